@@ -123,10 +123,10 @@ def _unknown(name: str) -> str:
     message = f"module 'hfseq' has no attribute '{name}'"
     if name.startswith("__"):  # asked for by all kinds of tools: no reason to discover plugins
         return message
-    from hfseq.errors import nearest
+    from hfseq.errors import did_you_mean
     from hfseq.plugins import load
 
-    return message + nearest(name, __dir__()) + load().broken()
+    return message + did_you_mean(name, __dir__()) + load().broken_message()
 
 
 transformers_hook.install()

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 #: What shells give a program that wrote to a closed pipe: 128 + SIGPIPE.
-CLOSED_PIPE = 141
+CLOSED_PIPE_EXIT_CODE = 141
 
 #: Variables whose values must be nowhere but in the environment.
-VARIABLES = (
+SECRET_VARIABLES = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "WANDB_API_KEY"),
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
 )
@@ -83,7 +83,7 @@ class NonFiniteLoss(HfseqError):
 
 
 def run_command(
-    function: Callable[[], int | None], debug: bool = False, messages: bool = False
+    function: Callable[[], int | None], debug: bool = False, show_log: bool = False
 ) -> int:
     """Run ``function`` and turn its outcome into an exit code.
 
@@ -92,7 +92,7 @@ def run_command(
     141, as shells expect. ``messages`` shows what hfseq has to tell by the way, too, such as
     "resumed from step 500".
     """
-    if messages:
+    if show_log:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(message)s"))
         for name in ("hfseq", "hfseq_plugins"):
@@ -112,7 +112,7 @@ def run_command(
         return 130
     except BrokenPipeError:
         _drop_output()
-        return CLOSED_PIPE
+        return CLOSED_PIPE_EXIT_CODE
     except (HfseqError, OSError) as error:
         if debug:
             print(redact(traceback.format_exc()), file=sys.stderr)
@@ -126,7 +126,7 @@ def run_command(
         return 1
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Let this process end within a second of ``parent``, which started it, whatever ended that.
 
     A killed process cannot end its children, and they would go on without it.
@@ -153,7 +153,7 @@ def redact(text: str, token: str | None = None) -> str:
     Values are hidden where they stand as whole words. A token of the Hub is ``hf_`` and at least
     30 letters or digits, and no part of a path or of a longer name.
     """
-    known = [token, *(os.environ.get(name) for name in VARIABLES)]
+    known = [token, *(os.environ.get(name) for name in SECRET_VARIABLES)]
     for secret in known:
         if secret and (secret == token or len(secret) > _SHORT):
             text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "<token>", text)
@@ -172,7 +172,7 @@ def redact_values(values: object, hide: Callable[[str], str] = redact) -> Any:
     return values
 
 
-def private(text: str) -> str:
+def redact_private(text: str) -> str:
     """Hide tokens and the user's home directory."""
     text, home = redact(text), str(Path.home())
     if len(home) == 1:
@@ -191,13 +191,13 @@ def one_line(text: object, most: int = 300) -> str:
     return " ".join(str(text).split())[:most]
 
 
-def nearest(name: str, candidates: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return a ``did you mean`` clause for the closest candidate, or an empty string."""
     close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
-def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
+def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
     """Parse JSON text.
 
     Python takes the last of equal keys; with ``unique`` they are an error.
@@ -215,7 +215,7 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
         return content
 
     try:
-        return json.loads(text, object_pairs_hook=refuse_twins if unique else None)
+        return json.loads(text, object_pairs_hook=refuse_twins if unique_keys else None)
     except json.JSONDecodeError:
         raise
     except (RecursionError, ValueError) as error:
@@ -226,7 +226,7 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_replace(path: Path) -> Iterator[Path]:
     """Give the name of a file to write, which then replaces ``path``.
 
     A failure leaves what was there, and no file of its own.
@@ -239,7 +239,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8; a failure leaves what was there, and no file of its own."""
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 from hfseq import plugins
 from hfseq.errors import UsageError, run_command
 from hfseq.reports import cards, plots
-from hfseq.training.export import FACTS
+from hfseq.training.export import CARD_DATA_FILE
 
 FOLDER = ROOT / "model_cards"
 COPIED = (
@@ -116,7 +116,9 @@ def render(folder: Path) -> str:
         citation=spec.citation,
         **said,
     )
-    return cards.render_model_card(context.with_log(folder / "metrics.jsonl", own=judged))
+    return cards.render_model_card(
+        context.with_log(folder / "metrics.jsonl", split_datasets=judged)
+    )
 
 
 def findings(folder: Path, facts: dict[str, Any], said: dict[str, Any]) -> str:
@@ -144,7 +146,7 @@ def add(run: Path, folder: Path) -> None:
     """Copy a run's log and results into a new card's folder, and write what else is known."""
     if folder.exists():
         raise UsageError(f"{folder} exists already: give another --name")
-    for name in ("metrics.jsonl", FACTS):
+    for name in ("metrics.jsonl", CARD_DATA_FILE):
         if not (run / name).exists():
             raise UsageError(
                 f"{run} has no {name}: give the output directory of a finished training"
@@ -153,7 +155,7 @@ def add(run: Path, folder: Path) -> None:
     for name in COPIED:
         if (run / name).exists():
             shutil.copy2(run / name, folder / name)
-    said = read_json(run / FACTS)
+    said = read_json(run / CARD_DATA_FILE)
     said["commands"] = [said.pop("command")]
     (folder / "card.yaml").write_text(
         yaml.safe_dump(said, allow_unicode=True, sort_keys=False, width=100), encoding="utf-8"

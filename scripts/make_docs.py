@@ -361,12 +361,12 @@ def _default(field: dataclasses.Field) -> str:
 
 def documents() -> dict[Path, str]:
     """Return the text that each generated file should have."""
-    from hfseq.generation.options import documentation
+    from hfseq.generation.options import options_table
 
     readme, generation = ROOT / "README.md", ROOT / "docs" / "generation.md"
     found = {
         readme: _between(readme, BEGIN, END, architectures()),
-        generation: _between(generation, BEGIN_OPTIONS, END_OPTIONS, documentation()),
+        generation: _between(generation, BEGIN_OPTIONS, END_OPTIONS, options_table()),
     }
     for page in sorted((ROOT / "docs" / "families").glob("*.md")):
         found[page] = _between(page, BEGIN_CLASSES, END_CLASSES, classes(page.stem))

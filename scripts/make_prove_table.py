@@ -42,9 +42,9 @@ def compare(name: str, head: str, older: list[str]) -> dict:
         params, extra = parallel.variables(name, head)
         model = parallel.make_model(name, head)
         model.save_pretrained(folder, params=params, extra=extra)
-        if model.reads("input_ids") and model.vocabulary():
+        if model.has_input("input_ids") and model.vocabulary():
             save_tokenizer(folder, model.vocabulary())
-        return {"family": name, **prove.prove(folder, prove.NAMES, older, 300)}
+        return {"family": name, **prove.prove(folder, prove.CONSUMER_NAMES, older, 300)}
 
 
 def row(found: dict, columns: list[str]) -> str:

@@ -28,7 +28,7 @@ import quickstart_corpus
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from hfseq.objectives.metrics import SENTENCE, answer_scores, entity_scores, rouge_scores
+from hfseq.objectives.metrics import SENTENCE_BOUNDARY, answer_scores, entity_scores, rouge_scores
 
 Example = dict[str, Any]
 SPLITS = ("train", "validation", "test")
@@ -263,7 +263,7 @@ def answer_blindly(train: Sequence[Example], test: Sequence[Example]) -> dict[st
 
 def lead(train: Sequence[Example], test: Sequence[Example]) -> dict[str, float]:
     """Judge the first sentence of each document."""
-    found = [SENTENCE.split(example["document"])[0] for example in test]
+    found = [SENTENCE_BOUNDARY.split(example["document"])[0] for example in test]
     scores = rouge_scores(found, [[example["summary"]] for example in test])
     return {f"the first sentence: {name}": scores[name] for name in ("rouge2", "rougeL")}
 
@@ -280,7 +280,7 @@ def plain_sentences(texts: Iterable[str]) -> list[str]:
     found = {
         line
         for text in texts
-        for line in SENTENCE.split(" ".join(text.split()))
+        for line in SENTENCE_BOUNDARY.split(" ".join(text.split()))
         if PLAIN.fullmatch(line)
     }
     return sorted(found)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hfseq import plugins
-from hfseq.checkpoints.config import override, parse_overrides, write_config
-from hfseq.data.arguments import CheckedArguments, Count, DataArguments, option
+from hfseq.checkpoints.config import apply_overrides, parse_overrides, write_config
+from hfseq.data.arguments import CheckedArguments, DataArguments, PositiveInt, option
 from hfseq.errors import UsageError, run_command
 from hfseq.training.arguments import parse_flags
 
@@ -45,11 +45,13 @@ class TokenizerArguments(CheckedArguments):
         "trained on nothing); by default the one the family uses.",
     )
     vocabulary: str | None = option(None, "The same as --algorithm.")
-    vocab_size: Count = option(32_000, "Size of the vocabulary, special tokens included.")
+    vocab_size: PositiveInt = option(32_000, "Size of the vocabulary, special tokens included.")
     min_frequency: int = option(2, "Pairs and words rarer than this do not enter (bpe, wordpiece).")
     lowercase: bool = option(False, "Lower-case the text.")
     normalizer: str | None = option(None, "Unicode normalisation: nfc, nfkc, nfd or nfkd.")
-    model_max_length: Count | None = option(None, "Longest input in tokens; default of the family.")
+    model_max_length: PositiveInt | None = option(
+        None, "Longest input in tokens; default of the family."
+    )
     config_name: str | None = option(
         None,
         "Also write config.json, from this model on the Hub, directory, or model type's defaults.",
@@ -148,7 +150,7 @@ def make_config(name: str, tokenizer: Any, overrides: dict[str, Any]) -> Any:
         values["forced_eos_token_id"] = tokenizer.eos_token_id
     for key, value in values.items():
         setattr(config, key, value)
-    override(config, overrides)
+    apply_overrides(config, overrides)
     return config
 
 

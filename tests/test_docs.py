@@ -67,7 +67,12 @@ def test_links_to_files_lead_somewhere(page):
 def test_flags_in_commands_exist(page):
     """Every --flag of our scripts in a documented command is one that the script has."""
     from hfseq.data.arguments import OBJECTIVES
-    from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments, names
+    from hfseq.training.arguments import (
+        ModelArguments,
+        ProcessArguments,
+        TrainingArguments,
+        flag_names,
+    )
 
     sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "benchmarks")]
     from inference import InferenceArguments
@@ -75,11 +80,13 @@ def test_flags_in_commands_exist(page):
     from train_tokenizer import DataArguments, TokenizerArguments
 
     known = {
-        script: names((ModelArguments, OBJECTIVES[objective], TrainingArguments, ProcessArguments))
+        script: flag_names(
+            (ModelArguments, OBJECTIVES[objective], TrainingArguments, ProcessArguments)
+        )
         for script, objective in SCRIPTS.items()
     } | {
-        "train_tokenizer.py": names((TokenizerArguments, DataArguments)),
-        "run_bert_flax.py": names((InferenceArguments,)),
+        "train_tokenizer.py": flag_names((TokenizerArguments, DataArguments)),
+        "run_bert_flax.py": flag_names((InferenceArguments,)),
     }
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     for line in re.findall(r"^.*scripts/.*$", text, flags=re.M):

@@ -49,10 +49,10 @@ def test_the_tests_that_are_named_exist(heading):
 
 def test_flags_of_the_table_exist():
     from hfseq.data.arguments import OBJECTIVES
-    from hfseq.training.arguments import SECRETS, ModelArguments, TrainingArguments, names
+    from hfseq.training.arguments import TOKEN_FLAGS, ModelArguments, TrainingArguments, flag_names
 
-    known = names((ModelArguments, TrainingArguments, *OBJECTIVES.values()))
-    known |= {flag[2:] for flag in SECRETS}  # the guide says that these are refused
+    known = flag_names((ModelArguments, TrainingArguments, *OBJECTIVES.values()))
+    known |= {flag[2:] for flag in TOKEN_FLAGS}  # the guide says that these are refused
     clip = (ROOT / "scripts" / "run_clip_flax.py").read_text(encoding="utf-8")
     known |= set(re.findall(r'"(\w+_model_name_or_path)"', clip))  # read by the script itself
     text = TEXT.split("\n## Scripts\n")[1]

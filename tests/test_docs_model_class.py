@@ -46,7 +46,7 @@ def test_the_arguments_of_the_call_are_those_that_families_take():
 
     taken = set(inspect.signature(FlaxBertModel.module_class.__call__).parameters)
     assert {"segment_ids", "rngs", "output_attentions", "output_hidden_states"} <= taken & described
-    assert FlaxBertForMaskedLM(bert(), _do_init=False).takes("masked_positions")
+    assert FlaxBertForMaskedLM(bert(), _do_init=False).accepts("masked_positions")
 
 
 def bert():

@@ -41,9 +41,14 @@ def test_every_feature_names_a_test_that_exists():
 
 def test_every_flag_on_our_side_is_one():
     from hfseq.data.arguments import OBJECTIVES
-    from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments, names
+    from hfseq.training.arguments import (
+        ModelArguments,
+        ProcessArguments,
+        TrainingArguments,
+        flag_names,
+    )
 
-    known = names((ModelArguments, TrainingArguments, ProcessArguments, *OBJECTIVES.values()))
+    known = flag_names((ModelArguments, TrainingArguments, ProcessArguments, *OBJECTIVES.values()))
     known |= {"vocab_size", "vocabulary", "logdir", "NAME"}  # other programs, a placeholder
     for row in rows():
         used = set(re.findall(r"(?<![\w-])--([a-zA-Z]\w*)", row[1]))

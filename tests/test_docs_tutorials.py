@@ -22,7 +22,7 @@ def named(page: Path) -> str:
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=named)
 def test_a_tutorial_shows_commands_and_what_they_print(page):
-    shell = [code for language, code in pages.blocks(page) if language == "bash"]
+    shell = [code for language, code in pages.code_blocks(page) if language == "bash"]
     text = page.read_text(encoding="utf-8")
     assert len(shell) >= (3 if page.stem in OWN_DATA else 4)
     assert text.count("```text") + text.count("\n    ") >= (1 if page.stem in OWN_DATA else 3)
@@ -40,7 +40,7 @@ def test_a_tutorial_says_where_its_data_is_from(page):
 
 def test_shortened_commands_take_four_steps_and_four_examples():
     code = '--max_steps="300" --save_steps="100" --warmup_steps 50 --max_generate_samples 40'
-    assert pages.shortened(f"{code} --do_predict").split() == [
+    assert pages.shorten_code(f"{code} --do_predict").split() == [
         *("--max_steps", "4", "--max_eval_samples", "4", '--save_steps="2"', "--warmup_steps", "1"),
         *("--max_generate_samples", "4", "--do_predict", "--max_test_samples", "4"),
     ]

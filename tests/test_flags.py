@@ -8,7 +8,7 @@ import pytest
 
 from hfseq.data.arguments import option
 from hfseq.errors import UsageError
-from hfseq.training.arguments import make_parser, names, parse_flags
+from hfseq.training.arguments import flag_names, make_parser, parse_flags
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Other:
 def test_each_dataclass_is_filled():
     some, other = parse_flags((Some, Other), ["--run_name", "x", "--save-steps=7", "--seed", "3"])
     assert (some.run_name, some.save_steps, other.seed) == ("x", 7, 3)
-    assert names((Some, Other)) >= {"run_name", "seed"}
+    assert flag_names((Some, Other)) >= {"run_name", "seed"}
 
 
 def test_help_shows_one_spelling_and_defaults_that_say_something():

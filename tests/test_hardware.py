@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.training.hardware import ACCELERATORS, named, of_kind
+from hfseq.training.hardware import ACCELERATORS, find_accelerator, get_accelerator
 
 
 @pytest.mark.parametrize(
@@ -27,23 +27,27 @@ from hfseq.training.hardware import ACCELERATORS, named, of_kind
     ],
 )
 def test_a_device_is_found_by_what_jax_calls_it(kind, name):
-    assert of_kind(kind) is ACCELERATORS[name]
+    assert find_accelerator(kind) is ACCELERATORS[name]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "NVIDIA L40S", "NVIDIA T400", "NVIDIA GH200 480GB"])
 def test_a_device_with_a_similar_name_is_not_taken_for_a_known_one(kind):
-    assert of_kind(kind) is None
+    assert find_accelerator(kind) is None
 
 
 def test_figures_are_plausible():
     for one in ACCELERATORS.values():
-        assert one.single <= one.half <= (one.fp8 or one.half)
-        assert 8e9 < one.memory < 1e12 and 1e11 < one.bandwidth < 1e13
-        assert one.link < one.bandwidth and one.network <= one.link or not one.link
-        assert one.peak(2) == one.half and one.peak(4) == one.single
+        assert one.float32_flops <= one.half_flops <= (one.fp8_flops or one.half_flops)
+        assert 8e9 < one.memory_bytes < 1e12 and 1e11 < one.memory_bandwidth < 1e13
+        assert (
+            one.link_bandwidth < one.memory_bandwidth
+            and one.network_bandwidth <= one.link_bandwidth
+            or not one.link_bandwidth
+        )
+        assert one.peak_flops(2) == one.half_flops and one.peak_flops(4) == one.float32_flops
 
 
 def test_an_unknown_accelerator_is_an_error_that_lists_those_known():
-    assert named("H200") is ACCELERATORS["h200"]
+    assert get_accelerator("H200") is ACCELERATORS["h200"]
     with pytest.raises(UsageError, match="did you mean 'h200'.*known: b200, h200.*--peak_tflops"):
-        named("h20")
+        get_accelerator("h20")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.objectives.metrics import METRICS, f1, judge, load_metric
+from hfseq.objectives.metrics import METRICS, compute_metrics, f1, load_metric
 
 sklearn = pytest.importorskip("sklearn.metrics")
 stats = pytest.importorskip("scipy.stats")
@@ -110,7 +110,7 @@ def test_a_metric_of_another_name_comes_from_evaluate(monkeypatch):
     fake = types.SimpleNamespace(load=lambda name: Theirs())
     monkeypatch.setitem(sys.modules, "evaluate", fake)
     found, right = classes(2, 0)
-    scores = judge([METRICS["accuracy"], load_metric("cohen_kappa")], found, right)
+    scores = compute_metrics([METRICS["accuracy"], load_metric("cohen_kappa")], found, right)
     assert scores == {"accuracy": np.mean(found == right), "kappa": 200.0}
 
 

@@ -24,11 +24,11 @@ from hfseq.errors import (
     HfseqError,
     UsageError,
     WeightsError,
+    did_you_mean,
     first_line,
-    nearest,
     one_line,
     parse_json,
-    write_whole,
+    write_atomically,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MAX_SIZE = 2**31 - 1  # no size of a model is a number that int32 does not hold
 MAX_LAYERS = 2048  # the deepest published transformers have 1,000
 FREE_LAYERS = 256  # these take no noticeable time to lay out, whatever a file holds of them
 FREE_POSITIONS = 2**20  # numbers of a table of positions, whatever a file holds
-AFRESH = 2**24  # numbers that may be initialised beside those of a file, whatever it holds
+FREE_NEW_VALUES = 2**24  # numbers that may be initialised beside those of a file, whatever it holds
 _SIZES = re.compile(
     r"layers?$|heads$|_size$|_dim$|positions$|position_embeddings$|buckets$|^d_|^n_|^num_"
 )
@@ -52,11 +52,11 @@ WEIGHT_FILES = (".safetensors", ".msgpack", ".bin", ".index.json")
 class Source:
     """A checkpoint: where its files are, and the one weight file of it, if it is one file."""
 
-    place: str
+    location: str
     file: str | None = None
 
     @classmethod
-    def of(cls, name: str) -> Source:
+    def parse(cls, name: str) -> Source:
         """Take ``name`` apart: a directory, a Hub name, or a weight file beside its config.json."""
         expanded = os.path.expanduser(name)
         if os.path.isfile(expanded):
@@ -73,11 +73,11 @@ class Source:
     @property
     def weights(self) -> str:
         """What the weights are loaded from."""
-        return self.file or self.place
+        return self.file or self.location
 
 
 @contextlib.contextmanager
-def reading(place: str) -> Iterator[None]:
+def wrap_read_errors(place: str) -> Iterator[None]:
     """Turn what the body raises at a configuration that it cannot read into a ConfigError.
 
     Configuration classes of transformers check little, so anything may be raised; errors of hfseq,
@@ -101,7 +101,7 @@ def _reason(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def building(place: str) -> Iterator[None]:
+def wrap_build_errors(place: str) -> Iterator[None]:
     """Turn what a model class raises at sizes that make no model into a ConfigError.
 
     Errors of hfseq, and of arguments that the class does not know, keep their type.
@@ -129,7 +129,7 @@ def check_mapping(stored: object, place: str) -> None:
         )
 
 
-def refuse_code(auto_map: object, place: str) -> None:
+def raise_untrusted_code(auto_map: object, place: str) -> None:
     """Say which code of a checkpoint would run if it were trusted, and how to trust it."""
     named = auto_map.items() if isinstance(auto_map, Mapping) else ()
     listing = ", ".join(
@@ -228,12 +228,16 @@ def preset_values(kind: type | None, preset: str | None, model_type: str) -> Map
     if preset not in presets:
         raise UsageError(
             f"--preset {preset}: '{model_type}' has "
-            + (f"{', '.join(presets)}{nearest(preset, presets)}" if presets else "no named sizes")
+            + (
+                f"{', '.join(presets)}{did_you_mean(preset, presets)}"
+                if presets
+                else "no named sizes"
+            )
         )
     return presets[preset]
 
 
-def override(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> None:
+def apply_overrides(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> None:
     """Set ``overrides`` on ``config``, and the attributes that its class derives from them.
 
     T5's ``feed_forward_proj=gated-gelu`` makes ``is_gated_act`` true, for example: a configuration
@@ -245,7 +249,7 @@ def override(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> None:
         if not hasattr(config, name):
             raise UsageError(
                 f"--config_overrides: {config.model_type} has no {name}"
-                + nearest(name, list(config.to_dict()))
+                + did_you_mean(name, list(config.to_dict()))
             )
     kind = type(config)
     try:
@@ -275,7 +279,7 @@ _IGNORED = (
 )
 
 
-def download_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+def pop_download_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Take the download options out; ``use_auth_token`` is the old name of ``token``."""
     for name in _IGNORED:
         kwargs.pop(name, None)
@@ -302,19 +306,19 @@ def load_config(
     if Path(place).is_file() and not place.endswith(".json"):
         raise UsageError(f"{place} is a weight file: pass its configuration too (config=...)")
     require_config(place, download)
-    with reading(place):
+    with wrap_read_errors(place):
         stored, _ = cls.config_class.get_config_dict(place, **download)
         check_mapping(stored, place)
-        if native_type(stored) == cls.config_class.model_type:
-            stored = native_description(stored)
-        stored = part_for(cls.config_class, stored)
+        if native_model_type(stored) == cls.config_class.model_type:
+            stored = native_config_dict(stored)
+        stored = select_sub_config(cls.config_class, stored)
         _check_family(cls, stored.get("model_type"), place)
         made, unused = cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
     check_numbers(made, place)
     return made, unused
 
 
-def part_for(kind: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+def select_sub_config(kind: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a composite's config.json that a configuration class is for, if any."""
     part = stored.get(getattr(kind, "base_config_key", "") or "")
     if stored.get("model_type") == kind.model_type or not isinstance(part, Mapping):
@@ -322,14 +326,14 @@ def part_for(kind: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"model_type": kind.model_type, **part}
 
 
-def native_type(stored: Mapping[str, Any]) -> str | None:
+def native_model_type(stored: Mapping[str, Any]) -> str | None:
     """Return the native architecture that config.json names beside its stock twin, if any."""
     native = stored.get("hfseq")
     name = native.get("model_type") if isinstance(native, Mapping) else None
     return name if isinstance(name, str) else None
 
 
-def native_description(stored: Mapping[str, Any]) -> dict[str, Any]:
+def native_config_dict(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return config.json as the native architecture reads it (docs/checkpoints.md)."""
     described = {**stored, **stored["hfseq"]}
     del described["hfseq"]
@@ -344,13 +348,13 @@ def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
     **Raises:** :class:`~hfseq.errors.UsageError` if no plugin registers the architecture.
     """
-    native = native_type({"hfseq": getattr(config, "hfseq", None)})
+    native = native_model_type({"hfseq": getattr(config, "hfseq", None)})
     if native is None:
         return config
     from hfseq import plugins
 
     spec = plugins.load().architectures.get(native)
-    described = spec.load_config().from_dict(native_description(config.to_dict()))
+    described = spec.load_config().from_dict(native_config_dict(config.to_dict()))
     described._name_or_path = getattr(config, "_name_or_path", "")
     return described
 
@@ -385,7 +389,7 @@ def require_config(place: str, download: Mapping[str, Any]) -> None:
         raise CheckpointError(_NO_CONFIG.format(folder))
 
 
-def open_source(source: str, download: Mapping[str, Any], from_pt: bool) -> files.OpenedWeights:
+def open_checkpoint(source: str, download: Mapping[str, Any], from_pt: bool) -> files.OpenedWeights:
     """Open the weights of a directory, a file or a repository on the Hub."""
     if Path(source).is_file():
         return files.open_file(source)
@@ -408,7 +412,7 @@ def fetcher(source: str, download: Mapping[str, Any]) -> files.Fetch:
     return lambda name: hub.resolve_file(source, name, **options)
 
 
-def refuse_untrusted_config(stored: Mapping[str, Any], trusted: bool, place: str) -> None:
+def check_trusted_config(stored: Mapping[str, Any], trust_remote_code: bool, place: str) -> None:
     """Refuse a configuration that only code of its checkpoint can read, unless that is trusted.
 
     **Raises:** ConfigError that names the code.
@@ -417,11 +421,11 @@ def refuse_untrusted_config(stored: Mapping[str, Any], trusted: bool, place: str
 
     auto_map = stored.get("auto_map")
     wants_code = isinstance(auto_map, Mapping) and "AutoConfig" in auto_map
-    if wants_code and not trusted and stored.get("model_type") not in CONFIG_MAPPING:
-        refuse_code(auto_map, place)
+    if wants_code and not trust_remote_code and stored.get("model_type") not in CONFIG_MAPPING:
+        raise_untrusted_code(auto_map, place)
 
 
-def auto_config(place: str, trusted: bool = False, **download: Any) -> PreTrainedConfig:
+def auto_config(place: str, trust_remote_code: bool = False, **download: Any) -> PreTrainedConfig:
     """Return the configuration at ``place`` by the class that it names, its numbers checked.
 
     **Raises:** CheckpointError where there is none, or it cannot be read; ConfigError for one that
@@ -430,12 +434,12 @@ def auto_config(place: str, trusted: bool = False, **download: Any) -> PreTraine
     from transformers import AutoConfig, PreTrainedConfig
 
     try:
-        with reading(place):
+        with wrap_read_errors(place):
             stored, _ = PreTrainedConfig.get_config_dict(place, **download)
             check_mapping(stored, place)
-            refuse_untrusted_config(stored, trusted, place)
+            check_trusted_config(stored, trust_remote_code, place)
             config = native_config(
-                AutoConfig.from_pretrained(place, trust_remote_code=trusted, **download)
+                AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, **download)
             )
     except HfseqError:
         raise
@@ -464,7 +468,7 @@ def read_config(place: str) -> dict[str, Any]:
 
 def model_type(stored: Mapping[str, Any]) -> str | None:
     """Return the architecture that a config.json names: the native one, where it names both."""
-    names = (native_type(stored), stored.get("model_type"))
+    names = (native_model_type(stored), stored.get("model_type"))
     return next((name for name in names if isinstance(name, str) and name), None)
 
 
@@ -504,22 +508,22 @@ def write_config(config: PreTrainedConfig, folder: str | Path) -> None:
         )
         text = Path(written, "config.json").read_text(encoding="utf-8")
     described = json.loads(text)
-    both = with_legacy_keys(described)
+    both = add_legacy_keys(described)
     read = [type(config).from_dict(copy.deepcopy(stored)) for stored in (described, both)]
     if read[0].__dict__.get("rope_parameters") != read[1].__dict__.get("rope_parameters"):
         logger.warning("%s", _UNKNOWN_TO_4.format(config.model_type))
     else:
         text = json.dumps(both, indent=2, sort_keys=True) + "\n"
-    write_whole(Path(folder, "config.json"), text)
+    write_atomically(Path(folder, "config.json"), text)
 
 
-def with_legacy_keys(described: Mapping[str, Any]) -> dict[str, Any]:
+def add_legacy_keys(described: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json of Transformers 5 with what Transformers 4 calls otherwise beside it.
 
     Parts that are configurations themselves (``text_config``) get theirs.
     """
     both = {
-        name: with_legacy_keys(value)
+        name: add_legacy_keys(value)
         if name != "hfseq" and isinstance(value, Mapping) and "model_type" in value
         else value
         for name, value in described.items()

@@ -84,7 +84,9 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
         try:
             tree = msgpack_restore(Path(path).read_bytes())
             flat = flatten_dict(tree) if isinstance(tree, dict) else {}
-            tensors = {".".join(map(str, key)): in_memory(leaf) for key, leaf in flat.items()}
+            tensors = {
+                ".".join(map(str, key)): tensor_from_array(leaf) for key, leaf in flat.items()
+            }
         except Exception as error:  # msgpack raises a dozen types for a damaged file
             raise CheckpointError(
                 f"{path} is damaged or not a Flax msgpack file: {error}"
@@ -101,7 +103,9 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
             ) from error
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            tensors = {key: in_memory(from_torch_tensor(value)) for key, value in state.items()}
+            tensors = {
+                key: tensor_from_array(torch_to_numpy(value)) for key, value in state.items()
+            }
         except Exception as error:  # unpickling raises anything
             raise CheckpointError(
                 f"{path} is damaged or not a plain PyTorch state dict: {error}"
@@ -152,7 +156,7 @@ def read_index(index: str | os.PathLike[str], unique: bool = False) -> dict[str,
 
     **Raises:** OSError, ValueError, LookupError or TypeError for a file that is no index.
     """
-    return dict(parse_json(Path(index).read_bytes(), unique=unique)["weight_map"])
+    return dict(parse_json(Path(index).read_bytes(), unique_keys=unique)["weight_map"])
 
 
 # -- reading
@@ -168,7 +172,7 @@ def _read_safetensors(path: str) -> OpenedWeights:
         with open(path, "rb") as content:
             size = int.from_bytes(content.read(8), "little")
             # A name that stands twice is refused, since each reader would take another tensor.
-            entries = parse_json(content.read(size), unique=True)
+            entries = parse_json(content.read(size), unique_keys=True)
         data = 8 + size
         tensors = {
             name: _lazy(file, name, path, data + entries[name]["data_offsets"][0])
@@ -211,7 +215,7 @@ def _lazy(opened: SafetensorsFile, name: str, path: str, begin: int) -> Tensor:
     return Tensor(shape, _DTYPES.get(code, code), read)
 
 
-def from_torch_tensor(value: torch.Tensor) -> np.ndarray:
+def torch_to_numpy(value: torch.Tensor) -> np.ndarray:
     """Return a PyTorch tensor as NumPy, bfloat16 included."""
     import ml_dtypes
     import torch
@@ -222,7 +226,7 @@ def from_torch_tensor(value: torch.Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def in_memory(values: npt.ArrayLike) -> Tensor:
+def tensor_from_array(values: npt.ArrayLike) -> Tensor:
     """Wrap an array that is already in memory."""
     array = np.asarray(values)
     return Tensor(array.shape, array.dtype.name, lambda index: array[index])
@@ -305,7 +309,7 @@ def _write_index(path: Path, where: Mapping[str, str], sizes: Mapping[str, int])
 
 
 @contextlib.contextmanager
-def staged(folder: Path) -> Iterator[Path]:
+def staging_directory(folder: Path) -> Iterator[Path]:
     """Give a hidden directory in ``folder``; on success its files move up, else they go.
 
     A full disk, a Ctrl-C or a kill during writing leaves the previous files as they were. Weights

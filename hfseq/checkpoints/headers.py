@@ -27,7 +27,7 @@ from hfseq.checkpoints.weights import Index, Tensor
 from hfseq.errors import CheckpointError, first_line, parse_json
 
 #: Bytes of a number by the type's code in safetensors files.
-SIZES = {
+ITEM_SIZES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
@@ -45,11 +45,11 @@ _CODES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-NUMPY = {code: name for name, code in _CODES.items()}
-LONGEST_HEADER = 100_000_000  # what the safetensors library accepts
+NUMPY_DTYPES = {code: name for name, code in _CODES.items()}
+MAX_HEADER_SIZE = 100_000_000  # what the safetensors library accepts
 
 #: Flax' extension type of an array, and msgpack's numbers by their first byte.
-ARRAY = 1
+ARRAY_EXTENSION = 1
 _NUMBERS = {
     0xCA: ">f",
     0xCB: ">d",
@@ -64,15 +64,15 @@ _NUMBERS = {
 }
 
 #: A shard by its number and the number of all.
-SHARD = re.compile(r"(?:model|flax_model)-(\d{5})-of-(\d{5})\.(?:safetensors|msgpack)")
+SHARD_NAME = re.compile(r"(?:model|flax_model)-(\d{5})-of-(\d{5})\.(?:safetensors|msgpack)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor in a file; ``begin`` is where its bytes start, from the start of the file."""
 
     name: str
-    code: str
+    dtype_code: str
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -89,12 +89,12 @@ class Header:
 
     file: str
     size: int
-    tensors: list[Entry] = dataclasses.field(default_factory=list)
+    tensors: list[TensorEntry] = dataclasses.field(default_factory=list)
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
     native: bool = False
 
-    def fill(self, described: dict[str, Any], offset: int) -> None:
+    def add_tensors(self, described: dict[str, Any], offset: int) -> None:
         """Take in the tensors of a parsed header, whose bytes start at ``offset``; check them."""
         metadata = described.pop("__metadata__", {})
         self.metadata = metadata if isinstance(metadata, dict) else {}
@@ -103,7 +103,7 @@ class Header:
             try:
                 begin, end = (int(place) for place in entry["data_offsets"])
                 shape = tuple(int(size) for size in entry["shape"])
-                tensor = Entry(name, str(entry["dtype"]), shape, offset + begin, offset + end)
+                tensor = TensorEntry(name, str(entry["dtype"]), shape, offset + begin, offset + end)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 self.problems.append(f"{self.file}: {name} is described wrongly ({error!r})")
                 continue
@@ -111,10 +111,10 @@ class Header:
         self.tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
         end, before = offset, "the header"
         for tensor in self.tensors:
-            due = SIZES.get(tensor.code, 0) * tensor.count
+            due = ITEM_SIZES.get(tensor.dtype_code, 0) * tensor.count
             where = f"{self.file}: {tensor.name}"
-            if tensor.code not in SIZES:
-                self.problems.append(f"{where} has the unknown type {tensor.code}")
+            if tensor.dtype_code not in ITEM_SIZES:
+                self.problems.append(f"{where} has the unknown type {tensor.dtype_code}")
             elif tensor.end - tensor.begin != due:
                 held = tensor.end - tensor.begin
                 self.problems.append(f"{where} has {held:,} bytes where {due:,} are due")
@@ -155,14 +155,14 @@ def read_header(path: str | os.PathLike[str]) -> Header:
                 if len(start) < 8:
                     raise ValueError(f"it has {header.size} bytes, too few for a safetensors file")
                 (length,) = struct.unpack("<Q", start)
-                if length > min(LONGEST_HEADER, header.size - 8):
+                if length > min(MAX_HEADER_SIZE, header.size - 8):
                     raise ValueError(
                         f"it names a header of {length:,} bytes in a file of {header.size:,}"
                     )
                 described = json.loads(file.read(length), object_pairs_hook=pairs)
                 if not isinstance(described, dict):
                     raise ValueError("its header is no JSON object")
-                header.fill(described, 8 + length)
+                header.add_tensors(described, 8 + length)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         header.problems.append(f"{path.name} cannot be read: {error}")
     except struct.error as error:
@@ -174,16 +174,16 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 # -- msgpack
 
 
-def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[Entry]:
+def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[TensorEntry]:
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Entry):
+        if isinstance(value, TensorEntry):
             yield dataclasses.replace(value, name=name)
         elif isinstance(value, dict) and "__msgpack_chunked_array__" in value:
             # More than 2^30 bytes, which Flax cuts into flat chunks.
             parts = list(value["chunks"].values())
             code, shape = _described(parts[0].code, value["shape"].values())
-            yield Entry(name, code, shape, parts[0].begin, parts[-1].end)
+            yield TensorEntry(name, code, shape, parts[0].begin, parts[-1].end)
         elif isinstance(value, dict):
             yield from _leaves(value, f"{name}.")
 
@@ -240,12 +240,12 @@ class _Walker:
         kind, end = self._take(1)[0], self.at + size
         if end > len(self.view):
             raise ValueError("it is cut off")
-        if kind != ARRAY:
+        if kind != ARRAY_EXTENSION:
             return self._skip(size)
         shape, code, (begin, stop) = self.value()
         if stop != end:
             raise ValueError(f"an array at byte {begin:,} is not as long as it says")
-        return Entry("", *_described(code, shape), begin, stop)
+        return TensorEntry("", *_described(code, shape), begin, stop)
 
     def _skip(self, size: int) -> tuple[int, int]:
         begin = self.at
@@ -270,16 +270,16 @@ class _Walker:
 
 
 @dataclasses.dataclass
-class Weights:
+class WeightFiles:
     """The weights that loading reads, those that it does not, and what is wrong."""
 
     folder: Path | None = None
     headers: list[Header] = dataclasses.field(default_factory=list)
-    others: list[str] = dataclasses.field(default_factory=list)
+    unread_files: list[str] = dataclasses.field(default_factory=list)
     problems: list[str] = dataclasses.field(default_factory=list)
 
     @property
-    def entries(self) -> dict[str, tuple[Header, Entry]]:
+    def entries(self) -> dict[str, tuple[Header, TensorEntry]]:
         """All tensors by name."""
         return {entry.name: (head, entry) for head in self.headers for entry in head.tensors}
 
@@ -291,39 +291,39 @@ class Weights:
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors as the weight map takes them; they are read when asked for."""
 
-        def tensor(header: Header, entry: Entry) -> Tensor:
+        def tensor(header: Header, entry: TensorEntry) -> Tensor:
             def read(index: Index) -> np.ndarray:
-                return values(self.folder, header, entry)[index]
+                return read_tensor(self.folder, header, entry)[index]
 
-            return Tensor(entry.shape, NUMPY.get(entry.code, entry.code), read)
+            return Tensor(entry.shape, NUMPY_DTYPES.get(entry.dtype_code, entry.dtype_code), read)
 
         return {name: tensor(*held) for name, held in self.entries.items()}
 
 
-class NotHere(CheckpointError):
+class WeightsNotDownloaded(CheckpointError):
     """Values of a checkpoint of which only the headers were fetched."""
 
 
-def values(folder: Path | None, header: Header, entry: Entry) -> np.ndarray:
+def read_tensor(folder: Path | None, header: Header, entry: TensorEntry) -> np.ndarray:
     """Return the values of a tensor, mapped into memory."""
     import ml_dtypes  # noqa: F401  (teaches NumPy bfloat16)
 
     if folder is None:
-        raise NotHere(f"only the header of {header.file} was fetched")
+        raise WeightsNotDownloaded(f"only the header of {header.file} was fetched")
     if not entry.count:
-        return np.empty(entry.shape, np.dtype(NUMPY[entry.code]))
-    kind = np.dtype(NUMPY[entry.code])
+        return np.empty(entry.shape, np.dtype(NUMPY_DTYPES[entry.dtype_code]))
+    kind = np.dtype(NUMPY_DTYPES[entry.dtype_code])
     flat = np.memmap(folder / header.file, kind, "r", entry.begin, (entry.count,))
     return flat.reshape(entry.shape)
 
 
-def local_weights(folder: Path, only: str | None = None) -> Weights:
+def read_local_headers(folder: Path, only: str | None = None) -> WeightFiles:
     """Read the headers of what loading ``folder`` would read (or of the one file ``only``)."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     chosen = only or next((name for name in files.FLAX_FILES if name in names), None)
     if chosen is None or ".bin" in chosen:
         bins = [name for name in names if name.endswith(".bin") or name in files.TORCH_FILES]
-        shards = [name for name in names if SHARD.fullmatch(name)]
+        shards = [name for name in names if SHARD_NAME.fullmatch(name)]
         problem = f"no weights: none of {', '.join(files.FLAX_FILES)}"
         if shards:
             problem = f"{len(shards)} shards, but no index that names them ({shards[0]} …)"
@@ -332,8 +332,8 @@ def local_weights(folder: Path, only: str | None = None) -> Weights:
                 f"only {', '.join(bins)}, a pickle, which is not read here: `hfseq convert` reads "
                 "it with torch's restricted loader and writes safetensors"
             )
-        return Weights(folder, others=bins + shards, problems=[problem])
-    weights = Weights(folder)
+        return WeightFiles(folder, unread_files=bins + shards, problems=[problem])
+    weights = WeightFiles(folder)
     if chosen.endswith((".safetensors.index.json", ".msgpack.index.json")):
         where = _weight_map(folder / chosen, weights)
         for shard in sorted(set(where.values())):
@@ -350,12 +350,12 @@ def local_weights(folder: Path, only: str | None = None) -> Weights:
             metadata = parse_json((folder / chosen).read_bytes()).get("metadata")
             weights.problems += check_index(chosen, where, metadata, weights.headers)
         known = {header.file for header in weights.headers}
-        strays = [name for name in names if SHARD.fullmatch(name) and name not in known]
+        strays = [name for name in names if SHARD_NAME.fullmatch(name) and name not in known]
         weights.problems += [f"{name} is a shard that {chosen} does not name" for name in strays]
     else:
         weights.headers = [read_header(folder / chosen)]
     read = {header.file for header in weights.headers}
-    weights.others = [
+    weights.unread_files = [
         name
         for name in names
         if name.endswith((".safetensors", ".msgpack", ".bin"))
@@ -366,7 +366,7 @@ def local_weights(folder: Path, only: str | None = None) -> Weights:
     return weights
 
 
-def _weight_map(index: Path, weights: Weights) -> dict[str, str]:
+def _weight_map(index: Path, weights: WeightFiles) -> dict[str, str]:
     """Return tensor -> shard of an index; nothing, and a problem, where it is none."""
     try:
         return {str(name): str(shard) for name, shard in files.read_index(index).items()}
@@ -407,7 +407,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(sorted(names)[:4]) + more
 
 
-def remote_weights(name: str) -> Weights:
+def read_remote_headers(name: str) -> WeightFiles:
     """Read the headers of a repository on the Hub, without its weights.
 
     **Raises:** :class:`~hfseq.errors.CheckpointError` where it cannot be read.
@@ -416,7 +416,7 @@ def remote_weights(name: str) -> Weights:
 
     from hfseq.checkpoints import hub
 
-    weights = Weights()
+    weights = WeightFiles()
     index = hub.resolve_file(name, files.SAFETENSORS_INDEX)
     where = {} if index is None else _weight_map(Path(index), weights)
     shards = sorted(set(where.values())) if index is not None else [files.SAFETENSORS]
@@ -436,7 +436,7 @@ def remote_weights(name: str) -> Weights:
             if not hub.is_hub_error(error):
                 raise CheckpointError(f"{name}/{shard}: {first_line(error)}") from error
             raise CheckpointError(
-                f"cannot read '{name}' on the Hub: {hub.explain(error)}"
+                f"cannot read '{name}' on the Hub: {hub.describe_hub_error(error)}"
             ) from error
         described: dict[str, Any] = {
             tensor: {"dtype": info.dtype, "shape": info.shape, "data_offsets": info.data_offsets}
@@ -444,7 +444,7 @@ def remote_weights(name: str) -> Weights:
         }
         ends = [info.data_offsets[1] for info in told.tensors.values()]
         header = Header(shard, max(ends, default=0))
-        header.fill({"__metadata__": told.metadata, **described}, 0)
+        header.add_tensors({"__metadata__": told.metadata, **described}, 0)
         weights.headers.append(header)
     if index is not None:
         weights.problems += check_index(files.SAFETENSORS_INDEX, where, None, weights.headers)
@@ -452,11 +452,11 @@ def remote_weights(name: str) -> Weights:
     return weights
 
 
-def totals(weights: Weights) -> dict[str, dict[str, int]]:
+def count_by_dtype(weights: WeightFiles) -> dict[str, dict[str, int]]:
     """Return tensors, numbers and bytes by type."""
     by_type: dict[str, dict[str, int]] = {}
     for _, entry in weights.entries.values():
-        row = by_type.setdefault(entry.code, {"tensors": 0, "numbers": 0, "bytes": 0})
+        row = by_type.setdefault(entry.dtype_code, {"tensors": 0, "numbers": 0, "bytes": 0})
         row["tensors"] += 1
         row["numbers"] += math.prod(entry.shape)
         row["bytes"] += entry.end - entry.begin

@@ -29,34 +29,34 @@ logger = logging.getLogger("hfseq.checkpoints.hub")
 T = TypeVar("T")
 
 #: Attempts of a push, and of a download, whose client repeats much itself.
-ATTEMPTS, DOWNLOAD_ATTEMPTS = 4, 2
+PUSH_ATTEMPTS, DOWNLOAD_ATTEMPTS = 4, 2
 
 #: Seconds; what the Hub asks for beyond that is not waited for.
-LONGEST_WAIT = 300.0
+MAX_RETRY_WAIT = 300.0
 
 #: Seconds for a connection, and for each part of an answer.
-CONNECT, READ = 20.0, 90.0
+CONNECT_TIMEOUT, READ_TIMEOUT = 20.0, 90.0
 
 #: Statuses of HTTP that may pass by themselves.
-PASSING = frozenset({408, 409, 412, 429, 500, 502, 503, 504})
+RETRYABLE_STATUSES = frozenset({408, 409, 412, 429, 500, 502, 503, 504})
 
-DEFAULT_IGNORE: tuple[str, ...] = (
+DEFAULT_IGNORE_PATTERNS: tuple[str, ...] = (
     *("checkpoint-*", "checkpoints/*", "previous-*", "optimizer*", "opt_state*"),
     *(".cache/*", "*/.cache/*", ".git/*", "wandb/*", "wandb_run_id", "*__pycache__/*"),
     *("*.tmp", "*.tmp-*", "*.tmp/*", "*.lock", "*.incomplete"),
 )
 
 #: Where a run keeps its training checkpoints, a folder a step.
-CHECKPOINTS = "checkpoints"
+CHECKPOINT_DIR = "checkpoints"
 
 #: Where a folder that is being pushed keeps what it looked like.
-SNAPSHOTS = Path(".cache", "push")
+SNAPSHOT_DIR = Path(".cache", "push")
 
 #: Files that a run appends to, and so may not be hard-linked into a snapshot.
-APPENDED_IN_PLACE = ("*tfevents*", "*.jsonl", "*.log")
+APPENDED_FILES = ("*tfevents*", "*.jsonl", "*.log")
 
 #: Bytes; smaller files are copied into a snapshot.
-LINK_ABOVE = 8_000_000
+HARD_LINK_MIN_BYTES = 8_000_000
 
 
 class HubError(HfseqError):
@@ -111,8 +111,10 @@ def resolve_file(
     try:
         if offline:
             return download()
-        return network.watched(lambda: with_retries(download, attempts=DOWNLOAD_ATTEMPTS))
-    except network.Stalled as error:
+        return network.run_with_stall_timeout(
+            lambda: with_retries(download, attempts=DOWNLOAD_ATTEMPTS)
+        )
+    except network.TransferStalled as error:
         raise CheckpointError(
             f"cannot load '{name}' from the Hub: {error}. The same command goes on with what has "
             "arrived"
@@ -141,7 +143,7 @@ def _not_loaded(name: str, revision: str | None, error: Exception, offline: bool
         return f"'{name}' on the Hub has no revision '{revision}' (a branch, tag or commit)"
     if "/" not in name and type(error).__name__ == "RepositoryNotFoundError":
         where += " (no such directory either)"
-    return f"cannot load {where} from the Hub: {explain(error)}"
+    return f"cannot load {where} from the Hub: {describe_hub_error(error)}"
 
 
 # -- pushing folders
@@ -156,7 +158,7 @@ def push_folder(
     message: str = "Upload with hfseq",
     revision: str | None = None,
     allow_patterns: Sequence[str] | None = None,
-    ignore_patterns: Sequence[str] | None = DEFAULT_IGNORE,
+    ignore_patterns: Sequence[str] | None = DEFAULT_IGNORE_PATTERNS,
     checkpoint: bool = False,
 ) -> str:
     """Push a complete folder as one commit, creating the repository if need be.
@@ -197,7 +199,7 @@ def push_folder(
         if checkpoint:
             # Two checkpoints side by side would be taken for a run's own history.
             there = api.list_repo_files(name, revision=revision)
-            old = {file for file in there if file.startswith(f"{CHECKPOINTS}/")} - files.keys()
+            old = {file for file in there if file.startswith(f"{CHECKPOINT_DIR}/")} - files.keys()
             operations += [CommitOperationDelete(path_in_repo=file) for file in sorted(old)]
         return api.create_commit(
             name, operations, commit_message=message or "Upload with hfseq", revision=revision
@@ -209,7 +211,7 @@ def push_folder(
     except Exception as error:
         if isinstance(error, HfseqError) or not is_hub_error(error):
             raise
-        reason = redact(explain(error), token)
+        reason = redact(describe_hub_error(error), token)
         raise HubError(f"cannot push {folder} to '{repo_id}': {reason}") from error
 
 
@@ -226,7 +228,7 @@ def files_to_push(
     if not folder.is_dir():
         raise CheckpointError(f"nothing to push: {folder} is not a directory")
     # A checkpoint under way has a longer name: it gets its number when it is complete.
-    complete = [path for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()]
+    complete = [path for path in (folder / CHECKPOINT_DIR).glob("*") if path.name.isdecimal()]
     newest = max(complete, key=lambda path: int(path.name), default=None) if checkpoint else None
     root = folder.resolve()
     for path in sorted(folder.rglob("*")):
@@ -276,7 +278,7 @@ class BackgroundPusher:
         self._thread: threading.Thread | None = None
         self.stalled = False
         self._lock = threading.Lock()
-        shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)  # left by a killed run
+        shutil.rmtree(self.folder / SNAPSHOT_DIR, ignore_errors=True)  # left by a killed run
 
     def push(self, message: str) -> None:
         """Push the folder as it is now; returns at once."""
@@ -300,20 +302,23 @@ class BackgroundPusher:
         An upload is given up when no bytes have moved for ``timeout`` seconds, by default those of
         ``--hub_timeout``.
         """
-        limit, traffic = network.patience if timeout is None else timeout, network.Traffic()
+        limit, traffic = (
+            network.stall_timeout if timeout is None else timeout,
+            network.TrafficMonitor(),
+        )
         for last in (False, True):
-            if (thread := self._thread) and not network.wait(thread, limit, traffic):
+            if (thread := self._thread) and not network.wait_for_transfer(thread, limit, traffic):
                 self.stalled = True
-                return self.left(f"it hangs: no bytes have moved for {limit:g} s")
+                return self.incomplete_message(f"it hangs: no bytes have moved for {limit:g} s")
             if last or self._error is None:
                 break
             self.push(self._message)
         if self._error is not None:
-            return self.left(self._error)
-        shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)
+            return self.incomplete_message(self._error)
+        shutil.rmtree(self.folder / SNAPSHOT_DIR, ignore_errors=True)
         return None
 
-    def left(self, reason: str) -> str:
+    def incomplete_message(self, reason: str) -> str:
         """Say that the push is not complete, and why, and what finishes it."""
         command = push_command(self.folder, self.repo_id, self.private, self.checkpoint)
         return f"the push to '{self.repo_id}' is not complete: {reason}. Finish it with: {command}"
@@ -350,15 +355,17 @@ class BackgroundPusher:
 
     def _snapshot(self) -> Path:
         self._count += 1
-        snapshot = self.folder / SNAPSHOTS / f"{os.getpid()}-{self._count}"
+        snapshot = self.folder / SNAPSHOT_DIR / f"{os.getpid()}-{self._count}"
         snapshot.mkdir(parents=True)
-        for name, path in files_to_push(self.folder, None, DEFAULT_IGNORE, self.checkpoint):
+        for name, path in files_to_push(
+            self.folder, None, DEFAULT_IGNORE_PATTERNS, self.checkpoint
+        ):
             target = snapshot / name
             target.parent.mkdir(parents=True, exist_ok=True)
             # A link keeps the old content when the file is replaced by renaming, as weights are; a
             # file that is appended to would change under the upload.
-            appended = any(fnmatch(path.name, pattern) for pattern in APPENDED_IN_PLACE)
-            if not appended and path.stat().st_size > LINK_ABOVE:
+            appended = any(fnmatch(path.name, pattern) for pattern in APPENDED_FILES)
+            if not appended and path.stat().st_size > HARD_LINK_MIN_BYTES:
                 with contextlib.suppress(OSError):  # a file system without hard links
                     os.link(path, target)
                     continue
@@ -379,7 +386,7 @@ def push_command(
 
 def set_timeout(seconds: float) -> None:
     """Set after how many seconds without a byte moving a transfer hangs (``--hub_timeout``)."""
-    network.patience = seconds
+    network.stall_timeout = seconds
     _limit_requests()
 
 
@@ -401,15 +408,20 @@ def _limit_requests() -> None:
 
 def _limit(request: Any) -> None:
     """Give a request of the client's HTTP library the time-outs that it has not."""
-    if network.is_left():
-        raise network.Stalled("nobody waits for it any more")
-    limits = {"connect": CONNECT, "read": READ, "write": READ, "pool": READ}
+    if network.is_abandoned():
+        raise network.TransferStalled("nobody waits for it any more")
+    limits = {
+        "connect": CONNECT_TIMEOUT,
+        "read": READ_TIMEOUT,
+        "write": READ_TIMEOUT,
+        "pool": READ_TIMEOUT,
+    }
     given = request.extensions.get("timeout") or {}
     known = {name: value for name, value in given.items() if value is not None}
     request.extensions = {**request.extensions, "timeout": limits | known}
 
 
-def with_retries(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
+def with_retries(call: Callable[[], T], attempts: int = PUSH_ATTEMPTS) -> T:
     """Call until it succeeds, waiting 1, 2, 4 ... seconds (or what the Hub says) after failures.
 
     Only what may pass by itself is retried: the statuses in PASSING and failed connections.
@@ -422,13 +434,13 @@ def with_retries(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
             response, wait = _response(error), 2.0**attempt
             passing = _is_connection_error(error)
             if response is not None:
-                passing = response.status_code in PASSING
+                passing = response.status_code in RETRYABLE_STATUSES
                 reset = re.search(r"\br=0;t=(\d+)", response.headers.get("ratelimit", ""))
                 asked = response.headers.get("Retry-After") or (reset[1] if reset else "")
                 wait = float(asked) if asked.isdigit() else wait
-            if not passing or wait > LONGEST_WAIT or attempt + 1 == attempts:
+            if not passing or wait > MAX_RETRY_WAIT or attempt + 1 == attempts:
                 raise
-            logger.info("%s; trying again in %.0f s", explain(error), wait)
+            logger.info("%s; trying again in %.0f s", describe_hub_error(error), wait)
             time.sleep(wait)
     raise AssertionError("unreachable")
 
@@ -456,7 +468,7 @@ def is_hub_error(error: BaseException) -> bool:
     return isinstance(error, (OSError, ValueError, RuntimeError)) or _is_connection_error(error)
 
 
-def explain(error: BaseException) -> str:
+def describe_hub_error(error: BaseException) -> str:
     """Say in one line what went wrong and what to do about it."""
     response, root = _response(error), list(_chain(error))[-1]
     if response is not None:

@@ -21,13 +21,13 @@ from hfseq.errors import CheckpointError
 T = TypeVar("T")
 
 #: Seconds without a byte moving after which a transfer hangs; ``--hub_timeout`` sets ``patience``.
-patience = PATIENCE = 600.0
+stall_timeout = DEFAULT_STALL_TIMEOUT = 600.0
 
 #: Bytes; fewer are no progress: a question asked again, an answer that drips.
-PROGRESS = 1 << 14
+MIN_PROGRESS_BYTES = 1 << 14
 
 
-class Stalled(CheckpointError):
+class TransferStalled(CheckpointError):
     """Nothing has moved over the network for so long that a transfer was left."""
 
 
@@ -40,7 +40,7 @@ def ignore_open_connections() -> None:
     _ignored = frozenset(_connections())
 
 
-class Traffic:
+class TrafficMonitor:
     """What the TCP connections of this process move.
 
     Where the system does not tell (other than Linux), nothing ever moves.
@@ -50,13 +50,13 @@ class Traffic:
         self._known = _connections()
         self._since, self._moved = time.monotonic(), 0
 
-    def silence(self) -> float:
+    def idle_seconds(self) -> float:
         """Return the seconds since bytes have moved, or since this began; to be asked often."""
         connections = _connections()
         for name in connections.keys() - _ignored:
             self._moved += max(0, connections[name] - self._known.get(name, 0))
         self._known = connections
-        if self._moved >= PROGRESS:
+        if self._moved >= MIN_PROGRESS_BYTES:
             self._since, self._moved = time.monotonic(), 0
         return time.monotonic() - self._since
 
@@ -77,12 +77,12 @@ def _connections() -> dict[str, int]:
     return moved
 
 
-def wait(thread: threading.Thread, seconds: float, traffic: Traffic) -> bool:
+def wait_for_transfer(thread: threading.Thread, seconds: float, traffic: TrafficMonitor) -> bool:
     """Wait for a daemon thread; leave it, and return False, once it has been silent for so long."""
     try:
         while thread.is_alive():
             thread.join(min(1.0, seconds / 10))
-            if thread.is_alive() and traffic.silence() > seconds:
+            if thread.is_alive() and traffic.idle_seconds() > seconds:
                 _leave(thread)
                 return False
     except BaseException:  # a signal
@@ -91,7 +91,7 @@ def wait(thread: threading.Thread, seconds: float, traffic: Traffic) -> bool:
     return True
 
 
-def is_left() -> bool:
+def is_abandoned() -> bool:
     """Tell whether nobody waits any more for the thread that asks."""
     return threading.current_thread() in _LEFT
 
@@ -114,7 +114,7 @@ def _leave(thread: threading.Thread) -> None:
             queues.pop(worker, None)
 
 
-def watched(call: Callable[[], T], seconds: float | None = None) -> T:
+def run_with_stall_timeout(call: Callable[[], T], seconds: float | None = None) -> T:
     """Return ``call()``, made in a thread of its own.
 
     **Raises:** Stalled when no bytes have moved for ``seconds``, by default ``patience``.
@@ -129,10 +129,10 @@ def watched(call: Callable[[], T], seconds: float | None = None) -> T:
             errors.append(error)
 
     thread = threading.Thread(target=work, name="hfseq-transfer", daemon=True)
-    traffic, limit = Traffic(), patience if seconds is None else seconds
+    traffic, limit = TrafficMonitor(), stall_timeout if seconds is None else seconds
     thread.start()
-    if not wait(thread, limit, traffic):
-        raise Stalled(f"no bytes have moved for {limit:g} s")
+    if not wait_for_transfer(thread, limit, traffic):
+        raise TransferStalled(f"no bytes have moved for {limit:g} s")
     if errors:
         raise errors[0]
     return outcome[0]

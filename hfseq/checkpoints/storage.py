@@ -18,10 +18,10 @@ from hfseq.checkpoints import network
 from hfseq.errors import (
     CheckpointError,
     UsageError,
+    atomic_replace,
     one_line,
     parse_json,
-    replacing,
-    write_whole,
+    write_atomically,
 )
 
 if TYPE_CHECKING:
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hfseq.checkpoints.storage")
 
 #: At the URL: the complete checkpoints. Beside the local copy: what both sides have.
-LATEST, SYNC = "latest.json", ".hfseq-sync.json"
+LATEST_FILE, SYNC_FILE = "latest.json", ".hfseq-sync.json"
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "s3a": "s3fs", "az": "adlfs"}
-CHECKPOINT = re.compile(r"(checkpoints/|checkpoint-)\d+(/|$)")
-SKIPPED = (
+CHECKPOINT_PATH = re.compile(r"(checkpoints/|checkpoint-)\d+(/|$)")
+UNSYNCED_FILES = (
     *("*.tmp", "*.tmp-*", "*.orbax-checkpoint-tmp*", ".cache/*", "wandb/*", "*.lock"),
-    *(LATEST, SYNC),
+    *(LATEST_FILE, SYNC_FILE),
 )
 
 # What may lie in an output directory.
-WEIGHTS = (
+WEIGHT_FILES = (
     *("model*.safetensors*", "flax_model*.msgpack*", "pytorch_model*.bin*"),
     *("fp8_params.safetensors", "adapter_config.json", "adapter_model.safetensors"),
 )
 CHECKPOINTS = ("checkpoints", "checkpoint-*")
-LOGS = (
+LOG_FILES = (
     *("runs", "wandb", "wandb_run_id", "metrics.jsonl", "profile", "logs", "plots", "*.png"),
     *("*_results.json", "trainer_state.json", "training_args*", "training_arguments*", "run.json"),
     *("generated_*.txt", "test_results*.tsv", "predictions.*", "nbest_predictions.json"),
     "null_odds.json",
 )
-PREPARED = (
+PREPARED_FILES = (
     *("config.json", "generation_config.json", "tokenizer*", "*.model", "vocab*", "merges.txt"),
     *("special_tokens_map.json", "added_tokens.json", "*chat_template*", "spm_char*", "*.py"),
     *("preprocessor_config.json", "README*", "MODEL_CARD.md", "LICEN[SC]E*", "CITATION*"),
     *("NOTICE*", "modules.json", "*sentence_*.json", "[0-9]_*"),
     *(".*", "__pycache__", "previous-*", "*.tmp*", "*.log", "*.out", "*.err", "*.yaml", "*.yml"),
 )
-OURS = (*WEIGHTS, *CHECKPOINTS, *LOGS, *PREPARED)
+RUN_FILES = (*WEIGHT_FILES, *CHECKPOINTS, *LOG_FILES, *PREPARED_FILES)
 
 
 class Workspace:
@@ -98,7 +98,7 @@ class Workspace:
         self.path = scratch or cache / "workspaces" / f"{name}-{digest}"
         # What both sides have: the id of the remote state, and size and time of each local file.
         try:
-            sync = parse_json((self.path / SYNC).read_bytes())
+            sync = parse_json((self.path / SYNC_FILE).read_bytes())
         except (OSError, ValueError):
             sync = {}
         sync = sync if isinstance(sync, dict) else {}
@@ -116,16 +116,16 @@ class Workspace:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         try:
-            network.watched(self._pull)
+            network.run_with_stall_timeout(self._pull)
         except Exception as error:  # each backend has errors of its own
-            hangs = isinstance(error, network.Stalled)
+            hangs = isinstance(error, network.TransferStalled)
             reason = f"{error}; the same command goes on" if hangs else _reason(error)
             raise CheckpointError(f"cannot read {self._shown}: {reason}") from error
 
     def _pull(self) -> None:
         remote, latest = self._remote_files(), {}
-        if self._fs.exists(self._remote(LATEST)):
-            latest = parse_json(self._fs.cat_file(self._remote(LATEST)))
+        if self._fs.exists(self._remote(LATEST_FILE)):
+            latest = parse_json(self._fs.cat_file(self._remote(LATEST_FILE)))
         complete = latest.get("files", {})
         changed = latest.get("id") != self._id
         if changed and latest:
@@ -137,7 +137,7 @@ class Workspace:
             self._synced.clear()
         for name, size in self._wanted(remote, complete):
             local = self.path / name
-            if not local.exists() or (changed and not CHECKPOINT.match(name)):
+            if not local.exists() or (changed and not CHECKPOINT_PATH.match(name)):
                 self._download(name, size)
                 self._synced[name] = _stamp(local)
         self._remember(latest.get("id"))
@@ -152,11 +152,11 @@ class Workspace:
         if not self.is_remote:
             return True
         try:
-            network.watched(self._push, timeout)
+            network.run_with_stall_timeout(self._push, timeout)
             return True
         except Exception as error:  # each backend has errors of its own
-            message = self.left(
-                str(error) if isinstance(error, network.Stalled) else _reason(error)
+            message = self.incomplete_message(
+                str(error) if isinstance(error, network.TransferStalled) else _reason(error)
             )
             if strict:
                 raise CheckpointError(
@@ -165,26 +165,28 @@ class Workspace:
             logger.warning("%s, and the next save tries again", message)
             return False
 
-    def left(self, reason: str) -> str:
+    def incomplete_message(self, reason: str) -> str:
         """Say that the URL lacks something, and why, and where it is."""
         return f"cannot write {self._shown} ({reason}); all is kept in {self.path}"
 
     def _push(self) -> None:
         local = dict(self._local_files())
         # Checkpoints first: newer logs and weights must not be there without their checkpoint.
-        for name in sorted(local, key=lambda name: not CHECKPOINT.match(name)):
+        for name in sorted(local, key=lambda name: not CHECKPOINT_PATH.match(name)):
             if self._synced.get(name) != local[name]:
                 _go_on()
                 self._fs.put_file(str(self.path / name), self._remote(name))
                 self._synced[name] = local[name]
-        checkpoints = {name: size for name, (size, _) in local.items() if CHECKPOINT.match(name)}
+        checkpoints = {
+            name: size for name, (size, _) in local.items() if CHECKPOINT_PATH.match(name)
+        }
         state = uuid.uuid4().hex
         latest = json.dumps({"id": state, "files": checkpoints})
         _go_on()
-        self._fs.pipe_file(self._remote(LATEST), latest.encode())
+        self._fs.pipe_file(self._remote(LATEST_FILE), latest.encode())
         self._remember(state)
         for name in self._remote_files():
-            known = CHECKPOINT.match(name) or name in self._synced
+            known = CHECKPOINT_PATH.match(name) or name in self._synced
             if known and name not in local and not name.startswith("previous-"):
                 _go_on()
                 self._fs.rm_file(self._remote(name))
@@ -192,7 +194,9 @@ class Workspace:
 
     def _remember(self, remote_id: str | None) -> None:
         self._id = remote_id
-        write_whole(self.path / SYNC, json.dumps({"id": remote_id, "files": self._synced}))
+        write_atomically(
+            self.path / SYNC_FILE, json.dumps({"id": remote_id, "files": self._synced})
+        )
 
     @property
     def _shown(self) -> str:
@@ -224,7 +228,7 @@ class Workspace:
             for name, size in remote.items()
             if not _skipped(name)
             and not name.startswith("previous-")
-            and (not CHECKPOINT.match(name) or name in complete)
+            and (not CHECKPOINT_PATH.match(name) or name in complete)
             and _checkpoint(name) not in damaged
         ]
 
@@ -233,14 +237,14 @@ class Workspace:
         if ".." in PurePosixPath(name).parts:
             raise CheckpointError(f"the name '{name}' points outside the directory")
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as temporary:
+        with atomic_replace(target) as temporary:
             self._fs.get_file(self._remote(name), str(temporary))
             if temporary.stat().st_size != size:
                 raise OSError(f"{name} has {temporary.stat().st_size} bytes where {size} are due")
 
 
 def _go_on() -> None:
-    if network.is_left():  # it hung and woke up, perhaps beside the next
+    if network.is_abandoned():  # it hung and woke up, perhaps beside the next
         raise CheckpointError("nobody waits for this upload any more")
 
 
@@ -249,11 +253,11 @@ def _reason(error: Exception) -> str:
 
 
 def _skipped(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in SKIPPED)
+    return any(fnmatch(name, pattern) for pattern in UNSYNCED_FILES)
 
 
 def _checkpoint(name: str) -> str:
-    match = CHECKPOINT.match(name)
+    match = CHECKPOINT_PATH.match(name)
     return match[0].rstrip("/") if match else ""
 
 
@@ -262,7 +266,9 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def check_output_dir(path: Path, overwrite: bool = False, ours: Iterable[str] = OURS) -> None:
+def check_output_dir(
+    path: Path, overwrite: bool = False, allowed: Iterable[str] = RUN_FILES
+) -> None:
     """Refuse a directory that holds something else; with ``overwrite``, make room in it.
 
     A prepared config and tokenizer, and whatever a run writes itself, are welcome: the run resumes
@@ -270,12 +276,12 @@ def check_output_dir(path: Path, overwrite: bool = False, ours: Iterable[str] = 
     from (training would replace them), raises UsageError. With ``overwrite`` old weights,
     checkpoints and logs are moved to ``previous-<time>/`` in the directory; nothing is deleted.
     """
-    path, patterns = Path(path), tuple(ours)
+    path, patterns = Path(path), tuple(allowed)
     if not path.exists():
         return
     if not path.is_dir():
         raise UsageError(f"--output_dir {path} is a file; name a directory")
-    foreign = sorted(p.name for p in path.iterdir() if not matches(p, patterns))
+    foreign = sorted(p.name for p in path.iterdir() if not matches_any(p, patterns))
     if foreign:
         shown = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" * (len(foreign) > 5))
         raise UsageError(
@@ -289,24 +295,24 @@ def check_output_dir(path: Path, overwrite: bool = False, ours: Iterable[str] = 
                 "would write there: copy the file into the directory instead"
             )
     checkpoints = (*path.glob("checkpoints/*"), *path.glob("checkpoint-*"))
-    resumable = any(CHECKPOINT.match(p.relative_to(path).as_posix()) for p in checkpoints)
+    resumable = any(CHECKPOINT_PATH.match(p.relative_to(path).as_posix()) for p in checkpoints)
     if overwrite:
         _move_aside(path, _old_files(path))
-    elif any(matches(p, WEIGHTS) for p in path.iterdir()) and not resumable:
+    elif any(matches_any(p, WEIGHT_FILES) for p in path.iterdir()) and not resumable:
         raise UsageError(
             f"--output_dir {path} holds a model's weights but no checkpoint to resume from; name "
             "another directory, or move them aside with --overwrite_output_dir"
         )
 
 
-def matches(path: Path, patterns: Iterable[str]) -> bool:
+def matches_any(path: Path, patterns: Iterable[str]) -> bool:
     """Tell whether the name of ``path`` fits one of the patterns."""
     return any(fnmatch(path.name, pattern) for pattern in patterns)
 
 
 def _old_files(path: Path) -> list[Path]:
-    old = (*WEIGHTS, *CHECKPOINTS, *LOGS)
-    return [entry for entry in sorted(path.iterdir()) if matches(entry, old)]
+    old = (*WEIGHT_FILES, *CHECKPOINTS, *LOG_FILES)
+    return [entry for entry in sorted(path.iterdir()) if matches_any(entry, old)]
 
 
 def _move_aside(path: Path, entries: list[Path]) -> None:

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from hfseq.errors import WeightsError, nearest
+from hfseq.errors import WeightsError, did_you_mean
 
 if TYPE_CHECKING:
     import jax
 
-Path = tuple[str, ...]
+ParamPath = tuple[str, ...]
 #: What is cut out of an array: slices, or ``...`` for all of it.
 Index = tuple[slice, ...] | EllipsisType
 Entry = TypeVar("Entry")
 #: The last components of our names that are others in PyTorch.
-LEAVES = {
+TORCH_LEAF_NAMES = {
     "kernel": "weight",
     "scale": "weight",
     "embedding": "weight",
@@ -38,7 +38,7 @@ LEAVES = {
 }
 # What version 4 wrote before the paths of models whose collections are beside their parameters.
 _COLLECTIONS = re.compile(r"^(params|batch_stats)\.")
-FLOATING = ("float64", "float32", "float16", "bfloat16")
+FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
 _OLD_NAMES = ((".gamma", ".weight"), (".beta", ".bias"))
 
 
@@ -61,20 +61,20 @@ class Slot:
     ``axes`` are those of PyTorch's tensor in the order of ours, or ``None`` where they are alike.
     """
 
-    path: Path
+    path: ParamPath
     name: str
     axes: tuple[int, ...] | None
-    listed: Path
+    unstacked_path: ParamPath
     layer: int | None = None
 
     @property
-    def native(self) -> str:
+    def flax_name(self) -> str:
         """The name in ``format: flax`` files: the dotted path, layers numbered."""
-        return ".".join(self.listed)
+        return ".".join(self.unstacked_path)
 
 
 @dataclasses.dataclass(frozen=True)
-class Derived:
+class DerivedTensor:
     """A tensor that PyTorch's class stores and ours computes, or has under another name.
 
     ``value`` is the array, or the PyTorch name of the tensor that this one repeats; ``remedy`` is
@@ -101,13 +101,13 @@ class Derived:
 class LoadReport:
     """What did not fit, all of it together."""
 
-    missing: list[Path] = dataclasses.field(default_factory=list)
+    missing: list[ParamPath] = dataclasses.field(default_factory=list)
     unexpected: list[str] = dataclasses.field(default_factory=list)
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = dataclasses.field(
         default_factory=list
     )
-    refitted: set[Path] = dataclasses.field(default_factory=set)
-    untyped: dict[str, str] = dataclasses.field(default_factory=dict)
+    reinitialized: set[ParamPath] = dataclasses.field(default_factory=set)
+    unsupported_dtypes: dict[str, str] = dataclasses.field(default_factory=dict)
     dtypes: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
@@ -126,7 +126,7 @@ class WeightMap:
 
     def __init__(
         self,
-        shapes: Mapping[Path, tuple[int, ...]],
+        shapes: Mapping[ParamPath, tuple[int, ...]],
         *,
         prefix: str = "",
         aliases: Mapping[str, str] | None = None,
@@ -135,7 +135,7 @@ class WeightMap:
         templates: Mapping[str, str] | None = None,
         synonyms: Mapping[str, str] | None = None,
         native_synonyms: Mapping[str, str] | None = None,
-        stacked: Mapping[Path, Sequence[Path]] | None = None,
+        stacked: Mapping[ParamPath, Sequence[ParamPath]] | None = None,
     ):
         self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
         self.fallbacks = dict(fallbacks or {})
@@ -152,7 +152,9 @@ class WeightMap:
             a: n for a, n in self.aliases.items() if f"{a.rpartition('.')[0]}.weight" in names
         }
 
-    def _slots(self, path: Path, stacked: Mapping[Path, Sequence[Path]]) -> list[Slot]:
+    def _slots(
+        self, path: ParamPath, stacked: Mapping[ParamPath, Sequence[ParamPath]]
+    ) -> list[Slot]:
         for head, layers in stacked.items():
             if path[: len(head)] == head:
                 # Not all layers: a variable of the first layer alone is stacked over one.
@@ -164,7 +166,7 @@ class WeightMap:
                 ]
         return [Slot(path, self.torch_name(path), torch_axes(path, len(self.shapes[path])), path)]
 
-    def torch_name(self, path: Path) -> str:
+    def torch_name(self, path: ParamPath) -> str:
         """Return the PyTorch name of the parameter at ``path``."""
         name = ".".join(path)
         for pattern, replacement in self._templates:
@@ -172,15 +174,19 @@ class WeightMap:
             if changed:
                 break
         head, _, leaf = name.rpartition(".")
-        return f"{head}.{LEAVES.get(leaf, leaf)}" if head else LEAVES.get(leaf, leaf)
+        return (
+            f"{head}.{TORCH_LEAF_NAMES.get(leaf, leaf)}"
+            if head
+            else TORCH_LEAF_NAMES.get(leaf, leaf)
+        )
 
-    def our_name(self, name: str) -> str:
+    def resolve_name(self, name: str) -> str:
         """Return the name that this map has for a PyTorch name: without or with the prefix."""
-        name = self.written(name)
+        name = self.apply_synonyms(name)
         known = {slot.name for slot in self.slots}
         return next((other for other in self._with_prefix(name) if other in known), name)
 
-    def written(self, name: str, native: bool = False) -> str:
+    def apply_synonyms(self, name: str, native: bool = False) -> str:
         """Return the name that is written of one that is read: its synonyms replaced."""
         for pattern, replacement in self._native_synonyms if native else self._synonyms:
             name = pattern.sub(replacement, name, count=1)
@@ -198,7 +204,7 @@ class WeightMap:
             old = next((pair for pair in _OLD_NAMES if name.endswith(pair[0])), ("", ""))
             renamed = name.removesuffix(old[0]) + old[1]
             renamed = _COLLECTIONS.sub("", renamed) if native else renamed
-            cleaned[self.written(renamed, native)] = name, tensor
+            cleaned[self.apply_synonyms(renamed, native)] = name, tensor
         report, found, used = LoadReport(), {}, set()
         for slot in self.slots:
             key = self._find(slot, cleaned, native)
@@ -211,10 +217,10 @@ class WeightMap:
             if expected != given:
                 report.mismatched.append((original, given, expected))
                 report.missing.append(slot.path)
-                report.refitted.add(slot.path)
+                report.reinitialized.add(slot.path)
                 continue
-            if tensor.dtype not in FLOATING:
-                report.untyped[original] = tensor.dtype
+            if tensor.dtype not in FLOAT_DTYPES:
+                report.unsupported_dtypes[original] = tensor.dtype
             report.dtypes[tensor.dtype] = report.dtypes.get(tensor.dtype, 0) + 1
             found[slot] = tensor
         report.missing = list(dict.fromkeys(report.missing))
@@ -225,7 +231,7 @@ class WeightMap:
         ]
         return found, report
 
-    def shape_in_torch(self, slot: Slot) -> tuple[int, ...]:
+    def torch_shape(self, slot: Slot) -> tuple[int, ...]:
         """Return the shape of the tensor that fills ``slot``."""
         return self._expected(slot, native=False)
 
@@ -238,7 +244,7 @@ class WeightMap:
         aliases = [alias for alias, name in self.aliases.items() if name == slot.name]
         known = [*live, slot.name, *aliases, self.fallbacks.get(slot.name, slot.name)]
         if native:
-            known = [slot.native, *(f"{n.rpartition('.')[0]}.{slot.path[-1]}" for n in known)]
+            known = [slot.flax_name, *(f"{n.rpartition('.')[0]}.{slot.path[-1]}" for n in known)]
         return next((n for name in known for n in self._with_prefix(name) if n in names), None)
 
     def _with_prefix(self, name: str) -> tuple[str, ...]:
@@ -254,32 +260,34 @@ class WeightMap:
         copies = (*self.aliases, *self._live.values())
         return any(copy in self._with_prefix(name) for copy in copies)
 
-    def outgoing(self) -> dict[str, Slot]:
+    def saved_slots(self) -> dict[str, Slot]:
         """Return every name in a saved file with the slot it comes from; ties are not repeated."""
         slots = {slot.name: slot for slot in self.slots}
         return slots | {alias: slots[name] for alias, name in self._live.items() if name in slots}
 
-    def sizes(self, itemsizes: Mapping[Path, int]) -> dict[str, int]:
+    def sizes(self, itemsizes: Mapping[ParamPath, int]) -> dict[str, int]:
         """Return the bytes of every outgoing tensor, given those of one number of each leaf."""
         return {
             name: itemsizes[slot.path] * math.prod(self._expected(slot, native=True))
-            for name, slot in self.outgoing().items()
+            for name, slot in self.saved_slots().items()
         }
 
-    def listed(self, params: Mapping[Path, jax.Array | np.ndarray]) -> dict[Path, np.ndarray]:
+    def unstack(
+        self, params: Mapping[ParamPath, jax.Array | np.ndarray]
+    ) -> dict[ParamPath, np.ndarray]:
         """Return NumPy leaves under the paths of the v4 tree, with a key for each layer."""
         return {
-            slot.listed: np.asarray(
+            slot.unstacked_path: np.asarray(
                 params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
             )
             for slot in self.slots
         }
 
     def to_torch(
-        self, params: Mapping[Path, jax.Array | np.ndarray], names: Iterable[str] | None = None
+        self, params: Mapping[ParamPath, jax.Array | np.ndarray], names: Iterable[str] | None = None
     ) -> dict[str, np.ndarray]:
         """Return contiguous NumPy tensors under PyTorch names (all, or only ``names``)."""
-        slots, tensors = self.outgoing(), {}
+        slots, tensors = self.saved_slots(), {}
         for name in slots if names is None else names:
             slot = slots[name]
             leaf = params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
@@ -289,8 +297,13 @@ class WeightMap:
             tensors[name] = np.asarray(array, order="C")
         return tensors
 
-    def fill(
-        self, found: Mapping[Slot, Tensor], path: Path, index: Index = ..., *, native: bool = False
+    def read_param(
+        self,
+        found: Mapping[Slot, Tensor],
+        path: ParamPath,
+        index: Index = ...,
+        *,
+        native: bool = False,
     ) -> np.ndarray:
         """Read the parameter at ``path``, or the part of it that ``index`` cuts out."""
         slots = [slot for slot in self.slots if slot.path == path]
@@ -309,7 +322,7 @@ def _read(slot: Slot, tensor: Tensor, index: Index, native: bool) -> np.ndarray:
     return tensor.read(cut).transpose(slot.axes)
 
 
-def torch_axes(path: Path, ndim: int) -> tuple[int, ...] | None:
+def torch_axes(path: ParamPath, ndim: int) -> tuple[int, ...] | None:
     """Return the axes of PyTorch's tensor in the order of the parameter at ``path``.
 
     A kernel is (in, out) or (taps, ..., in, out), PyTorch's (out, in, taps, ...). ``None`` where
@@ -331,13 +344,15 @@ def _template(given: str, wanted: str) -> tuple[re.Pattern[str], str]:
     return re.compile(rf"(?<![^.]){pattern}(?![^.])"), replacement
 
 
-def check(report: LoadReport, source: str, class_name: str, *, ignore_mismatched: bool) -> None:
+def check_report(
+    report: LoadReport, source: str, class_name: str, *, ignore_mismatched: bool
+) -> None:
     """Raise one error that lists every tensor whose type or shape does not fit."""
-    if report.untyped:
-        found = ", ".join(f"{name} ({dtype})" for name, dtype in report.untyped.items())
+    if report.unsupported_dtypes:
+        found = ", ".join(f"{name} ({dtype})" for name, dtype in report.unsupported_dtypes.items())
         raise WeightsError(
             f"{source} holds tensors of types that hfseq cannot load as parameters: {found} "
-            f"(loadable: {', '.join(FLOATING)}). Convert or dequantise the checkpoint first"
+            f"(loadable: {', '.join(FLOAT_DTYPES)}). Convert or dequantise the checkpoint first"
         )
     if not report.mismatched or ignore_mismatched:
         return
@@ -354,7 +369,7 @@ def check(report: LoadReport, source: str, class_name: str, *, ignore_mismatched
 
 
 def check_derived(
-    derived: Mapping[str, Derived], tensors: Mapping[str, Tensor], prefix: str, source: str
+    derived: Mapping[str, DerivedTensor], tensors: Mapping[str, Tensor], prefix: str, source: str
 ) -> None:
     """Raise one error that lists the tensors of a file that the model would not compute so."""
     bare = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
@@ -378,7 +393,7 @@ def describe_missing(report: LoadReport) -> str:
     """List parameters that the checkpoint lacks, each with the nearest name that it left over."""
     lines = []
     for path in report.missing:
-        if path not in report.refitted:
-            theirs = ".".join((*path[:-1], LEAVES.get(path[-1], path[-1])))
-            lines.append(f"  {'.'.join(path)}{nearest(theirs, report.unexpected)}")
+        if path not in report.reinitialized:
+            theirs = ".".join((*path[:-1], TORCH_LEAF_NAMES.get(path[-1], path[-1])))
+            lines.append(f"  {'.'.join(path)}{did_you_mean(theirs, report.unexpected)}")
     return "\n".join(lines)

@@ -21,8 +21,8 @@ from hfseq.cli import (
 from hfseq.cli.text import add_json
 from hfseq.errors import run_command
 from hfseq.plugins import __version__
-from hfseq.training import described
-from hfseq.training.arguments import refuse_secrets
+from hfseq.training import aot
+from hfseq.training.arguments import reject_token_flags
 
 EXAMPLES = """examples:
   hfseq env                              versions, plugins and devices, for a bug report
@@ -183,8 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
 
     def run() -> int:
-        refuse_secrets(words)
-        described.start_quietly()
+        reject_token_flags(words)
+        aot.start_quietly()
         arguments = build_parser().parse_args(words)
         arguments.plugin += arguments.plugin_after
         return arguments.run(arguments)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfseq.cli.models import add_model_flags, add_output_file, input_lines, prepare
-from hfseq.cli.text import add_json, paint
+from hfseq.cli.models import add_model_flags, add_output_file, input_lines, prepare_devices
+from hfseq.cli.text import add_json, colorize
 from hfseq.errors import DataError, UsageError
 from hfseq.pipelines.lines import Output
 
@@ -89,7 +89,7 @@ def run_chat(arguments: argparse.Namespace) -> int:
     from hfseq.pipelines.chat import Chat
 
     with Output(arguments.output_file) as output:
-        prepare(arguments)
+        prepare_devices(arguments)
         chat = Chat.from_pretrained(
             arguments.model,
             precision=arguments.precision,
@@ -100,7 +100,7 @@ def run_chat(arguments: argparse.Namespace) -> int:
         )
         if by_hand:
             help_ = "/clear forgets, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
-            print(paint(f"{arguments.model}: {help_}", "faint"), file=sys.stderr)
+            print(colorize(f"{arguments.model}: {help_}", "faint"), file=sys.stderr)
         hidden = arguments.json or arguments.output_file or not sys.stdout.isatty()
         turns = _typed("" if hidden else "> ") if by_hand else lines
         for number, line in enumerate(turns, 1):
@@ -133,7 +133,7 @@ def _answer(
     chat: Chat, text: str, arguments: argparse.Namespace, output: Output, by_hand: bool
 ) -> None:
     """Print the answer as it comes, or write it when it is complete."""
-    streamed, dropped = not arguments.json and output.name is None, chat.dropped
+    streamed, dropped = not arguments.json and output.name is None, chat.dropped_turns
     content = ""
     try:
         with contextlib.closing(chat.reply(text)) as pieces:
@@ -155,7 +155,7 @@ def _answer(
         output.write(json.dumps({"role": "assistant", "content": content}, ensure_ascii=False))
     else:
         output.write(content)
-    if chat.dropped and not dropped:
+    if chat.dropped_turns and not dropped:
         print(
             "the conversation is longer than the model reads: from here on its oldest turns are "
             "left out",

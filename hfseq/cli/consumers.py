@@ -21,14 +21,14 @@ import numpy as np
 Arrays = Mapping[str, np.ndarray]
 
 
-class NoUse(Exception):
+class NotApplicable(Exception):
     """This consumer does not open such a model: why."""
 
 
 def _stored(folder: str, name: str = "config.json") -> dict[str, Any]:
     path = os.path.join(folder, name)
     if not os.path.exists(path):
-        raise NoUse(f"no {name}")
+        raise NotApplicable(f"no {name}")
     with open(path, encoding="utf-8") as file:
         stored: dict[str, Any] = json.load(file)
     return stored
@@ -41,7 +41,9 @@ def _torch_model(folder: str) -> Any:
     stored = _stored(folder)
     kind = getattr(transformers, stored["architectures"][0], None)
     if kind is None:
-        raise NoUse(f"transformers {transformers.__version__} has no {stored['architectures'][0]}")
+        raise NotApplicable(
+            f"transformers {transformers.__version__} has no {stored['architectures'][0]}"
+        )
     model, told = kind.from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager"
     )
@@ -91,7 +93,7 @@ def sentence_transformers(folder: str, inputs: Arrays, name: str) -> np.ndarray:
     from sentence_transformers import SentenceTransformer
 
     if name != "last_hidden_state" or set(inputs) != {"input_ids", "attention_mask"}:
-        raise NoUse("it embeds texts by encoders without a head")
+        raise NotApplicable("it embeds texts by encoders without a head")
     model = SentenceTransformer(folder, device="cpu")
     with pytorch.no_grad():
         return np.asarray(model[0](_tensors(inputs))["token_embeddings"].numpy())
@@ -105,10 +107,10 @@ def ctranslate2(folder: str, inputs: Arrays, name: str) -> np.ndarray:
 
     kind = _stored(folder)
     if type_name(kind) not in _MODEL_LOADERS:
-        raise NoUse(f"it has no loader of {type_name(kind)}")
+        raise NotApplicable(f"it has no loader of {type_name(kind)}")
     decodes = name == "logits" and "decoder_input_ids" not in inputs
     if not decodes and name != "last_hidden_state":
-        raise NoUse("of encoder-decoders it gives no logits")
+        raise NotApplicable("of encoder-decoders it gives no logits")
     rows = inputs["input_ids"]
     lengths = inputs.get("attention_mask", np.ones_like(rows)).sum(1)
     tokens = [row[:length].tolist() for row, length in zip(rows, lengths, strict=True)]
@@ -161,7 +163,7 @@ def llama_cpp(folder: str, inputs: Arrays, name: str) -> np.ndarray:
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         raise ValueError(said[-1] if said else "it failed")
-    raise NoUse("it writes a file, which nothing here runs")
+    raise NotApplicable("it writes a file, which nothing here runs")
 
 
 CONSUMERS: dict[str, Callable[[str, Arrays, str], np.ndarray]] = {
@@ -183,11 +185,11 @@ def main(consumer: str, folder: str, file: str) -> dict[str, Any]:
     adapter = os.path.exists(os.path.join(folder, "adapter_config.json"))
     try:
         if adapter != (consumer == "peft"):
-            raise NoUse("an adapter: merge it first" if adapter else "no adapter")
+            raise NotApplicable("an adapter: merge it first" if adapter else "no adapter")
         found = CONSUMERS[consumer](folder, arrays, name)
     except ImportError as error:
         return {"status": "absent", "detail": f"no {error.name or error}"}
-    except NoUse as reason:
+    except NotApplicable as reason:
         return {"status": "not compared", "detail": str(reason)}
     except Exception as error:  # whatever somebody else's program raises
         told = " ".join(str(error).split())

@@ -35,7 +35,7 @@ hfseq convert my-bert my-encoder --base --strict
 hfseq convert my-adapter my-model --merge"""
 
 #: What is written beside the weights already, or is not the model's own.
-LEFT_BEHIND = (
+NOT_COPIED = (
     *("config.json", ".*", "__pycache__", "previous-*"),
     *("*.tmp*", "*.log", "*.out", "*.err"),
 )
@@ -44,7 +44,7 @@ LEFT_BEHIND = (
 SIDECARS = ("fp8_params.safetensors",)
 
 #: Names that a warning lists before it counts the rest.
-LISTED = 8
+MAX_LISTED = 8
 
 
 def add_convert(parser: argparse.ArgumentParser) -> None:
@@ -137,8 +137,8 @@ def run_convert(arguments: argparse.Namespace) -> int:
         ("in the source, but not in this class, so left out", done.dropped),
     ):
         if names:
-            more = f" and {len(names) - LISTED} more" if names[LISTED:] else ""
-            print(f"warning: {text}: {', '.join(names[:LISTED])}{more}", file=sys.stderr)
+            more = f" and {len(names) - MAX_LISTED} more" if names[MAX_LISTED:] else ""
+            print(f"warning: {text}: {', '.join(names[:MAX_LISTED])}{more}", file=sys.stderr)
     return 0
 
 
@@ -185,13 +185,13 @@ def convert(
     """
     import jax.numpy as jnp
 
-    from hfseq.checkpoints.config import Source, open_source, read_config
+    from hfseq.checkpoints.config import Source, open_checkpoint, read_config
     from hfseq.checkpoints.files import parse_size
     from hfseq.checkpoints.weights import LoadReport
     from hfseq.modeling import lora
     from hfseq.modeling.auto import find_class
 
-    checkpoint, target = Source.of(source), Path(destination)
+    checkpoint, target = Source.parse(source), Path(destination)
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file: give a directory to write to")
     if target.is_dir() and any(target.iterdir()) and not overwrite:
@@ -199,12 +199,12 @@ def convert(
             f"{target} is not empty: give another directory, or --overwrite to replace its model"
         )
     parse_size(max_shard_size)
-    adapter = lora.find(checkpoint.place, {})
+    adapter = lora.find_adapter(checkpoint.location, {})
     if merge and adapter is None:
-        raise UsageError(f"--merge: {source} is no adapter: it has no {lora.CONFIG}")
+        raise UsageError(f"--merge: {source} is no adapter: it has no {lora.CONFIG_NAME}")
     if adapter is not None and not merge:
         raise UsageError(f"{source} is an adapter: --merge adds it to its base's weights")
-    place, folders, report = checkpoint.place, [checkpoint.place], LoadReport()
+    place, folders, report = checkpoint.location, [checkpoint.location], LoadReport()
     if adapter is not None:
         place = adapter.base
         folders.append(place)
@@ -212,11 +212,11 @@ def convert(
     stored = read_config(place)
     cls = find_class(stored, place, task=task, model_class=model_class)
     weights = checkpoint.weights if adapter is None else place
-    opened = open_source(weights, {}, from_pt=True)
-    model = without_parameters(cls, place, opened.tensors)
+    opened = open_checkpoint(weights, {}, from_pt=True)
+    model = build_abstract_model(cls, place, opened.tensors)
     if adapter is None:
         _, report = model.file_map.match(opened.tensors, native=opened.native)
-    if strict and (wrong := problems(model, report)):
+    if strict and (wrong := describe_mismatches(model, report)):
         lines = "".join(f"\n  {line}" for line in wrong)
         raise WeightsError(f"{opened.source} does not fit {cls.__name__} (--strict):{lines}")
     model = cls.from_pretrained(
@@ -228,7 +228,7 @@ def convert(
     if adapter is not None:
         model = model.merge_adapter()
     if checkpoint.file:
-        model.load_generation_config(checkpoint.place)
+        model.load_generation_config(checkpoint.location)
     if dtype is not None:
         model.config.dtype = dtype
     carried: list[str] = []
@@ -242,7 +242,7 @@ def convert(
                 shutil.copyfile(path, folder / path.name)
                 carried.append(path.name)
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    written = open_source(str(target), {}, from_pt=False).tensors
+    written = open_checkpoint(str(target), {}, from_pt=False).tensors
     return Conversion(
         model_class=cls.__name__,
         files=sizes,
@@ -254,22 +254,22 @@ def convert(
     )
 
 
-def without_parameters(
+def build_abstract_model(
     cls: type[FlaxPreTrainedModel], place: str, tensors: Mapping[str, Tensor]
 ) -> FlaxPreTrainedModel:
     """Return the model of the checkpoint in ``place``, which holds ``tensors``, without values."""
     from hfseq.checkpoints.config import load_config
-    from hfseq.checkpoints.headers import NotHere
+    from hfseq.checkpoints.headers import WeightsNotDownloaded
 
     config, _ = load_config(cls, place, None, {}, {})
     try:
         options = cls.checkpoint_options(tensors)
-    except NotHere:  # of a model on the Hub only the headers are read
+    except WeightsNotDownloaded:  # of a model on the Hub only the headers are read
         options = {}
     return cls(config, _do_init=False, **options)
 
 
-def problems(model: FlaxPreTrainedModel, report: LoadReport) -> list[str]:
+def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport) -> list[str]:
     """Say of every name that is missing, left over or of another shape or type what is wrong."""
     from hfseq.checkpoints.weights import describe_missing
 
@@ -281,19 +281,24 @@ def problems(model: FlaxPreTrainedModel, report: LoadReport) -> list[str]:
         ),
         *(f"missing:{line[1:]}" for line in describe_missing(report).splitlines()),
         *(f"unexpected: {left}" for left in sorted(report.unexpected)),
-        *(f"{left}: type {code} is no parameter" for left, code in report.untyped.items()),
+        *(
+            f"{left}: type {code} is no parameter"
+            for left, code in report.unsupported_dtypes.items()
+        ),
     ]
 
 
 def _small_files(place: str) -> list[Path]:
     """Return tokenizer, card and what else lies beside the weights and is the model's own."""
-    from hfseq.checkpoints.storage import PREPARED, matches
+    from hfseq.checkpoints.storage import PREPARED_FILES, matches_any
 
     folder = Path(place)
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
-        patterns = [pattern for pattern in (*PREPARED, *SIDECARS) if pattern not in LEFT_BEHIND]
+        patterns = [
+            pattern for pattern in (*PREPARED_FILES, *SIDECARS) if pattern not in NOT_COPIED
+        ]
         try:
             folder = Path(snapshot_download(place, allow_patterns=patterns, library_name="hfseq"))
         except Exception as error:  # the client's own, and those of its HTTP library
@@ -304,14 +309,17 @@ def _small_files(place: str) -> list[Path]:
         path
         for path in sorted(folder.iterdir())
         if path.is_file()
-        and (path.name in SIDECARS or (matches(path, PREPARED) and not matches(path, LEFT_BEHIND)))
+        and (
+            path.name in SIDECARS
+            or (matches_any(path, PREPARED_FILES) and not matches_any(path, NOT_COPIED))
+        )
     ]
 
 
 @contextlib.contextmanager
 def _whole(target: Path) -> Iterator[Path]:
     """Give a directory whose files come to ``target`` together, if all of them were written."""
-    from hfseq.checkpoints.files import staged
+    from hfseq.checkpoints.files import staging_directory
 
     folder, parent = target, None
     try:
@@ -320,7 +328,7 @@ def _whole(target: Path) -> Iterator[Path]:
             parent = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
             folder = parent / target.name
             folder.mkdir()
-        with staged(folder) as stage:
+        with staging_directory(folder) as stage:
             yield stage
         if folder != target:
             os.replace(folder, target)

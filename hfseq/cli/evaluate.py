@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hfseq.cli.models import add_model_flags, prepare
+from hfseq.cli.models import add_model_flags, prepare_devices
 from hfseq.cli.text import add_json
-from hfseq.errors import DataError, HfseqError, UsageError, first_line, write_whole
+from hfseq.errors import DataError, HfseqError, UsageError, first_line, write_atomically
 
 EXAMPLES = """hfseq evaluate my-gpt2 --tasks lambada_openai,hellaswag --limit 100
 hfseq evaluate my-adapter --task riddles --include_path my-tasks --num_fewshot 3
@@ -75,7 +75,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise UsageError(f'evaluation needs lm-eval: pip install "hfseq[eval]" ({error})') from None
     manager, tasks = find_tasks(arguments.tasks, arguments.include_path)
-    prepare(arguments)
+    prepare_devices(arguments)
     limit = arguments.limit
     try:
         results = lm_eval.simple_evaluate(
@@ -97,7 +97,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         ) from error
     text = json.dumps(results, indent=2, default=handle_non_serializable, ensure_ascii=False)
     if arguments.output:
-        write_whole(Path(arguments.output), text + "\n")
+        write_atomically(Path(arguments.output), text + "\n")
     if arguments.json:
         print(text)
         return 0

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hfseq import plugins
-from hfseq.cli.convert import problems as misfits
-from hfseq.cli.convert import use_cpu, without_parameters
-from hfseq.cli.text import add_json, paint, print_json, width
+from hfseq.cli.convert import build_abstract_model, use_cpu
+from hfseq.cli.convert import describe_mismatches as misfits
+from hfseq.cli.text import add_json, colorize, print_json, terminal_width
 from hfseq.errors import HfseqError, UsageError, first_line, parse_json
 from hfseq.plugins.registry import (
     TASKS,
@@ -28,7 +28,7 @@ hfseq inspect my-roberta --values
 hfseq inspect FacebookAI/roberta-base --headers_only --json"""
 
 #: Problems, and modules, that are listed before the rest is counted.
-LISTED = 12
+MAX_LISTED = 12
 
 PLAIN_VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 
@@ -71,12 +71,12 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     for label, value in _rows(report):
         first, *more = (value or ["none"]) if isinstance(value, list) else [value]
         print("\n".join([f"{label:15}{first}", *(f"{'':15}{line}" for line in more)]))
-    for problem in problems[:LISTED]:
-        print(f"{paint('problem'.ljust(15), 'red')}{problem}")
-    if len(problems) > LISTED:
-        print(f"{'':15}and {len(problems) - LISTED} more (--json lists them)")
+    for problem in problems[:MAX_LISTED]:
+        print(f"{colorize('problem'.ljust(15), 'red')}{problem}")
+    if len(problems) > MAX_LISTED:
+        print(f"{'':15}and {len(problems) - MAX_LISTED} more (--json lists them)")
     if not problems:
-        print(paint("no problem found", "green"))
+        print(colorize("no problem found", "green"))
     return 1 if problems else 0
 
 
@@ -84,7 +84,7 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
     """Yield what is known by its label; a list has a line for each of its texts."""
 
     def wrapped(text: str) -> list[str]:
-        return textwrap.wrap(text, width() - 15, break_on_hyphens=False)
+        return textwrap.wrap(text, terminal_width() - 15, break_on_hyphens=False)
 
     stored = f", stored as {report['stored_as']}" if report["stored_as"] else ""
     plugin = f" (plugin {report['plugin']})" if report["plugin"] else ""
@@ -95,8 +95,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
         parameters = report["parameters"]
         yield "parameters", f"{parameters['total']:,}"
         modules = sorted(parameters["modules"].items(), key=lambda item: -item[1])
-        rest = sum(count for _, count in modules[LISTED:])
-        modules = modules[:LISTED] + [(f"{len(modules) - LISTED} more", rest)] * bool(rest)
+        rest = sum(count for _, count in modules[MAX_LISTED:])
+        modules = modules[:MAX_LISTED] + [(f"{len(modules) - MAX_LISTED} more", rest)] * bool(rest)
         yield "", [f"{count:>13,}  {name}" for name, count in modules]
         held = "{}: {tensors} tensors, {bytes:,} bytes"
         yield "types", [held.format(code, **row) for code, row in parameters["dtypes"].items()]
@@ -133,14 +133,15 @@ def inspect_checkpoint(
     report is made of JSON's types; ``problems`` is a list of sentences.
     """
     from hfseq.checkpoints import headers
-    from hfseq.checkpoints.weights import FLOATING
+    from hfseq.checkpoints.weights import FLOAT_DTYPES
 
     checkpoint = Checkpoint(name)
     weights, problems = checkpoint.weights, checkpoint.problems
     counts = {
         name: entry.count
         for name, (_, entry) in weights.entries.items()
-        if headers.NUMPY.get(entry.code) in FLOATING or entry.code not in headers.NUMPY
+        if headers.NUMPY_DTYPES.get(entry.dtype_code) in FLOAT_DTYPES
+        or entry.dtype_code not in headers.NUMPY_DTYPES
     }
     report = {
         "source": name,
@@ -148,12 +149,12 @@ def inspect_checkpoint(
         "parameters": {
             "total": sum(counts.values()),
             "modules": _by_module(counts, 1),
-            "dtypes": headers.totals(weights),
+            "dtypes": headers.count_by_dtype(weights),
         },
         "files": [
             {"name": h.file, "bytes": h.size, "tensors": len(h.tensors)} for h in weights.headers
         ],
-        "not_read": weights.others,
+        "not_read": weights.unread_files,
         "tokenizer": checkpoint.tokenizer(),
         "embedding_rows": {
             name: entry.shape[0]
@@ -187,7 +188,7 @@ def inspect_checkpoint(
     if names and weights.headers and report["plugin"]:
         report["names"] = checkpoint.compare_names()
     if read_values:
-        report["not_finite"] = checkpoint.not_finite()
+        report["not_finite"] = checkpoint.count_nonfinite()
     return {**report, "problems": problems}
 
 
@@ -198,10 +199,10 @@ class Checkpoint:
         from hfseq.checkpoints import headers
         from hfseq.checkpoints.config import Source, fetcher, model_type
 
-        source = Source.of(name)
-        self.place = source.place
-        self.folder = Path(self.place) if Path(self.place).is_dir() else None
-        self.fetch = fetcher(self.place, {})
+        source = Source.parse(name)
+        self.location = source.location
+        self.folder = Path(self.location) if Path(self.location).is_dir() else None
+        self.fetch = fetcher(self.location, {})
         self.problems: list[str] = []
         self.stored = self.read_json("config.json")
         if self.fetch("config.json") is None:
@@ -209,10 +210,10 @@ class Checkpoint:
         elif not self.problems and model_type(self.stored) is None:
             self.problems.append("config.json names no model_type")
         if self.folder is None:
-            self.weights = headers.remote_weights(self.place)
+            self.weights = headers.read_remote_headers(self.location)
         else:
             only = Path(source.file).name if source.file else None
-            self.weights = headers.local_weights(self.folder, only)
+            self.weights = headers.read_local_headers(self.folder, only)
         self.problems += self.weights.problems
 
     def read_json(self, name: str) -> dict[str, Any]:
@@ -292,15 +293,17 @@ class Checkpoint:
 
     def training(self) -> dict[str, Any] | None:
         """Return the steps of training checkpoints and the last logged; None where no run was."""
-        from hfseq.reports.log import LOG, read_metrics
+        from hfseq.reports.log import LOG_FILE, read_metrics
 
         if self.folder is None:
             return None
         saved = (self.folder / "checkpoints").glob("*")
         steps = sorted(int(path.name) for path in saved if path.name.isdecimal() and path.is_dir())
-        if not (self.folder / LOG).is_file():
+        if not (self.folder / LOG_FILE).is_file():
             return {"checkpoints": steps} if steps else None
-        logged = max((record["step"] for record in read_metrics(self.folder / LOG)), default=None)
+        logged = max(
+            (record["step"] for record in read_metrics(self.folder / LOG_FILE)), default=None
+        )
         return {"checkpoints": steps, "logged_step": logged}
 
     def compare_names(self) -> dict[str, Any] | None:
@@ -309,8 +312,8 @@ class Checkpoint:
 
         tensors = self.weights.tensors()
         try:
-            cls = find_class(self.stored, self.place)
-            model = without_parameters(cls, self.place, tensors)
+            cls = find_class(self.stored, self.location)
+            model = build_abstract_model(cls, self.location, tensors)
         except (HfseqError, ValueError, TypeError, KeyError, AttributeError) as error:
             self.problems.append(f"its class cannot be made: {first_line(error)}")
             return None
@@ -331,21 +334,21 @@ class Checkpoint:
             "tied": tied,
         }
 
-    def not_finite(self) -> dict[str, int]:
+    def count_nonfinite(self) -> dict[str, int]:
         """Count NaN and infinities in every tensor of floating numbers."""
         import numpy as np
 
-        from hfseq.checkpoints.headers import NUMPY, values
-        from hfseq.checkpoints.weights import FLOATING
+        from hfseq.checkpoints.headers import NUMPY_DTYPES, read_tensor
+        from hfseq.checkpoints.weights import FLOAT_DTYPES
 
         if self.weights.folder is None:
             raise UsageError("--values needs the weights here: download the model first")
         size = 1 << 22  # numbers that are converted at a time
         counts = {}
         for name, (header, entry) in self.weights.entries.items():
-            if NUMPY.get(entry.code) not in FLOATING or header.problems:
+            if NUMPY_DTYPES.get(entry.dtype_code) not in FLOAT_DTYPES or header.problems:
                 continue
-            flat = values(self.weights.folder, header, entry).reshape(-1)
+            flat = read_tensor(self.weights.folder, header, entry).reshape(-1)
             pieces = (flat[i : i + size].astype(np.float32) for i in range(0, len(flat), size))
             if count := sum(int((~np.isfinite(piece)).sum()) for piece in pieces):
                 counts[name] = count

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfseq import plugins
-from hfseq.cli.text import add_json, paint, print_json
-from hfseq.errors import DataError, UsageError, run_command, write_whole
-from hfseq.pipelines.lines import LONG_LINES, Output, count_lines, open_input, read_lines
+from hfseq.cli.text import add_json, colorize, print_json
+from hfseq.errors import DataError, UsageError, run_command, write_atomically
+from hfseq.pipelines.lines import LONG_LINE_POLICIES, Output, count_lines, open_input, read_lines
 
 if TYPE_CHECKING:
     from hfseq.pipelines.translation import Translation
@@ -70,7 +70,7 @@ def add_model_flags(group: argparse._ActionsContainer) -> None:
     )
 
 
-def add_numbers(group: argparse._ActionsContainer, *flags: tuple[str, int | None, str]) -> None:
+def add_int_flags(group: argparse._ActionsContainer, *flags: tuple[str, int | None, str]) -> None:
     """Add flags of whole numbers: name, default, help."""
     for name, default, text in flags:
         group.add_argument(f"--{name}", type=int, metavar="N", default=default, help=text)
@@ -88,7 +88,7 @@ def add_output_file(group: argparse._ActionsContainer) -> None:
     )
 
 
-def refuse_below_one(arguments: argparse.Namespace, *names: str) -> None:
+def check_at_least_one(arguments: argparse.Namespace, *names: str) -> None:
     """Refuse flags of numbers that are 0 or less."""
     for name in names:
         value = getattr(arguments, name)
@@ -96,9 +96,9 @@ def refuse_below_one(arguments: argparse.Namespace, *names: str) -> None:
             raise UsageError(f"--{name} {value}: give a number of at least 1")
 
 
-def prepare(arguments: argparse.Namespace) -> None:
+def prepare_devices(arguments: argparse.Namespace) -> None:
     """Load the plugins, and see that the device is the one that was asked for."""
-    from hfseq.training.output import require_device, use_compilation_cache
+    from hfseq.training.output_directory import require_device, use_compilation_cache
 
     plugins.load(arguments.plugin)
     require_device(arguments.device)
@@ -128,9 +128,9 @@ def add_fill_mask(parser: argparse.ArgumentParser) -> None:
 
 def run_fill_mask(arguments: argparse.Namespace) -> int:
     """Print the likeliest tokens for each mask of each text."""
-    refuse_below_one(arguments, "top")
+    check_at_least_one(arguments, "top")
     plugins.load(arguments.plugin)
-    from hfseq.pipelines.base import Refused
+    from hfseq.pipelines.base import RejectedInput
     from hfseq.pipelines.tasks import pipeline
 
     made = pipeline("fill-mask", arguments.model, batch_size=32, top_k=arguments.top)
@@ -144,7 +144,7 @@ def run_fill_mask(arguments: argparse.Namespace) -> int:
     texts = [text.replace(MASK, made.tokenizer.mask_token) for text in arguments.texts]
     filled = []
     for text, masks in zip(arguments.texts, made.stream(texts), strict=True):
-        if isinstance(masks, Refused):
+        if isinstance(masks, RejectedInput):
             raise UsageError(f"'{text}': {masks}")
         filled.append(masks if isinstance(masks[0], list) else [masks])
     if arguments.json:
@@ -245,22 +245,22 @@ def run_generate(arguments: argparse.Namespace) -> int:
         raise UsageError("no prompt: the input is empty")
     from hfseq.pipelines.text_generation import TextGenerator
 
-    prepare(arguments)
+    prepare_devices(arguments)
     generator = TextGenerator.from_pretrained(arguments.model, arguments.precision)
-    show_prompt = generator.continues and not arguments.continuation_only
+    show_prompt = generator.is_decoder_only and not arguments.continuation_only
     plain = options.get("num_beams", 1) == 1 == options.get("num_return_sequences", 1)
     possible = len(prompts) == 1 and plain and not arguments.json
     if arguments.stream and not possible:
         raise UsageError("--stream needs one prompt, one sequence, no beams and no --json")
     if possible and (arguments.stream or arguments.stream is None and sys.stdout.isatty()):
         if show_prompt:
-            print(paint(prompts[0], "faint"), end="", flush=True)
+            print(colorize(prompts[0], "faint"), end="", flush=True)
         for piece in generator.stream(prompts[0], **options):
             print(piece, end="", flush=True)
         print()
         return 0
     for number, prompt in enumerate(prompts, 1):
-        texts = generator.write(prompt, **options)
+        texts = generator.generate(prompt, **options)
         if arguments.json:
             rows = [{"text": one.text, "tokens": one.tokens, "ended": one.ended} for one in texts]
             print_json({"prompt": prompt, "sequences": rows}, one_line=True, texts=True)
@@ -268,7 +268,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
         for which, one in enumerate(texts, 1):
             if len(prompts) * len(texts) > 1:
                 of = f"{number}" + (f".{which}" if len(texts) > 1 else "")
-                print(paint(f"== {of} ==", "faint"))
+                print(colorize(f"== {of} ==", "faint"))
             print((prompt if show_prompt else "") + one.text, flush=True)
     return 0
 
@@ -302,7 +302,7 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         default="convert",
         help="a file of another rate than the model's: convert it, or report it (convert)",
     )
-    add_numbers(
+    add_int_flags(
         group,
         ("batch_size", 8, "files read together (8)"),
         ("num_beams", 1, "1 is greedy search (1)"),
@@ -315,16 +315,16 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
     """Transcribe files and folders, and return 1 if one could not be."""
     from tqdm import tqdm
 
-    from hfseq.data.audio import Sound, Unreadable, find
+    from hfseq.data.audio import AudioFile, UnreadableError, find_audio
     from hfseq.pipelines.transcription import Transcriber
 
-    names, seconds = find(arguments.files), 0.0
+    names, seconds = find_audio(arguments.files), 0.0
     for name in names:
-        with contextlib.suppress(Unreadable):  # told where it is read
-            seconds += Sound(name).seconds
+        with contextlib.suppress(UnreadableError):  # told where it is read
+            seconds += AudioFile(name).seconds
     folder = Path(arguments.output_dir) if arguments.output_dir else None
     targets = _transcript_files(names, folder, arguments.output_format)
-    prepare(arguments)
+    prepare_devices(arguments)
     options = ("precision", "language", "task", "batch_size", "num_beams", "max_new_tokens")
     transcriber = Transcriber.from_pretrained(
         arguments.model,
@@ -344,11 +344,11 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
                 continue
             text = {
                 "txt": lambda one=one: one.text + "\n",
-                "srt": lambda one=one: one.srt(),
+                "srt": lambda one=one: one.to_srt(),
                 "json": lambda one=one: json.dumps(one.record(), ensure_ascii=False) + "\n",
             }[arguments.output_format]()
             if folder is not None:
-                write_whole(targets[name], text)
+                write_atomically(targets[name], text)
             elif not arguments.json:
                 print(text, end="", flush=True)
     if bad:
@@ -363,14 +363,14 @@ def add_caption(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("files", metavar="FILE", nargs="+", help="a picture, or a folder of them")
     group = parser.add_argument_group("pictures")
-    add_numbers(group, ("batch_size", 8, "pictures read together (8)"))
-    add_numbers(group, ("decode_workers", 0, "processes that decode pictures; 0: this one (0)"))
+    add_int_flags(group, ("batch_size", 8, "pictures read together (8)"))
+    add_int_flags(group, ("decode_workers", 0, "processes that decode pictures; 0: this one (0)"))
     group = parser.add_argument_group("output")
     add_json(group, "a JSON object a line, for each picture")
     add_progress(group)
     group = parser.add_argument_group("caption")
-    add_numbers(group, ("num_beams", None, "1 is greedy search; default: the model's own"))
-    add_numbers(group, ("max_new_tokens", None, "longest caption; default: the model's own"))
+    add_int_flags(group, ("num_beams", None, "1 is greedy search; default: the model's own"))
+    add_int_flags(group, ("max_new_tokens", None, "longest caption; default: the model's own"))
     add_model_flags(parser.add_argument_group("model"))
 
 
@@ -379,7 +379,7 @@ def run_caption(arguments: argparse.Namespace) -> int:
     return _on_pictures(arguments, "Captioner", ("num_beams", "max_new_tokens"))
 
 
-def classify_pictures(arguments: argparse.Namespace) -> int:
+def classify_images(arguments: argparse.Namespace) -> int:
     """Say which classes each picture has; ``inputs`` are files and folders."""
     unused = ("input_file", "output_file", "candidate_labels")
     if not arguments.inputs or any(getattr(arguments, name) for name in unused):
@@ -395,13 +395,13 @@ def _on_pictures(arguments: argparse.Namespace, kind: str, names: Sequence[str])
     """Print an answer to each picture, and return 1 if one could not be read."""
     from tqdm import tqdm
 
-    from hfseq.data.images import find
+    from hfseq.data.images import find_images
 
-    found, bad = find(arguments.files), 0
-    prepare(arguments)
-    from hfseq.pipelines import pictures
+    found, bad = find_images(arguments.files), 0
+    prepare_devices(arguments)
+    from hfseq.pipelines import images
 
-    pipeline = getattr(pictures, kind).from_pretrained(
+    pipeline = getattr(images, kind).from_pretrained(
         arguments.model,
         workers=arguments.decode_workers,
         precision=arguments.precision,
@@ -469,7 +469,7 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
     group.add_argument("--scores", action="store_true", help="score and tab before each text")
     group.add_argument(
         "--long_lines",
-        choices=LONG_LINES,
+        choices=LONG_LINE_POLICIES,
         default="truncate",
         help="a text that is longer than the model reads: truncate it, split it at sentences and "
         "translate all of it, or count it as an error (truncate)",
@@ -485,7 +485,7 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
     add_progress(group)
 
     group = parser.add_argument_group("search")
-    add_numbers(
+    add_int_flags(
         group,
         ("num_beams", 4, "1 is greedy search (4)"),
         ("num_return_sequences", 1, "best translations of each text (1)"),
@@ -564,7 +564,7 @@ def run_translate(arguments: argparse.Namespace) -> int:
     hidden = arguments.no_progress or not sys.stderr.isatty()
     bad = unended = count = 0
     with Output(arguments.output_file) as output:
-        prepare(arguments)
+        prepare_devices(arguments)
         translator = Translator.from_pretrained(arguments.model, **given)
         with tqdm(total=total, unit=" lines", disable=hidden, file=sys.stderr) as bar:
             for translation in translator.stream(lines, **pause):

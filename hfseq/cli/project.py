@@ -16,7 +16,7 @@ from hfseq.checkpoints import hub, network
 from hfseq.cli.text import add_json, print_json
 from hfseq.errors import UsageError
 from hfseq.plugins import __version__, manager
-from hfseq.plugins.registry import describe
+from hfseq.plugins.registry import describe_error
 from hfseq.training import accelerator_flags
 
 PACKAGES = (
@@ -25,7 +25,7 @@ PACKAGES = (
 )
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-KINDS = ("encoder", "decoder", "seq2seq")
+TEMPLATE_KINDS = ("encoder", "decoder", "seq2seq")
 
 
 def add_env(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +45,10 @@ def run_env(arguments: argparse.Namespace) -> int:
         "platform": platform.platform(),
         "packages": dict.fromkeys(PACKAGES),
         "plugins": {info.name: info.version for info in loaded.infos},
-        "errors": {name: describe(error) for name, error in loaded.errors.items()},
+        "errors": {name: describe_error(error) for name, error in loaded.errors.items()},
         "accelerator_flags": {
-            "set": accelerator_flags.current(),
-            "recommended": list(accelerator_flags.recommended()),
+            "set": accelerator_flags.current_flags(),
+            "recommended": list(accelerator_flags.recommended_flags()),
         },
     }
     for name in PACKAGES:
@@ -82,7 +82,7 @@ def _devices() -> list[str]:
 
         return [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
     except Exception as error:  # a broken driver or plugin of jax: this command is there to show it
-        return [f"none ({describe(error)})"]
+        return [f"none ({describe_error(error)})"]
 
 
 def _load_plugins(arguments: argparse.Namespace) -> plugins.Plugins:
@@ -97,7 +97,7 @@ def _load_plugins(arguments: argparse.Namespace) -> plugins.Plugins:
 def run_plugins(arguments: argparse.Namespace) -> int:
     """Print every plugin with its origin, hooks and what it adds."""
     loaded = _load_plugins(arguments)
-    errors = {name: describe(error) for name, error in loaded.errors.items()}
+    errors = {name: describe_error(error) for name, error in loaded.errors.items()}
     if arguments.json:
         rows = [
             {
@@ -105,7 +105,7 @@ def run_plugins(arguments: argparse.Namespace) -> int:
                 "origin": info.origin,
                 "version": info.version,
                 "hooks": list(info.hooks),
-                "adds": loaded.adds(info.name),
+                "adds": loaded.registrations(info.name),
             }
             for info in loaded.infos
         ]
@@ -113,7 +113,7 @@ def run_plugins(arguments: argparse.Namespace) -> int:
         return 0
     for info in loaded.infos:
         print(f"{info.name} ({' '.join(filter(None, (info.origin, info.version)))})")
-        for kind, names in loaded.adds(info.name).items():
+        for kind, names in loaded.registrations(info.name).items():
             print(f"  {kind}: {', '.join(names)}")
         for hook in info.hooks:
             if not hook.startswith("register_"):
@@ -127,7 +127,10 @@ def add_new(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``hfseq new``."""
     parser.add_argument("name", metavar="NAME", help="model type, e.g. my-encoder")
     parser.add_argument(
-        "--kind", choices=KINDS, default=KINDS[0], help="what it is a model of; default: encoder"
+        "--kind",
+        choices=TEMPLATE_KINDS,
+        default=TEMPLATE_KINDS[0],
+        help="what it is a model of; default: encoder",
     )
     parser.add_argument("--output", metavar="FILE", type=Path, help="default: NAME.py")
 
@@ -177,7 +180,7 @@ def add_push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hub_timeout",
         type=float,
-        default=network.PATIENCE,
+        default=network.DEFAULT_STALL_TIMEOUT,
         metavar="SECONDS",
         help="without a byte moving, after which the Hub hangs (600)",
     )
@@ -201,8 +204,8 @@ def run_push(arguments: argparse.Namespace) -> int:
         )
 
     try:
-        print(network.watched(push))
-    except network.Stalled as error:
+        print(network.run_with_stall_timeout(push))
+    except network.TransferStalled as error:
         command = hub.push_command(folder, name, private, arguments.checkpoint)
         raise hub.HubError(
             f"cannot push {folder} to '{name}': {error}. What has arrived is not sent again; go on "

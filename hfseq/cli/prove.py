@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfseq import plugins
 from hfseq.cli.convert import use_cpu
-from hfseq.cli.text import add_json, paint, print_json, table
+from hfseq.cli.text import add_json, colorize, format_table, print_json
 from hfseq.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -30,18 +30,18 @@ hfseq prove my-llama --python ~/transformers4/bin/python --only torch ctranslate
 hfseq prove my-adapter --json"""
 
 #: What opens a directory: the functions of consumers.py, which imports NumPy.
-NAMES = ("torch", "peft", "sentence-transformers", "ctranslate2", "onnx", "llama.cpp")
+CONSUMER_NAMES = ("torch", "peft", "sentence-transformers", "ctranslate2", "onnx", "llama.cpp")
 #: How far float32 on both sides may be apart, of the largest number.
 TOLERANCE = 1e-4
 #: Whose defect a difference is, and what to change, by consumer and model type.
-KNOWN = {
+KNOWN_DIFFERENCES = {
     **{
         ("ctranslate2", kind): "CTranslate2 4.8 reads config.rope_theta, which Transformers 5 "
         "lacks, and takes 10000 for it: convert with Transformers 4"
         for kind in ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
     },
 }
-LENGTH = 12
+INPUT_LENGTH = 12
 
 
 def add_prove(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +57,9 @@ def add_prove(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         nargs="+",
-        choices=NAMES,
+        choices=CONSUMER_NAMES,
         metavar="NAME",
-        help=f"some of {', '.join(NAMES)}",
+        help=f"some of {', '.join(CONSUMER_NAMES)}",
     )
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="X", help="seconds for each (600)"
@@ -76,7 +76,7 @@ def run_prove(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--python {python}: there is no such interpreter")
     found = prove(
         arguments.model,
-        arguments.only or NAMES,
+        arguments.only or CONSUMER_NAMES,
         arguments.python,
         arguments.timeout,
     )
@@ -87,12 +87,12 @@ def run_prove(arguments: argparse.Namespace) -> int:
         for one in found["consumers"]:
             apart = one.get("difference")
             rows.append([one["name"], "" if apart is None else f"{apart:.1e}", one["status"]])
-        lines = table(rows)
+        lines = format_table(rows)
         print(f"{found['model_class']}: {found['output']} {tuple(found['shape'])}, hfseq")
         for line, one in zip(lines, [None, *found["consumers"]], strict=True):
             colour = {"equal": "green", "differs": "red"}.get((one or {}).get("status", ""), "")
             note = (one or {}).get("detail", "")
-            print((paint(line, colour) if colour else line) + (f"  {note}" if note else ""))
+            print((colorize(line, colour) if colour else line) + (f"  {note}" if note else ""))
     return 1 if any(one["status"] == "differs" for one in found["consumers"]) else 0
 
 
@@ -104,7 +104,7 @@ def prove(
 
     if not Path(folder).is_dir():
         raise CheckpointError(f"'{folder}' is no directory: give one that a model was saved to")
-    model = load(folder)
+    model = load_model(folder)
     inputs: dict[str, Any] = make_inputs(model)
     output = model(**inputs)
     name = next(
@@ -126,7 +126,7 @@ def prove(
                 equal = told["difference"] <= TOLERANCE
                 told["status"] = "equal" if equal else "differs"
             if told["status"] == "differs":
-                remedy = KNOWN.get((consumer, model.config.model_type))
+                remedy = KNOWN_DIFFERENCES.get((consumer, model.config.model_type))
                 told["detail"] = remedy or told.get("detail", "not known of this program")
             made.append({"name": shown, **told})
     return {
@@ -168,13 +168,13 @@ def _ask(
     return told
 
 
-def load(folder: str) -> FlaxPreTrainedModel:
+def load_model(folder: str) -> FlaxPreTrainedModel:
     """Load the model by the class that the directory names; an adapter with its base."""
     from hfseq.checkpoints.config import read_config
     from hfseq.modeling import lora
     from hfseq.modeling.auto import find_class
 
-    adapter = lora.find(folder, {})
+    adapter = lora.find_adapter(folder, {})
     place, task = (folder, None) if adapter is None else (adapter.base, adapter.head)
     return find_class(read_config(place), place, task=task).from_pretrained(folder)
 
@@ -185,32 +185,32 @@ def make_inputs(model: FlaxPreTrainedModel) -> dict[str, np.ndarray]:
 
     random, config = np.random.default_rng(0), model.config
     given: dict[str, Any] = {}
-    if model.reads("input_ids"):
-        words = model.vocabulary() or 100
-        ids = random.integers(min(5, words - 1), words, (2, LENGTH)).astype(np.int32)
+    if model.has_input("input_ids"):
+        words = model.vocab_size() or 100
+        ids = random.integers(min(5, words - 1), words, (2, INPUT_LENGTH)).astype(np.int32)
         mask = np.ones_like(ids)
         if not model.can_generate() or getattr(config, "is_encoder_decoder", False):
-            mask[1, LENGTH - 3 :] = 0
+            mask[1, INPUT_LENGTH - 3 :] = 0
             pad = getattr(config, "pad_token_id", None)
             ids = np.where(mask, ids, 0 if pad is None else pad).astype(np.int32)
         end = getattr(model.text_config, "eos_token_id", None)
-        if model.reads("pixel_values") and isinstance(end, int):
+        if model.has_input("pixel_values") and isinstance(end, int):
             ids[:, -4] = min(max(end, 2), words - 1)
         given |= {"input_ids": ids, "attention_mask": mask}
-    if model.reads("pixel_values"):
-        shape = model.picture_shape() or (3, 64, 64)
+    if model.has_input("pixel_values"):
+        shape = model.image_shape() or (3, 64, 64)
         given["pixel_values"] = random.normal(size=(2, *shape)).astype(np.float32)
-    if model.reads("input_features"):
+    if model.has_input("input_features"):
         frames = 2 * config.max_source_positions
         given["input_features"] = random.normal(size=(2, config.num_mel_bins, frames)).astype(
             np.float32
         )
-    if model.reads("input_values") or model.reads("inputs"):
-        name = "input_values" if model.reads("input_values") else "inputs"
+    if model.has_input("input_values") or model.has_input("inputs"):
+        name = "input_values" if model.has_input("input_values") else "inputs"
         given[name] = random.normal(size=(2, 4000)).astype(np.float32)
-    if model.reads("decoder_input_ids"):
-        words = model.vocabulary("decoder_input_ids") or 100
-        given["decoder_input_ids"] = random.integers(min(5, words - 1), words, (2, LENGTH)).astype(
-            np.int32
-        )
+    if model.has_input("decoder_input_ids"):
+        words = model.vocab_size("decoder_input_ids") or 100
+        given["decoder_input_ids"] = random.integers(
+            min(5, words - 1), words, (2, INPUT_LENGTH)
+        ).astype(np.int32)
     return given

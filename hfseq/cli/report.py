@@ -8,7 +8,16 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hfseq.cli.text import add_json, draw, duration, number, paint, print_json, table, width
+from hfseq.cli.text import (
+    add_json,
+    colorize,
+    draw_curve,
+    format_duration,
+    format_number,
+    format_table,
+    print_json,
+    terminal_width,
+)
 from hfseq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +65,7 @@ def run_report(arguments: argparse.Namespace) -> int:
         raise UsageError("--watch needs a positive number of seconds, and no --json")
     while True:
         log = logs.RunLog(arguments.directory)
-        summary = logs.summarise(log)
+        summary = logs.summarize(log)
         if arguments.watch is not None and sys.stdout.isatty():
             print("\033[2J\033[H", end="")
         if arguments.json:
@@ -77,11 +86,11 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 
 def _report(summary: Record, log: RunLog) -> Iterator[str]:
-    from hfseq.reports.log import LOSS
-    from hfseq.reports.plots import short
+    from hfseq.reports.log import LOSS_NAMES
+    from hfseq.reports.plots import format_count
 
     name, status = summary["name"], summary["status"]
-    yield f"{paint(name, 'bold')}: {paint(status, COLOURS[status])}"
+    yield f"{colorize(name, 'bold')}: {colorize(status, COLOURS[status])}"
     total, step, seen = summary["total_steps"], summary["step"], summary["tokens_seen"]
     share = f" of {total:,} ({step / total:.0%})" if total else ""
     epoch = f", epoch {summary['epoch']:.2f}" if summary["epoch"] is not None else ""
@@ -95,12 +104,12 @@ def _report(summary: Record, log: RunLog) -> Iterator[str]:
         "mfu": "MFU {:.1%}",
         "peak_memory_gb": "peak memory {:.2f} GB",
     }
-    losses = [number(summary[name]) for name in ("first_loss", "last_loss")]
+    losses = [format_number(summary[name]) for name in ("first_loss", "last_loss")]
     facts = {
         "step": f"{step:,}{share}{epoch}",
-        "tokens seen": "" if seen is None else short(seen),
+        "tokens seen": "" if seen is None else format_count(seen),
         "time": ", ".join(
-            text.format(duration(summary[key]))
+            text.format(format_duration(summary[key]))
             for key, text in times.items()
             if summary[key] is not None
         ),
@@ -112,10 +121,10 @@ def _report(summary: Record, log: RunLog) -> Iterator[str]:
         "resumed at": ", ".join(f"{step:,}" for step in summary["resumed_at"]),
     }
     yield from (f"  {label:14}{value}" for label, value in facts.items() if value)
-    points = log.points(*LOSS)
+    points = log.points(*LOSS_NAMES)
     if len(points) > 1:
         yield from ("", "  training loss by step")
-        yield from (f"  {line}" for line in draw(points, width() - 2))
+        yield from (f"  {line}" for line in draw_curve(points, terminal_width() - 2))
     if evaluations := summary["evaluations"]:
         names = [
             name
@@ -123,19 +132,25 @@ def _report(summary: Record, log: RunLog) -> Iterator[str]:
             if name != "step" and not name.endswith(NOT_QUALITY)
         ]
         rows = [
-            [f"{record['step']:,}", *(number(record.get(name)) for name in names)]
+            [f"{record['step']:,}", *(format_number(record.get(name)) for name in names)]
             for record in evaluations[-EVALUATIONS:]
         ]
         yield ""
-        yield from (f"  {line}" for line in table([["step", *names], *rows], width() - 2))
+        yield from (
+            f"  {line}" for line in format_table([["step", *names], *rows], terminal_width() - 2)
+        )
     for warning in summary["warnings"]:
-        yield f"{paint('warning', 'yellow')}: {warning}"
+        yield f"{colorize('warning', 'yellow')}: {warning}"
 
 
 def _best(summary: Record) -> tuple[str, str]:
     """Return the best evaluation and its step, empty where there is none."""
     best = summary["best"]
-    return (f"{best['metric']} {number(best['value'])}", f"{best['step']:,}") if best else ("", "")
+    return (
+        (f"{best['metric']} {format_number(best['value'])}", f"{best['step']:,}")
+        if best
+        else ("", "")
+    )
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -193,19 +208,25 @@ def _comparison(comparison: Record) -> Iterator[str]:
         rate = run["tokens_per_second"]
         rows.append(
             [
-                *(name, run["status"], f"{run['step']:,}", number(run["last_loss"]), *_best(run)),
-                *("" if rate is None else f"{rate:,.0f}", duration(run["seconds"])),
+                *(
+                    name,
+                    run["status"],
+                    f"{run['step']:,}",
+                    format_number(run["last_loss"]),
+                    *_best(run),
+                ),
+                *("" if rate is None else f"{rate:,.0f}", format_duration(run["seconds"])),
             ]
         )
-    heading, *lines = table(rows)
-    yield paint(heading, "bold")
+    heading, *lines = format_table(rows)
+    yield colorize(heading, "bold")
     yield from lines
     if different := comparison["different_flags"]:
         rows = [["flags that differ", *next(iter(different.values()))]]
         rows += [[flag, *map(shown, values.values())] for flag, values in different.items()]
-        heading, *lines = table(rows)
+        heading, *lines = format_table(rows)
         yield ""
-        yield paint(heading, "bold")
+        yield colorize(heading, "bold")
         yield from lines
     elif len(unknown) < len(runs) - 1:
         yield "no flag differs"

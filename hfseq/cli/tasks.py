@@ -13,7 +13,7 @@ from typing import Any
 
 from hfseq.cli import models
 from hfseq.cli.text import add_json
-from hfseq.errors import DataError, UsageError, replacing
+from hfseq.errors import DataError, UsageError, atomic_replace
 from hfseq.pipelines.lines import BadLine, Output, count_lines
 
 #: Seconds without a new line after which what has come on a pipe is answered.
@@ -48,7 +48,7 @@ def _add_lines(parser: argparse.ArgumentParser, what: str, long_lines: bool = Tr
         "bytes, stop ends there (report)",
     )
     models.add_progress(group)
-    models.add_numbers(group, ("batch_size", 32, "texts read together (32)"))
+    models.add_int_flags(group, ("batch_size", 32, "texts read together (32)"))
     models.add_model_flags(parser.add_argument_group("model"))
 
 
@@ -67,7 +67,7 @@ def _run(
         raise UsageError("give texts or --input_file, not both")
     from tqdm import tqdm
 
-    from hfseq.pipelines.base import Refused, read_inputs
+    from hfseq.pipelines.base import RejectedInput, read_inputs
     from hfseq.pipelines.tasks import pipeline
 
     name = arguments.input_file or "-"
@@ -91,7 +91,7 @@ def _run(
     hidden = arguments.no_progress or not sys.stderr.isatty()
     bad = count = 0
     with Output(arguments.output_file) as output:
-        models.prepare(arguments)
+        models.prepare_devices(arguments)
         made = pipeline(
             task,
             arguments.model,
@@ -103,7 +103,7 @@ def _run(
         with tqdm(total=total, unit=" texts", disable=hidden, file=sys.stderr) as bar:
             for answer in made.stream(inputs(), pause=pause):
                 place, one = read.popleft()
-                refused = isinstance(answer, Refused)
+                refused = isinstance(answer, RejectedInput)
                 if refused:
                     bar.write(f"error: {place}: {answer}", file=sys.stderr)
                     if arguments.on_bad_line == "stop":
@@ -133,7 +133,7 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
         "--context", metavar="TEXT", help="where the answer stands; @FILE reads it from a file"
     )
     group = parser.add_argument_group("answers")
-    models.add_numbers(
+    models.add_int_flags(
         group,
         ("top_k", 1, "answers to a question (1)"),
         ("max_answer_len", 30, "longest answer, in tokens (30)"),
@@ -173,7 +173,7 @@ def run_answer(arguments: argparse.Namespace) -> int:
     for name in ("max_seq_len", "doc_stride"):
         if getattr(arguments, name) is not None:
             options[name] = getattr(arguments, name)
-    models.refuse_below_one(arguments, "top_k", "max_answer_len", "max_seq_len")
+    models.check_at_least_one(arguments, "top_k", "max_answer_len", "max_seq_len")
 
     def show(given: Any, answer: Any) -> str:
         several = answer if isinstance(answer, list) else [answer]
@@ -232,7 +232,7 @@ def add_summarize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="directory or Hub name of a summariser")
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="default: standard input")
     group = parser.add_argument_group("search")
-    models.add_numbers(
+    models.add_int_flags(
         group,
         ("num_beams", None, "1 is greedy search; default: the model's own, else 4"),
         ("max_new_tokens", None, "longest summary; default: the model's own, else 256"),
@@ -250,7 +250,7 @@ def run_summarize(arguments: argparse.Namespace) -> int:
     names = ("num_beams", "max_new_tokens", "min_new_tokens", "no_repeat_ngram_size")
     given = {name: getattr(arguments, name) for name in (*names, "length_penalty")}
     options = {name: value for name, value in given.items() if value is not None}
-    models.refuse_below_one(arguments, "num_beams", "max_new_tokens")
+    models.check_at_least_one(arguments, "num_beams", "max_new_tokens")
     options["truncation"] = arguments.long_lines == "truncate"
     show = lambda given, answer: _line(answer[0]["summary_text"])  # noqa: E731
     return _run(arguments, "summarization", options, show, arguments.texts)
@@ -272,7 +272,7 @@ def add_classify(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,C",
         help="classes for a model that was trained on what follows from a text (NLI)",
     )
-    models.add_numbers(
+    models.add_int_flags(
         group, ("decode_workers", 0, "processes that decode pictures; 0: this one (0)")
     )
     _add_lines(parser, "a text")
@@ -283,13 +283,13 @@ def run_classify(arguments: argparse.Namespace) -> int:
     from hfseq import plugins
     from hfseq.checkpoints.config import Source, class_names, read_config
 
-    models.refuse_below_one(arguments, "top_k")
+    models.check_at_least_one(arguments, "top_k")
     plugins.load(arguments.plugin)
-    place = Source.of(arguments.model).place
+    place = Source.parse(arguments.model).location
     if not os.path.exists(os.path.join(place, "adapter_config.json")):
-        names = class_names(read_config(Source.of(arguments.model).place))
+        names = class_names(read_config(Source.parse(arguments.model).location))
         if any("ForImageClassification" in name for name in names):
-            return models.classify_pictures(arguments)
+            return models.classify_images(arguments)
 
     def show(given: Any, answer: Any) -> str:
         if arguments.candidate_labels:
@@ -322,7 +322,7 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--normalize", action="store_true", help="give vectors the length 1")
     group.add_argument("--prompt", metavar="TEXT", help="put this before each text")
     group.add_argument("--prompt_name", metavar="NAME", help="a prompt that the model has")
-    models.add_numbers(group, ("truncate_dim", None, "keep the first so many features"))
+    models.add_int_flags(group, ("truncate_dim", None, "keep the first so many features"))
     group = parser.add_argument_group("input and output")
     group.add_argument(
         "--input_file",
@@ -337,30 +337,30 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     )
     add_json(group, "a JSON object a line: the text and its vector")
     models.add_progress(group)
-    models.add_numbers(group, ("batch_size", 32, "texts read together (32)"))
+    models.add_int_flags(group, ("batch_size", 32, "texts read together (32)"))
     models.add_model_flags(parser.add_argument_group("model"))
 
 
 def run_embed(arguments: argparse.Namespace) -> int:
     """Write the vector of each text."""
-    models.refuse_below_one(arguments, "batch_size", "truncate_dim")
+    models.check_at_least_one(arguments, "batch_size", "truncate_dim")
     if arguments.texts and arguments.input_file:
         raise UsageError("give texts or --input_file, not both")
     import numpy as np
 
     from hfseq.modeling import auto
-    from hfseq.pipelines.base import Refused, read_inputs, text_of
+    from hfseq.pipelines.base import RejectedInput, input_text, read_inputs
 
-    models.prepare(arguments)
+    models.prepare_devices(arguments)
     name = arguments.input_file or "-"
     if not arguments.texts and name == "-" and sys.stdin.isatty():
         print("reading what you type; end with Ctrl-D", file=sys.stderr)
     rows = [(f"input {n}", text) for n, text in enumerate(arguments.texts, 1)]
     texts = []
     for place, given in rows or read_inputs(name):
-        text = text_of(given, "text")
-        if isinstance(text, Refused) or not text.strip():
-            why = text if isinstance(text, Refused) else "there is no text in it"
+        text = input_text(given, "text")
+        if isinstance(text, RejectedInput) or not text.strip():
+            why = text if isinstance(text, RejectedInput) else "there is no text in it"
             raise DataError(f"{place}: {why}; a vector of nothing would be compared with others")
         texts.append(str(text))
     model = auto.load(auto.FlaxAutoModel, arguments.model, precision=arguments.precision)
@@ -375,7 +375,10 @@ def run_embed(arguments: argparse.Namespace) -> int:
         show_progress_bar=sys.stderr.isatty() and not arguments.no_progress,
     )
     if arguments.output_file and arguments.output_file.endswith(".npy"):
-        with replacing(Path(arguments.output_file)) as temporary, open(temporary, "wb") as file:
+        with (
+            atomic_replace(Path(arguments.output_file)) as temporary,
+            open(temporary, "wb") as file,
+        ):
             np.save(file, vectors)
         return 0
     with Output(arguments.output_file) as output:

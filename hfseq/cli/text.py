@@ -13,18 +13,18 @@ from collections.abc import Sequence
 _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "faint": "2", "bold": "1"}
 
 
-def paint(text: str, colour: str) -> str:
+def colorize(text: str, colour: str) -> str:
     """Return ``text`` in a colour, where standard output is a terminal that shows colours."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if plain or not sys.stdout.isatty() else f"\033[{_CODES[colour]}m{text}\033[0m"
 
 
-def width(largest: int = 100) -> int:
+def terminal_width(largest: int = 100) -> int:
     """Return the columns to write in: those of the terminal, 80 where there is none."""
     return max(40, min(largest, shutil.get_terminal_size().columns))
 
 
-def table(rows: Sequence[Sequence[str]], columns: int | None = None) -> list[str]:
+def format_table(rows: Sequence[Sequence[str]], columns: int | None = None) -> list[str]:
     """Align cells to the right, the first of a row to the left.
 
     Columns that do not fit into so many characters are left out.
@@ -42,12 +42,12 @@ def table(rows: Sequence[Sequence[str]], columns: int | None = None) -> list[str
     ]
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Write a measured value with four digits; nothing where there is none."""
     return "" if value is None else f"{value:.4g}"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Write seconds as people do: 42 s, 3:07 min, 2:30 h, 3.1 days; nothing for None."""
     if seconds is None:
         return ""
@@ -60,18 +60,18 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Write bytes in units of 1000."""
-    return f"{quantity(count)}B"
+    return f"{format_quantity(count)}B"
 
 
-def quantity(value: float) -> str:
+def format_quantity(value: float) -> str:
     """Write a number with three digits and a unit's prefix."""
     units = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
     return _three_digits(value, units) or f"{value:.0f} "
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Write a time in seconds, milli- or microseconds."""
     return _three_digits(value, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))) or f"{value * 1e6:.2f} us"
 
@@ -101,7 +101,7 @@ def print_json(value: object, *, one_line: bool = False, texts: bool = False) ->
 _DOTS, _BLANK = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80)), 0x2800
 
 
-def draw(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> list[str]:
+def draw_curve(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> list[str]:
     """Return lines with the curve through ``points`` (x, y), its y limits and its x limits.
 
     The points may come in any order; those that are not finite are left out. The curve is made of

@@ -21,7 +21,7 @@ from typing import (
     get_type_hints,
 )
 
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError, did_you_mean
 
 Value = TypeVar("Value")
 
@@ -34,14 +34,14 @@ def option(default: Value, help: str) -> Value:
 
 
 @dataclass(frozen=True)
-class Allowed:
+class AllowedValues:
     """The values a flag takes, beside its annotation: ``Annotated[int, Allowed("…", minimum=1)]``.
 
     ``give`` is what an error asks for. NaN is in no range. The bounds stand in the annotation and
     not with the help text, all of which ``HfArgumentParser`` hands to argparse.
     """
 
-    give: str
+    description: str
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
@@ -56,12 +56,12 @@ class Allowed:
         )
 
 
-Count = Annotated[int, Allowed("a number of at least 1", minimum=1)]
-NotNegative = Annotated[int, Allowed("0 or more", minimum=0)]
-Percentage = Annotated[int, Allowed("0 to 99", minimum=0, maximum=99)]
-Share = Annotated[float, Allowed("a number in [0, 1]", minimum=0, maximum=1)]
-Positive = Annotated[float, Allowed("a number above 0", above=0)]
-Smoothing = Annotated[float, Allowed("0 to below 1", minimum=0, below=1)]
+PositiveInt = Annotated[int, AllowedValues("a number of at least 1", minimum=1)]
+NonNegativeInt = Annotated[int, AllowedValues("0 or more", minimum=0)]
+Percentage = Annotated[int, AllowedValues("0 to 99", minimum=0, maximum=99)]
+Fraction = Annotated[float, AllowedValues("a number in [0, 1]", minimum=0, maximum=1)]
+PositiveFloat = Annotated[float, AllowedValues("a number above 0", above=0)]
+SmoothingFactor = Annotated[float, AllowedValues("0 to below 1", minimum=0, below=1)]
 
 
 @dataclass
@@ -78,7 +78,9 @@ class CheckedArguments:
             value = getattr(self, name)
             if value is None or value in words or (not words and value in allowed):
                 continue
-            problems.append(f"--{name} {value}: give {allowed.give}{nearest(str(value), words)}")
+            problems.append(
+                f"--{name} {value}: give {allowed.description}{did_you_mean(str(value), words)}"
+            )
         problems += self.problems()
         if problems:
             raise UsageError("; ".join(problems))
@@ -89,7 +91,7 @@ class CheckedArguments:
 
     @classmethod
     @functools.cache
-    def _rules(cls) -> list[tuple[str, tuple[str, ...], Allowed]]:
+    def _rules(cls) -> list[tuple[str, tuple[str, ...], AllowedValues]]:
         """Return name, words (none for numbers) and range of restricted flags, own ones first."""
         own = inspect.get_annotations(cls)
         hints = get_type_hints(cls, include_extras=True)
@@ -103,12 +105,14 @@ class CheckedArguments:
                     words = get_args(part)
                 elif get_origin(part) is Annotated:
                     parts.append(part.__origin__)
-                    allowed = next(mark for mark in part.__metadata__ if isinstance(mark, Allowed))
+                    allowed = next(
+                        mark for mark in part.__metadata__ if isinstance(mark, AllowedValues)
+                    )
                 else:
                     parts += get_args(part)
             if words and allowed is None:
                 *others, last = words
-                allowed = Allowed(f"{', '.join(others)} or {last}" if others else last)
+                allowed = AllowedValues(f"{', '.join(others)} or {last}" if others else last)
             if allowed is not None:
                 rules.append((name, words, allowed))
         return rules
@@ -122,7 +126,7 @@ FILES_HELP = (
 ARRAYS_HELP = "or one local .npy or .npz with arrays of bytes (images)"
 
 #: Endings of files that are arrays.
-ARRAYS = (".npy", ".npz")
+ARRAY_EXTENSIONS = (".npy", ".npz")
 SPLITS = ("train", "validation", "test")
 
 
@@ -153,12 +157,16 @@ class TextArguments(CheckedArguments):
     validation_split_percentage: Percentage = option(
         5, "Percentage of the training text to validate on when there is no validation split."
     )
-    max_train_samples: Count | None = option(None, "Train on the first so many documents only.")
-    max_eval_samples: Count | None = option(None, "Evaluate on the first so many documents only.")
+    max_train_samples: PositiveInt | None = option(
+        None, "Train on the first so many documents only."
+    )
+    max_eval_samples: PositiveInt | None = option(
+        None, "Evaluate on the first so many documents only."
+    )
     streaming: bool = option(
         False, "Read and tokenise while training instead of tokenising everything to disk first."
     )
-    max_seq_length: Count | None = option(
+    max_seq_length: PositiveInt | None = option(
         None, "Tokens per row; by default the longest that tokenizer and model allow."
     )
     line_by_line: bool = option(
@@ -167,7 +175,9 @@ class TextArguments(CheckedArguments):
     pad_to_max_length: bool = option(
         False, "With --line_by_line, pad every row to max_seq_length, so that nothing recompiles."
     )
-    preprocessing_num_workers: Count | None = option(None, "Processes that tokenise in parallel.")
+    preprocessing_num_workers: PositiveInt | None = option(
+        None, "Processes that tokenise in parallel."
+    )
     overwrite_cache: bool = option(False, "Tokenise again even if the result is in the cache.")
     data_cache_dir: str | None = option(
         None, "Cache of tokenised text; by default $HFSEQ_CACHE, else ~/.cache/hfseq."
@@ -210,7 +220,7 @@ class TextArguments(CheckedArguments):
 def has_arrays(arguments: TextArguments) -> bool:
     """Tell whether a data file is one of arrays."""
     named = [getattr(arguments, f"{split}_file", None) or () for split in SPLITS]
-    return any(name.lower().endswith(ARRAYS) for names in named for name in names)
+    return any(name.lower().endswith(ARRAY_EXTENSIONS) for names in named for name in names)
 
 
 REFERENCE_HELP = (
@@ -226,7 +236,7 @@ SMOOTHING_HELP = (
 )
 
 
-def test_share(unit: str) -> int:
+def test_percentage_option(unit: str) -> int:
     """Return the flag of the percentage that is kept for the test split."""
     return option(
         0,
@@ -238,8 +248,8 @@ def test_share(unit: str) -> int:
 class DataArguments(TextArguments):
     """The data flags of masked language modelling."""
 
-    mlm_probability: Annotated[float, Allowed("a number in (0, 1]", above=0, maximum=1)] = option(
-        0.15, "Share of the tokens (or words) to mask."
+    mlm_probability: Annotated[float, AllowedValues("a number in (0, 1]", above=0, maximum=1)] = (
+        option(0.15, "Share of the tokens (or words) to mask.")
     )
     whole_word_masking: bool = option(False, "Mask whole words instead of single tokens.")
     train_ref_file: str | None = option(None, REFERENCE_HELP)
@@ -261,7 +271,7 @@ class CausalArguments(TextArguments):
         None, f"Validation text: {FILES_HELP}; {ARRAYS_HELP}."
     )
     block_size: (
-        Annotated[int, Allowed("at least 2, one token predicts nothing", minimum=2)] | None
+        Annotated[int, AllowedValues("at least 2, one token predicts nothing", minimum=2)] | None
     ) = option(
         None,
         "Tokens per row, v4's name of max_seq_length here; by default 1024 at most, and of images "
@@ -296,8 +306,10 @@ class CausalArguments(TextArguments):
     test_file: list[str] | None = option(
         None, f"Text for --do_predict: {FILES_HELP}; {ARRAYS_HELP}."
     )
-    test_split_percentage: Percentage = test_share("text")
-    max_test_samples: Count | None = option(None, "Judge the first so many test documents only.")
+    test_split_percentage: Percentage = test_percentage_option("text")
+    max_test_samples: PositiveInt | None = option(
+        None, "Judge the first so many test documents only."
+    )
 
     def problems(self) -> Iterator[str]:
         """Add two lengths that differ, and scores and ends of documents that there are not."""
@@ -331,11 +343,11 @@ class CausalArguments(TextArguments):
 class SpanArguments(TextArguments):
     """The data flags of span corruption."""
 
-    mlm_probability: Annotated[float, Allowed("a number between 0 and 1", above=0, below=1)] = (
-        option(0.15, "Share of the tokens to hide in spans (noise density).")
-    )
-    mean_noise_span_length: Annotated[float, Allowed("a number of at least 1", minimum=1)] = option(
-        3.0, "Mean length of the hidden spans, in tokens."
+    mlm_probability: Annotated[
+        float, AllowedValues("a number between 0 and 1", above=0, below=1)
+    ] = option(0.15, "Share of the tokens to hide in spans (noise density).")
+    mean_noise_span_length: Annotated[float, AllowedValues("a number of at least 1", minimum=1)] = (
+        option(3.0, "Mean length of the hidden spans, in tokens.")
     )
     train_ref_file: str | None = option(None, UNUSED_HELP)
     validation_ref_file: str | None = option(None, UNUSED_HELP)
@@ -345,10 +357,10 @@ class SpanArguments(TextArguments):
 class DenoisingArguments(TextArguments):
     """The data flags of denoising."""
 
-    mlm_probability: Share = option(0.3, "Share of the tokens to hide in spans.")
-    permute_sentence_ratio: Share = option(1.0, "Share of the sentences to shuffle.")
+    mlm_probability: Fraction = option(0.3, "Share of the tokens to hide in spans.")
+    permute_sentence_ratio: Fraction = option(1.0, "Share of the sentences to shuffle.")
     poisson_lambda: Annotated[
-        float, Allowed("a number in [0.1, 100]", minimum=0.1, maximum=100)
+        float, AllowedValues("a number in [0.1, 100]", minimum=0.1, maximum=100)
     ] = option(3.0, "Mean of the Poisson distribution of span lengths.")
     cross_documents: bool = option(False, CROSS_HELP)
     train_ref_file: str | None = option(None, UNUSED_HELP)
@@ -356,35 +368,37 @@ class DenoisingArguments(TextArguments):
 
 
 #: Where the tasks are on the Hub, a configuration each.
-HUB_NAME = "nyu-mll/glue"
+GLUE_DATASET = "nyu-mll/glue"
 
 
-class Task(NamedTuple):
+class GlueTask(NamedTuple):
     """A task; labels are in the order of their numbers, none for regression."""
 
-    sentences: tuple[str, ...]
+    sentence_columns: tuple[str, ...]
     labels: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy",)
     # Endings of its validation and test splits, where there are several.
     parts: tuple[str, ...] = ()
 
 
-GLUE: dict[str, Task] = {
-    "cola": Task(
+GLUE: dict[str, GlueTask] = {
+    "cola": GlueTask(
         ("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation", "accuracy")
     ),
-    "sst2": Task(("sentence",), ("negative", "positive")),
-    "mrpc": Task(("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "f1")),
-    "stsb": Task(("sentence1", "sentence2"), (), ("pearson", "spearmanr")),
-    "qqp": Task(("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1")),
-    "mnli": Task(
+    "sst2": GlueTask(("sentence",), ("negative", "positive")),
+    "mrpc": GlueTask(
+        ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "f1")
+    ),
+    "stsb": GlueTask(("sentence1", "sentence2"), (), ("pearson", "spearmanr")),
+    "qqp": GlueTask(("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1")),
+    "mnli": GlueTask(
         ("premise", "hypothesis"),
         ("entailment", "neutral", "contradiction"),
         parts=("matched", "mismatched"),
     ),
-    "qnli": Task(("question", "sentence"), ("entailment", "not_entailment")),
-    "rte": Task(("sentence1", "sentence2"), ("entailment", "not_entailment")),
-    "wnli": Task(("sentence1", "sentence2"), ("not_entailment", "entailment")),
+    "qnli": GlueTask(("question", "sentence"), ("entailment", "not_entailment")),
+    "rte": GlueTask(("sentence1", "sentence2"), ("entailment", "not_entailment")),
+    "wnli": GlueTask(("sentence1", "sentence2"), ("not_entailment", "entailment")),
 }
 
 
@@ -404,9 +418,9 @@ class ExampleArguments(TextArguments):
 
     unit = "examples"
     #: What an example is to training.
-    each: ClassVar[str] = "a row"
+    row_description: ClassVar[str] = "a row"
     #: The flags that name columns of a table, by number where it has no header.
-    numbered: ClassVar[tuple[str, ...]] = ()
+    column_flags: ClassVar[tuple[str, ...]] = ()
 
     def problems(self) -> Iterator[str]:
         """Add two sources of one split, and what only running text has."""
@@ -419,30 +433,30 @@ class ExampleArguments(TextArguments):
         if self.streaming or self.line_by_line or self.sample_by != "line":
             yield (
                 "--streaming, --line_by_line and --sample_by are for running text; here every "
-                f"{self.unit.removesuffix('s')} is {self.each}: drop them"
+                f"{self.unit.removesuffix('s')} is {self.row_description}: drop them"
             )
         yield from super().problems()
 
     @property
-    def named(self) -> list[str]:
+    def requested_columns(self) -> list[str]:
         """The columns that flags name."""
-        return [name for flag in self.numbered if (name := getattr(self, flag))]
+        return [name for flag in self.column_flags if (name := getattr(self, flag))]
 
     @property
-    def by_number(self) -> bool:
+    def columns_by_number(self) -> bool:
         """Whether a column is named by its number."""
-        return any(re.fullmatch(r"[0-9]{1,9}", name) for name in self.named)
+        return any(re.fullmatch(r"[0-9]{1,9}", name) for name in self.requested_columns)
 
 
 @dataclass
 class ClassificationArguments(ExampleArguments):
     """Where labelled sentences come from, what is predicted, and how predictions are judged."""
 
-    numbered = ("sentence1_column", "sentence2_column", "label_column")
+    column_flags = ("sentence1_column", "sentence2_column", "label_column")
 
     task_name: str | None = option(
         None,
-        f"A GLUE task: {', '.join(GLUE)}; from the Hub ({HUB_NAME}), or with --train_file from "
+        f"A GLUE task: {', '.join(GLUE)}; from the Hub ({GLUE_DATASET}), or with --train_file from "
         "files that have its columns.",
     )
     task_type: Literal["classification", "regression"] | None = option(
@@ -457,8 +471,8 @@ class ClassificationArguments(ExampleArguments):
     test_file: list[str] | None = option(
         None, "Examples for --do_predict, likewise, with labels or without."
     )
-    test_split_percentage: Percentage = test_share("examples")
-    max_predict_samples: Count | None = option(
+    test_split_percentage: Percentage = test_percentage_option("examples")
+    max_predict_samples: PositiveInt | None = option(
         None, "Predict the first so many test examples only."
     )
     sentence1_column: str | None = option(
@@ -485,12 +499,15 @@ class ClassificationArguments(ExampleArguments):
         "library loads; by default those of the task.",
     )
     vocabulary: (
-        Annotated[Literal["words"], Allowed("words, or a tokenizer with --tokenizer_name")] | None
+        Annotated[Literal["words"], AllowedValues("words, or a tokenizer with --tokenizer_name")]
+        | None
     ) = option(
         None,
         "'words': without --tokenizer_name, make a vocabulary of the words of the training part.",
     )
-    vocab_size: Count | None = option(None, "Entries of that vocabulary; by default all words.")
+    vocab_size: PositiveInt | None = option(
+        None, "Entries of that vocabulary; by default all words."
+    )
     ignore_mismatched_sizes: bool = option(
         False, "Start with a new classifier where the model's own has another number of classes."
     )
@@ -504,7 +521,7 @@ class ClassificationArguments(ExampleArguments):
             self.task_name = self.task_name.lower().replace("-", "")
         files = self.train_file or self.validation_file or self.test_file
         if self.task_name in GLUE and not (files or self.dataset_name):
-            self.dataset_name, self.dataset_config_name = HUB_NAME, self.task_name
+            self.dataset_name, self.dataset_config_name = GLUE_DATASET, self.task_name
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
@@ -528,7 +545,7 @@ class ClassificationArguments(ExampleArguments):
 class RecordArguments(ExampleArguments):
     """Where examples with named columns come from, of texts, lists and objects."""
 
-    each = "for itself"
+    row_description = "for itself"
     label_column = None  # what tables are also asked for
     task_name = ""
 
@@ -537,8 +554,8 @@ class RecordArguments(ExampleArguments):
     test_file: list[str] | None = option(
         None, "Examples for --do_predict, likewise, with answers or without."
     )
-    test_split_percentage: Percentage = test_share("examples")
-    max_predict_samples: Count | None = option(
+    test_split_percentage: Percentage = test_percentage_option("examples")
+    max_predict_samples: PositiveInt | None = option(
         None, "Predict the first so many test examples only."
     )
     bad_examples: Literal["skip", "error"] = option(
@@ -576,7 +593,7 @@ class TokenClassificationArguments(RecordArguments):
 class QuestionAnsweringArguments(RecordArguments):
     """Where questions with contexts and answers come from, and how answers are found."""
 
-    doc_stride: Count | None = option(
+    doc_stride: PositiveInt | None = option(
         None,
         "Tokens that two windows of a context share, where it is longer than a row; 128, or a "
         "third of a row, by default.",
@@ -589,8 +606,10 @@ class QuestionAnsweringArguments(RecordArguments):
         "A question has no answer where that scores so much more than the best one "
         "(with --version_2_with_negative).",
     )
-    n_best_size: Count = option(20, "Starts and ends of answers that are tried, and answers kept.")
-    max_answer_length: Count = option(30, "Tokens of the longest answer.")
+    n_best_size: PositiveInt = option(
+        20, "Starts and ends of answers that are tried, and answers kept."
+    )
+    max_answer_length: PositiveInt = option(30, "Tokens of the longest answer.")
 
 
 @dataclass
@@ -603,7 +622,7 @@ class ChatArguments(RecordArguments):
     dataset_text_field: str = option(
         "text", "Column of whole texts, where there are neither messages nor prompts."
     )
-    max_length: Count | None = option(
+    max_length: PositiveInt | None = option(
         None, "Tokens of an example, the rest is cut; 1024, or what the model allows, by default."
     )
     packing: bool = option(
@@ -656,7 +675,7 @@ class EmbeddingArguments(RecordArguments):
         "say, else mean.",
     )
     normalize: bool = option(True, "Give vectors the length 1, also in what is saved.")
-    scale: Positive = option(20.0, "What the cosines are multiplied by: 1 / temperature.")
+    scale: PositiveFloat = option(20.0, "What the cosines are multiplied by: 1 / temperature.")
     matryoshka_dims: str | None = option(
         None,
         "Numbers of features, such as 384,128,64: the first so many are trained to be enough, too.",
@@ -683,7 +702,7 @@ class ImageArguments(ExampleArguments):
     """Where pictures with labels come from, how they are read, and how predictions are judged."""
 
     unit = "pictures"
-    numbered = ("image_column", "label_column")
+    column_flags = ("image_column", "label_column")
     task_name = None  # what tables are also asked for
 
     train_dir: str | None = option(None, "Training pictures: a folder with a folder a class.")
@@ -698,8 +717,8 @@ class ImageArguments(ExampleArguments):
     test_file: list[str] | None = option(
         None, "Pictures for --do_predict, likewise, with labels or without."
     )
-    test_split_percentage: Percentage = test_share("pictures")
-    max_predict_samples: Count | None = option(
+    test_split_percentage: Percentage = test_percentage_option("pictures")
+    max_predict_samples: PositiveInt | None = option(
         None, "Predict the first so many test pictures only."
     )
     image_column: str | None = option(
@@ -710,7 +729,7 @@ class ImageArguments(ExampleArguments):
     label_column: str | None = option(
         None, f"Column of the label: {COLUMN_HELP}; by default 'label'."
     )
-    image_size: Count | None = option(
+    image_size: PositiveInt | None = option(
         None,
         "Height and width that the model reads; by default the image processor's, and 224 for a "
         "model from scratch.",
@@ -718,11 +737,11 @@ class ImageArguments(ExampleArguments):
     augment: bool = option(
         True, "Train on a part of each picture, cut out at random and mirrored in half the cases."
     )
-    decode_workers: NotNegative | None = option(
+    decode_workers: NonNegativeInt | None = option(
         None,
         "Processes that decode pictures: by default one a CPU, 8 at most; 0 decodes in training's.",
     )
-    max_image_pixels: Count = option(
+    max_image_pixels: PositiveInt = option(
         1 << 27, "Leave out pictures of more pixels, before they take memory."
     )
     header: bool | None = option(None, f"{HEADER_HELP}.")
@@ -738,7 +757,7 @@ class ImageArguments(ExampleArguments):
 
 
 @dataclass
-class CaptionArguments(ImageArguments):
+class ImageTextArguments(ImageArguments):
     """Where pictures with captions come from, and how they are read."""
 
     caption_column: str | None = option(
@@ -761,24 +780,26 @@ class CaptionArguments(ImageArguments):
 
 
 @dataclass
-class CaptioningArguments(CaptionArguments):
+class ImageToTextArguments(ImageTextArguments):
     """Where pictures with captions come from, and how captions are written."""
 
-    max_target_length: Count = option(128, "Tokens a caption, its end among them; longer: cut.")
-    val_max_target_length: Count | None = option(
+    max_target_length: PositiveInt = option(
+        128, "Tokens a caption, its end among them; longer: cut."
+    )
+    val_max_target_length: PositiveInt | None = option(
         None, "Tokens a caption that is written; by default --max_target_length."
     )
-    label_smoothing_factor: Smoothing = option(0.0, SMOOTHING_HELP)
+    label_smoothing_factor: SmoothingFactor = option(0.0, SMOOTHING_HELP)
     predict_with_generate: bool = option(
         True, "Write captions of the validation pictures at each evaluation and compute ROUGE."
     )
-    max_generate_samples: Count | None = option(
+    max_generate_samples: PositiveInt | None = option(
         None, "Write captions of so many validation pictures only, spread evenly over them."
     )
-    generation_batch_size: Count = option(16, "Pictures that are written about at once.")
-    num_beams: Count = option(1, "Beams of the search; 1 is greedy.")
-    text_samples: NotNegative = option(8, "Sample captions to log at each evaluation.")
-    block_size: NotNegative | None = option(
+    generation_batch_size: PositiveInt = option(16, "Pictures that are written about at once.")
+    num_beams: PositiveInt = option(1, "Beams of the search; 1 is greedy.")
+    text_samples: NonNegativeInt = option(8, "Sample captions to log at each evaluation.")
+    block_size: NonNegativeInt | None = option(
         None, "Version 4's: pictures were prepared so many at a time. Here they always are."
     )
 
@@ -789,11 +810,11 @@ class CaptioningArguments(CaptionArguments):
 
 
 @dataclass
-class SoundArguments(ExampleArguments):
+class AudioArguments(ExampleArguments):
     """Where sound comes from, and how it is read."""
 
     unit = "sounds"
-    numbered = ("audio_column_name",)
+    column_flags = ("audio_column_name",)
     label_column = task_name = None  # what tables are also asked for
 
     train_dir: str | None = option(None, "Training sounds: a folder, all below it.")
@@ -810,24 +831,24 @@ class SoundArguments(ExampleArguments):
         "usual name (audio, path, file …).",
     )
     speech_file_column: str | None = option(None, "Another name of --audio_column_name.")
-    max_duration_in_seconds: Annotated[float, Allowed("more than 0", above=0)] = option(
+    max_duration_in_seconds: Annotated[float, AllowedValues("more than 0", above=0)] = option(
         20.0, "Cut longer sounds to so much: in training at a random place, else from the start."
     )
-    min_duration_in_seconds: Annotated[float, Allowed("0 or more", minimum=0)] = option(
+    min_duration_in_seconds: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
         0.0, "Leave shorter sounds out."
     )
-    pad_to_multiple_of: Count = option(
+    pad_to_multiple_of: PositiveInt = option(
         1024, "Samples of a batch are a multiple of this, of which there are four at most."
     )
-    decode_workers: NotNegative | None = option(
+    decode_workers: NonNegativeInt | None = option(
         None, "Threads that read sounds: by default one a CPU, 8 at most; 0 reads in training's."
     )
-    mask_time_prob: Share | None = option(
+    mask_time_prob: Fraction | None = option(
         None,
         "Share of the frames to hide, if no spans overlap; by default the configuration's "
         "mask_time_prob.",
     )
-    mask_time_length: Count | None = option(
+    mask_time_length: PositiveInt | None = option(
         None, "Frames of a hidden span; by default the configuration's mask_time_length."
     )
     freeze_feature_extractor: bool = option(
@@ -851,23 +872,23 @@ class SoundArguments(ExampleArguments):
 
 
 @dataclass
-class PretrainSpeechArguments(SoundArguments):
+class SpeechPretrainingArguments(AudioArguments):
     """The data flags of learning from speech without text."""
 
-    max_gumbel_temperature: Annotated[float, Allowed("more than 0", above=0)] = option(
+    max_gumbel_temperature: Annotated[float, AllowedValues("more than 0", above=0)] = option(
         2.0, "Temperature of the choice of codes at the first step."
     )
-    min_gumbel_temperature: Annotated[float, Allowed("more than 0", above=0)] = option(
+    min_gumbel_temperature: Annotated[float, AllowedValues("more than 0", above=0)] = option(
         0.1, "Temperature that it does not fall below."
     )
-    gumbel_temperature_decay: Annotated[float, Allowed("in (0, 1]", above=0, maximum=1)] = option(
-        0.999995, "What the temperature is multiplied by after each step."
+    gumbel_temperature_decay: Annotated[float, AllowedValues("in (0, 1]", above=0, maximum=1)] = (
+        option(0.999995, "What the temperature is multiplied by after each step.")
     )
     verbose_logging: bool = option(False, "Ignored: a flag of the old script.")
 
 
 @dataclass
-class SpeechArguments(SoundArguments):
+class SpeechArguments(AudioArguments):
     """Where sound with text comes from."""
 
     do_lower_case: bool = option(
@@ -891,7 +912,7 @@ class SpeechArguments(SoundArguments):
 
 
 #: The flags that tables are read by.
-TableArguments = ClassificationArguments | RecordArguments | ImageArguments | SoundArguments
+TableArguments = ClassificationArguments | RecordArguments | ImageArguments | AudioArguments
 
 PARALLEL_HELP = (
     ".csv, .tsv, .json, .jsonl or .parquet with both sides, two aligned text files (corpus.en "
@@ -899,9 +920,12 @@ PARALLEL_HELP = (
 )
 
 #: Tokens a side, where no flag and no position table says how many.
-LONGEST = 256
+DEFAULT_SIDE_LENGTH = 256
 #: What columns are called after their side.
-ROLES = {"source": ("source", "src", "source_text"), "target": ("target", "tgt", "target_text")}
+SIDE_COLUMNS = {
+    "source": ("source", "src", "source_text"),
+    "target": ("target", "tgt", "target_text"),
+}
 
 
 @dataclass
@@ -910,7 +934,7 @@ class TranslationArguments(TextArguments):
 
     unit = "pairs"
     #: What the columns of a source and a target are usually called.
-    roles: ClassVar[Mapping[str, tuple[str, ...]]] = ROLES
+    roles: ClassVar[Mapping[str, tuple[str, ...]]] = SIDE_COLUMNS
 
     train_file: list[str] | None = option(None, f"Training pairs: {PARALLEL_HELP}.")
     validation_file: list[str] | None = option(None, f"Validation pairs: {PARALLEL_HELP}.")
@@ -920,7 +944,7 @@ class TranslationArguments(TextArguments):
         "Percentage of the training pairs to validate on when there is no validation split; all "
         "translations of one source sentence stay on one side.",
     )
-    test_split_percentage: Percentage = test_share("pairs")
+    test_split_percentage: Percentage = test_percentage_option("pairs")
     source_lang: str | None = option(None, "Language translated from, e.g. en.")
     target_lang: str | None = option(None, "Language translated into, e.g. de.")
     source_column: str | None = option(
@@ -930,36 +954,38 @@ class TranslationArguments(TextArguments):
         None, "Column of the target text; by default target_lang, its English name, or the second."
     )
     reverse_translation: bool = option(False, "Translate the other way: target to source.")
-    max_test_samples: Count | None = option(None, "Translate the first so many test pairs only.")
+    max_test_samples: PositiveInt | None = option(
+        None, "Translate the first so many test pairs only."
+    )
     source_prefix: str | None = option(
         None, "Text before every source sentence, e.g. 'translate English to German: ' for T5."
     )
-    vocab_size: Count = option(
+    vocab_size: PositiveInt = option(
         32_000, "Size of the joint vocabulary that is trained where no tokenizer is named."
     )
     tokenizer_algorithm: Literal["unigram", "bpe"] = option(
         "bpe", "Of that vocabulary: bpe or unigram."
     )
-    max_corpus_chars: Count = option(10_000_000, "Characters to train that vocabulary on.")
-    max_source_length: Count | None = option(
-        None, f"Tokens a source row; {LONGEST}, or what the model allows, by default."
+    max_corpus_chars: PositiveInt = option(10_000_000, "Characters to train that vocabulary on.")
+    max_source_length: PositiveInt | None = option(
+        None, f"Tokens a source row; {DEFAULT_SIDE_LENGTH}, or what the model allows, by default."
     )
-    max_target_length: Count | None = option(
-        None, f"Tokens a target row; {LONGEST}, or what the model allows, by default."
+    max_target_length: PositiveInt | None = option(
+        None, f"Tokens a target row; {DEFAULT_SIDE_LENGTH}, or what the model allows, by default."
     )
     truncate_long_pairs: bool = option(
         False, "Cut training pairs that are longer than a row, instead of leaving them out."
     )
-    label_smoothing_factor: Smoothing = option(0.1, SMOOTHING_HELP)
+    label_smoothing_factor: SmoothingFactor = option(0.1, SMOOTHING_HELP)
     predict_with_generate: bool = option(
         True, "Translate the validation pairs at each evaluation and compute BLEU and chrF."
     )
-    max_generate_samples: Count | None = option(
+    max_generate_samples: PositiveInt | None = option(
         None, "Translate so many of the validation pairs only, spread evenly over them."
     )
-    generation_batch_size: Count = option(64, "Sentences that are translated at once.")
-    num_beams: Count = option(4, "Beams of the search; 1 is greedy.")
-    max_new_tokens: Count | None = option(
+    generation_batch_size: PositiveInt = option(64, "Sentences that are translated at once.")
+    num_beams: PositiveInt = option(4, "Beams of the search; 1 is greedy.")
+    max_new_tokens: PositiveInt | None = option(
         None, "Longest translation in tokens; about twice the source, at most a row, by default."
     )
     length_penalty: float = option(1.0, "Exponent of the length penalty of beam search.")
@@ -968,7 +994,7 @@ class TranslationArguments(TextArguments):
     )
     bleu_tokenizer: str = option("13a", "sacreBLEU's tokenizer: 13a, intl, zh, char, none, …")
     bleu_lowercase: bool = option(False, "Lower-cased BLEU, as the WMT example reports it.")
-    text_samples: NotNegative = option(8, "Sample translations to log at each evaluation.")
+    text_samples: NonNegativeInt = option(8, "Sample translations to log at each evaluation.")
 
     def __post_init__(self) -> None:
         if self.max_seq_length:
@@ -1003,7 +1029,7 @@ class TranslationArguments(TextArguments):
                     f"({limit}): give at most {limit}, or a configuration with more "
                     "max_position_embeddings"
                 )
-        default = min(LONGEST, limit or LONGEST)
+        default = min(DEFAULT_SIDE_LENGTH, limit or DEFAULT_SIDE_LENGTH)
         return self.max_source_length or default, self.max_target_length or default
 
 
@@ -1025,24 +1051,26 @@ class SummarizationArguments(TranslationArguments):
     summary_column: str | None = option(
         None, "Column of the summary; by default summary, highlights or abstract, else the second."
     )
-    max_source_length: Count | None = option(
+    max_source_length: PositiveInt | None = option(
         None, "Tokens of a text, the rest is cut; 1024, or what the model allows, by default."
     )
-    max_target_length: Count | None = option(
+    max_target_length: PositiveInt | None = option(
         None, "Tokens of a summary to learn from; 128, or what the model allows, by default."
     )
-    val_max_target_length: Count | None = option(
+    val_max_target_length: PositiveInt | None = option(
         None, "Tokens of a summary that is written; by default --max_target_length."
     )
     truncate_long_pairs: bool = option(
         True, "Cut what is longer than a row; with False such pairs are left out of training."
     )
-    label_smoothing_factor: Smoothing = option(0.0, SMOOTHING_HELP)
+    label_smoothing_factor: SmoothingFactor = option(0.0, SMOOTHING_HELP)
     predict_with_generate: bool = option(
         True, "Summarise the validation texts at each evaluation and compute ROUGE."
     )
-    max_predict_samples: Count | None = option(None, "Summarise the first so many test texts only.")
-    num_beams: Count = option(1, "Beams of the search; 1 is greedy.")
+    max_predict_samples: PositiveInt | None = option(
+        None, "Summarise the first so many test texts only."
+    )
+    num_beams: PositiveInt = option(1, "Beams of the search; 1 is greedy.")
 
     def __post_init__(self) -> None:
         self.source_column = self.source_column or self.text_column or self.text_column_name
@@ -1071,30 +1099,32 @@ class SpeechRecognitionArguments(SpeechArguments):
     task: Literal["transcribe", "translate"] = option(
         "transcribe", "What the text is: what is said, or an English translation of it."
     )
-    max_label_length: Count = option(128, "Leave sounds out whose text has more tokens.")
-    label_smoothing_factor: Smoothing = option(0.0, SMOOTHING_HELP)
+    max_label_length: PositiveInt = option(128, "Leave sounds out whose text has more tokens.")
+    label_smoothing_factor: SmoothingFactor = option(0.0, SMOOTHING_HELP)
     predict_with_generate: bool = option(
         True, "Write down the validation sounds at each evaluation and count errors of words."
     )
-    max_generate_samples: Count | None = option(
+    max_generate_samples: PositiveInt | None = option(
         None, "Write down so many validation sounds only, spread evenly over them."
     )
-    generation_batch_size: Count = option(16, "Sounds that are written down at once.")
-    num_beams: Count = option(1, "Beams of the search; 1 is greedy.")
-    text_samples: NotNegative = option(8, "Sample texts to log at each evaluation.")
+    generation_batch_size: PositiveInt = option(16, "Sounds that are written down at once.")
+    num_beams: PositiveInt = option(1, "Beams of the search; 1 is greedy.")
+    text_samples: NonNegativeInt = option(8, "Sample texts to log at each evaluation.")
     feature_extractor_name: str | None = option(
         None, "Directory or Hub name of the feature extractor, if it does not lie with the model."
     )
-    generation_max_length: Count | None = option(
+    generation_max_length: PositiveInt | None = option(
         None, "Tokens a text that is written; by default what the model allows."
     )
-    dataloader_num_workers: NotNegative | None = option(None, "Another name of --decode_workers.")
+    dataloader_num_workers: NonNegativeInt | None = option(
+        None, "Another name of --decode_workers."
+    )
     eval_split_name: str | None = option(None, "Another name of --validation_split_name.")
     text_column: str | None = option(None, "Another name of --text_column_name.")
-    pad_input_to_multiple_of: Count | None = option(
+    pad_input_to_multiple_of: PositiveInt | None = option(
         None, "Version 4's: spectrograms are always of thirty seconds."
     )
-    pad_target_to_multiple_of: Count | None = option(
+    pad_target_to_multiple_of: PositiveInt | None = option(
         None, "Version 4's: texts are always padded to --max_label_length."
     )
 
@@ -1120,22 +1150,22 @@ OBJECTIVES: dict[str, type[TextArguments]] = {
     "sft": ChatArguments,
     "embedding": EmbeddingArguments,
     "image_classification": ImageArguments,
-    "image_text": CaptionArguments,
-    "image_to_text": CaptioningArguments,
-    "wav2vec2": PretrainSpeechArguments,
+    "image_text": ImageTextArguments,
+    "image_to_text": ImageToTextArguments,
+    "wav2vec2": SpeechPretrainingArguments,
     "ctc": SpeechArguments,
     "speech_recognition": SpeechRecognitionArguments,
 }
 
 
-Part = TypeVar("Part", bound=TextArguments)
+ArgumentsT = TypeVar("ArgumentsT", bound=TextArguments)
 
 
-def convert(arguments: TextArguments, kind: type[Part]) -> Part:
+def convert_arguments(arguments: TextArguments, arguments_class: type[ArgumentsT]) -> ArgumentsT:
     """Return ``arguments`` as those of another objective: what was set stays set."""
-    if isinstance(arguments, kind):
+    if isinstance(arguments, arguments_class):
         return arguments
-    known = {item.name for item in fields(kind)}
+    known = {item.name for item in fields(arguments_class)}
     given = [(item, getattr(arguments, item.name)) for item in fields(arguments)]
     changed = {item.name: value for item, value in given if value != item.default}
-    return kind(**{name: value for name, value in changed.items() if name in known})
+    return arguments_class(**{name: value for name, value in changed.items() if name in known})

@@ -18,9 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hfseq.data import files
-from hfseq.data.arguments import SPLITS, SoundArguments, SpeechArguments
-from hfseq.data.classification import Examples, LabelledSplits
-from hfseq.data.sources import Column, Source, Unreadable, load_named, once_a_run, share_out
+from hfseq.data.arguments import SPLITS, AudioArguments, SpeechArguments
+from hfseq.data.classification import Examples, LabeledSplits
+from hfseq.data.sources import (
+    MediaColumn,
+    MediaSource,
+    UnreadableError,
+    cached_on_arguments,
+    complete_splits,
+    load_dataset_splits,
+)
 from hfseq.data.tables import Table, read_table
 from hfseq.errors import DataError, UsageError, first_line
 
@@ -30,19 +37,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Names of columns of sound and of what is said, and endings of files.
-COLUMNS = ("audio", "audio_path", "path", "file_name", "file", "sound", "speech")
-TEXTS = ("text", "sentence", "transcription", "transcript")
-ENDINGS = (
+AUDIO_COLUMNS = ("audio", "audio_path", "path", "file_name", "file", "sound", "speech")
+TRANSCRIPT_COLUMNS = ("text", "sentence", "transcription", "transcript")
+AUDIO_EXTENSIONS = (
     *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".aifc", ".au", ".snd"),
     *(".w64", ".rf64", ".caf"),
 )
 #: The rate of Whisper and wav2vec 2.0, in samples a second.
-RATE = 16000
+SAMPLING_RATE = 16000
 #: Rates that are no sound's: a broken header.
-RATES = (1000, 768000)
+SAMPLING_RATE_LIMITS = (1000, 768000)
 
 
-class Sound:
+class AudioFile:
     """A file of sound: its length, and any part of it as float32 samples of one channel.
 
     ``rate`` is what is wanted; with ``resample=False`` a file of another rate is refused. Channels
@@ -52,28 +59,31 @@ class Sound:
     """
 
     def __init__(
-        self, source: Source | str | os.PathLike[str], rate: int = RATE, resample: bool = True
+        self,
+        source: MediaSource | str | os.PathLike[str],
+        sampling_rate: int = SAMPLING_RATE,
+        resample: bool = True,
     ):
-        self.source = source if isinstance(source, Source) else Source(os.fspath(source))
-        self.rate = rate
+        self.source = source if isinstance(source, MediaSource) else MediaSource(os.fspath(source))
+        self.rate = sampling_rate
         try:
             with self._open() as file:
                 self.stored_rate, self._stored = file.samplerate, file.frames
-        except Unreadable:
+        except UnreadableError:
             raise
         except Exception as error:  # libsndfile's, and what the system says of files
-            raise Unreadable(_reason(error, self.source.name)) from error
-        if not RATES[0] <= self.stored_rate <= RATES[1]:
-            raise Unreadable(f"{self.stored_rate} samples a second are no rate of sound")
+            raise UnreadableError(_reason(error, self.source.name)) from error
+        if not SAMPLING_RATE_LIMITS[0] <= self.stored_rate <= SAMPLING_RATE_LIMITS[1]:
+            raise UnreadableError(f"{self.stored_rate} samples a second are no rate of sound")
         if self._stored < 1:
-            raise Unreadable("it is empty")
-        if self.stored_rate != rate and not resample:
-            raise Unreadable(
-                f"it has {self.stored_rate} samples a second, not {rate}: convert it (ffmpeg -i IN "
-                f"-ar {rate} OUT), or let it be converted"
+            raise UnreadableError("it is empty")
+        if self.stored_rate != sampling_rate and not resample:
+            raise UnreadableError(
+                f"it has {self.stored_rate} samples a second, not {sampling_rate}: convert it (ffmpeg -i IN "
+                f"-ar {sampling_rate} OUT), or let it be converted"
             )
-        divisor = math.gcd(rate, self.stored_rate)
-        self._up, self._down = rate // divisor, self.stored_rate // divisor
+        divisor = math.gcd(sampling_rate, self.stored_rate)
+        self._up, self._down = sampling_rate // divisor, self.stored_rate // divisor
         #: Samples at the wanted rate.
         self.length = -(-self._stored * self._up // self._down)
 
@@ -98,10 +108,10 @@ class Sound:
             given = self._stored_part(first * self._down, last * self._down)
             made = resample_poly(given, self._up, self._down)
             return made[start - first * self._up : stop - first * self._up].astype(np.float32)
-        except Unreadable:
+        except UnreadableError:
             raise
         except Exception as error:
-            raise Unreadable(_reason(error, self.source.name)) from error
+            raise UnreadableError(_reason(error, self.source.name)) from error
 
     def _stored_part(self, start: int, stop: int) -> np.ndarray:
         """Return samples at the file's rate, silence before it and behind it."""
@@ -112,7 +122,7 @@ class Sound:
             samples = file.read(inside[1] - inside[0], dtype="float32", always_2d=True)
         mono = samples.mean(1) if samples.shape[1] > 1 else samples[:, 0]
         if not np.isfinite(mono).all():
-            raise Unreadable("it holds samples that are no numbers")
+            raise UnreadableError("it holds samples that are no numbers")
         made[inside[0] - start : inside[0] - start + len(mono)] = mono
         return made
 
@@ -123,9 +133,9 @@ class Sound:
             raise UsageError("sound needs soundfile: pip install 'hfseq[audio]'") from error
         name, data = self.source
         if data is None and not os.path.isfile(name):
-            raise Unreadable("there is no such file")
+            raise UnreadableError("there is no such file")
         if (len(data) if data is not None else os.path.getsize(name)) == 0:
-            raise Unreadable("it is empty")
+            raise UnreadableError("it is empty")
         return soundfile.SoundFile(name if data is None else io.BytesIO(data))
 
 
@@ -136,12 +146,12 @@ def _reason(error: BaseException, name: str) -> str:
     return "it is no sound of a known kind" if unknown else told or type(error).__name__
 
 
-def find(names: Iterable[str | os.PathLike[str]]) -> list[str]:
+def find_audio(names: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Return the files that ``names`` name: themselves, and all sound below folders, by name.
 
     **Raises:** DataError for a name that is nothing, and for folders without sound.
     """
-    return files.find(names, ENDINGS, "sound")
+    return files.find_files(names, AUDIO_EXTENSIONS, "sound")
 
 
 class Spectrograms:
@@ -153,14 +163,14 @@ class Spectrograms:
 
     ndim = 3
 
-    def __init__(self, sounds: Sequence[Sound], extractor: Any):
-        self.sounds, self.extractor, self.hop = sounds, extractor, int(extractor.hop_length)
+    def __init__(self, sounds: Sequence[AudioFile], extractor: Any):
+        self.audio_files, self.extractor, self.hop = sounds, extractor, int(extractor.hop_length)
         self.ends = np.array([max(1, -(-sound.length // self.hop)) for sound in sounds])
         self.shape = (len(sounds), int(extractor.feature_size), int(self.ends.max()))
 
     def window(self, row: int, start: int, frames: int) -> np.ndarray:
         """Return (mels, frames) of a sound from the frame ``start`` on."""
-        samples = self.sounds[row].read(start * self.hop, frames * self.hop)
+        samples = self.audio_files[row].read(start * self.hop, frames * self.hop)
         made = self.extractor(
             samples, sampling_rate=self.extractor.sampling_rate, return_tensors="np"
         )
@@ -171,32 +181,34 @@ class Spectrograms:
 
 
 @dataclass
-class Sounds(Examples):
+class AudioDataset(Examples):
     """The sounds of a split: ``first`` are their names, ``second`` what is said, if that is asked.
 
     ``sources`` are those of the whole table.
     """
 
-    sources: Sequence[Source] = ()
+    sources: Sequence[MediaSource] = ()
 
-    def source(self, number: int) -> Source:
+    def source(self, number: int) -> MediaSource:
         """Say where a sound is."""
         return self.sources[number if self.rows is None else int(self.rows[number])]
 
 
-@once_a_run
-def load_sounds(arguments: SoundArguments, plugins: Plugins | None = None) -> LabelledSplits:
+@cached_on_arguments
+def load_audio(arguments: AudioArguments, plugins: Plugins | None = None) -> LabeledSplits:
     """Load what the flags name; loading it again gives the same object. Nothing is read here.
 
     Of a folder all sound below it, of a table or dataset a column of files or sounds.
     """
-    read: dict[str, Sounds] = {}
+    read: dict[str, AudioDataset] = {}
     if arguments.dataset_name:
         from datasets import concatenate_datasets
 
         named = {split: getattr(arguments, f"{split}_split_name") for split in SPLITS[:2]}
         parts = {split: name.split("+") for split, name in named.items()}
-        found = load_named(arguments, plugins, [one for names in parts.values() for one in names])
+        found = load_dataset_splits(
+            arguments, plugins, [one for names in parts.values() for one in names]
+        )
         for split, names in parts.items():
             if all(name in found for name in names):
                 origin = f"--dataset_name {arguments.dataset_name}, split {named[split]}"
@@ -208,89 +220,105 @@ def load_sounds(arguments: SoundArguments, plugins: Plugins | None = None) -> La
         if folder:
             if not os.path.isdir(folder):
                 raise DataError(f"--{split}_dir {folder} is no folder: give one with sound")
-            found_files = find([folder])
+            found_files = find_audio([folder])
             # By their names inside, so that a folder is divided likewise wherever it lies.
             inside = [os.path.relpath(name, folder).replace(os.sep, "/") for name in found_files]
-            sources = [Source(name) for name in found_files]
+            sources = [MediaSource(name) for name in found_files]
             read[split] = _sounds(inside, f"--{split}_dir {folder}", sources)
         elif tables:
             read[split] = _of_tables(tables, f"--{split}_file", arguments)
     if not read:
         raise UsageError("no data: give --train_dir, --train_file or --dataset_name")
-    splits = LabelledSplits(read, None)
-    share_out(splits, arguments)
+    splits = LabeledSplits(read, None)
+    complete_splits(splits, arguments)
     return splits
 
 
 def _sounds(
-    names: list[str], origin: str, sources: Sequence[Source], texts: list[str] | None = None
-) -> Sounds:
+    names: list[str], origin: str, sources: Sequence[MediaSource], texts: list[str] | None = None
+) -> AudioDataset:
     if not names:
         raise DataError(f"{origin} has no sounds")
     table = Table({"audio": list(names)}, origin)
-    return Sounds(names, texts, [None] * len(names), [(0, table)], sources=sources)
+    return AudioDataset(names, texts, [None] * len(names), [(0, table)], sources=sources)
 
 
-def _of_tables(patterns: list[str], flag: str, arguments: SoundArguments) -> Sounds:
+def _of_tables(patterns: list[str], flag: str, arguments: AudioArguments) -> AudioDataset:
     names: list[str] = []
-    sources: list[Source] = []
+    sources: list[MediaSource] = []
     said: list[str] | None = [] if isinstance(arguments, SpeechArguments) else None
-    found = files.expand(patterns, flag)
+    found = files.expand_patterns(patterns, flag)
     for file in found:
         table = read_table(file, flag, arguments)
         column = replace(table, origin=file).column(
-            "audio_column_name", arguments.audio_column_name, COLUMNS
+            "audio_column_name", arguments.audio_column_name, AUDIO_COLUMNS
         )
         names += (texts := table.texts(column))
-        sources += [Source(os.path.join(os.path.dirname(file), name)) for name in texts]
+        sources += [MediaSource(os.path.join(os.path.dirname(file), name)) for name in texts]
         if said is not None:
-            said += table.texts(table.column("text_column_name", arguments.text_column_name, TEXTS))
+            said += table.texts(
+                table.column("text_column_name", arguments.text_column_name, TRANSCRIPT_COLUMNS)
+            )
     return _sounds(names, f"{flag} {', '.join(found)}", sources, said)
 
 
-def _of_dataset(dataset: Any, origin: str, arguments: SoundArguments) -> Sounds:
+def _of_dataset(dataset: Any, origin: str, arguments: AudioArguments) -> AudioDataset:
     import datasets
 
     features: Mapping[str, Any] = dataset.features or {}
     sound = [name for name, kind in features.items() if isinstance(kind, datasets.Audio)]
     asked = arguments.audio_column_name or next(iter(sound), None)
     header = Table({name: [] for name in dataset.column_names}, origin)
-    column = header.column("audio_column_name", asked, COLUMNS)
+    column = header.column("audio_column_name", asked, AUDIO_COLUMNS)
     names = [f"{origin} {row}" for row in range(len(dataset))]
     said = None
     if isinstance(arguments, SpeechArguments):
         others = [name for name in dataset.column_names if name != column]
         table = Table({name: dataset[name] for name in others}, origin)
-        said = table.texts(table.column("text_column_name", arguments.text_column_name, TEXTS))
-    return _sounds(names, origin, Column(dataset, column, origin), said)
+        said = table.texts(
+            table.column("text_column_name", arguments.text_column_name, TRANSCRIPT_COLUMNS)
+        )
+    return _sounds(names, origin, MediaColumn(dataset, column, origin), said)
 
 
-class Reader:
+class AudioReader:
     """Reads the sounds of a batch in threads: libsndfile and scipy leave the interpreter to others.
 
     Of each at most ``most`` samples, from a place that is a share of what is too much, or none
     without ``cut``; fewer than ``fewest`` are none.
     """
 
-    def __init__(self, rate: int, fewest: int, most: int, workers: int | None, cut: bool = True):
-        self.rate, self.fewest, self.most, self.cut = rate, fewest, most, cut
-        workers = min(os.cpu_count() or 1, 8) if workers is None else workers
-        self._pool = ThreadPoolExecutor(workers, "hfseq-sound") if workers else None
+    def __init__(
+        self,
+        sampling_rate: int,
+        min_length: int,
+        max_length: int,
+        num_workers: int | None,
+        crop: bool = True,
+    ):
+        self.rate, self.min_length, self.most, self.cut = (
+            sampling_rate,
+            min_length,
+            max_length,
+            crop,
+        )
+        num_workers = min(os.cpu_count() or 1, 8) if num_workers is None else num_workers
+        self._pool = ThreadPoolExecutor(num_workers, "hfseq-sound") if num_workers else None
 
     def __call__(
-        self, sources: Sequence[Source], starts: Sequence[float]
+        self, sources: Sequence[MediaSource], starts: Sequence[float]
     ) -> list[np.ndarray | str]:
         """Return the samples of each, or why there are none."""
         each = self._pool.map if self._pool else map
         return list(each(self._read, sources, starts))
 
-    def _read(self, source: Source, start: float) -> np.ndarray | str:
+    def _read(self, source: MediaSource, start: float) -> np.ndarray | str:
         try:
-            sound = Sound(source, self.rate)
-            if sound.length < self.fewest:
-                return f"{sound.seconds:.3g} seconds, less than {self.fewest / self.rate:.3g}"
+            sound = AudioFile(source, self.rate)
+            if sound.length < self.min_length:
+                return f"{sound.seconds:.3g} seconds, less than {self.min_length / self.rate:.3g}"
             if sound.length > self.most and not self.cut:
                 return f"{sound.seconds:.3g} seconds, more than {self.most / self.rate:.3g}"
             return sound.read(int(start * (max(sound.length - self.most, 0) + 1)), self.most)
-        except Unreadable as error:
+        except UnreadableError as error:
             return str(error)

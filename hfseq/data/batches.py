@@ -18,7 +18,7 @@ from hfseq.data.store import TokenStore
 from hfseq.errors import DataError, UsageError
 
 #: The label of places that nothing is predicted at.
-IGNORED = -100
+IGNORE_INDEX = -100
 
 
 class Rows(Protocol):
@@ -203,7 +203,7 @@ class FieldRows(LineRows):
         return kept | {name: values[indices] for name, values in self.rows.items()}
 
 
-class NumberedRows:
+class IndexRows:
     """Row i is a picture or sound that is read when the batch is made: rows hold its number.
 
     ``arrays`` have an entry for each of the ``examples``, which rows hold, too; ``length`` is how
@@ -233,9 +233,9 @@ class NumberedRows:
         }
 
 
-def padded_labels(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+def pad_labels(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
     """Return rows of labels, int32 (rows, ``width``), with nothing to predict after their end."""
-    labels = np.full((len(rows), width), IGNORED, np.int32)
+    labels = np.full((len(rows), width), IGNORE_INDEX, np.int32)
     for row, known in zip(labels, rows, strict=True):
         row[: len(known)] = known
     return labels
@@ -250,10 +250,10 @@ class Batches:
     """
 
     def __init__(
-        self, rows: Rows, batch_size: int, seed: int, shuffle: bool = True, drop: bool = False
+        self, rows: Rows, batch_size: int, seed: int, shuffle: bool = True, drop_last: bool = False
     ):
         self.rows, self.batch_size, self.seed, self.shuffle = rows, batch_size, seed, shuffle
-        self.steps = len(rows) // batch_size if drop else -(-len(rows) // batch_size)
+        self.steps = len(rows) // batch_size if drop_last else -(-len(rows) // batch_size)
         if not self.steps:
             raise DataError(
                 f"{len(rows)} rows do not make one batch of {batch_size}; give a smaller batch"
@@ -270,7 +270,7 @@ class Batches:
         valid = order < len(self.rows)
         order %= len(self.rows)
         if self.shuffle:
-            order = permute(order, len(self.rows), derive("epoch", self.seed, epoch))
+            order = permute(order, len(self.rows), derive_key("epoch", self.seed, epoch))
         return order, valid
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
@@ -320,7 +320,7 @@ class WindowBatches(Batches):
         }
 
 
-class StreamBatches(Batches):
+class ContinuousBatches(Batches):
     """Each place of the batch reads on through the text, a row of ``rows`` a step, for ever.
 
     With *b* places the text is cut into *b* parts of equal length; place *i* begins with part *i*
@@ -363,16 +363,16 @@ class RowRandom:
 
     def __init__(self, seed: int, step: int, rows: np.ndarray):
         self.step, self.rows = step, np.asarray(rows, np.uint64)
-        self._base, self._draws = derive("rows", seed, step), 0
+        self._base, self._draws = derive_key("rows", seed, step), 0
 
     def _bits(self, length: int) -> np.ndarray:
-        keys = mix(
-            (self.rows + np.uint64(1)) * np.uint64(GOLDEN)
-            ^ np.uint64(derive(self._base, self._draws))
+        keys = splitmix64(
+            (self.rows + np.uint64(1)) * np.uint64(GOLDEN_GAMMA)
+            ^ np.uint64(derive_key(self._base, self._draws))
         )
         self._draws += 1
-        steps = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-        return mix(keys[:, None] + steps)
+        steps = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA)
+        return splitmix64(keys[:, None] + steps)
 
     def uniform(self, length: int) -> np.ndarray:
         """Uniform numbers in [0, 1), float32 (rows, length)."""
@@ -393,17 +393,17 @@ class RowRandom:
     def generators(self) -> list[np.random.Generator]:
         """A numpy generator per row, for draws that do not fit a rectangle."""
         self._draws += 1
-        keys = (derive(self._base, self._draws, row) for row in self.rows.tolist())
+        keys = (derive_key(self._base, self._draws, row) for row in self.rows.tolist())
         return [np.random.Generator(np.random.Philox(key=key)) for key in keys]
 
 
-def derive(*parts: int | str) -> int:
+def derive_key(*parts: int | str) -> int:
     """A 64-bit key that depends on every part."""
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
-ROUNDS = 8
-GOLDEN = 0x9E3779B97F4A7C15
+FEISTEL_ROUNDS = 8
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 def permute(indices: np.ndarray, n: int, key: int) -> np.ndarray:
@@ -415,21 +415,21 @@ def permute(indices: np.ndarray, n: int, key: int) -> np.ndarray:
     bits = max(2, (n - 1).bit_length())
     low_bits = bits - bits // 2
     masks = [np.uint64((1 << size) - 1) for size in (bits - low_bits, low_bits)]
-    keys = [np.uint64(derive(key, i)) for i in range(ROUNDS)]
+    keys = [np.uint64(derive_key(key, i)) for i in range(FEISTEL_ROUNDS)]
     result = np.asarray(indices).astype(np.uint64)
     outside = np.ones(result.shape, bool)
     while outside.any():
         high, low = result[outside] >> np.uint64(low_bits), result[outside] & masks[1]
         # An even number of rounds brings unequal halves back in place.
         for i, round_key in enumerate(keys):
-            noise = mix((low + np.uint64(1)) * np.uint64(GOLDEN) ^ round_key)
+            noise = splitmix64((low + np.uint64(1)) * np.uint64(GOLDEN_GAMMA) ^ round_key)
             high, low = low, high ^ (noise & masks[i % 2])
         result[outside] = high << np.uint64(low_bits) | low
         outside = result >= np.uint64(n)
     return result.astype(np.int64)
 
 
-def mix(x: np.ndarray) -> np.ndarray:
+def splitmix64(x: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), in place on a uint64 array."""
     scratch = x >> np.uint64(30)
     x ^= scratch
@@ -447,4 +447,4 @@ def shift_right(labels: np.ndarray, pad_token_id: int, decoder_start_token_id: i
     """
     start = np.full_like(labels[:, :1], decoder_start_token_id)
     shifted = np.concatenate([start, labels[:, :-1]], axis=1)
-    return np.where(shifted == IGNORED, np.asarray(pad_token_id, shifted.dtype), shifted)
+    return np.where(shifted == IGNORE_INDEX, np.asarray(pad_token_id, shifted.dtype), shifted)

@@ -16,10 +16,10 @@ import numpy as np
 
 from hfseq.data import files
 from hfseq.data.arguments import GLUE, SPLITS, ClassificationArguments
-from hfseq.data.batches import IGNORED, FieldRows
-from hfseq.data.sources import load_named, once_a_run, share_out
+from hfseq.data.batches import IGNORE_INDEX, FieldRows
+from hfseq.data.sources import cached_on_arguments, complete_splits, load_dataset_splits
 from hfseq.data.tables import Label, Table, read_table
-from hfseq.data.tokenizers import once, pad_token_id, save_generic, word_tokenizer
+from hfseq.data.tokenizers import load_or_train, pad_token_id, save_generic, train_word_tokenizer
 from hfseq.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
-LABELS = ("label", "labels", "gold_label", "is_duplicate", "Quality", "score")
-SENTENCES = (
+LABEL_COLUMNS = ("label", "labels", "gold_label", "is_duplicate", "Quality", "score")
+SENTENCE_COLUMNS = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
     ("question1", "question2"),
@@ -57,12 +57,12 @@ class Examples:
 
     @classmethod
     def read(
-        cls, tables: dict[str, Table], arguments: ClassificationArguments, labelled: bool
+        cls, tables: dict[str, Table], arguments: ClassificationArguments, require_labels: bool
     ) -> Examples:
         """Put the parts of a split together; where not ``labelled`` labels may be missing."""
         whole = cls([], None, [], [])
         for name, table in tables.items():
-            first, second, label = choose_columns(table, arguments, labelled)
+            first, second, label = choose_columns(table, arguments, require_labels)
             start, count = len(whole), len(table)
             if not count:
                 raise DataError(f"{table.origin} has no examples")
@@ -112,7 +112,7 @@ class Examples:
         )
 
 
-class LabelledSplits(dict[str, Examples]):
+class LabeledSplits(dict[str, Examples]):
     """The splits by name (any may be absent), and the GLUE task."""
 
     def __init__(self, splits: Mapping[str, Examples], task: str | None):
@@ -120,10 +120,10 @@ class LabelledSplits(dict[str, Examples]):
         self.task = task
 
 
-@once_a_run
+@cached_on_arguments
 def load_examples(
     arguments: ClassificationArguments, plugins: Plugins | None = None
-) -> LabelledSplits:
+) -> LabeledSplits:
     """Load the examples that the flags ask for; loading them again gives the same object.
 
     A dataset name is offered to the plugins' ``load_dataset`` hook first and looked up on the Hub
@@ -138,14 +138,14 @@ def load_examples(
         # MNLI has two validation and two test splits.
         endings = GLUE[arguments.task_name].parts if arguments.task_name else ()
         wanted = [*SPLITS, *(f"{split}_{part}" for split in SPLITS[1:] for part in endings)]
-        for name, dataset in load_named(arguments, plugins, wanted).items():
+        for name, dataset in load_dataset_splits(arguments, plugins, wanted).items():
             split, _, part = name.partition("_")
             origin = f"--dataset_name {arguments.dataset_name}, split {name}"
-            tables.setdefault(split, {})[part or name] = table_of(dataset, origin)
+            tables.setdefault(split, {})[part or name] = table_from_dataset(dataset, origin)
     for split, patterns in named.items():
         if patterns:
             flag = f"--{split}_file"
-            names = files.expand(patterns, flag)
+            names = files.expand_patterns(patterns, flag)
             # Parts have the stems of files, with their folders or numbers where those are equal.
             paths = [PurePosixPath(name) for name in names]
             stems = [path.name.split(".")[0] for path in paths]
@@ -160,10 +160,10 @@ def load_examples(
     recognised = {table.task for parts in tables.values() for table in parts.values()}
     task = arguments.task_name or (recognised.pop() if len(recognised) == 1 else None)
     read = {
-        split: Examples.read(parts, arguments, labelled=split != "test")
+        split: Examples.read(parts, arguments, require_labels=split != "test")
         for split, parts in tables.items()
     }
-    splits = LabelledSplits(read, task)
+    splits = LabeledSplits(read, task)
     if len({examples.second is None for examples in splits.values()}) > 1:
         kinds = ", ".join(
             f"{split} {'single sentences' if examples.second is None else 'pairs'}"
@@ -173,33 +173,33 @@ def load_examples(
             f"the splits do not go together: {kinds}; name the columns with --sentence1_column and "
             "--sentence2_column"
         )
-    share_out(splits, arguments)
+    complete_splits(splits, arguments)
     return splits
 
 
-def table_of(dataset: Dataset, origin: str) -> Table:
+def table_from_dataset(dataset: Dataset, origin: str) -> Table:
     """Return a ``datasets.Dataset`` as a table; labels that have names are told by them."""
     features: Mapping[str, Any] = dataset.features or {}
-    classes = (getattr(features.get(name), "names", None) for name in LABELS)
+    classes = (getattr(features.get(name), "names", None) for name in LABEL_COLUMNS)
     columns = {name: list(dataset[name]) for name in dataset.column_names}
     return Table(columns, origin, classes=tuple(next(filter(None, classes), ())))
 
 
 def choose_columns(
-    table: Table, arguments: ClassificationArguments, labelled: bool
+    table: Table, arguments: ClassificationArguments, require_labels: bool
 ) -> tuple[str, str | None, str | None]:
     """Return the columns of first sentence, second sentence and label; either may be None."""
     names, task = list(table.columns), GLUE.get(arguments.task_name or table.task or "")
-    label = table.asked("label_column", arguments.label_column, required=labelled)
+    label = table.requested_column("label_column", arguments.label_column, required=require_labels)
     if label is None and arguments.label_column is None:
-        label = next((name for name in LABELS if name in names), None)
-        if label is None and labelled:
+        label = next((name for name in LABEL_COLUMNS if name in names), None)
+        if label is None and require_labels:
             raise UsageError(
                 f"{table.origin} has no column 'label' but {', '.join(names)}: say which one is "
                 "the label with --label_column NAME (a number for a file without a header)"
             )
-    first = table.asked("sentence1_column", arguments.sentence1_column)
-    second = table.asked("sentence2_column", arguments.sentence2_column)
+    first = table.requested_column("sentence1_column", arguments.sentence1_column)
+    second = table.requested_column("sentence2_column", arguments.sentence2_column)
     if first is None:
         # By their usual names, or what else there is of text.
         texts = tuple(
@@ -208,7 +208,7 @@ def choose_columns(
             if name not in (label, second) and all(isinstance(cell, str) for cell in cells[:100])
         )
         few = [texts] if len(texts) in (1, 2) and len(names) <= 3 else []
-        for group in (*([task.sentences] if task else []), *SENTENCES, *few):
+        for group in (*([task.sentence_columns] if task else []), *SENTENCE_COLUMNS, *few):
             if all(name in names and name not in (label, second) for name in group):
                 first, *others = group
                 second = second or next(iter(others), None)
@@ -218,12 +218,12 @@ def choose_columns(
                 f"{table.origin} has no column 'sentence' or 'text' but {', '.join(names)}: say "
                 "which holds the text with --sentence1_column (and --sentence2_column for pairs)"
             )
-    elif second is None and task and len(task.sentences) == 2:
-        second = task.sentences[1] if task.sentences[1] in names else None
-    if task and len(task.sentences) == 2 and second is None:
+    elif second is None and task and len(task.sentence_columns) == 2:
+        second = task.sentence_columns[1] if task.sentence_columns[1] in names else None
+    if task and len(task.sentence_columns) == 2 and second is None:
         raise DataError(
-            f"--task_name {arguments.task_name} compares two sentences ({task.sentences[0]}, "
-            f"{task.sentences[1]}), and {table.origin} has one: its columns are "
+            f"--task_name {arguments.task_name} compares two sentences ({task.sentence_columns[0]}, "
+            f"{task.sentence_columns[1]}), and {table.origin} has one: its columns are "
             f"{', '.join(names)}; give --sentence2_column"
         )
     chosen = [name for name in (first, second, label) if name is not None]
@@ -239,7 +239,7 @@ FRACTION = re.compile(r"\s*[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)\s*")
 
 
 def is_regression(
-    splits: LabelledSplits, arguments: ClassificationArguments, config: PreTrainedConfig
+    splits: LabeledSplits, arguments: ClassificationArguments, config: PreTrainedConfig
 ) -> bool:
     """Tell whether numbers are predicted: as the flag, the task, the data or the model says."""
     if arguments.task_type:
@@ -256,7 +256,7 @@ def is_regression(
     )
 
 
-def class_names(splits: LabelledSplits, config: PreTrainedConfig) -> list[str]:
+def class_names(splits: LabeledSplits, config: PreTrainedConfig) -> list[str]:
     """Return the classes in the order of their numbers.
 
     They are those of the task, of the data set, or of the training labels (numbers in their order,
@@ -266,7 +266,7 @@ def class_names(splits: LabelledSplits, config: PreTrainedConfig) -> list[str]:
     present = {class_name(label): None for label in labels if label is not None}
     classes = next((c for e in splits.values() if (c := e.tables[0][1].classes)), ())
     names = list(GLUE[splits.task].labels if splits.task else ()) or list(classes)
-    names = names or sorted_names(present)
+    names = names or sort_labels(present)
     known = config_labels(config)
     default = all(re.fullmatch(r"LABEL_\d+", name) for name in known)
     if not names:  # an evaluation alone: the model knows
@@ -287,7 +287,7 @@ def config_labels(config: PreTrainedConfig) -> list[str]:
     return [name for _, name in names]
 
 
-def sorted_names(labels: Iterable[str]) -> list[str]:
+def sort_labels(labels: Iterable[str]) -> list[str]:
     """Return the distinct labels: whole numbers in their order, others by the alphabet."""
     names = set(labels)
     numbers = all(re.fullmatch(r"[-+]?\d{1,99}", name) for name in names)
@@ -301,7 +301,7 @@ def class_name(label: str | float) -> str:
     return str(label).strip()
 
 
-class Labels:
+class LabelEncoder:
     """What the labels of the examples are to the model: classes by number, or numbers.
 
     ``names`` are the classes in the order of their numbers; None for regression. With
@@ -314,9 +314,9 @@ class Labels:
         if by_number:
             self._numbers = {str(i): i for i in self._numbers.values()} | self._numbers
 
-    def numbers(self, examples: Examples, split: str) -> np.ndarray:
+    def encode_labels(self, examples: Examples, split: str) -> np.ndarray:
         """Return int32 classes (-100 where there is none) or float32 numbers (NaN), (examples,)."""
-        none, kind = (math.nan, np.float32) if self.names is None else (IGNORED, np.int32)
+        none, kind = (math.nan, np.float32) if self.names is None else (IGNORE_INDEX, np.int32)
         values = np.full(len(examples), none, kind)
         for row, label in enumerate(examples.labels):
             if label is not None:
@@ -370,16 +370,16 @@ class ExampleRows(FieldRows):
         tokenizer: PreTrainedTokenizerBase,
         max_length: int,
         pad_to_max_length: bool = False,
-        types: bool = False,
+        token_type_ids: bool = False,
     ):
-        ids, kinds, self.truncated = encode(examples, tokenizer, max_length)
-        fields = {"token_type_ids": (kinds, 0)} if types else {}
+        ids, kinds, self.truncated = tokenize_examples(examples, tokenizer, max_length)
+        fields = {"token_type_ids": (kinds, 0)} if token_type_ids else {}
         super().__init__(
             ids, pad_token_id(tokenizer), max_length, fields, {"labels": labels}, pad_to_max_length
         )
 
 
-def encode(
+def tokenize_examples(
     examples: Examples, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[list[int]], list[list[int]], int]:
     """Return ids and types of each example's tokens, and how many examples were cut.
@@ -432,13 +432,13 @@ def encode(
     return ids, kinds, cut
 
 
-def words_in(
+def load_or_train_word_tokenizer(
     folder: Path, arguments: ClassificationArguments, load: Callable[[], Mapping[str, Examples]]
 ) -> PreTrainedTokenizerBase:
     """Return the vocabulary of words in ``folder``; the first process that finds none makes it."""
 
     def make(examples: Examples, temporary: Path) -> None:
         texts = [*examples.first, *(examples.second or [])]
-        save_generic(word_tokenizer(texts, arguments.vocab_size), temporary)
+        save_generic(train_word_tokenizer(texts, arguments.vocab_size), temporary)
 
-    return once(folder, "examples", load, make)
+    return load_or_train(folder, "examples", load, make)

@@ -16,15 +16,15 @@ from hfseq.errors import DataError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
-BUILDERS = {
+DATASET_BUILDERS = {
     **{".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json"},
     **{".csv": "csv", ".tsv": "csv", ".parquet": "parquet"},
 }
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-HEAD, CHUNK = 1 << 13, 1 << 24
+COMPRESSED_EXTENSIONS = (".gz", ".bz2", ".xz", ".zst")
+HEAD_BYTES, CHUNK_BYTES = 1 << 13, 1 << 24
 
 
-def expand(patterns: str | Sequence[str], flag: str) -> list[str]:
+def expand_patterns(patterns: str | Sequence[str], flag: str) -> list[str]:
     """Turn names, comma-separated lists and globs into the sorted list of files they name."""
     names: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -35,7 +35,9 @@ def expand(patterns: str | Sequence[str], flag: str) -> list[str]:
                 raise DataError(f"{flag} {pattern} is a directory; {advice}")
             names.append(pattern)
         elif "," in pattern:
-            names += expand([part.strip() for part in pattern.split(",") if part.strip()], flag)
+            names += expand_patterns(
+                [part.strip() for part in pattern.split(",") if part.strip()], flag
+            )
         elif any(character in pattern for character in "*?["):
             matches = _names(system, system.glob(path), pattern)
             if not matches:
@@ -46,13 +48,13 @@ def expand(patterns: str | Sequence[str], flag: str) -> list[str]:
     return names
 
 
-def is_folder(name: str, flag: str) -> bool:
+def is_directory(name: str, flag: str) -> bool:
     """Tell whether ``name`` is a directory, here or behind a URL."""
     system, path = _locate(name, flag)
     return system.isdir(path)
 
 
-def walk(folder: str, flag: str) -> list[str]:
+def list_files(folder: str, flag: str) -> list[str]:
     """Return all files in a directory and those below it, sorted."""
     system, path = _locate(folder, flag)
     return _names(system, system.find(path), folder)
@@ -71,7 +73,9 @@ def _locate(name: str, flag: str) -> tuple[AbstractFileSystem, str]:
         raise DataError(f"{flag} {name} cannot be opened: {error}") from error
 
 
-def find(names: Iterable[str | os.PathLike[str]], endings: Sequence[str], what: str) -> list[str]:
+def find_files(
+    names: Iterable[str | os.PathLike[str]], endings: Sequence[str], what: str
+) -> list[str]:
     """Return the local files that ``names`` name: themselves, and those below folders, by name.
 
     Of folders those count that end in ``endings``; ``what`` they are is for messages.
@@ -102,10 +106,10 @@ def extension_of(file: str) -> str:
     """Return the extension in lower case, that of the compression aside (".jsonl")."""
     path = PurePosixPath(file.split("?")[0] if "://" in file else file)
     suffix = path.suffix.lower()
-    return PurePosixPath(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
+    return PurePosixPath(path.stem).suffix.lower() if suffix in COMPRESSED_EXTENSIONS else suffix
 
 
-def identity(file: str) -> list:
+def file_identity(file: str) -> list:
     """Return what tells one version of a file from another: its place, size and time of change."""
     import fsspec
 
@@ -118,19 +122,21 @@ def identity(file: str) -> list:
 def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
     """Return the ``datasets`` builder that reads ``files`` and its options."""
     extensions = {extension_of(file) for file in files}
-    unknown = sorted(extensions - BUILDERS.keys())
+    unknown = sorted(extensions - DATASET_BUILDERS.keys())
     if unknown:
         file = next(file for file in files if extension_of(file) in unknown)
         raise DataError(
             f"{flag} {file}: the extension '{unknown[0]}' is not known; use one of "
-            f"{', '.join(BUILDERS)} (also with {', '.join(COMPRESSIONS)}), or --sample_by raw, "
+            f"{', '.join(DATASET_BUILDERS)} (also with {', '.join(COMPRESSED_EXTENSIONS)}), or --sample_by raw, "
             "which reads any file as one text"
         )
-    if len(extensions) > 1 and (len({BUILDERS[e] for e in extensions}) > 1 or ".tsv" in extensions):
+    if len(extensions) > 1 and (
+        len({DATASET_BUILDERS[e] for e in extensions}) > 1 or ".tsv" in extensions
+    ):
         raise DataError(
             f"{flag} mixes {' and '.join(sorted(extensions))} files; give files of one format"
         )
-    builder = BUILDERS[extensions.pop()]
+    builder = DATASET_BUILDERS[extensions.pop()]
     if builder != "csv":
         return builder, {}
     # "NA", "null" and "None" are words in a text column; only an empty cell is missing.
@@ -141,9 +147,9 @@ def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
 def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
     """Refuse files that are empty or binary, before anything is read in earnest."""
     for file in files:
-        with reading(f"{flag} {file}"), open_binary(file) as stream:
-            head = stream.read(HEAD)
-        if len(head) < HEAD and not head.strip():
+        with explain_read_errors(f"{flag} {file}"), open_binary(file) as stream:
+            head = stream.read(HEAD_BYTES)
+        if len(head) < HEAD_BYTES and not head.strip():
             raise DataError(f"{flag} {file} is empty; give a file with text in it")
         if builder != "parquet" and b"\0" in head:
             utf16 = " (UTF-16? `iconv -f UTF-16 -t UTF-8` converts it)"
@@ -151,9 +157,11 @@ def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
             raise DataError(f"{flag} {file} is binary, not UTF-8 text: it holds zero bytes{hint}")
 
 
-RATIO = 100  # bytes for each packed one; text has 3 to 10, the most repetitive logs some 50
-FREE = 16 << 20  # bytes that any file may unpack to
-READ = 1 << 18  # bytes that are unpacked at once, at most
+MAX_UNPACK_RATIO = (
+    100  # bytes for each packed one; text has 3 to 10, the most repetitive logs some 50
+)
+ALWAYS_ALLOWED_BYTES = 16 << 20  # bytes that any file may unpack to
+READ_BYTES = 1 << 18  # bytes that are unpacked at once, at most
 
 
 @contextlib.contextmanager
@@ -171,10 +179,10 @@ def open_binary(file: str) -> Iterator[Any]:
         if kind not in compr:
             raise ImportError(f"no package for {kind} is installed (.zst needs zstandard)")
         with compr[kind](stored, mode="rb") as stream:
-            yield io.BufferedReader(Guarded(stream, stored, file), READ)
+            yield io.BufferedReader(GuardedStream(stream, stored, file), READ_BYTES)
 
 
-class Guarded(io.RawIOBase):
+class GuardedStream(io.RawIOBase):
     """The unpacked bytes of ``stream``; a DataError where they are far more than those packed."""
 
     def __init__(self, stream: BinaryIO, packed: BinaryIO, name: str) -> None:
@@ -188,7 +196,7 @@ class Guarded(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Read into a buffer; 0 at the end."""
         try:
-            data = self.stream.read(min(len(buffer), READ))
+            data = self.stream.read(min(len(buffer), READ_BYTES))
         except (OSError, MemoryError):
             raise
         except Exception as error:  # each format has errors of its own
@@ -196,9 +204,9 @@ class Guarded(io.RawIOBase):
         buffer[: len(data)] = data
         self.count += len(data)
         packed = self.packed.tell()
-        if self.count > FREE + RATIO * packed:
+        if self.count > ALWAYS_ALLOWED_BYTES + MAX_UNPACK_RATIO * packed:
             raise DataError(
-                f"{self.name} unpacks to more than {RATIO} times its size "
+                f"{self.name} unpacks to more than {MAX_UNPACK_RATIO} times its size "
                 f"({self.count >> 20} MB of the first {packed} bytes): no text does. "
                 "Where it is what you want, unpack it yourself and give the unpacked file"
             )
@@ -206,7 +214,7 @@ class Guarded(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def reading(label: str) -> Iterator[None]:
+def explain_read_errors(label: str) -> Iterator[None]:
     """Say of which file it is that it cannot be read."""
     try:
         yield
@@ -236,7 +244,7 @@ def check_utf8(file: str, flag: str) -> None:
     decoder, start, line = codecs.getincrementaldecoder("utf-8")(), 0, 1
     with open_binary(file) as stream:
         while True:
-            chunk = stream.read(CHUNK)
+            chunk = stream.read(CHUNK_BYTES)
             pending = len(decoder.getstate()[0])
             try:
                 decoder.decode(chunk, final=not chunk)
@@ -253,11 +261,11 @@ def check_utf8(file: str, flag: str) -> None:
             start += len(chunk)
 
 
-def check_rows(file: str, flag: str) -> None:
+def check_null_rows(file: str, flag: str) -> None:
     """Raise a DataError for a ``null`` in the place of a row, at which pyarrow's reader crashes."""
     begin, number, whole = b"", 1, True
     with open_binary(file) as stream:
-        while line := stream.readline(CHUNK):
+        while line := stream.readline(CHUNK_BYTES):
             row = line.strip() if whole else b""
             begin = begin or row
             if begin == b"{" or begin.startswith(b"["):  # one document over many lines
@@ -268,19 +276,21 @@ def check_rows(file: str, flag: str) -> None:
             number += whole
 
 
-def check_unpacks(file: str, flag: str, whole: bool = True) -> None:
+def check_unpacked_size(file: str, flag: str, whole: bool = True) -> None:
     """Unpack a packed file, or its first part, for what others are to unpack without a limit."""
-    if PurePosixPath(file).suffix.lower() not in COMPRESSIONS:
+    if PurePosixPath(file).suffix.lower() not in COMPRESSED_EXTENSIONS:
         return
-    with reading(f"{flag} {file}"), open_binary(file) as stream:
-        left = 2 * FREE  # beyond what any file may unpack to
-        while left >= 0 and (chunk := stream.read(READ)):
+    with explain_read_errors(f"{flag} {file}"), open_binary(file) as stream:
+        left = 2 * ALWAYS_ALLOWED_BYTES  # beyond what any file may unpack to
+        while left >= 0 and (chunk := stream.read(READ_BYTES)):
             left -= 0 if whole else len(chunk)
 
 
-SMALL = 64 << 20  # bytes of a file that is looked through; larger ones only if they have odd counts
-BYTES_A_ROW = 4  # text packs to more
-BATCH = 1 << 16  # rows that are counted at once
+SMALL_PARQUET_BYTES = (
+    64 << 20
+)  # bytes of a file that is looked through; larger ones only if they have odd counts
+MIN_BYTES_PER_ROW = 4  # text packs to more
+PARQUET_BATCH_ROWS = 1 << 16  # rows that are counted at once
 
 
 def check_parquet(file: str, flag: str) -> None:
@@ -295,9 +305,9 @@ def check_parquet(file: str, flag: str) -> None:
             size, total = _measure(stream)
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError):
         return
-    if total > FREE + RATIO * size:
+    if total > ALWAYS_ALLOWED_BYTES + MAX_UNPACK_RATIO * size:
         raise DataError(
-            f"{flag} {file} unpacks to more than {RATIO} times its size ({total >> 20} MB of "
+            f"{flag} {file} unpacks to more than {MAX_UNPACK_RATIO} times its size ({total >> 20} MB of "
             f"{size} bytes): no text does. Where it is what you want, give it as .txt or .jsonl"
         )
 
@@ -313,8 +323,10 @@ def _measure(stream: BinaryIO) -> tuple[int, int]:
     plain = ParquetFile(stream)
     rows, leaves = plain.metadata.num_rows, range(plain.metadata.num_columns)
     total = rows * len(leaves)
-    if total > FREE + RATIO * size or (size > SMALL and rows * BYTES_A_ROW < size):
-        return size, total if total > FREE + RATIO * size else 0
+    if total > ALWAYS_ALLOWED_BYTES + MAX_UNPACK_RATIO * size or (
+        size > SMALL_PARQUET_BYTES and rows * MIN_BYTES_PER_ROW < size
+    ):
+        return size, total if total > ALWAYS_ALLOWED_BYTES + MAX_UNPACK_RATIO * size else 0
     texts = [
         plain.schema.column(i).path
         for i in leaves
@@ -322,7 +334,7 @@ def _measure(stream: BinaryIO) -> tuple[int, int]:
     ]
     stream.seek(0)
     file = ParquetFile(stream, read_dictionary=texts)
-    for batch in file.iter_batches(BATCH, columns=texts):
+    for batch in file.iter_batches(PARQUET_BATCH_ROWS, columns=texts):
         columns = list(batch.columns)
         while columns:
             column = columns.pop()
@@ -333,12 +345,14 @@ def _measure(stream: BinaryIO) -> tuple[int, int]:
                 total += compute.sum(lengths.take(column.indices)).as_py() or 0
             else:
                 total += column.nbytes
-        if total > FREE + RATIO * size:
+        if total > ALWAYS_ALLOWED_BYTES + MAX_UNPACK_RATIO * size:
             break
     return size, total
 
 
-def explain(error: Exception, files: Sequence[str], builder: str, flag: str) -> DataError:
+def explain_load_error(
+    error: Exception, files: Sequence[str], builder: str, flag: str
+) -> DataError:
     """Find which of ``files`` made ``datasets`` fail, and say where and why."""
     for file in files:
         try:

@@ -23,9 +23,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 
 from hfseq.data import files
-from hfseq.data.arguments import SPLITS, CaptionArguments, ImageArguments
-from hfseq.data.classification import LABELS, Examples, LabelledSplits
-from hfseq.data.sources import Column, Source, Unreadable, load_named, once_a_run, share_out
+from hfseq.data.arguments import SPLITS, ImageArguments, ImageTextArguments
+from hfseq.data.classification import LABEL_COLUMNS, Examples, LabeledSplits
+from hfseq.data.sources import (
+    MediaColumn,
+    MediaSource,
+    UnreadableError,
+    cached_on_arguments,
+    complete_splits,
+    load_dataset_splits,
+)
 from hfseq.data.tables import Label, Table, read_table
 from hfseq.errors import DataError, UsageError, first_line
 
@@ -36,9 +43,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: Names of columns of pictures, and endings of their files.
-COLUMNS = ("image", "image_path", "path", "file_name", "file", "img", "picture")
-CAPTIONS = ("caption", "captions", "text", "sentence", "description", "label")
-ENDINGS = (
+IMAGE_COLUMNS = ("image", "image_path", "path", "file_name", "file", "img", "picture")
+CAPTION_COLUMNS = ("caption", "captions", "text", "sentence", "description", "label")
+IMAGE_EXTENSIONS = (
     *(".png", ".jpg", ".jpeg", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
     *(".pnm", ".tga", ".ico", ".jp2", ".avif"),
 )
@@ -59,7 +66,7 @@ class Crop(NamedTuple):
 # -- decoding
 
 
-def open_picture(source: Source, most: int = MAX_PIXELS) -> Image:
+def open_image(source: MediaSource, max_pixels: int = MAX_PIXELS) -> Image:
     """Decode a picture to RGB, upright; Unreadable for what is none, or not an ordinary one.
 
     Its size is read before its pixels are: one with more than ``most`` takes no memory.
@@ -74,29 +81,29 @@ def open_picture(source: Source, most: int = MAX_PIXELS) -> Image:
                 stream = stack.enter_context(files.open_binary(source.name))
             picture = stack.enter_context(Image.open(stream))
             width, height = picture.size
-            if width * height > most:
-                raise Unreadable(f"{width} x {height} pixels, more than {most}")
+            if width * height > max_pixels:
+                raise UnreadableError(f"{width} x {height} pixels, more than {max_pixels}")
             frames = getattr(picture, "n_frames", 1)
             if frames > 1:
-                raise Unreadable(f"{frames} frames: an animation or several pages")
+                raise UnreadableError(f"{frames} frames: an animation or several pages")
             if picture.mode.startswith("I") or picture.mode == "F":
-                raise Unreadable(f"more than 8 bits a channel (mode {picture.mode})")
+                raise UnreadableError(f"more than 8 bits a channel (mode {picture.mode})")
             upright = ImageOps.exif_transpose(picture)
             if "transparency" in upright.info and upright.mode == "P":
                 upright = upright.convert("RGBA")
             return upright.convert("RGB")
-    except Unreadable:
+    except UnreadableError:
         raise
     except UnidentifiedImageError:
-        raise Unreadable("it is no picture of a known kind") from None
+        raise UnreadableError("it is no picture of a known kind") from None
     except MemoryError:
-        raise Unreadable("there is not enough memory to decode it") from None
+        raise UnreadableError("there is not enough memory to decode it") from None
     except Exception as error:  # Pillow's readers raise a dozen types on broken files
         told = first_line(error).replace(str(source.name), "it")
-        raise Unreadable(told or type(error).__name__) from error
+        raise UnreadableError(told or type(error).__name__) from error
 
 
-def cut(picture: Image, crop: Crop, size: tuple[int, int], resample: int) -> Image:
+def crop_and_resize(picture: Image, crop: Crop, size: tuple[int, int], resample: int) -> Image:
     """Cut ``crop`` out of a picture, resized to ``size`` (height, width)."""
     from PIL import Image
 
@@ -129,10 +136,10 @@ def random_crops(numbers: np.ndarray, sizes: Sequence[tuple[int, int]] | None = 
 
 
 @dataclass
-class Decoded:
+class DecodedImages:
     """A batch of pictures: float32 (pictures, channels, height, width), and why some are zero."""
 
-    pixels: np.ndarray
+    pixel_values: np.ndarray
     reasons: list[str | None]
 
 
@@ -145,25 +152,33 @@ def _begin(processor: Any, most: int) -> None:
     _PROCESSOR = processor, most
 
 
-def _numbers(source: Source, crop: Crop | None, shape: tuple[int, int, int]) -> np.ndarray | str:
+def _numbers(
+    source: MediaSource, crop: Crop | None, shape: tuple[int, int, int]
+) -> np.ndarray | str:
     assert _PROCESSOR is not None
     processor, most = _PROCESSOR
-    return numbers_of(source, crop, processor, shape, most)
+    return preprocess_image(source, crop, processor, shape, most)
 
 
-def numbers_of(
-    source: Source, crop: Crop | None, processor: Any, shape: tuple[int, int, int], most: int
+def preprocess_image(
+    source: MediaSource,
+    crop: Crop | None,
+    processor: Any,
+    shape: tuple[int, int, int],
+    max_pixels: int,
 ) -> np.ndarray | str:
     """Return what a model reads of a picture, float32 ``shape``, or why there is nothing."""
     try:
-        picture = open_picture(source, most)
+        picture = open_image(source, max_pixels)
         options: dict[str, Any] = {}
         if crop is not None:
             resample = getattr(processor, "resample", None)
-            picture = cut(picture, crop, shape[1:], 2 if resample is None else int(resample))
+            picture = crop_and_resize(
+                picture, crop, shape[1:], 2 if resample is None else int(resample)
+            )
             options = {"do_resize": False, "do_center_crop": False}
         pixels = np.asarray(processor(picture, return_tensors="np", **options)["pixel_values"][0])
-    except Unreadable as error:
+    except UnreadableError as error:
         return str(error)
     except Exception as error:  # a picture that the processor cannot take, of one pixel say
         return first_line(error) or type(error).__name__
@@ -172,25 +187,29 @@ def numbers_of(
     return pixels.astype(np.float32)
 
 
-class Decoder:
+class ImageDecoder:
     """Pictures in, numbers out: by ``workers`` processes, or in this one without any.
 
     ``processor`` is an image processor of Transformers (Pillow's kind), whose numbers these are.
     Each worker holds one picture at a time; a worker that dies of one leaves that one out.
     """
 
-    def __init__(self, processor: Any, workers: int, most: int = MAX_PIXELS):
-        self.processor, self.workers, self.most = processor, workers, most
+    def __init__(self, processor: Any, num_workers: int, max_pixels: int = MAX_PIXELS):
+        self.processor, self.workers, self.most = processor, num_workers, max_pixels
         self.shape = output_shape(processor)
         self._pool: ProcessPoolExecutor | None = None
 
-    def __call__(self, sources: Sequence[Source], crops: Sequence[Crop] | None = None) -> Decoded:
+    def __call__(
+        self, sources: Sequence[MediaSource], crops: Sequence[Crop] | None = None
+    ) -> DecodedImages:
         """Decode pictures, of which ``crops`` are cut out where they are given."""
         chosen: Sequence[Crop | None] = crops or [None] * len(sources)
         pairs = list(zip(sources, chosen, strict=True))
         found: list[np.ndarray | str]
         if not self.workers:
-            found = [numbers_of(*pair, self.processor, self.shape, self.most) for pair in pairs]
+            found = [
+                preprocess_image(*pair, self.processor, self.shape, self.most) for pair in pairs
+            ]
         else:
             try:
                 pending = [self._submit(*pair) for pair in pairs]
@@ -204,16 +223,16 @@ class Decoder:
             reasons.append(made if isinstance(made, str) else None)
             if not isinstance(made, str):
                 pixels[row] = made
-        return Decoded(pixels, reasons)
+        return DecodedImages(pixels, reasons)
 
-    def _alone(self, source: Source, crop: Crop | None) -> np.ndarray | str:
+    def _alone(self, source: MediaSource, crop: Crop | None) -> np.ndarray | str:
         try:
             return self._submit(source, crop).result()
         except BrokenProcessPool:
             self.close()
             return "the process that decoded it died"
 
-    def _submit(self, source: Source, crop: Crop | None) -> Future[np.ndarray | str]:
+    def _submit(self, source: MediaSource, crop: Crop | None) -> Future[np.ndarray | str]:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 self.workers,
@@ -230,20 +249,20 @@ class Decoder:
             self._pool = None
 
 
-class ReadsPictures(Protocol):
+class ImageModel(Protocol):
     """A model that reads pictures, or not."""
 
-    any_picture_size: ClassVar[bool]
+    any_image_size: ClassVar[bool]
 
-    def picture_shape(self) -> tuple[int, int, int] | None:
+    def image_shape(self) -> tuple[int, int, int] | None:
         """Channels, height and width of what it reads."""
         ...
 
 
-def check_pictures(model: ReadsPictures, decoder: Decoder) -> None:
+def check_image_shape(model: ImageModel, decoder: ImageDecoder) -> None:
     """Refuse a model that cannot read what a decoder's processor makes."""
-    wanted, made = model.picture_shape(), decoder.shape
-    if wanted is None or wanted == made or (model.any_picture_size and wanted[0] == made[0]):
+    wanted, made = model.image_shape(), decoder.shape
+    if wanted is None or wanted == made or (model.any_image_size and wanted[0] == made[0]):
         return
     if wanted[0] != made[0]:
         raise UsageError(
@@ -256,15 +275,15 @@ def check_pictures(model: ReadsPictures, decoder: Decoder) -> None:
     )
 
 
-def find(names: Iterable[str | os.PathLike[str]]) -> list[str]:
+def find_images(names: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Return the files that ``names`` name: themselves, and all pictures below folders, by name.
 
     **Raises:** DataError for a name that is nothing, and for folders without pictures.
     """
-    return files.find(names, ENDINGS, "pictures")
+    return files.find_files(names, IMAGE_EXTENSIONS, "pictures")
 
 
-def workers_of(arguments: ImageArguments) -> int:
+def num_decode_workers(arguments: ImageArguments) -> int:
     """Return how many processes decode: as the flag says, else one a CPU, eight at most."""
     given = arguments.decode_workers
     return min(os.cpu_count() or 1, 8) if given is None else given
@@ -320,28 +339,28 @@ def load_image_processor(name: str | None, image_size: int | None, **options: An
 
 
 @dataclass
-class Pictures(Examples):
+class ImageDataset(Examples):
     """The pictures of a split: ``first`` are their names, ``sources`` where they are.
 
     ``captions`` are theirs, where they have some instead of labels.
     """
 
-    sources: Sequence[Source] = field(default_factory=list)
+    sources: Sequence[MediaSource] = field(default_factory=list)
     captions: Sequence[str] = ()
 
     def select(self, rows: np.ndarray) -> Self:
         """Return some of the pictures, by ascending row."""
         return replace(
             super().select(rows),
-            sources=Selected(self.sources, np.asarray(rows)),
+            sources=SourceSubset(self.sources, np.asarray(rows)),
             captions=[self.captions[row] for row in rows] if self.captions else (),
         )
 
 
-class Selected(Sequence[Source]):
+class SourceSubset(Sequence[MediaSource]):
     """Some of a sequence, by number; nothing is read before it is asked for."""
 
-    def __init__(self, whole: Sequence[Source], rows: np.ndarray):
+    def __init__(self, whole: Sequence[MediaSource], rows: np.ndarray):
         self.whole, self.rows = whole, rows
 
     def __len__(self) -> int:
@@ -351,36 +370,38 @@ class Selected(Sequence[Source]):
         return self.whole[int(self.rows[index])]
 
 
-@once_a_run
-def load_pictures(arguments: ImageArguments, plugins: Plugins | None = None) -> LabelledSplits:
+@cached_on_arguments
+def load_images(arguments: ImageArguments, plugins: Plugins | None = None) -> LabeledSplits:
     """Load what the flags name; loading it again gives the same object.
 
     A folder has a folder for each class; a table has a column of files, relative to itself, and one
     of labels; a dataset has a column of pictures. Nothing is decoded here.
     """
-    read: dict[str, Pictures] = {}
+    read: dict[str, ImageDataset] = {}
     if arguments.dataset_name:
-        for split, dataset in load_named(arguments, plugins, SPLITS).items():
+        for split, dataset in load_dataset_splits(arguments, plugins, SPLITS).items():
             origin = f"--dataset_name {arguments.dataset_name}, split {split}"
-            read[split] = of_dataset(dataset, origin, arguments)
+            read[split] = images_from_dataset(dataset, origin, arguments)
     for split in SPLITS:
         folder, tables = (getattr(arguments, f"{split}_{kind}") for kind in ("dir", "file"))
         if folder:
-            read[split] = of_folder(folder, f"--{split}_dir", split)
+            read[split] = images_from_folder(folder, f"--{split}_dir", split)
         elif tables:
-            read[split] = of_tables(tables, f"--{split}_file", split, arguments)
+            read[split] = images_from_tables(tables, f"--{split}_file", split, arguments)
     if not read:
         raise UsageError("no data: give --train_dir, --train_file or --dataset_name")
-    splits = LabelledSplits(read, None)
-    share_out(splits, arguments)
+    splits = LabeledSplits(read, None)
+    complete_splits(splits, arguments)
     return splits
 
 
-def of_folder(folder: str, flag: str, split: str) -> Pictures:
+def images_from_folder(folder: str, flag: str, split: str) -> ImageDataset:
     """Read a folder with a folder for each class; of a test split pictures may lie beside them."""
-    if not files.is_folder(folder, flag):
+    if not files.is_directory(folder, flag):
         raise DataError(f"{flag} {folder} is no folder: give one with a folder for each class")
-    found = [name for name in files.walk(folder, flag) if name.lower().endswith(ENDINGS)]
+    found = [
+        name for name in files.list_files(folder, flag) if name.lower().endswith(IMAGE_EXTENSIONS)
+    ]
     base = folder.rstrip("/")
     names, labels, sources = [], [], []
     for name in found:
@@ -399,49 +420,51 @@ def of_folder(folder: str, flag: str, split: str) -> Pictures:
             )
         names.append(inside)
         labels.append(label)
-        sources.append(Source(name))
+        sources.append(MediaSource(name))
     if not names:
         raise DataError(
-            f"{flag} {folder} holds no pictures ({', '.join(ENDINGS[:5])} …) in folders of classes"
+            f"{flag} {folder} holds no pictures ({', '.join(IMAGE_EXTENSIONS[:5])} …) in folders of classes"
         )
     table = Table({"image": list(names)}, f"{flag} {folder}")
-    return Pictures(names, None, list(labels), [(0, table)], {}, None, sources)
+    return ImageDataset(names, None, list(labels), [(0, table)], {}, None, sources)
 
 
-def of_tables(patterns: list[str], flag: str, split: str, arguments: ImageArguments) -> Pictures:
+def images_from_tables(
+    patterns: list[str], flag: str, split: str, arguments: ImageArguments
+) -> ImageDataset:
     """Read tables with a column of files and one of labels."""
     names: list[str] = []
     labels: list[Label] = []
-    sources: list[Source] = []
+    sources: list[MediaSource] = []
     captions: list[str] = []
     origins: list[tuple[int, Table]] = []
-    for file in files.expand(patterns, flag):
+    for file in files.expand_patterns(patterns, flag):
         table: Table = read_table(file, flag, arguments)
-        column = table.column("image_column", arguments.image_column, COLUMNS)
+        column = table.column("image_column", arguments.image_column, IMAGE_COLUMNS)
         own = str(PurePosixPath(file).parent) if "://" in file else str(Path(file).parent)
         base = (getattr(arguments, "data_dir", None) or own).rstrip("/")
         found = table.texts(column)
-        if isinstance(arguments, CaptionArguments):
-            rows, texts = captions_of(table, table.columns, arguments)
+        if isinstance(arguments, ImageTextArguments):
+            rows, texts = read_captions(table, table.columns, arguments)
             captions += texts
         else:
-            label = label_of(table, arguments, labelled=split != "test")
+            label = choose_label_column(table, arguments, labelled=split != "test")
             labels += table.labels(label, None) if label else [None] * len(table)
             rows = list(range(len(table)))
         origins.append((len(names), table))
         for name in (found[row] for row in rows):
             whole = name if "://" in name or os.path.isabs(name) else f"{base}/{name}"
             names.append(name)
-            sources.append(Source(whole))
+            sources.append(MediaSource(whole))
     labels = labels or [None] * len(names)
-    return Pictures(names, None, labels, origins, {}, None, sources, captions)
+    return ImageDataset(names, None, labels, origins, {}, None, sources, captions)
 
 
-def captions_of(
-    table: Table, columns: Mapping[str, Sequence[Any]], arguments: CaptionArguments
+def read_captions(
+    table: Table, columns: Mapping[str, Sequence[Any]], arguments: ImageTextArguments
 ) -> tuple[list[int], list[str]]:
     """Return a row for each caption, and the captions; a cell is one or a list of them."""
-    column = table.column("caption_column", arguments.caption_column, CAPTIONS)
+    column = table.column("caption_column", arguments.caption_column, CAPTION_COLUMNS)
     rows: list[int] = []
     texts: list[str] = []
     for row, cell in enumerate(columns[column]):
@@ -453,7 +476,7 @@ def captions_of(
     return rows, texts
 
 
-def of_dataset(dataset: Any, origin: str, arguments: ImageArguments) -> Pictures:
+def images_from_dataset(dataset: Any, origin: str, arguments: ImageArguments) -> ImageDataset:
     """Read a ``datasets.Dataset`` with a column of pictures, which stays as it is stored."""
     import datasets
 
@@ -461,27 +484,27 @@ def of_dataset(dataset: Any, origin: str, arguments: ImageArguments) -> Pictures
     pictures = [n for n, kind in features.items() if isinstance(kind, datasets.Image)]
     chosen = arguments.image_column or next(iter(pictures), None)
     header = Table({name: [] for name in dataset.column_names}, origin)
-    column = header.column("image_column", chosen, COLUMNS)
-    sources: Sequence[Source] = Column(dataset, column, origin)
-    if isinstance(arguments, CaptionArguments):
+    column = header.column("image_column", chosen, IMAGE_COLUMNS)
+    sources: Sequence[MediaSource] = MediaColumn(dataset, column, origin)
+    if isinstance(arguments, ImageTextArguments):
         whole = {n: dataset[n] for n in dataset.column_names if n != column}
-        rows, texts = captions_of(header, whole, arguments)
+        rows, texts = read_captions(header, whole, arguments)
         names, chosen_rows = [f"{origin} {row}" for row in rows], np.asarray(rows)
         labels: list[Label] = [None] * len(rows)
-        return Pictures(
-            names, None, labels, [(0, header)], {}, None, Selected(sources, chosen_rows), texts
+        return ImageDataset(
+            names, None, labels, [(0, header)], {}, None, SourceSubset(sources, chosen_rows), texts
         )
-    label = label_of(header, arguments, labelled="split test" not in origin)
+    label = choose_label_column(header, arguments, labelled="split test" not in origin)
     classes = tuple(getattr(features.get(label or ""), "names", None) or ())
     cells = list(dataset[label]) if label else [None] * len(dataset)
     table = Table({"label": cells}, origin, classes=classes)
     names = [f"{origin} {row}" for row in range(len(dataset))]
-    return Pictures(names, None, table.labels("label", None), [(0, table)], {}, None, sources)
+    return ImageDataset(names, None, table.labels("label", None), [(0, table)], {}, None, sources)
 
 
-def label_of(table: Table, arguments: ImageArguments, labelled: bool) -> str | None:
+def choose_label_column(table: Table, arguments: ImageArguments, labelled: bool) -> str | None:
     """Return the column of labels, or nothing where there need be none."""
     asked = arguments.label_column
-    if asked is None and not labelled and not set(LABELS) & set(table.columns):
+    if asked is None and not labelled and not set(LABEL_COLUMNS) & set(table.columns):
         return None
-    return table.column("label_column", asked, LABELS)
+    return table.column("label_column", asked, LABEL_COLUMNS)

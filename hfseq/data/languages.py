@@ -29,7 +29,7 @@ _CODES = {name: names[0] for names in _LANGUAGES for name in names}
 _REGION = re.compile(r"[-_]([a-z]{2}|[a-z]{4}|[0-9]{3})$")  # en-US, eng_Latn, es_419
 
 
-def code_of(name: str) -> str | None:
+def language_code(name: str) -> str | None:
     """Return the code of the language that ``name`` names ("English", "eng", "en-US": "en").
 
     A code counts in lower or upper case only: a cell that reads "It" is a word.
@@ -45,8 +45,8 @@ def same_language(name: str, language: str) -> bool:
     """Tell whether ``name`` names ``language``, whatever either is written as."""
     if name.strip().lower() == language.strip().lower():
         return True
-    code = code_of(name)
-    return code is not None and code == code_of(language)
+    code = language_code(name)
+    return code is not None and code == language_code(language)
 
 
 def find_language(names: Iterable[str], language: str) -> str | None:

@@ -10,29 +10,32 @@ from hashlib import sha256
 from importlib import metadata
 
 from hfseq.data.arguments import SPLITS, TranslationArguments
-from hfseq.data.languages import code_of
-from hfseq.data.tables import Origin, Pair, PairColumns, Part
+from hfseq.data.languages import language_code
+from hfseq.data.tables import Origin, Pair, PairColumns, PairSource
 from hfseq.errors import UsageError
 
-SOURCE = "en"
+SOURCE_LANG = "en"
 #: Languages to translate into: what num2words and Babel call them.
-TARGETS = {"de": ("de", "de"), "es": ("es", "es"), "nb": ("no", "nb"), "no": ("no", "nb")}
-NAME, KEY = "generated numbers and dates", "numbers and dates"  # in messages, of a cache
-HELD_OUT = 3  # percent of the items for validation, and as many for the test
+TARGET_LANGS = {"de": ("de", "de"), "es": ("es", "es"), "nb": ("no", "nb"), "no": ("no", "nb")}
+CORPUS_NAME, CACHE_KEY = (
+    "generated numbers and dates",
+    "numbers and dates",
+)  # in messages, of a cache
+HELD_OUT_PERCENT = 3  # percent of the items for validation, and as many for the test
 CARDINALS, DAYS = 6_000, 6_000
 LARGEST, LARGEST_ORDINAL, YEARS = 9_999, 999, range(1500, 2100)
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2099, 12, 31)
-FORMATS = ("full", "long", "medium")
-FORMATS_A_DAY = 2
+DATE_FORMATS = ("full", "long", "medium")
+FORMATS_PER_DAY = 2
 REVISION = "2"  # of this file's pairs; another one where they change
 
 
 def target_language(source_lang: str | None, target_lang: str | None) -> str:
     """Return the language to translate into from English; German by default."""
-    target = code_of(target_lang) if target_lang else "de"
-    if (source_lang and code_of(source_lang) != SOURCE) or target not in TARGETS:
+    target = language_code(target_lang) if target_lang else "de"
+    if (source_lang and language_code(source_lang) != SOURCE_LANG) or target not in TARGET_LANGS:
         raise UsageError(
-            f"no data for --source_lang {source_lang or SOURCE} --target_lang {target_lang}: give "
+            f"no data for --source_lang {source_lang or SOURCE_LANG} --target_lang {target_lang}: give "
             "--dataset_name or --train_file. Without them there are generated numbers and dates, "
             "from en to de, es or nb (--reverse_translation for the other way)"
         )
@@ -40,7 +43,7 @@ def target_language(source_lang: str | None, target_lang: str | None) -> str:
 
 
 @lru_cache(maxsize=4)
-def generate(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
+def generate_pairs(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     """Return about 20,000 pairs of English and ``target`` ("de", "es", "nb"), by split.
 
     Cardinal and ordinal numbers and years in words, dates as the languages write them in full, long
@@ -56,7 +59,7 @@ def generate(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
             "numbers and dates, needs num2words and Babel: "
             f'pip install "hfseq[translation]" ({error})'
         ) from error
-    chooser, (language, locale) = random.Random(seed), TARGETS[target]
+    chooser, (language, locale) = random.Random(seed), TARGET_LANGS[target]
     pairs: list[tuple[str, str, str]] = []  # item, English, translation
     forms = {
         "cardinal": sorted(chooser.sample(range(LARGEST + 1), CARDINALS)),
@@ -65,13 +68,18 @@ def generate(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     }
     for form, numbers in forms.items():
         for number in numbers:
-            source, text = (num2words(number, to=form, lang=code) for code in (SOURCE, language))
+            source, text = (
+                num2words(number, to=form, lang=code) for code in (SOURCE_LANG, language)
+            )
             pairs.append((f"number {number}", source, text))
     for days in sorted(chooser.sample(range((LAST_DAY - FIRST_DAY).days + 1), DAYS)):
         day = FIRST_DAY + timedelta(days)
-        dates = [[format_date(day, f, locale=where) for where in (SOURCE, locale)] for f in FORMATS]
+        dates = [
+            [format_date(day, f, locale=where) for where in (SOURCE_LANG, locale)]
+            for f in DATE_FORMATS
+        ]
         meant = dict(reversed(dates))  # "May 7, 2001" is long and medium: the first of them counts
-        for source, _ in chooser.sample(dates, FORMATS_A_DAY):
+        for source, _ in chooser.sample(dates, FORMATS_PER_DAY):
             pairs.append((f"date {day}", source, meant[source]))
     chooser.shuffle(pairs)
     splits: dict[str, list[tuple[str, str]]] = {name: [] for name in SPLITS}
@@ -80,12 +88,12 @@ def generate(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
         if source not in seen:  # English spells some years as it does the number
             seen.add(source)
             place = int(sha256(item.encode()).hexdigest()[:8], 16) % 100
-            rest = "validation" if place < 2 * HELD_OUT else "train"
-            splits["test" if place < HELD_OUT else rest].append((source, text))
+            rest = "validation" if place < 2 * HELD_OUT_PERCENT else "train"
+            splits["test" if place < HELD_OUT_PERCENT else rest].append((source, text))
     return splits
 
 
-def origins(arguments: TranslationArguments) -> dict[str, Origin]:
+def generated_origins(arguments: TranslationArguments) -> dict[str, Origin]:
     """Return how to read the pairs of each split, and the languages."""
     target = target_language(arguments.source_lang, arguments.target_lang)
     # What is tokenised is made anew where the pairs change: with this file, or with the packages.
@@ -97,11 +105,18 @@ def origins(arguments: TranslationArguments) -> dict[str, Origin]:
             versions.append(None)
 
     def read(split: str) -> Iterator[Pair]:
-        for number, pair in enumerate(generate(target)[split], 1):
+        for number, pair in enumerate(generate_pairs(target)[split], 1):
             yield number, *pair
 
-    sides = PairColumns("source", "target", SOURCE, arguments.target_lang or target)
+    sides = PairColumns("source", "target", SOURCE_LANG, arguments.target_lang or target)
     return {
-        split: ([Part(NAME, [KEY, split, target, *versions], partial(read, split), "pair")], sides)
+        split: (
+            [
+                PairSource(
+                    CORPUS_NAME, [CACHE_KEY, split, target, *versions], partial(read, split), "pair"
+                )
+            ],
+            sides,
+        )
         for split in SPLITS
     }

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hfseq.data.batches import derive, permute
+from hfseq.data.batches import derive_key, permute
 from hfseq.data.store import TokenStore
-from hfseq.data.tokenize import Encoder, tokenize_with
+from hfseq.data.tokenize import DocumentEncoder, tokenize_column
 from hfseq.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class SideEncoder(Encoder):
+class SideEncoder(DocumentEncoder):
     """Turns the sentences of one side into ids; every sentence ends with the end token.
 
     Targets are encoded as such (Marian has a vocabulary of its own for them, mBART another language
@@ -30,38 +30,43 @@ class SideEncoder(Encoder):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, side: str, prefix: str = ""):
         super().__init__(tokenizer)
         self.side, self.prefix = side, prefix
-        self.switches = side == "target" and hasattr(tokenizer, "_switch_to_target_mode")
+        self.uses_target_mode = side == "target" and hasattr(tokenizer, "_switch_to_target_mode")
         if tokenizer.eos_token_id is None:
             raise UsageError(
                 "translation needs a tokenizer with an eos_token, or no translation would ever "
                 "end; this one has none: set tokenizer.eos_token, or train one with "
                 "scripts/train_tokenizer.py --model_type marian"
             )
-        self.end: list[int] = []
+        self.eos_ids: list[int] = []
         sample = self._rows(["a"])[0]
         if tokenizer.eos_token_id not in sample:
-            self.end = [tokenizer.eos_token_id]
+            self.eos_ids = [tokenizer.eos_token_id]
         special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         ordinary = [place for place, token in enumerate(sample) if token not in special]
         #: Special tokens at the end of every sentence; truncation keeps them.
-        self.tail = len(sample) - 1 - max(ordinary, default=-1) + len(self.end)
+        self.tail = len(sample) - 1 - max(ordinary, default=-1) + len(self.eos_ids)
 
     @property
     def options(self) -> list[Any]:
         """What the ids depend on, beside text and tokenizer."""
-        language = getattr(self.tokenizer, "tgt_lang", None) if self.switches else None
-        return [self.side if self.switches else "sentence", self.prefix, self.end, language]
+        language = getattr(self.tokenizer, "tgt_lang", None) if self.uses_target_mode else None
+        return [
+            self.side if self.uses_target_mode else "sentence",
+            self.prefix,
+            self.eos_ids,
+            language,
+        ]
 
-    def keeps(self, text: str | None) -> bool:
+    def should_keep(self, text: str | None) -> bool:
         """Keep every sentence."""
         return True
 
     def _rows(self, texts: list[str]) -> list[list[int]]:
-        if self.switches:
+        if self.uses_target_mode:
             rows = self.tokenizer(text_target=texts, verbose=False)["input_ids"]
         else:
             rows = super()._rows([self.prefix + text for text in texts] if self.prefix else texts)
-        return [[*row, *self.end] for row in rows] if self.end else rows
+        return [[*row, *self.eos_ids] for row in rows] if self.eos_ids else rows
 
 
 def tokenize_pairs(
@@ -91,7 +96,7 @@ def tokenize_pairs(
                 f"--max_{name}_length {limit} leaves no room for text beside {encode.tail} special "
                 f"tokens: give {encode.tail + 1} or more"
             )
-        store = tokenize_with(
+        store = tokenize_column(
             encode,
             dataset,
             name,
@@ -100,12 +105,12 @@ def tokenize_pairs(
             overwrite=overwrite,
             description=f"{description}, {name}",
         )
-        sides.append(Side(store, limit, encode.tail))
+        sides.append(PairSide(store, limit, encode.tail))
     return select_pairs(sides[0], sides[1], drop_long, description)
 
 
 @dataclass
-class Side:
+class PairSide:
     """The tokens of one side, where sentences longer than ``max_length`` are cut.
 
     What is cut is the text's end: the ``tail`` special tokens after it stay.
@@ -158,23 +163,23 @@ class PairSums(NamedTuple):
 class PairStore:
     """Tokenised pairs: ``kept``, int64 (pairs,), are the sentences of both sides that count."""
 
-    source: Side
-    target: Side
-    kept: np.ndarray
+    source: PairSide
+    target: PairSide
+    pair_indices: np.ndarray
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.pair_indices)
 
     @property
-    def sides(self) -> tuple[Side, Side]:
+    def sides(self) -> tuple[PairSide, PairSide]:
         """Source and target."""
         return self.source, self.target
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of each pair's source and target, int32 (pairs,)."""
-        return self.source.lengths[self.kept], self.target.lengths[self.kept]
+        return self.source.lengths[self.pair_indices], self.target.lengths[self.pair_indices]
 
     @property
     def sums(self) -> PairSums:
@@ -185,7 +190,7 @@ class PairStore:
 
 
 def select_pairs(
-    source: Side, target: Side, drop_long: bool, description: str = "pairs"
+    source: PairSide, target: PairSide, drop_long: bool, description: str = "pairs"
 ) -> PairStore:
     """Pair up two sides, without what is too long where ``drop_long`` says so."""
     if len(source.store) != len(target.store):
@@ -225,7 +230,7 @@ def select_pairs(
     return pairs
 
 
-SHARES = (0.3, 0.6, 0.85, 0.95, 0.995, 1.0)  # of the pairs, for which there is a width
+WIDTH_QUANTILES = (0.3, 0.6, 0.85, 0.95, 0.995, 1.0)  # of the pairs, for which there is a width
 
 
 class _Rows:
@@ -271,11 +276,13 @@ class PairRows(_Rows):
         self.widths = np.array([[side.max_length] for side in pairs.sides])
         if not pad_to_max_length:
             # Multiples of eight up to the longest, which these shares of the lengths fit.
-            needed = np.quantile(np.stack(pairs.lengths), SHARES, axis=1, method="higher").T
+            needed = np.quantile(
+                np.stack(pairs.lengths), WIDTH_QUANTILES, axis=1, method="higher"
+            ).T
             self.widths = np.minimum(np.ceil(needed / 8) * 8, self.widths).astype(np.int64)
         level = np.maximum(*map(np.searchsorted, self.widths, (source, target)))
         order = np.lexsort((np.arange(len(pairs)), source + target, level))
-        self.levels, self.order = level[order], pairs.kept[order]
+        self.levels, self.order = level[order], pairs.pair_indices[order]
 
     def __len__(self) -> int:
         return len(self.order)
@@ -311,10 +318,10 @@ class PackedPairs(_Rows):
 
     def __init__(self, pairs: PairStore):
         self.pairs = pairs
-        self.room = (pairs.source.max_length, pairs.target.max_length)
-        row_of, count = plan(*pairs.lengths, self.room)
+        self.max_lengths = (pairs.source.max_length, pairs.target.max_length)
+        row_of, count = plan_rows(*pairs.lengths, self.max_lengths)
         order = np.argsort(row_of, kind="stable")
-        self.order = pairs.kept[order]
+        self.order = pairs.pair_indices[order]
         self.offsets = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=count))])
 
     def __len__(self) -> int:
@@ -326,14 +333,14 @@ class PackedPairs(_Rows):
         return 1 + int(np.diff(self.offsets).max())
 
     @property
-    def fill(self) -> tuple[float, float]:
+    def fill_ratio(self) -> tuple[float, float]:
         """Share of the rows' source and target columns that hold tokens."""
-        sums, room = self.sums, self.room
+        sums, room = self.sums, self.max_lengths
         return sums.source / (len(self) * room[0]), sums.target / (len(self) * room[1])
 
     def width(self, indices: np.ndarray) -> tuple[int, int]:
         """Columns of the source and of the target: always the greatest lengths."""
-        return self.room
+        return self.max_lengths
 
     def fetch(
         self, indices: np.ndarray, width: tuple[int, int] | None = None
@@ -345,7 +352,9 @@ class PackedPairs(_Rows):
         rank = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         chosen = self.order[self.offsets[indices][rows] + rank]
         arrays: dict[str, np.ndarray] = {}
-        for side, columns, name in zip(self.pairs.sides, self.room, ("", "target_"), strict=True):
+        for side, columns, name in zip(
+            self.pairs.sides, self.max_lengths, ("", "target_"), strict=True
+        ):
             shape, lengths = (len(indices), columns), side.lengths[chosen].astype(np.int64)
             before = np.cumsum(lengths) - lengths
             starts = before - before[np.flatnonzero(rank == 0)][rows]
@@ -362,11 +371,14 @@ class PackedPairs(_Rows):
         return arrays
 
 
-GROUP = 2048  # pairs that share rows
+GROUP_SIZE = 2048  # pairs that share rows
 
 
-def plan(
-    source: np.ndarray, target: np.ndarray, room: tuple[int, int], group: int = GROUP
+def plan_rows(
+    source: np.ndarray,
+    target: np.ndarray,
+    max_lengths: tuple[int, int],
+    group_size: int = GROUP_SIZE,
 ) -> tuple[np.ndarray, int]:
     """Say which row each pair goes to: first fit by falling length, in all groups at once.
 
@@ -374,19 +386,19 @@ def plan(
     (pairs,), and how many there are.
     """
     total = len(source)
-    groups = -(-total // group)
+    groups = -(-total // group_size)
     each = -(-total // groups)
-    order = permute(np.arange(total), total, derive("pairs"))
+    order = permute(np.arange(total), total, derive_key("pairs"))
     # Groups are columns; places that are left over in the last ones hold pairs of no length.
     filled = np.full(groups * each, -1, np.int64)
     filled[:total] = order
     members = filled.reshape(groups, each)
     lengths = [np.where(members < 0, 0, side[members]) for side in (source, target)]
-    size = np.maximum(lengths[0] / room[0], lengths[1] / room[1])
+    size = np.maximum(lengths[0] / max_lengths[0], lengths[1] / max_lengths[1])
     falling = np.argsort(-size, axis=1, kind="stable")
     members = np.take_along_axis(members, falling, axis=1)
     lengths = [np.take_along_axis(side, falling, axis=1) for side in lengths]
-    rows = _first_fit(lengths[0], lengths[1], room)
+    rows = _first_fit(lengths[0], lengths[1], max_lengths)
     numbers = rows + np.arange(groups)[:, None] * (rows.max() + 1)
     real = members >= 0
     used, compact = np.unique(numbers[real], return_inverse=True)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from hfseq import errors
 from hfseq.data import files, numbers_and_dates, sources, tables, tfds
-from hfseq.data.arguments import ROLES, SPLITS, TranslationArguments
-from hfseq.data.languages import code_of, find_language, same_language
+from hfseq.data.arguments import SIDE_COLUMNS, SPLITS, TranslationArguments
+from hfseq.data.languages import find_language, language_code, same_language
 from hfseq.data.store import write_once
-from hfseq.data.tables import BATCH, Origin, Pair, PairColumns, Part
+from hfseq.data.tables import BATCH_ROWS, Origin, Pair, PairColumns, PairSource
 from hfseq.errors import DataError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class PairSplits(dict[str, "Dataset"]):
         self.description = description or {}
 
 
-@sources.once_a_run
+@sources.cached_on_arguments
 def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) -> PairSplits:
     """Load the pairs that the flags ask for, and generate some where they ask for none.
 
@@ -72,10 +72,10 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
     origins: dict[str, Origin] = {}
     if name := arguments.dataset_name:
         flag = f"--dataset_name {name}"
-        if name.startswith(tfds.PREFIX):
-            origins = tfds.origins(name, flag, arguments)
+        if name.startswith(tfds.TFDS_PREFIX):
+            origins = tfds.split_origins(name, flag, arguments)
         else:
-            named = sources.load_named(arguments, plugins, SPLITS, NO_SCRIPTS)
+            named = sources.load_dataset_splits(arguments, plugins, SPLITS, NO_SCRIPTS)
             origins = {
                 split: tables.dataset_origin(dataset, f"{flag} ({split})", arguments)
                 for split, dataset in named.items()
@@ -84,7 +84,7 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
         if patterns := getattr(arguments, f"{split}_file"):
             origins[split] = _from_files(patterns, split, arguments)
     if not origins:
-        origins = numbers_and_dates.origins(arguments)
+        origins = numbers_and_dates.generated_origins(arguments)
         sides = origins["train"][1]
         logger.warning(
             "no --dataset_name and no --train_file: this is the demonstration, on generated "
@@ -115,8 +115,8 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
         logger.warning("left out %d %s pairs with an empty side: %s", count, name, shown)
     pairs = {name: len(split) for name, split in splits.items()}
     description: dict[str, Any] = {"pairs": pairs, "dropped": dropped, "first_dropped": first}
-    if next(iter(origins.values()))[0][0].name == numbers_and_dates.NAME:
-        description["name"] = numbers_and_dates.NAME
+    if next(iter(origins.values()))[0][0].name == numbers_and_dates.CORPUS_NAME:
+        description["name"] = numbers_and_dates.CORPUS_NAME
     return PairSplits(splits, source_lang, target_lang, description)
 
 
@@ -140,30 +140,30 @@ def _from_files(patterns: list[str], split: str, arguments: TranslationArguments
     origins: list[Origin] = []
     texts: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        if pattern.startswith(tfds.PREFIX):
-            origins.append(tfds.origin(pattern, flag, arguments, split))
-        elif files.is_folder(pattern, flag):
-            below = files.walk(pattern, flag)
-            origins.append(aligned_parts(below, flag, arguments, folder=True))
+        if pattern.startswith(tfds.TFDS_PREFIX):
+            origins.append(tfds.split_origin(pattern, flag, arguments, split))
+        elif files.is_directory(pattern, flag):
+            below = files.list_files(pattern, flag)
+            origins.append(aligned_origin(below, flag, arguments, folder=True))
         else:
-            for file in files.expand(pattern, flag):
+            for file in files.expand_patterns(pattern, flag):
                 if files.extension_of(file) in tables.FORMATS:
                     origins.append(tables.file_origin(file, flag, arguments))
                 else:
                     texts.append(file)
     if texts:
-        origins.append(aligned_parts(texts, flag, arguments))
+        origins.append(aligned_origin(texts, flag, arguments))
     return [part for parts, _ in origins for part in parts], _common_sides(origins)
 
 
-ALONE_SHOWN = 3
+MAX_REPORTED_FILES = 3
 _BREAKS = re.compile(r"\s*[\r\n]+\s*")
 _PLAIN = (".txt", ".text", ".snt", ".tok", ".clean")
 _LAST = re.compile(r"^(?:(?P<stem>.*)[._-])?(?P<side>[^._-]+)$", re.DOTALL)
-_SIDES = {name: side for side, names in ROLES.items() for name in names}
+_SIDES = {name: side for side, names in SIDE_COLUMNS.items() for name in names}
 
 
-def aligned_parts(
+def aligned_origin(
     names: Sequence[str], flag: str, arguments: TranslationArguments, folder: bool = False
 ) -> Origin:
     """Return how to read aligned files, paired by name, and the languages.
@@ -173,13 +173,13 @@ def aligned_parts(
     ``--source_lang`` and ``--target_lang`` the language of the first file is the source. Of a
     ``folder``, files of other languages and without a partner are left out, and that is logged.
     """
-    named = [(file, *split_name(file)) for file in names]
+    named = [(file, *split_file_name(file)) for file in names]
     if folder:
-        named = [entry for entry in named if code_of(entry[2])]
+        named = [entry for entry in named if language_code(entry[2])]
     sides = _languages([side for _, _, side in named], arguments, flag, names, folder)
     pairs: dict[str, dict[str, str]] = {}
     for file, stem, side in named:
-        role = next((r for r in ROLES if find_language([side], getattr(sides, r))), None)
+        role = next((r for r in SIDE_COLUMNS if find_language([side], getattr(sides, r))), None)
         if role is None and not folder:
             raise DataError(
                 f"{flag} {file}: its name ends neither in {sides.source} nor in {sides.target}; "
@@ -189,7 +189,7 @@ def aligned_parts(
             raise DataError(f"{flag}: {other} and {file} would be the {role} of the same pair")
     whole = {stem: pair for stem, pair in pairs.items() if len(pair) == 2}
     alone = [file for stem, pair in pairs.items() if stem not in whole for file in pair.values()]
-    shown = alone[:ALONE_SHOWN]
+    shown = alone[:MAX_REPORTED_FILES]
     if not whole or (alone and not folder):
         raise DataError(
             f"{flag}: {' and '.join(shown) or 'no file'} of the languages {sides.source} and "
@@ -205,13 +205,15 @@ def aligned_parts(
     return [_part(pair["source"], pair["target"], flag) for pair in whole.values()], sides
 
 
-def split_name(file: str) -> tuple[str, str]:
+def split_file_name(file: str) -> tuple[str, str]:
     """Split a file's name into what a pair shares and what names its side.
 
     ``a/X.en-es.en.gz`` is ("a/X.en-es", "en"), ``doc_es.snt`` ("doc", "es"), ``en.txt`` ("", "en").
     """
     path = PurePosixPath(file)
-    name = PurePosixPath(path.stem if path.suffix.lower() in files.COMPRESSIONS else path.name)
+    name = PurePosixPath(
+        path.stem if path.suffix.lower() in files.COMPRESSED_EXTENSIONS else path.name
+    )
     while name.suffix.lower() in _PLAIN:
         name = PurePosixPath(name.stem)
     match = _LAST.match(name.name)
@@ -228,10 +230,10 @@ def _languages(
 ) -> PairColumns:
     spelled: dict[str, str] = {}  # by code
     for side in sides:
-        if code := code_of(side) or _SIDES.get(side.lower()):
+        if code := language_code(side) or _SIDES.get(side.lower()):
             spelled.setdefault(code, side)
     asked = arguments.source_lang, arguments.target_lang
-    roles = set(spelled) == set(ROLES)
+    roles = set(spelled) == set(SIDE_COLUMNS)
     if asked[0] and asked[1] and not roles:
         return PairColumns(asked[0], asked[1], *asked)
     if roles:
@@ -250,10 +252,12 @@ def _languages(
     source, target = pair
     if any(asked) and (given == target) == bool(asked[0]):  # the other one was not asked for
         source, target = target, source
-    return PairColumns(source, target, asked[0] or code_of(source), asked[1] or code_of(target))
+    return PairColumns(
+        source, target, asked[0] or language_code(source), asked[1] or language_code(target)
+    )
 
 
-def _part(source: str, target: str, flag: str) -> Part:
+def _part(source: str, target: str, flag: str) -> PairSource:
     def read() -> Iterator[Pair]:
         sides = files.read_lines(source, flag), files.read_lines(target, flag)
         number = 0
@@ -267,12 +271,12 @@ def _part(source: str, target: str, flag: str) -> Part:
                 )
             yield number, one, other
 
-    key = [files.identity(source), files.identity(target)]
-    return Part(f"{source} and {PurePosixPath(target).name}", key, read)
+    key = [files.file_identity(source), files.file_identity(target)]
+    return PairSource(f"{source} and {PurePosixPath(target).name}", key, read)
 
 
 @dataclass(frozen=True)
-class Shares:
+class SplitShares:
     """Thousandths of the sources that test and that validate, and the split of the rest."""
 
     test: int = 0
@@ -292,7 +296,7 @@ class Shares:
 def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[str, PairFiles]:
     """Write every split, and divide the training pairs where another one is missing."""
 
-    def store(name: str, shares: Shares) -> PairFiles:
+    def store(name: str, shares: SplitShares) -> PairFiles:
         parts = origins[name][0]
         pairs = store_pairs(parts, shares, arguments.cache_directory, arguments.overwrite_cache)
         if not pairs.report["pairs"]:
@@ -301,13 +305,13 @@ def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[
             raise DataError(f"{where} holds no pairs" + (f": {listing}" if listing else ""))
         return pairs
 
-    stored = {name: store(name, Shares(rest=name)) for name in origins if name != "train"}
+    stored = {name: store(name, SplitShares(rest=name)) for name in origins if name != "train"}
     if "train" in origins:
         percent = {
             name: 0 if name in origins else getattr(arguments, f"{name}_split_percentage")
             for name in ("test", "validation")
         }
-        shares = Shares(10 * percent["test"], 10 * percent["validation"])
+        shares = SplitShares(10 * percent["test"], 10 * percent["validation"])
         pairs = store("train", shares)
         if shares.validation and "validation" not in pairs.report["pairs"]:
             # Too few sentences for any to fall below the share: take the one that comes closest.
@@ -323,8 +327,8 @@ def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[
 
 
 VERSION = 1
-REPORT = "report.json"
-SHOWN = 5  # dropped pairs that are named
+REPORT_FILE = "report.json"
+MAX_REPORTED_PAIRS = 5  # dropped pairs that are named
 
 
 @dataclass(frozen=True)
@@ -338,7 +342,7 @@ class PairFiles:
     def open(cls, directory: Path) -> PairFiles:
         """Read the report of a directory; DataError if it holds no pairs."""
         try:
-            report = errors.parse_json((directory / REPORT).read_bytes())
+            report = errors.parse_json((directory / REPORT_FILE).read_bytes())
             if not all(isinstance(report[name], dict) for name in ("pairs", "fingerprints")):
                 raise ValueError("its report counts nothing")
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -361,7 +365,7 @@ class PairFiles:
 
 
 def store_pairs(
-    parts: list[Part], shares: Shares, cache_dir: Path, overwrite: bool = False
+    parts: list[PairSource], shares: SplitShares, cache_dir: Path, overwrite: bool = False
 ) -> PairFiles:
     """Read ``parts`` once, clean them, divide them by ``shares``, and keep them in ``cache_dir``.
 
@@ -379,7 +383,7 @@ def store_pairs(
             number = 0
             try:
                 for number, raw_source, raw_target in part.read():
-                    source, target = clean(raw_source), clean(raw_target)
+                    source, target = clean_sentence(raw_source), clean_sentence(raw_target)
                     if source and target:
                         split, thousandth = shares.split_of(source)
                         if split == shares.rest:
@@ -389,7 +393,7 @@ def store_pairs(
                         splits[split].add(source, target)
                         continue
                     dropped += 1
-                    if len(shown) < SHOWN:
+                    if len(shown) < MAX_REPORTED_PAIRS:
                         sides = "target" if source else "source" if target else "source and target"
                         shown.append(f"{part.name}, {part.unit} {number}: empty {sides}")
             except UnicodeDecodeError as error:  # parquet takes any bytes for text
@@ -400,12 +404,12 @@ def store_pairs(
         pairs = {name: split.count for name, split in splits.items()}
         report = {"pairs": pairs, "fingerprints": fingerprints, "lowest": lowest}
         report |= {"dropped": dropped} | ({"first_dropped": shown} if shown else {})
-        (directory / REPORT).write_text(json.dumps(report, indent=2))
+        (directory / REPORT_FILE).write_text(json.dumps(report, indent=2))
 
     return write_once(Path(cache_dir) / f"pairs-{key}", PairFiles.open, write, overwrite)
 
 
-def clean(text: str | None) -> str:
+def clean_sentence(text: str | None) -> str:
     """Strip a side and put it on one line; a missing one is empty."""
     text = text.strip() if text else ""
     return _BREAKS.sub(" ", text) if "\n" in text or "\r" in text else text
@@ -425,7 +429,7 @@ class _SplitFile:
     def add(self, source: str, target: str) -> None:
         self.pairs.append((source, target))
         self.count += 1
-        if len(self.pairs) == BATCH:
+        if len(self.pairs) == BATCH_ROWS:
             self._flush()
 
     def _flush(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hfseq.data import files
 from hfseq.data.arguments import SPLITS, RecordArguments
-from hfseq.data.sources import load_named, once_a_run, share_out
+from hfseq.data.sources import cached_on_arguments, complete_splits, load_dataset_splits
 from hfseq.data.tables import Table, read_table
 from hfseq.errors import DataError, UsageError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: How many bad examples are named; the others are counted.
-NAMED = 5
+MAX_REPORTED = 5
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Records:
         """Return some of the examples."""
         return replace(self, rows=self.rows[rows])
 
-    def column(self, flag: str, asked: str | None, usual: Iterable[str]) -> str:
+    def column(self, flag: str, requested: str | None, usual: Iterable[str]) -> str:
         """Return the column that a flag names, or the first of the ``usual`` ones that is there.
 
         **Raises:** DataError for a name that is not there, UsageError where none is.
@@ -69,7 +69,9 @@ class Records:
         table = self.tables[0]
         names = list(table.columns)
         usual = list(usual)
-        found = table.asked(flag, asked) or next((name for name in usual if name in names), None)
+        found = table.requested_column(flag, requested) or next(
+            (name for name in usual if name in names), None
+        )
         if found is None:
             raise UsageError(
                 f"{table.origin} has no column '{' or '.join(usual[:2])}' but {', '.join(names)}: "
@@ -81,11 +83,11 @@ class Records:
         return found
 
 
-@once_a_run
+@cached_on_arguments
 def load_records(
     arguments: RecordArguments,
     plugins: Plugins | None = None,
-    shape: Callable[[Table], Table] | None = None,
+    transform: Callable[[Table], Table] | None = None,
 ) -> dict[str, Records]:
     """Load the examples that the flags ask for, by split; loading them again gives the same object.
 
@@ -98,7 +100,7 @@ def load_records(
         raise UsageError("no data: give --train_file or --dataset_name")
     tables: dict[str, tuple[Table, ...]] = {}
     if arguments.dataset_name:
-        for split, dataset in load_named(arguments, plugins, SPLITS).items():
+        for split, dataset in load_dataset_splits(arguments, plugins, SPLITS).items():
             columns = {name: list(dataset[name]) for name in dataset.column_names}
             origin = f"--dataset_name {arguments.dataset_name}, split {split}"
             # The names behind numbers in a column of lists.
@@ -108,18 +110,18 @@ def load_records(
     for split, patterns in named.items():
         if patterns:
             flag = f"--{split}_file"
-            found = files.expand(patterns, flag)
+            found = files.expand_patterns(patterns, flag)
             tables[split] = tuple(read_table(name, flag, arguments) for name in found)
-    if shape is not None:
-        tables = {split: tuple(map(shape, parts)) for split, parts in tables.items()}
+    if transform is not None:
+        tables = {split: tuple(map(transform, parts)) for split, parts in tables.items()}
     splits = {
         split: Records(parts, np.arange(sum(map(len, parts)))) for split, parts in tables.items()
     }
-    share_out(splits, arguments)
+    complete_splits(splits, arguments)
     return splits
 
 
-def sift(
+def drop_invalid(
     records: Records, split: str, problems: Mapping[int, str], arguments: RecordArguments
 ) -> Records:
     """Leave out the examples with ``problems`` (row: why), named and counted; or refuse them.
@@ -134,13 +136,13 @@ def sift(
     good = np.array([row for row in range(len(records)) if row not in problems], np.int64)
     if not len(good):
         raise DataError(f"none of the {len(records)} {split} examples can be used: {told[0]}")
-    more = f"\n  and {len(told) - NAMED} more" if told[NAMED:] else ""
+    more = f"\n  and {len(told) - MAX_REPORTED} more" if told[MAX_REPORTED:] else ""
     logger.warning(
         "%d of %d %s examples are left out:\n  %s%s",
         len(told),
         len(records),
         split,
-        "\n  ".join(told[:NAMED]),
+        "\n  ".join(told[:MAX_REPORTED]),
         more,
     )
     return records.select(good)

@@ -13,9 +13,9 @@ import numpy as np
 
 from hfseq import errors
 from hfseq.data import files as data_files
-from hfseq.data.arguments import ARRAYS, SPLITS, TextArguments, has_arrays
+from hfseq.data.arguments import ARRAY_EXTENSIONS, SPLITS, TextArguments, has_arrays
 from hfseq.data.tokenizers import byte_ids
-from hfseq.errors import DataError, UsageError, nearest
+from hfseq.errors import DataError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -29,7 +29,15 @@ NO_SCRIPTS = (
     "nob_Latn` or `--dataset_name wikimedia/wikipedia --dataset_config_name 20231101.no`, or your "
     "own text with --train_file"
 )
-SCRIPT_DATASETS = ("oscar", "wikipedia", "bookcorpus", "cc100", "mc4", "cc_news", "openwebtext")
+DATASETS_WITH_SCRIPTS = (
+    "oscar",
+    "wikipedia",
+    "bookcorpus",
+    "cc100",
+    "mc4",
+    "cc_news",
+    "openwebtext",
+)
 
 
 class Splits(dict[str, Any]):
@@ -39,7 +47,7 @@ class Splits(dict[str, Any]):
         super().__init__(splits)
         self.text_column = text_column
 
-    def set_aside(self, arguments: TextArguments) -> None:
+    def hold_out(self, arguments: TextArguments) -> None:
         """Cut what has no split of its own off the training text; shares are those of all of it."""
         whole, low = self["train"], 0
         for split in ("validation", "test"):
@@ -67,7 +75,7 @@ class Splits(dict[str, Any]):
                 self["train"] = rest.select(range(border, len(rest)))
             low += share
 
-    def limited(self, arguments: TextArguments) -> Self:
+    def limit_samples(self, arguments: TextArguments) -> Self:
         """Keep as many documents of each split as the flags say."""
         names = {"train": "train", "validation": "eval", "test": "test"}
         for name, split in self.items():
@@ -102,8 +110,8 @@ def load_splits(arguments: TextArguments, plugins: Plugins | None = None) -> Spl
                 f"--dataset_name {arguments.dataset_name} has documents, which --sample_by raw "
                 "does not read: give files with --train_file, or drop --sample_by"
             )
-        return Splits(load_raw(arguments), "text").limited(arguments)
-    loaded = load_named(arguments, plugins, known) if arguments.dataset_name else {}
+        return Splits(load_raw(arguments), "text").limit_samples(arguments)
+    loaded = load_dataset_splits(arguments, plugins, known) if arguments.dataset_name else {}
     for split, patterns in given.items():
         if patterns:
             loaded[split] = _load_files(patterns, f"--{split}_file", arguments)
@@ -126,8 +134,8 @@ def load_splits(arguments: TextArguments, plugins: Plugins | None = None) -> Spl
                 )
             splits[split] = dataset.select(filled).add_column(REFERENCE_COLUMN, references)
     if "train" in splits:
-        splits.set_aside(arguments)
-    return splits.limited(arguments)
+        splits.hold_out(arguments)
+    return splits.limit_samples(arguments)
 
 
 def _is_between(text: str | None, low: int, high: int, wanted: bool) -> bool:
@@ -136,10 +144,10 @@ def _is_between(text: str | None, low: int, high: int, wanted: bool) -> bool:
     return (low * 100 <= int.from_bytes(digest, "little") % 10_000 < high * 100) == wanted
 
 
-def load_named(
+def load_dataset_splits(
     arguments: TextArguments,
     plugins: Plugins | None,
-    wanted: Sequence[str] = ("train", "validation"),
+    split_names: Sequence[str] = ("train", "validation"),
     no_scripts: str = NO_SCRIPTS,
 ) -> dict[str, Any]:
     """Load those of the splits ``wanted`` that ``--dataset_name`` has.
@@ -163,7 +171,7 @@ def load_named(
                 cache_dir=_datasets_cache(arguments),
             )
     except Exception as error:
-        if "scripts are no longer supported" in str(error) or name in SCRIPT_DATASETS:
+        if "scripts are no longer supported" in str(error) or name in DATASETS_WITH_SCRIPTS:
             raise DataError(f"{label}: {no_scripts.format(name=name)} ({error})") from error
         if isinstance(error, ConnectionError):
             raise DataError(
@@ -173,11 +181,11 @@ def load_named(
         if isinstance(error, FileNotFoundError):
             raise DataError(f"{label}: no such dataset on the Hub or on disk ({error})") from error
         raise DataError(f"{label} cannot be loaded: {error.__cause__ or error}") from error
-    splits = {split: whole[split] for split in wanted if split in whole}
+    splits = {split: whole[split] for split in split_names if split in whole}
     if not splits:
         raise DataError(
             f"--dataset_name {name} has the splits {', '.join(map(str, whole)) or 'none'}; "
-            f"{' or '.join(map(repr, wanted))} is needed"
+            f"{' or '.join(map(repr, split_names))} is needed"
         )
     return splits
 
@@ -185,19 +193,19 @@ def load_named(
 def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any:
     from datasets import load_dataset
 
-    files = data_files.expand(patterns, flag)
+    files = data_files.expand_patterns(patterns, flag)
     builder, options = data_files.builder_of(files, flag)
     data_files.check_heads(files, builder, flag)
     for file in files:
         if builder == "json":
-            data_files.check_rows(file, flag)
+            data_files.check_null_rows(file, flag)
         if builder == "json" and not arguments.streaming:
             # pyarrow stores what is not UTF-8 and only fails when the row is read
             data_files.check_utf8(file, flag)
         elif builder == "parquet":
             data_files.check_parquet(file, flag)
         else:
-            data_files.check_unpacks(file, flag, whole=not arguments.streaming)
+            data_files.check_unpacked_size(file, flag, whole=not arguments.streaming)
     if builder == "text":
         keep = getattr(arguments, "keep_linebreaks", False)
         options = {"sample_by": arguments.sample_by, "keep_linebreaks": keep}
@@ -212,7 +220,7 @@ def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any
         )
         first = next(iter(dataset if arguments.streaming else range(len(dataset))), None)
     except Exception as error:
-        raise data_files.explain(error, files, builder, flag) from error
+        raise data_files.explain_load_error(error, files, builder, flag) from error
     if first is None:
         raise DataError(f"{flag} {files[0]} holds no documents")
     return dataset
@@ -234,7 +242,7 @@ def text_column(dataset: Dataset | IterableDataset, arguments: TextArguments) ->
     if asked and asked not in types:
         raise DataError(
             f"--text_column_name {asked}: no such column; the data has "
-            f"{', '.join(types) or 'no columns'}{nearest(asked, types)}"
+            f"{', '.join(types) or 'no columns'}{did_you_mean(asked, types)}"
         )
     texts = [name for name, kind in types.items() if kind == "text"]
     column = asked or ("text" if "text" in texts else next(iter(texts), None))
@@ -267,12 +275,12 @@ def load_raw(arguments: TextArguments) -> dict[str, Any]:
             "arrays (.npy, .npz) are no text: run_clm_flax.py trains on them, with a vocabulary "
             "that train_tokenizer.py --vocabulary bytes makes without any data"
         )
-    kind = Images if has_arrays(arguments) else RawText
+    kind = ByteArrays if has_arrays(arguments) else RawText
     splits = {}
     for split in SPLITS:
         if patterns := getattr(arguments, f"{split}_file", None):
             flag = f"--{split}_file"
-            splits[split] = kind.read(data_files.expand(patterns, flag), flag)
+            splits[split] = kind.read(data_files.expand_patterns(patterns, flag), flag)
     if "train" not in splits:
         return splits
     whole, end = splits["train"], splits["train"].stop
@@ -298,7 +306,7 @@ def load_raw(arguments: TextArguments) -> dict[str, Any]:
 Load = TypeVar("Load", bound=Callable[..., Any])
 
 
-def once_a_run(load: Load) -> Load:
+def cached_on_arguments(load: Load) -> Load:
     """Let ``load(arguments, ...)`` return what it returned before for the same ``arguments``."""
     name = f"_{load.__name__}"  # beside the fields, so logs and cards do not see it
 
@@ -312,7 +320,7 @@ def once_a_run(load: Load) -> Load:
     return cast(Load, again)
 
 
-def share_out(splits: dict[str, Any], arguments: TextArguments) -> None:
+def complete_splits(splits: dict[str, Any], arguments: TextArguments) -> None:
     """Cut what has no split of its own off the training examples, and all to the counts asked for.
 
     A share is of examples by the hash of what they are (``contents()``), so equal ones are on one
@@ -345,18 +353,18 @@ def share_out(splits: dict[str, Any], arguments: TextArguments) -> None:
             splits[split] = splits[split].select(np.arange(most))
 
 
-class Source(NamedTuple):
+class MediaSource(NamedTuple):
     """Where a picture or sound is: a file or URL, or its bytes; ``name`` is for messages."""
 
     name: str
     data: bytes | None = None
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """A picture or sound that is left out, and why."""
 
 
-class Column(Sequence[Source]):
+class MediaColumn(Sequence[MediaSource]):
     """A column of pictures or sound of ``datasets``, not decoded: bytes are read when asked for.
 
     Its own decoders are not used: that of sound needs PyTorch, and what one cannot read would end
@@ -377,16 +385,18 @@ class Column(Sequence[Source]):
         if isinstance(cell, Mapping):
             data, path = cell.get("bytes"), cell.get("path")
             if data is None and path:
-                return Source(str(path))
-            return Source(f"{name} ({path})" if path else name, data or b"")
-        return Source(str(cell)) if isinstance(cell, str) else Source(name, b"")
+                return MediaSource(str(path))
+            return MediaSource(f"{name} ({path})" if path else name, data or b"")
+        return MediaSource(str(cell)) if isinstance(cell, str) else MediaSource(name, b"")
 
 
 # -- text and arrays without documents
 
 
-PIECE = 1 << 20  # bytes that are tokenised at once
-BYTES_INSTEAD = "a vocabulary of bytes (train_tokenizer.py --vocabulary bytes) takes any file"
+PIECE_BYTES = 1 << 20  # bytes that are tokenised at once
+BYTE_VOCABULARY_ADVICE = (
+    "a vocabulary of bytes (train_tokenizer.py --vocabulary bytes) takes any file"
+)
 
 
 @dataclasses.dataclass
@@ -413,7 +423,10 @@ class RawText(_Stretch):
         """Read files one after the other."""
         parts = []
         for name in names:
-            with data_files.reading(f"{flag} {name}"), data_files.open_binary(name) as stream:
+            with (
+                data_files.explain_read_errors(f"{flag} {name}"),
+                data_files.open_binary(name) as stream,
+            ):
                 parts.append(np.frombuffer(stream.read(), np.uint8))
         content = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if not len(content):
@@ -425,7 +438,9 @@ class RawText(_Stretch):
         """The bytes of this part, uint8."""
         return self.content[self.start : self.stop]
 
-    def pieces(self, flag: str = "--sample_by raw", advice: str = BYTES_INSTEAD) -> Iterator[str]:
+    def pieces(
+        self, flag: str = "--sample_by raw", advice: str = BYTE_VOCABULARY_ADVICE
+    ) -> Iterator[str]:
         """Yield the text in pieces that end with a line where lines are not huge.
 
         A character that a border cuts belongs to the part before it. ``flag`` and ``advice`` are
@@ -438,7 +453,7 @@ class RawText(_Stretch):
                 "give a larger file, or a larger share"
             )
         while start < last:
-            stop = self._character(min(start + PIECE, last))
+            stop = self._character(min(start + PIECE_BYTES, last))
             breaks = np.flatnonzero(self.content[start:stop] == ord("\n"))
             if stop < last and len(breaks):
                 stop = start + int(breaks[-1]) + 1
@@ -476,9 +491,13 @@ def _load_array(name: str, label: str) -> np.ndarray:
         if isinstance(archive, np.ndarray):  # under a wrong name
             return archive
         for member in archive.zip.infolist():
-            if member.file_size > data_files.FREE + data_files.RATIO * member.compress_size:
+            if (
+                member.file_size
+                > data_files.ALWAYS_ALLOWED_BYTES
+                + data_files.MAX_UNPACK_RATIO * member.compress_size
+            ):
                 raise DataError(
-                    f"{label} unpacks to {member.file_size >> 20} MB, more than {data_files.RATIO} "
+                    f"{label} unpacks to {member.file_size >> 20} MB, more than {data_files.MAX_UNPACK_RATIO} "
                     "times its size: save it with numpy.savez, which does not pack"
                 )
         if len(archive.files) != 1:
@@ -487,7 +506,7 @@ def _load_array(name: str, label: str) -> np.ndarray:
         return archive[archive.files[0]]
 
 
-class Images(_Stretch):
+class ByteArrays(_Stretch):
     """Arrays of bytes, all of one shape: uint8 (N, ...), memory-mapped where the file allows it."""
 
     @classmethod
@@ -496,7 +515,7 @@ class Images(_Stretch):
         label = f"{flag} {' '.join(names)}"
         if len(names) > 1:
             raise DataError(f"{label}: give one file of arrays, .npy or .npz")
-        if not names[0].lower().endswith(ARRAYS) or "://" in names[0]:
+        if not names[0].lower().endswith(ARRAY_EXTENSIONS) or "://" in names[0]:
             raise DataError(
                 f"{label} beside files of arrays: give one local .npy or .npz file here, too"
             )
@@ -521,12 +540,12 @@ class Images(_Stretch):
         return int(np.prod(self.content.shape[1:]))
 
 
-class ImageRows:
+class ByteArrayRows:
     """Row *i* is array *i*, flattened in row-major order, a token a byte."""
 
     max_runs = 1
 
-    def __init__(self, images: Images, tokenizer: PreTrainedTokenizerBase, length: int):
+    def __init__(self, images: ByteArrays, tokenizer: PreTrainedTokenizerBase, length: int):
         table = byte_ids(tokenizer)
         if table is None:
             raise UsageError(

@@ -20,7 +20,12 @@ from hfseq.errors import DataError
 
 Opened = TypeVar("Opened")
 VERSION = 1
-HEADER, TOKENS, OFFSETS, CONTINUES = "header.json", "tokens.bin", "offsets.bin", "continues.bin"
+HEADER_FILE, TOKENS_FILE, OFFSETS_FILE, CONTINUES_FILE = (
+    "header.json",
+    "tokens.bin",
+    "offsets.bin",
+    "continues.bin",
+)
 
 
 @dataclass
@@ -69,7 +74,7 @@ class TokenStore:
         """Map a store into memory."""
         path = Path(path)
         try:
-            header = errors.parse_json((path / HEADER).read_bytes())
+            header = errors.parse_json((path / HEADER_FILE).read_bytes())
             version = header.get("version")
             total, documents, pad = (header[n] for n in ("tokens", "documents", "pad_token_id"))
             limits = ((total, 2**48), (documents, 2**48), (pad, 2**31))
@@ -79,11 +84,13 @@ class TokenStore:
             raise DataError(f"{path} is not a token store: {error}") from error
         if version != VERSION:
             raise DataError(f"{path} is a token store of version {version}, not {VERSION}")
-        continues = _map(path / CONTINUES, np.uint8, total) if header.get("continues") else None
-        tokens = _map(path / TOKENS, "<i4", total)
-        offsets = _map(path / OFFSETS, "<i8", documents + 1)
+        continues = (
+            _map(path / CONTINUES_FILE, np.uint8, total) if header.get("continues") else None
+        )
+        tokens = _map(path / TOKENS_FILE, "<i4", total)
+        offsets = _map(path / OFFSETS_FILE, "<i8", documents + 1)
         if offsets[0] != 0 or offsets[-1] != total or (offsets[1:] <= offsets[:-1]).any():
-            raise DataError(f"{path / OFFSETS} is damaged; rebuild it with --overwrite_cache")
+            raise DataError(f"{path / OFFSETS_FILE} is damaged; rebuild it with --overwrite_cache")
         return cls(tokens, offsets, header["pad_token_id"], continues, header)
 
 
@@ -101,7 +108,7 @@ def _map(path: Path, dtype: DTypeLike, count: int) -> np.ndarray:
 Chunk = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
-def build(
+def build_store(
     path: str | Path, chunks: Callable[[], Iterable[Chunk]], header: dict, overwrite: bool = False
 ) -> TokenStore:
     """Open the store at ``path``, writing it from ``chunks()`` unless it is there and whole."""
@@ -110,8 +117,8 @@ def build(
         lengths: list[np.ndarray] = []
         largest, has_continues = -1, False
         with (
-            open(directory / TOKENS, "wb") as tokens,
-            open(directory / CONTINUES, "wb") as continuations,
+            open(directory / TOKENS_FILE, "wb") as tokens,
+            open(directory / CONTINUES_FILE, "wb") as continuations,
         ):
             for ids, chunk_lengths, continues in chunks():
                 if not len(ids):
@@ -128,10 +135,10 @@ def build(
         if not lengths:
             raise DataError("no document is left: every one of them is blank or has no tokens")
         if not has_continues:
-            (directory / CONTINUES).unlink()
+            (directory / CONTINUES_FILE).unlink()
         offsets = np.zeros(sum(map(len, lengths)) + 1, "<i8")
         np.cumsum(np.concatenate(lengths), out=offsets[1:])
-        with open(directory / OFFSETS, "wb") as stream:
+        with open(directory / OFFSETS_FILE, "wb") as stream:
             stream.write(offsets.data)
             os.fsync(stream.fileno())
         content = {
@@ -142,7 +149,7 @@ def build(
             "largest_id": largest,
             "continues": has_continues,
         }
-        (directory / HEADER).write_text(json.dumps(content, indent=2))
+        (directory / HEADER_FILE).write_text(json.dumps(content, indent=2))
 
     return write_once(Path(path), TokenStore.open, write, overwrite)
 

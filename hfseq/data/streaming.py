@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfseq.data.batches import LineRows, PackedRows, derive, permute
+from hfseq.data.batches import LineRows, PackedRows, derive_key, permute
 from hfseq.data.store import TokenStore
-from hfseq.data.tokenize import Encoder
+from hfseq.data.tokenize import DocumentEncoder
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import DataError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
 
-CHUNK = 256  # documents read and tokenised at a time
+CHUNK_DOCUMENTS = 256  # documents read and tokenised at a time
 
 
 class StreamingBatches:
@@ -50,7 +50,7 @@ class StreamingBatches:
     ):
         self.source = _Source(dataset, text_column, seed, shuffle)
         limit = length if line_by_line else None
-        self.encode = Encoder(tokenizer, limit, keep_blank, append_eos)
+        self.encode = DocumentEncoder(tokenizer, limit, keep_blank, append_eos)
         self.pad_token_id = pad_token_id(tokenizer)
         self.length, self.line_by_line = length, line_by_line
         self.cross_documents = cross_documents
@@ -94,7 +94,9 @@ class StreamingBatches:
         valid = order < len(rows)
         order %= len(rows)
         if self.shuffle:
-            order = permute(order, len(rows), derive("block", self.seed, self.epoch, self.block))
+            order = permute(
+                order, len(rows), derive_key("block", self.seed, self.epoch, self.block)
+            )
         self.offset += self.batch_size
         return rows.fetch(order[part], rows.width(order)) | {"valid": valid[part]}
 
@@ -124,8 +126,13 @@ class StreamingBatches:
         skip, have, chunks, place = self._start["skip"], -self._start["skip"], [], None
         if self._reader is None:
             self._reader = (
-                (before, *self.encode([text for text in texts if text and self.encode.keeps(text)]))
-                for before, texts in self.source.read(self._start["source"], CHUNK)
+                (
+                    before,
+                    *self.encode(
+                        [text for text in texts if text and self.encode.should_keep(text)]
+                    ),
+                )
+                for before, texts in self.source.read(self._start["source"], CHUNK_DOCUMENTS)
             )
         for chunk in chain(self._pending, self._reader):
             before, ids, lengths = chunk
@@ -167,7 +174,7 @@ class _Source:
     def read(self, state: dict, size: int) -> Iterator[tuple[dict, list[str | None]]]:
         """Yield chunks of documents, each with the state before it."""
         epoch, position = state["epoch"], state["position"]
-        order = permute(np.arange(self.shards), self.shards, derive("shards", self.seed, epoch))
+        order = permute(np.arange(self.shards), self.shards, derive_key("shards", self.seed, epoch))
         for shard in range(state["shard"], self.shards):
             dataset = self.dataset.shard(num_shards=self.shards, index=int(order[shard]))
             if position is not None:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from hfseq import errors
 from hfseq.data import files
 from hfseq.data.arguments import GLUE, TableArguments, TranslationArguments
-from hfseq.data.languages import code_of, find_language
-from hfseq.errors import DataError, nearest
+from hfseq.data.languages import find_language, language_code
+from hfseq.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BATCH = 10_000  # rows a record batch
+BATCH_ROWS = 10_000  # rows a record batch
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write
 #: A class by name or number, or a number to predict; None where there is none.
 Label = str | float | None
@@ -48,7 +48,7 @@ class Table:
 
     columns: dict[str, list[Any]]
     origin: str
-    lines: list[int] | None = None
+    line_numbers: list[int] | None = None
     task: str | None = None
     classes: tuple[str, ...] = ()
 
@@ -57,9 +57,11 @@ class Table:
 
     def place(self, row: int) -> str:
         """Name a row in an error."""
-        return f"{self.origin}, " + (f"line {self.lines[row]}" if self.lines else f"row {row + 1}")
+        return f"{self.origin}, " + (
+            f"line {self.line_numbers[row]}" if self.line_numbers else f"row {row + 1}"
+        )
 
-    def asked(self, flag: str, name: str | None, required: bool = True) -> str | None:
+    def requested_column(self, flag: str, name: str | None, required: bool = True) -> str | None:
         """Return the column that a flag names, by name or by number.
 
         **Raises:** DataError for one that is not there, if it is ``required``.
@@ -73,21 +75,23 @@ class Table:
             return None
         raise DataError(
             f"--{flag} {name}: {self.origin} has no such column but {', '.join(names)}"
-            + (f" (numbers 0 to {len(names) - 1})" if name.isdigit() else nearest(name, names))
+            + (f" (numbers 0 to {len(names) - 1})" if name.isdigit() else did_you_mean(name, names))
         )
 
-    def column(self, flag: str, asked: str | None, usual: Sequence[str]) -> str:
+    def column(self, flag: str, requested: str | None, usual: Sequence[str]) -> str:
         """Return the column that a flag names, by name or number, or one of the usual names.
 
         **Raises:** DataError where there is none.
         """
         names = list(self.columns)
-        found = self.asked(flag, asked, required=False)
-        found = next((name for name in usual if name in names), None) if asked is None else found
+        found = self.requested_column(flag, requested, required=False)
+        found = (
+            next((name for name in usual if name in names), None) if requested is None else found
+        )
         if found is None:
             raise DataError(
-                f"{self.origin} has no column '{asked or usual[0]}' but {', '.join(names)}: say "
-                f"which it is with --{flag}" + (nearest(asked, names) if asked else "")
+                f"{self.origin} has no column '{requested or usual[0]}' but {', '.join(names)}: say "
+                f"which it is with --{flag}" + (did_you_mean(requested, names) if requested else "")
             )
         return found
 
@@ -120,7 +124,7 @@ Pair = tuple[int, str | None, str | None]
 
 
 @dataclass(frozen=True)
-class Part:
+class PairSource:
     """Pairs of one origin: what messages call it, what identifies its content, how it is read."""
 
     name: str
@@ -140,9 +144,9 @@ class PairColumns:
 
 
 #: What a split is read from, and what its sides are called.
-Origin = tuple[list[Part], PairColumns]
+Origin = tuple[list[PairSource], PairColumns]
 #: The columns of the sides, how to read the pairs, and whether there is a header.
-Pairs = tuple[PairColumns, Callable[[], Iterator[Pair]], bool]
+PairReader = tuple[PairColumns, Callable[[], Iterator[Pair]], bool]
 
 
 class TableFile:
@@ -165,21 +169,21 @@ class TableFile:
         """Read all rows into columns."""
         raise NotImplementedError
 
-    def pairs(self, arguments: TranslationArguments) -> Pairs:
+    def pairs(self, arguments: TranslationArguments) -> PairReader:
         """Say where the pairs are and how to read them."""
         raise NotImplementedError
 
 
 #: The columns of CoLA's own files, which have no header (Warstadt et al., 2018).
-COLA = ("source", "label", "mark", "sentence")
+COLA_COLUMNS = ("source", "label", "mark", "sentence")
 
 
-class CellTable(TableFile):
+class DelimitedTable(TableFile):
     """CSV or TSV."""
 
     def __init__(self, file: str, flag: str):
         super().__init__(file, flag)
-        self.tabs = files.extension_of(file) == ".tsv"
+        self.is_tsv = files.extension_of(file) == ".tsv"
 
     def cells(self, quoted: bool, strict: bool, advice: str) -> Iterator[tuple[int, list[str]]]:
         """Yield the rows of a CSV or TSV file that are not blank lines.
@@ -187,7 +191,7 @@ class CellTable(TableFile):
         Where " quotes cells (``quoted``) they may have several lines; ``strict`` refuses what
         stands after a closing quotation mark. ``advice`` ends the error of a broken quotation.
         """
-        lines, separator = files.read_lines(self.file, self.flag), "\t" if self.tabs else ","
+        lines, separator = files.read_lines(self.file, self.flag), "\t" if self.is_tsv else ","
         if not quoted:
             for number, line in enumerate(lines, 1):
                 yield number, line.rstrip("\r\n").split(separator)
@@ -204,7 +208,7 @@ class CellTable(TableFile):
 
     def table(self, arguments: TableArguments) -> Table:
         """Read all rows; columns have the names of a header, CoLA's, or numbers."""
-        quoted = not self.tabs if arguments.quoting is None else arguments.quoting
+        quoted = not self.is_tsv if arguments.quoting is None else arguments.quoting
         numbers, rows = [], []
         advice = '--no_quoting takes " as any other character'
         for number, row in self.cells(quoted, strict=False, advice=advice):
@@ -222,9 +226,11 @@ class CellTable(TableFile):
             raise DataError(f"{self.origin} is empty; give a file with examples in it")
         # CoLA's own files: a source, 0 or 1, the author's mark, a sentence; no header.
         cola = (
-            self.tabs
+            self.is_tsv
             and not (
-                arguments.named or arguments.header or arguments.task_name not in (None, "cola")
+                arguments.requested_columns
+                or arguments.header
+                or arguments.task_name not in (None, "cola")
             )
             and all(
                 len(row) == 4 and row[1] in ("0", "1") and not any(map(str.isalnum, row[2]))
@@ -232,8 +238,10 @@ class CellTable(TableFile):
             )
         )
         if cola:
-            names: tuple[str, ...] = COLA
-        elif arguments.header is False or (arguments.header is None and arguments.by_number):
+            names: tuple[str, ...] = COLA_COLUMNS
+        elif arguments.header is False or (
+            arguments.header is None and arguments.columns_by_number
+        ):
             names = tuple(map(str, range(len(rows[0]))))
             label = column_number(arguments.label_column, len(names))
             if arguments.header is None and label is not None:
@@ -256,14 +264,14 @@ class CellTable(TableFile):
         columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=False))
         return Table(columns, self.origin, numbers, "cola" if cola else None)
 
-    def pairs(self, arguments: TranslationArguments) -> Pairs:
+    def pairs(self, arguments: TranslationArguments) -> PairReader:
         """Read CSV (with quotes) or TSV (without: a quotation mark is text there)."""
         advice = 'a quotation mark within a cell is doubled (""), and the cell is quoted'
-        rows = partial(self.cells, quoted=not self.tabs, strict=True, advice=advice)
+        rows = partial(self.cells, quoted=not self.is_tsv, strict=True, advice=advice)
         _, first = next(rows(), (1, []))
         width = len(first)
         if width < 2:
-            separator = "a tab" if self.tabs else "a comma"
+            separator = "a tab" if self.is_tsv else "a comma"
             raise DataError(
                 f"{self.place(1)} has one cell: separate source and target with {separator}"
             )
@@ -284,7 +292,7 @@ class CellTable(TableFile):
         def read() -> Iterator[Pair]:
             for number, row in islice(rows(), int(header), None):
                 if len(row) > width:
-                    remedy = "remove the tab" if self.tabs else "quote cells that hold a comma"
+                    remedy = "remove the tab" if self.is_tsv else "quote cells that hold a comma"
                     raise DataError(
                         f"{self.place(number)} has {len(row)} cells where the first line has "
                         f"{width}: {remedy}"
@@ -296,7 +304,7 @@ class CellTable(TableFile):
         return columns, read, header
 
 
-class RecordTable(TableFile):
+class JsonTable(TableFile):
     """JSON: a line for each object, or one array of them."""
 
     def __init__(self, file: str, flag: str):
@@ -331,7 +339,7 @@ class RecordTable(TableFile):
         lines = [number for number, _ in rows] if self.unit == "line" else None
         return Table(columns, self.origin, lines)
 
-    def pairs(self, arguments: TranslationArguments) -> Pairs:
+    def pairs(self, arguments: TranslationArguments) -> PairReader:
         """Read columns, or a "translation" by language."""
         _, first = next(self.records(), (0, {}))
         nested = isinstance(first.get("translation"), dict)
@@ -397,7 +405,7 @@ class ParquetTable(TableFile):
             raise DataError(f"{self.origin} is not valid parquet: {error}") from error
         return Table(columns, self.origin)
 
-    def pairs(self, arguments: TranslationArguments) -> Pairs:
+    def pairs(self, arguments: TranslationArguments) -> PairReader:
         """Read columns of strings, or a struct "translation" with one for each language."""
         import pyarrow
 
@@ -413,7 +421,7 @@ class ParquetTable(TableFile):
         def read() -> Iterator[Pair]:
             wanted, number = ["translation"] if nested else [columns.source, columns.target], 1
             with self.parquet() as parquet:
-                for batch in parquet.iter_batches(BATCH, columns=wanted):
+                for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted):
                     yield from arrow_pairs(batch, columns, nested, number)
                     number += len(batch)
 
@@ -421,7 +429,7 @@ class ParquetTable(TableFile):
 
 
 FORMATS: dict[str, type[TableFile]] = {
-    **{".csv": CellTable, ".tsv": CellTable, ".json": RecordTable, ".jsonl": RecordTable},
+    **{".csv": DelimitedTable, ".tsv": DelimitedTable, ".json": JsonTable, ".jsonl": JsonTable},
     ".parquet": ParquetTable,
 }
 
@@ -451,8 +459,8 @@ def file_origin(file: str, flag: str, arguments: TranslationArguments) -> Origin
     """Return how to read the pairs of a table, and which columns they are in."""
     table = open_table(file, flag)
     columns, read, header = table.pairs(arguments)
-    key = [files.identity(file), [columns.source, columns.target], header]
-    return [Part(table.origin, key, read, table.unit)], columns
+    key = [files.file_identity(file), [columns.source, columns.target], header]
+    return [PairSource(table.origin, key, read, table.unit)], columns
 
 
 def dataset_origin(dataset: Dataset, where: str, arguments: TranslationArguments) -> Origin:
@@ -470,12 +478,12 @@ def dataset_origin(dataset: Dataset, where: str, arguments: TranslationArguments
 
     def read() -> Iterator[Pair]:
         first = 1
-        for rows in dataset.select_columns(columns).with_format("arrow").iter(BATCH):
+        for rows in dataset.select_columns(columns).with_format("arrow").iter(BATCH_ROWS):
             yield from arrow_pairs(rows, sides, bool(languages), first)
             first += len(rows)
 
     key = [dataset._fingerprint, sides.source, sides.target]
-    return [Part(where, key, read, "row")], sides
+    return [PairSource(where, key, read, "row")], sides
 
 
 def column_number(name: str | None, count: int) -> int | None:
@@ -517,7 +525,7 @@ def choose_columns(
         if asked and asked not in names:
             raise DataError(
                 f"--{side}_column {asked}: no such text column in {where}; the columns are "
-                f"{listing}{nearest(asked, names)}"
+                f"{listing}{did_you_mean(asked, names)}"
             )
         language = getattr(arguments, f"{side}_lang")
         chosen[side] = (
@@ -532,7 +540,7 @@ def choose_columns(
         )
 
     def language_of(name: str) -> str | None:
-        return None if name.lower() == "id" else code_of(name)  # Indonesian only if asked for
+        return None if name.lower() == "id" else language_code(name)  # Indonesian only if asked for
 
     for side in arguments.roles:
         if chosen[side] is None:
@@ -548,7 +556,10 @@ def choose_columns(
                 )
             chosen[side] = left[0]
     source, target = str(chosen["source"]), str(chosen["target"])
-    languages = arguments.source_lang or code_of(source), arguments.target_lang or code_of(target)
+    languages = (
+        arguments.source_lang or language_code(source),
+        arguments.target_lang or language_code(target),
+    )
     return PairColumns(source, target, *languages)
 
 
@@ -564,8 +575,8 @@ def is_header(cells: Sequence[str], arguments: TranslationArguments) -> bool:
     roles = {name for names in arguments.roles.values() for name in names}
     plain = {cell: cell.strip().lower() for cell in cells}
     known = {
-        code_of(cell) or name
+        language_code(cell) or name
         for cell, name in plain.items()
-        if code_of(cell) or cell in usual or name in roles
+        if language_code(cell) or cell in usual or name in roles
     }
     return len(known) > 1

@@ -15,11 +15,11 @@ from functools import partial
 from hfseq import errors
 from hfseq.data import files
 from hfseq.data.arguments import SPLITS, TranslationArguments
-from hfseq.data.tables import Origin, Pair, PairColumns, Part, choose_columns
-from hfseq.errors import DataError, UsageError, nearest
+from hfseq.data.tables import Origin, Pair, PairColumns, PairSource, choose_columns
+from hfseq.errors import DataError, UsageError, did_you_mean
 
 
-def read_records(file: str, flag: str) -> Iterator[bytes]:
+def read_tfrecords(file: str, flag: str) -> Iterator[bytes]:
     """Yield the records of a TFRecord file."""
     number = 0
     try:
@@ -104,15 +104,15 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-PREFIX = "tfds:"
-INFO = "dataset_info.json"
-TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+TFDS_PREFIX = "tfds:"
+INFO_FILE = "dataset_info.json"
+FILE_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _NAME = re.compile(
     r"tfds:(?P<path>[^:#]+|[a-z0-9]+://[^:#]+)(:(?P<version>[\w.]+))?(#(?P<split>.+))?$"
 )
 
 
-def origins(name: str, flag: str, arguments: TranslationArguments) -> dict[str, Origin]:
+def split_origins(name: str, flag: str, arguments: TranslationArguments) -> dict[str, Origin]:
     """Return how to read the splits of ``tfds:NAME/CONFIG[:VERSION]``."""
     dataset, split = _find(name, flag)
     splits = [name for name in SPLITS if name in dataset.splits]
@@ -121,7 +121,7 @@ def origins(name: str, flag: str, arguments: TranslationArguments) -> dict[str, 
     return {name: dataset.origin(name, arguments) for name in splits}
 
 
-def origin(name: str, flag: str, arguments: TranslationArguments, split: str) -> Origin:
+def split_origin(name: str, flag: str, arguments: TranslationArguments, split: str) -> Origin:
     """Return how to read one split: the one after ``#`` in ``name``, else ``split``."""
     dataset, asked = _find(name, flag)
     return dataset.origin(asked or split, arguments)
@@ -130,7 +130,7 @@ def origin(name: str, flag: str, arguments: TranslationArguments, split: str) ->
 def _find(name: str, flag: str) -> tuple[_Prepared, str | None]:
     match = _NAME.match(name)
     if not match:
-        raise UsageError(f"{flag}: write {PREFIX}NAME/CONFIG[:VERSION][#SPLIT]")
+        raise UsageError(f"{flag}: write {TFDS_PREFIX}NAME/CONFIG[:VERSION][#SPLIT]")
     root = os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
     path = match["path"].rstrip("/")
     places = [path, f"{root.rstrip('/')}/{path}"] if "/" in path else [f"{root}/{path}"]
@@ -152,8 +152,8 @@ def _version(place: str, version: str | None, flag: str) -> str | None:
     try:
         system, path = fsspec.core.url_to_fs(place)
         if version:
-            return f"{place}/{version}" if system.exists(f"{path}/{version}/{INFO}") else None
-        if system.exists(f"{path}/{INFO}"):
+            return f"{place}/{version}" if system.exists(f"{path}/{version}/{INFO_FILE}") else None
+        if system.exists(f"{path}/{INFO_FILE}"):
             return place
         names = [entry.rstrip("/").split("/")[-1] for entry in system.ls(path, detail=False)]
     except FileNotFoundError:
@@ -170,7 +170,7 @@ class _Prepared:
 
     def __init__(self, directory: str, flag: str):
         self.directory, self.flag = directory, flag
-        file = f"{directory}/{INFO}"
+        file = f"{directory}/{INFO_FILE}"
         try:
             self.info = errors.parse_json("".join(files.read_lines(file, flag)))
             self.splits = {split["name"]: split for split in self.info["splits"]}
@@ -182,7 +182,7 @@ class _Prepared:
 
     def _unclear(self) -> DataError:
         return DataError(
-            f"{self.flag}: {self.directory}/{INFO} is not the description of a dataset"
+            f"{self.flag}: {self.directory}/{INFO_FILE} is not the description of a dataset"
         )
 
     def origin(self, split: str, arguments: TranslationArguments) -> Origin:
@@ -190,7 +190,7 @@ class _Prepared:
         if split not in self.splits:
             raise DataError(
                 f"{self.flag}: {self.directory} has no split '{split}' but "
-                f"{', '.join(self.splits) or 'none'}{nearest(split, self.splits)}; name one after #"
+                f"{', '.join(self.splits) or 'none'}{did_you_mean(split, self.splits)}; name one after #"
             )
         try:
             shards = self._shards(split)
@@ -223,11 +223,11 @@ class _Prepared:
                 "NUM_SHARDS": count,
             }
             # Not with str.format, which reads attributes and pads to any width.
-            template = entry.get("filepathTemplate") or TEMPLATE
+            template = entry.get("filepathTemplate") or FILE_TEMPLATE
             name = re.sub(r"\{(\w+)\}", lambda match, values=values: values[match[1]], template)
             if re.search(r"[/\\\0]|^\.*$", name):
                 raise DataError(
-                    f"{self.flag}: {self.directory}/{INFO} names the file {name!r:.80}: files "
+                    f"{self.flag}: {self.directory}/{INFO_FILE} names the file {name!r:.80}: files "
                     "must lie beside it"
                 )
             shards.append(_Records(f"{self.directory}/{name}", self.flag, length))
@@ -242,19 +242,19 @@ class _Records:
     flag: str
     length: int
 
-    def part(self, sides: PairColumns) -> Part:
+    def part(self, sides: PairColumns) -> PairSource:
         try:
-            key = [*files.identity(self.file), sides.source, sides.target]
+            key = [*files.file_identity(self.file), sides.source, sides.target]
         except FileNotFoundError:
             raise DataError(
                 f"{self.flag}: {self.file} is missing; prepare the dataset anew"
             ) from None
-        return Part(f"{self.flag} {self.file}", key, partial(_pairs, self, sides), "record")
+        return PairSource(f"{self.flag} {self.file}", key, partial(_pairs, self, sides), "record")
 
     def examples(self) -> Iterator[dict[str, str]]:
         """Yield the features of each example that hold one text."""
         number = 0
-        for number, record in enumerate(read_records(self.file, self.flag), 1):
+        for number, record in enumerate(read_tfrecords(self.file, self.flag), 1):
             try:
                 yield parse_example(record)
             except UnicodeDecodeError as error:
@@ -267,7 +267,7 @@ class _Records:
                 ) from error
         if number != self.length:
             raise DataError(
-                f"{self.flag} {self.file} has {number} records where {INFO} says {self.length}; "
+                f"{self.flag} {self.file} has {number} records where {INFO_FILE} says {self.length}; "
                 "prepare the dataset anew"
             )
 
@@ -281,11 +281,11 @@ class _Foreign:
     format: str
     flag: str
 
-    def part(self, sides: PairColumns) -> Part:
-        info = files.identity(f"{self.directory}/{INFO}")
+    def part(self, sides: PairColumns) -> PairSource:
+        info = files.file_identity(f"{self.directory}/{INFO_FILE}")
         key = [*info, self.split, sides.source, sides.target]
         name = f"{self.flag} {self.directory} ({self.split})"
-        return Part(name, key, partial(_pairs, self, sides), "record")
+        return PairSource(name, key, partial(_pairs, self, sides), "record")
 
     def examples(self) -> Iterator[dict[str, str]]:
         """Yield the features of each example that hold one text."""

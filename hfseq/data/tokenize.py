@@ -20,13 +20,13 @@ from hfseq.data import store
 from hfseq.data.sources import REFERENCE_COLUMN, RawText, is_blank
 from hfseq.data.store import Chunk, TokenStore
 from hfseq.data.tokenizers import byte_ids, pad_token_id
-from hfseq.errors import DataError, UsageError, end_with
+from hfseq.errors import DataError, UsageError, exit_with_parent
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
-BATCH = 1000  # documents a task, at most
-CHARACTERS = 1 << 23  # a call of the tokenizer, which needs some 100 bytes for each
+BATCH_DOCUMENTS = 1000  # documents a task, at most
+MAX_CALL_CHARACTERS = 1 << 23  # a call of the tokenizer, which needs some 100 bytes for each
 
 
 def tokenize(
@@ -53,8 +53,8 @@ def tokenize(
     if line_by_line and not max_length:
         raise UsageError("--line_by_line needs --max_seq_length, the length to truncate to")
     limit = max_length if line_by_line else None
-    encode = Encoder(tokenizer, limit, keep_blank, append_eos)
-    return tokenize_with(
+    encode = DocumentEncoder(tokenizer, limit, keep_blank, append_eos)
+    return tokenize_column(
         encode,
         dataset,
         text_column,
@@ -65,8 +65,8 @@ def tokenize(
     )
 
 
-def tokenize_with(
-    encode: Encoder,
+def tokenize_column(
+    encode: DocumentEncoder,
     dataset: Dataset,
     column: str,
     *,
@@ -90,7 +90,7 @@ def tokenize_with(
                 yield part
                 bar.update(len(part[1]))
 
-    return store.build(Path(cache_dir) / f"tokens-{key}", chunks, header, overwrite)
+    return store.build_store(Path(cache_dir) / f"tokens-{key}", chunks, header, overwrite)
 
 
 def tokenize_raw(
@@ -118,10 +118,10 @@ def tokenize_raw(
         ids = np.concatenate([np.asarray(part, np.int32) for part in parts])
         yield ids, np.array([len(ids)], np.int64), None
 
-    return store.build(Path(cache_dir) / f"raw-{key.hexdigest()}", chunks, header, overwrite)
+    return store.build_store(Path(cache_dir) / f"raw-{key.hexdigest()}", chunks, header, overwrite)
 
 
-class Encoder:
+class DocumentEncoder:
     """Turns documents into (ids, lengths); can be sent to another process."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Encoder:
         flags = {"keep_blank": self.keep_blank, "append_eos": self.append_eos}
         return [self.max_length, *(name for name, on in flags.items() if on)]
 
-    def keeps(self, text: str | None) -> bool:
+    def should_keep(self, text: str | None) -> bool:
         """Tell whether a document has anything to train on."""
         return bool(text) if self.keep_blank else not is_blank(text)
 
@@ -164,7 +164,9 @@ class Encoder:
         for number, text in enumerate(texts, 1):
             batch.append(text)
             size += len(text)
-            if size >= CHARACTERS or number == len(texts):  # a thousand books would not fit
+            if size >= MAX_CALL_CHARACTERS or number == len(
+                texts
+            ):  # a thousand books would not fit
                 rows += self._rows(batch)
                 batch, size = [], 0
         if end:
@@ -199,9 +201,9 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def _parallel(
-    dataset: Dataset, encode: Encoder, column: str, num_proc: int | None
+    dataset: Dataset, encode: DocumentEncoder, column: str, num_proc: int | None
 ) -> Iterator[Chunk]:
-    size = min(BATCH, -(-len(dataset) // (4 * (num_proc or 1))) or 1)
+    size = min(BATCH_DOCUMENTS, -(-len(dataset) // (4 * (num_proc or 1))) or 1)
     tasks = [range(i, min(i + size, len(dataset))) for i in range(0, len(dataset), size)]
     workers = min(num_proc or 1, len(tasks))
     if workers < 2:  # the Rust tokenizer still uses every core
@@ -223,12 +225,12 @@ def _parallel(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-_work: tuple[Any, Encoder, str]
+_work: tuple[Any, DocumentEncoder, str]
 
 
-def _start_worker(parent: int, dataset: Dataset, encode: Encoder, column: str) -> None:
+def _start_worker(parent: int, dataset: Dataset, encode: DocumentEncoder, column: str) -> None:
     global _work
-    end_with(parent)
+    exit_with_parent(parent)
     _work = dataset, encode, column
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core already
 
@@ -238,14 +240,16 @@ def _run(documents: range) -> Chunk:
     return _encode_range(dataset, encode, column, documents)
 
 
-def _encode_range(dataset: Dataset, encode: Encoder, column: str, documents: range) -> Chunk:
+def _encode_range(
+    dataset: Dataset, encode: DocumentEncoder, column: str, documents: range
+) -> Chunk:
     try:
         batch = dataset[documents.start : documents.stop]
     except UnicodeDecodeError as error:
         raise DataError(
             f"a document from number {documents.start} on is not valid UTF-8: {error}"
         ) from error
-    kept = [i for i, text in enumerate(batch[column]) if encode.keeps(text)]
+    kept = [i for i, text in enumerate(batch[column]) if encode.should_keep(text)]
     ids, lengths = encode([batch[column][i] for i in kept])
     if REFERENCE_COLUMN not in batch:
         return ids, lengths, None
@@ -278,5 +282,5 @@ def count_bytes(dataset: Dataset, column: str, keep_blank: bool = False) -> int:
 
 
 def _kept(dataset: Dataset, column: str, keep_blank: bool) -> Iterator[str]:
-    for batch in dataset.select_columns([column]).iter(BATCH):
+    for batch in dataset.select_columns([column]).iter(BATCH_DOCUMENTS):
         yield from (text for text in batch[column] if (text if keep_blank else not is_blank(text)))

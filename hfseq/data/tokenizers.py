@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from hfseq import plugins
-from hfseq.data.batches import derive, permute
+from hfseq.data.batches import derive_key, permute
 from hfseq.errors import DataError, PluginError, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ UNLIMITED = 10**30  # transformers' number for a model that takes texts of any l
 
 
 @dataclass(frozen=True)
-class Family:
+class TokenizerFamily:
     """The special tokens of a model family: their roles, ids, and where they go around a text.
 
     ``algorithm`` is what :func:`train_tokenizer` trains by default. ``first`` are the tokens with
@@ -62,7 +62,7 @@ class Family:
 
 
 _SENTENCE_PIECE = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-ROBERTA = Family(
+ROBERTA = TokenizerFamily(
     algorithm="bpe",
     first=("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
     roles={
@@ -73,13 +73,13 @@ ROBERTA = Family(
     pair="<s> $A </s> </s> $B </s>",
     lstrip=("<mask>",),  # the other way round it would predict a lone space
 )
-GPT2 = Family(
+GPT2 = TokenizerFamily(
     algorithm="bpe",
     first=("<|endoftext|>",),
     roles=dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
     max_length=1024,
 )
-BERT = Family(
+BERT = TokenizerFamily(
     algorithm="wordpiece",
     first=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     roles={f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")},
@@ -87,7 +87,7 @@ BERT = Family(
     pair="[CLS] $A [SEP] $B:1 [SEP]:1",
     segments=True,
 )
-T5 = Family(
+T5 = TokenizerFamily(
     algorithm="unigram",
     first=("<pad>", "</s>", "<unk>"),
     roles=_SENTENCE_PIECE,
@@ -95,7 +95,7 @@ T5 = Family(
     pair="$A </s> $B </s>",
     last=tuple(f"<extra_id_{i}>" for i in reversed(range(100))),  # 0 has the last id, as in T5
 )
-MARIAN = Family(
+MARIAN = TokenizerFamily(
     algorithm="unigram",
     first=("</s>", "<unk>"),
     roles=_SENTENCE_PIECE,
@@ -121,7 +121,7 @@ BLENDERBOT = replace(
     single="$A </s>",
     pair="$A </s> $B </s>",
 )
-VQ_TRANSFORMER = Family(
+VQ_TRANSFORMER = TokenizerFamily(
     algorithm="bpe",
     first=("<pad>", "</s>", "<unk>"),
     roles=_SENTENCE_PIECE,
@@ -158,10 +158,10 @@ def train_tokenizer(
         UsageError: an unknown family or algorithm, or a vocab_size that cannot hold its tokens.
     """
     spec = plugins.load().tokenizers.get(family)
-    if not isinstance(spec, Family):
+    if not isinstance(spec, TokenizerFamily):
         raise PluginError(
             f"the tokenizer family '{family}' is {spec!r:.80}; register a "
-            "hfseq.data.tokenizers.Family"
+            "hfseq.data.tokenizers.TokenizerFamily"
         )
     algorithm = algorithm or spec.algorithm
     if algorithm not in ALGORITHMS:
@@ -173,18 +173,18 @@ def train_tokenizer(
                 "after it, or --lowercase or --normalizer is given; use --model_type "
                 "vq_transformer or gpt2"
             )
-        tokenizer = wrap(byte_backend(spec.first), spec, model_max_length, verbatim=True)
+        tokenizer = wrap_backend(byte_backend(spec.first), spec, model_max_length, verbatim=True)
     else:
         backend = train_backend(
             texts, spec, algorithm, vocab_size, min_frequency, lowercase, normalizer
         )
-        tokenizer = wrap(backend, spec, model_max_length)
+        tokenizer = wrap_backend(backend, spec, model_max_length)
     return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
 
 
 def train_backend(
     texts: Iterable[str] | Iterable[list[str]],
-    spec: Family,
+    spec: TokenizerFamily,
     algorithm: str,
     vocab_size: int,
     min_frequency: int = 2,
@@ -238,7 +238,7 @@ def train_backend(
         **options,
     )
     try:
-        tokenizer.train_from_iterator(without_long_words(texts), trainer)
+        tokenizer.train_from_iterator(split_long_words(texts), trainer)
     except Exception as error:  # the Rust trainers raise nothing more exact
         raise UsageError(
             f"a {algorithm} vocabulary of {vocab_size} cannot be trained: {error}"
@@ -260,7 +260,7 @@ LONGEST_WORD = 10_000  # characters; trainers take a time that grows with the sq
 _LONG = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD + 1},}}|(?<!\s)\s{{{LONGEST_WORD + 1},}}")
 
 
-def without_long_words(texts: Iterable[str] | Iterable[list[str]]) -> Iterator[list[str]]:
+def split_long_words(texts: Iterable[str] | Iterable[list[str]]) -> Iterator[list[str]]:
     """Yield texts, or lists of texts, as lists in which no word is longer than ``LONGEST_WORD``.
 
     A text is cut where one is: what is without spaces for that long, a line of digits or of base64,
@@ -275,8 +275,11 @@ def without_long_words(texts: Iterable[str] | Iterable[list[str]]) -> Iterator[l
         yield parts
 
 
-def wrap(
-    backend: Tokenizer, spec: Family, model_max_length: int | None = None, verbatim: bool = False
+def wrap_backend(
+    backend: Tokenizer,
+    spec: TokenizerFamily,
+    model_max_length: int | None = None,
+    verbatim: bool = False,
 ) -> PreTrainedTokenizerBase:
     """Make a tokenizer of transformers that knows the roles of the special tokens.
 
@@ -301,7 +304,7 @@ def wrap(
     return tokenizer
 
 
-def write_for_both(folder: Path, generic: bool = False) -> None:
+def write_v4_config(folder: Path, generic: bool = False) -> None:
     """Let Transformers 4 read the settings of a tokenizer that version 5 wrote in ``folder``.
 
     What version 5 calls a tokenizer of no family (``generic``: whatever it was) has the older name,
@@ -325,7 +328,7 @@ def save_generic(tokenizer: PreTrainedTokenizerBase, directory: Path) -> PreTrai
     from transformers import AutoTokenizer
 
     tokenizer.save_pretrained(directory)
-    write_for_both(directory, generic=True)
+    write_v4_config(directory, generic=True)
     loaded = AutoTokenizer.from_pretrained(directory)
     sample = f"Ei lita prøve, 1 2  3: {tokenizer.mask_token or ''} ÆØÅ"
     ids, other = (t(sample)["input_ids"] for t in (tokenizer, loaded))
@@ -336,7 +339,7 @@ def save_generic(tokenizer: PreTrainedTokenizerBase, directory: Path) -> PreTrai
     return loaded
 
 
-FAMILY = Family(
+JOINT_FAMILY = TokenizerFamily(
     algorithm="unigram",
     first=("<pad>", "<s>", "</s>", "<unk>"),
     roles={"bos_token": "<s>", **_SENTENCE_PIECE},
@@ -344,11 +347,13 @@ FAMILY = Family(
     pair="$A $B </s>",
 )
 JOINT_ALGORITHMS = ("unigram", "bpe")
-STEP = 1e-4  # between the scores that the unigram trainer gives to characters it would have pruned
-DIGITS = 6  # of a score; the order of additions, which varies, changes the 15th
+PRUNED_SCORE_STEP = (
+    1e-4  # between the scores that the unigram trainer gives to characters it would have pruned
+)
+SCORE_DIGITS = 6  # of a score; the order of additions, which varies, changes the 15th
 
 
-def joint_tokenizer(
+def train_joint_tokenizer(
     texts: Iterable[list[str]],
     algorithm: str = "unigram",
     vocab_size: int = 32_000,
@@ -382,13 +387,13 @@ def joint_tokenizer(
             if left <= 0:
                 return
 
-    backend = train_backend(beginning(), FAMILY, algorithm, vocab_size, normalizer=normalizer)
+    backend = train_backend(beginning(), JOINT_FAMILY, algorithm, vocab_size, normalizer=normalizer)
     if algorithm == "unigram":
         backend = _reproducible(backend)
     else:  # a text begins with a space, so that a word is the same piece wherever it stands
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    tokenizer = wrap(backend, FAMILY)
+    tokenizer = wrap_backend(backend, JOINT_FAMILY)
     return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
 
 
@@ -400,19 +405,23 @@ def _reproducible(backend: Tokenizer) -> Tokenizer:
     """
     state = json.loads(backend.to_str())
     pieces = state["model"]["vocab"]
-    special, pieces = pieces[: len(FAMILY.first)], pieces[len(FAMILY.first) :]
+    special, pieces = pieces[: len(JOINT_FAMILY.first)], pieces[len(JOINT_FAMILY.first) :]
     lowest = min((score for _, score in pieces), default=0.0)
     scored = []
     for piece, score in pieces:
-        steps = (score - lowest) / STEP
-        pruned = len(piece) == 1 and steps < len(pieces) and abs(steps - round(steps)) < STEP
-        scored.append([piece, round(lowest if pruned else score, DIGITS)])
+        steps = (score - lowest) / PRUNED_SCORE_STEP
+        pruned = (
+            len(piece) == 1
+            and steps < len(pieces)
+            and abs(steps - round(steps)) < PRUNED_SCORE_STEP
+        )
+        scored.append([piece, round(lowest if pruned else score, SCORE_DIGITS)])
     scored.sort(key=lambda entry: (-entry[1], entry[0]))
     state["model"]["vocab"] = special + scored
     return type(backend).from_str(json.dumps(state))
 
 
-WORDS = Family(
+WORD_FAMILY = TokenizerFamily(
     algorithm="words",
     first=("<pad>", "<unk>", "<sep>"),
     roles={"pad_token": "<pad>", "unk_token": "<unk>", "sep_token": "<sep>"},
@@ -421,7 +430,9 @@ WORDS = Family(
 )
 
 
-def word_tokenizer(texts: Iterable[str], vocab_size: int | None = None) -> PreTrainedTokenizerBase:
+def train_word_tokenizer(
+    texts: Iterable[str], vocab_size: int | None = None
+) -> PreTrainedTokenizerBase:
     """Make a vocabulary of the words of ``texts``, the most frequent first.
 
     Words are runs of letters and digits, or of other characters. Ids are ``<pad>`` 0, ``<unk>`` 1,
@@ -429,29 +440,31 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int | None = None) -> PreTr
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-    tokenizer = Tokenizer(models.WordLevel(unk_token=WORDS.unknown))
+    tokenizer = Tokenizer(models.WordLevel(unk_token=WORD_FAMILY.unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    if vocab_size is not None and vocab_size <= len(WORDS.first):
+    if vocab_size is not None and vocab_size <= len(WORD_FAMILY.first):
         raise UsageError(
-            f"--vocab_size {vocab_size} leaves no room for a word: {len(WORDS.first)} entries are "
-            f"{', '.join(WORDS.first)}"
+            f"--vocab_size {vocab_size} leaves no room for a word: {len(WORD_FAMILY.first)} entries are "
+            f"{', '.join(WORD_FAMILY.first)}"
         )
     trainer = trainers.WordLevelTrainer(
-        vocab_size=vocab_size or 2**31 - 1, special_tokens=list(WORDS.first), show_progress=False
+        vocab_size=vocab_size or 2**31 - 1,
+        special_tokens=list(WORD_FAMILY.first),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     ids = [("<sep>", tokenizer.token_to_id("<sep>"))]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=WORDS.single, pair=WORDS.pair, special_tokens=ids
+        single=WORD_FAMILY.single, pair=WORD_FAMILY.pair, special_tokens=ids
     )
-    return wrap(tokenizer, WORDS)
+    return wrap_backend(tokenizer, WORD_FAMILY)
 
 
-FILE = "tokenizer.json"
-BATCH = 1000  # pairs at a time
+TOKENIZER_FILE = "tokenizer.json"
+BATCH_PAIRS = 1000  # pairs at a time
 
 
-def vocabulary_in(
+def load_or_train_joint_tokenizer(
     folder: Path, arguments: TranslationArguments, load: Callable[[], Mapping[str, Dataset]]
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer in ``folder``; the first process that finds none there trains it.
@@ -461,10 +474,10 @@ def vocabulary_in(
 
     def make(pairs: Dataset, temporary: Path) -> None:
         # Both sides in turns, so that a limit takes as much of either; files are often sorted.
-        batches = -(-len(pairs) // BATCH)
-        order = permute(np.arange(batches), batches, derive("vocabulary")).tolist()
-        chosen = (pairs[number * BATCH : (number + 1) * BATCH] for number in order)
-        joint_tokenizer(
+        batches = -(-len(pairs) // BATCH_PAIRS)
+        order = permute(np.arange(batches), batches, derive_key("vocabulary")).tolist()
+        chosen = (pairs[number * BATCH_PAIRS : (number + 1) * BATCH_PAIRS] for number in order)
+        train_joint_tokenizer(
             (batch[side] for batch in chosen for side in ("source", "target")),
             arguments.tokenizer_algorithm,
             arguments.vocab_size,
@@ -472,10 +485,10 @@ def vocabulary_in(
             max_corpus_chars=arguments.max_corpus_chars,
         )
 
-    return once(folder, "pairs", load, make)
+    return load_or_train(folder, "pairs", load, make)
 
 
-def once(
+def load_or_train(
     folder: Path,
     what: str,
     load: Callable[[], Mapping[str, Split]],
@@ -489,13 +502,13 @@ def once(
     from filelock import FileLock
     from transformers import AutoTokenizer
 
-    if (folder / FILE).exists():
+    if (folder / TOKENIZER_FILE).exists():
         logger.info("the vocabulary in %s is used; remove it to have another trained", folder)
         return AutoTokenizer.from_pretrained(str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / "tokenizer.lock"
     with FileLock(str(lock)):
-        if not (folder / FILE).exists():  # another process may have been quicker
+        if not (folder / TOKENIZER_FILE).exists():  # another process may have been quicker
             temporary = folder / "tokenizer.tmp"
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
@@ -506,7 +519,7 @@ def once(
                     "give --train_file or --tokenizer_name"
                 )
             make(splits["train"], temporary)
-            for file in sorted(temporary.iterdir(), key=lambda file: file.name == FILE):
+            for file in sorted(temporary.iterdir(), key=lambda file: file.name == TOKENIZER_FILE):
                 os.replace(file, folder / file.name)
             temporary.rmdir()
             logger.info("a vocabulary of the training data is saved in %s", folder)

@@ -13,13 +13,13 @@ from hfseq.generation.options import Operands, Options, Plan
 from hfseq.generation.search import (
     FlaxBeamSearchOutput,
     GenerativeModel,
-    Session,
-    column,
-    empty_records,
-    ends,
-    record,
+    Search,
+    empty_record_buffers,
+    ended_rows,
+    record_step,
     row_keys,
     sample_without_replacement,
+    take_column,
 )
 from hfseq.nn import cpu, kv_cache
 
@@ -57,7 +57,7 @@ class Candidates(NamedTuple):
     ended: jax.Array
 
 
-class BeamSearch(Session):
+class BeamSearch(Search):
     """Keeps ``num_beams`` hypotheses a row, extends them, and collects those that end."""
 
     def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
@@ -67,14 +67,14 @@ class BeamSearch(Session):
         self.beams, self.batch = plan.options.num_beams, operands.prompt.shape[0]
         # So many that num_beams of them go on even if all others end.
         self.candidates = max(2, 1 + len(plan.options.eos_token_id)) * self.beams
-        self.norms = jnp.asarray(norms(plan.options, plan.buffer + 1))
+        self.norms = jnp.asarray(length_norms(plan.options, plan.buffer + 1))
         self.keeps_parents = plan.options.output_scores or plan.options.output_logits
 
     def begin(self) -> BeamState:
         """Return the state before the first token: only the first beam of each row counts."""
         rows = self.rows()
         sequences = rows.reshape(self.batch, self.beams, -1)
-        words = self.model.vocabulary("decoder_input_ids")
+        words = self.model.vocab_size("decoder_input_ids")
         width = self.plan.buffer if self.keeps_parents else 0
         parents = jnp.full((self.batch, self.beams, width), -1, jnp.int32)
         first = jnp.where(jnp.arange(self.beams) == 0, 0.0, NEVER)
@@ -87,7 +87,7 @@ class BeamSearch(Session):
             improvable=jnp.ones((self.batch, 1), bool),
             all_ended=jnp.zeros((), bool),
             inputs=self.first_inputs(),
-            recorded=empty_records(self.plan, len(rows), words),
+            recorded=empty_record_buffers(self.plan, len(rows), words),
         )
 
     def unfinished(self, state: BeamState) -> jax.Array:
@@ -140,7 +140,7 @@ class BeamSearch(Session):
         With them the maxima of their blocks, if of use, the model's inputs and what is recorded.
         """
         flat = state.running.sequences.reshape(self.batch * self.beams, -1)
-        logits, inputs = self.next_logits(column(flat, state.length - 1), state.inputs)
+        logits, inputs = self.next_logits(take_column(flat, state.length - 1), state.inputs)
         logits = self.model._adapt_logits_for_beam_search(logits)
         width = None if self.options.do_sample else cpu.block_width(logits.shape[-1])
         maxima = None
@@ -157,8 +157,8 @@ class BeamSearch(Session):
                 maxima = cpu.block_maxima(scores, width)
             else:
                 known = cast(list[FlaxLogitsProcessor], self.processors)  # else nothing is known
-                maxima = cpu.maxima_of_processed(known, maxima, scores, state.length, changed)
-        recorded = record(state.recorded, step, scores=scores, logits=logits)
+                maxima = cpu.update_block_maxima(known, maxima, scores, state.length, changed)
+        recorded = record_step(state.recorded, step, scores=scores, logits=logits)
         return scores, maxima, inputs, recorded
 
     def _candidates(
@@ -183,9 +183,9 @@ class BeamSearch(Session):
         if self.plan.criteria or self.options.stop_token_sequences:
             sequences = _write(_pick(state.running.sequences, beams), tokens, state.length)
             flat = sequences.reshape(-1, sequences.shape[-1])
-            ended = ends(self.plan, flat, tokens.reshape(-1), length).reshape(tokens.shape)
+            ended = ended_rows(self.plan, flat, tokens.reshape(-1), length).reshape(tokens.shape)
         else:
-            ended = ends(self.plan, tokens, tokens, length)
+            ended = ended_rows(self.plan, tokens, tokens, length)
         ended |= length >= self.operands.stop_length
         return Candidates(best, beams, tokens, ended)
 
@@ -252,7 +252,7 @@ class BeamSearch(Session):
         return (best > worst).any(-1, keepdims=True)
 
 
-def norms(options: Options, count: int) -> np.ndarray:
+def length_norms(options: Options, count: int) -> np.ndarray:
     """Return what the score of a beam with 0 to ``count`` - 1 new tokens is divided by, float32."""
     # Python's floats, rounded once, as PyTorch does: at half a unit in the last place less.
     lengths = np.maximum(np.arange(count, dtype=np.float64), 1)

@@ -14,7 +14,7 @@ import numpy as np
 from hfseq.errors import UsageError
 from hfseq.generation.beam_search import BeamSearch, BeamState
 from hfseq.generation.options import Operands, Plan, Processor
-from hfseq.generation.request import Request, Rows, make_request
+from hfseq.generation.request import Request, TokenRows, make_request
 from hfseq.generation.search import (
     FlaxBeamSearchOutput,
     FlaxGreedySearchOutput,
@@ -35,7 +35,7 @@ State = SearchState | BeamState
 T = TypeVar("T")
 
 #: Compiled programs that a model keeps; the oldest goes when there are more plans than this.
-KEPT_PROGRAMS = 64
+MAX_PROGRAMS = 64
 
 #: Fewer sentences than this stay together: reading the weights takes all the time then.
 SMALLEST_BATCH = 8
@@ -46,7 +46,7 @@ class FlaxGenerationMixin:
 
     def generate(
         self,
-        input_ids: Rows | None = None,
+        input_ids: TokenRows | None = None,
         generation_config: GenerationConfig | None = None,
         prng_key: jax.Array | int | None = None,
         trace: bool = True,
@@ -81,28 +81,30 @@ class FlaxGenerationMixin:
             prompt = np.asarray(operands.prompt)[:, : request.lengths.prompt]
             request.streamer.put(np.repeat(prompt, plan.options.rows_per_input, axis=0))
             state: Any = None
-            for tokens, new in steps(model, plan, operands):
+            for tokens, new in run_steps(model, plan, operands):
                 request.streamer.put(tokens)
                 state = new
             request.streamer.end()
-            return _cut(search(model, plan, operands).result(state), request)
+            return _trim_output(make_search(model, plan, operands).result(state), request)
         if not trace:  # each operation at once: a debugger can look at everything
-            chosen = search(model, plan, operands)
+            chosen = make_search(model, plan, operands)
             state = chosen.begin()
             while chosen.unfinished(state):
                 state = chosen.advance(state)
-            return _cut(chosen.result(state), request)
+            return _trim_output(chosen.result(state), request)
         if request.traced:
-            return run(model, plan, operands)
+            return run_traced(model, plan, operands)
         # Rows may leave without chance, recorded steps and several devices.
         devices = getattr(getattr(operands.prompt, "sharding", None), "device_set", (None,))
         alone = not plan.options.do_sample and not plan.steps and len(devices) == 1
         compact = request.compact and alone
-        return _cut((run_compacted if compact else run_compiled)(model, plan, operands), request)
+        return _trim_output(
+            (run_compacted if compact else run_compiled)(model, plan, operands), request
+        )
 
     def stream_generate(
         self,
-        input_ids: Rows | None = None,
+        input_ids: TokenRows | None = None,
         generation_config: GenerationConfig | None = None,
         prng_key: jax.Array | int | None = None,
         params: Mapping[str, Any] | None = None,
@@ -119,7 +121,7 @@ class FlaxGenerationMixin:
             model, input_ids, generation_config, prng_key, params, logits_processor, kwargs
         )
         _check_streaming(request)
-        return (tokens for tokens, _ in steps(model, request.plan, request.operands))
+        return (tokens for tokens, _ in run_steps(model, request.plan, request.operands))
 
     def _adapt_logits_for_beam_search(self, logits: jax.Array) -> jax.Array:
         """Change logits before beam search scores them; for subclasses."""
@@ -136,7 +138,7 @@ def _check_streaming(request: Request) -> None:
         raise UsageError("generate: streaming needs arrays, not tracers: call it outside of jit")
 
 
-def _cut(output: Output, request: Request) -> Output:
+def _trim_output(output: Output, request: Request) -> Output:
     """Cut what the buckets added."""
     sequences, stop = output.sequences, request.lengths.stop
     if sequences is not None and sequences.shape[1] > stop:
@@ -154,26 +156,26 @@ def _cut(output: Output, request: Request) -> Output:
 # -- ways to run a search
 
 
-def search(model: GenerativeModel, plan: Plan, operands: Operands) -> Any:
+def make_search(model: GenerativeModel, plan: Plan, operands: Operands) -> Any:
     """Return the search that the options ask for."""
     kind = BeamSearch if plan.options.num_beams > 1 else TokenSearch
     return kind(model, plan, operands)
 
 
-def run(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
+def run_traced(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
     """Search with one ``lax.while_loop``; everything is traced."""
-    chosen = search(model, plan, operands)
+    chosen = make_search(model, plan, operands)
     return chosen.result(jax.lax.while_loop(chosen.unfinished, chosen.advance, chosen.begin()))
 
 
 def run_compiled(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
     """Search with a program that is compiled once for a plan and the shapes of the operands."""
-    return find_program(
-        model, plan, "run", lambda: jax.jit(lambda operands: run(model, plan, operands))
+    return get_program(
+        model, plan, "run", lambda: jax.jit(lambda operands: run_traced(model, plan, operands))
     )(operands)
 
 
-def steps(
+def run_steps(
     model: GenerativeModel, plan: Plan, operands: Operands
 ) -> Iterator[tuple[np.ndarray, SearchState]]:
     """Search step by step: yield the new tokens (rows,) and the state after each step."""
@@ -186,7 +188,7 @@ def steps(
         place = state.length
         return new, jax.lax.dynamic_slice_in_dim(new.sequences, place, 1, axis=1)[:, 0]
 
-    first, following = find_program(
+    first, following = get_program(
         model, plan, "steps", lambda: (jax.jit(begin), jax.jit(advance, donate_argnums=1))
     )
     state = first(operands)
@@ -205,12 +207,12 @@ class Programs(dict):
         return Programs, ()
 
 
-def find_program(model: GenerativeModel, plan: Plan, kind: str, make: Callable[[], T]) -> T:
+def get_program(model: GenerativeModel, plan: Plan, kind: str, make: Callable[[], T]) -> T:
     """Return what the model keeps as ``kind`` for a plan, made if need be."""
     programs = vars(model).setdefault("_generation_programs", Programs())
     key = kind, plan.key(), getattr(model, "_options", None)
     if key not in programs:
-        while len(programs) >= KEPT_PROGRAMS:
+        while len(programs) >= MAX_PROGRAMS:
             del programs[next(iter(programs))]
         programs[key] = make()
     return programs[key]
@@ -219,14 +221,14 @@ def find_program(model: GenerativeModel, plan: Plan, kind: str, make: Callable[[
 # -- finished sentences leave the work
 
 
-def halved(batch: int) -> int:
+def next_batch_size(batch: int) -> int:
     """Return the number of sentences after the next move; the same number if there is none."""
     return (batch + 1) // 2 if batch > SMALLEST_BATCH else batch
 
 
 def run_compacted(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
     """Search like ``run_compiled``, with the same result; finished sentences leave the work."""
-    begin, go_on, shrink = find_program(
+    begin, go_on, shrink = get_program(
         model, plan, "compacted", lambda: _compacting_programs(model, plan)
     )
     count = operands.prompt.shape[0]
@@ -244,7 +246,7 @@ def run_compacted(model: GenerativeModel, plan: Plan, operands: Operands) -> Out
             return dataclasses.replace(output, **jax.device_put(results))
         done = np.asarray(done)
         # Finished ones fill up what is spare: they stay as they are.
-        places = np.argsort(done, kind="stable")[: halved(len(rows))].astype(np.int32)
+        places = np.argsort(done, kind="stable")[: next_batch_size(len(rows))].astype(np.int32)
         logger.debug("%d of %d sentences go on", int((~done).sum()), len(rows))
         operands, state = shrink(operands, state, places)
         rows = rows[places]
@@ -252,12 +254,12 @@ def run_compacted(model: GenerativeModel, plan: Plan, operands: Operands) -> Out
 
 def _compacting_programs(model: GenerativeModel, plan: Plan) -> tuple[Any, Any, Any]:
     def begin(operands: Operands) -> State:
-        return search(model, plan, operands).begin()
+        return make_search(model, plan, operands).begin()
 
     def go_on(operands: Operands, state: State) -> tuple[State, Output, jax.Array, jax.Array]:
-        chosen = search(model, plan, operands)
+        chosen = make_search(model, plan, operands)
         batch = operands.prompt.shape[0]
-        fewer = halved(batch)
+        fewer = next_batch_size(batch)
 
         def crowded(state: State) -> jax.Array:
             many = (~chosen.done(state)).sum() > fewer if fewer < batch else True
@@ -274,7 +276,7 @@ def _compacting_programs(model: GenerativeModel, plan: Plan) -> tuple[Any, Any, 
         inputs = {}
         for name, value in state.inputs.items():
             if name == "past_key_values":
-                inputs[name] = kv_cache.select(value, rows, places)
+                inputs[name] = kv_cache.select_rows(value, rows, places)
             elif name.startswith("encoder"):
                 inputs[name] = pick_rows(value, batch, places)
             else:

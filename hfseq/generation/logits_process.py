@@ -42,7 +42,7 @@ class FlaxLogitsProcessor(ABC):
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         """Return the new scores."""
 
-    def touched(self) -> Sequence[int] | None:
+    def affected_tokens(self) -> Sequence[int] | None:
         """Return :attr:`tokens`; the search looks at the others once, before all processors."""
         return self.tokens
 
@@ -441,7 +441,7 @@ class FlaxRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
         places = jnp.arange(input_ids.shape[1])[None]
         start = 0 if self.ignored is None else jnp.reshape(jnp.asarray(self.ignored), (-1, 1))
         valid = jnp.broadcast_to((places >= start) & (places < cur_len), input_ids.shape)
-        return _penalise(scores, tokens_present(input_ids, valid, scores.shape[-1]), self.penalty)
+        return _penalize(scores, tokens_present(input_ids, valid, scores.shape[-1]), self.penalty)
 
 
 class FlaxEncoderRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
@@ -460,7 +460,7 @@ class FlaxEncoderRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
         valid = jnp.broadcast_to(jnp.arange(self.ids.shape[1])[None] < length, self.ids.shape)
         present = tokens_present(self.ids, valid, scores.shape[-1])
         present = jnp.repeat(present, scores.shape[0] // present.shape[0], axis=0)
-        return _penalise(scores, present, self.penalty)
+        return _penalize(scores, present, self.penalty)
 
 
 def _positive_float(penalty: float) -> float:
@@ -469,7 +469,7 @@ def _positive_float(penalty: float) -> float:
     return penalty
 
 
-def _penalise(scores: jax.Array, present: jax.Array, penalty: float) -> jax.Array:
+def _penalize(scores: jax.Array, present: jax.Array, penalty: float) -> jax.Array:
     return jnp.where(present, jnp.where(scores < 0, scores * penalty, scores / penalty), scores)
 
 

@@ -372,7 +372,7 @@ TABLE: dict[str, Option] = {
 }
 
 #: Options that say what a row begins with and how long it may become: meaning, what differs.
-OF_PROMPTS = {
+LENGTH_AND_PROMPT_OPTIONS = {
     "max_new_tokens": ("how many new tokens", "wins over `max_length`, as there"),
     "max_length": (
         "how long, the prompt counted",
@@ -391,7 +391,7 @@ OF_PROMPTS = {
 }
 
 #: Options that hfseq has no part for: what they must be left at, and what would work instead.
-UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+UNSUPPORTED_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
     "constraints": ((None,), "bias tokens with sequence_bias, or use a logits_processor"),
     "force_words_ids": ((None,), "bias tokens with sequence_bias, or use a logits_processor"),
     "penalty_alpha": ((None, 0, 0.0), "use do_sample=True with top_k, or repetition_penalty"),
@@ -411,21 +411,21 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 #: The same, where a model's own configuration may ask for it without harm.
-UNSUPPORTED_IF_ASKED = {
+UNSUPPORTED_IF_REQUESTED = {
     name: ((None, False), "call the model on the sequences that generate returns")
     for name in ("output_attentions", "output_hidden_states")
 }
 
 
-def documentation() -> str:
+def options_table() -> str:
     """Return the table of options in docs/generation.md."""
     rows = {name: (option.meaning, option.differs) for name, option in TABLE.items()}
-    rows = {name: row for name, row in {**OF_PROMPTS, **rows}.items() if row[0]}
+    rows = {name: row for name, row in {**LENGTH_AND_PROMPT_OPTIONS, **rows}.items() if row[0]}
     lines = [f"| `{name}` | {' | '.join(row)} |" for name, row in rows.items()]
     return "\n".join(["| option | meaning | differs from PyTorch? |", "|---|---|---|", *lines])
 
 
-def resolve(config: GenerationConfig, extras: Mapping[str, Any]) -> Options:
+def resolve_options(config: GenerationConfig, extras: Mapping[str, Any]) -> Options:
     """Turn a complete GenerationConfig, and what goes beyond it, into :class:`Options`.
 
     Options that GenerationConfig lacks come from ``extras``, or from a file that has them anyway.

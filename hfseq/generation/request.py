@@ -16,17 +16,17 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hfseq import plugins
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError, did_you_mean
 from hfseq.generation.logits_process import Length
 from hfseq.generation.options import (
-    UNSUPPORTED,
-    UNSUPPORTED_IF_ASKED,
+    UNSUPPORTED_IF_REQUESTED,
+    UNSUPPORTED_OPTIONS,
     Criterion,
     Operands,
     Options,
     Plan,
     Processor,
-    resolve,
+    resolve_options,
 )
 from hfseq.generation.search import GenerativeModel
 from hfseq.plugins.registry import target_name
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Array = np.ndarray | jax.Array
-Rows = Array | Sequence[Sequence[int]]
+TokenRows = Array | Sequence[Sequence[int]]
 
 SMALLEST_BUCKET = 16
 
@@ -46,14 +46,14 @@ SMALLEST_BUCKET = 16
 SMALLEST_ENCODER_BUCKET = 8
 
 #: Arguments beyond GenerationConfig that are no inputs of the model.
-EXTRAS = (
+EXTRA_ARGUMENTS = (
     *("stopping_criteria", "streamer", "tokenizer", "stop_token_sequences"),
     *("forced_decoder_ids", "length_penalty_type", "compact_finished", "extra"),
     "timestamp_rules",
 )
 
 #: Arguments of PyTorch's ``generate`` that have no counterpart.
-NO_ARGUMENTS = {
+UNSUPPORTED_ARGUMENTS = {
     "assistant_model": "leave it out: the text is the same, only slower",
     "prefix_allowed_tokens_fn": "use a logits_processor, which is traced with the loop",
     "inputs_embeds": "pass input_ids",
@@ -66,7 +66,7 @@ NO_ARGUMENTS = {
 }
 
 #: Arguments of a model's call that ``generate`` sets itself.
-_SET_INSIDE = {
+_ARGUMENTS_SET_BY_GENERATE = {
     "self",
     "params",
     "train",
@@ -84,7 +84,7 @@ _SET_INSIDE = {
 }
 
 #: Attributes of any configuration that do not mean generation.
-_NOT_EDITS = (
+_NON_GENERATION_ATTRIBUTES = (
     "use_cache",
     "output_attentions",
     "output_hidden_states",
@@ -125,12 +125,12 @@ class Request(NamedTuple):
     compact: bool
 
 
-class _Given(NamedTuple):
+class _ModelInputs(NamedTuple):
     """Prompts and the input of an encoder; ``source`` is what was passed as ``input_ids``."""
 
     prompt: Any
     mask: Any
-    source: Rows | None
+    source: TokenRows | None
     encoder: dict[str, Any] = {}  # noqa: RUF012
     encoder_outputs: Any = None
     encoder_length: int = 0
@@ -138,7 +138,7 @@ class _Given(NamedTuple):
 
 def make_request(
     model: GenerativeModel,
-    input_ids: Rows | None,
+    input_ids: TokenRows | None,
     generation_config: GenerationConfig | None = None,
     prng_key: jax.Array | int | None = None,
     params: Mapping[str, Any] | None = None,
@@ -149,25 +149,25 @@ def make_request(
 
     **Raises:** TypeError for a class without a head, UsageError for what cannot work.
     """
-    check_class(model)
-    config, rest, default_length = merge(model, generation_config, dict(kwargs or {}))
-    extras = {name: rest.pop(name) for name in EXTRAS if name in rest}
+    check_can_generate(model)
+    config, rest, default_length = merge_options(model, generation_config, dict(kwargs or {}))
+    extras = {name: rest.pop(name) for name in EXTRA_ARGUMENTS if name in rest}
     inputs = {name: value for name, value in rest.items() if value is not None}
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     if input_ids is None and encoder_decoder:
         input_ids = inputs.pop(model.main_input_name, None)
     check_arguments(model, inputs, encoder_decoder)
-    options = resolve(config, extras)
-    options.check(model.vocabulary("decoder_input_ids"))
+    options = resolve_options(config, extras)
+    options.check(model.vocab_size("decoder_input_ids"))
     criteria = stop_criteria(config.stop_strings, extras)
-    processors = _listed(logits_processor)
+    processors = _as_tuple(logits_processor)
     for item in processors:
         if not callable(item):
             raise UsageError(
                 f"generate: logits_processor has to be a list of callables, but holds {item!r}"
             )
     traced = is_traced(input_ids, inputs, params, prng_key, extras.get("extra"))
-    read = _read_pair if encoder_decoder else _read_prompt
+    read = _read_encoder_decoder_inputs if encoder_decoder else _read_decoder_inputs
     given = read(model, config, options, input_ids, inputs, traced)
     lengths = resolve_lengths(
         config,
@@ -179,7 +179,7 @@ def make_request(
     )
     new = lengths.stop - lengths.prompt
     recorded = options.output_scores or options.output_logits
-    steps = (new if traced else bucket(new)) if recorded else 0
+    steps = (new if traced else bucket_length(new)) if recorded else 0
     plan = Plan(options, lengths.buffer, steps, encoder_decoder, processors, criteria)
     if (criteria or options.stop_token_sequences) and options.pad_token_id is None:
         raise UsageError(
@@ -191,8 +191,8 @@ def make_request(
     if not traced:
         number = np.int32  # type: ignore[assignment]  # an operand, and no constant of the program
         prompt, mask, encoder = arrays
-        mask = None if mask is None else widen(mask, lengths.prefill, 1)
-        arrays = widen(prompt, lengths.prefill), mask, encoder
+        mask = None if mask is None else pad_right(mask, lengths.prefill, 1)
+        arrays = pad_right(prompt, lengths.prefill), mask, encoder
         sharding = getattr(given.source, "sharding", None)
         if isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1:
             # As the rows of what was passed are distributed.
@@ -237,7 +237,7 @@ def make_key(key: jax.Array | int | None) -> jax.Array:
     return key  # type: ignore[return-value]
 
 
-def _listed(given: Sequence[T] | T | None) -> tuple[T, ...]:
+def _as_tuple(given: Sequence[T] | T | None) -> tuple[T, ...]:
     if given is None:
         return ()
     return tuple(given) if isinstance(given, Sequence) else (given,)
@@ -246,7 +246,7 @@ def _listed(given: Sequence[T] | T | None) -> tuple[T, ...]:
 # -- options and arguments
 
 
-def merge(
+def merge_options(
     model: GenerativeModel, given: GenerationConfig | None, kwargs: dict[str, Any]
 ) -> tuple[GenerationConfig, dict[str, Any], bool]:
     """Return a complete GenerationConfig, the keyword arguments that are none of its options, and
@@ -264,7 +264,7 @@ def merge(
         edits = {
             name: value
             for name, known in vars(held).items()
-            if not name.startswith("_") and name not in _NOT_EDITS
+            if not name.startswith("_") and name not in _NON_GENERATION_ATTRIBUTES
             if (value := getattr(model.config, name, known)) != known
             if value is not None or name.endswith("token_id")
         }
@@ -288,10 +288,10 @@ def merge(
     for name in ("max_length", "min_length"):
         if getattr(config, name) is None:
             setattr(config, name, defaults[name])
-    asked = {name: rule for name, rule in UNSUPPORTED_IF_ASKED.items() if name in explicit}
+    asked = {name: rule for name, rule in UNSUPPORTED_IF_REQUESTED.items() if name in explicit}
     problems = [
         f"{name}={getattr(config, name)!r} is not supported: {hint}"
-        for name, (allowed, hint) in {**UNSUPPORTED, **asked}.items()
+        for name, (allowed, hint) in {**UNSUPPORTED_OPTIONS, **asked}.items()
         if hasattr(config, name) and getattr(config, name) not in allowed
     ]
     if problems:
@@ -299,7 +299,7 @@ def merge(
     return config, rest, default_length
 
 
-def check_class(model: GenerativeModel) -> None:
+def check_can_generate(model: GenerativeModel) -> None:
     """Raise TypeError for a class without a head, naming those that have one."""
     if model.can_generate():
         return
@@ -318,7 +318,9 @@ def check_arguments(
     model: GenerativeModel, inputs: Mapping[str, Any], encoder_decoder: bool
 ) -> None:
     """Refuse arguments that neither an option nor the model knows, all at once."""
-    refused = [f"{name}: {NO_ARGUMENTS[name]}" for name in inputs if name in NO_ARGUMENTS]
+    refused = [
+        f"{name}: {UNSUPPORTED_ARGUMENTS[name]}" for name in inputs if name in UNSUPPORTED_ARGUMENTS
+    ]
     if refused:
         raise UsageError(f"generate does not support {'; '.join(refused)}")
     methods = [model.prepare_inputs_for_generation, *([model.encode] if encoder_decoder else [])]
@@ -327,7 +329,7 @@ def check_arguments(
         for method in methods
         for p in inspect.signature(method).parameters.values()
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    } - _SET_INSIDE
+    } - _ARGUMENTS_SET_BY_GENERATE
     if encoder_decoder:
         known |= {"decoder_input_ids", "decoder_attention_mask", "encoder_outputs"}
     unknown = [name for name in inputs if name not in known]
@@ -337,23 +339,23 @@ def check_arguments(
         options = [*known, *vars(GenerationConfig())]
         raise UsageError(
             f"The following `model_kwargs` are not used by the model: {unknown} (note: typos in "
-            f"the generate arguments will also show up in this list){nearest(unknown[0], options)}"
+            f"the generate arguments will also show up in this list){did_you_mean(unknown[0], options)}"
         )
 
 
 # -- prompts
 
 
-def _read_prompt(
+def _read_decoder_inputs(
     model: GenerativeModel,
     config: GenerationConfig,
     options: Options,
-    ids: Rows | None,
+    ids: TokenRows | None,
     inputs: dict[str, Any],
     traced: bool,
-) -> _Given:
+) -> _ModelInputs:
     """Read the prompt of a decoder, which is the begin token where there is none."""
-    vocabulary, mask = model.vocabulary(), inputs.pop("attention_mask", None)
+    vocabulary, mask = model.vocab_size(), inputs.pop("attention_mask", None)
     prompt = None if ids is None else as_ids("input_ids", ids, traced, vocabulary)
     if prompt is None or not (prompt.shape[0] and prompt.shape[1]):
         rows = 1 if prompt is None else prompt.shape[0]
@@ -370,17 +372,17 @@ def _read_prompt(
         mask = (prompt != options.pad_token_id).astype(np.int32)  # padding hides: PyTorch's rule
     elif not traced:  # so that batches with and without padding share a program
         mask = np.ones_like(prompt)
-    return _Given(prompt, mask, ids)
+    return _ModelInputs(prompt, mask, ids)
 
 
-def _read_pair(
+def _read_encoder_decoder_inputs(
     model: GenerativeModel,
     config: GenerationConfig,
     options: Options,
-    ids: Rows | None,
+    ids: TokenRows | None,
     inputs: dict[str, Any],
     traced: bool,
-) -> _Given:
+) -> _ModelInputs:
     """Read the input of the encoder and the beginning of the decoder's output."""
     outputs, mask = inputs.pop("encoder_outputs", None), inputs.pop("attention_mask", None)
     encoder, length, name = {}, 0, model.main_input_name
@@ -392,7 +394,7 @@ def _read_pair(
         named = {name: ids, "attention_mask": mask, **others}
         encoder = {name: value for name, value in named.items() if value is not None}
     elif ids is not None:
-        ids = as_ids("input_ids", ids, traced, model.vocabulary())
+        ids = as_ids("input_ids", ids, traced, model.vocab_size())
         if not ids.size:
             raise UsageError("generate: input_ids holds no tokens: pass at least one a row")
         if mask is not None:
@@ -410,9 +412,9 @@ def _read_pair(
             named = {"input_ids": ids, "attention_mask": mask, **others}
             encoder = {name: value for name, value in named.items() if value is not None}
         else:
-            width = bucket(length, limit, SMALLEST_ENCODER_BUCKET)
+            width = bucket_length(length, limit, SMALLEST_ENCODER_BUCKET)
             mask = np.ones_like(ids) if mask is None else mask
-            encoder = {"input_ids": widen(ids, width), "attention_mask": widen(mask, width)}
+            encoder = {"input_ids": pad_right(ids, width), "attention_mask": pad_right(mask, width)}
     elif mask is not None:
         encoder = {"attention_mask": jnp.asarray(mask, jnp.int32)}
     if isinstance(outputs, (tuple, list)):
@@ -421,7 +423,7 @@ def _read_pair(
     given = inputs.pop("decoder_input_ids", None)
     mask = inputs.pop("decoder_attention_mask", None)
     if given is not None:
-        vocabulary = model.vocabulary("decoder_input_ids")
+        vocabulary = model.vocab_size("decoder_input_ids")
         prompt = as_ids("decoder_input_ids", given, is_traced(given), vocabulary)
         if prompt.shape[0] != batch or not prompt.shape[1]:
             raise UsageError(
@@ -439,15 +441,15 @@ def _read_pair(
     if mask is not None:
         mask = as_mask("decoder_attention_mask", mask, prompt, traced)
         prompt, mask = pad_left(prompt, mask)
-    return _Given(prompt, mask, ids, encoder, outputs, length)
+    return _ModelInputs(prompt, mask, ids, encoder, outputs, length)
 
 
-def as_ids(name: str, ids: Rows, traced: bool, vocab_size: int | None) -> Array:
+def as_ids(name: str, ids: TokenRows, traced: bool, vocab_size: int | None) -> Array:
     """Return token ids (rows, length) as int32; UsageError says what else was given.
 
     Ids without an embedding are refused: JAX would go on with NaN.
     """
-    array: Any = _rectangular(name, ids)
+    array: Any = _as_array(name, ids)
     if not hasattr(array, "ndim") or array.ndim != 2:
         what = f"the shape {tuple(array.shape)}" if hasattr(array, "shape") else f"type {type(ids)}"
         raise UsageError(
@@ -473,7 +475,7 @@ def as_media(name: str, values: Any, options: Options, traced: bool) -> Array:
 
     Nobody knows how to fill them up: a program is compiled for each of their shapes.
     """
-    array: Any = _rectangular(name, values)
+    array: Any = _as_array(name, values)
     array = array if traced else np.asarray(array)
     if array.ndim < 2 or not array.size:
         raise UsageError(
@@ -488,9 +490,9 @@ def as_media(name: str, values: Any, options: Options, traced: bool) -> Array:
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(np.float32)
 
 
-def as_mask(name: str, mask: Rows, ids: Array, traced: bool) -> Array:
+def as_mask(name: str, mask: TokenRows, ids: Array, traced: bool) -> Array:
     """Return an attention mask as int32 of the shape of ``ids``; bool and floats are accepted."""
-    given = _rectangular(name, mask)
+    given = _as_array(name, mask)
     if tuple(given.shape) != tuple(ids.shape):
         raise UsageError(
             f"generate: {name} has the shape {tuple(given.shape)}, the tokens have "
@@ -507,7 +509,7 @@ def as_mask(name: str, mask: Rows, ids: Array, traced: bool) -> Array:
     return real
 
 
-def _rectangular(name: str, rows: Rows) -> Array:
+def _as_array(name: str, rows: TokenRows) -> Array:
     """Return lists as an array; anything else as it is."""
     if not isinstance(rows, (list, tuple)):
         return rows  # type: ignore[return-value]
@@ -531,7 +533,7 @@ def pad_left(ids: Array, mask: Array) -> tuple[Array, Array]:
     return xp.take_along_axis(ids, places, axis=1), xp.take_along_axis(mask, places, axis=1)
 
 
-def widen(ids: Array, width: int, value: int = 0) -> np.ndarray:
+def pad_right(ids: Array, width: int, value: int = 0) -> np.ndarray:
     """Fill rows up with ``value`` on the right, to a bucket; token 0 has an embedding for sure."""
     return np.pad(ids, ((0, 0), (0, width - ids.shape[1])), constant_values=value)
 
@@ -539,7 +541,7 @@ def widen(ids: Array, width: int, value: int = 0) -> np.ndarray:
 # -- lengths
 
 
-def bucket(length: int, limit: int | None = None, smallest: int = SMALLEST_BUCKET) -> int:
+def bucket_length(length: int, limit: int | None = None, smallest: int = SMALLEST_BUCKET) -> int:
     """Return the size that is compiled for ``length``: 1, 16, 24, 32, 48, 64, 96 and so on.
 
     Sizes are powers of two and one and a half times these, so at most half of a buffer is spare;
@@ -625,10 +627,10 @@ def resolve_lengths(
         )
     if traced:
         return Lengths(prompt, stop, minimum, prompt, stop)
-    prefill = bucket(prompt, limit)
+    prefill = bucket_length(prompt, limit)
     # Neither depends on the prompt's length within its bucket.
     needed = stop if new is None else prefill + new
-    buffer = max(bucket(needed, limit) if limit is None or needed <= limit else limit, stop)
+    buffer = max(bucket_length(needed, limit) if limit is None or needed <= limit else limit, stop)
     return Lengths(prompt, stop, minimum, min(prefill, buffer), buffer)
 
 
@@ -639,7 +641,7 @@ def stop_criteria(
     stop_strings: str | Sequence[str] | None, extras: Mapping[str, Any]
 ) -> tuple[Criterion, ...]:
     """Return the criteria that end rows: the user's, and one for ``stop_strings``."""
-    given: tuple[Criterion, ...] = _listed(extras.get("stopping_criteria"))
+    given: tuple[Criterion, ...] = _as_tuple(extras.get("stopping_criteria"))
     for criterion in given:
         if not callable(criterion) or type(criterion).__module__.startswith("transformers."):
             raise UsageError(
@@ -665,11 +667,11 @@ def stop_strings_criterion(
     tokenizer: PreTrainedTokenizerBase, strings: tuple[str, ...]
 ) -> StopStrings:
     """Return the criterion for ``strings``; the same object for the same arguments."""
-    return StopStrings(vocabulary(tokenizer), strings)
+    return StopStrings(token_texts(tokenizer), strings)
 
 
 @functools.lru_cache(maxsize=4)
-def vocabulary(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+def token_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Return the text of every token as it reads inside of a text; empty for special tokens."""
     before, special = tokenizer.encode("a", add_special_tokens=False), {*tokenizer.all_special_ids}
     start, options = len(tokenizer.decode(before)), {"clean_up_tokenization_spaces": False}

@@ -154,13 +154,13 @@ class GenerativeModel(Protocol):
     def max_source_length(self) -> int | None:
         """Return the number of positions of an encoder, if there is a limit."""
 
-    def vocabulary(self, name: str = "input_ids") -> int:
+    def vocab_size(self, name: str = "input_ids") -> int:
         """Return the number of tokens that inputs of this name may hold."""
 
     def _adapt_logits_for_beam_search(self, logits: jax.Array) -> jax.Array: ...
 
 
-class Session:
+class Search:
     """A model with the plan and the operands of one run; everything here is traced."""
 
     def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
@@ -272,7 +272,7 @@ class SearchState(NamedTuple):
     recorded: dict[str, jax.Array]
 
 
-class TokenSearch(Session):
+class TokenSearch(Search):
     """Greedy search, or sampling where the options say so."""
 
     def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
@@ -288,13 +288,13 @@ class TokenSearch(Session):
 
     def begin(self) -> SearchState:
         """Return the state before the first token."""
-        sequences, words = self.rows(), self.model.vocabulary("decoder_input_ids")
+        sequences, words = self.rows(), self.model.vocab_size("decoder_input_ids")
         return SearchState(
             length=jnp.asarray(self.operands.prompt_length, jnp.int32),
             sequences=sequences,
             finished=jnp.zeros(len(sequences), bool),
             inputs=self.first_inputs(),
-            recorded=empty_records(self.plan, len(sequences), words),
+            recorded=empty_record_buffers(self.plan, len(sequences), words),
         )
 
     def unfinished(self, state: SearchState) -> jax.Array:
@@ -308,7 +308,7 @@ class TokenSearch(Session):
     def advance(self, state: SearchState) -> SearchState:
         """Add one token to every row."""
         step = state.length - self.operands.prompt_length
-        tokens = column(state.sequences, state.length - 1)
+        tokens = take_column(state.sequences, state.length - 1)
         logits, inputs = self.next_logits(tokens, state.inputs)
         scores = logits
         for processor in (*self.processors, *self.warpers):
@@ -326,8 +326,8 @@ class TokenSearch(Session):
             state.sequences, chosen[:, None], state.length, axis=1
         )
         length = state.length + 1
-        finished = state.finished | ends(self.plan, sequences, chosen, length)
-        recorded = record(state.recorded, step, scores=scores, logits=logits)
+        finished = state.finished | ended_rows(self.plan, sequences, chosen, length)
+        recorded = record_step(state.recorded, step, scores=scores, logits=logits)
         return SearchState(length, sequences, finished, inputs, recorded)
 
     def result(self, state: SearchState) -> FlaxGreedySearchOutput | FlaxSampleOutput:
@@ -341,20 +341,20 @@ class TokenSearch(Session):
         width = None if self.warpers else cpu.block_width(size)
         changed = None if width is None else cpu.changed_blocks(self.processors, size, width)
         if width is None or changed is None:
-            return cpu.first_maximum(scores)
+            return cpu.fast_argmax(scores)
         before = cpu.block_maxima(logits, width)
         known = cast(list[FlaxLogitsProcessor], self.processors)  # else nothing is known
-        return cpu.first_best(
-            scores, cpu.maxima_of_processed(known, before, scores, length, changed)
+        return cpu.argmax_from_maxima(
+            scores, cpu.update_block_maxima(known, before, scores, length, changed)
         )
 
 
-def column(sequences: jax.Array, place: Length) -> jax.Array:
+def take_column(sequences: jax.Array, place: Length) -> jax.Array:
     """Return one column of ``sequences``."""
     return jax.lax.dynamic_slice_in_dim(sequences, place, 1, axis=1)[:, 0]
 
 
-def ends(plan: Plan, sequences: jax.Array, tokens: jax.Array, length: Length) -> jax.Array:
+def ended_rows(plan: Plan, sequences: jax.Array, tokens: jax.Array, length: Length) -> jax.Array:
     """Tell which rows end with the last of their ``length`` tokens."""
     finished = jnp.zeros(tokens.shape, bool)
     for token in plan.options.eos_token_id:
@@ -366,7 +366,7 @@ def ends(plan: Plan, sequences: jax.Array, tokens: jax.Array, length: Length) ->
     return finished
 
 
-def empty_records(plan: Plan, rows: int, vocab_size: int) -> dict[str, jax.Array]:
+def empty_record_buffers(plan: Plan, rows: int, vocab_size: int) -> dict[str, jax.Array]:
     """Return buffers (steps, rows, vocabulary) for the scores that the user wants to see."""
     options = plan.options
     wanted = {"scores": options.output_scores, "logits": options.output_logits}
@@ -374,7 +374,7 @@ def empty_records(plan: Plan, rows: int, vocab_size: int) -> dict[str, jax.Array
     return {name: jnp.zeros(shape, jnp.float32) for name, want in wanted.items() if want}
 
 
-def record(
+def record_step(
     buffers: dict[str, jax.Array], step: Length, **values: jax.Array
 ) -> dict[str, jax.Array]:
     """Write the values of this step into those buffers that exist."""

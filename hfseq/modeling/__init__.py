@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hfseq.checkpoints.weights import Derived as Derived
+    from hfseq.checkpoints.weights import DerivedTensor as DerivedTensor
     from hfseq.checkpoints.weights import Tensor as Tensor
     from hfseq.checkpoints.weights import WeightMap as WeightMap
     from hfseq.modeling.composite import (
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hfseq.modeling.seq2seq import shift_tokens_right as shift_tokens_right
 
 _MODULES = {
-    "Derived": "hfseq.checkpoints.weights",
+    "DerivedTensor": "hfseq.checkpoints.weights",
     "FlaxCompositePreTrainedModel": "hfseq.modeling.composite",
     "FlaxPreTrainedModel": "hfseq.modeling.pretrained",
     "FlaxSeq2SeqPreTrainedModel": "hfseq.modeling.seq2seq",

@@ -17,13 +17,13 @@ from hfseq import plugins
 from hfseq.checkpoints import config as configs
 from hfseq.checkpoints.config import (
     check_directory,
+    check_trusted_config,
     class_names,
     model_type,
-    native_description,
-    refuse_untrusted_config,
+    native_config_dict,
     require_config,
 )
-from hfseq.errors import CheckpointError, HfseqError, UsageError, first_line, nearest
+from hfseq.errors import CheckpointError, HfseqError, UsageError, did_you_mean, first_line
 from hfseq.plugins import ArchitectureSpec
 from hfseq.plugins.registry import auto_class_name, target_name
 from hfseq.plugins.transformers_hook import ArchitectureMapping
@@ -80,12 +80,12 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         trust["trust_remote_code"] = bool(trust.get("trust_remote_code"))  # never a question
         from hfseq.modeling import lora  # imports jax, which the mappings do without
 
-        adapter = lora.find(name, hub)
+        adapter = lora.find_adapter(name, hub)
         base = name if adapter is None else adapter.base
         config, kwargs = _load_config(base, hub, trust, kwargs)
         if cls._has_remote_code(config):
             if not trust["trust_remote_code"] and type(config) not in cls._model_mapping:
-                configs.refuse_code(config.auto_map, name)
+                configs.raise_untrusted_code(config.auto_map, name)
             return super().from_pretrained(
                 name, *model_args, config=config, **hub, **trust, **held, **kwargs
             )
@@ -115,7 +115,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         raise UsageError(
             f"Unrecognized configuration class {type(config)} for this kind of AutoModel: "
             f"{cls.__name__}. Its model type is '{getattr(config, 'model_type', '')}'; known are: "
-            f"{', '.join(sorted(known)) or 'none'}{plugins.load().broken()}"
+            f"{', '.join(sorted(known)) or 'none'}{plugins.load().broken_message()}"
         )
 
 
@@ -135,13 +135,13 @@ def _load_config(
         known = {key: hub[key] for key in ("token", "local_files_only", "cache_dir") if key in hub}
         hub["revision"] = resolve_revision(name, hub.get("revision"), **known)
     source = name if config is None else config
-    with configs.reading(str(source)):
+    with configs.wrap_read_errors(str(source)):
         stored, _ = PreTrainedConfig.get_config_dict(source, **hub)
         configs.check_mapping(stored, str(source))
         native = stored.get("hfseq")
         if native is None:
             kwargs["return_unused_kwargs"] = True
-            refuse_untrusted_config(stored, trust["trust_remote_code"], str(source))
+            check_trusted_config(stored, trust["trust_remote_code"], str(source))
             made, unused = AutoConfig.from_pretrained(source, **hub, **trust, **kwargs)
         else:
             if not isinstance(native, dict) or not isinstance(native.get("model_type"), str):
@@ -156,7 +156,7 @@ def _load_config(
                 ) from None
             # It is stored as its stock twin.
             made, unused = spec.load_config().from_dict(
-                native_description(stored), return_unused_kwargs=True, **kwargs
+                native_config_dict(stored), return_unused_kwargs=True, **kwargs
             )
     configs.check_numbers(made, str(source))
     return made, unused
@@ -248,7 +248,7 @@ def find_class(
         if wanted not in tasks:
             raise UsageError(
                 f"--model_class {model_class} is no class of '{spec.model_type}'; it has "
-                f"{', '.join(tasks)}{nearest(wanted, tasks)}"
+                f"{', '.join(tasks)}{did_you_mean(wanted, tasks)}"
             )
         return spec.load_head(tasks[wanted])
     names = class_names(stored)

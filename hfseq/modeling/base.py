@@ -27,8 +27,8 @@ from hfseq.nn.attention import resolve_attention
 from hfseq.nn.context import Options, options
 from hfseq.nn.layers import Dropout, height_and_width
 from hfseq.nn.precision import Precision, apply_precision, resolve_precision
-from hfseq.nn.random import Keys, make_keys, offering
-from hfseq.nn.stack import stack_layers, stacked_layers
+from hfseq.nn.random import Keys, make_keys, provide_adapter_keys
+from hfseq.nn.stack import stack_layers, stacked_paths
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Inputs that are no tokens: pictures, spectrograms, waves.
-MEDIA = ("pixel_values", "input_features", "input_values")
+MEDIA_INPUTS = ("pixel_values", "input_features", "input_values")
 
 #: What a model takes for ids, masks and positions: an array, or nested lists of numbers.
 Input = jax.Array | np.ndarray | Sequence[Any] | None
@@ -67,9 +67,9 @@ class FlaxModel(FlaxGenerationMixin):
     # A cache whose size does not depend on the length, and which cannot be rewound.
     fixed_state: ClassVar[bool] = False
     # The calls of the module: the whole, and what else the model class runs of it.
-    entries: ClassVar[tuple[str, ...]] = ("__call__", "encode", "decode")
+    module_methods: ClassVar[tuple[str, ...]] = ("__call__", "encode", "decode")
     # Whether pictures may have other sizes than that of the configuration.
-    any_picture_size: ClassVar[bool] = False
+    any_image_size: ClassVar[bool] = False
     # Linears beside those in the layers that train in FP8 under its recipes, as expressions.
     precision_sites: ClassVar[tuple[str, ...]] = ()
     # The attributes of the configuration that count heads: each device gets whole ones.
@@ -79,7 +79,7 @@ class FlaxModel(FlaxGenerationMixin):
     )
     # Whether users have the collections beside the parameters in one tree, as version 4's models
     # with batch norm: {"params": ..., "batch_stats": ...}.
-    joined_params: ClassVar[bool] = False
+    params_include_collections: ClassVar[bool] = False
     framework = "flax"
     peft_config: LoraConfig | None = None
     _linen_class: ClassVar[type[FlaxModule]]
@@ -121,12 +121,12 @@ class FlaxModel(FlaxGenerationMixin):
         self._abstract = trees.to_dict(params)
         self._paths = trees.flatten(self._abstract)
         self._extra_types = trees.collections(extra)
-        self._stacked = stacked_layers(module)
+        self._stacked = stacked_paths(module)
         if self.position_table is None and self._has_position_table():
             self.position_table = "max_position_embeddings"
         self._accepted = {
             name: dict(inspect.signature(getattr(self.module_class, name)).parameters)
-            for name in self.entries
+            for name in self.module_methods
             if hasattr(self.module_class, name)
         }
         self.input_shape = self._example_shape() if input_shape is None else input_shape
@@ -166,7 +166,7 @@ class FlaxModel(FlaxGenerationMixin):
             kv_cache.add_cache(module, cache, self.precision.compute_dtype or jnp.float32)
         if self.scan_layers:
             stack_layers(module)
-        sharding.assign(module, self._weight_axes)
+        sharding.assign_weight_axes(module, self._weight_axes)
         return module
 
     def _adapt(self, module: nnx.Module, rngs: nnx.Rngs) -> None:
@@ -195,13 +195,13 @@ class FlaxModel(FlaxGenerationMixin):
         if not self._is_initialized:
             raise ValueError(_NO_PARAMS.format("accessed from model"))
         assert self._params is not None
-        return self.join(self._params)
+        return self.join_collections(self._params)
 
     @params.setter
     def params(self, params: Mapping[str, Any]) -> None:
         if not self._is_initialized:
             raise ValueError(_NO_PARAMS.format("set from model"))
-        given, extra = self.part(params)
+        given, extra = self.split_collections(params)
         params = trees.thaw(given)
         missing = self._paths.keys() - trees.flatten(params).keys()
         if missing:
@@ -212,13 +212,13 @@ class FlaxModel(FlaxGenerationMixin):
         self._params = params
         self.extra = self.extra if extra is None else trees.thaw(extra)
 
-    def join(self, params: dict[str, Any]) -> dict[str, Any]:
+    def join_collections(self, params: dict[str, Any]) -> dict[str, Any]:
         """Put the model's collections beside ``params``, where its users have both in one tree."""
-        return {"params": params, **self.extra} if self.joined_params else params
+        return {"params": params, **self.extra} if self.params_include_collections else params
 
-    def part(self, params: trees.Params) -> tuple[trees.Params, trees.Params | None]:
+    def split_collections(self, params: trees.Params) -> tuple[trees.Params, trees.Params | None]:
         """Return the parameters of what users have, and the collections beside them, if any."""
-        if not self.joined_params or "params" not in params:
+        if not self.params_include_collections or "params" not in params:
             return params, None
         return params["params"], {name: params[name] for name in params if name != "params"} or None
 
@@ -230,7 +230,7 @@ class FlaxModel(FlaxGenerationMixin):
     @property
     def params_shape_tree(self) -> dict[str, Any]:
         """What ``params`` is, with ``jax.ShapeDtypeStruct`` leaves."""
-        joined = self.joined_params
+        joined = self.params_include_collections
         return {"params": self._abstract, **self.extra_shape_tree} if joined else self._abstract
 
     @property
@@ -248,7 +248,7 @@ class FlaxModel(FlaxGenerationMixin):
     ) -> dict[str, Any]:
         """Make a fresh parameter tree from ``rng``; with ``params`` only what is missing there."""
         fresh, extra = self._initialize(rng)
-        if self.joined_params:
+        if self.params_include_collections:
             fresh = {"params": fresh, **extra}
         if params is None:
             return fresh
@@ -300,7 +300,7 @@ class FlaxModel(FlaxGenerationMixin):
 
         A table that is named for its positions may have more: OPT's and BART's have two.
         """
-        size, words = getattr(self.text_config, "max_position_embeddings", None), self.vocabulary()
+        size, words = getattr(self.text_config, "max_position_embeddings", None), self.vocab_size()
         if not isinstance(size, int) or size < 1:
             return False
         tables = [
@@ -310,11 +310,11 @@ class FlaxModel(FlaxGenerationMixin):
         ]
         return any(rows == size != words or named and rows >= size for rows, named in tables)
 
-    def vocabulary(self, name: str = "input_ids") -> int | None:
+    def vocab_size(self, name: str = "input_ids") -> int | None:
         """The number of tokens that ``input_ids`` or ``decoder_input_ids`` may hold."""
         return getattr(self.text_config, "vocab_size", None)
 
-    def picture_shape(self) -> tuple[int, int, int] | None:
+    def image_shape(self) -> tuple[int, int, int] | None:
         """Channels, height and width that ``pixel_values`` must have; ``None`` for any."""
         config = getattr(self._config, "vision_config", self._config)
         size = getattr(config, "image_size", None)
@@ -324,18 +324,18 @@ class FlaxModel(FlaxGenerationMixin):
 
     def _example_shape(self) -> tuple[Any, ...]:
         """The ``input_shape`` of v4: of ids, of pictures with their channels last, or of both."""
-        if not self.reads("pixel_values"):
+        if not self.has_input("pixel_values"):
             return (1, 1)
-        channels, *size = self.picture_shape() or (3, 224, 224)
+        channels, *size = self.image_shape() or (3, 224, 224)
         pictures = (1, *size, channels)
-        return ((1, 1), pictures) if self.reads("input_ids") else pictures
+        return ((1, 1), pictures) if self.has_input("input_ids") else pictures
 
-    def reads(self, name: str) -> bool:
+    def has_input(self, name: str) -> bool:
         """Tell whether ``input_ids`` or ``pixel_values`` are among the arguments of the model."""
         given = inspect.signature(self.__call__).parameters.get(name)
         return given is not None and given.kind is not given.VAR_KEYWORD
 
-    def takes(self, name: str, method: str = "__call__") -> bool:
+    def accepts(self, name: str, method: str = "__call__") -> bool:
         """Tell whether the module's call (or its ``encode``, ``decode``) accepts ``name``."""
         return _accepts(self._accepted[method], name)
 
@@ -355,7 +355,7 @@ class FlaxModel(FlaxGenerationMixin):
                 f"{type(self).__name__} has no cache: it has no nn.StateAttention and no causal "
                 "nn.CachedAttention (BERT and its kin need is_decoder=True)"
             )
-        return kv_cache.empty(module, shapes, size.batch_size)
+        return kv_cache.empty_cache(module, shapes, size.batch_size)
 
     def to_bf16(self, params: trees.Params, mask: trees.Params | None = None) -> Any:
         """Return ``params`` with floating leaves in bfloat16 where ``mask`` (if any) is True."""
@@ -457,8 +457,8 @@ class FlaxModel(FlaxGenerationMixin):
         }
         flags = {name: bool(self._or_config(value, name, False)) for name, value in asked.items()}
         wanted = self._inputs(inputs, flags, method)
-        own, beside = self.part(params or self.params)
-        asks = extra is not None or train and self.joined_params
+        own, beside = self.split_collections(params or self.params)
+        asks = extra is not None or train and self.params_include_collections
         extra = extra if extra is not None else self.extra if beside is None else beside
         module = nnx.merge(
             self._graph,
@@ -466,13 +466,13 @@ class FlaxModel(FlaxGenerationMixin):
             *self._extra_states(extra),
         )
         if past_key_values:
-            kv_cache.check_room(past_key_values, wanted)
+            kv_cache.check_capacity(past_key_values, wanted)
             trees.attach_cache(module, past_key_values)
         keys = make_keys(dropout_rng) if train else None
         chosen = dataclasses.replace(
             self._options, fill_encoder_cache=fill_encoder_cache, train=train
         )
-        with options(chosen), offering(keys):
+        with options(chosen), provide_adapter_keys(keys):
             output = getattr(module, method)(**wanted, rngs=keys)
         if past_key_values:
             output.past_key_values = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
@@ -508,21 +508,21 @@ class FlaxModel(FlaxGenerationMixin):
             if name in ("input_ids", "decoder_input_ids"):
                 self._check_ids(name, value)
             if name == "pixel_values":
-                self._check_pictures(value)
-            if name in MEDIA:
+                self._check_images(value)
+            if name in MEDIA_INPUTS:
                 value = jnp.asarray(value, jnp.float32)  # as in v4, bytes too
             # Integers become int32, as in v4; types of tracers and floats stay.
             if jnp.issubdtype(getattr(value, "dtype", float), jnp.integer):
                 value = jnp.asarray(value, jnp.int32)
             wanted[name] = jnp.asarray(value) if isinstance(value, np.ndarray) else value
-        wanted |= {name: flag for name, flag in flags.items() if flag or self.takes(name, method)}
+        wanted |= {name: flag for name, flag in flags.items() if flag or self.accepts(name, method)}
         if unknown := [name for name in wanted if not _accepts(taken, name)]:
             raise TypeError(f"{owner} takes no {', '.join(sorted(unknown))}")
         return wanted
 
     def _check_ids(self, name: str, ids: Any) -> None:
         """Refuse what would read outside of a table, which JAX answers with NaN and no error."""
-        words, length = self.vocabulary(name), (0, *np.shape(ids))[-1]
+        words, length = self.vocab_size(name), (0, *np.shape(ids))[-1]
         numbers = isinstance(ids, np.ndarray) and ids.size and ids.dtype.kind in "iuf"
         if words and numbers and not 0 <= ids.min() <= ids.max() < words:
             raise UsageError(
@@ -537,9 +537,9 @@ class FlaxModel(FlaxGenerationMixin):
                 f"({table}): truncate the input or use a model with a longer table of positions"
             )
 
-    def _check_pictures(self, pictures: Any) -> None:
+    def _check_images(self, pictures: Any) -> None:
         """Refuse pictures of another size, or with their channels last."""
-        wanted, shape, name = self.picture_shape(), np.shape(pictures), type(self).__name__
+        wanted, shape, name = self.image_shape(), np.shape(pictures), type(self).__name__
         if len(shape) != 4:
             raise UsageError(
                 f"pixel_values have shape {shape}; {name} takes (batch, channels, height, width): "
@@ -548,7 +548,7 @@ class FlaxModel(FlaxGenerationMixin):
         if wanted is None or shape[1:] == wanted:
             return
         channels, height, width = wanted
-        if self.any_picture_size and shape[1] == channels:
+        if self.any_image_size and shape[1] == channels:
             config = getattr(self._config, "vision_config", self._config)
             least = height_and_width(config.patch_size)
             if shape[2] >= least[0] and shape[3] >= least[1]:
@@ -569,7 +569,7 @@ class FlaxModel(FlaxGenerationMixin):
     def check_training(self, tokens: int) -> None:
         """Raise a UsageError if ``tokens`` a step cannot train the collections."""
 
-    def settle_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
+    def finalize_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Return the collections after an optimizer step.
 
         Called once a step, when all micro-batches have left their part in ``extra``; traced.
@@ -581,7 +581,7 @@ class FlaxModel(FlaxGenerationMixin):
         return {}
 
     @property
-    def overwritten_extra(self) -> tuple[str, ...]:
+    def overwrite_with_gradient(self) -> tuple[str, ...]:
         """The collections whose next values the backward pass returns in place of gradients."""
         return tuple(
             name
@@ -592,7 +592,7 @@ class FlaxModel(FlaxGenerationMixin):
     @property
     def statistics(self) -> tuple[str, ...]:
         """The collections in which a call counts the tokens that it sees."""
-        moved = self.overwritten_extra
+        moved = self.overwrite_with_gradient
         return tuple(name for name in self._extra_types if name not in moved)
 
     @property
@@ -661,7 +661,7 @@ class FlaxModule:
         """Return fresh variables, ``{"params": tree}``; example inputs are not needed."""
         key = rngs["params"] if isinstance(rngs, Mapping) else rngs
         made = self.model.init_weights(key)
-        return made if self.model.joined_params else {"params": made}
+        return made if self.model.params_include_collections else {"params": made}
 
     def apply(
         self,
@@ -686,11 +686,11 @@ class FlaxModule:
         if variables.get("cache"):
             kwargs["past_key_values"] = variables["cache"]
         key = rngs.get("dropout") if isinstance(rngs, Mapping) else rngs
-        params = variables if self.model.joined_params else variables["params"]
+        params = variables if self.model.params_include_collections else variables["params"]
         output = getattr(self.model, entry)(
             *args, params=params, train=not deterministic, dropout_rng=key, **kwargs
         )
-        if self.model.joined_params and not deterministic:
+        if self.model.params_include_collections and not deterministic:
             return output if mutable else output[0]
         return (output, {"cache": output["past_key_values"]}) if mutable else output
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hfseq import plugins
-from hfseq.checkpoints.weights import Derived, Path, WeightMap
+from hfseq.checkpoints.weights import DerivedTensor, ParamPath, WeightMap
 from hfseq.modeling.pretrained import FlaxPreTrainedModel
 from hfseq.nn import sharding, trees
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-class CompositeMap(WeightMap):
+class CompositeWeightMap(WeightMap):
     """The names of a composite: those that each of its ``parts`` has, behind the part's name."""
 
     def __init__(
         self,
-        shapes: Mapping[Path, tuple[int, ...]],
+        shapes: Mapping[ParamPath, tuple[int, ...]],
         parts: Mapping[str, WeightMap],
-        stacked: Mapping[Path, Sequence[Path]] | None = None,
+        stacked: Mapping[ParamPath, Sequence[ParamPath]] | None = None,
     ):
         self.parts = dict(parts)
         aliases, fallbacks = (
@@ -35,18 +35,18 @@ class CompositeMap(WeightMap):
         )
         super().__init__(shapes, aliases=aliases, fallbacks=fallbacks, stacked=stacked)
 
-    def torch_name(self, path: Path) -> str:
+    def torch_name(self, path: ParamPath) -> str:
         """Return the PyTorch name of the parameter at ``path``."""
         part = self.parts.get(path[0])
         return f"{path[0]}.{part.torch_name(path[1:])}" if part else super().torch_name(path)
 
-    def written(self, name: str, native: bool = False) -> str:
+    def apply_synonyms(self, name: str, native: bool = False) -> str:
         """Return the name that is written of one that is read."""
         head, _, rest = name.partition(".")
         if head not in self.parts:
             return name
         part = self.parts[head]
-        return f"{head}.{part.written(rest, native) if native else part.our_name(rest)}"
+        return f"{head}.{part.apply_synonyms(rest, native) if native else part.resolve_name(rest)}"
 
     def _known(self, name: str, names: Mapping[str, Any]) -> bool:
         head, _, rest = name.partition(".")
@@ -86,9 +86,9 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
             name: part._names({p[1:]: shape for p, shape in shapes.items() if p[0] == name})
             for name, part in self.parts.items()
         }
-        return CompositeMap(shapes, inside, self._stacked)
+        return CompositeWeightMap(shapes, inside, self._stacked)
 
-    def derived_weights(self) -> Mapping[str, Derived]:
+    def derived_weights(self) -> Mapping[str, DerivedTensor]:
         """Return what PyTorch's class stores beside the parameters of each part."""
         found = {}
         for part, model in self.parts.items():

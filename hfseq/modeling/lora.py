@@ -20,17 +20,17 @@ from flax import nnx
 
 from hfseq.checkpoints import config as configs
 from hfseq.checkpoints import files, weights
-from hfseq.errors import CheckpointError, UsageError, WeightsError, nearest
+from hfseq.errors import CheckpointError, UsageError, WeightsError, did_you_mean
 from hfseq.nn import trees
-from hfseq.nn.layers import Conv1D, Embed, Linear, LowRank
+from hfseq.nn.layers import Conv1D, Embed, Linear, LowRankConfig
 
 logger = logging.getLogger("hfseq.modeling")
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_OWN = re.compile(r"^lora_(A|B|embedding_A|embedding_B)$")
+_ADAPTER_PART = re.compile(r"^lora_(A|B|embedding_A|embedding_B)$")
 #: What PEFT targets where nobody says what, by model type.
-DEFAULTS: dict[str, tuple[str, ...]] = {
+DEFAULT_TARGET_MODULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("t5", "mt5", "longt5"), ("q", "v")),
     **dict.fromkeys(("gpt2",), ("c_attn",)),
     **dict.fromkeys(("bloom",), ("query_key_value",)),
@@ -44,7 +44,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 #: PEFT's name of a task, by the head.
-TASKS = {
+TASK_TYPES = {
     "ForCausalLM": "CAUSAL_LM",
     "ForSeq2SeqLM": "SEQ_2_SEQ_LM",
     "ForQuestionAnswering": "QUESTION_ANS",
@@ -53,13 +53,13 @@ TASKS = {
     "Model": "FEATURE_EXTRACTION",
 }
 #: What PEFT saves whole beside the adapters of a task, since it is new in every run.
-HEADS = {
+HEAD_MODULES = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
 }
 #: Fields of PEFT that change numbers and that hfseq does not have.
-_FOREIGN = (
+_UNSUPPORTED_FIELDS = (
     "use_dora",
     "lora_bias",
     "layer_replication",
@@ -123,7 +123,7 @@ class LoraConfig:
         configs.check_mapping(stored, path)
         if stored.get("peft_type") != "LORA":
             raise UsageError(f"{path}: peft_type is {stored.get('peft_type')!r}, and only LORA is")
-        foreign = [name for name in _FOREIGN if stored.get(name)]
+        foreign = [name for name in _UNSUPPORTED_FIELDS if stored.get(name)]
         start = stored.get("init_lora_weights", True)
         if foreign or start not in (True, False, None, "gaussian", "eva", "orthogonal"):
             named = [*foreign, *([] if foreign else [f"init_lora_weights={start!r}"])]
@@ -148,7 +148,7 @@ class LoraConfig:
             for name, value in sorted(made.items())
         }
 
-    def lowrank(self, name: str) -> LowRank:
+    def lowrank(self, name: str) -> LowRankConfig:
         """Return the adapter of the layer at the checkpoint path ``name``."""
 
         def own(pattern: Mapping[str, Any], default: Any) -> Any:
@@ -158,14 +158,14 @@ class LoraConfig:
         rank = int(own(self.rank_pattern, self.r))
         alpha = float(own(self.alpha_pattern, self.lora_alpha))
         scale = alpha / (rank**0.5 if self.use_rslora else rank)
-        return LowRank(rank, scale, self.lora_dropout, self.init_lora_weights == "gaussian")
+        return LowRankConfig(rank, scale, self.lora_dropout, self.init_lora_weights == "gaussian")
 
     def targets(self, name: str) -> bool:
         """Tell whether the layer at the checkpoint path ``name`` has an adapter."""
-        if _named(self.exclude_modules, name) or self.saves(name):
+        if _matches(self.exclude_modules, name) or self.saves(name):
             return False
         wanted = self.target_modules
-        if not _named(wanted, name):
+        if not _matches(wanted, name):
             return False
         layers = self.layers_to_transform
         if layers is None or isinstance(wanted, str) or name in (wanted or ()) or layers == []:
@@ -184,45 +184,47 @@ class LoraConfig:
         )
 
 
-def _named(wanted: Sequence[str] | str | None, name: str) -> bool:
+def _matches(wanted: Sequence[str] | str | None, name: str) -> bool:
     if isinstance(wanted, str):
         return re.fullmatch(wanted, name) is not None
     return any(name == one or name.endswith(f".{one}") for one in wanted or ())
 
 
-def settle(config: LoraConfig, class_name: str, model_type: str) -> LoraConfig:
+def complete_config(config: LoraConfig, class_name: str, model_type: str) -> LoraConfig:
     """Fill in what depends on the model: its task, the usual targets, heads that are new."""
     head = re.search(r"(For\w+|Model)$", class_name)
-    task = config.task_type or TASKS.get(head[1] if head else "")
+    task = config.task_type or TASK_TYPES.get(head[1] if head else "")
     targets = config.target_modules
     if targets is None:
-        if model_type not in DEFAULTS:
+        if model_type not in DEFAULT_TARGET_MODULES:
             raise UsageError(
                 f"there are no usual layers to adapt in '{model_type}': name them "
                 "(target_modules, --lora_target_modules), or all-linear for all"
             )
-        targets = DEFAULTS[model_type]
-    saved = tuple(dict.fromkeys((*(config.modules_to_save or ()), *HEADS.get(task or "", ()))))
+        targets = DEFAULT_TARGET_MODULES[model_type]
+    saved = tuple(
+        dict.fromkeys((*(config.modules_to_save or ()), *HEAD_MODULES.get(task or "", ())))
+    )
     return dataclasses.replace(
         config, task_type=task, target_modules=targets, modules_to_save=saved or None
     )
 
 
-class Adapted(NamedTuple):
+class AdaptedLayer(NamedTuple):
     """An adapted layer: its adapter, whether it is a Linear, and one of GPT-2's, (out, in)."""
 
-    lora: LowRank
+    lora: LowRankConfig
     linear: bool
     conv1d: bool
 
 
-def adapt(
+def add_adapters(
     module: nnx.Module,
     config: LoraConfig,
     name_of: Callable[[trees.Path], str],
     rngs: nnx.Rngs,
     vocabulary: int | None,
-) -> tuple[LoraConfig, dict[trees.Path, Adapted]]:
+) -> tuple[LoraConfig, dict[trees.Path, AdaptedLayer]]:
     """Add adapters to the layers of ``module``, not stacked yet, that ``config`` targets.
 
     ``name_of`` gives the checkpoint path of a parameter; a head over the ``vocabulary`` is what
@@ -249,7 +251,7 @@ def adapt(
         config = dataclasses.replace(config, target_modules=chosen)
     adapted, wanted = [name for name in found if config.targets(name)], config.target_modules
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
-    absent = [name for name in names if not any(_named((name,), other) for other in found)]
+    absent = [name for name in names if not any(_matches((name,), other) for other in found)]
     if not adapted or absent and not isinstance(wanted, str) and not config.inference_mode:
         ends = sorted({name.rpartition(".")[2] for name in found})
         raise UsageError(
@@ -261,11 +263,11 @@ def adapt(
         lora = config.lowrank(name)
         found[name].add_lora(lora, rngs)
         kinds = (isinstance(found[name], kind) for kind in (Linear, Conv1D))
-        made[paths[name]] = Adapted(lora, *kinds)
+        made[paths[name]] = AdaptedLayer(lora, *kinds)
     return config, made
 
 
-def trained(
+def trainable_paths(
     paths: Iterable[trees.Path], config: LoraConfig, name_of: Callable[[trees.Path], str]
 ) -> set[trees.Path]:
     """Return which parameters training changes: adapters, and what ``config`` says beside them."""
@@ -285,7 +287,7 @@ def trained(
 
 def is_adapter(path: trees.Path) -> bool:
     """Tell whether a parameter is a part of an adapter."""
-    return any(_OWN.match(part) for part in path[-2:])
+    return any(_ADAPTER_PART.match(part) for part in path[-2:])
 
 
 # -- files
@@ -302,7 +304,7 @@ class Adapter:
     @property
     def head(self) -> str | None:
         """The head that it was trained with, "ForCausalLM", where its task tells."""
-        return next((h for h, task in TASKS.items() if task == self.config.task_type), None)
+        return next((h for h, task in TASK_TYPES.items() if task == self.config.task_type), None)
 
     @property
     def base(self) -> str:
@@ -311,7 +313,7 @@ class Adapter:
         base = self.config.base_model_name_or_path
         if not base:
             raise CheckpointError(
-                f"{self.source}/{CONFIG} names no base_model_name_or_path: write the base's there"
+                f"{self.source}/{CONFIG_NAME} names no base_model_name_or_path: write the base's there"
             )
         try:
             configs.check_directory(base)
@@ -320,25 +322,27 @@ class Adapter:
         return base
 
 
-_whole_models: set[tuple[str, str]] = set()  # on the Hub, which is asked once
+_known_full_models: set[tuple[str, str]] = set()  # on the Hub, which is asked once
 
 
-def find(source: str, download: Mapping[str, Any]) -> Adapter | None:
+def find_adapter(source: str, download: Mapping[str, Any]) -> Adapter | None:
     """Return the adapter at ``source``, a directory or a repository, if it is one."""
     remote = not Path(source).exists() and (source, str(download.get("revision")))
-    if Path(source).is_file() or remote in _whole_models:
+    if Path(source).is_file() or remote in _known_full_models:
         return None
     fetch = configs.fetcher(source, download)
-    path = None if remote and fetch("config.json") else fetch(CONFIG)
+    path = None if remote and fetch("config.json") else fetch(CONFIG_NAME)
     if path is None:
         if remote:
-            _whole_models.add(remote)
+            _known_full_models.add(remote)
         return None
 
     def opened() -> dict[str, weights.Tensor]:
-        found = next(filter(None, (fetch(name) for name in (WEIGHTS, "adapter_model.bin"))), None)
+        found = next(
+            filter(None, (fetch(name) for name in (WEIGHTS_NAME, "adapter_model.bin"))), None
+        )
         if found is None:
-            raise CheckpointError(f"{source} has {CONFIG} and no {WEIGHTS}")
+            raise CheckpointError(f"{source} has {CONFIG_NAME} and no {WEIGHTS_NAME}")
         tensors = files.open_file(found).tensors
         foreign = [name for name in tensors if not name.startswith(_PREFIX)]
         if foreign or not tensors:
@@ -348,7 +352,7 @@ def find(source: str, download: Mapping[str, Any]) -> Adapter | None:
     return Adapter(LoraConfig.read(path), source, opened)
 
 
-def joined(
+def combine_tensors(
     adapter: Adapter, base: files.OpenedWeights | None, names: weights.WeightMap
 ) -> dict[str, weights.Tensor]:
     """Return the tensors of an adapter, and those of its ``base`` that it does not replace.
@@ -357,17 +361,19 @@ def joined(
     """
     slots, found = {slot.name: slot for slot in names.slots}, {}
     for name, tensor in adapter.open().items():
-        own = names.our_name(name.replace(".base_layer.", "."))
+        own = names.resolve_name(name.replace(".base_layer.", "."))
         slot, found[own] = slots.get(own), tensor
-        if slot and is_adapter(slot.path) and tensor.shape != names.shape_in_torch(slot):
+        if slot and is_adapter(slot.path) and tensor.shape != names.torch_shape(slot):
             raise WeightsError(
-                f"{adapter.source}: {name} is {tensor.shape}; with the ranks of its {CONFIG} it is "
-                f"{names.shape_in_torch(slot)} in this base"
+                f"{adapter.source}: {name} is {tensor.shape}; with the ranks of its {CONFIG_NAME} it is "
+                f"{names.torch_shape(slot)} in this base"
             )
     strange = [name for name in found if name not in slots and name not in names.aliases]
     if strange:
         known = [name.removesuffix(".weight") for name in slots]
-        listed = "".join(f"\n  {n}{nearest(n.removesuffix('.weight'), known)}" for n in strange[:6])
+        listed = "".join(
+            f"\n  {n}{did_you_mean(n.removesuffix('.weight'), known)}" for n in strange[:6]
+        )
         more = f"\n  and {len(strange) - 6} more" if strange[6:] else ""
         raise WeightsError(
             f"the adapter {adapter.source} is not for this base, which lacks:{listed}{more}"
@@ -375,7 +381,7 @@ def joined(
     missing = [n for n, slot in slots.items() if is_adapter(slot.path) and n not in found]
     if missing:
         raise WeightsError(
-            f"{adapter.source} lacks {len(missing)} of the tensors that its {CONFIG} asks for in "
+            f"{adapter.source} lacks {len(missing)} of the tensors that its {CONFIG_NAME} asks for in "
             f"this base, the first of them {missing[0]}"
         )
     if base is None:
@@ -384,13 +390,13 @@ def joined(
         raise UsageError(
             f"{base.source} has Flax's own names: write the base anew (hfseq convert) for adapters"
         )
-    return {n: t for n, t in base.tensors.items() if names.our_name(n) not in found} | found
+    return {n: t for n, t in base.tensors.items() if names.resolve_name(n) not in found} | found
 
 
-def write(
+def write_adapter(
     folder: Path,
     config: LoraConfig,
-    adapted: Mapping[trees.Path, Adapted],
+    adapted: Mapping[trees.Path, AdaptedLayer],
     names: weights.WeightMap,
     leaves: Mapping[trees.Path, Any],
 ) -> None:
@@ -405,15 +411,15 @@ def write(
         return f"{_PREFIX}{head}.base_layer.{leaf}" if inside else f"{_PREFIX}{name}"
 
     tensors = {peft_name(name): array for name, array in names.to_torch(leaves).items()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
     record = config.record(all(one.conv1d for one in adapted.values()))
     text = json.dumps(record, indent=2, sort_keys=True)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+    (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
 
 
-def merged(
+def merge_adapters(
     flat: Mapping[trees.Path, Any],
-    adapted: Mapping[trees.Path, Adapted],
+    adapted: Mapping[trees.Path, AdaptedLayer],
     stacked: Mapping[trees.Path, Sequence[trees.Path]],
 ) -> dict[trees.Path, Any]:
     """Return the parameters with each adapter added to its kernel or table, and no adapters.

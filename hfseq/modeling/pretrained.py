@@ -21,10 +21,10 @@ from jax.typing import DTypeLike
 from hfseq import plugins
 from hfseq.checkpoints import config as configs
 from hfseq.checkpoints import files, weights
-from hfseq.errors import CheckpointError, UsageError, WeightsError, nearest
+from hfseq.errors import CheckpointError, UsageError, WeightsError, did_you_mean
 from hfseq.modeling import lora
 from hfseq.modeling.base import FlaxModel, Input
-from hfseq.modeling.sentence import SentenceEncoder, Sentences
+from hfseq.modeling.sentence import SentenceConfig, SentenceEncoder
 from hfseq.nn import sharding, trees
 from hfseq.nn.layers import Linear
 from hfseq.nn.qwix import quantize_kernel
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hfseq.modeling")
 
 #: Where a variable lies, by its path and shape.
-ShardingOf = Callable[[trees.Path, tuple[int, ...]], jax.sharding.Sharding]
+ShardingFn = Callable[[trees.Path, tuple[int, ...]], jax.sharding.Sharding]
 
 
-class _Reader(NamedTuple):
+class _CheckpointReader(NamedTuple):
     """An opened checkpoint whose tensors have found their places; ``missing`` have none."""
 
     names: weights.WeightMap
@@ -54,7 +54,7 @@ class _Reader(NamedTuple):
         path: trees.Path,
         shape: tuple[int, ...],
         dtype: DTypeLike | None,
-        sharding: ShardingOf | None,
+        sharding: ShardingFn | None,
     ) -> jax.Array:
         """Read one variable onto its devices; with a sharding each process reads its slices only.
 
@@ -64,19 +64,19 @@ class _Reader(NamedTuple):
             dtype = next(tensor.dtype for slot, tensor in self.slots.items() if slot.path == path)
         dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(dtype))
         if sharding is None:
-            array = self.names.fill(self.slots, path, native=self.native)
+            array = self.names.read_param(self.slots, path, native=self.native)
             array = np.asarray(array).astype(dtype, copy=False)
             # Unlike asarray, this takes an array of a file over where it lies, on CPUs.
             return jax.device_put(array, None if self.on_device else jax.devices("cpu")[0])
 
         def part(index: Any) -> np.ndarray:
-            values = self.names.fill(self.slots, path, index, native=self.native)
+            values = self.names.read_param(self.slots, path, index, native=self.native)
             return np.asarray(values, order="C").astype(dtype, copy=False)
 
         return jax.make_array_from_callback(shape, sharding(path, shape), part)
 
 
-_HISTORY = "_amax_history"
+_HISTORY_SUFFIX = "_amax_history"
 _Names = Callable[[Mapping[trees.Path, tuple[int, ...]]], weights.WeightMap]
 
 
@@ -111,7 +111,7 @@ class Sidecar:
 
         names = self.names(self.shapes)
         length = max(
-            leaf[-1] for where, leaf in self.shapes.items() if where[-1].endswith(_HISTORY)
+            leaf[-1] for where, leaf in self.shapes.items() if where[-1].endswith(_HISTORY_SUFFIX)
         )
         try:
             with safe_open(path, framework="numpy") as opened:
@@ -122,10 +122,10 @@ class Sidecar:
                 f"cannot read {path}: {error}. Delete it, and the scales are measured afresh"
             ) from error
         for name, array in arrays.items():
-            if name.endswith(_HISTORY):  # its newest entry is the first
+            if name.endswith(_HISTORY_SUFFIX):  # its newest entry is the first
                 kept = array.reshape(-1)[:length]
                 arrays[name] = np.pad(kept, (0, length - len(kept)))
-        tensors = {name: files.in_memory(array) for name, array in arrays.items()}
+        tensors = {name: files.tensor_from_array(array) for name, array in arrays.items()}
         slots, report = names.match(tensors)
         self._check(path, metadata, report)
         if report.missing:
@@ -137,7 +137,9 @@ class Sidecar:
                 len(self.shapes),
             )
         missing = set(report.missing)
-        return {p: leaf if p in missing else names.fill(slots, p) for p, leaf in fresh.items()}
+        return {
+            p: leaf if p in missing else names.read_param(slots, p) for p, leaf in fresh.items()
+        }
 
     def _sizes(self) -> dict[str, list[int]]:
         return {
@@ -152,7 +154,7 @@ class Sidecar:
         # its weights were not taken either.
         headed = bool(self.kernels.prefix) and any(name.startswith(prefix) for name in measured)
         problems = [
-            f"  {name}: this model has no FP8 product there{nearest(name, known)}"
+            f"  {name}: this model has no FP8 product there{did_you_mean(name, known)}"
             for name in report.unexpected
             if not headed or name.startswith(prefix)
         ]
@@ -216,8 +218,8 @@ class FlaxPreTrainedModel(FlaxModel):
         from_pt: bool = False,
         _do_init: bool = True,
         param_dtype: DTypeLike | None = None,
-        sharding: ShardingOf | None = None,
-        extra_sharding: ShardingOf | None = None,
+        sharding: ShardingFn | None = None,
+        extra_sharding: ShardingFn | None = None,
         **kwargs: Any,
     ) -> Any:
         """Load a model from a directory, a weight file or a repository on the Hub.
@@ -238,26 +240,26 @@ class FlaxPreTrainedModel(FlaxModel):
         if dtype is None or isinstance(dtype, str):
             named = str(dtype or "auto").removeprefix("torch.")
             dtype = jnp.float32 if named == "auto" else jnp.dtype(named)
-        download = configs.download_options(kwargs)
-        adapter = lora.find(source, download)
+        download = configs.pop_download_options(kwargs)
+        adapter = lora.find_adapter(source, download)
         if adapter is not None:
             kwargs["peft_config"], source = adapter.config, adapter.base
         elif (wanted := kwargs.get("peft_config")) is not None:
             kwargs["peft_config"] = dataclasses.replace(wanted, base_model_name_or_path=source)
         config, kwargs = configs.load_config(cls, source, config, download, kwargs)
-        opened = configs.open_source(source, download, from_pt)
+        opened = configs.open_checkpoint(source, download, from_pt)
         configs.check_against_file(config, opened.tensors, opened.source)
         kwargs = {**cls.checkpoint_options(opened.tensors), **kwargs}
-        with configs.building(source):
+        with configs.wrap_build_errors(source):
             made: Any = cls  # model_args may hold what the checker thinks are dtype and _do_init
             model = made(config, *model_args, dtype=dtype, _do_init=False, **kwargs)
         weights.check_derived(
             model.derived_weights(), opened.tensors, cls.base_model_prefix, opened.source
         )
         if adapter is not None:
-            opened.tensors = lora.joined(adapter, opened, model.file_map)
+            opened.tensors = lora.combine_tensors(adapter, opened, model.file_map)
         slots, report = model.file_map.match(opened.tensors, native=opened.native)
-        weights.check(
+        weights.check_report(
             report, opened.source, cls.__name__, ignore_mismatched=ignore_mismatched_sizes
         )
         if not slots:
@@ -266,7 +268,9 @@ class FlaxPreTrainedModel(FlaxModel):
                 f"{next(iter(opened.tensors), 'none at all')}): is it a checkpoint of another "
                 "architecture?"
             )
-        read = _Reader(model.file_map, slots, set(report.missing), opened.native, _do_init)
+        read = _CheckpointReader(
+            model.file_map, slots, set(report.missing), opened.native, _do_init
+        )
         params = model._read(read, sharding, param_dtype)
         model.extra = model._read_extra(read, extra_sharding)
         report.missing = [path for path in report.missing if not lora.is_adapter(path)]
@@ -285,11 +289,11 @@ class FlaxPreTrainedModel(FlaxModel):
         return {}
 
     @classmethod
-    def options_of(cls, source: str, **download: Any) -> dict[str, Any]:
+    def read_checkpoint_options(cls, source: str, **download: Any) -> dict[str, Any]:
         """Return :meth:`checkpoint_options` of the checkpoint at ``source``, without loading it."""
-        adapter = lora.find(source, download)
+        adapter = lora.find_adapter(source, download)
         place = source if adapter is None else adapter.base
-        return cls.checkpoint_options(configs.open_source(place, download, False).tensors)
+        return cls.checkpoint_options(configs.open_checkpoint(place, download, False).tensors)
 
     @property
     def weight_map(self) -> weights.WeightMap:
@@ -318,7 +322,7 @@ class FlaxPreTrainedModel(FlaxModel):
         )
 
     def _read(
-        self, read: _Reader, sharding: ShardingOf | None, param_dtype: DTypeLike | None
+        self, read: _CheckpointReader, sharding: ShardingFn | None, param_dtype: DTypeLike | None
     ) -> dict[str, Any]:
         """Read every matched parameter, and initialise the others."""
         flat = {
@@ -330,7 +334,7 @@ class FlaxPreTrainedModel(FlaxModel):
         if missing and read.on_device:
             made = sum(math.prod(self._paths[path].shape) for path in missing)
             held = sum(math.prod(tensor.shape) for tensor in read.slots.values())
-            if made > max(configs.AFRESH, 4 * held):
+            if made > max(configs.FREE_NEW_VALUES, 4 * held):
                 raise WeightsError(
                     f"the file holds {held} numbers of this model and lacks {made}: the "
                     "configuration does not belong to it. To train from scratch give the "
@@ -377,7 +381,7 @@ class FlaxPreTrainedModel(FlaxModel):
             )
         return {p: flat[name][p] for p, (name, _) in stored.items() if p in flat[name]}
 
-    def _fresh(self, paths: list[trees.Path], sharding: ShardingOf | None) -> dict[trees.Path, Any]:
+    def _fresh(self, paths: list[trees.Path], sharding: ShardingFn | None) -> dict[trees.Path, Any]:
         """Initialise only ``paths``; the compiler drops the rest of the initialisation."""
 
         def pick(key: jax.Array) -> list[Any]:
@@ -388,13 +392,13 @@ class FlaxPreTrainedModel(FlaxModel):
         values = jax.jit(pick, out_shardings=shardings)(self.key)
         return dict(zip(paths, values, strict=True))
 
-    def _read_extra(self, read: _Reader, sharding: ShardingOf | None) -> dict[str, Any]:
+    def _read_extra(self, read: _CheckpointReader, sharding: ShardingFn | None) -> dict[str, Any]:
         """Read the stored variables of the collections, and initialise the others."""
         flat = {name: trees.flatten(tree) for name, tree in self.init_extra(self.key).items()}
         for path, (name, leaf) in self._stored_paths().items():
             if path not in read.missing:
                 # What users have in one tree with the parameters keeps the file's type as they do.
-                dtype = None if self.joined_params else leaf.dtype
+                dtype = None if self.params_include_collections else leaf.dtype
                 flat[name][path] = read(path, leaf.shape, dtype, sharding)
         return {name: trees.unflatten(leaves) for name, leaves in flat.items()}
 
@@ -468,7 +472,7 @@ class FlaxPreTrainedModel(FlaxModel):
         # Old checkpoints keep the options in config.json, where Transformers 5 does not read them.
         written = configs.fetcher(source, download)("generation_config.json")
         old: dict[str, Any] = {"config_file_name": "config.json", "_from_model_config": True}
-        with configs.reading(written or source):
+        with configs.wrap_read_errors(written or source):
             if not written:
                 # PyTorch reads these from the file: MarianConfig forces an end that the files of
                 # opus-mt do not name, and nothing happens.
@@ -488,17 +492,19 @@ class FlaxPreTrainedModel(FlaxModel):
 
     def _adapt(self, module: nnx.Module, rngs: nnx.Rngs) -> None:
         assert self.peft_config is not None
-        settled = lora.settle(self.peft_config, type(self).__name__, self.config.model_type)
-        self.peft_config, self._adapted = lora.adapt(
-            module, settled, self._names({}).torch_name, rngs, self.vocabulary()
+        settled = lora.complete_config(
+            self.peft_config, type(self).__name__, self.config.model_type
+        )
+        self.peft_config, self._adapted = lora.add_adapters(
+            module, settled, self._names({}).torch_name, rngs, self.vocab_size()
         )
 
     @property
-    def trained_paths(self) -> set[trees.Path]:
+    def trainable_paths(self) -> set[trees.Path]:
         """The parameters that training changes: of a model with adapters these, else all."""
         if self.peft_config is None:
             return set(self._paths)
-        return lora.trained(self._paths, self.peft_config, self._names({}).torch_name)
+        return lora.trainable_paths(self._paths, self.peft_config, self._names({}).torch_name)
 
     def quantize(self, params: trees.Params, kind: str) -> dict[str, Any]:
         """Return ``params`` with the kernels of Linears stored in fewer bits: a base of adapters.
@@ -507,7 +513,7 @@ class FlaxPreTrainedModel(FlaxModel):
         the head over the vocabulary stay as they are. The model takes the result wherever it takes
         parameters; nothing of it can be saved or trained.
         """
-        flat, words = trees.flatten(params), self.vocabulary()
+        flat, words = trees.flatten(params), self.vocab_size()
         for keys, part in nnx.iter_graph(nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))):
             path = (*map(str, keys), "kernel")
             if isinstance(part, Linear) and path in flat and not lora.is_adapter(path):
@@ -521,15 +527,17 @@ class FlaxPreTrainedModel(FlaxModel):
         So several are in memory at once, and one is chosen by calling its model. Of a model that
         has an adapter, the other one takes its place.
         """
-        adapter = lora.find(str(source), download)
+        adapter = lora.find_adapter(str(source), download)
         if adapter is None:
-            raise CheckpointError(f"'{source}' is no adapter: it has no {lora.CONFIG}")
+            raise CheckpointError(f"'{source}' is no adapter: it has no {lora.CONFIG_NAME}")
         made = self._like(peft_config=adapter.config)
-        found = {n: t for n, t in lora.joined(adapter, None, made.file_map).items()}
+        found = {n: t for n, t in lora.combine_tensors(adapter, None, made.file_map).items()}
         slots, report = made.file_map.match(found)
-        weights.check(report, adapter.source, type(self).__name__, ignore_mismatched=False)
-        read = _Reader(made.file_map, slots, set(report.missing), False, True)
-        own = trees.flatten(self.params if self.peft_config is None else self.part(self.params)[0])
+        weights.check_report(report, adapter.source, type(self).__name__, ignore_mismatched=False)
+        read = _CheckpointReader(made.file_map, slots, set(report.missing), False, True)
+        own = trees.flatten(
+            self.params if self.peft_config is None else self.split_collections(self.params)[0]
+        )
         flat = {
             path: own[path] if path in read.missing else read(path, leaf.shape, None, None)
             for path, leaf in made._paths.items()
@@ -542,7 +550,7 @@ class FlaxPreTrainedModel(FlaxModel):
         if self.peft_config is None:
             raise UsageError(f"this {type(self).__name__} has no adapter to merge")
         tables = ((*path, "embedding") for path, one in self._adapted.items() if not one.linear)
-        words = any(self._paths[path].shape[0] == self.vocabulary() for path in tables)
+        words = any(self._paths[path].shape[0] == self.vocab_size() for path in tables)
         if words and getattr(self.config, "tie_word_embeddings", False):
             raise UsageError(
                 "the adapted table of words is the head's, too, which its adapter leaves alone: "
@@ -551,7 +559,7 @@ class FlaxPreTrainedModel(FlaxModel):
             )
         made = self._like()
         given = trees.flatten(self.params if params is None else params)
-        merged = lora.merged(given, self._adapted, self._stacked)
+        merged = lora.merge_adapters(given, self._adapted, self._stacked)
         made._is_initialized, made._params = True, trees.unflatten(merged)
         made.extra = self.extra
         return made
@@ -574,20 +582,22 @@ class FlaxPreTrainedModel(FlaxModel):
 
     #: Where the model was loaded from, and with which options of the Hub.
     _source: tuple[str, dict[str, Any]] | None = None
-    _sentences: Sentences | None = None
+    _sentences: SentenceConfig | None = None
     _encoder: tuple[str | None, SentenceEncoder] | None = None
 
     @property
-    def sentences(self) -> Sentences | None:
+    def sentence_config(self) -> SentenceConfig | None:
         """What sentence-transformers' files beside the model say; set it to have them written."""
         if self._sentences is None and self._source is not None:
-            self._sentences = Sentences.read(*self._source)
+            self._sentences = SentenceConfig.read(*self._source)
             if self._sentences is None and self.peft_config is not None:
-                self._sentences = Sentences.read(str(self.peft_config.base_model_name_or_path), {})
+                self._sentences = SentenceConfig.read(
+                    str(self.peft_config.base_model_name_or_path), {}
+                )
         return self._sentences
 
-    @sentences.setter
-    def sentences(self, sentences: Sentences) -> None:
+    @sentence_config.setter
+    def sentence_config(self, sentences: SentenceConfig) -> None:
         self._sentences, self._encoder = sentences, None
 
     def encode(
@@ -616,7 +626,7 @@ class FlaxPreTrainedModel(FlaxModel):
         **Raises:** UsageError for a model that does not say how to pool, or has no last hidden
         states, and for an unknown ``prompt_name``.
         """
-        how = self.sentences if pooling is None else Sentences((pooling,))
+        how = self.sentence_config if pooling is None else SentenceConfig((pooling,))
         if how is None:
             raise UsageError(
                 "the model has no modules.json, which says how the vectors of tokens become one of "
@@ -660,7 +670,7 @@ class FlaxPreTrainedModel(FlaxModel):
         """
         return self.config
 
-    def derived_weights(self) -> Mapping[str, weights.Derived]:
+    def derived_weights(self) -> Mapping[str, weights.DerivedTensor]:
         """Return what PyTorch's class stores beside this model's parameters, by PyTorch names.
 
         ``save_pretrained`` writes it and ``from_pretrained`` verifies it.
@@ -694,20 +704,20 @@ class FlaxPreTrainedModel(FlaxModel):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot make the directory {folder}: {error}") from error
-        own, beside = self.part(self.params if params is None else params)
+        own, beside = self.split_collections(self.params if params is None else params)
         flat = self._known_leaves(own)
         if self.peft_config is None:
             flat |= self._stored_leaves(beside if extra is None else extra)
         shapes = self.file_map.shapes
         names = self._names({path: shapes[path] for path in shapes if path in flat})
-        with files.staged(folder) as stage:
+        with files.staging_directory(folder) as stage:
             if self.peft_config is not None:
-                lora.write(stage, self.peft_config, self._adapted, names, flat)
+                lora.write_adapter(stage, self.peft_config, self._adapted, names, flat)
             elif safe_serialization:
                 self._write_torch(stage, names, flat, max_shard_size)
             else:
-                listed = names.listed(flat)
-                if self.joined_params:
+                listed = names.unstack(flat)
+                if self.params_include_collections:
                     stored = self._stored_paths()
                     listed = {
                         (stored[path][0] if path in stored else "params", *path): leaf
@@ -725,7 +735,7 @@ class FlaxPreTrainedModel(FlaxModel):
             and Path(self._source[0]).is_dir()
             and type(self).__name__.endswith("Model")
         ):
-            said = self.sentences
+            said = self.sentence_config
         if said is not None:
             said.write(folder, self.text_config.hidden_size)
         if push_to_hub:
@@ -737,14 +747,14 @@ class FlaxPreTrainedModel(FlaxModel):
         """Return the leaves of ``params`` that this model has; say what is too many or missing."""
         flat, name, paths = trees.flatten(trees.thaw(params)), type(self).__name__, self._paths
         if self.peft_config is not None:
-            trained = self.trained_paths
+            trained = self.trainable_paths
             paths = {path: leaf for path, leaf in paths.items() if path in trained}
         known = {path: flat[path] for path in paths if path in flat}
         if not known:
             raise UsageError(f"params holds no parameter of {name}, so there is nothing to save")
         ours = [trees.join(path) for path in paths if path not in flat]
         if surplus := [trees.join(path) for path in flat if path not in self._paths]:
-            listed = ", ".join(f"{path}{nearest(path, ours)}" for path in surplus)
+            listed = ", ".join(f"{path}{did_you_mean(path, ours)}" for path in surplus)
             logger.warning("params has what %s has not, which is not saved: %s", name, listed)
         if ours:
             logger.warning("params lacks parameters of %s, not saved: %s", name, ", ".join(ours))

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.checkpoints.config import fetcher
-from hfseq.errors import CheckpointError, UsageError, first_line, nearest, write_whole
+from hfseq.errors import CheckpointError, UsageError, did_you_mean, first_line, write_atomically
 from hfseq.generation.request import text_width
-from hfseq.nn.cpu import rows_at_once
+from hfseq.nn.cpu import rows_per_chunk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 #: Ways to make one vector of those of all tokens, by the keys of 1_Pooling/config.json; several
 #: are put beside each other, in this order.
-POOLING = {
+POOLING_MODES = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
     "mean": "pooling_mode_mean_tokens",
@@ -77,7 +77,7 @@ def pool(hidden: jax.Array, mask: jax.Array, modes: Sequence[str]) -> jax.Array:
     return jnp.concatenate(made, axis=-1)
 
 
-def normalized(vectors: jax.Array) -> jax.Array:
+def l2_normalize(vectors: jax.Array) -> jax.Array:
     """Return vectors of length 1; one of zeros stays one."""
     return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
@@ -92,7 +92,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Sentences:
+class SentenceConfig:
     """What becomes of the hidden states of a sentence, and of the sentence before."""
 
     pooling: tuple[str, ...] = ("mean",)
@@ -106,13 +106,13 @@ class Sentences:
 
     def __post_init__(self) -> None:
         for mode in self.pooling:
-            if mode not in POOLING:
+            if mode not in POOLING_MODES:
                 raise UsageError(
-                    f"pooling '{mode}'{nearest(mode, POOLING)}: choose among {', '.join(POOLING)}"
+                    f"pooling '{mode}'{did_you_mean(mode, POOLING_MODES)}: choose among {', '.join(POOLING_MODES)}"
                 )
 
     @classmethod
-    def read(cls, source: str, download: Mapping[str, Any]) -> Sentences | None:
+    def read(cls, source: str, download: Mapping[str, Any]) -> SentenceConfig | None:
         """Read the files beside a model; None where it has no modules.json.
 
         **Raises:** CheckpointError for a module that is not known, and for files that lack
@@ -141,7 +141,7 @@ class Sentences:
                 if named is not None:
                     named = (named,) if isinstance(named, str) else tuple(named)
                 else:
-                    named = tuple(mode for mode, key in POOLING.items() if settings.get(key))
+                    named = tuple(mode for mode, key in POOLING_MODES.items() if settings.get(key))
                 values["pooling"] = named or ("mean",)
                 values["include_prompt"] = settings.get("include_prompt", True)
             elif kind == "Dense":
@@ -198,7 +198,7 @@ class Sentences:
             },
             "1_Pooling/config.json": {
                 "word_embedding_dimension": features,
-                **{key: mode in self.pooling for mode, key in POOLING.items()},
+                **{key: mode in self.pooling for mode, key in POOLING_MODES.items()},
                 "include_prompt": self.include_prompt,
             },
         }
@@ -214,7 +214,7 @@ class Sentences:
             (folder / f"{len(kinds) - 1}_Normalize").mkdir(parents=True, exist_ok=True)
         for name, value in written.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / name, json.dumps(value, indent=2) + "\n")
+            write_atomically(folder / name, json.dumps(value, indent=2) + "\n")
         for number, dense in enumerate(self.dense, 2):
             from safetensors.numpy import save_file
 
@@ -224,12 +224,12 @@ class Sentences:
 
     def __call__(self, hidden: jax.Array, mask: jax.Array) -> jax.Array:
         """Return the vectors (batch, features) of hidden states (batch, tokens, features)."""
-        vectors = pool(hidden, mask, [mode for mode in POOLING if mode in self.pooling])
+        vectors = pool(hidden, mask, [mode for mode in POOLING_MODES if mode in self.pooling])
         for dense in self.dense:
             vectors = vectors @ dense.kernel.astype(np.float32)
             vectors = vectors if dense.bias is None else vectors + dense.bias
             vectors = ACTIVATIONS[dense.activation](vectors)
-        return normalized(vectors) if self.normalize else vectors
+        return l2_normalize(vectors) if self.normalize else vectors
 
 
 def _read_dense(
@@ -256,7 +256,9 @@ def _read_dense(
 class SentenceEncoder:
     """A model, its tokenizer, and what follows it: sentences in, vectors out."""
 
-    def __init__(self, model: FlaxModel, tokenizer: PreTrainedTokenizerBase, sentences: Sentences):
+    def __init__(
+        self, model: FlaxModel, tokenizer: PreTrainedTokenizerBase, sentences: SentenceConfig
+    ):
         self.model, self.tokenizer, self.sentences = model, tokenizer, sentences
         limits = sentences.max_seq_length, model.max_length(), tokenizer.model_max_length
         self.limit = min(one for one in (*limits, 1 << 20) if one)
@@ -316,7 +318,7 @@ class SentenceEncoder:
         with tqdm(total=len(rows), disable=not show_progress_bar, unit=" sentences") as bar:
             while order:
                 width = text_width(len(rows[order[0]]), self.limit)
-                most = rows_at_once(width, batch_size)
+                most = rows_per_chunk(width, batch_size)
                 numbers, order = order[:most], order[most:]
                 batch = [rows[number] for number in numbers]
                 made.append((numbers, self._batch(batch, hidden_prompt, width, most, params)))

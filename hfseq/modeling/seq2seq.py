@@ -21,7 +21,7 @@ from hfseq.nn.outputs import FlaxModelOutput
 from hfseq.nn.random import Keys
 
 #: What ``encode`` returns, whose first entry is the last hidden state.
-Encoded = FlaxModelOutput | tuple[Any, ...]
+EncoderOutputs = FlaxModelOutput | tuple[Any, ...]
 
 
 def shift_tokens_right(
@@ -111,7 +111,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
     def decode(
         self,
         decoder_input_ids: Input,
-        encoder_outputs: Encoded,
+        encoder_outputs: EncoderOutputs,
         encoder_attention_mask: Input = None,
         decoder_attention_mask: Input = None,
         past_key_values: trees.Params | None = None,
@@ -135,7 +135,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             "decoder_attention_mask": decoder_attention_mask,
             **inputs,
         }
-        if self.takes("decoder_position_ids", "decode"):
+        if self.accepts("decoder_position_ids", "decode"):
             given.setdefault("decoder_position_ids", None)
         return self.run(
             given,
@@ -156,7 +156,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             "pad_token_id, decoder_start_token_id) makes them of the targets"
         )
 
-    def encoder_mask(self, attention_mask: Input, encoder_outputs: Encoded) -> Input:
+    def encoder_mask(self, attention_mask: Input, encoder_outputs: EncoderOutputs) -> Input:
         """Return the mask of what the encoder gave, for the decoder, from that of its input.
 
         They are one where the encoder keeps the length; families whose encoder shortens its input
@@ -168,7 +168,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         self,
         batch_size: int,
         max_length: int,
-        encoder_outputs: Encoded | None = None,
+        encoder_outputs: EncoderOutputs | None = None,
         params: trees.Params | None = None,
         **_: Any,
     ) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             "decoder_input_ids": jnp.zeros((batch_size, 1), jnp.int32),
             "encoder_hidden_states": encoder_outputs[0],
         }
-        if self.takes("decoder_position_ids", "decode"):
+        if self.accepts("decoder_position_ids", "decode"):
             inputs["decoder_position_ids"] = jnp.zeros((batch_size, 1), jnp.int32)
         # One step for the sake of what it leaves behind; the compiler drops the rest of it.
         filled = self.run(
@@ -215,7 +215,7 @@ class Seq2SeqGeneration(_Model):
         max_length: int,
         attention_mask: jax.Array | None = None,
         decoder_attention_mask: jax.Array | None = None,
-        encoder_outputs: Encoded | None = None,
+        encoder_outputs: EncoderOutputs | None = None,
         params: trees.Params | None = None,
         **_: Any,
     ) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class Seq2SeqGeneration(_Model):
             else self.encoder_mask(attention_mask, encoder_outputs),
             "decoder_attention_mask": mask,
         }
-        if self.takes("decoder_position_ids", "decode"):
+        if self.accepts("decoder_position_ids", "decode"):
             prepared["decoder_position_ids"] = positions
         return prepared
 

@@ -1,8 +1,8 @@
 """What model files are made of: layers, attention, caches, activations and precision."""
 
 from hfseq.nn.attention import attend, dot_product
-from hfseq.nn.choice import Facts, Implementation
-from hfseq.nn.context import current_options, knowing, options
+from hfseq.nn.context import current_options, options, row_guarantees
+from hfseq.nn.dispatch import AttentionSpec, Implementation
 from hfseq.nn.kv_cache import CachedAttention, StateAttention, encoder_cache, extend_cache
 from hfseq.nn.layers import (
     BatchNorm,
@@ -29,15 +29,15 @@ from hfseq.nn.positions import (
     positions_from_mask,
     positions_in_segments,
     relative_position_bias,
+    resize_grid,
     rope_parameters,
     rotate,
-    stretched,
 )
 from hfseq.nn.precision import add_bias
 from hfseq.nn.random import Keys, batch_keys, make_keys
 from hfseq.nn.stack import Layers, run_layers
 from hfseq.nn.visible import (
-    Visible,
+    Visibility,
     attention_mask,
     cross_attention_mask,
     visible,
@@ -51,7 +51,7 @@ __all__ = [
     "DropPath",
     "Dropout",
     "Embed",
-    "Facts",
+    "AttentionSpec",
     "BatchNorm",
     "GroupNorm",
     "Implementation",
@@ -62,7 +62,7 @@ __all__ = [
     "RMSNorm",
     "Rotary",
     "StateAttention",
-    "Visible",
+    "Visibility",
     "activation",
     "add_bias",
     "alibi_slopes",
@@ -78,7 +78,7 @@ __all__ = [
     "extend_cache",
     "gather_positions",
     "height_and_width",
-    "knowing",
+    "row_guarantees",
     "make_keys",
     "normal",
     "options",
@@ -89,7 +89,7 @@ __all__ = [
     "rope_parameters",
     "rotate",
     "run_layers",
-    "stretched",
+    "resize_grid",
     "visible",
     "visible_across",
 ]

@@ -1,7 +1,7 @@
 """One attention for every model: the fastest implementation that serves, explicit where it must be.
 
 :func:`attend` is what model files call; they say what a query sees (:mod:`hfseq.nn.visible`).
-:func:`hfseq.nn.choice.choose` takes the first candidate of the platform that serves, or the one
+:func:`hfseq.nn.dispatch.first_supported` takes the first candidate of the platform that serves, or the one
 that was named (``attn_implementation``). Those of accelerators are in :mod:`hfseq.nn.kernels`,
 those of CPUs in :mod:`hfseq.nn.cpu`.
 """
@@ -16,13 +16,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from hfseq.nn import cpu
-from hfseq.nn.choice import Facts, Implementation, choose, tell
 from hfseq.nn.context import capability, current_options, platform, target_device
+from hfseq.nn.dispatch import AttentionSpec, Implementation, first_supported, log_selection
 from hfseq.nn.kernels import cudnn, flash, splash
-from hfseq.nn.layers import drop
-from hfseq.nn.random import Drawn, Keys
+from hfseq.nn.layers import dropout_with_bits
+from hfseq.nn.random import Keys, LazyBits
 from hfseq.nn.scores import attention_weights, mix_values, softmax_scale
-from hfseq.nn.visible import Mask, Visible, as_visible
+from hfseq.nn.visible import Mask, Visibility, as_visibility
 
 
 def attend(
@@ -60,13 +60,13 @@ def attend(
     Raises:
         UsageError: the implementation that was named cannot serve.
     """
-    visible = as_visible(mask, causal)
+    visible = as_visibility(mask, causal)
     if query.shape[0] != key.shape[0]:
         beams = query.shape[0] // key.shape[0]
         if visible.causal or visible.window:
             dense = visible.array(query.shape[1], key.shape[1])
             assert dense is not None
-            visible = Visible(dense=jnp.tile(dense, (1, 1, beams, 1)))
+            visible = Visibility(dense=jnp.tile(dense, (1, 1, beams, 1)))
         folded, weights = attend(
             query.reshape(key.shape[0], beams * query.shape[1], *query.shape[2:]),
             key,
@@ -94,16 +94,16 @@ def attend(
             weights = jnp.zeros_like(weights)
         elif rate > 0:
             assert rngs is not None
-            weights = drop(weights, rate, rngs.bits(weights.shape))
+            weights = dropout_with_bits(weights, rate, rngs.bits(weights.shape))
         if head_mask is not None:
             weights = weights * head_mask.astype(weights.dtype)
         mixed = _zero_where_blind(mix_values(weights, value), seeing)
         if return_weights and seeing is not None:
             weights = jnp.where(seeing, weights, 0)
         return mixed, weights if return_weights else None
-    facts = facts_of(query, key, visible, bias, rate)
-    implementation = chosen(facts, named)
-    if implementation.blind:
+    facts = attention_spec(query, key, visible, bias, rate)
+    implementation = select_implementation(facts, named)
+    if implementation.zeroes_masked_queries:
         seeing = None
     shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
     mesh = current_options().mesh
@@ -142,7 +142,7 @@ def dot_product(
 ) -> jax.Array:
     """Attend with arguments as those of ``jax.nn.dot_product_attention``, by :func:`attend`."""
     window = local_window_size
-    visible = Visible(
+    visible = Visibility(
         causal=is_causal,
         window=(window, window) if isinstance(window, int) else window,
         key_lengths=key_value_seq_lengths,
@@ -162,18 +162,18 @@ def explicit_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None = None,
     scale: float,
     rate: float = 0.0,
-    drawn: Drawn | None = None,
+    drawn: LazyBits | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """Attend with all weights at once: scores, softmax, mix; what PyTorch calls eager."""
     weights = attention_weights(query, key, visible, bias=bias, scale=scale)
     if drawn is not None:
-        weights = drop(weights, rate, drawn.all())
+        weights = dropout_with_bits(weights, rate, drawn.all())
     return mix_values(weights, value)
 
 
@@ -181,12 +181,12 @@ def xla_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None = None,
     scale: float,
     rate: float = 0.0,
-    drawn: Drawn | None = None,
+    drawn: LazyBits | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """``jax.nn.dot_product_attention`` as XLA compiles it, which knows no dropout."""
@@ -199,7 +199,7 @@ def xla_attention(
     )
 
 
-def _xla_refuses(facts: Facts) -> str | None:
+def _xla_refuses(facts: AttentionSpec) -> str | None:
     if facts.dropout:
         return "it knows no dropout"
     if facts.half and facts.platform == "cpu":
@@ -213,22 +213,24 @@ def _xla_refuses(facts: Facts) -> str | None:
 AUTO = ()
 EXPLICIT = EAGER = Implementation("explicit", explicit_attention)
 XLA = (Implementation("xla", xla_attention, _xla_refuses), EXPLICIT)
-FLASH = Implementation("flash", flash.flash_attention, flash.refuses, blind=True)
-SPLASH = Implementation("splash", splash.splash_attention, splash.refuses)
+FLASH = Implementation(
+    "flash", flash.flash_attention, flash.unsupported_reason, zeroes_masked_queries=True
+)
+SPLASH = Implementation("splash", splash.splash_attention, splash.unsupported_reason)
 CUDNN = (
-    Implementation("cudnn", cudnn.cudnn_attention, cudnn.refuses),
-    Implementation("cudnn_packed", cudnn.packed_attention, cudnn.refuses_packed),
-    Implementation("cudnn_bias", cudnn.bias_attention, cudnn.refuses_bias),
-    Implementation("cudnn_mask", cudnn.bias_attention, cudnn.refuses_mask),
+    Implementation("cudnn", cudnn.cudnn_attention, cudnn.unsupported_reason),
+    Implementation("cudnn_packed", cudnn.packed_attention, cudnn.packed_unsupported_reason),
+    Implementation("cudnn_bias", cudnn.bias_attention, cudnn.bias_unsupported_reason),
+    Implementation("cudnn_mask", cudnn.bias_attention, cudnn.mask_unsupported_reason),
 )
 CPU = (
-    Implementation("few_queries", cpu.few_queries_attention, cpu.refuses_few_queries),
-    Implementation("blocked", cpu.blocked_attention, cpu.refuses_blocks),
-    Implementation("direct", cpu.direct_attention, cpu.refuses_direct),
+    Implementation("few_queries", cpu.few_queries_attention, cpu.few_queries_unsupported_reason),
+    Implementation("blocked", cpu.blocked_attention, cpu.blocked_unsupported_reason),
+    Implementation("direct", cpu.direct_attention, cpu.direct_unsupported_reason),
 )
 
 #: What is asked on each platform, in this order; the last one never refuses.
-ORDER: Mapping[str, tuple[Implementation, ...]] = {
+IMPLEMENTATIONS_BY_PLATFORM: Mapping[str, tuple[Implementation, ...]] = {
     "cpu": (*CPU, *XLA),
     "cuda": (*CUDNN[:3], FLASH, CUDNN[3], EXPLICIT),
     "tpu": (SPLASH, EXPLICIT),
@@ -237,9 +239,9 @@ ORDER: Mapping[str, tuple[Implementation, ...]] = {
 FEW_QUERIES = 4
 
 
-def facts_of(
-    query: jax.Array, key: jax.Array, visible: Visible, bias: jax.Array | None, rate: float
-) -> Facts:
+def attention_spec(
+    query: jax.Array, key: jax.Array, visible: Visibility, bias: jax.Array | None, rate: float
+) -> AttentionSpec:
     """Return the facts of attention that is traced for the platform in force."""
     mesh, device = current_options().mesh, target_device()
     # A device of another process tells nothing, and those of a run are alike.
@@ -248,7 +250,7 @@ def facts_of(
     def four(x: jax.Array | None) -> tuple[int, ...] | None:
         return None if x is None else (1,) * (4 - x.ndim) + x.shape
 
-    return Facts(
+    return AttentionSpec(
         platform=platform(),
         capability=capability(),
         memory=(stats or {}).get("bytes_limit"),
@@ -268,29 +270,29 @@ def facts_of(
         bias=four(bias),
         dropout=rate,
         mesh=() if mesh is None else tuple((k, n) for k, n in mesh.shape.items() if n > 1),
-        devices=1 if cpu.one_cpu() else max(2, jax.device_count()),
+        devices=1 if cpu.is_single_cpu() else max(2, jax.device_count()),
     )
 
 
-def chosen(facts: Facts, named: Any) -> Implementation:
+def select_implementation(facts: AttentionSpec, named: Any) -> Implementation:
     """Return what attends: the first that serves of those named, or of the platform's."""
     if callable(named):
-        return as_registered(named)
+        return wrap_dot_product(named)
     candidates = (named,) if isinstance(named, Implementation) else named
     few = facts.queries <= FEW_QUERIES < facts.keys
     if not candidates or few:
-        wanted, candidates = "auto", ORDER.get(facts.platform, XLA)
+        wanted, candidates = "auto", IMPLEMENTATIONS_BY_PLATFORM.get(facts.platform, XLA)
         if few and facts.platform != "cpu":
             candidates = (EXPLICIT,)
     else:
         wanted = candidates[0].name
-    choice = choose(facts, candidates, wanted)
+    choice = first_supported(facts, candidates, wanted)
     if facts.platform != "cpu":
-        tell(facts, choice)
+        log_selection(facts, choice)
     return next(one for one in candidates if one.name == choice.name)
 
 
-def as_registered(product: Callable[..., jax.Array]) -> Implementation:
+def wrap_dot_product(product: Callable[..., jax.Array]) -> Implementation:
     """Wrap a function with the signature of ``jax.nn.dot_product_attention``.
 
     It comes by all masks as one array, and dropout takes the explicit form.
@@ -300,12 +302,12 @@ def as_registered(product: Callable[..., jax.Array]) -> Implementation:
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        visible: Visible,
+        visible: Visibility,
         *,
         bias: jax.Array | None,
         scale: float,
         rate: float,
-        drawn: Drawn | None,
+        drawn: LazyBits | None,
         mesh: Mesh | None,
     ) -> jax.Array:
         if drawn is not None:

@@ -70,7 +70,7 @@ def options(value: Options) -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class RowGuarantees:
     """What whoever built a batch knows of each of its rows, and arrays cannot tell while traced.
 
     Padding stands at the end, and attention masks are non-zero where segments are. No row has more
@@ -80,16 +80,18 @@ class Rows:
     max_runs: int | None = None
 
 
-_rows: contextvars.ContextVar[Rows | None] = contextvars.ContextVar("hfseq_rows", default=None)
+_rows: contextvars.ContextVar[RowGuarantees | None] = contextvars.ContextVar(
+    "hfseq_rows", default=None
+)
 
 
-def known_rows() -> Rows | None:
+def current_row_guarantees() -> RowGuarantees | None:
     """Return what is known of the rows that are traced; None if nothing is."""
     return _rows.get()
 
 
 @contextlib.contextmanager
-def knowing(rows: Rows | None) -> Iterator[None]:
+def row_guarantees(rows: RowGuarantees | None) -> Iterator[None]:
     """Trace what is inside with rows of which so much is known."""
     token = _rows.set(rows)
     try:

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from hfseq.nn.choice import Facts
 from hfseq.nn.context import platform
-from hfseq.nn.layers import drop
-from hfseq.nn.random import Drawn
+from hfseq.nn.dispatch import AttentionSpec
+from hfseq.nn.layers import dropout_with_bits
+from hfseq.nn.random import LazyBits
 from hfseq.nn.scores import batched_dot, softmax_weights
-from hfseq.nn.visible import Visible
+from hfseq.nn.visible import Visibility
 
 
-def one_cpu() -> bool:
+def is_single_cpu() -> bool:
     """Tell whether the only device is a CPU: then work may be cut so that caches hold a piece.
 
     Elsewhere passes over memory are fused, and rows that lie on several devices must not be cut
@@ -29,20 +29,20 @@ def one_cpu() -> bool:
 
 
 #: Tokens of a forward pass whose activations fit into the caches.
-TOKENS_AT_ONCE = 2048
+CHUNK_TOKENS = 2048
 
 
-def rows_at_once(width: int, most: int) -> int:
+def rows_per_chunk(width: int, most: int) -> int:
     """Return how many rows of a forward pass go together: ``most``; fewer long ones on a CPU."""
-    return min(most, max(1, TOKENS_AT_ONCE // width)) if one_cpu() else most
+    return min(most, max(1, CHUNK_TOKENS // width)) if is_single_cpu() else most
 
 
-def equal_part(size: int, most: int) -> int:
+def largest_divisor(size: int, most: int) -> int:
     """Return the largest divisor of ``size`` up to ``most``, at least 1: what to take at once."""
     return next(part for part in range(max(min(most, size), 1), 0, -1) if size % part == 0)
 
 
-def first_maximum(x: jax.Array, top: jax.Array | None = None) -> jax.Array:
+def fast_argmax(x: jax.Array, top: jax.Array | None = None) -> jax.Array:
     """Return ``argmax(x, -1)`` as int32; ``top`` is ``x.max(-1)`` where it is known already.
 
     A reduction over pairs (value, index), as argmax is, is not vectorised on a CPU; two plain ones
@@ -57,22 +57,22 @@ def first_maximum(x: jax.Array, top: jax.Array | None = None) -> jax.Array:
 # ---------------------------------------------------------------------------------------
 
 # Scores of a piece, of four bytes each: two mebibytes.
-AT_ONCE = 2**19
+BLOCK_SCORES = 2**19
 
 # Fewer scores than this in all fit into the caches anyway.
-WORTHWHILE = 2**20
+MIN_BLOCKED_SCORES = 2**20
 
 # Queries of a causal piece: of the keys after its last one nothing is computed.
-CAUSAL_QUERIES = 128
+CAUSAL_BLOCK_QUERIES = 128
 
 
-def refuses_blocks(facts: Facts) -> str | None:
+def blocked_unsupported_reason(facts: AttentionSpec) -> str | None:
     """Say why not to attend in pieces.
 
     A mask has to be the same for all heads, a bias the same for all rows.
     """
     scores = facts.batch * facts.heads * facts.queries * facts.keys
-    if facts.queries == 1 or scores < WORTHWHILE:
+    if facts.queries == 1 or scores < MIN_BLOCKED_SCORES:
         return "its few scores fit into the caches anyway"
     if facts.platform != "cpu" or facts.devices > 1:
         return "it is for one CPU alone"
@@ -89,21 +89,23 @@ def blocked_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None,
     scale: float,
     rate: float = 0.0,
-    drawn: Drawn | None = None,
+    drawn: LazyBits | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """Attend in a few heads of a row at a time, and in a few queries where it is causal."""
     batch, queries, heads, head_dim = query.shape
     keys, kv_heads = key.shape[1:3]
     group = heads // kv_heads
-    few = equal_part(kv_heads, AT_ONCE // (group * queries * keys))  # heads of keys in a piece
+    few = largest_divisor(
+        kv_heads, BLOCK_SCORES // (group * queries * keys)
+    )  # heads of keys in a piece
     blocks, wide = kv_heads // few, few * group
-    step = CAUSAL_QUERIES if visible.causal else queries
+    step = CAUSAL_BLOCK_QUERIES if visible.causal else queries
 
     # Only the inputs are kept for the backward pass; inside of a loop nothing is shared.
     @functools.partial(jax.checkpoint, prevent_cse=False)
@@ -114,7 +116,7 @@ def blocked_attention(
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
-        shown: Visible,
+        shown: Visibility,
     ) -> jax.Array:
         shown = jax.tree.map(lambda leaf: leaf[None], shown)
         mixed = []
@@ -133,7 +135,7 @@ def blocked_attention(
             weights = softmax_weights(scores.reshape(shape), scale, added, mask).astype(q.dtype)
             if drawn is not None:
                 start = (number * wide * queries + low) * keys
-                weights = drop(weights, rate, drawn.part(row, start, shape))
+                weights = dropout_with_bits(weights, rate, drawn.part(row, start, shape))
             part = batched_dot(weights.reshape(few, -1, seen), v[:, :seen], (2, 1))
             mixed.append(part.reshape(wide, high - low, -1).astype(v.dtype))
         return jnp.concatenate(mixed, 1)
@@ -156,7 +158,7 @@ def blocked_attention(
     return out.transpose(1, 3, 0, 2, 4).reshape(batch, queries, heads, head_dim)
 
 
-def refuses_direct(facts: Facts) -> str | None:
+def direct_unsupported_reason(facts: AttentionSpec) -> str | None:
     """Say why not to take :func:`direct_attention`."""
     if facts.platform != "cpu" or facts.devices > 1:
         return "it is for one CPU alone"
@@ -171,12 +173,12 @@ def direct_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None,
     scale: float,
     rate: float = 0.0,
-    drawn: Drawn | None = None,
+    drawn: LazyBits | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """Attend with a derivative of our own, whose products take their arrays as they lie."""
@@ -241,10 +243,10 @@ _direct.defvjp(_direct_forward, _direct_backward)
 
 
 def _dropped(x: jax.Array, rate: float, bits: jax.Array | None) -> jax.Array:
-    return x if bits is None else drop(x, rate, bits)
+    return x if bits is None else dropout_with_bits(x, rate, bits)
 
 
-def refuses_few_queries(facts: Facts) -> str | None:
+def few_queries_unsupported_reason(facts: AttentionSpec) -> str | None:
     """Say why not to take :func:`few_queries_attention`."""
     if facts.platform != "cpu":
         return "it is for CPUs alone"
@@ -254,19 +256,19 @@ def refuses_few_queries(facts: Facts) -> str | None:
 
 
 #: Keys up to which a sum over them is faster than a product of all heads, if rows are several.
-SHORT = 384
+SHORT_CACHE = 384
 
 
 def few_queries_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None = None,
     scale: float,
     rate: float = 0.0,
-    drawn: Drawn | None = None,
+    drawn: LazyBits | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """Attention of a few queries to a long cache, which is read in the order it lies in memory.
@@ -288,7 +290,9 @@ def few_queries_attention(
     scores = scores.reshape(batch, keys, queries, heads)
     weights = softmax_weights(scores, scale, bias, mask, axis=1)
     weights = weights.astype(value.dtype)
-    if queries == group == 1 < batch and keys <= SHORT:  # one pass, each value multiplied once
+    if (
+        queries == group == 1 < batch and keys <= SHORT_CACHE
+    ):  # one pass, each value multiplied once
         wide = weights.swapaxes(2, 3).astype(jnp.float32)
         return (wide * value.astype(jnp.float32)).sum(1)[:, None].astype(value.dtype)
     # A product gives every head all features, of which its own are kept.
@@ -307,7 +311,7 @@ def few_queries_attention(
 MIN_WIDTH, MAX_WIDTH = 4, 128
 
 
-class Processor(Protocol):
+class LogitsProcessor(Protocol):
     """What is asked of a processor of logits: whether at ``length`` it leaves one token alone."""
 
     def forces(self, length: int | jax.Array, /) -> bool | jax.Array:
@@ -321,14 +325,14 @@ def block_width(size: int) -> int | None:
     return next((width for width in widths if size % width == 0), None)
 
 
-def in_blocks(values: jax.Array, width: int) -> jax.Array:
+def split_blocks(values: jax.Array, width: int) -> jax.Array:
     """Return (rows, blocks, width) of ``values`` (rows, size)."""
     return values.reshape(len(values), -1, width)
 
 
 def block_maxima(values: jax.Array, width: int) -> jax.Array:
     """Return the maximum of each block, (rows, blocks), of ``values`` (rows, size)."""
-    return in_blocks(values, width).max(-1)
+    return split_blocks(values, width).max(-1)
 
 
 def log_softmax_parts(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -343,7 +347,7 @@ def log_softmax_parts(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Arr
         top = maxima.max(-1, keepdims=True)
         return top, jnp.log(jnp.exp(rows - top).sum(-1, keepdims=True)), maxima
 
-    few = equal_part(len(logits), 8)
+    few = largest_divisor(len(logits), 8)
     if platform() != "cpu" or few == len(logits):
         return parts(logits)
     # A few rows at a time stay in the cache; exponentials of all take five times as long.
@@ -358,7 +362,7 @@ def changed_blocks(processors: Sequence[object], size: int, width: int) -> np.nd
     """
     changed: set[int] = set()
     for processor in processors:
-        touched = getattr(processor, "touched", lambda: None)()
+        touched = getattr(processor, "affected_tokens", lambda: None)()
         if touched is None:
             return None
         changed |= {token // width for token in touched if token < size}
@@ -366,8 +370,8 @@ def changed_blocks(processors: Sequence[object], size: int, width: int) -> np.nd
     return None if 4 * len(changed) > size // width else np.asarray(sorted(changed), np.int32)
 
 
-def maxima_of_processed(
-    processors: Sequence[Processor],
+def update_block_maxima(
+    processors: Sequence[LogitsProcessor],
     before: jax.Array,
     scores: jax.Array,
     length: int | jax.Array,
@@ -383,7 +387,7 @@ def maxima_of_processed(
     if not changed.size:
         return maxima
     width = scores.shape[-1] // before.shape[-1]
-    return maxima.at[:, changed].set(in_blocks(scores, width)[:, changed].max(-1))
+    return maxima.at[:, changed].set(split_blocks(scores, width)[:, changed].max(-1))
 
 
 def top_k(
@@ -407,14 +411,14 @@ def top_k(
     return best, blocks * width + indices % width
 
 
-def first_best(values: jax.Array, maxima: jax.Array) -> jax.Array:
+def argmax_from_maxima(values: jax.Array, maxima: jax.Array) -> jax.Array:
     """Return ``argmax(values, -1)`` as int32; arguments as in :func:`top_k`."""
     width = values.shape[-1] // maxima.shape[-1]
-    chosen = first_maximum(maxima)[:, None]
-    return chosen[:, 0] * width + first_maximum(_pick_blocks(values, chosen, width)[:, 0])
+    chosen = fast_argmax(maxima)[:, None]
+    return chosen[:, 0] * width + fast_argmax(_pick_blocks(values, chosen, width)[:, 0])
 
 
 def _pick_blocks(values: jax.Array, blocks: jax.Array, width: int) -> jax.Array:
     """Return (rows, picks, width) of ``values`` (rows, size)."""
-    wide = in_blocks(values, width)
+    wide = split_blocks(values, width)
     return jnp.take_along_axis(wide, blocks[:, :, None], axis=1, mode="clip")

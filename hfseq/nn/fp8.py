@@ -40,7 +40,7 @@ SCALE, HISTORY = "_scale", "_amax_history"
 # Every Linear inside a numbered layer: projections and feed-forward blocks, no embeddings, no head.
 SITES = (r"(^|/)\d+/",)
 HISTORY_LENGTH = 1024
-PAYS_FROM = 1024
+MIN_EFFICIENT_WIDTH = 1024
 # The largest value of a tensor below which all of it counts as zero: its scale, or the inverse of
 # that, would leave float32.
 MIN_AMAX = 2.0**-100
@@ -62,7 +62,7 @@ class Fp8Param(nnx.Variable):
 nnx.register_variable_name(COLLECTION, Fp8Param)
 
 
-class Plan(NamedTuple):
+class ProductSpec(NamedTuple):
     """What is static in a product: axes of the kernel, exponent of headroom, where scales are from.
 
     ``contracted`` is the kernel's axis of input features. With ``current`` scales come from the
@@ -100,24 +100,28 @@ class Fp8Product(nnx.Module):
         }
         axis = dimension_numbers[0][1][0]
         training = current_options().train
-        return _product(Plan(axis, self.margin, _calibrating.get(), not training), lhs, rhs, state)
+        return _product(
+            ProductSpec(axis, self.margin, _calibrating.get(), not training), lhs, rhs, state
+        )
 
 
 def current_product(
     lhs: jax.Array, rhs: jax.Array, dimension_numbers: Dimensions, **ignored: Any
 ) -> jax.Array:
     """Multiply (..., k) by a kernel in FP8, with scales of the tensors themselves."""
-    return _product(Plan(dimension_numbers[0][1][0], 0, True, False), lhs, rhs, {})
+    return _product(ProductSpec(dimension_numbers[0][1][0], 0, True, False), lhs, rhs, {})
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(plan: Plan, x: jax.Array, w: jax.Array, state: State) -> jax.Array:
+def _product(plan: ProductSpec, x: jax.Array, w: jax.Array, state: State) -> jax.Array:
     return _forward(plan, x, w, state)[0]
 
 
-def _forward(plan: Plan, x: jax.Array, w: jax.Array, state: State) -> tuple[jax.Array, tuple]:
-    qx, x_scale, next_x = _quantised(plan, "input", x, state)
-    qw, w_scale, next_w = _quantised(plan, "kernel", w, state)
+def _forward(
+    plan: ProductSpec, x: jax.Array, w: jax.Array, state: State
+) -> tuple[jax.Array, tuple]:
+    qx, x_scale, next_x = _quantize(plan, "input", x, state)
+    qw, w_scale, next_w = _quantize(plan, "kernel", w, state)
     y = _dot(qx, qw, ((x.ndim - 1,), (plan.contracted,)))
     left = {name: leaf for name, leaf in state.items() if name.startswith("output_grad")}
     like = tuple(jnp.zeros((0,), array.dtype) for array in (x, w))
@@ -126,10 +130,10 @@ def _forward(plan: Plan, x: jax.Array, w: jax.Array, state: State) -> tuple[jax.
 
 
 def _backward(
-    plan: Plan, saved: tuple[Any, ...], g: jax.Array
+    plan: ProductSpec, saved: tuple[Any, ...], g: jax.Array
 ) -> tuple[jax.Array, jax.Array, State]:
     qx, x_scale, qw, w_scale, advanced, state, (x_like, w_like) = saved
-    qg, g_scale, next_g = _quantised(plan, "output_grad", g, state)
+    qg, g_scale, next_g = _quantize(plan, "output_grad", g, state)
     rows = tuple(range(qx.ndim - 1))
     features = tuple(range(qx.ndim - 1, g.ndim))
     columns = tuple(axis for axis in range(qw.ndim) if axis != plan.contracted)
@@ -155,8 +159,8 @@ def _dot(
     )
 
 
-def _quantised(
-    plan: Plan, name: str, x: jax.Array, state: State
+def _quantize(
+    plan: ProductSpec, name: str, x: jax.Array, state: State
 ) -> tuple[jax.Array, jax.Array, State]:
     """Return ``x`` in FP8, its scale, and the part of the state that belongs to it, advanced."""
     kind = OPERANDS[name]
@@ -238,31 +242,33 @@ def overwrite(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------
 
 
-def delayed(amax_history_length: int = HISTORY_LENGTH, margin: int = 0) -> Precision:
+def delayed_scaling(amax_history_length: int = HISTORY_LENGTH, margin: int = 0) -> Precision:
     """Return the recipe ``fp8_delayed``."""
     if amax_history_length < 1 or not 0 <= margin <= MAX_MARGIN:
         raise UsageError(
             f"fp8_delayed: amax_history_length={amax_history_length} must be 1 or more, "
             f"margin={margin} from 0 to {MAX_MARGIN}"
         )
-    warn_without_units()
+    warn_if_emulated()
     make = functools.partial(Fp8Product, amax_history_length, margin)
     return Precision("fp8_delayed", jnp.bfloat16, make, SITES, fused=True)
 
 
-def current() -> Precision:
+def current_scaling() -> Precision:
     """Return the recipe ``fp8_current``."""
-    warn_without_units()
+    warn_if_emulated()
     return Precision("fp8_current", jnp.bfloat16, lambda: current_product, SITES, fused=True)
 
 
-def advise(precision: Precision, width: int | None) -> None:
+def warn_if_narrow(precision: Precision, width: int | None) -> None:
     """Say where FP8 is not expected to save time: below ``PAYS_FROM`` features.
 
     The number is an expectation from the cost of casts beside products, not a measurement.
     """
-    wanted = precision.name in ("fp8_delayed", "fp8_current") and width and width < PAYS_FROM
-    if wanted and has_units():
+    wanted = (
+        precision.name in ("fp8_delayed", "fp8_current") and width and width < MIN_EFFICIENT_WIDTH
+    )
+    if wanted and has_fp8_units():
         logger.warning(
             "%s with %d features a token: products this narrow are not expected to be faster in "
             "FP8 than in bfloat16 (--precision bfloat16; docs/fp8.md, When it pays)",
@@ -272,9 +278,9 @@ def advise(precision: Precision, width: int | None) -> None:
 
 
 @functools.cache
-def warn_without_units() -> None:
+def warn_if_emulated() -> None:
     """Say once if the device has no FP8 units: numbers are right there, speed is not."""
-    if not has_units():
+    if not has_fp8_units():
         device = target_device()
         units = getattr(device, "compute_capability", None)
         logger.warning(
@@ -285,6 +291,6 @@ def warn_without_units() -> None:
         )
 
 
-def has_units() -> bool:
+def has_fp8_units() -> bool:
     """Tell whether the device is an NVIDIA GPU of compute capability 8.9 or more."""
     return (capability() or (0, 0)) >= (8, 9)

@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError
 from hfseq.nn.context import ConstructorSignature, current_options
-from hfseq.nn.visible import Mask, as_visible
+from hfseq.nn.visible import Mask, as_visibility
 
 
 class CachedAttention(nnx.Module):
@@ -104,7 +104,7 @@ def add_cache(module: nnx.Module, size: CacheSize, dtype: DTypeLike) -> None:
             part.cache_index = nnx.Cache(jnp.zeros((), jnp.int32))
 
 
-def empty(module: nnx.Module, shapes: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+def empty_cache(module: nnx.Module, shapes: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
     """Return the empty cache of ``module``, whose variables may be abstract and stacked.
 
     ``shapes`` is the cache with ``jax.ShapeDtypeStruct`` leaves.
@@ -148,7 +148,7 @@ def extend_cache(
     full_value = _write(module.cached_value[...], value, index)
     module.cached_key[...], module.cached_value[...] = full_key, full_value
     module.cache_index[...] = index + new
-    described, keys, dtype = as_visible(mask, causal=True), full_key.shape[1], key.dtype
+    described, keys, dtype = as_visibility(mask, causal=True), full_key.shape[1], key.dtype
     written, shown = described.band(new, keys, index), described.without_band(keys)
     assert written is not None
     visible = written[None, None] if shown is None else shown & written
@@ -205,14 +205,16 @@ def reorder(cache: Mapping[str, Any], rows: jax.Array) -> dict[str, Any]:
     return _map_entries(cache, lambda entry: _take(entry, rows))
 
 
-def select(cache: Mapping[str, Any], rows: jax.Array, encoder_rows: jax.Array) -> dict[str, Any]:
+def select_rows(
+    cache: Mapping[str, Any], rows: jax.Array, encoder_rows: jax.Array
+) -> dict[str, Any]:
     """Keep some rows: ``rows`` of the decoder's entries, ``encoder_rows`` of the encoder's."""
     if _grows(cache) or _is_state(cache):
         return _take(cache, rows)
     if "cached_key" in cache:
         return _take(cache, encoder_rows)
     return {
-        name: select(part, rows, encoder_rows) if isinstance(part, Mapping) else part
+        name: select_rows(part, rows, encoder_rows) if isinstance(part, Mapping) else part
         for name, part in cache.items()
     }
 
@@ -244,7 +246,7 @@ def restart(cache: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def check_room(cache: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+def check_capacity(cache: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
     """Refuse a cache made for another number of rows than the tokens have, or without room.
 
     Under ``jit`` nobody knows yet how full a cache is: what is too much takes the last places.

@@ -17,11 +17,11 @@ from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
 
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError, did_you_mean
 from hfseq.nn import sharding
 from hfseq.nn.context import ConstructorSignature, current_options
-from hfseq.nn.precision import DotGeneral, FusedPart, add_bias, low_precision_dot_general
-from hfseq.nn.qwix import dequantized, is_stored, stored_product
+from hfseq.nn.precision import DotGeneral, FusedProjection, add_bias, low_precision_dot_general
+from hfseq.nn.qwix import dequantize, is_quantized, quantized_kernel_product
 from hfseq.nn.random import Keys, adapter_keys
 
 #: ``init(key, shape, dtype)``, as in ``jax.nn.initializers``.
@@ -37,7 +37,7 @@ def normal(stddev: float) -> Initializer:
     return jax.nn.initializers.normal(stddev)
 
 
-class LowRank(NamedTuple):
+class LowRankConfig(NamedTuple):
     """A low-rank adapter (Hu et al., 2021) of a layer, as PEFT has it.
 
     ``rate`` of its input's elements are dropped in training; ``gaussian`` draws its first matrix
@@ -68,7 +68,7 @@ class Linear(nnx.Module):
     __signature__ = ConstructorSignature()
     compute_dtype: DTypeLike | None = None
     # The product of this Linear and of others with the same input, where they are one.
-    fused: FusedPart | None = None
+    fused: FusedProjection | None = None
     # How the kernel is split over the mesh, if it is (hfseq.nn.sharding).
     weight_axes: sharding.Axes | None = None
     # The axis of ``kernel`` that holds the input features.
@@ -76,7 +76,7 @@ class Linear(nnx.Module):
     # What :meth:`add_lora` adds.
     lora_A: Linear | None = None
     lora_B: Linear | None = None
-    lora: LowRank | None = None
+    lora: LowRankConfig | None = None
 
     def __init__(
         self,
@@ -98,15 +98,15 @@ class Linear(nnx.Module):
         # Not cast where it need not be: fused products know their input by its identity.
         x = x if dtype is None or x.dtype == dtype else x.astype(dtype)
         given, dimensions = x, (((x.ndim - 1,), (self.input_axis,)), ((), ()))
-        x = sharding.product_input(x, self.weight_axes, self.input_axis)
-        if is_stored(kernel):
-            y = stored_product(x, kernel, self.weight_axes, dimensions)
+        x = sharding.constrain_product_input(x, self.weight_axes, self.input_axis)
+        if is_quantized(kernel):
+            y = quantized_kernel_product(x, kernel, self.weight_axes, dimensions)
         else:
             kernel = self.gathered_kernel()
             kernel = kernel.astype(x.dtype) if self.dot_general is lax.dot_general else kernel
             multiply = self.dot_general if self.fused is None else partial(self.fused, given)
             y = multiply(x, kernel, dimensions)
-        y = sharding.product_output(y, self.weight_axes, 1 - self.input_axis)
+        y = sharding.constrain_product_output(y, self.weight_axes, 1 - self.input_axis)
         y = y if self.bias is None else add_bias(y, self.bias[...], True)
         if self.lora is None or self.lora_A is None or self.lora_B is None:
             return y
@@ -117,10 +117,10 @@ class Linear(nnx.Module):
     def gathered_kernel(self) -> jax.Array:
         """Return the kernel as a product needs it, put together where ``fsdp`` splits it."""
         kernel = self.kernel[...]
-        kernel = dequantized(kernel, jnp.float32) if is_stored(kernel) else kernel
-        return sharding.weight(kernel, self.weight_axes)
+        kernel = dequantize(kernel, jnp.float32) if is_quantized(kernel) else kernel
+        return sharding.gather_weight(kernel, self.weight_axes)
 
-    def add_lora(self, lora: LowRank, rngs: nnx.Rngs) -> None:
+    def add_lora(self, lora: LowRankConfig, rngs: nnx.Rngs) -> None:
         """Add a low-rank product, ``scale * (dropout(x) @ lora_A @ lora_B)``, which begins at 0."""
         inner, outer = self.kernel.shape[:: -1 if self.input_axis else 1]
         self.lora, zeros = lora, jax.nn.initializers.zeros
@@ -191,19 +191,19 @@ class Conv(nnx.Module):
             if self.groups == 1 and len(size) > 1:
                 y = convolve(x, kernel, *options)
             else:  # XLA gathers the batch of groups, and errs where a length is split (jax 0.10)
-                y = sharding.by_rows(lambda x, k: convolve(x, k, *options), x, kernel)
+                y = sharding.map_over_rows(lambda x, k: convolve(x, k, *options), x, kernel)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
     def gathered_kernel(self) -> jax.Array:
         """Return the kernel as the convolution needs it, put together where ``fsdp`` splits it."""
-        return sharding.weight(self.kernel[...], self.weight_axes)
+        return sharding.gather_weight(self.kernel[...], self.weight_axes)
 
 
-Pairs = tuple[tuple[int, int], ...]
+Padding = tuple[tuple[int, int], ...]
 
 
 def _convolve(
-    x: jax.Array, kernel: jax.Array, stride: tuple[int, ...], padding: Pairs, groups: int
+    x: jax.Array, kernel: jax.Array, stride: tuple[int, ...], padding: Padding, groups: int
 ) -> jax.Array:
     letters = "HW"[: len(stride)]
     return lax.conv_general_dilated(
@@ -222,14 +222,14 @@ _convolve_groups = jax.custom_vjp(_convolve, nondiff_argnums=(2, 3, 4))
 
 
 def _groups_forward(
-    x: jax.Array, kernel: jax.Array, stride: tuple[int, ...], padding: Pairs, groups: int
+    x: jax.Array, kernel: jax.Array, stride: tuple[int, ...], padding: Padding, groups: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _convolve(x, kernel, stride, padding, groups), (x, kernel)
 
 
 def _groups_backward(
     stride: tuple[int, ...],
-    padding: Pairs,
+    padding: Padding,
     groups: int,
     saved: tuple[jax.Array, jax.Array],
     change: jax.Array,
@@ -288,7 +288,7 @@ class Embed(nnx.Module):
     # What :meth:`add_lora` adds.
     lora_embedding_A: nnx.Param | None = None
     lora_embedding_B: nnx.Param | None = None
-    lora: LowRank | None = None
+    lora: LowRankConfig | None = None
 
     def __init__(self, num_embeddings: int, features: int, init: Initializer, rngs: nnx.Rngs):
         self.embedding = nnx.Param(init(rngs.params(), (num_embeddings, features), jnp.float32))
@@ -297,9 +297,9 @@ class Embed(nnx.Module):
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Return the rows of ``ids``: (...) to (..., features)."""
         # Take first, cast afterwards: the table is far larger than the rows that are read.
-        ids = sharding.token_ids(ids, self.weight_axes)
+        ids = sharding.constrain_token_ids(ids, self.weight_axes)
         rows = jnp.take(self._table(), ids, axis=0).astype(self._dtype)
-        rows = sharding.looked_up(rows, self.weight_axes)
+        rows = sharding.constrain_lookup(rows, self.weight_axes)
         if self.lora is None or self.lora_embedding_A is None or self.lora_embedding_B is None:
             return rows
         few = jnp.take(self.lora_embedding_A[...], ids, axis=1).astype(rows.dtype)
@@ -307,7 +307,7 @@ class Embed(nnx.Module):
             "r...,hr->...h", few, self.lora_embedding_B[...].astype(rows.dtype)
         )
 
-    def add_lora(self, lora: LowRank, rngs: nnx.Rngs) -> None:
+    def add_lora(self, lora: LowRankConfig, rngs: nnx.Rngs) -> None:
         """Add a table of low rank, ``scale * (lora_embedding_B @ lora_embedding_A)[:, ids]``.
 
         Its head, if it is tied, goes without.
@@ -327,13 +327,13 @@ class Embed(nnx.Module):
         table, x = self._table(), x.astype(self._dtype)
         if self.dot_general is lax.dot_general:
             table = table.astype(x.dtype)
-        x = sharding.product_input(x, self.weight_axes, 1)
+        x = sharding.constrain_product_input(x, self.weight_axes, 1)
         y = self.dot_general(x, table, (((x.ndim - 1,), (1,)), ((), ())))
-        y = sharding.product_output(y, self.weight_axes, 0)
+        y = sharding.constrain_product_output(y, self.weight_axes, 0)
         return y if bias is None else add_bias(y, jnp.asarray(bias))
 
     def _table(self) -> jax.Array:
-        return sharding.weight(self.embedding[...], self.weight_axes)
+        return sharding.gather_weight(self.embedding[...], self.weight_axes)
 
     @property
     def _dtype(self) -> DTypeLike:
@@ -525,10 +525,10 @@ def dropout(x: jax.Array, rate: float, rngs: Keys | None) -> jax.Array:
         return x
     if rate >= 1.0:
         return jnp.zeros_like(x)
-    return drop(x, rate, rngs.bits(x.shape))
+    return dropout_with_bits(x, rate, rngs.bits(x.shape))
 
 
-def drop(x: jax.Array, rate: float, bits: jax.Array) -> jax.Array:
+def dropout_with_bits(x: jax.Array, rate: float, bits: jax.Array) -> jax.Array:
     """Zero the elements of ``x`` whose ``bits`` (uint16, as many) say so; see :func:`dropout`."""
     # 16 random bits an element: half of the cost of 32, and 1/65536 is fine enough for a rate.
     threshold = round(rate * 65536)
@@ -583,7 +583,7 @@ def activation(name: str) -> Activation:
     if name not in ACTIVATIONS:
         known = ", ".join(sorted(ACTIVATIONS))
         raise UsageError(
-            f"unknown activation '{name}' in the configuration{nearest(name, ACTIVATIONS)} "
+            f"unknown activation '{name}' in the configuration{did_you_mean(name, ACTIVATIONS)} "
             f"(known: {known})"
         )
     return ACTIVATIONS[name]

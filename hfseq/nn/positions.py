@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -140,7 +140,7 @@ def _far(x: np.ndarray) -> np.ndarray:
     return ((_CUBIC * x - 5 * _CUBIC) * x + 8 * _CUBIC) * x - 4 * _CUBIC
 
 
-def stretched(table: jax.Array, size: tuple[int, int], kind: str = "cubic") -> jax.Array:
+def resize_grid(table: jax.Array, size: tuple[int, int], kind: str = "cubic") -> jax.Array:
     """Resize a grid of vectors (height, width, features) to ``size``, in float32.
 
     The same size is the same table. ``kind`` is that of :func:`resampling`.
@@ -183,7 +183,7 @@ class Rotary:
         kind = self.rope["rope_type"]
         if kind not in ROPE_TYPES:
             raise UsageError(
-                f"unknown rope_type '{kind}' in the configuration{nearest(kind, ROPE_TYPES)} "
+                f"unknown rope_type '{kind}' in the configuration{did_you_mean(kind, ROPE_TYPES)} "
                 f"(known: {', '.join(ROPE_TYPES)})"
             )
         try:

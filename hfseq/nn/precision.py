@@ -28,9 +28,9 @@ DotGeneral = Callable[..., jax.Array]
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 # Attributes that hold the projections of an attention, in the order of their product.
-GROUPS = (("query", "key", "value"), ("q", "k", "v"), ("q_proj", "k_proj", "v_proj"))
+PROJECTION_GROUPS = (("query", "key", "value"), ("q", "k", "v"), ("q_proj", "k_proj", "v_proj"))
 # Attention to another sequence, by its path: there the query reads something else.
-CROSS = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
+CROSS_ATTENTION_PATH = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
 
 
 class _Pending:
@@ -50,7 +50,7 @@ class _Pending:
         return self.results
 
 
-class FusedPart(nnx.Module):
+class FusedProjection(nnx.Module):
     """What the Linear ``name`` of ``parent`` calls for its product with those of ``names``.
 
     The first of them that is called computes for all, with the operation of ``names[0]``, and the
@@ -90,21 +90,21 @@ class FusedPart(nnx.Module):
         return {name: y[..., index, :] for index, name in enumerate(self.names)}
 
 
-def fuse(module: nnx.Module, matches: Callable[[str], bool]) -> set[str]:
+def fuse_projections(module: nnx.Module, matches: Callable[[str], bool]) -> set[str]:
     """Make one product of each group of projections that :func:`groups` finds.
 
     Returns the paths of the Linears whose product another one's operation computes.
     """
     served = set()
-    for path, parent, names in list(groups(module, matches)):
+    for path, parent, names in list(projection_groups(module, matches)):
         pending = _Pending()
         for name in names:
-            getattr(parent, name).fused = nnx.data(FusedPart(parent, names, name, pending))
+            getattr(parent, name).fused = nnx.data(FusedProjection(parent, names, name, pending))
         served |= {f"{path}/{name}" for name in names[1:]}
     return served
 
 
-def groups(
+def projection_groups(
     module: nnx.Module, matches: Callable[[str], bool]
 ) -> Iterator[tuple[str, nnx.Module, tuple[str, ...]]]:
     """Find the projections to fuse: siblings of one shape that ``matches`` picks by their paths.
@@ -121,8 +121,8 @@ def groups(
         if not isinstance(parent, nnx.Module):
             continue
         path = "/".join(map(str, keys))
-        for names in GROUPS:
-            siblings = names[1:] if CROSS.search(path) else names
+        for names in PROJECTION_GROUPS:
+            siblings = names[1:] if CROSS_ATTENTION_PATH.search(path) else names
             # With fewer heads of keys and values than of queries these two are still alike.
             for group in (siblings, names[1:]):
                 if alike(parent, group) and all(matches(f"{path}/{name}") for name in group):
@@ -165,7 +165,7 @@ def low_precision_dot_general(
     without an operation, ``Precision("plain", jnp.float32)``.
     """
     axis = dimension_numbers[0][1][0]
-    return _product(lhs, rhs, axis, not sharding.splits_length())
+    return _product(lhs, rhs, axis, not sharding.splits_sequence())
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -320,7 +320,7 @@ def apply_precision(module: nnx.Module, precision: Precision, sites: tuple[str, 
             f"precision '{precision.name}': no Linear matches {', '.join(recipe.sites)}; this "
             f"model has {', '.join(linears[:8])}{' ...' if len(linears) > 8 else ''}"
         )
-    served = fuse(module, chosen.__contains__) if precision.fused else set()
+    served = fuse_projections(module, chosen.__contains__) if precision.fused else set()
     for path, layer in products.items():
         if path not in chosen or path in served:
             layer.dot_general = low_precision_dot_general

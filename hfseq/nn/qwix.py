@@ -41,7 +41,7 @@ def qwix_fp8() -> Precision:
 
 def _recipe(name: str, quantised: DTypeLike) -> Precision:
     _require(f"precision '{name}'")
-    operation = functools.partial(quantised_product, name, quantised)
+    operation = functools.partial(quantized_product, name, quantised)
     return Precision(name, jnp.bfloat16, lambda: operation, SITES)
 
 
@@ -102,12 +102,12 @@ def _quantize(
     return dataclasses.replace(made, qvalue=value, scale=scale)
 
 
-def is_stored(kernel: Any) -> TypeGuard[Any]:
+def is_quantized(kernel: Any) -> TypeGuard[Any]:
     """Tell whether a parameter is what :func:`quantize_kernel` makes."""
     return hasattr(kernel, "qvalue")
 
 
-def dequantized(kernel: Any, dtype: DTypeLike) -> jax.Array:
+def dequantize(kernel: Any, dtype: DTypeLike) -> jax.Array:
     """Return a stored kernel as an array of ``dtype``."""
     import qwix
 
@@ -115,7 +115,7 @@ def dequantized(kernel: Any, dtype: DTypeLike) -> jax.Array:
 
 
 @functools.partial(jax.checkpoint, static_argnums=(2, 3))
-def stored_product(
+def quantized_kernel_product(
     x: jax.Array, kernel: Any, axes: sharding.Axes | None, dimensions: Dimensions
 ) -> jax.Array:
     """Multiply (..., k) by a stored kernel that ``axes`` split; for the gradient of ``x`` it is
@@ -123,11 +123,11 @@ def stored_product(
 
     So between the forward and the backward pass its own part of it is all that a device holds.
     """
-    kernel = dataclasses.replace(kernel, qvalue=sharding.weight(kernel.qvalue, axes))
-    return jax.lax.dot_general(x, dequantized(kernel, x.dtype), dimensions)
+    kernel = dataclasses.replace(kernel, qvalue=sharding.gather_weight(kernel.qvalue, axes))
+    return jax.lax.dot_general(x, dequantize(kernel, x.dtype), dimensions)
 
 
-def quantised_product(
+def quantized_product(
     name: str,
     quantised: DTypeLike,
     lhs: jax.Array,

@@ -79,15 +79,15 @@ class Keys:
         """
         return self.draw(shape).all()
 
-    def draw(self, shape: tuple[int, ...]) -> Drawn:
+    def draw(self, shape: tuple[int, ...]) -> LazyBits:
         """Count a use for ``shape``, whose bits are then had in parts (:meth:`Drawn.part`)."""
         self.count += 1
         words = jax.random.key_data(self.key)
         rows = words.shape[0] if self.key.ndim else 1
-        return Drawn(words.reshape(rows, -1), _scramble(jnp.uint32(self.count)), shape)
+        return LazyBits(words.reshape(rows, -1), _scramble(jnp.uint32(self.count)), shape)
 
 
-class Drawn(NamedTuple):
+class LazyBits(NamedTuple):
     """Random bits of an array of ``shape`` that are not computed yet.
 
     ``words`` (rows, n) are the keys; ``use`` says which of their uses this is.
@@ -202,7 +202,7 @@ _offered: contextvars.ContextVar[_Offered | None] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def offering(keys: Keys | None) -> Iterator[None]:
+def provide_adapter_keys(keys: Keys | None) -> Iterator[None]:
     """Trace what is inside with ``keys`` for its adapters; nothing is computed until one draws."""
     token = _offered.set(_Offered(keys))
     try:

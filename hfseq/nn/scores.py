@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from hfseq.nn.visible import Visible
+from hfseq.nn.visible import Visibility
 
 
 def batched_dot(a: jax.Array, b: jax.Array, axes: tuple[int, int], batch: int = 1) -> jax.Array:
@@ -50,7 +50,7 @@ def softmax_weights(
 def attention_weights(
     query: jax.Array,
     key: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None = None,
     scale: float,

@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError, did_you_mean
 from hfseq.nn import trees
 from hfseq.nn.context import current_options
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 AXES = ("data", "fsdp", "tensor", "sequence")
 FSDP, TENSOR, SEQUENCE = AXES[1:]
 # The axes that split rows, of a batch and of activations.
-BATCH = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp")
 
 Rules = Sequence[tuple[str, str]]
 #: The axes that split one dimension, and each dimension of a weight: a PartitionSpec's entries.
@@ -57,7 +57,7 @@ TACTICS: dict[str, Axes] = {
 }
 
 # Tactics whose dimension over the vocabulary may be padded to divide the tensor axis: which it is.
-VOCABULARY = {"embedding": 0, "vocab": 0, "vocab_column": 1, "vocab_row": 1}
+VOCAB_DIMENSIONS = {"embedding": 0, "vocab": 0, "vocab_column": 1, "vocab_row": 1}
 
 # For architectures that declare no rules: right on data and fsdp axes, refused with tensor > 1.
 DEFAULT_RULES: Rules = ((r"kernel$|weight$|embedding$", "table"), (r".*", "replicated"))
@@ -85,7 +85,7 @@ def mesh_sizes(layout: str | None, devices: int) -> dict[str, int]:
         axis, _, size = part.strip().partition("=")
         if axis not in AXES:
             raise UsageError(
-                f"--mesh {layout}: no axis '{axis}'{nearest(axis, AXES)} (axes: {', '.join(AXES)})"
+                f"--mesh {layout}: no axis '{axis}'{did_you_mean(axis, AXES)} (axes: {', '.join(AXES)})"
             )
         if axis in given:
             raise UsageError(f"--mesh {layout}: axis '{axis}' is given twice")
@@ -190,7 +190,7 @@ class Layout:
                 continue
             specs[path] = self._spec(path, tactic, len(shape))
             for dimension, (size, axes) in enumerate(
-                zip(self.padded(path, shape), specs[path], strict=False)
+                zip(self.padded_shape(path, shape), specs[path], strict=False)
             ):
                 ways = _ways(self.mesh, _names(axes))
                 if size % ways:
@@ -232,9 +232,9 @@ class Layout:
     # -- the vocabulary
     # -----------------------------------------------------------------------------
 
-    def padded(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def padded_shape(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return ``shape`` with the vocabulary rounded up to what the tensor axis divides."""
-        axis, ways = VOCABULARY.get(self.tactic(path) or ""), self.mesh.shape["tensor"]
+        axis, ways = VOCAB_DIMENSIONS.get(self.tactic(path) or ""), self.mesh.shape["tensor"]
         if axis is None or shape[axis] != self.vocab_size:
             return shape
         rounded = math.ceil(shape[axis] / ways) * ways
@@ -242,19 +242,19 @@ class Layout:
 
     def pad(self, path: trees.Path, leaf: jax.Array) -> jax.Array:
         """Add the zero rows that :meth:`padded` asks for."""
-        target = self.padded(path, leaf.shape)
+        target = self.padded_shape(path, leaf.shape)
         missing = [(0, new - old) for old, new in zip(leaf.shape, target, strict=True)]
         return leaf if target == leaf.shape else jnp.pad(leaf, missing)
 
     def cut(self, path: trees.Path, leaf: jax.Array) -> jax.Array:
         """Take the padding rows off again, before saving."""
-        axis, size = VOCABULARY.get(self.tactic(path) or ""), self.vocab_size
+        axis, size = VOCAB_DIMENSIONS.get(self.tactic(path) or ""), self.vocab_size
         if axis is None or size is None or leaf.shape[axis] <= size:
             return leaf
         return jax.lax.slice_in_dim(leaf, 0, size, axis=axis)
 
 
-def like_params(
+def optimizer_shardings(
     tree: Tree,
     shardings: dict[trees.Path, NamedSharding],
     shapes: dict[trees.Path, tuple[int, ...]],
@@ -283,14 +283,14 @@ def batch_sharding(
 ) -> NamedSharding:
     """Rows over data and fsdp, length over sequence; ``lead`` axes come before the rows."""
     length = ("sequence",) if split_length and ndim > lead + 1 else ()
-    return NamedSharding(mesh, PartitionSpec(*(None,) * lead, BATCH, *length))
+    return NamedSharding(mesh, PartitionSpec(*(None,) * lead, BATCH_AXES, *length))
 
 
 # -- what layers do with activations
 # ---------------------------------------------------------------------------------------
 
 
-def assign(module: nnx.Module, axes: Mapping[tuple[str, ...], Axes]) -> None:
+def assign_weight_axes(module: nnx.Module, axes: Mapping[tuple[str, ...], Axes]) -> None:
     """Tell every layer how its weight is split; ``axes`` by the path of the weight, without the
     axis of stacked layers."""
     for path, layer in nnx.iter_graph(module):
@@ -300,13 +300,13 @@ def assign(module: nnx.Module, axes: Mapping[tuple[str, ...], Axes]) -> None:
                 layer.weight_axes = split
 
 
-def splits_length() -> bool:
+def splits_sequence() -> bool:
     """Tell whether the length of a row is split over devices while a layer computes."""
     mesh = current_options().mesh
     return mesh is not None and _ways(mesh, (SEQUENCE,)) > 1
 
 
-def weight(x: jax.Array, axes: Axes | None) -> jax.Array:
+def gather_weight(x: jax.Array, axes: Axes | None) -> jax.Array:
     """Put together what ``fsdp`` split; the gradient is summed where it is to lie."""
     mesh = current_options().mesh
     if mesh is None or axes is None or _ways(mesh, (FSDP,)) == 1:
@@ -319,13 +319,13 @@ def weight(x: jax.Array, axes: Axes | None) -> jax.Array:
     return x if whole == stored.spec else _move(_move(x, None, stored), used, used)
 
 
-def hidden_states(x: jax.Array) -> jax.Array:
+def constrain_hidden_states(x: jax.Array) -> jax.Array:
     """Lay out what goes from block to block: (rows, length, features), features whole."""
     split = (SEQUENCE, TENSOR) if current_options().sequence_parallel else (SEQUENCE,)
     return _constrain(x, split, None)
 
 
-def product_input(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array:
+def constrain_product_input(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array:
     """Lay out the input of a product whose weight has the features that go in at ``dimension``.
 
     One array stays one array, however many products read it.
@@ -345,7 +345,7 @@ def product_input(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array:
     return known[1]
 
 
-def product_output(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array:
+def constrain_product_output(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array:
     """Lay out the result of a product whose weight has its features at ``dimension``."""
     options = current_options()
     if options.mesh is None or axes is None:
@@ -360,30 +360,30 @@ def product_output(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array
     return _move(x, parts, whole)
 
 
-def token_ids(x: jax.Array, axes: Axes | None) -> jax.Array:
+def constrain_token_ids(x: jax.Array, axes: Axes | None) -> jax.Array:
     """Lay out (rows, length) as what is looked up in a table that is split by its entries."""
     mesh = current_options().mesh
     if mesh is None or TENSOR not in _names(_entry(axes or (), 0)) or x.ndim != 2:
         return x
-    rows, length = _fitting(mesh, x.shape[0], BATCH), _fitting(mesh, x.shape[1], SEQUENCE)
+    rows, length = _fitting(mesh, x.shape[0], BATCH_AXES), _fitting(mesh, x.shape[1], SEQUENCE)
     sharding = NamedSharding(mesh, PartitionSpec(rows, length))
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def looked_up(x: jax.Array, axes: Axes | None) -> jax.Array:
+def constrain_lookup(x: jax.Array, axes: Axes | None) -> jax.Array:
     """Lay out the rows of a table that is split by its entries: every device adds those it has."""
     split = axes is not None and TENSOR in _names(_entry(axes, 0))
     return _constrain(x, (SEQUENCE,), None) if split else x
 
 
-def by_rows(
+def map_over_rows(
     function: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array
 ) -> jax.Array:
     """Return ``function(x, weight)``, of which every device computes the rows that it has."""
     mesh = current_options().mesh
-    if mesh is None or mesh.size == 1 or x.shape[0] % _ways(mesh, BATCH):
+    if mesh is None or mesh.size == 1 or x.shape[0] % _ways(mesh, BATCH_AXES):
         return function(x, weight)
-    rows = PartitionSpec(BATCH)
+    rows = PartitionSpec(BATCH_AXES)
     run = jax.shard_map(
         function, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=rows, check_vma=False
     )
@@ -420,7 +420,7 @@ def _spec(
     """Return where (rows, features) or (rows, length, features) lie; None for other shapes."""
     if not 2 <= x.ndim <= 3 or mesh.size == 1:
         return None
-    kinds = (BATCH, length, features) if x.ndim == 3 else (BATCH, features)
+    kinds = (BATCH_AXES, length, features) if x.ndim == 3 else (BATCH_AXES, features)
     entries = [_fitting(mesh, size, axes) for size, axes in zip(x.shape, kinds, strict=True)]
     return NamedSharding(mesh, PartitionSpec(*entries))
 

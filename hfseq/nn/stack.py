@@ -22,17 +22,19 @@ from flax import nnx
 from hfseq.errors import UsageError
 from hfseq.nn import sharding, trees
 from hfseq.nn.context import ConstructorSignature, current_options
-from hfseq.nn.random import Keys, offering
+from hfseq.nn.random import Keys, provide_adapter_keys
 
 #: Keyword arguments of one layer, or of all with a leading layer axis.
-Slices = Mapping[str, jax.Array]
+LayerArguments = Mapping[str, jax.Array]
 # A layer's call: the layer, its input, its number and its slices, to hidden states and a second.
-Call = Callable[[nnx.Module, jax.Array, int | jax.Array, Slices], tuple[jax.Array, Any]]
+LayerCall = Callable[
+    [nnx.Module, jax.Array, int | jax.Array, LayerArguments], tuple[jax.Array, Any]
+]
 # The last hidden states, each layer's second result, and all inputs if they are collected.
-Stacked = tuple[jax.Array, tuple[Any, ...], tuple[jax.Array, ...] | None]
+LayerResults = tuple[jax.Array, tuple[Any, ...], tuple[jax.Array, ...] | None]
 
 
-class Run(NamedTuple):
+class LayerRun(NamedTuple):
     """Layers that are scanned together: ``period`` of them, from number ``first``, repeated."""
 
     first: int
@@ -61,7 +63,7 @@ class Layers(nnx.List):
         super().__init__(layers)
         self.shared = tuple(shared)
 
-    def runs(self, path: str) -> list[Run]:
+    def runs(self, path: str) -> list[LayerRun]:
         """Cut the layers, which are at ``path``, into runs so that the fewest are compiled."""
         parts = [_parts(layer, self.shared) for layer in self]
         kinds: list[int] = []  # of each layer, the number of the first one that is like it
@@ -71,9 +73,11 @@ class Layers(nnx.List):
             )
             kinds.append(next(like, number))
         count = len(kinds)
-        best: list[tuple[int, list[Run]]] = [(0, [])] * (count + 1)  # of the layers from each on
+        best: list[tuple[int, list[LayerRun]]] = [(0, [])] * (
+            count + 1
+        )  # of the layers from each on
         for first in reversed(range(count)):
-            options: list[tuple[int, list[Run]]] = []
+            options: list[tuple[int, list[LayerRun]]] = []
             for period in range(1, count - first + 1):
                 pattern = kinds[first : first + period]
                 for repeats in range(1, (count - first) // period + 1):
@@ -82,7 +86,7 @@ class Layers(nnx.List):
                         break
                     if repeats > 1 or period == 1:
                         cost, rest = best[end]
-                        options.append((period + cost, [Run(first, period, repeats), *rest]))
+                        options.append((period + cost, [LayerRun(first, period, repeats), *rest]))
             # (of equals the one with the fewest runs, and the longest first run)
             best[first] = min(
                 options,
@@ -98,10 +102,10 @@ class Layers(nnx.List):
         return runs
 
 
-class Stacks(nnx.List):
+class LayerStacks(nnx.List):
     """What :func:`stack_layers` makes of layers that differ: a stack a position of each run."""
 
-    def __init__(self, layers: Iterable[nnx.Module], runs: Sequence[Run]):
+    def __init__(self, layers: Iterable[nnx.Module], runs: Sequence[LayerRun]):
         super().__init__(layers)
         self.runs = tuple(runs)
 
@@ -126,10 +130,12 @@ def stack_layers(module: nnx.Module) -> None:
             for run in runs
             for position in range(run.period)
         ]
-        setattr(parent, name, nnx.data(stacks[0] if len(stacks) == 1 else Stacks(stacks, runs)))
+        setattr(
+            parent, name, nnx.data(stacks[0] if len(stacks) == 1 else LayerStacks(stacks, runs))
+        )
 
 
-def stacked_layers(module: nnx.Module) -> dict[trees.Path, tuple[trees.Path, ...]]:
+def stacked_paths(module: nnx.Module) -> dict[trees.Path, tuple[trees.Path, ...]]:
     """Return the paths of stacks, with those that their layers have where they are not stacked."""
     parts = {tuple(map(str, path)): part for path, part in nnx.iter_graph(module)}
     stacked = {
@@ -138,7 +144,7 @@ def stacked_layers(module: nnx.Module) -> dict[trees.Path, tuple[trees.Path, ...
         if getattr(part, "num_stacked", None)
     }
     for path, part in parts.items():
-        if isinstance(part, Stacks):
+        if isinstance(part, LayerStacks):
             ranges = (run.numbers(at) for run in part.runs for at in range(run.period))
             for index, numbers in enumerate(ranges):
                 paths = tuple((*path, str(number)) for number in numbers)
@@ -239,25 +245,25 @@ def run_layers(
     """
     # A child, so that no two stacks and no dropout beside them share a key.
     keys = None if rngs is None else rngs.child()
-    x = sharding.hidden_states(hidden_states)
+    x = sharding.constrain_hidden_states(hidden_states)
 
     def call(
-        layer: nnx.Module, x: jax.Array, number: int | jax.Array, slices: Slices
+        layer: nnx.Module, x: jax.Array, number: int | jax.Array, slices: LayerArguments
     ) -> tuple[jax.Array, Any]:
         layer_keys = None if keys is None else keys.fold_in(number)
-        with offering(layer_keys):
+        with provide_adapter_keys(layer_keys):
             out, second = layer(x, *args, rngs=layer_keys, **kwargs, **slices)
-        return sharding.hidden_states(out), second
+        return sharding.constrain_hidden_states(out), second
 
     slices = per_layer or {}
     if not isinstance(layers, nnx.List):
         if order is not None:
             return _scan_in_order(layers, order, x, call, slices, collect)
-        alike = Run(0, 1, layers.num_stacked)  # type: ignore[attr-defined]
+        alike = LayerRun(0, 1, layers.num_stacked)  # type: ignore[attr-defined]
         return _scan([layers], alike, x, call, slices, collect)
     seconds: tuple[Any, ...] = ()
     inputs: tuple[jax.Array, ...] = ()
-    if not isinstance(layers, Stacks):
+    if not isinstance(layers, LayerStacks):
         sequence = layers if order is None else [layers[index] for index in order]
         for number, layer in enumerate(sequence):
             inputs += (x,)
@@ -279,11 +285,15 @@ def run_layers(
     return x, seconds, inputs if collect else None
 
 
-def _functional(graph: nnx.GraphDef, call: Call) -> Callable[..., tuple[jax.Array, Any]]:
+def _functional(graph: nnx.GraphDef, call: LayerCall) -> Callable[..., tuple[jax.Array, Any]]:
     """Make a layer a function of its input, number and variables; in remat if asked."""
 
     def pure(
-        x: jax.Array, number: jax.Array, params: nnx.State, others: nnx.State, slices: Slices
+        x: jax.Array,
+        number: jax.Array,
+        params: nnx.State,
+        others: nnx.State,
+        slices: LayerArguments,
     ) -> tuple[jax.Array, Any]:
         layer = nnx.merge(graph, params, others, copy=True)
         out, second = call(layer, x, number, slices)
@@ -295,12 +305,12 @@ def _functional(graph: nnx.GraphDef, call: Call) -> Callable[..., tuple[jax.Arra
 
 def _scan(
     layers: Sequence[nnx.Module],
-    run: Run,
+    run: LayerRun,
     x: jax.Array,
-    call: Call,
-    per_layer: Slices,
+    call: LayerCall,
+    per_layer: LayerArguments,
     collect: bool,
-) -> Stacked:
+) -> LayerResults:
     """Scan ``run``, whose positions ``layers`` are stacked each."""
     parts = [trees.split(layer) for layer in layers]
     pure = [_functional(graph, call) for graph, _, _ in parts]
@@ -341,10 +351,10 @@ def _scan_in_order(
     layer: nnx.Module,
     order: Sequence[int],
     x: jax.Array,
-    call: Call,
-    per_layer: Slices,
+    call: LayerCall,
+    per_layer: LayerArguments,
     collect: bool,
-) -> Stacked:
+) -> LayerResults:
     """Scan the numbers of stacked layers, whose variables are read where they lie."""
     graph, params, others = trees.split(layer)
     pure = _functional(graph, call)

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from hfseq.errors import UsageError
-from hfseq.nn.context import known_rows
+from hfseq.nn.context import current_row_guarantees
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Visible:
+class Visibility:
     """Which keys a query sees: those that every field lets through, all of them by default.
 
     **Arguments:** ``causal`` attention is aligned at the end: the last query sees the last key.
@@ -135,7 +135,7 @@ class Visible:
         found = jnp.take_along_axis(other, jnp.minimum(place, keys - 1), axis=-1)
         return (found == self.query_segments)[:, None, :, None]
 
-    def part(self, start: int, stop: int, keys: int) -> Visible:
+    def part(self, start: int, stop: int, keys: int) -> Visibility:
         """Return what the queries from ``start`` to ``stop`` see of the first ``keys`` keys.
 
         All but ``causal`` and ``window``, which :meth:`band` knows.
@@ -150,7 +150,7 @@ class Visible:
             return x
 
         other = self.query_segments if self.key_segments is None else self.key_segments
-        return Visible(
+        return Visibility(
             query_segments=cut(self.query_segments, (start, stop)),
             key_segments=cut(other, (0, keys)),
             key_lengths=self.key_lengths,
@@ -160,12 +160,12 @@ class Visible:
 
 #: What is hidden, as attention takes it: described, or a mask that broadcasts to (batch, heads,
 #: queries, keys), True where a key is visible; None hides nothing.
-Mask = Visible | jax.Array | None
+Mask = Visibility | jax.Array | None
 
 
-def as_visible(mask: Mask, causal: bool = False) -> Visible:
+def as_visibility(mask: Mask, causal: bool = False) -> Visibility:
     """Return what is described by ``mask`` and ``causal`` together."""
-    visible = mask if isinstance(mask, Visible) else Visible(dense=mask)
+    visible = mask if isinstance(mask, Visibility) else Visibility(dense=mask)
     if visible.dense is not None and visible.dense.ndim < 4:
         four = (1,) * (4 - visible.dense.ndim) + visible.dense.shape
         visible = dataclasses.replace(visible, dense=visible.dense.reshape(four))
@@ -178,7 +178,7 @@ def visible(
     *,
     causal: bool = False,
     window: tuple[int, int] | None = None,
-) -> Visible | None:
+) -> Visibility | None:
     """Describe what attention of a sequence to itself, or to a padded one, sees.
 
     **Arguments:** ``attention_mask`` is (batch, keys), non-zero where a key may be seen, holes
@@ -188,17 +188,17 @@ def visible(
     """
     if attention_mask is None and segment_ids is None and not causal and window is None:
         return None
-    described = Visible(causal=causal, window=window, query_segments=segment_ids)
+    described = Visibility(causal=causal, window=window, query_segments=segment_ids)
     if attention_mask is not None and attention_mask.ndim == 3:
         return dataclasses.replace(described, dense=attention_mask.astype(bool)[:, None])
-    rows = known_rows()
+    rows = current_row_guarantees()
     if segment_ids is not None and rows is not None:  # which say all that a mask would
         return dataclasses.replace(described, max_runs=rows.max_runs)
     if attention_mask is None:
         return described
     seen = attention_mask != 0
     if segment_ids is not None:
-        hidden = jnp.where(seen, segment_ids, HIDDEN)
+        hidden = jnp.where(seen, segment_ids, HIDDEN_SEGMENT)
         return dataclasses.replace(described, key_segments=hidden)
     if rows is not None:
         return dataclasses.replace(described, key_lengths=seen.sum(-1, dtype=jnp.int32))
@@ -206,14 +206,14 @@ def visible(
 
 
 #: The segment of keys that no query sees.
-HIDDEN = -1
+HIDDEN_SEGMENT = -1
 
 
 def visible_across(
     encoder_attention_mask: jax.Array | None,
     segment_ids: jax.Array | None = None,
     decoder_segment_ids: jax.Array | None = None,
-) -> Visible | None:
+) -> Visibility | None:
     """Describe what a decoder's attention to an encoder sees.
 
     ``encoder_attention_mask`` is (batch, keys). With the segments of both sides, (batch, keys) and
@@ -221,9 +221,9 @@ def visible_across(
     """
     if segment_ids is None or decoder_segment_ids is None:
         return visible(encoder_attention_mask)
-    if encoder_attention_mask is not None and known_rows() is None:
-        segment_ids = jnp.where(encoder_attention_mask != 0, segment_ids, HIDDEN)
-    return Visible(query_segments=decoder_segment_ids, key_segments=segment_ids)
+    if encoder_attention_mask is not None and current_row_guarantees() is None:
+        segment_ids = jnp.where(encoder_attention_mask != 0, segment_ids, HIDDEN_SEGMENT)
+    return Visibility(query_segments=decoder_segment_ids, key_segments=segment_ids)
 
 
 def attention_mask(

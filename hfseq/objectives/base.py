@@ -14,11 +14,10 @@ import numpy as np
 
 from hfseq.data import tokenize
 from hfseq.data.arguments import DataArguments, TextArguments
-from hfseq.data.batches import IGNORED as IGNORED
 from hfseq.data.batches import LineRows, PackedRows, RowRandom, Rows
-from hfseq.data.sources import ImageRows, Images, RawText, Splits, load_splits
+from hfseq.data.sources import ByteArrayRows, ByteArrays, RawText, Splits, load_splits
 from hfseq.errors import UsageError
-from hfseq.nn.context import Rows as KnownRows
+from hfseq.nn.context import RowGuarantees as KnownRows
 from hfseq.objectives.cross_entropy import cross_entropy as cross_entropy
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ Batch = Mapping[str, jax.Array]
 #: A tree of parameters, or of the collections beside them, by name.
 Params = Mapping[str, Any]
 #: The rows of a split, and facts on them.
-Made = tuple[Rows, dict[str, Any]]
+RowsAndStats = tuple[Rows, dict[str, Any]]
 #: What a model was given, and what it answered.
 Sample = tuple[str, str]
 
@@ -58,20 +57,20 @@ class LossExtra(TypedDict, total=False):
 Loss = tuple[jax.Array, jax.Array, LossExtra]
 
 
-def text_rows(
+def make_text_rows(
     data: TextArguments,
     tokenizer: PreTrainedTokenizerBase,
     splits: Splits,
     split: str,
     length: int,
     cross: bool,
-) -> Made:
+) -> RowsAndStats:
     """Tokenise a split into packed rows, or a row a line; returns facts on it, too."""
     column, dataset = splits.text_column, splits[split]
-    if isinstance(dataset, Images):
+    if isinstance(dataset, ByteArrays):
         total = len(dataset) * dataset.size
         facts: dict[str, Any] = {"documents": len(dataset), "tokens": total, "bytes": total}
-        return ImageRows(dataset, tokenizer, length), facts
+        return ByteArrayRows(dataset, tokenizer, length), facts
     words, by_bytes = (
         split != "train" and getattr(data, name, False)
         for name in ("word_perplexity", "bits_per_byte")
@@ -112,7 +111,7 @@ def text_rows(
     return PackedRows(store, length, cross), facts
 
 
-class Processors:
+class ProcessorPair:
     """What makes inputs of pictures or sound, and a tokenizer, beside each other in a folder."""
 
     def __init__(self, inputs: Any, tokenizer: Any):
@@ -125,37 +124,37 @@ class Processors:
 
 
 logger = logging.getLogger(__name__)
-NAMED = 5  # pictures or sounds that a log names before it only counts
+MAX_LOGGED_EXAMPLES = 5  # pictures or sounds that a log names before it only counts
 
 
-class LeavesOut:
+class SkippedExamplesMixin:
     """Counts the examples that cannot be read, and says which the first ones are."""
 
     unit: ClassVar[str]
-    left_out: dict[str, dict[int, str]]  # by split and number: why
+    skipped_examples: dict[str, dict[int, str]]  # by split and number: why
 
-    def leave_out(self, split: str, number: int, name: str, reason: str) -> None:
+    def skip_example(self, split: str, number: int, name: str, reason: str) -> None:
         """Name an example that cannot be read, the first time."""
-        found = self.left_out.setdefault(split, {})
+        found = self.skipped_examples.setdefault(split, {})
         if number in found:
             return
         found[number] = reason
-        self.missed(split, number)
-        if len(found) <= NAMED:
+        self.on_skip(split, number)
+        if len(found) <= MAX_LOGGED_EXAMPLES:
             logger.warning("left out of %s: %s: %s", split, name, reason)
         elif len(found) in (10, 100, 1000, 10_000, 100_000):
             logger.warning("left out of %s so far: %d %s", split, len(found), self.unit)
 
-    def missed(self, split: str, number: int) -> None:
+    def on_skip(self, split: str, number: int) -> None:
         """Learn that an example of a split cannot be read."""
 
-    def count_left_out(self, split: str = "validation") -> dict[str, float]:
+    def skip_metrics(self, split: str = "validation") -> dict[str, float]:
         """Return the metric of how many could not be read, where there are such."""
-        missed = len(self.left_out.get(split, ()))
+        missed = len(self.skipped_examples.get(split, ()))
         return {"left_out": float(missed)} if missed else {}
 
 
-class Texts(NamedTuple):
+class GeneratedTexts(NamedTuple):
     """Texts that a model wrote: what they were made of, what they should be, and the scores."""
 
     sources: list[str]
@@ -188,13 +187,13 @@ class Objective:
     # What its models are found by on the Hub.
     tags: ClassVar[tuple[str, ...]] = ()
     # Whether --streaming, and --do_predict on a test split, mean anything here.
-    streams: ClassVar[bool] = True
-    predicts: ClassVar[bool] = False
+    supports_streaming: ClassVar[bool] = True
+    supports_predict: ClassVar[bool] = False
     # Whether the test split is judged like the validation split, by its loss.
-    judges_test: ClassVar[bool] = False
+    evaluates_test: ClassVar[bool] = False
     # What `loss` may rely on of the rows that `collate` returns, beside what arrays say: attention
     # then takes kernels that need padding at the end, or a bound of the documents in a row.
-    known_rows: KnownRows | None = None
+    row_layout: KnownRows | None = None
     # Whether `loss` takes a "memory" of the windows before and returns the one after this.
     carries_state: ClassVar[bool] = False
 
@@ -275,13 +274,15 @@ class Objective:
             most = min(most, longest)
         return wanted or min(self.tokenizer.model_max_length, most)
 
-    def make_rows(self, splits: Splits, split: str, length: int) -> Made:
+    def make_rows(self, splits: Splits, split: str, length: int) -> RowsAndStats:
         """Tokenise a split into rows of ``length`` tokens of text; returns facts on it, too."""
-        return text_rows(
+        return make_text_rows(
             self.arguments, self.tokenizer, splits, split, length, self.cross_documents
         )
 
-    def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
+    def generate_texts(
+        self, model: FlaxPreTrainedModel, params: Params, split: str
+    ) -> GeneratedTexts | None:
         """Let the model write texts for a split that :meth:`load_splits` gave, and judge them."""
         return None
 
@@ -361,7 +362,7 @@ class Objective:
         """Return metrics that are no sums, from arrays with an entry for each row of the split."""
         return {}
 
-    def reported(self, split: str) -> set[str] | None:
+    def reported_metrics(self, split: str) -> set[str] | None:
         """Return the names of all metrics of a split; None where that is not known beforehand."""
         return None
 
@@ -392,17 +393,17 @@ def forward(
     return call(*inputs, params=params, dropout_rng=rngs, train=train, extra=extra, **named)
 
 
-def visible(
+def attention_inputs(
     model: FlaxPreTrainedModel, segment_ids: jax.Array, prefix: str = ""
 ) -> dict[str, jax.Array]:
     """Say which tokens are real and, to models that take it, which document each belongs to."""
     inputs = {f"{prefix}attention_mask": (segment_ids > 0).astype(jnp.int32)}
     name = f"{prefix}segment_ids"
-    return inputs | ({name: segment_ids} if model.takes(name) else {})
+    return inputs | ({name: segment_ids} if model.accepts(name) else {})
 
 
 #: Tokens of a row that a sample shows.
-SHOWN = 32
+SAMPLE_LENGTH = 32
 
 
 def sample_rows(rows: Rows, count: int) -> Arrays:
@@ -412,6 +413,6 @@ def sample_rows(rows: Rows, count: int) -> Arrays:
     """
     chosen = sorted({number * len(rows) // count for number in range(count)})
     fetched = rows.fetch(np.array(chosen, np.int64))
-    ids, segments = (fetched[name][:, :SHOWN] for name in ("input_ids", "segment_ids"))
+    ids, segments = (fetched[name][:, :SAMPLE_LENGTH] for name in ("input_ids", "segment_ids"))
     shown = (segments > 0) & (segments == segments[:, :1])
     return {"input_ids": ids, "segment_ids": shown.astype(np.int32)}

@@ -13,22 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import GLUE, ClassificationArguments
-from hfseq.data.batches import IGNORED, RowRandom
+from hfseq.data.batches import IGNORE_INDEX, RowRandom
 from hfseq.data.classification import (
     ExampleRows,
-    LabelledSplits,
-    Labels,
+    LabeledSplits,
+    LabelEncoder,
     class_names,
     config_labels,
     is_regression,
     load_examples,
-    words_in,
+    load_or_train_word_tokenizer,
 )
-from hfseq.errors import UsageError, write_whole
-from hfseq.nn.context import Rows as KnownRows
-from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
+from hfseq.errors import UsageError, write_atomically
+from hfseq.nn.context import RowGuarantees as KnownRows
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, RowsAndStats, forward
 from hfseq.objectives.cross_entropy import cross_entropy
-from hfseq.objectives.metrics import Metric, judge, load_metric
+from hfseq.objectives.metrics import Metric, compute_metrics, load_metric
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: What is reported where neither a task nor a flag says.
-TWO_CLASSES = ("accuracy", "f1", "matthews_correlation")
-MORE_CLASSES = ("accuracy", "f1_macro", "matthews_correlation")
-NUMBERS = ("pearson", "spearmanr")
+BINARY_METRICS = ("accuracy", "f1", "matthews_correlation")
+MULTICLASS_METRICS = ("accuracy", "f1_macro", "matthews_correlation")
+REGRESSION_METRICS = ("pearson", "spearmanr")
 
 
 class Classification(Objective):
@@ -54,11 +54,11 @@ class Classification(Objective):
     name = "classification"
     data_arguments = ClassificationArguments
     auto_class = "ForSequenceClassification"
-    streams = False
+    supports_streaming = False
     has_vocabulary = False
-    predicts = True
-    judges_test = True
-    known_rows = KnownRows()
+    supports_predict = True
+    evaluates_test = True
+    row_layout = KnownRows()
 
     arguments: ClassificationArguments
 
@@ -68,16 +68,16 @@ class Classification(Objective):
         self.splits = load_examples(arguments)
         self.regression = config.problem_type == "regression"
         names = None if self.regression else config_labels(config)
-        self.labels = Labels(names, by_number="train" not in self.splits)
+        self.labels = LabelEncoder(names, by_number="train" not in self.splits)
         self.sums = () if self.regression else ("correct",)  # type: ignore[misc]
         task = GLUE.get(self.splits.task or "")
-        classes = TWO_CLASSES if config.num_labels == 2 else MORE_CLASSES
-        usual = task.metrics if task else NUMBERS if self.regression else classes
-        self.judge_by(arguments.metrics or usual)
+        classes = BINARY_METRICS if config.num_labels == 2 else MULTICLASS_METRICS
+        usual = task.metrics if task else REGRESSION_METRICS if self.regression else classes
+        self.load_metrics(arguments.metrics or usual)
         self.types = False
         self._numbers: dict[str, np.ndarray] = {}  # the labels of each split
 
-    def judge_by(self, metrics: Sequence[str]) -> None:
+    def load_metrics(self, metrics: Sequence[str]) -> None:
         """Load metrics; those that do not suit what is predicted are refused."""
         self.metric_names = tuple(metrics)
         self.scores = [load_metric(name) for name in self.metric_names]
@@ -85,10 +85,10 @@ class Classification(Objective):
         for metric in self.scores:  # which the first evaluation would stumble over
             if not isinstance(metric, Metric):
                 continue
-            if self.regression and not metric.of_numbers:
+            if self.regression and not metric.for_regression:
                 raise UsageError(
                     f"--metrics {metric.name} is of classes, and numbers are predicted here: give "
-                    f"{', '.join(NUMBERS)}, or --task_type classification"
+                    f"{', '.join(REGRESSION_METRICS)}, or --task_type classification"
                 )
             if metric.name == "f1" and classes > 2:
                 raise UsageError(
@@ -102,7 +102,9 @@ class Classification(Objective):
         """Load the words that the run found when it first began, or find them, if it may."""
         if arguments.vocabulary is None:
             return None
-        return words_in(folder, arguments, lambda: load_examples(arguments, plugins))
+        return load_or_train_word_tokenizer(
+            folder, arguments, lambda: load_examples(arguments, plugins)
+        )
 
     @classmethod
     def configure_data(  # type: ignore[override]
@@ -113,10 +115,10 @@ class Classification(Objective):
         if is_regression(splits, arguments, config):
             config.num_labels, config.problem_type = 1, "regression"
             return
-        cls.take_classes(config, splits)
+        cls.set_classes(config, splits)
 
     @staticmethod
-    def take_classes(config: PreTrainedConfig, splits: LabelledSplits) -> None:
+    def set_classes(config: PreTrainedConfig, splits: LabeledSplits) -> None:
         """Let the model have the classes of the data, in its own order if it has them all."""
         names, known = class_names(splits, config), config_labels(config)
         numbers = "train" not in splits and names == list(map(str, range(len(known))))
@@ -131,12 +133,12 @@ class Classification(Objective):
         kinds = getattr(self.config, "type_vocab_size", 0) or 0
         # As whoever calls the model with what the tokenizer gives.
         given = "token_type_ids" in self.tokenizer.model_input_names
-        self.types = pairs and given and kinds > 1 and model.takes("token_type_ids")
+        self.types = pairs and given and kinds > 1 and model.accepts("token_type_ids")
 
-    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
         """Tokenise a split, an example a row; log how many examples each class has."""
         examples = splits[split]
-        labels = self._numbers[split] = self.labels.numbers(examples, split)
+        labels = self._numbers[split] = self.labels.encode_labels(examples, split)
         pads = self.arguments.pad_to_max_length
         rows = ExampleRows(examples, labels, self.tokenizer, length, pads, self.types)
         if rows.truncated:
@@ -150,7 +152,7 @@ class Classification(Objective):
         if self.labels.names is not None:
             counts = Counter(labels.tolist())
             shown = [f"{name} {counts[number]}" for number, name in enumerate(self.labels.names)]
-            shown += [f"without a label {counts[IGNORED]}"] if IGNORED in counts else []
+            shown += [f"without a label {counts[IGNORE_INDEX]}"] if IGNORE_INDEX in counts else []
             logger.info("%s: %d examples: %s", split, len(labels), ", ".join(shown))
         elif len(known := labels[~np.isnan(labels)]):
             logger.info(
@@ -166,7 +168,7 @@ class Classification(Objective):
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Hide the labels of rows that only fill a batch up."""
         labels = rows["labels"]
-        known = ~np.isnan(labels) if self.regression else labels != IGNORED
+        known = ~np.isnan(labels) if self.regression else labels != IGNORE_INDEX
         valid = rows["valid"] if "valid" in rows else np.ones(len(labels), bool)
         batch = {
             "input_ids": rows["input_ids"],
@@ -191,7 +193,7 @@ class Classification(Objective):
         if self.types:
             inputs["token_type_ids"] = batch["token_type_ids"]
         mask, counts = batch["attention_mask"], batch["counts"]
-        if model.statistics and model.takes("code_mask"):
+        if model.statistics and model.accepts("code_mask"):
             inputs["code_mask"] = mask * batch["valid"][:, None]  # copies count in no statistics
         output, changed = forward(
             model,
@@ -209,7 +211,7 @@ class Classification(Objective):
             errors = jnp.where(counts, logits[:, 0].astype(jnp.float32) - labels, 0.0)
             total = jnp.square(errors).sum()
         else:
-            total, _, right = cross_entropy(logits, jnp.where(counts, labels, IGNORED))
+            total, _, right = cross_entropy(logits, jnp.where(counts, labels, IGNORE_INDEX))
             totals["correct"] = right
         count = counts.sum()
         added = getattr(output, "auxiliary_loss", None)
@@ -238,7 +240,7 @@ class Classification(Objective):
             metrics |= {f"{name}_{metric}": value for metric, value in scores.items()}
         return metrics
 
-    def reported(self, split: str) -> set[str] | None:
+    def reported_metrics(self, split: str) -> set[str] | None:
         """Return the names of all metrics of a split; other libraries' metrics name their own."""
         if not all(isinstance(metric, Metric) for metric in self.scores):
             return None
@@ -249,11 +251,11 @@ class Classification(Objective):
     def _judge(
         self, outputs: np.ndarray, labels: np.ndarray, with_loss: bool = False
     ) -> dict[str, float]:
-        known = ~np.isnan(labels) if self.regression else labels != IGNORED
+        known = ~np.isnan(labels) if self.regression else labels != IGNORE_INDEX
         if not known.any():
             return {}
         outputs, labels = outputs[known], labels[known]
-        scores = judge(self.scores, self.predictions(outputs), labels)
+        scores = compute_metrics(self.scores, self.predictions(outputs), labels)
         if not with_loss:
             return scores
         wide = outputs.astype(np.float64)
@@ -277,4 +279,4 @@ class Classification(Objective):
         for name, part in parts.items():
             path = folder / f"test_results{task}{f'_{name}' if name else ''}.tsv"
             lines = [f"{number}\t{shown[row]}\n" for number, row in enumerate(part)]
-            write_whole(path, "index\tprediction\n" + "".join(lines))
+            write_atomically(path, "index\tprediction\n" + "".join(lines))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import CausalArguments, TextArguments, has_arrays
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORE_INDEX, RowRandom, Rows
 from hfseq.data.sources import is_raw
 from hfseq.errors import UsageError
 from hfseq.objectives import base
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hfseq.plugins import Plugins
 
 #: Tokens that the model writes for a sample.
-WRITTEN = 32
+SAMPLE_NEW_TOKENS = 32
 
 
 class CausalLM(Objective):
@@ -43,10 +43,10 @@ class CausalLM(Objective):
     auto_class = "ForCausalLM"
     sums: ClassVar[tuple[str, ...]] = ("correct",)
     default_length = 1024
-    predicts = True
-    judges_test = True
+    supports_predict = True
+    evaluates_test = True
     carries_state = True
-    known_rows = base.KnownRows()
+    row_layout = base.KnownRows()
 
     def setup(self) -> None:
         """Find the token that rows begin with, where they do."""
@@ -72,7 +72,7 @@ class CausalLM(Objective):
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Learn whether the model adds to the loss, and what it wants to know of a batch."""
         # A model without statistics has nothing to count, even where it takes inputs of any name.
-        self.counts_rows = bool(model.statistics) and model.takes("code_mask")
+        self.counts_rows = bool(model.statistics) and model.accepts("code_mask")
 
         def call(params: Params, extra: Params) -> object:
             ids, key = jnp.zeros((1, 2), jnp.int32), jax.random.key(0)
@@ -108,18 +108,20 @@ class CausalLM(Objective):
             before = rows.get("previous_ids", np.full(len(ids), -1, np.int32))
             before = np.where(before < 0, self.first_id, before)
             after = np.where(begins, self.first_id, ids[:, :-1])
-            labels = np.where(segments > 0, ids, np.int32(IGNORED))
+            labels = np.where(segments > 0, ids, np.int32(IGNORE_INDEX))
             ids = np.concatenate([before[:, None], after], axis=1, dtype=ids.dtype)
         else:
             # The token after each one of the same document.
-            labels = np.full_like(ids, IGNORED)
+            labels = np.full_like(ids, IGNORE_INDEX)
             same = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-            labels[:, :-1] = np.where(same, ids[:, 1:], IGNORED)
+            labels[:, :-1] = np.where(same, ids[:, 1:], IGNORE_INDEX)
             if "next_ids" in rows:
                 follows = rows["next_ids"]
-                labels[:, -1] = np.where((segments[:, -1] > 0) & (follows >= 0), follows, IGNORED)
+                labels[:, -1] = np.where(
+                    (segments[:, -1] > 0) & (follows >= 0), follows, IGNORE_INDEX
+                )
         if "valid" in rows:
-            labels[~rows["valid"]] = IGNORED
+            labels[~rows["valid"]] = IGNORE_INDEX
         batch = {"input_ids": ids, "segment_ids": segments, "labels": labels}
         if (self.counts_rows or self._per_position) and "valid" in rows:
             batch["valid"] = rows["valid"]
@@ -137,7 +139,7 @@ class CausalLM(Objective):
         extra: Params | None = None,
     ) -> Loss:
         """Sum the cross-entropy of the labels, and in training what the model adds to it."""
-        inputs: dict[str, Any] = base.visible(model, batch["segment_ids"])
+        inputs: dict[str, Any] = base.attention_inputs(model, batch["segment_ids"])
         if self.counts_rows and "valid" in batch:
             inputs["code_mask"] = inputs["attention_mask"] * batch["valid"][:, None]
         if "memory" in batch:  # what is known of the windows before
@@ -192,7 +194,11 @@ class CausalLM(Objective):
         shown = base.sample_rows(rows, count)
         lengths = np.maximum(shown["segment_ids"].sum(axis=1) // 2, 1)
         limit = model.max_length()
-        most = WRITTEN if limit is None else min(WRITTEN, limit - int(lengths.max()))
+        most = (
+            SAMPLE_NEW_TOKENS
+            if limit is None
+            else min(SAMPLE_NEW_TOKENS, limit - int(lengths.max()))
+        )
         if most < 1:
             return []
         samples = []

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hfseq.data.batches import IGNORED
-from hfseq.nn.cpu import equal_part, first_maximum, one_cpu
+from hfseq.data.batches import IGNORE_INDEX
+from hfseq.nn.cpu import fast_argmax, is_single_cpu, largest_divisor
 
 # Logits that are looked at together on a CPU: a mebibyte of float32, which its caches hold.
-AT_ONCE = 2**18
+CHUNK_LOGITS = 2**18
 
 
 def cross_entropy(
@@ -43,7 +43,7 @@ def smoothed_cross_entropy(
     size = logits.shape[-1] if vocab_size is None else min(vocab_size, logits.shape[-1])
     if logits.shape[-1] > size:
         logits = jnp.where(jnp.arange(logits.shape[-1]) < size, logits, -jnp.inf)
-    wanted = labels != IGNORED
+    wanted = labels != IGNORE_INDEX
     safe = jnp.where(wanted, labels, 0)
     losses, plain, best = _label_losses(logits, safe, smoothing, size)
     total, plain_total = (jnp.where(wanted, part, 0.0).sum() for part in (losses, plain))
@@ -63,7 +63,7 @@ def _label_losses(
 
 
 def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -> Any:
-    few = rows_at_once(logits)
+    few = rows_per_chunk(logits)
     if few == labels.size:
         losses, plain, best, total = _losses(logits, labels, smoothing, size)
     else:
@@ -93,13 +93,13 @@ def _losses(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -
         rest = size * (total - top) - _real(wide - top[..., None], size).sum(-1)
         entropy = -(1 - smoothing) * math.log(1 - smoothing) - smoothing * math.log(other)
         losses = (1 - smoothing - other) * plain + other * rest - entropy
-    return losses, plain, first_maximum(wide, top), total
+    return losses, plain, fast_argmax(wide, top), total
 
 
 def _label_losses_backward(smoothing: float, size: int, saved: Any, cotangents: Any) -> Any:
     logits, labels, total = saved
     smoothed, plain, _ = cotangents
-    few = rows_at_once(logits)
+    few = rows_per_chunk(logits)
     if few == labels.size:
         return _change(logits, labels, total, smoothed, plain, smoothing, size), None
     shape = logits.shape
@@ -155,16 +155,16 @@ def _change(
 _label_losses.defvjp(_label_losses_forward, _label_losses_backward)
 
 
-def rows_at_once(logits: jax.Array) -> int:
+def rows_per_chunk(logits: jax.Array) -> int:
     """Return how many rows of ``logits`` (..., vocabulary) to look at together: all, or a few.
 
     On a CPU several passes over rows that stay in its caches take half of the time of passes over
     all (docs/benchmarks.md).
     """
     rows = math.prod(logits.shape[:-1])
-    if not one_cpu():
+    if not is_single_cpu():
         return rows
-    return equal_part(rows, AT_ONCE // logits.shape[-1]) if rows else 0
+    return largest_divisor(rows, CHUNK_LOGITS // logits.shape[-1]) if rows else 0
 
 
 def _real(x: jax.Array, size: int) -> jax.Array:

@@ -13,12 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import SPLITS, SpeechArguments, TextArguments
-from hfseq.data.audio import load_sounds
-from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, padded_labels
-from hfseq.errors import UsageError, nearest
-from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, Processors, forward
+from hfseq.data.audio import load_audio
+from hfseq.data.batches import IGNORE_INDEX, IndexRows, RowRandom, pad_labels
+from hfseq.errors import UsageError, did_you_mean
+from hfseq.objectives.audio import AudioInputMixin, draw_time_mask
+from hfseq.objectives.base import (
+    Arrays,
+    Batch,
+    Loss,
+    Objective,
+    Params,
+    ProcessorPair,
+    RowsAndStats,
+    forward,
+)
 from hfseq.objectives.metrics import error_rates
-from hfseq.objectives.sound import ReadsSound, hide_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -50,7 +59,7 @@ def ctc_loss(
     import optax
 
     if reduction not in REDUCTIONS:
-        raise UsageError(f"no reduction '{reduction}'{nearest(reduction, REDUCTIONS)}")
+        raise UsageError(f"no reduction '{reduction}'{did_you_mean(reduction, REDUCTIONS)}")
     logits, labels = jnp.asarray(logits, jnp.float32), jnp.asarray(labels)
     rows, frames, _ = logits.shape
     lengths = jnp.full(rows, frames) if lengths is None else jnp.asarray(lengths)
@@ -69,10 +78,10 @@ def ctc_loss(
 
 
 #: What begins a vocabulary of letters, as in wav2vec2-base-960h; "|" stands between words.
-SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "|")
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "|")
 
 
-class CTC(ReadsSound, Objective):
+class CTC(AudioInputMixin, Objective):
     """The letters of speech; the loss is in nats a letter, judged by word and character errors.
 
     In training spans of the frames are hidden, as the configuration says. A sound that is longer
@@ -83,7 +92,7 @@ class CTC(ReadsSound, Objective):
     data_arguments = SpeechArguments
     auto_class = "ForCTC"
     default_model_type = "wav2vec2"
-    streams = False
+    supports_streaming = False
     cuts = False
 
     arguments: SpeechArguments
@@ -104,20 +113,22 @@ class CTC(ReadsSound, Objective):
         options.pop("trust_remote_code", None)
         if name is not None:
             try:
-                return Processors(extractor, Wav2Vec2CTCTokenizer.from_pretrained(name, **options))
+                return ProcessorPair(
+                    extractor, Wav2Vec2CTCTokenizer.from_pretrained(name, **options)
+                )
             except (OSError, TypeError):  # there is no vocab.json
                 pass
-        splits = load_sounds(arguments)
+        splits = load_audio(arguments)
         if "train" not in splits:
             raise UsageError(
                 f"'{name}' has no letters, and there is no training text: give --train_file"
             )
         letters = {letter for text in cls.clean(splits["train"], arguments) for letter in text}
-        names = [*SPECIAL, *sorted(letters - {" ", *SPECIAL})]
+        names = [*SPECIAL_TOKENS, *sorted(letters - {" ", *SPECIAL_TOKENS})]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "vocab.json"
             file.write_text(json.dumps({name: number for number, name in enumerate(names)}))
-            return Processors(extractor, Wav2Vec2CTCTokenizer(str(file)))
+            return ProcessorPair(extractor, Wav2Vec2CTCTokenizer(str(file)))
 
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
@@ -128,16 +139,16 @@ class CTC(ReadsSound, Objective):
         if fresh:
             tokenizer.inputs.return_attention_mask = config.feat_extract_norm == "layer"
 
-    def make_rows(self, splits: Any, split: str, length: int) -> Made:
+    def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
         """Turn what is said into letters, in the case that the vocabulary has."""
-        known = self.tokenizer.get_vocab().keys() - set(SPECIAL)
+        known = self.tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS)
         texts = self.clean(splits[split], self.arguments)
         if not any(letter.islower() for letter in known):
             texts = [text.upper() for text in texts]
         self.texts[split] = texts
         labels = self.tokenizer(texts)["input_ids"]
-        padded = padded_labels(labels, max(map(len, labels), default=1))
-        rows = NumberedRows(splits[split], length, split, {"labels": padded})
+        padded = pad_labels(labels, max(map(len, labels), default=1))
+        rows = IndexRows(splits[split], length, split, {"labels": padded})
         unknown = sorted({letter for text in texts for letter in text} - known - {" "})
         if unknown:
             logger.warning("%s: letters that are not known: %s", split, " ".join(unknown[:20]))
@@ -149,23 +160,23 @@ class CTC(ReadsSound, Objective):
         heard, labels = self.read(rows, random), rows["labels"]
         split = SPLITS[int(rows["split"][0])]
         frames = self.frames_of(heard.lengths)
-        known = labels != IGNORED
+        known = labels != IGNORE_INDEX
         # Between two equal letters stands a frame without one.
         needed = known.sum(1) + ((labels[:, 1:] == labels[:, :-1]) & known[:, 1:]).sum(1)
         for row in np.flatnonzero((heard.lengths > 0) & (needed > frames)):
             number = int(rows["numbers"][row])
             name = self.splits[split].source(number).name
-            self.leave_out(split, number, name, f"{needed[row]} letters, {frames[row]} frames")
+            self.skip_example(split, number, name, f"{needed[row]} letters, {frames[row]} frames")
         counts = (heard.lengths > 0) & (needed <= frames) & (needed > 0)
         batch = self.inputs(heard) | {
             "frames": frames.astype(np.int32),
-            "labels": np.where(counts[:, None], labels, IGNORED),
+            "labels": np.where(counts[:, None], labels, IGNORE_INDEX),
             "counts": counts,
         }
         probability, span = self.spans()
         if split == "train" and probability:
             width = int(self.frames_of(heard.values.shape[1]))
-            batch["hidden"] = hide_spans(frames, width, probability, span, random.generators())
+            batch["hidden"] = draw_time_mask(frames, width, probability, span, random.generators())
         return batch
 
     def loss(
@@ -205,7 +216,7 @@ class CTC(ReadsSound, Objective):
             best = jnp.where(jnp.arange(best.shape[1]) < frames[:, None], best, -1)
             missing = self.choose_length(None) - best.shape[1]
             totals["row_letters"] = jnp.pad(best, ((0, 0), (0, missing)), constant_values=-1)
-        return total, (labels != IGNORED).sum(), {"extra": changed, "totals": totals}
+        return total, (labels != IGNORE_INDEX).sum(), {"extra": changed, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Return the loss."""
@@ -213,10 +224,10 @@ class CTC(ReadsSound, Objective):
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Compare what is read from the sounds with what is said, in all that can be read."""
-        letters, missed = rows["row_letters"], self.left_out.get(split, {})
+        letters, missed = rows["row_letters"], self.skipped_examples.get(split, {})
         kept = [row for row in range(len(letters)) if row not in missed]
         found = self.tokenizer.batch_decode(
             [letters[row][letters[row] >= 0] for row in kept], skip_special_tokens=False
         )
         rates = error_rates(found, [self.texts[split][row] for row in kept])
-        return rates | self.count_left_out(split)
+        return rates | self.skip_metrics(split)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hfseq.data.arguments import DenoisingArguments
-from hfseq.data.batches import IGNORED, RowRandom
+from hfseq.data.batches import IGNORE_INDEX, RowRandom
 from hfseq.data.tokenizers import pad_token_id, special_ids, table_size, word_marks
 from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays
@@ -46,7 +46,7 @@ class Denoising(Seq2SeqLM):
         roles = ("bos", "eos", "pad", "cls", "sep", "mask")
         if tokenizer.unk_token_id not in [getattr(tokenizer, f"{r}_token_id") for r in roles]:
             self.special[tokenizer.unk_token_id] = False  # it stands for text
-        self.sentences = sentence_tables(tokenizer, size)
+        self.sentences = build_sentence_tables(tokenizer, size)
 
     def target_length(self, length: int) -> int:
         """The decoder writes the whole row."""
@@ -56,7 +56,7 @@ class Denoising(Seq2SeqLM):
         """Shuffle and mask; labels are the rows as they were, special tokens included."""
         ids, segments = rows["input_ids"], rows["segment_ids"]
         inputs, documents = self.noise(ids, segments, random)
-        labels = np.where(segments > 0, ids, np.int32(IGNORED))
+        labels = np.where(segments > 0, ids, np.int32(IGNORE_INDEX))
         batch = {"input_ids": inputs, "segment_ids": documents}
         batch |= self.decoder_arrays(rows, labels, self.pad, segments)
         return batch | ({} if self.cross_documents else {"decoder_segment_ids": segments})
@@ -87,9 +87,9 @@ class Denoising(Seq2SeqLM):
         )
 
 
-STOPS = ".?!…‽؟۔։।॥።፧᙮"
-FULL_WIDTH = "。．！？｡"
-CLOSERS = "\"'”’»›)]}」』）］〉》\n\r"
+STOP_CHARACTERS = ".?!…‽؟۔։।॥።፧᙮"
+FULL_WIDTH_STOPS = "。．！？｡"
+CLOSING_CHARACTERS = "\"'”’»›)]}」』）］〉》\n\r"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ class SentenceTables:
         return stops
 
 
-def sentence_tables(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> SentenceTables:
+def build_sentence_tables(
+    tokenizer: PreTrainedTokenizerBase, size: int | None = None
+) -> SentenceTables:
     """Read the tables off a vocabulary with byte-level, SentencePiece or WordPiece marks.
 
     Where it marks no words, any token that is not in lower case may begin a sentence.
@@ -143,14 +145,14 @@ def sentence_tables(tokenizer: PreTrainedTokenizerBase, size: int | None = None)
     mark, starts = word_marks(vocabulary)
     tables = np.zeros((6, table_size(tokenizer, size)), bool)
     for token, text in texts.items():
-        bare = text.strip().rstrip(CLOSERS)
+        bare = text.strip().rstrip(CLOSING_CHARACTERS)
         marked = token.startswith(starts) if starts else not (mark and token.startswith(mark))
         opens = bool(starts) and marked and "\n" not in text  # a quotation mark after a space
         tables[:, vocabulary[token]] = (
-            bare.endswith(tuple(STOPS + FULL_WIDTH)),
-            bool(text) and not text.strip(CLOSERS) and not opens,
+            bare.endswith(tuple(STOP_CHARACTERS + FULL_WIDTH_STOPS)),
+            bool(text) and not text.strip(CLOSING_CHARACTERS) and not opens,
             marked,
-            bare.endswith(tuple(FULL_WIDTH)) or "\n" in text,
+            bare.endswith(tuple(FULL_WIDTH_STOPS)) or "\n" in text,
             not text.strip(" "),
             cased and text.lstrip()[:1].islower(),
         )

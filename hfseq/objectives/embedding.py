@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import EmbeddingArguments
-from hfseq.data.batches import IGNORED, FieldRows, RowRandom
-from hfseq.data.records import Records, load_records, sift
+from hfseq.data.batches import IGNORE_INDEX, FieldRows, RowRandom
+from hfseq.data.records import Records, drop_invalid, load_records
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError
-from hfseq.modeling.sentence import Sentences, normalized
-from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
+from hfseq.modeling.sentence import SentenceConfig, l2_normalize
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, RowsAndStats, forward
 from hfseq.objectives.cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Of how many neighbours the rank of the right one counts.
-RANKS = 10
+MRR_CUTOFF = 10
 
 
-class TextRows(FieldRows):
+class MultiTextRows(FieldRows):
     """Row i is example i: so many ``sides``, each the tokens of a text, (rows, sides, width)."""
 
     def __init__(
@@ -76,9 +76,9 @@ class Embedding(Objective):
     auto_class = "Model"
     pipeline_tag = "sentence-similarity"
     tags = ("sentence-transformers", "feature-extraction")
-    streams = False
+    supports_streaming = False
     has_vocabulary = False
-    judges_test = predicts = True
+    evaluates_test = supports_predict = True
     sums = ("correct",)
     default_length = 256
 
@@ -97,11 +97,11 @@ class Embedding(Objective):
                     text = example.get(name)
                     if not isinstance(text, str) or not text.strip():
                         problems[row] = f"'{name}' is no text but {text!r:.60}"
-            self.splits[split] = sift(records, split, problems, self.arguments)
+            self.splits[split] = drop_invalid(records, split, problems, self.arguments)
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Say how the model makes vectors, in what is saved, too."""
-        data, said = self.arguments, model.sentences or Sentences()
+        data, said = self.arguments, model.sentence_config or SentenceConfig()
         self.how = dataclasses.replace(
             said,
             pooling=said.pooling if data.pooling is None else (data.pooling,),
@@ -113,9 +113,9 @@ class Embedding(Objective):
         if wide := [dim for dim in data.dims if dim > features]:
             raise UsageError(f"--matryoshka_dims {wide[0]}: the vectors have {features} features")
         self.dims = data.dims or (features,)
-        model.sentences = self.how
+        model.sentence_config = self.how
 
-    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
         """Tokenise the texts of a split."""
         records = splits[split]
         examples = [records[row] for row in range(len(records))]
@@ -136,7 +136,7 @@ class Embedding(Objective):
             sides.append(ids)
         if cut:
             logger.info("%s: %d texts are longer than %d tokens and were cut", split, cut, length)
-        rows = TextRows(
+        rows = MultiTextRows(
             sides, pad_token_id(self.tokenizer), length, self.arguments.pad_to_max_length
         )
         logger.info("%s: %d examples of %s", split, len(rows), ", ".join(self.columns[split]))
@@ -163,10 +163,10 @@ class Embedding(Objective):
         output, changed = forward(model, params, rngs, train, extra, ids, attention_mask=mask)
         vectors = self.how(output.last_hidden_state, mask).reshape(rows, sides, -1)
         valid = batch["valid"]
-        targets = jnp.where(valid, jnp.arange(rows) * (sides - 1), IGNORED)
+        targets = jnp.where(valid, jnp.arange(rows) * (sides - 1), IGNORE_INDEX)
         total, right = jnp.zeros(()), jnp.zeros((), jnp.int32)
         for dim in self.dims:
-            units = normalized(vectors[..., :dim])
+            units = l2_normalize(vectors[..., :dim])
             others = units[:, 1:].reshape(rows * (sides - 1), dim)
             scores = self.arguments.scale * (units[:, 0] @ others.T)
             # What fills the batch up is nobody's negative.
@@ -175,7 +175,7 @@ class Embedding(Objective):
             total, right = total + part, found if dim == max(self.dims) else right
         totals: dict[str, jax.Array] = {"correct": right}
         if not train:
-            units = normalized(vectors)
+            units = l2_normalize(vectors)
             totals |= {"anchors": units[:, 0], "positives": units[:, 1]}
         return total, valid.sum(), {"extra": changed, "totals": totals}
 
@@ -197,12 +197,12 @@ class Embedding(Objective):
             ranks[start : start + len(part)] = (part > own[:, None] + 1e-6).sum(axis=1) + 1
         return {
             "accuracy_at_1": float((ranks == 1).mean()),
-            f"mrr_at_{RANKS}": float(np.where(ranks <= RANKS, 1 / ranks, 0.0).mean()),
+            f"mrr_at_{MRR_CUTOFF}": float(np.where(ranks <= MRR_CUTOFF, 1 / ranks, 0.0).mean()),
         }
 
-    def reported(self, split: str) -> set[str] | None:
+    def reported_metrics(self, split: str) -> set[str] | None:
         """Return the names of all metrics of a split."""
-        return {"loss", "accuracy", "accuracy_at_1", f"mrr_at_{RANKS}"}
+        return {"loss", "accuracy", "accuracy_at_1", f"mrr_at_{MRR_CUTOFF}"}
 
 
 def text_columns(records: Records) -> list[str]:

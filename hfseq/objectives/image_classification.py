@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import ImageArguments, TextArguments
-from hfseq.data.batches import IGNORED, NumberedRows, RowRandom
-from hfseq.data.classification import Labels, config_labels
-from hfseq.data.images import Pictures, load_image_processor, load_pictures
-from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, forward
+from hfseq.data.batches import IGNORE_INDEX, IndexRows, RowRandom
+from hfseq.data.classification import LabelEncoder, config_labels
+from hfseq.data.images import ImageDataset, load_image_processor, load_images
+from hfseq.objectives.base import Arrays, Batch, Loss, Params, RowsAndStats, forward
 from hfseq.objectives.classification import Classification
 from hfseq.objectives.cross_entropy import cross_entropy
-from hfseq.objectives.pictures import ReadsPictures
+from hfseq.objectives.images import ImageInputMixin
 
 if TYPE_CHECKING:
     import jax
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class ImageClassification(ReadsPictures, Classification):
+class ImageClassification(ImageInputMixin, Classification):
     """Cross-entropy of the class of each picture, and how many are right.
 
     Pictures are decoded while batches are made, by processes of their own; training cuts out a part
@@ -46,11 +46,11 @@ class ImageClassification(ReadsPictures, Classification):
 
     def setup(self) -> None:
         """Find the pictures, and the metrics that judge what is predicted for them."""
-        self.splits = load_pictures(self.arguments)
+        self.splits = load_images(self.arguments)
         self.regression, self.types = False, False
-        self.labels = Labels(config_labels(self.config), by_number="train" not in self.splits)
+        self.labels = LabelEncoder(config_labels(self.config), by_number="train" not in self.splits)
         self.sums = ("correct",)  # type: ignore[misc]
-        self.judge_by(self.arguments.metrics or ("accuracy",))
+        self.load_metrics(self.arguments.metrics or ("accuracy",))
         self.open_decoder(self.tokenizer)
         self._numbers = {}
 
@@ -74,7 +74,7 @@ class ImageClassification(ReadsPictures, Classification):
         cls, config: PreTrainedConfig, arguments: ImageArguments, plugins: Plugins | None
     ) -> None:
         """Let the model have the classes of the data."""
-        cls.take_classes(config, load_pictures(arguments, plugins))
+        cls.set_classes(config, load_images(arguments, plugins))
 
     def choose_length(self, limit: int | None) -> int:
         """Return the places of a picture in the model: its patches and the first, or one."""
@@ -85,24 +85,24 @@ class ImageClassification(ReadsPictures, Classification):
         _, height, width = self.decoder.shape
         return (height // sides[0]) * (width // sides[1]) + 1
 
-    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
         """Number the pictures of a split; log how many each class has."""
-        pictures: Pictures = splits[split]
-        labels = self._numbers[split] = self.labels.numbers(pictures, split)
+        pictures: ImageDataset = splits[split]
+        labels = self._numbers[split] = self.labels.encode_labels(pictures, split)
         assert self.labels.names is not None
         counts = Counter(labels.tolist())
         shown = [f"{name} {counts[number]}" for number, name in enumerate(self.labels.names)]
         shown = shown[:20] + ([f"and {len(shown) - 20} classes more"] if shown[20:] else [])
-        shown += [f"without a label {counts[IGNORED]}"] if IGNORED in counts else []
+        shown += [f"without a label {counts[IGNORE_INDEX]}"] if IGNORE_INDEX in counts else []
         logger.info("%s: %d pictures: %s", split, len(labels), ", ".join(shown))
-        rows = NumberedRows(pictures, length, split, {"labels": labels.copy()})
+        rows = IndexRows(pictures, length, split, {"labels": labels.copy()})
         return rows, {"documents": len(rows), "tokens": len(rows) * length}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Decode the pictures; those that cannot be read count for nothing."""
         pixels, read = self.read(rows, random)
         labels = rows["labels"]
-        counts = read & (labels != IGNORED)
+        counts = read & (labels != IGNORE_INDEX)
         return {
             "pixel_values": pixels,
             "labels": np.where(counts, labels, 0).astype(np.int32),
@@ -110,9 +110,9 @@ class ImageClassification(ReadsPictures, Classification):
             "valid": rows["valid"],
         }
 
-    def missed(self, split: str, number: int) -> None:
+    def on_skip(self, split: str, number: int) -> None:
         """Have no label where there is no picture."""
-        self._numbers[split][number] = IGNORED
+        self._numbers[split][number] = IGNORE_INDEX
 
     def loss(
         self,
@@ -126,7 +126,7 @@ class ImageClassification(ReadsPictures, Classification):
         """Sum the loss over pictures; in evaluation the logits of each row come along."""
         output, changed = forward(model, params, rngs, train, extra, batch["pixel_values"])
         counts = batch["counts"]
-        targets = jnp.where(counts, batch["labels"], IGNORED)
+        targets = jnp.where(counts, batch["labels"], IGNORE_INDEX)
         total, _, right = cross_entropy(output.logits, targets)
         totals: dict[str, jax.Array] = {"correct": right}
         if not train:
@@ -135,7 +135,7 @@ class ImageClassification(ReadsPictures, Classification):
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Judge the predictions for a split, and say how many pictures could not be read."""
-        return super().row_metrics(rows, split) | self.count_left_out(split)
+        return super().row_metrics(rows, split) | self.skip_metrics(split)
 
     def tokens(self, rows: Arrays) -> int:
         """Return the places of the pictures that count."""

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.arguments import CaptionArguments, TextArguments
-from hfseq.data.batches import IGNORED, NumberedRows, RowRandom
+from hfseq.data.arguments import ImageTextArguments, TextArguments
+from hfseq.data.batches import IGNORE_INDEX, IndexRows, RowRandom
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, RowsAndStats, forward
 from hfseq.objectives.cross_entropy import cross_entropy
-from hfseq.objectives.pictures import ReadsPictures, load_pair
+from hfseq.objectives.images import ImageInputMixin, load_processor_pair
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class ImageText(ReadsPictures, Objective):
+class ImageText(ImageInputMixin, Objective):
     """Each picture of the global batch has to find its caption, and each caption its picture.
 
     The loss is the mean of both, over all devices; a micro-batch of ``--gradient_accumulation``
@@ -34,13 +34,13 @@ class ImageText(ReadsPictures, Objective):
     """
 
     name = "image_text"
-    data_arguments = CaptionArguments
+    data_arguments = ImageTextArguments
     auto_class = "Model"
     sums = ("correct",)
-    streams = False
+    supports_streaming = False
     default_length = 77
 
-    arguments: CaptionArguments
+    arguments: ImageTextArguments
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
@@ -50,8 +50,8 @@ class ImageText(ReadsPictures, Objective):
                 "no model: give --model_name_or_path, a folder with both encoders, an image "
                 "processor and a tokenizer (docs/image_text.md makes one of two checkpoints)"
             )
-        assert isinstance(arguments, CaptionArguments)
-        return load_pair(name, arguments.image_size, **options)
+        assert isinstance(arguments, ImageTextArguments)
+        return load_processor_pair(name, arguments.image_size, **options)
 
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
@@ -64,7 +64,7 @@ class ImageText(ReadsPictures, Objective):
             )
         check_vocabulary(tokenizer.tokenizer, text)
 
-    def make_rows(self, splits: Any, split: str, length: int) -> Made:
+    def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
         """Tokenise the captions of a split."""
         encoded = self.tokenizer(
             list(splits[split].captions),
@@ -74,7 +74,7 @@ class ImageText(ReadsPictures, Objective):
             return_tensors="np",
         )
         ids, mask = (encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask"))
-        rows = NumberedRows(ids, length, split, {"input_ids": ids, "segment_ids": mask})
+        rows = IndexRows(ids, length, split, {"input_ids": ids, "segment_ids": mask})
         logger.info("%s: %d pictures with captions", split, len(rows))
         return rows, {"documents": len(rows), "tokens": int(mask.sum())}
 
@@ -112,7 +112,7 @@ class ImageText(ReadsPictures, Objective):
         # What does not count is nobody's answer.
         logits = jnp.where(counts[None], output.logits_per_text.astype(jnp.float32), -1e9)
         back = jnp.where(counts[None], output.logits_per_image.astype(jnp.float32), -1e9)
-        targets = jnp.where(counts, jnp.arange(len(logits)), IGNORED)
+        targets = jnp.where(counts, jnp.arange(len(logits)), IGNORE_INDEX)
         texts, _, right = cross_entropy(logits, targets)
         pictures, _, _ = cross_entropy(back, targets)
         return (
@@ -125,4 +125,4 @@ class ImageText(ReadsPictures, Objective):
         """Return the loss and the accuracy, and how many pictures could not be read."""
         metrics = super().metrics(totals)
         metrics.pop("perplexity", None)
-        return metrics | self.count_left_out()
+        return metrics | self.skip_metrics()

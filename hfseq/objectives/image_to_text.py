@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from hfseq.data.arguments import CaptioningArguments, TextArguments
-from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, padded_labels, shift_right
-from hfseq.data.images import Pictures
+from hfseq.data.arguments import ImageToTextArguments, TextArguments
+from hfseq.data.batches import IGNORE_INDEX, IndexRows, RowRandom, pad_labels, shift_right
+from hfseq.data.images import ImageDataset
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, Texts, forward
+from hfseq.objectives.base import Arrays, Batch, GeneratedTexts, Loss, Params, RowsAndStats, forward
+from hfseq.objectives.images import ImageInputMixin, load_processor_pair
 from hfseq.objectives.metrics import rouge_scores
-from hfseq.objectives.pictures import ReadsPictures, load_pair
-from hfseq.objectives.seq2seq import WritesText
+from hfseq.objectives.seq2seq import TextTargetObjective
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class ImageToText(ReadsPictures, WritesText):
+class ImageToText(ImageInputMixin, TextTargetObjective):
     """Cross-entropy of each token of a caption given the picture and the tokens before it.
 
     ``--label_smoothing_factor`` smoothes it in training only. The end of the text is a target, too.
@@ -35,13 +35,13 @@ class ImageToText(ReadsPictures, WritesText):
     """
 
     name = "image_to_text"
-    data_arguments = CaptioningArguments
+    data_arguments = ImageToTextArguments
     auto_class = "ForVision2Seq"
-    streams = False
-    predicts = True
+    supports_streaming = False
+    supports_predict = True
     default_length = 128
 
-    arguments: CaptioningArguments
+    arguments: ImageToTextArguments
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
@@ -52,8 +52,8 @@ class ImageToText(ReadsPictures, WritesText):
                 "image processor and a tokenizer "
                 "(scripts/create_model_from_encoder_decoder_models.py makes one of two checkpoints)"
             )
-        assert isinstance(arguments, CaptioningArguments)
-        return load_pair(name, arguments.image_size, **options)
+        assert isinstance(arguments, ImageToTextArguments)
+        return load_processor_pair(name, arguments.image_size, **options)
 
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
@@ -112,11 +112,11 @@ class ImageToText(ReadsPictures, WritesText):
         """Return the tokens of a caption."""
         return self.arguments.max_target_length
 
-    def make_rows(self, splits: Any, split: str, length: int) -> Made:
+    def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
         """Tokenise the captions of a split."""
         texts = self.tokenizer(list(splits[split].captions), add_special_tokens=False)["input_ids"]
         labels = [[*ids[: length - 1], self.config.eos_token_id] for ids in texts]
-        rows = NumberedRows(labels, length, split, {"labels": padded_labels(labels, length)})
+        rows = IndexRows(labels, length, split, {"labels": pad_labels(labels, length)})
         logger.info("%s: %d pictures with captions", split, len(rows))
         return rows, {"documents": len(rows), "tokens": sum(map(len, labels))}
 
@@ -125,7 +125,7 @@ class ImageToText(ReadsPictures, WritesText):
         pixels, counts = self.read(rows, random)
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         decoder = shift_right(rows["labels"], pad, start)
-        labels = np.where(counts[:, None], rows["labels"], np.int32(IGNORED))
+        labels = np.where(counts[:, None], rows["labels"], np.int32(IGNORE_INDEX))
         return {"pixel_values": pixels, "decoder_input_ids": decoder, "labels": labels}
 
     def loss(
@@ -152,19 +152,21 @@ class ImageToText(ReadsPictures, WritesText):
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Say how many could not be read, too."""
-        return super().metrics(totals) | self.count_left_out()
+        return super().metrics(totals) | self.skip_metrics()
 
-    def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
+    def generate_texts(
+        self, model: FlaxPreTrainedModel, params: Params, split: str
+    ) -> GeneratedTexts | None:
         """Write captions of a split, and compare them with those there are: ROUGE.
 
         A picture with several captions is compared with the one that fits best.
         """
-        from hfseq.pipelines.pictures import Captioner
+        from hfseq.pipelines.images import Captioner
 
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
             return None
-        pictures: Pictures = self.splits[split]
+        pictures: ImageDataset = self.splits[split]
         told: dict[str, list[str]] = {}
         places: dict[str, int] = {}
         for place, caption in enumerate(pictures.captions):
@@ -186,7 +188,7 @@ class ImageToText(ReadsPictures, WritesText):
         ]
         references = [told[one.name] for one in answers]
         hypotheses = [one.text or "" for one in answers]
-        return Texts(
+        return GeneratedTexts(
             [one.name for one in answers],
             [captions[0] for captions in references],
             hypotheses,

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from hfseq.errors import UsageError
 
 
-def beside_smoothed(metrics: dict[str, float], totals: dict[str, float]) -> dict[str, float]:
+def add_cross_entropy(metrics: dict[str, float], totals: dict[str, float]) -> dict[str, float]:
     """Return ``metrics`` of a loss that may be smoothed with those of the plain cross-entropy.
 
     ``perplexity`` is the exponential of that; ``cross_entropy`` itself is there where it differs.
@@ -33,8 +33,8 @@ def beside_smoothed(metrics: dict[str, float], totals: dict[str, float]) -> dict
 class Metric:
     """A score by name; ``compute`` returns it in a dict, as ``evaluate`` does."""
 
-    def __init__(self, name: str, function: Callable[..., float], of_numbers: bool = False):
-        self.name, self.of_numbers, self._function = name, of_numbers, function
+    def __init__(self, name: str, function: Callable[..., float], for_regression: bool = False):
+        self.name, self.for_regression, self._function = name, for_regression, function
 
     def compute(
         self, *, predictions: ArrayLike, references: ArrayLike, **options: str | int
@@ -144,7 +144,7 @@ METRICS = {
         Metric("f1", f1),
         Metric("f1_macro", partial(f1, average="macro")),
         Metric("matthews_correlation", matthews_correlation),
-        Metric("pearson", pearson, of_numbers=True),
+        Metric("pearson", pearson, for_regression=True),
         Metric("spearmanr", spearmanr, True),
     )
 }
@@ -170,7 +170,7 @@ def load_metric(name: str) -> Any:
         ) from error
 
 
-def judge(
+def compute_metrics(
     metrics: Sequence[Any], predictions: np.ndarray, references: np.ndarray
 ) -> dict[str, float]:
     """Return the scores of all metrics by name; what is no number is left out."""
@@ -183,10 +183,10 @@ def judge(
 
 Entity = tuple[str, int, int]
 #: Where a sentence ends and another begins.
-SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[^\Wa-z_]|[\"'(])")
+SENTENCE_BOUNDARY = re.compile(r"(?<=[.!?])\s+(?=[^\Wa-z_]|[\"'(])")
 
 
-def entities(tags: Sequence[str]) -> set[Entity]:
+def find_entities(tags: Sequence[str]) -> set[Entity]:
     """Return the entities of a sentence, (kind, first word, last word), as conlleval finds them.
 
     Tags are IOB, IOB2, IOE or IOBES; one begins where its kind changes, too.
@@ -217,7 +217,7 @@ def entity_scores(
     said, there = Counter[str](), Counter[str]()
     right = total = 0
     for found, wanted in zip(predictions, references, strict=True):
-        ours, theirs = entities(found), entities(wanted)
+        ours, theirs = find_entities(found), find_entities(wanted)
         said.update(kind for kind, *_ in ours)
         there.update(kind for kind, *_ in theirs)
         hit.update(kind for kind, *_ in ours & theirs)
@@ -238,7 +238,7 @@ def entity_scores(
     return scores
 
 
-def plain_words(answer: str) -> list[str]:
+def normalized_words(answer: str) -> list[str]:
     """Return the words that answers are compared by: lower case, no punctuation, no articles."""
     kept = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", kept).split()
@@ -251,9 +251,9 @@ def answer_scores(answer: str, wanted: Sequence[str]) -> tuple[float, float]:
     (Rajpurkar et al., 2016; 2018).
     """
     best = (0.0, 0.0)
-    found = plain_words(answer)
-    for one in [text for text in wanted if plain_words(text)] or [""]:
-        words = plain_words(one)
+    found = normalized_words(answer)
+    for one in [text for text in wanted if normalized_words(text)] or [""]:
+        words = normalized_words(one)
         common = (Counter(found) & Counter(words)).total()
         f1 = 2 * common / (len(found) + len(words)) if found and words else float(found == words)
         best = max(best[0], float(found == words)), max(best[1], f1)
@@ -320,7 +320,7 @@ def rouge_scores(
     scorer = RougeScorer(list(names), use_stemmer=True)
     sums = dict.fromkeys(names, 0.0)
     for hypothesis, told in zip(hypotheses, references, strict=True):
-        shown, *wanted = (SENTENCE.sub("\n", text) for text in (hypothesis, *told))
+        shown, *wanted = (SENTENCE_BOUNDARY.sub("\n", text) for text in (hypothesis, *told))
         found = scorer.score_multi(wanted, shown)
         for name in names:
             sums[name] += found[name].fmeasure

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import DataArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORE_INDEX, RowRandom, Rows
 from hfseq.data.tokenizers import special_ids, word_start_table
 from hfseq.errors import UsageError
 from hfseq.objectives import base
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
 
 #: Answers that a sample shows.
-GUESSES = 3
+SAMPLE_GUESSES = 3
 
 
 def mask_tokens(
@@ -62,10 +62,10 @@ def mask_tokens(
     chosen = candidates & (draw < probability)
     kind, others = random.uniform(length), random.integers(vocab_size, length)
     hidden = np.where(kind < 0.8, np.int32(mask_id), np.where(kind < 0.9, others, ids))
-    return np.where(chosen, hidden, ids), np.where(chosen, ids, np.int32(IGNORED))
+    return np.where(chosen, hidden, ids), np.where(chosen, ids, np.int32(IGNORE_INDEX))
 
 
-def capacity(tokens: int, probability: float) -> int:
+def target_capacity(tokens: int, probability: float) -> int:
     """Targets to make room for among ``tokens``: the mean and five deviations, a multiple of 8."""
     mean = tokens * probability
     room = math.ceil((mean + 5 * math.sqrt(mean * (1 - probability))) / 8) * 8
@@ -83,14 +83,14 @@ def gather_masked(
     position 0 and label -100.
     """
     flat = labels.reshape(groups, -1)
-    group, position = np.nonzero(flat != IGNORED)
+    group, position = np.nonzero(flat != IGNORE_INDEX)
     counts = np.bincount(group, minlength=groups)
-    room = capacity(flat.shape[1], probability)
+    room = target_capacity(flat.shape[1], probability)
     while room < counts.max():
         room = math.ceil(room * 1.25 / 8) * 8
     rank = np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
     positions = np.zeros((groups, room), np.int32)
-    targets = np.full((groups, room), IGNORED, np.int32)
+    targets = np.full((groups, room), IGNORE_INDEX, np.int32)
     positions[group, rank] = position
     targets[group, rank] = flat[group, position]
     return positions, targets
@@ -101,7 +101,7 @@ class MaskedLM(Objective):
 
     name = "mlm"
     auto_class = "ForMaskedLM"
-    known_rows = base.KnownRows()
+    row_layout = base.KnownRows()
     sums: ClassVar[tuple[str, ...]] = ("correct",)
 
     arguments: DataArguments
@@ -149,7 +149,7 @@ class MaskedLM(Objective):
         gathers = "masked_positions" in inspect.signature(model.module_class.__call__).parameters
         inputs: dict[str, Any] = {"masked_positions": positions} if gathers else {}
         if "segment_ids" in batch:
-            inputs |= base.visible(model, batch["segment_ids"])
+            inputs |= base.attention_inputs(model, batch["segment_ids"])
         output, changed = base.forward(
             model,
             params,
@@ -182,7 +182,7 @@ class MaskedLM(Objective):
         ids[row_numbers, hidden] = tokenizer.mask_token_id
         logits = model(ids, attention_mask=real.astype(np.int32), params=params).logits
         chances = np.asarray(jax.nn.softmax(logits[row_numbers, np.array(hidden)], axis=-1))
-        best = np.argsort(-chances, axis=-1)[:, :GUESSES].tolist()
+        best = np.argsort(-chances, axis=-1)[:, :SAMPLE_GUESSES].tolist()
         legible = ordinary | (ids == tokenizer.mask_token_id)
 
         def text(tokens: list[int]) -> str:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import DataArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORE_INDEX, RowRandom, Rows
 from hfseq.data.tokenizers import special_ids
 from hfseq.errors import UsageError
 from hfseq.objectives import base
@@ -30,7 +30,7 @@ class ReplacedTokens(Objective):
 
     name = "rtd"
     auto_class = "ForPreTraining"
-    known_rows = base.KnownRows()
+    row_layout = base.KnownRows()
     sums = ("correct", "replaced", "found")
 
     arguments: DataArguments
@@ -63,7 +63,7 @@ class ReplacedTokens(Objective):
         others = np.take_along_axis(ids, np.take_along_axis(order, taken, 1), 1)
         chosen = ordinary & (random.uniform(length) < self.arguments.mlm_probability)
         inputs = np.where(chosen, others, ids)
-        labels = np.where(real, (inputs != ids).astype(np.int32), np.int32(IGNORED))
+        labels = np.where(real, (inputs != ids).astype(np.int32), np.int32(IGNORE_INDEX))
         return {"input_ids": inputs, "segment_ids": segments, "labels": labels}
 
     def loss(
@@ -77,7 +77,7 @@ class ReplacedTokens(Objective):
     ) -> Loss:
         """Sum the cross-entropy of replaced against original over all real tokens."""
         labels = batch["labels"]
-        inputs: dict[str, Any] = base.visible(model, batch["segment_ids"])
+        inputs: dict[str, Any] = base.attention_inputs(model, batch["segment_ids"])
         output, changed = base.forward(
             model,
             params,
@@ -88,7 +88,7 @@ class ReplacedTokens(Objective):
             **inputs,
         )
         logits = output.logits.astype(jnp.float32)
-        counted, replaced = labels != IGNORED, labels == 1
+        counted, replaced = labels != IGNORE_INDEX, labels == 1
         each = jax.nn.softplus(logits) - jnp.where(replaced, logits, 0)
         found = counted & replaced & (logits > 0)
         right = counted & ((logits > 0) == replaced)
@@ -174,7 +174,7 @@ class SentenceOrder(MaskedLM):
             probability=self.arguments.mlm_probability,
         )
         positions, targets = gather_masked(labels, groups, self.arguments.mlm_probability)
-        order = np.where(valid, swapped.astype(np.int32), np.int32(IGNORED))
+        order = np.where(valid, swapped.astype(np.int32), np.int32(IGNORE_INDEX))
         return {
             "input_ids": inputs,
             "token_type_ids": types,

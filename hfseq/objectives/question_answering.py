@@ -12,22 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.answers import (
-    COLUMNS,
-    Windows,
-    best_spans,
-    check_answers,
-    find_span,
-    flat_table,
-    make_windows,
-)
 from hfseq.data.arguments import QuestionAnsweringArguments
 from hfseq.data.batches import FieldRows, RowRandom
-from hfseq.data.records import Records, load_records, sift
+from hfseq.data.question_answering import (
+    SQUAD_COLUMNS,
+    ContextWindows,
+    answer_problem,
+    best_spans,
+    find_span,
+    flatten_squad,
+    make_windows,
+)
+from hfseq.data.records import Records, drop_invalid, load_records
 from hfseq.data.tokenizers import pad_token_id
-from hfseq.errors import write_whole
-from hfseq.nn.context import Rows as KnownRows
-from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
+from hfseq.errors import write_atomically
+from hfseq.nn.context import RowGuarantees as KnownRows
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, RowsAndStats, forward
 from hfseq.objectives.metrics import answer_scores
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ class QuestionAnswering(Objective):
     name = "question_answering"
     data_arguments = QuestionAnsweringArguments
     auto_class = "ForQuestionAnswering"
-    streams = False
+    supports_streaming = False
     has_vocabulary = False
-    predicts = True
-    judges_test = True
-    known_rows = KnownRows()
+    supports_predict = True
+    evaluates_test = True
+    row_layout = KnownRows()
     default_length = 384
 
     arguments: QuestionAnsweringArguments
@@ -59,10 +59,10 @@ class QuestionAnswering(Objective):
     def setup(self) -> None:
         """Check the examples."""
         data = self.arguments
-        self.windows: dict[str, Windows] = {}
+        self.windows: dict[str, ContextWindows] = {}
         self.splits: dict[str, Records] = {}
-        for split, records in load_records(data, shape=flat_table).items():
-            for name in COLUMNS[1:3]:
+        for split, records in load_records(data, transform=flatten_squad).items():
+            for name in SQUAD_COLUMNS[1:3]:
                 records.column(f"{name}_column", None, (name,))
             answered = split != "test" or "answers" in records.tables[0].columns
             examples = [
@@ -72,22 +72,22 @@ class QuestionAnswering(Objective):
             problems = {
                 row: problem
                 for row, example in enumerate(examples)
-                if (problem := check_answers(example, data.version_2_with_negative)) is not None
+                if (problem := answer_problem(example, data.version_2_with_negative)) is not None
             }
-            self.splits[split] = sift(records, split, problems, data)
+            self.splits[split] = drop_invalid(records, split, problems, data)
         self.types = False
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Learn whether the model tells question and context apart."""
         kinds = getattr(self.config, "type_vocab_size", 0) or 0
         given = "token_type_ids" in self.tokenizer.model_input_names
-        self.types = given and kinds > 1 and model.takes("token_type_ids")
+        self.types = given and kinds > 1 and model.accepts("token_type_ids")
 
     def choose_length(self, limit: int | None) -> int:
         """Return the tokens of a row: 384, as version 4's script, where no flag says how many."""
         return min(super().choose_length(limit), self.arguments.row_length or self.default_length)
 
-    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
         """Cut the contexts of a split into windows, a row each."""
         records, data = splits[split], self.arguments
         examples = [records[row] for row in range(len(records))]
@@ -99,13 +99,17 @@ class QuestionAnswering(Objective):
             data.doc_stride or min(128, length // 3),
         )
         spans = np.zeros((len(windows.ids), 2), np.int32)  # the first token: no answer here
-        for row, example in enumerate(windows.example.tolist()):
+        for row, example in enumerate(windows.example_indices.tolist()):
             answers = examples[example].get("answers") or {"text": []}
             if answers["text"]:
                 start = answers["answer_start"][0]
                 place = start, start + len(answers["text"][0])
                 spans[row] = find_span(windows.offsets[row], *place) or 0
-        fields = {"token_type_ids": (windows.types, 0)} if self.types and windows.types else {}
+        fields = (
+            {"token_type_ids": (windows.token_type_ids, 0)}
+            if self.types and windows.token_type_ids
+            else {}
+        )
         self.length = length
         rows = FieldRows(
             windows.ids,
@@ -176,7 +180,7 @@ class QuestionAnswering(Objective):
         """Return the best answers of each question whose windows were all read."""
         data, windows, records = self.arguments, self.windows[split], self.splits[split]
         read, answers = len(rows["start_logits"]), {}
-        for number, own in enumerate(windows.of(len(records))):
+        for number, own in enumerate(windows.by_example(len(records))):
             if own[-1] >= read:
                 break
             found, nothing = best_spans(
@@ -208,7 +212,7 @@ class QuestionAnswering(Objective):
             answers[number] = {"best": best, "texts": texts, "odds": odds}
         return answers
 
-    def reported(self, split: str) -> set[str] | None:
+    def reported_metrics(self, split: str) -> set[str] | None:
         """Return the names of all metrics of a split."""
         kinds = ("", "HasAns_", "NoAns_") if self.arguments.version_2_with_negative else ("",)
         return {"loss", *(f"{kind}{name}" for kind in kinds for name in ("exact_match", "f1"))}
@@ -223,4 +227,4 @@ class QuestionAnswering(Objective):
         for name, part in files.items():
             made = {ids[row]: answer[part] for row, answer in answers.items()}
             text = json.dumps(made, indent=4, ensure_ascii=False)
-            write_whole(folder / f"{name}.json", text + "\n")
+            write_atomically(folder / f"{name}.json", text + "\n")

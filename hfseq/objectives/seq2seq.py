@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import numpy as np
 
-from hfseq.data.batches import IGNORED, RowRandom, Rows, shift_right
+from hfseq.data.batches import IGNORE_INDEX, RowRandom, Rows, shift_right
 from hfseq.errors import UsageError
 from hfseq.objectives import base
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Sample
 from hfseq.objectives.cross_entropy import cross_entropy, smoothed_cross_entropy
-from hfseq.objectives.metrics import beside_smoothed
+from hfseq.objectives.metrics import add_cross_entropy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class WritesText(Objective):
+class TextTargetObjective(Objective):
     """Targets are texts: ``--label_smoothing_factor`` smoothes their loss, in training only."""
 
     sums: ClassVar[tuple[str, ...]] = ("correct", "cross_entropy")
@@ -47,11 +47,11 @@ class WritesText(Objective):
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
-        return beside_smoothed(super().metrics(totals), totals)
+        return add_cross_entropy(super().metrics(totals), totals)
 
     def tokens(self, rows: Arrays) -> int:
         """Return how many tokens are to be written."""
-        return int((rows["labels"] != IGNORED)[rows["valid"]].sum())
+        return int((rows["labels"] != IGNORE_INDEX)[rows["valid"]].sum())
 
     def chosen(self, split: str, places: Sequence[int]) -> list[int]:
         """Return at which of ``places`` texts are written: of validation so many as asked for."""
@@ -69,7 +69,7 @@ class Seq2SeqLM(Objective):
     """
 
     auto_class = "ForSeq2SeqLM"
-    known_rows = base.KnownRows()
+    row_layout = base.KnownRows()
     sums: ClassVar[tuple[str, ...]] = ("correct",)
 
     def setup(self) -> None:
@@ -113,7 +113,7 @@ class Seq2SeqLM(Objective):
     ) -> Loss:
         """Sum the cross-entropy of the labels."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
-        size = model.vocabulary("decoder_input_ids")
+        size = model.vocab_size("decoder_input_ids")
         total, count, right = cross_entropy(logits, batch["labels"], size)
         return total, count, {"extra": changed, "totals": {"correct": right}}
 
@@ -128,8 +128,8 @@ class Seq2SeqLM(Objective):
     ) -> tuple[jax.Array, Params]:
         """Run the model on a batch; returns its logits and the new ``extra``."""
         if "decoder_segment_ids" in batch:
-            inputs: dict[str, Any] = base.visible(model, batch["segment_ids"])
-            inputs |= base.visible(model, batch["decoder_segment_ids"], "decoder_")
+            inputs: dict[str, Any] = base.attention_inputs(model, batch["segment_ids"])
+            inputs |= base.attention_inputs(model, batch["decoder_segment_ids"], "decoder_")
         else:  # one sequence a row: padding, at its end, is all that is to be hidden
             inputs = {"attention_mask": batch["segment_ids"]}
         output, changed = base.forward(
@@ -157,7 +157,7 @@ class Seq2SeqLM(Objective):
         if segments is not None:
             decoder[:, 1:][segments[:, 1:] > segments[:, :-1]] = start
         if "valid" in rows:
-            labels[~rows["valid"]] = IGNORED
+            labels[~rows["valid"]] = IGNORE_INDEX
         return {"decoder_input_ids": decoder, "labels": labels}
 
     def samples(
@@ -168,7 +168,7 @@ class Seq2SeqLM(Objective):
         batch = self.collate(shown, RowRandom(0, 0, np.arange(len(shown["input_ids"]))), 1)
         inputs, real = batch["input_ids"], batch["segment_ids"] > 0
         limit = model.max_length()
-        most = 2 * base.SHOWN if limit is None else min(2 * base.SHOWN, limit - 1)
+        most = 2 * base.SAMPLE_LENGTH if limit is None else min(2 * base.SAMPLE_LENGTH, limit - 1)
         made = model.generate(
             inputs,
             attention_mask=real.astype(np.int32),

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hfseq.data.arguments import ChatArguments
-from hfseq.data.batches import IGNORED, FieldRows, RowRandom, Rows
-from hfseq.data.chat import Encoder, PackedChats, encode_all, set_tokens
+from hfseq.data.batches import IGNORE_INDEX, FieldRows, RowRandom, Rows
+from hfseq.data.chat import ChatEncoder, PackedChatRows, configure_tokenizer, encode_examples
 from hfseq.data.records import load_records
 from hfseq.data.tokenizers import pad_token_id
-from hfseq.objectives.base import Arrays, Made, Params, Sample
-from hfseq.objectives.clm import WRITTEN, CausalLM
+from hfseq.objectives.base import Arrays, Params, RowsAndStats, Sample
+from hfseq.objectives.clm import SAMPLE_NEW_TOKENS, CausalLM
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
@@ -32,7 +32,7 @@ class InstructionTuning(CausalLM):
 
     name = "sft"
     data_arguments = ChatArguments
-    streams = False
+    supports_streaming = False
     carries_state = False
     tags = ("sft",)
 
@@ -41,7 +41,7 @@ class InstructionTuning(CausalLM):
     def setup(self) -> None:
         """Give the tokenizer its chat template, and tokenizer and model the end of a turn."""
         super().setup()
-        set_tokens(self.tokenizer, self.arguments)
+        configure_tokenizer(self.tokenizer, self.arguments)
         self.packs = self.arguments.packing
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
@@ -54,7 +54,7 @@ class InstructionTuning(CausalLM):
             self.stops = [end, *self.stops]
             model.generation_config.eos_token_id = self.stops
             model.config.eos_token_id = end
-        if self.packs and not model.takes("segment_ids"):
+        if self.packs and not model.accepts("segment_ids"):
             logger.warning(
                 "architecture '%s' takes no segment_ids, which keep packed examples apart: every "
                 "row has one example",
@@ -66,24 +66,24 @@ class InstructionTuning(CausalLM):
         """Load the examples."""
         return load_records(self.arguments, plugins)
 
-    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
         """Tokenise the examples of a split: a row each, or several."""
         records = splits[split]
-        encode = Encoder(self.tokenizer, self.arguments, records)
-        if split == "train" and encode.chats:
+        encode = ChatEncoder(self.tokenizer, self.arguments, records)
+        if split == "train" and encode.conversational:
             self._check_end(encode)
-        examples, cut = encode_all(encode, records, split, length)
+        examples, cut = encode_examples(encode, records, split, length)
         pad = pad_token_id(self.tokenizer)
-        rows: PackedChats | FieldRows
+        rows: PackedChatRows | FieldRows
         if self.packs:
-            rows = PackedChats(examples, pad, length)
+            rows = PackedChatRows(examples, pad, length)
         else:
             ids: Any = [one.ids for one in examples]
-            learned: Any = [one.learned for one in examples]
+            learned: Any = [one.loss_mask for one in examples]
             rows = FieldRows(
                 ids, pad, length, {"learned": (learned, 0)}, {}, self.arguments.pad_to_max_length
             )
-        count = sum(int(one.learned[1:].sum()) for one in examples)
+        count = sum(int(one.loss_mask[1:].sum()) for one in examples)
         logger.info(
             "%s: %d examples make %d rows; %.3g %% of the tokens are learned%s%s",
             split,
@@ -92,15 +92,15 @@ class InstructionTuning(CausalLM):
             100 * count / rows.total_tokens,
             f", and {cut} examples were cut to {length} tokens" if cut else "",
             ""
-            if encode.marked or encode.completions
+            if encode.assistant_only or encode.completion_only
             else " (answers alone: --assistant_only_loss, or columns prompt and completion)",
         )
         facts = {"documents": len(examples), "tokens": rows.total_tokens, "targets": count}
         return rows, facts
 
-    def _check_end(self, encode: Encoder) -> None:
+    def _check_end(self, encode: ChatEncoder) -> None:
         """Warn where the model would not learn to end an answer, or nobody would stop there."""
-        end, learned = encode.turn_end()
+        end, learned = encode.end_of_turn()
         if not learned:
             logger.warning(
                 "the chat template does not mark the token that ends an answer as part of it: the "
@@ -119,8 +119,8 @@ class InstructionTuning(CausalLM):
         """Set each token's label to its successor, where that one is learned."""
         batch = super().collate(rows, random, groups)
         labels = batch["labels"]
-        labels[:, :-1][rows["learned"][:, 1:] == 0] = IGNORED
-        labels[:, -1] = IGNORED
+        labels[:, :-1][rows["learned"][:, 1:] == 0] = IGNORE_INDEX
+        labels[:, -1] = IGNORE_INDEX
         return batch
 
     def samples(
@@ -132,7 +132,7 @@ class InstructionTuning(CausalLM):
         limit, samples = model.max_length(), []
         for ids, learned in zip(shown["input_ids"], shown["learned"], strict=True):
             begins = int(learned.argmax())
-            most = WRITTEN if limit is None else min(WRITTEN, limit - begins)
+            most = SAMPLE_NEW_TOKENS if limit is None else min(SAMPLE_NEW_TOKENS, limit - begins)
             if not begins or most < 1:
                 continue
             made = model.generate(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hfseq.data.arguments import SpanArguments
-from hfseq.data.batches import IGNORED, RowRandom
+from hfseq.data.batches import IGNORE_INDEX, RowRandom
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays
@@ -162,11 +162,11 @@ def noise_mask(
     lengths = np.asarray(lengths, np.int64)
     noise, spans = count_spans(lengths, density, mean_length)
     # The hidden tokens are cut into spans after `spans - 1` of them and after the last one ...
-    ends = pick(random, width + 1, noise - 1, spans - 1)
+    ends = choose_positions(random, width + 1, noise - 1, spans - 1)
     rows = np.flatnonzero(noise)
     ends[rows, noise[rows] - 1] = True
     # ... and each span lies in a gap of its own between (or around) the tokens that stay.
-    row, gap = np.nonzero(pick(random, width + 1, lengths - noise + 1, spans))
+    row, gap = np.nonzero(choose_positions(random, width + 1, lengths - noise + 1, spans))
     end = np.nonzero(ends)[1] + 1
     new_row = np.concatenate([[True], row[1:] != row[:-1]])[: len(row)]
     begin = np.where(new_row, 0, np.concatenate([[0], end])[: len(row)])
@@ -178,7 +178,9 @@ def noise_mask(
     return np.cumsum(steps[:, :width], axis=1) > 0, first
 
 
-def pick(random: RowRandom, width: int, among: np.ndarray, count: np.ndarray) -> np.ndarray:
+def choose_positions(
+    random: RowRandom, width: int, among: np.ndarray, count: np.ndarray
+) -> np.ndarray:
     """Choose ``count`` of the first ``among`` columns of each row, all choices equally likely."""
     keys = random.integers(2**31 - 1, width).astype(np.int64) * width + np.arange(width)
     keys[np.arange(width) >= among[:, None]] = np.iinfo(np.int64).max
@@ -216,7 +218,7 @@ def corrupt(
     targets, wanted = _pack(
         np.concatenate([pairs, end], 1), np.concatenate([shown, closed], 1), widths[1]
     )
-    return np.where(tokens, inputs, np.int32(pad)), tokens, np.where(wanted, targets, IGNORED)
+    return np.where(tokens, inputs, np.int32(pad)), tokens, np.where(wanted, targets, IGNORE_INDEX)
 
 
 def _pack(values: np.ndarray, kept: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,13 +9,22 @@ import jax
 import numpy as np
 
 from hfseq.data.arguments import SpeechRecognitionArguments, TextArguments
-from hfseq.data.audio import Reader, Sounds
-from hfseq.data.batches import IGNORED, NumberedRows, RowRandom, padded_labels, shift_right
+from hfseq.data.audio import AudioDataset, AudioReader
+from hfseq.data.batches import IGNORE_INDEX, IndexRows, RowRandom, pad_labels, shift_right
 from hfseq.errors import UsageError, first_line
-from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, Processors, Texts, forward
+from hfseq.objectives.audio import AudioInputMixin
+from hfseq.objectives.base import (
+    Arrays,
+    Batch,
+    GeneratedTexts,
+    Loss,
+    Params,
+    ProcessorPair,
+    RowsAndStats,
+    forward,
+)
 from hfseq.objectives.metrics import error_rates
-from hfseq.objectives.seq2seq import WritesText
-from hfseq.objectives.sound import ReadsSound
+from hfseq.objectives.seq2seq import TextTargetObjective
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class SpeechRecognition(ReadsSound, WritesText):
+class SpeechRecognition(AudioInputMixin, TextTargetObjective):
     """Cross-entropy of each token of what is said given the sound and the tokens before it.
 
     Whisper's own first tokens (language, task, no timestamps) and the end are targets, too, as in
@@ -37,9 +46,9 @@ class SpeechRecognition(ReadsSound, WritesText):
     name = "speech_recognition"
     data_arguments = SpeechRecognitionArguments
     auto_class = "ForSpeechSeq2Seq"
-    streams = False
+    supports_streaming = False
     cuts = False
-    tokens = WritesText.tokens  # of text, not of sound
+    tokens = TextTargetObjective.tokens  # of text, not of sound
 
     arguments: SpeechRecognitionArguments
 
@@ -70,7 +79,7 @@ class SpeechRecognition(ReadsSound, WritesText):
         source = arguments.feature_extractor_name or name
         extractor = super().load_processor(source, arguments, **options)
         try:
-            return Processors(extractor, AutoTokenizer.from_pretrained(name, **options))
+            return ProcessorPair(extractor, AutoTokenizer.from_pretrained(name, **options))
         except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
             raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
 
@@ -105,7 +114,9 @@ class SpeechRecognition(ReadsSound, WritesText):
                 f"the model hears {frames} frames, and its feature extractor makes "
                 f"{extractor.nb_max_frames}: they are not of one checkpoint"
             )
-        self.reader = Reader(extractor.sampling_rate, fewest, most, given.decode_workers, cut=False)
+        self.reader = AudioReader(
+            extractor.sampling_rate, fewest, most, given.decode_workers, crop=False
+        )
         room = config.max_target_positions
         self.length = min(given.max_label_length, room)
         generation = model.generation_config
@@ -120,9 +131,9 @@ class SpeechRecognition(ReadsSound, WritesText):
         """Return the tokens of a text."""
         return self.length
 
-    def make_rows(self, splits: Any, split: str, length: int) -> Made:
+    def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
         """Tokenise what is said; what is too long is left out."""
-        sounds: Sounds = splits[split]
+        sounds: AudioDataset = splits[split]
         texts = self.texts[split] = self.clean(sounds, self.arguments)
         start, end = self.config.decoder_start_token_id, self.config.eos_token_id
         labels = []
@@ -131,10 +142,10 @@ class SpeechRecognition(ReadsSound, WritesText):
             ids = ids if ids[-1:] == [end] else [*ids, end]
             if len(ids) > length:
                 name = sounds.source(number).name
-                self.leave_out(split, number, name, f"{len(ids)} tokens, more than {length}")
+                self.skip_example(split, number, name, f"{len(ids)} tokens, more than {length}")
                 ids = []
             labels.append(ids)
-        rows = NumberedRows(sounds, length, split, {"labels": padded_labels(labels, length)})
+        rows = IndexRows(sounds, length, split, {"labels": pad_labels(labels, length)})
         tokens = sum(map(len, labels))
         logger.info("%s: %d sounds, %d tokens", split, len(rows), tokens)
         return rows, {"documents": len(rows), "tokens": tokens}
@@ -142,7 +153,7 @@ class SpeechRecognition(ReadsSound, WritesText):
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Read the sounds and make spectrograms of them; a row without one has no labels."""
         found, counts = self.hear(rows, random)
-        labels = np.where(counts[:, None], rows["labels"], np.int32(IGNORED))
+        labels = np.where(counts[:, None], rows["labels"], np.int32(IGNORE_INDEX))
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         decoder = shift_right(rows["labels"], pad, start)
         features = self.spectrograms(
@@ -184,14 +195,16 @@ class SpeechRecognition(ReadsSound, WritesText):
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Say how many could not be read, too."""
-        return super().metrics(totals) | self.count_left_out()
+        return super().metrics(totals) | self.skip_metrics()
 
-    def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
+    def generate_texts(
+        self, model: FlaxPreTrainedModel, params: Params, split: str
+    ) -> GeneratedTexts | None:
         """Write down the sounds of a split, and count errors of words and characters."""
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
             return None
-        sounds, missed = self.splits[split], self.left_out.get(split, {})
+        sounds, missed = self.splits[split], self.skipped_examples.get(split, {})
         heard = [number for number in range(len(sounds)) if number not in missed]
         chosen = self.chosen(split, heard)
         names, wanted, written = [], [], []
@@ -203,7 +216,7 @@ class SpeechRecognition(ReadsSound, WritesText):
             good, samples = [], []
             for place, made in enumerate(found):
                 if isinstance(made, str):
-                    self.leave_out(split, batch[place], sources[place].name, made)
+                    self.skip_example(split, batch[place], sources[place].name, made)
                 else:
                     good.append(place)
                     samples.append(made)
@@ -217,4 +230,4 @@ class SpeechRecognition(ReadsSound, WritesText):
                 np.asarray(ids)[: len(good)], skip_special_tokens=True
             )
             written += [" ".join(text.split()) for text in decoded]
-        return Texts(names, wanted, written, error_rates(written, wanted), {})
+        return GeneratedTexts(names, wanted, written, error_rates(written, wanted), {})

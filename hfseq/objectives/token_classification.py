@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.arguments import TokenClassificationArguments
-from hfseq.data.batches import IGNORED, FieldRows, RowRandom
-from hfseq.data.classification import config_labels, sorted_names
-from hfseq.data.records import Records, load_records, sift
+from hfseq.data.batches import IGNORE_INDEX, FieldRows, RowRandom
+from hfseq.data.classification import config_labels, sort_labels
+from hfseq.data.records import Records, drop_invalid, load_records
 from hfseq.data.tokenizers import pad_token_id
-from hfseq.errors import UsageError, write_whole
-from hfseq.nn.context import Rows as KnownRows
-from hfseq.objectives.base import Arrays, Batch, Loss, Made, Objective, Params, forward
+from hfseq.errors import UsageError, write_atomically
+from hfseq.nn.context import RowGuarantees as KnownRows
+from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, RowsAndStats, forward
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.metrics import entity_scores
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WORDS = ("tokens", "words")
-OVERALL = ("precision", "recall", "f1", "accuracy")
+WORD_COLUMNS = ("tokens", "words")
+OVERALL_METRICS = ("precision", "recall", "f1", "accuracy")
 
 
 class TokenClassification(Objective):
@@ -45,11 +45,11 @@ class TokenClassification(Objective):
     name = "token_classification"
     data_arguments = TokenClassificationArguments
     auto_class = "ForTokenClassification"
-    streams = False
+    supports_streaming = False
     has_vocabulary = False
-    predicts = True
-    judges_test = True
-    known_rows = KnownRows()
+    supports_predict = True
+    evaluates_test = True
+    row_layout = KnownRows()
     sums = ("correct",)
 
     arguments: TokenClassificationArguments
@@ -69,8 +69,8 @@ class TokenClassification(Objective):
                 problem = self._problem(records[row].get(words), tags, self._classes(records))
                 if problem is not None:
                     problems[row] = problem
-            self.splits[split] = sift(records, split, problems, self.arguments)
-        mark_words(self.tokenizer)
+            self.splits[split] = drop_invalid(records, split, problems, self.arguments)
+        enable_prefix_space(self.tokenizer)
 
     def _problem(self, words: object, tags: object, classes: Sequence[str]) -> str | None:
         """Say why an example is of no use, if it is; ``tags`` are ... where none are needed."""
@@ -83,7 +83,7 @@ class TokenClassification(Objective):
         if not isinstance(tags, list) or len(tags) != len(words):
             count = len(tags) if isinstance(tags, list) else f"{tags!r:.40} for"
             return f"{len(words)} words and {count} tags"
-        strange = [tag for tag in named_tags(tags, classes) if tag not in self.numbers]
+        strange = [tag for tag in tag_names(tags, classes) if tag not in self.numbers]
         if strange:
             return f"the tag '{strange[0]}' is not one that the model learns"
         return None
@@ -109,7 +109,7 @@ class TokenClassification(Objective):
         names = list(records.tables[0].classes)
         if not names:
             lists = [records[row].get(str(column)) for row in range(len(records))]
-            names = sorted_names(
+            names = sort_labels(
                 str(tag) for tags in lists if isinstance(tags, list) for tag in tags
             )
         if not names:
@@ -121,7 +121,7 @@ class TokenClassification(Objective):
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
 
-    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
         """Tokenise the sentences of a split, a row each."""
         records, data = splits[split], self.arguments
         words, column = word_columns(records, data, split != "test")
@@ -137,7 +137,7 @@ class TokenClassification(Objective):
             )
             tags = [self.names[0]] * len(example[words])
             if column is not None:
-                tags = named_tags(example[column], self._classes(records))
+                tags = tag_names(example[column], self._classes(records))
             numbers = [self.numbers[tag] for tag in tags]
             ids.append(encoded["input_ids"])
             labels.append(self._aligned(encoded.word_ids(), tags, numbers))
@@ -156,7 +156,7 @@ class TokenClassification(Objective):
             ids,
             pad_token_id(self.tokenizer),
             length,
-            {"labels": (labels, IGNORED)},
+            {"labels": (labels, IGNORE_INDEX)},
             {},
             data.pad_to_max_length,
         )
@@ -169,7 +169,7 @@ class TokenClassification(Objective):
         labels, before = [], None
         for word in words:
             if word is None:
-                labels.append(IGNORED)
+                labels.append(IGNORE_INDEX)
             elif word != before:
                 labels.append(numbers[word])
             elif self.arguments.label_all_tokens:
@@ -177,14 +177,14 @@ class TokenClassification(Objective):
                 inside = f"I-{tag[2:]}" if tag.startswith("B-") else tag
                 labels.append(self.numbers.get(inside, numbers[word]))
             else:
-                labels.append(IGNORED)
+                labels.append(IGNORE_INDEX)
             before = word
         return labels
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Hide the labels of rows that only fill a batch up."""
         valid = rows["valid"][:, None] if "valid" in rows else True
-        labels = np.where(valid, rows["labels"], np.int32(IGNORED))
+        labels = np.where(valid, rows["labels"], np.int32(IGNORE_INDEX))
         return {
             "input_ids": rows["input_ids"],
             "attention_mask": rows["segment_ids"],
@@ -227,19 +227,23 @@ class TokenClassification(Objective):
         if not tagged:
             return {}
         predicted = self._tags(rows["predicted"], labels)
-        wanted = [[self.names[label] for label in row if label != IGNORED] for row in labels]
+        wanted = [[self.names[label] for label in row if label != IGNORE_INDEX] for row in labels]
         scores = entity_scores(predicted, wanted[: len(predicted)])
         if self.arguments.return_entity_level_metrics:
             return scores
-        return {name: scores[name] for name in OVERALL}
+        return {name: scores[name] for name in OVERALL_METRICS}
 
-    def reported(self, split: str) -> set[str] | None:
+    def reported_metrics(self, split: str) -> set[str] | None:
         """Return the names of all metrics of a split; kinds of entities are not known before."""
-        return None if self.arguments.return_entity_level_metrics else {"loss", *OVERALL}
+        return None if self.arguments.return_entity_level_metrics else {"loss", *OVERALL_METRICS}
 
     def _tags(self, predicted: np.ndarray, labels: Sequence[Sequence[int]]) -> list[list[str]]:
         return [
-            [self.names[tag] for tag, label in zip(row, known, strict=False) if label != IGNORED]
+            [
+                self.names[tag]
+                for tag, label in zip(row, known, strict=False)
+                if label != IGNORE_INDEX
+            ]
             for row, known in zip(predicted.tolist(), labels, strict=False)
         ]
 
@@ -247,16 +251,16 @@ class TokenClassification(Objective):
         """Write ``predictions.txt``, the tags of a sentence a line, and ``predictions.jsonl``."""
         records, (labels, _) = self.splits[split], self._labels[split]
         tags = self._tags(rows["predicted"], labels)
-        write_whole(folder / "predictions.txt", "".join(" ".join(row) + "\n" for row in tags))
+        write_atomically(folder / "predictions.txt", "".join(" ".join(row) + "\n" for row in tags))
         column, _ = word_columns(records, self.arguments, tagged=False)
         lines = (
             json.dumps({"tokens": records[row][column], "tags": found}, ensure_ascii=False)
             for row, found in enumerate(tags)
         )
-        write_whole(folder / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
+        write_atomically(folder / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
 
 
-def named_tags(tags: Sequence[str | int], classes: Sequence[str]) -> list[str]:
+def tag_names(tags: Sequence[str | int], classes: Sequence[str]) -> list[str]:
     """Return tags by name; numbers are those of ``classes``, where these are known."""
     return [
         classes[tag] if type(tag) is int and 0 <= tag < len(classes) else str(tag) for tag in tags
@@ -268,7 +272,9 @@ def word_columns(
 ) -> tuple[str, str | None]:
     """Return the columns of words and of tags; None where there are none and none are needed."""
     names = list(records.tables[0].columns)
-    words = records.column("text_column_name", arguments.text_column_name, (*WORDS, *names[:1]))
+    words = records.column(
+        "text_column_name", arguments.text_column_name, (*WORD_COLUMNS, *names[:1])
+    )
     others = [name for name in names if name != words]
     asked = arguments.label_column_name
     usual = (f"{arguments.task_name}_tags", "tags", "labels", *others[:1])
@@ -277,7 +283,7 @@ def word_columns(
     return words, records.column("label_column_name", asked, usual)
 
 
-def mark_words(tokenizer: PreTrainedTokenizerBase) -> None:
+def enable_prefix_space(tokenizer: PreTrainedTokenizerBase) -> None:
     """Let a byte-level tokenizer begin each word as after a space, as in the text it was made of.
 
     **Raises:** UsageError for a tokenizer that does not tell words from tokens.

@@ -11,14 +11,14 @@ import jax
 import numpy as np
 
 from hfseq.data.arguments import SummarizationArguments, TranslationArguments
-from hfseq.data.batches import IGNORED, RowRandom, Rows
+from hfseq.data.batches import IGNORE_INDEX, RowRandom, Rows
 from hfseq.data.pairs import PackedPairs, PairRows, tokenize_pairs
 from hfseq.data.parallel import PairSplits, load_pairs
-from hfseq.data.tokenizers import pad_token_id, vocabulary_in
+from hfseq.data.tokenizers import load_or_train_joint_tokenizer, pad_token_id
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Arrays, Batch, Loss, Made, Params, Sample, Texts
+from hfseq.objectives.base import Arrays, Batch, GeneratedTexts, Loss, Params, RowsAndStats, Sample
 from hfseq.objectives.metrics import Scores, rouge_scores, translation_scores
-from hfseq.objectives.seq2seq import Seq2SeqLM, WritesText
+from hfseq.objectives.seq2seq import Seq2SeqLM, TextTargetObjective
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Translation(WritesText, Seq2SeqLM):
+class Translation(TextTargetObjective, Seq2SeqLM):
     """Cross-entropy of target sentences given source sentences, with label smoothing in training.
 
     Pairs that share a row see nothing of each other, and each starts with the start token, as it
@@ -40,8 +40,8 @@ class Translation(WritesText, Seq2SeqLM):
     name = "translation"
     data_arguments = TranslationArguments
     default_model_type: ClassVar[str | None] = "wmt_transformer"
-    predicts = True
-    streams = False
+    supports_predict = True
+    supports_streaming = False
 
     arguments: TranslationArguments
 
@@ -73,12 +73,14 @@ class Translation(WritesText, Seq2SeqLM):
         cls, arguments: TranslationArguments, folder: Path, plugins: Plugins | None
     ) -> PreTrainedTokenizerBase:
         """Load the vocabulary that the run made when it first began, or make it of both sides."""
-        return vocabulary_in(folder, arguments, lambda: load_pairs(arguments, plugins))
+        return load_or_train_joint_tokenizer(
+            folder, arguments, lambda: load_pairs(arguments, plugins)
+        )
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Settle the lengths, whether pairs are packed, and how the model will generate."""
         self.lengths = self.arguments.lengths(model.max_length())
-        apart = all(model.takes(name) for name in ("segment_ids", "decoder_segment_ids"))
+        apart = all(model.accepts(name) for name in ("segment_ids", "decoder_segment_ids"))
         if self.packs and not apart:
             logger.warning(
                 "architecture '%s' takes no segment_ids, which keep packed pairs apart: every row "
@@ -115,7 +117,7 @@ class Translation(WritesText, Seq2SeqLM):
         """Return tokens of a target row."""
         return self.lengths[1]
 
-    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> Made:
+    def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
         """Pack the training pairs; validation pairs have a row each, the short ones first."""
         data, training = self.arguments, split == "train"
         pairs = tokenize_pairs(
@@ -133,7 +135,7 @@ class Translation(WritesText, Seq2SeqLM):
         if not (training and self.packs):
             return PairRows(pairs, data.pad_to_max_length), pairs.facts
         packed = PackedPairs(pairs)
-        source, target = packed.fill
+        source, target = packed.fill_ratio
         logger.info(
             "%d pairs make %d rows, where %.1f %% of the source and %.1f %% of the target columns "
             "hold tokens",
@@ -157,7 +159,7 @@ class Translation(WritesText, Seq2SeqLM):
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Make labels of the targets; what the decoder reads starts anew in every pair."""
         segments = rows["target_segment_ids"]
-        labels = np.where(segments > 0, rows["target_ids"], np.int32(IGNORED))
+        labels = np.where(segments > 0, rows["target_ids"], np.int32(IGNORE_INDEX))
         batch = {"input_ids": rows["input_ids"], "segment_ids": rows["segment_ids"]}
         batch |= self.decoder_arrays(rows, labels, self.pad, segments)
         packed = "target_position_ids" in rows
@@ -174,7 +176,7 @@ class Translation(WritesText, Seq2SeqLM):
     ) -> Loss:
         """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
         logits, changed = self.logits(model, params, batch, rngs, train, extra)
-        size = model.vocabulary("decoder_input_ids")
+        size = model.vocab_size("decoder_input_ids")
         return self.smoothed(logits, batch["labels"], size, train, changed)
 
     def tokens(self, rows: Arrays) -> int:
@@ -193,7 +195,9 @@ class Translation(WritesText, Seq2SeqLM):
         data = self.arguments
         return translation_scores(hypotheses, references, data.bleu_lowercase, data.bleu_tokenizer)
 
-    def write_texts(self, model: FlaxPreTrainedModel, params: Params, split: str) -> Texts | None:
+    def generate_texts(
+        self, model: FlaxPreTrainedModel, params: Params, split: str
+    ) -> GeneratedTexts | None:
         """Write the targets of a split, or of samples spread evenly over it, and judge them."""
         from hfseq.pipelines.translation import Translator
 
@@ -220,7 +224,7 @@ class Translation(WritesText, Seq2SeqLM):
         )
         hypotheses = [beams[0].text for beams in translator(sources, params)]
         scores = self.judge(hypotheses, references)
-        return Texts(sources, references, hypotheses, scores.values, scores.signatures)
+        return GeneratedTexts(sources, references, hypotheses, scores.values, scores.signatures)
 
 
 class Summarization(Translation):

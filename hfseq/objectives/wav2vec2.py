@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.arguments import PretrainSpeechArguments
+from hfseq.data.arguments import SpeechPretrainingArguments
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError
+from hfseq.objectives.audio import AudioInputMixin, draw_time_mask
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, forward
-from hfseq.objectives.sound import ReadsSound, hide_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -33,7 +33,7 @@ def draw_negatives(
     return drawn
 
 
-def contrast(
+def contrastive_loss(
     states: jax.Array, codes: jax.Array, negatives: jax.Array, hidden: jax.Array, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
     """Return how badly ``states`` tell their own code from others, summed, and how many do.
@@ -65,7 +65,7 @@ def _length(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-16))
 
 
-class Wav2Vec2(ReadsSound, Objective):
+class Wav2Vec2(AudioInputMixin, Objective):
     """Tell the code of each hidden frame from those of others of its sound; use all codes evenly.
 
     The loss is the mean over hidden frames, as PyTorch's script counts it: contrastive, and
@@ -75,13 +75,13 @@ class Wav2Vec2(ReadsSound, Objective):
     """
 
     name = "wav2vec2"
-    data_arguments = PretrainSpeechArguments
+    data_arguments = SpeechPretrainingArguments
     auto_class = "ForPreTraining"
     default_model_type = "wav2vec2"
     sums = ("correct", "contrastive", "codes", "frames", "temperature")
-    streams = False
+    supports_streaming = False
 
-    arguments: PretrainSpeechArguments
+    arguments: SpeechPretrainingArguments
 
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
@@ -108,7 +108,7 @@ class Wav2Vec2(ReadsSound, Objective):
         heard = self.read(rows, random)
         width, frames = int(self.frames_of(heard.values.shape[1])), self.frames_of(heard.lengths)
         generators = random.generators()
-        hidden = hide_spans(frames, width, *self.spans(), generators)
+        hidden = draw_time_mask(frames, width, *self.spans(), generators)
         given = self.arguments
         temperature = given.max_gumbel_temperature * given.gumbel_temperature_decay**random.step
         temperature = max(temperature, given.min_gumbel_temperature)
@@ -142,7 +142,7 @@ class Wav2Vec2(ReadsSound, Objective):
             gumbel_temperature=temperature[:, None, None, None],
             freeze_feature_encoder=self.arguments.freeze_feature_extractor,
         )
-        contrastive, right = contrast(
+        contrastive, right = contrastive_loss(
             output.projected_states,
             output.projected_quantized_states,
             batch["negatives"],
@@ -183,4 +183,4 @@ class Wav2Vec2(ReadsSound, Objective):
         }
         if "temperature" in totals:
             metrics["gumbel_temperature"] = totals["temperature"] / count
-        return metrics | self.count_left_out()
+        return metrics | self.skip_metrics()

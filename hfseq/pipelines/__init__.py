@@ -38,7 +38,7 @@ def load(
 
     version = {} if revision is None else {"revision": revision}
     model = models.load(auto, name, **version, **options)
-    if tokenizer is None and (adapter := lora.find(name, version)):
+    if tokenizer is None and (adapter := lora.find_adapter(name, version)):
         if fetcher(name, version)("tokenizer_config.json") is None:
             tokenizer, version = adapter.base, {}
     loaded = models.load(AutoTokenizer, tokenizer or name, **version)

@@ -2,7 +2,7 @@
 
 :class:`Pipeline` reads inputs in windows, sorts the rows that they make by length, pads them to
 few widths and numbers of rows, so that few programs are compiled, and gives answers in the order of
-the inputs. The tasks are in :mod:`hfseq.pipelines.tasks` and :mod:`hfseq.pipelines.texts`.
+the inputs. The tasks are in :mod:`hfseq.pipelines.tasks` and :mod:`hfseq.pipelines.generation`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hfseq.checkpoints.config import class_names
-from hfseq.data.answers import flat_table
 from hfseq.data.arguments import RecordArguments
 from hfseq.data.files import extension_of
+from hfseq.data.question_answering import flatten_squad
 from hfseq.data.tables import FORMATS, read_table
-from hfseq.errors import UsageError, nearest
-from hfseq.generation.request import bucket, text_width
-from hfseq.nn.cpu import rows_at_once
-from hfseq.pipelines.lines import BadLine, open_input, read_lines, windows
+from hfseq.errors import UsageError, did_you_mean
+from hfseq.generation.request import bucket_length, text_width
+from hfseq.nn.cpu import rows_per_chunk
+from hfseq.pipelines.lines import BadLine, open_input, read_lines, read_windows
 from hfseq.plugins.registry import auto_class_name
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Batches that are sorted by length together.
-WINDOW = 16
+WINDOW_BATCHES = 16
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Row:
     notes: Any = None
 
 
-class Refused(str):
+class RejectedInput(str):
     """Why an input has no answer."""
 
 
@@ -99,11 +99,11 @@ class Pipeline:
         self.room = limit
         self.limit = min((one for one in (limit, most) if one), default=None)
         self._compiled = jax.jit(self.forward)
-        self._typed = model.takes("token_type_ids")
+        self._typed = model.accepts("token_type_ids")
 
     # -- what a task defines
 
-    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | Refused]:
+    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
         """Return the rows of each input, or why it is refused."""
         raise NotImplementedError
 
@@ -179,7 +179,7 @@ class Pipeline:
         total = len(inputs) if isinstance(inputs, Sequence) else None
         with tqdm(total=total, disable=not self.progress, unit=" inputs") as bar:
             for number, answer in enumerate(self.stream(inputs, batch_size, chosen), 1):
-                if isinstance(answer, Refused):
+                if isinstance(answer, RejectedInput):
                     raise UsageError(f"{self.task}: input {number}: {answer}")
                 bar.update()
                 yield answer
@@ -196,15 +196,15 @@ class Pipeline:
         With a ``pause`` what has come is answered when nothing comes for so many seconds.
         """
         size, chosen = batch_size or self.batch_size, self.options if options is None else options
-        for window in windows(inputs, WINDOW * size, size, pause):
+        for window in read_windows(inputs, WINDOW_BATCHES * size, size, pause):
             encoded = self.encode(window, chosen)
             for number, rows in enumerate(encoded):
-                if not isinstance(rows, Refused) and (why := self._too_long(rows)):
-                    encoded[number] = Refused(why)
-            rows = [row for one in encoded if not isinstance(one, Refused) for row in one]
+                if not isinstance(rows, RejectedInput) and (why := self._too_long(rows)):
+                    encoded[number] = RejectedInput(why)
+            rows = [row for one in encoded if not isinstance(one, RejectedInput) for row in one]
             outputs = iter(self._run(rows, size, chosen))
             for given, own in zip(window, encoded, strict=True):
-                if isinstance(own, Refused):
+                if isinstance(own, RejectedInput):
                     yield own
                 else:
                     yield self.answer(given, own, [next(outputs) for _ in own], chosen)
@@ -232,7 +232,7 @@ class Pipeline:
             numbers = numbers[: alike.index(False)] if False in alike else numbers
             order = order[len(numbers) :]
             batch = [rows[number] for number in numbers]
-            inputs = self._padded(batch, filled_rows(len(batch), most))
+            inputs = self._padded(batch, padded_row_count(len(batch), most))
             made = {name: np.asarray(a) for name, a in self.run_batch(inputs, options).items()}
             for place, (number, row) in enumerate(zip(numbers, batch, strict=True)):
                 kept = row.ids if row.places is None else row.places
@@ -251,7 +251,7 @@ class Pipeline:
             inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
         if rows[0].places is not None:
             most = max(len(row.places or ()) for row in rows)
-            inputs["places"] = np.zeros((count, bucket(most, None, 4)), np.int32)
+            inputs["places"] = np.zeros((count, bucket_length(most, None, 4)), np.int32)
         for number, row in enumerate(filled):
             own = self.columns(len(row.ids), width)
             inputs["input_ids"][number, own] = row.ids
@@ -272,7 +272,7 @@ class Pipeline:
 
     def rows(self, width: int, size: int) -> int:
         """Return how many rows of a width make a batch, at most ``size``."""
-        return rows_at_once(width, size)
+        return rows_per_chunk(width, size)
 
     def columns(self, length: int, width: int) -> slice:
         """Return where a row of ``length`` tokens stands."""
@@ -301,12 +301,12 @@ class Pipeline:
                     known = ", ".join(self.defaults)
                     raise UsageError(
                         f"{self.task or type(self).__name__} takes no '{name}'"
-                        f"{nearest(name, self.defaults)}; it has {known}"
+                        f"{did_you_mean(name, self.defaults)}; it has {known}"
                     )
         return dict(options)
 
 
-def filled_rows(count: int, most: int) -> int:
+def padded_row_count(count: int, most: int) -> int:
     """Return with how many rows a batch of ``count`` is run: 1, 4, 16 and so on, or ``most``."""
     filled = 1
     while filled < count:
@@ -321,7 +321,7 @@ def read_inputs(name: str, replace: bool = False) -> Iterator[tuple[str, Any]]:
     used. ``-`` is standard input, which has lines.
     """
     if name != "-" and extension_of(name) in FORMATS:
-        table = flat_table(read_table(name, "--input_file", RecordArguments()))
+        table = flatten_squad(read_table(name, "--input_file", RecordArguments()))
         for row in range(len(table)):
             yield table.place(row), {column: table.columns[column][row] for column in table.columns}
         return
@@ -330,15 +330,15 @@ def read_inputs(name: str, replace: bool = False) -> Iterator[tuple[str, Any]]:
         yield f"{shown}:{number}", line
 
 
-def text_of(given: Any, name: str) -> str | Refused:
+def input_text(given: Any, name: str) -> str | RejectedInput:
     """Return the text of an input, or of its column ``name``."""
     text = given.get(name) if isinstance(given, Mapping) else given
     if isinstance(text, BadLine) and not text.usable:
-        return Refused(text.problem)
+        return RejectedInput(text.problem)
     if isinstance(text, str):
         return text
     what = f"its '{name}'" if isinstance(given, Mapping) else "it"
-    return Refused(f"{what} is no text but {text!r:.60}")
+    return RejectedInput(f"{what} is no text but {text!r:.60}")
 
 
 def distribute(inputs: Mapping[str, np.ndarray], params: Any) -> Mapping[str, Any]:

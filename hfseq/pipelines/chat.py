@@ -11,7 +11,7 @@ from hfseq.errors import HfseqError, UsageError, first_line
 from hfseq.pipelines.text_generation import TextGenerator
 
 #: The longest answer where nobody says anything.
-ANSWER = 512
+DEFAULT_MAX_NEW_TOKENS = 512
 
 
 class Chat:
@@ -32,13 +32,13 @@ class Chat:
         generator: TextGenerator,
         *,
         system: str | None = None,
-        max_new_tokens: int = ANSWER,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         chat_template: str | None = None,
         seed: int = 0,
         **options: Any,
     ):
         self.generator, self.max_new_tokens = generator, max_new_tokens
-        if not generator.continues:
+        if not generator.is_decoder_only:
             raise UsageError(f"{generator.name} is an encoder-decoder: it holds no conversations")
         if chat_template is not None:
             generator.tokenizer.chat_template = chat_template
@@ -53,7 +53,7 @@ class Chat:
         self._first = [] if system is None else [{"role": "system", "content": system}]
         self._seed, self._turns = seed, 0
         self.messages = list(self._first)
-        self.dropped = 0
+        self.dropped_turns = 0
 
     @classmethod
     def from_pretrained(cls, name: str, *, precision: str = "float32", **options: Any) -> Chat:
@@ -117,7 +117,7 @@ class Chat:
             dropped += 1
             ids = self._ids(messages)
         self.messages = messages
-        self.dropped += dropped
+        self.dropped_turns += dropped
         return ids
 
     def _ids(self, messages: list[dict[str, str]]) -> list[int]:

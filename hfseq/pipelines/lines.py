@@ -17,10 +17,10 @@ from typing import BinaryIO
 from hfseq.errors import DataError, UsageError
 
 #: What can be done with texts that are longer than the model reads.
-LONG_LINES = ("truncate", "split", "error")
+LONG_LINE_POLICIES = ("truncate", "split", "error")
 
 #: Bytes that are read at a time.
-CHUNK = 1 << 16
+CHUNK_BYTES = 1 << 16
 
 
 class BadLine(str):
@@ -67,7 +67,7 @@ def read_lines(descriptor: int, name: str, replace: bool = False) -> Iterator[st
     """
     first, rest, ended = True, b"", False
     while not ended:
-        chunk = os.read(descriptor, CHUNK)
+        chunk = os.read(descriptor, CHUNK_BYTES)
         ended = not chunk
         *lines, rest = (rest + chunk).split(b"\n")
         if ended and rest:
@@ -99,7 +99,7 @@ def count_lines(name: str) -> int | None:
     return count + (last != b"\n")
 
 
-def windows(
+def read_windows(
     lines: Iterable[str], size: int, enough: int, pause: float | None
 ) -> Iterator[list[str]]:
     """Yield ``lines`` in lists of up to ``size``.

@@ -22,7 +22,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from hfseq.errors import DataError, UsageError
-from hfseq.generation.request import bucket
+from hfseq.generation.request import bucket_length
 from hfseq.modeling.auto import FlaxAutoModelForCausalLM
 from hfseq.pipelines import load
 
@@ -40,10 +40,10 @@ DEFAULT_LENGTH = 2048
 UNLIMITED = 10**9
 
 #: What the harness's tasks call the most tokens to write, the first that is there counts.
-MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+MAX_TOKENS_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 #: What the harness scores: whatever it is called by, its context and its continuation.
-Pair = tuple[Any, list[int], list[int]]
+ScoringRequest = tuple[Any, list[int], list[int]]
 
 
 @register_model("hfseq")
@@ -178,14 +178,14 @@ class HfseqLM(TemplateLM):
         return jax.jit(score)
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[Pair], disable_tqdm: bool = False, **kwargs: Any
+        self, requests: Sequence[ScoringRequest], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation, and whether greedy search writes it."""
         answers: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         lengths = [len(context) + len(continuation) for _, context, continuation in requests]
         bar = tqdm(total=len(requests), desc="loglikelihood", disable=disable_tqdm)
         for places in self._batches(lengths):
-            width = bucket(min(lengths[places[0]] - 1, self.max_length), self.max_length)
+            width = bucket_length(min(lengths[places[0]] - 1, self.max_length), self.max_length)
             ids = np.zeros((min(self.batch_size, len(requests)), width), np.int32)
             mask, targets, counted = (
                 np.zeros_like(ids),
@@ -222,7 +222,7 @@ class HfseqLM(TemplateLM):
 
         Each token is predicted once, and the last window is full, as the harness wants it.
         """
-        windows: list[Pair] = []
+        windows: list[ScoringRequest] = []
         owners: list[int] = []
         for number, request in enumerate(requests):
             (text,) = request.args
@@ -252,7 +252,7 @@ class HfseqLM(TemplateLM):
             options = dict(requests[members[0]].args[1])
             until = options.pop("until", None) or []
             until = [text for text in ([until] if isinstance(until, str) else until) if text]
-            given = [options.pop(name, None) for name in MAX_TOKENS]
+            given = [options.pop(name, None) for name in MAX_TOKENS_KEYS]
             new = int(next((count for count in given if count is not None), self.max_gen_toks))
             room = self.max_length - new
             if room < 1:
@@ -285,7 +285,7 @@ class HfseqLM(TemplateLM):
         stopping: bool = True,
     ) -> list[str]:
         """Continue ``rows`` and cut what is written; ``stopping`` ends a row at a stop string."""
-        width = bucket(max(map(len, rows)), self.max_length - new)
+        width = bucket_length(max(map(len, rows)), self.max_length - new)
         ids = np.zeros((len(rows), width), np.int32)
         mask = np.zeros_like(ids)
         for number, row in enumerate(rows):

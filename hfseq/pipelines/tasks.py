@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.answers import Windows, make_windows
-from hfseq.errors import UsageError, nearest
+from hfseq.data.question_answering import ContextWindows, make_windows
+from hfseq.errors import UsageError, did_you_mean
 from hfseq.pipelines import load
-from hfseq.pipelines.base import Options, Outputs, Pipeline, Refused, Row, text_of
-from hfseq.pipelines.texts import Summarization, Text2Text, TextGeneration, Translation
+from hfseq.pipelines.base import Options, Outputs, Pipeline, RejectedInput, Row, input_text
+from hfseq.pipelines.generation import Summarization, Text2Text, TextGeneration, Translation
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -32,17 +32,17 @@ class FillMask(Pipeline):
     defaults: ClassVar = {"top_k": 5, "targets": None, "truncation": False}
     per_token = True
 
-    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | Refused]:
+    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
         """Find the masks."""
         mask = self.tokenizer.mask_token_id
         if mask is None:
             raise UsageError("the tokenizer has no mask token: take a masked language model")
 
-        def rows(encoded: Any, number: int) -> list[Row] | Refused:
+        def rows(encoded: Any, number: int) -> list[Row] | RejectedInput:
             ids = encoded["input_ids"][number]
             places = [place for place, token in enumerate(ids) if token == mask]
             if not places:
-                return Refused(f"there is no mask ({self.tokenizer.mask_token}) in it")
+                return RejectedInput(f"there is no mask ({self.tokenizer.mask_token}) in it")
             types = encoded.get("token_type_ids")
             return [Row(ids, types and types[number], places)]
 
@@ -106,18 +106,20 @@ def encode_texts(
     truncation: bool | str,
     rows: Any,
     beside: Sequence[str] | None = None,
-) -> list[list[Row] | Refused]:
+) -> list[list[Row] | RejectedInput]:
     """Tokenise all texts at once; ``rows(encoded, number)`` makes the rows of one.
 
     Each is paired with each of the texts ``beside``, where these are given.
     """
-    texts = [text_of(one, "text") for one in inputs]
-    good = [one for one in texts if not isinstance(one, Refused)]
+    texts = [input_text(one, "text") for one in inputs]
+    good = [one for one in texts if not isinstance(one, RejectedInput)]
     pairs = None if beside is None else list(beside) * len(good)
     every = [one for one in good for _ in beside or ("",)]
     encoded: Any = pipeline.tokenize(every, pairs, truncation=truncation) if good else {}
     numbers = iter(range(len(good)))
-    return [one if isinstance(one, Refused) else rows(encoded, next(numbers)) for one in texts]
+    return [
+        one if isinstance(one, RejectedInput) else rows(encoded, next(numbers)) for one in texts
+    ]
 
 
 class FeatureExtraction(Pipeline):
@@ -127,9 +129,9 @@ class FeatureExtraction(Pipeline):
     defaults: ClassVar = {"return_tensors": False, "truncation": False}
     per_token = True
 
-    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | Refused]:
+    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
         """Make a row of each text."""
-        return encode_texts(self, inputs, options.get("truncation", False), plain_row)
+        return encode_texts(self, inputs, options.get("truncation", False), make_row)
 
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Return the hidden states."""
@@ -142,7 +144,7 @@ class FeatureExtraction(Pipeline):
         return features if options.get("return_tensors") else features.tolist()
 
 
-def plain_row(encoded: Any, number: int) -> list[Row]:
+def make_row(encoded: Any, number: int) -> list[Row]:
     """Return the row of a text that the tokenizer encoded."""
     types = encoded.get("token_type_ids")
     return [Row(encoded["input_ids"][number], types and types[number])]
@@ -158,15 +160,15 @@ class TextClassification(Pipeline):
     head = "ForSequenceClassification"
     defaults: ClassVar = {"top_k": 1, "function_to_apply": None, "truncation": False}
 
-    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | Refused]:
+    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
         """Make a row of each text or pair."""
         cut, sides = options.get("truncation", False), []
         for one in inputs:
             paired = isinstance(one, Mapping) and one.get("text_pair") is not None
-            pair = text_of(one, "text_pair") if paired else None
-            sides.append((text_of(one, "text"), pair))
-        made: list[list[Row] | Refused | None] = [
-            next((side for side in both if isinstance(side, Refused)), None) for both in sides
+            pair = input_text(one, "text_pair") if paired else None
+            sides.append((input_text(one, "text"), pair))
+        made: list[list[Row] | RejectedInput | None] = [
+            next((side for side in both if isinstance(side, RejectedInput)), None) for both in sides
         ]
         for paired in (False, True):  # tokenizers take either texts or pairs
             own = [n for n, (_, pair) in enumerate(sides) if (pair is not None) == paired]
@@ -175,7 +177,7 @@ class TextClassification(Pipeline):
                 pairs = [sides[number][1] for number in own] if paired else None
                 encoded = self.tokenize([sides[n][0] for n in own], pairs, truncation=cut)
                 for place, number in enumerate(own):
-                    made[number] = plain_row(encoded, place)
+                    made[number] = make_row(encoded, place)
         return [one for one in made if one is not None]
 
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -234,7 +236,7 @@ class ZeroShotClassification(Pipeline):
             options["candidate_labels"] = candidate_labels
         return super().__call__(inputs, **options)
 
-    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | Refused]:
+    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
         """Make a row of each text with each label."""
         labels = self._labels(options)
         template = options.get("hypothesis_template", self.defaults["hypothesis_template"])
@@ -246,7 +248,7 @@ class ZeroShotClassification(Pipeline):
 
         def rows(encoded: Any, number: int) -> list[Row]:
             start = number * len(labels)
-            return [row for n in range(len(labels)) for row in plain_row(encoded, start + n)]
+            return [row for n in range(len(labels)) for row in make_row(encoded, start + n)]
 
         cut = options.get("truncation", "only_first")
         return encode_texts(self, inputs, cut, rows, hypotheses)
@@ -274,13 +276,13 @@ class ZeroShotClassification(Pipeline):
             scores = softmax(logits[:, entailed])
         order = np.argsort(-scores, kind="stable").tolist()
         return {
-            "sequence": text_of(given, "text"),
+            "sequence": input_text(given, "text"),
             "labels": [labels[n] for n in order],
             "scores": [float(scores[n]) for n in order],
         }
 
 
-STRATEGIES = ("none", "simple", "first", "average", "max")
+AGGREGATION_STRATEGIES = ("none", "simple", "first", "average", "max")
 
 
 class TokenClassification(Pipeline):
@@ -314,7 +316,7 @@ class TokenClassification(Pipeline):
 
     _words = False
 
-    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | Refused]:
+    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
         """Make a row of each text, or of each of its windows."""
         strategy, stride = self._strategy(options), options.get("stride")
         if stride is not None and strategy == "none":
@@ -329,19 +331,19 @@ class TokenClassification(Pipeline):
         if stride is not None and (self.limit is None or stride >= self.limit):
             raise UsageError(f"stride {stride}: windows have {self.limit} tokens; give fewer")
         split, joint = options.get("is_split_into_words", False), options.get("delimiter", " ")
-        made: list[list[Row] | Refused] = []
+        made: list[list[Row] | RejectedInput] = []
         for one in inputs:
             if split:
                 words = one.get("tokens") if isinstance(one, Mapping) else one
                 if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
-                    made.append(Refused(f"words are a list of texts, and not {words!r:.60}"))
+                    made.append(RejectedInput(f"words are a list of texts, and not {words!r:.60}"))
                     continue
                 text: Any = words
                 starts = np.cumsum([0, *(len(word) + len(joint) for word in words)])
                 sentence = joint.join(words)
             else:
-                text = sentence = text_of(one, "text")
-                if isinstance(text, Refused):
+                text = sentence = input_text(one, "text")
+                if isinstance(text, RejectedInput):
                     made.append(text)
                     continue
             more = (
@@ -362,7 +364,7 @@ class TokenClassification(Pipeline):
             )
             rows = []
             for number in range(len(encoded["input_ids"])):
-                (row,) = plain_row(encoded, number)
+                (row,) = make_row(encoded, number)
                 offsets = np.array(encoded["offset_mapping"][number]).reshape(-1, 2)
                 if split:
                     offsets += [
@@ -375,9 +377,9 @@ class TokenClassification(Pipeline):
 
     def _strategy(self, options: Options) -> str:
         strategy = str(options.get("aggregation_strategy", "none")).lower()
-        if strategy not in STRATEGIES:
+        if strategy not in AGGREGATION_STRATEGIES:
             raise UsageError(
-                f"aggregation_strategy {strategy!r}: choose among {', '.join(STRATEGIES)}"
+                f"aggregation_strategy {strategy!r}: choose among {', '.join(AGGREGATION_STRATEGIES)}"
             )
         return strategy
 
@@ -544,21 +546,21 @@ class QuestionAnswering(Pipeline):
             (inputs,) = inputs
         return super().__call__(inputs, **options)
 
-    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | Refused]:
+    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
         """Put questions and windows of their contexts together."""
         most = min(one for one in (self.limit, 384) if one)
         length = min(options.get("max_seq_len") or most, self.room or most)
         stride = options.get("doc_stride")
         stride = min(length // 2, 128) if stride is None else stride
-        made: list[list[Row] | Refused] = []
+        made: list[list[Row] | RejectedInput] = []
         for one in inputs:
             sides = [
-                text_of(one if isinstance(one, Mapping) else {}, name)
+                input_text(one if isinstance(one, Mapping) else {}, name)
                 for name in ("question", "context")
             ]
-            refused = next((side for side in sides if isinstance(side, Refused)), None)
+            refused = next((side for side in sides if isinstance(side, RejectedInput)), None)
             if refused is None and not all(side.strip() for side in sides):
-                refused = Refused("its question or its context is empty")
+                refused = RejectedInput("its question or its context is empty")
             if refused is not None:
                 made.append(refused)
                 continue
@@ -566,7 +568,7 @@ class QuestionAnswering(Pipeline):
             found = make_windows(self.tokenizer, [question], [context], length, stride)
             rows = []
             for number, ids in enumerate(found.ids):
-                types = None if found.types is None else found.types[number]
+                types = None if found.token_type_ids is None else found.token_type_ids[number]
                 rows.append(Row(ids, types, notes=(found, number)))
             made.append(rows)
         return made
@@ -613,10 +615,10 @@ class QuestionAnswering(Pipeline):
 
 
 def _characters(
-    windows: Windows, number: int, first: int, last: int, aligned: bool
+    windows: ContextWindows, number: int, first: int, last: int, aligned: bool
 ) -> tuple[int, int]:
     """Return the characters of tokens of a window, or of the words that these are of."""
-    spans, words = windows.offsets[number], windows.words[number]
+    spans, words = windows.offsets[number], windows.word_ids_of_tokens[number]
     if aligned and words[first] >= 0 and words[last] >= 0:
         first = int(np.flatnonzero(words == words[first])[0])
         last = int(np.flatnonzero(words == words[last])[-1])
@@ -668,7 +670,9 @@ def pipeline(
     name = ALIASES.get(task, "translation" if task.startswith("translation_") else task)
     if name not in PIPELINES:
         known = [*PIPELINES, *ALIASES, "translation_xx_to_yy"]
-        raise UsageError(f"unknown task '{task}'{nearest(task, known)}; use {', '.join(known)}")
+        raise UsageError(
+            f"unknown task '{task}'{did_you_mean(task, known)}; use {', '.join(known)}"
+        )
     kind = PIPELINES[name]
     if isinstance(model, str):
         recipe: dict[str, Any] = {"dtype": dtype, "precision": precision}

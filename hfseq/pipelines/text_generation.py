@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from hfseq.modeling import FlaxPreTrainedModel
 
-DEFAULT_TOKENS = 64
+DEFAULT_MAX_NEW_TOKENS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
+class GeneratedText:
     """What was written: the text, its number of tokens, and whether it came to an end."""
 
     text: str
@@ -43,7 +43,7 @@ class TextGenerator:
         name: str = "the model",
     ):
         self.model, self.tokenizer, self.name = model, tokenizer, name
-        self.continues = not getattr(model.config, "is_encoder_decoder", False)
+        self.is_decoder_only = not getattr(model.config, "is_encoder_decoder", False)
 
     @classmethod
     def from_pretrained(cls, name: str, precision: str = "float32") -> TextGenerator:
@@ -54,9 +54,9 @@ class TextGenerator:
         """
         from hfseq.modeling import auto, lora
 
-        source = Source.of(name)
-        adapter = lora.find(source.weights, {})
-        stored = read_config(source.place if adapter is None else adapter.base)
+        source = Source.parse(name)
+        adapter = lora.find_adapter(source.weights, {})
+        stored = read_config(source.location if adapter is None else adapter.base)
         kind = model_type(stored)
         spec = plugins.load().architectures.get(str(kind))
         tasks = [task for task in ("ForSeq2SeqLM", "ForCausalLM") if task in spec.heads]
@@ -73,14 +73,14 @@ class TextGenerator:
         else:
             task = "ForCausalLM"
         auto_class = getattr(auto, f"FlaxAutoModel{task}")
-        beside = None if source.file is None else source.place
+        beside = None if source.file is None else source.location
         return cls(*load(auto_class, source.weights, tokenizer=beside, precision=precision), name)
 
-    def write(self, prompt: str, **options: Any) -> list[Text]:
+    def generate(self, prompt: str, **options: Any) -> list[GeneratedText]:
         """Return the texts for a prompt; ``options`` are those of ``model.generate``."""
         inputs = self._inputs(prompt)
         output = self.model.generate(**inputs, **self._limited(inputs, options))
-        start = inputs["input_ids"].shape[1] if self.continues else 1
+        start = inputs["input_ids"].shape[1] if self.is_decoder_only else 1
         return [self._text(row[start:]) for row in np.asarray(output.sequences)]
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
@@ -103,7 +103,7 @@ class TextGenerator:
             return {"input_ids": given, "attention_mask": np.ones_like(given)}
         inputs = encode(self.tokenizer, [prompt])
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        if self.continues and not ids.size:
+        if self.is_decoder_only and not ids.size:
             start = self.tokenizer.bos_token_id
             if start is None:
                 start = self.tokenizer.eos_token_id
@@ -116,7 +116,7 @@ class TextGenerator:
     def _limited(self, inputs: dict[str, np.ndarray], options: dict[str, Any]) -> dict[str, Any]:
         """Say how long the text may become, where nobody did."""
         room, length = self.model.max_length(), inputs["input_ids"].shape[1]
-        if room is not None and length >= room + (not self.continues):
+        if room is not None and length >= room + (not self.is_decoder_only):
             raise UsageError(
                 f"the prompt has {length} tokens, and {self.name} reads {room}: give a shorter one"
             )
@@ -124,13 +124,17 @@ class TextGenerator:
         given = {"max_new_tokens", "max_length"} & options.keys()
         if given or default not in (None, 20):  # 20 is what Transformers has where nobody chose
             return options
-        left = DEFAULT_TOKENS if room is None else room - (length if self.continues else 1)
-        return {**options, "max_new_tokens": max(1, min(DEFAULT_TOKENS, left))}
+        left = (
+            DEFAULT_MAX_NEW_TOKENS
+            if room is None
+            else room - (length if self.is_decoder_only else 1)
+        )
+        return {**options, "max_new_tokens": max(1, min(DEFAULT_MAX_NEW_TOKENS, left))}
 
-    def _text(self, ids: np.ndarray) -> Text:
+    def _text(self, ids: np.ndarray) -> GeneratedText:
         config = self.model.generation_config
         ends = np.atleast_1d(config.eos_token_id if config.eos_token_id is not None else -1)
         stops = np.flatnonzero(np.isin(ids, ends))
         kept = ids[: stops[0]] if len(stops) else ids
         text = str(self.tokenizer.decode(kept, skip_special_tokens=True))
-        return Text(text, len(kept), bool(len(stops)))
+        return GeneratedText(text, len(kept), bool(len(stops)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hfseq.data.audio import Sound, Source, Spectrograms, Unreadable
+from hfseq.data.audio import AudioFile, MediaSource, Spectrograms, UnreadableError
 from hfseq.errors import CheckpointError, UsageError, first_line
 from hfseq.pipelines import load
 
@@ -41,7 +41,7 @@ class Transcript:
         """All that is said."""
         return " ".join(filter(None, (segment.text for segment in self.segments)))
 
-    def srt(self) -> str:
+    def to_srt(self) -> str:
         """Return subtitles as SubRip has them."""
         parts = [
             f"{number}\n{_time(one.start)} --> {_time(one.end)}\n{one.text}\n"
@@ -49,7 +49,7 @@ class Transcript:
         ]
         return "\n".join(parts)
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
         made: dict[str, Any] = {
             "file": self.name,
@@ -127,7 +127,7 @@ class Transcriber:
 
     def __call__(
         self,
-        sources: Iterable[str | Source],
+        sources: Iterable[str | MediaSource],
         params: Mapping[str, Any] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Iterator[Transcript]:
@@ -142,17 +142,17 @@ class Transcriber:
                 one = Transcript(source if isinstance(source, str) else source.name)
                 made.append(one)
                 try:
-                    sound = Sound(source, self.extractor.sampling_rate, self.resample)
+                    sound = AudioFile(source, self.extractor.sampling_rate, self.resample)
                     one.seconds = sound.seconds
                     sounds.append((one, sound))
-                except Unreadable as error:
+                except UnreadableError as error:
                     one.error = str(error)
             self._write(sounds, params, progress)
             yield from made
 
     def _write(
         self,
-        sounds: list[tuple[Transcript, Sound]],
+        sounds: list[tuple[Transcript, AudioFile]],
         params: Mapping[str, Any] | None,
         progress: Callable[[float], None] | None,
     ) -> None:
@@ -172,7 +172,7 @@ class Transcriber:
         write: Callable[..., Any] = self.model.generate  # a Whisper's takes these
         try:
             found = write(spectrograms, monitor_progress=tell, params=params, **self._options)
-        except Unreadable as error:
+        except UnreadableError as error:
             if len(sounds) == 1:
                 sounds[0][0].error = str(error)
                 return

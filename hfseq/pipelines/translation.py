@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hfseq.errors import UsageError, first_line, nearest
-from hfseq.generation.request import bucket
+from hfseq.errors import UsageError, did_you_mean, first_line
+from hfseq.generation.request import bucket_length
 from hfseq.pipelines import load
-from hfseq.pipelines.base import WINDOW, distribute, filled_rows
-from hfseq.pipelines.lines import LONG_LINES, BadLine, windows
+from hfseq.pipelines.base import WINDOW_BATCHES, distribute, padded_row_count
+from hfseq.pipelines.lines import LONG_LINE_POLICIES, BadLine, read_windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Groups of languages that OPUS-MT names as one side of a pair: any language is welcome there.
-GROUPS = frozenset(
+LANGUAGE_GROUPS = frozenset(
     "mul afa alv art aav bat ber bnt cau ccs cel cpf cpp cus dra euq fiu gem gmq gmw grk iir inc "
     "ine ira itc map mkh myn nah nic ngf paa phi pqe poz roa sal sem sit sla smi tai trk tut tup "
     "urj wak zle zls zlw zhx".split()
 )
 
 #: Pairs of languages that a message lists.
-LISTED = 40
+MAX_LISTED_PAIRS = 40
 
 #: Where text may be cut, the best cuts first: behind sentences, behind clauses, between words.
-CUTS = (
+SPLIT_PATTERNS = (
     re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'»”’)\]]))\s+|(?<=[。！？])\s*"),
     re.compile(r"(?<=[,;:–—])\s+|(?<=[，、；：])\s*"),
     re.compile(r"\s+"),
@@ -51,7 +51,7 @@ MAX_SOURCE_LENGTH = 1024
 PAUSE = 0.1
 
 #: Tokens that a translation may have beyond twice those of its source.
-SPARE = 16
+EXTRA_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,12 @@ def find_direction(
         changes: dict[str, Any] = {} if source_prefix is None else {"source_prefix": source_prefix}
         return replace(fitting[0].direction, **changes)
     names = [f"{pair.source} -> {pair.target}" if pair.source else pair.target for pair in pairs]
-    if len(names) > LISTED:  # any goes with any: the codes say as much
+    if len(names) > MAX_LISTED_PAIRS:  # any goes with any: the codes say as much
         names = sorted({pair.target for pair in pairs})
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    listed = ", ".join(names[:LISTED]) + more
+    more = f" and {len(names) - MAX_LISTED_PAIRS} more" if len(names) > MAX_LISTED_PAIRS else ""
+    listed = ", ".join(names[:MAX_LISTED_PAIRS]) + more
     if not fitting:
-        close = nearest(target_lang or source_lang or "", {pair.target for pair in pairs})
+        close = did_you_mean(target_lang or source_lang or "", {pair.target for pair in pairs})
         raise UsageError(f"'{name}' does not translate {asked}{close or ';'} it has {listed}")
     given = f" ({asked} fits {len(fitting)})" if asked else ""
     raise UsageError(
@@ -140,7 +140,11 @@ def _pairs(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> list
         return translating
     source = getattr(tokenizer, "source_lang", None)
     # A group is no single language; old names of groups are words: ``ROMANCE``.
-    if not isinstance(source, str) or source in GROUPS or (source.isupper() and len(source) > 3):
+    if (
+        not isinstance(source, str)
+        or source in LANGUAGE_GROUPS
+        or (source.isupper() and len(source) > 3)
+    ):
         source = None
     tokens = getattr(tokenizer, "supported_language_codes", None)  # Marian
     if tokens:
@@ -173,7 +177,7 @@ def _matching(codes: set[str], wanted: str | None) -> set[str]:
     return same or {code for code in codes if plain(code).startswith(f"{plain(wanted)}-")}
 
 
-class Encoded(NamedTuple):
+class EncodedText(NamedTuple):
     """The tokens of one text: none for what has no words, several parts if it was split."""
 
     parts: list[list[int]]
@@ -201,7 +205,7 @@ class SourceEncoder:
         self.long_lines = long_lines
         self._empty = self._ids([prefix])[0]
 
-    def __call__(self, texts: Sequence[str]) -> list[Encoded]:
+    def __call__(self, texts: Sequence[str]) -> list[EncodedText]:
         """Encode texts, in their order; blank ones have no parts."""
         tokens = iter(self._ids([self.prefix + text for text in texts if text.strip()]))
         encoded = []
@@ -209,18 +213,18 @@ class SourceEncoder:
             ids = next(tokens) if text.strip() else self._empty
             what = f"{len(ids)} tokens are more than the {self.limit} that fit"
             if ids == self._empty:  # of signs that the tokenizer drops
-                encoded.append(Encoded([]))
+                encoded.append(EncodedText([]))
             elif len(ids) <= self.limit:
-                encoded.append(Encoded([ids]))
+                encoded.append(EncodedText([ids]))
             elif self.long_lines == "error":
                 advice = "shorten it, or let it be split or truncated"
-                encoded.append(Encoded([], error=f"{what}: {advice}"))
+                encoded.append(EncodedText([], error=f"{what}: {advice}"))
             elif self.long_lines == "split":
                 parts, joints = self._split(text)
-                encoded.append(Encoded(parts, joints, f"{what}: split into {len(parts)} parts"))
+                encoded.append(EncodedText(parts, joints, f"{what}: split into {len(parts)} parts"))
             else:
                 cut = self._ids([self.prefix + text], truncation=True, max_length=self.limit)
-                encoded.append(Encoded(cut, warning=f"{what}: truncated"))
+                encoded.append(EncodedText(cut, warning=f"{what}: truncated"))
         return encoded
 
     def _split(self, text: str) -> tuple[list[list[int]], list[str]]:
@@ -229,7 +233,7 @@ class SourceEncoder:
         if len(ids) <= self.limit or len(text) < 2:
             return [ids[: self.limit]], []
         start = end = len(text) // 2
-        for pattern in CUTS:
+        for pattern in SPLIT_PATTERNS:
             spans = [match.span() for match in pattern.finditer(text)]
             spans = [span for span in spans if 0 < span[0] and span[1] < len(text)]
             if spans:
@@ -248,7 +252,7 @@ class SourceEncoder:
         return [list(ids) for ids in self.tokenizer(texts, verbose=False, **options)["input_ids"]]
 
 
-def source_limit(
+def max_source_tokens(
     model: FlaxPreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None
 ) -> int:
     """Return how many tokens a source may have: the position table's, or fewer where asked."""
@@ -347,7 +351,7 @@ class Translator:
         self.model, self.tokenizer = model, tokenizer
         self.num_beams, self.batch_size = num_beams, batch_size
         self.num_return_sequences, self.max_new_tokens = num_return_sequences, max_new_tokens
-        self.window = WINDOW * batch_size
+        self.window = WINDOW_BATCHES * batch_size
         counts = {
             "num_beams": num_beams,
             "batch_size": batch_size,
@@ -365,8 +369,10 @@ class Translator:
                 f"num_return_sequences {num_return_sequences} is more than num_beams "
                 f"{num_beams}: raise num_beams"
             )
-        if long_lines not in LONG_LINES:
-            problems.append(f"long_lines {long_lines}: choose among {', '.join(LONG_LINES)}")
+        if long_lines not in LONG_LINE_POLICIES:
+            problems.append(
+                f"long_lines {long_lines}: choose among {', '.join(LONG_LINE_POLICIES)}"
+            )
         room = model.max_length()
         if room is not None and (max_new_tokens or 0) > room:
             problems.append(
@@ -375,7 +381,7 @@ class Translator:
             )
         if problems:
             raise UsageError("; ".join(problems))
-        limit = source_limit(model, tokenizer, max_source_length)
+        limit = max_source_tokens(model, tokenizer, max_source_length)
         self.encode = SourceEncoder(tokenizer, limit, source_prefix, long_lines)
         config = model.generation_config
         ends, pad = config.eos_token_id, config.pad_token_id
@@ -492,7 +498,7 @@ class Translator:
         after the translations of the lines before it.
         """
         first = 1
-        for window in windows(lines, self.window, self.batch_size, pause):
+        for window in read_windows(lines, self.window, self.batch_size, pause):
             yield from self.translate(window, params, first)
             first += len(window)
 
@@ -501,7 +507,7 @@ class Translator:
         batch: list[_Part] = []
         for part in sorted(parts, key=lambda part: -len(part.ids)):
             # One long line must not make 31 short ones as wide, and as long to decode.
-            lonely = batch and 2 * bucket(len(part.ids)) <= bucket(len(batch[0].ids))
+            lonely = batch and 2 * bucket_length(len(part.ids)) <= bucket_length(len(batch[0].ids))
             if len(batch) == self.batch_size or lonely:
                 yield batch
                 batch = []
@@ -532,9 +538,9 @@ class Translator:
     def _generate(
         self, rows: list[list[int]], params: Mapping[str, Any] | None
     ) -> list[list[Hypothesis]]:
-        width = bucket(max(map(len, rows)), self.model.max_length())
+        width = bucket_length(max(map(len, rows)), self.model.max_length())
         # Rows that fill up are copies of a real one: they take no steps of their own.
-        filled = rows + [rows[-1]] * (filled_rows(len(rows), self.batch_size) - len(rows))
+        filled = rows + [rows[-1]] * (padded_row_count(len(rows), self.batch_size) - len(rows))
         ids = np.full((len(filled), width), self.pad, np.int32)
         mask = np.zeros_like(ids)
         for number, row in enumerate(filled):
@@ -564,7 +570,7 @@ class Translator:
         if self.max_new_tokens is not None:  # all positions but that of the start token
             return self.max_new_tokens if room is None else min(self.max_new_tokens, room - 1)
         config = self.model.generation_config
-        new = bucket(2 * width + SPARE) - 1  # the start token is in the buffer too
+        new = bucket_length(2 * width + EXTRA_TOKENS) - 1  # the start token is in the buffer too
         if config.max_new_tokens is not None:
             new = min(new, config.max_new_tokens)
         elif config.max_length is not None:

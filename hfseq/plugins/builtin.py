@@ -74,8 +74,8 @@ def register_precisions(register: Register) -> None:
     """The plain floating-point types, FP8, and what qwix adds for inference."""
     for name in ("float32", "bfloat16", "float16"):
         register(name, f"hfseq.nn.precision:{name.upper()}")
-    register("fp8_delayed", "hfseq.nn.fp8:delayed")
-    register("fp8_current", "hfseq.nn.fp8:current")
+    register("fp8_delayed", "hfseq.nn.fp8:delayed_scaling")
+    register("fp8_current", "hfseq.nn.fp8:current_scaling")
     for name in ("qwix_int8", "qwix_fp8"):
         register(name, f"hfseq.nn.qwix:{name}")
 

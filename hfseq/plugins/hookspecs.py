@@ -73,7 +73,7 @@ def register_optimizers(register: Register) -> None:
 
 @hookspec
 def register_tokenizers(register: Register) -> None:
-    """Add the special tokens of a model family: a ``hfseq.data.tokenizers.Family``."""
+    """Add the special tokens of a model family: a ``hfseq.data.tokenizers.TokenizerFamily``."""
 
 
 @hookspec

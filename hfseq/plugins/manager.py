@@ -32,16 +32,16 @@ from typing import Any
 
 import pluggy
 
-from hfseq.errors import HfseqError, PluginConflict, PluginError, nearest
+from hfseq.errors import HfseqError, PluginConflict, PluginError, did_you_mean
 from hfseq.plugins import builtin, hookspecs
 from hfseq.plugins.registry import (
     ArchitectureSpec,
     Registry,
     Target,
     __version__,
-    broken_plugins,
+    broken_plugins_message,
     check_target,
-    describe,
+    describe_error,
 )
 
 logger = logging.getLogger("hfseq")
@@ -53,7 +53,7 @@ PROJECT_FILE = "hfseqfile.py"
 
 #: All hooks. What one that begins so registers stands in the `Registry` named by its rest.
 HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, "hfseq_spec"))
-KINDS = tuple(hook.removeprefix("register_") for hook in HOOKS if hook.startswith("register_"))
+REGISTRIES = tuple(hook.removeprefix("register_") for hook in HOOKS if hook.startswith("register_"))
 
 
 @dataclass
@@ -70,7 +70,7 @@ class PluginInfo:
     hooks: tuple[str, ...] = ()
 
     @classmethod
-    def of_file(cls, path: Path) -> PluginInfo:
+    def from_file(cls, path: Path) -> PluginInfo:
         """Return the plugin in the Python file ``path``; PluginError if there is no such file."""
         path = path.expanduser().resolve()
         if not path.is_file():
@@ -114,7 +114,7 @@ class PluginInfo:
         return module
 
 
-def environment() -> Iterator[PluginInfo]:
+def discover_plugins() -> Iterator[PluginInfo]:
     """Yield the plugins of the environment that the environment variables let through.
 
     Those of this repository come first, so that others can take their places. Names that nobody
@@ -133,7 +133,7 @@ def environment() -> Iterator[PluginInfo]:
         if not (in_checkout and origin == IN_TREE):
             known.append(PluginInfo(point.name, origin, version, point))
     if Path(PROJECT_FILE).is_file():
-        known.append(PluginInfo.of_file(Path(PROJECT_FILE)))
+        known.append(PluginInfo.from_file(Path(PROJECT_FILE)))
     by_name: dict[str, list[PluginInfo]] = defaultdict(list)
     for info in known:
         if info.name in without or only and info.name not in only:
@@ -154,7 +154,9 @@ def environment() -> Iterator[PluginInfo]:
         yield PluginInfo(name, origins, None, PluginConflict(message))
     names = {info.name for info in known}
     for name in sorted(only - names):
-        message = f"HFSEQ_PLUGINS names '{name}', which no plugin is called{nearest(name, names)}"
+        message = (
+            f"HFSEQ_PLUGINS names '{name}', which no plugin is called{did_you_mean(name, names)}"
+        )
         yield PluginInfo(name, "HFSEQ_PLUGINS", None, PluginError(message))
 
 
@@ -196,12 +198,12 @@ class Plugins:
 
     def discover(self) -> None:
         """Find and load everything but the files named explicitly."""
-        for info in (PluginInfo("core", IN_TREE, __version__, builtin), *environment()):
+        for info in (PluginInfo("core", IN_TREE, __version__, builtin), *discover_plugins()):
             self._add(info)
 
     def add_file(self, path: str | os.PathLike[str]) -> None:
         """Load the plugin in the file ``path``, once; any failure is raised."""
-        new = PluginInfo.of_file(Path(path))
+        new = PluginInfo.from_file(Path(path))
         present = [info.name for info in self.infos if info.origin == new.origin]
         if not present:
             self._add(new, strict=True)
@@ -218,7 +220,7 @@ class Plugins:
             try:
                 answers.append(self._call(plugin, hook, function, arguments))
             except Exception as error:
-                logger.warning("plugin '%s' failed in %s: %s", plugin, hook, describe(error))
+                logger.warning("plugin '%s' failed in %s: %s", plugin, hook, describe_error(error))
         return [answer for answer in answers if answer is not None]
 
     def call_first(self, hook: str, **arguments: Any) -> Any:
@@ -234,7 +236,9 @@ class Plugins:
             except HfseqError:
                 raise
             except Exception as error:
-                failure = PluginError(f"plugin '{plugin}' failed in {hook}: {describe(error)}")
+                failure = PluginError(
+                    f"plugin '{plugin}' failed in {hook}: {describe_error(error)}"
+                )
                 failure.__cause__ = error
                 continue
             if answer is not None:
@@ -243,13 +247,13 @@ class Plugins:
             raise failure
         return None
 
-    def broken(self) -> str:
+    def broken_message(self) -> str:
         """Return a clause for error messages on the plugins that could not be loaded."""
-        return broken_plugins(self.errors)
+        return broken_plugins_message(self.errors)
 
-    def adds(self, plugin: str) -> dict[str, list[str]]:
+    def registrations(self, plugin: str) -> dict[str, list[str]]:
         """Return the names that ``plugin`` registered, by kind."""
-        by_kind = {kind: getattr(self, kind).names(plugin) for kind in KINDS}
+        by_kind = {kind: getattr(self, kind).names(plugin) for kind in REGISTRIES}
         return {kind: names for kind, names in by_kind.items() if names}
 
     def _add(self, info: PluginInfo, strict: bool = False) -> None:
@@ -259,13 +263,13 @@ class Plugins:
             failure: BaseException = error
             if not isinstance(failure, PluginError):
                 failure = PluginError(
-                    f"plugin '{info.name}' ({info.origin}) cannot be loaded: {describe(error)}"
+                    f"plugin '{info.name}' ({info.origin}) cannot be loaded: {describe_error(error)}"
                 )
                 failure.__cause__ = error
             if strict:
                 raise failure from error
             self.errors[info.name] = failure
-            logger.warning("%s", describe(failure))
+            logger.warning("%s", describe_error(failure))
         self.infos.append(info)
 
     def _load(self, info: PluginInfo) -> None:
@@ -280,12 +284,12 @@ class Plugins:
         info.hooks = self._check_hooks(info.name, module)
         self.manager.register(module, name=info.name)
         try:
-            for kind in KINDS:
+            for kind in REGISTRIES:
                 self._collect(kind, info)
         except BaseException:
             # all of a plugin or nothing: half of one would fail later and elsewhere
             self.manager.unregister(name=info.name)
-            for kind in KINDS:
+            for kind in REGISTRIES:
                 getattr(self, kind).discard(info.name)
             raise
         replaced = [e for e in self.architectures.entries() if e.plugin == info.name and e.replaced]
@@ -309,7 +313,7 @@ class Plugins:
             if hook not in HOOKS:
                 raise PluginError(
                     f"plugin '{plugin}' implements the unknown hook '{hook}'; "
-                    f"hooks: {', '.join(HOOKS)}{nearest(hook, HOOKS)}"
+                    f"hooks: {', '.join(HOOKS)}{did_you_mean(hook, HOOKS)}"
                 )
             if options.get("wrapper") or options.get("hookwrapper"):
                 raise PluginError(f"plugin '{plugin}': {hook} is a wrapper; write a plain hook")
@@ -318,7 +322,7 @@ class Plugins:
                 if name not in offered:
                     raise PluginError(
                         f"plugin '{plugin}': {hook} takes '{name}', but the hook passes only "
-                        f"({', '.join(offered)}){nearest(name, offered)}"
+                        f"({', '.join(offered)}){did_you_mean(name, offered)}"
                     )
             implemented.add(hook)
         if not implemented:
@@ -336,7 +340,7 @@ class Plugins:
 
         def register_architecture(model_type: str, **description: Any) -> None:
             spec = ArchitectureSpec(model_type, plugin=plugin, **description)
-            registry.add(model_type, plugin, spec, over=give_way)
+            registry.add(model_type, plugin, spec, replaceable=give_way)
 
         arguments = {"register": register_architecture if kind == "architectures" else register}
         for owner, function in self._implementations(f"register_{kind}"):

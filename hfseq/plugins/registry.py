@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hfseq.errors import PluginConflict, PluginError, UsageError, nearest
+from hfseq.errors import PluginConflict, PluginError, UsageError, did_you_mean
 
 __version__ = "0.1.0"
 
@@ -46,7 +46,7 @@ def torch_auto_class_name(task: str) -> str:
     return _RENAMED.get(task, auto_class_name(task))
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return ``TypeName: message`` on one line; hfseq's own errors say it all in their message."""
     message = " ".join(str(error).split())
     return message if isinstance(error, PluginError) else f"{type(error).__name__}: {message}"
@@ -78,7 +78,7 @@ def resolve(target: Target, plugin: str) -> Any:
         return operator.attrgetter(name)(importlib.import_module(module))
     except Exception as error:
         raise PluginError(
-            f"plugin '{plugin}': '{target}' cannot be loaded: {describe(error)}"
+            f"plugin '{plugin}': '{target}' cannot be loaded: {describe_error(error)}"
         ) from error
 
 
@@ -110,7 +110,9 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._conflicts: dict[str, PluginConflict] = {}
 
-    def add(self, name: str, plugin: str, target: Target, over: Collection[str] = ()) -> None:
+    def add(
+        self, name: str, plugin: str, target: Target, replaceable: Collection[str] = ()
+    ) -> None:
         """Register ``target`` under ``name`` for ``plugin``; PluginConflict if it is taken.
 
         An entry of a plugin that ``over`` names gives way.
@@ -120,7 +122,7 @@ class Registry:
                 f"plugin '{plugin}': the {self.kind} name {name!r} is empty or not text"
             )
         present = self._entries.get(name)
-        if present is not None and present.plugin not in over:
+        if present is not None and present.plugin not in replaceable:
             owners = sorted({present.plugin, plugin})
             self._conflicts[name] = PluginConflict(
                 f"the {self.kind} '{name}' is registered by both plugin '{owners[0]}' and plugin "
@@ -152,7 +154,7 @@ class Registry:
         if name in self._conflicts:
             raise self._conflicts[name]
         if name not in self._entries:
-            raise UsageError(self.unknown(name))
+            raise UsageError(self.unknown_message(name))
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
@@ -164,20 +166,20 @@ class Registry:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def unknown(self, name: str) -> str:
+    def unknown_message(self, name: str) -> str:
         """Return the message for a name nobody registered."""
         known = ", ".join(sorted(self._entries)) or "none"
         return (
-            f"unknown {self.kind} '{name}'; available: {known}{nearest(name, self._entries)}"
-            + broken_plugins(self._broken)
+            f"unknown {self.kind} '{name}'; available: {known}{did_you_mean(name, self._entries)}"
+            + broken_plugins_message(self._broken)
         )
 
 
-def broken_plugins(errors: Mapping[str, BaseException]) -> str:
+def broken_plugins_message(errors: Mapping[str, BaseException]) -> str:
     """Return a clause on plugins that could not be loaded, or an empty string."""
     if not errors:
         return ""
-    return "; not loaded: " + "; ".join(f"[{describe(error)}]" for error in errors.values())
+    return "; not loaded: " + "; ".join(f"[{describe_error(error)}]" for error in errors.values())
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class ArchitectureSpec:
                 raise PluginError(
                     f"plugin '{self.plugin}': {what} has a head for the unknown task '{task}', "
                     f"which is not the end of its class's name either; "
-                    f"tasks: {', '.join(TASKS)}{nearest(task, TASKS)}"
+                    f"tasks: {', '.join(TASKS)}{did_you_mean(task, TASKS)}"
                 )
             check_target(target, self.plugin, f"{task} of {what}")
 

@@ -25,7 +25,7 @@ from hfseq.errors import HfseqError, UsageError
 from hfseq.plugins.registry import (
     TASKS,
     ArchitectureSpec,
-    describe,
+    describe_error,
     target_name,
     torch_auto_class_name,
 )
@@ -149,9 +149,9 @@ class _Finder:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name == "flax":
-            return find_and_wrap(self, name, path, target, before=prepare_jax)
+            return find_and_wrap(self, name, path, target, before_load=prepare_jax)
         if name in (_ARRAYS, *_EXTENDED):
-            return find_and_wrap(self, name, path, target, after=_extend)
+            return find_and_wrap(self, name, path, target, after_load=_extend)
         return None
 
 
@@ -197,8 +197,8 @@ def find_and_wrap(
     path: Sequence[str] | None,
     target: ModuleType | None,
     *,
-    before: Callable[[], None] | None = None,
-    after: Callable[[ModuleType], None] | None = None,
+    before_load: Callable[[], None] | None = None,
+    after_load: Callable[[ModuleType], None] | None = None,
 ) -> ModuleSpec | None:
     """Find a module by the finders other than ``asked``; run a function before or after it loads.
 
@@ -207,7 +207,7 @@ def find_and_wrap(
     for finder in sys.meta_path:
         if finder is not asked and (spec := finder.find_spec(name, path, target)) is not None:
             if spec.loader is not None:
-                spec.loader = _WrappedLoader(spec.loader, before, after)
+                spec.loader = _WrappedLoader(spec.loader, before_load, after_load)
             return spec
     return None
 
@@ -306,7 +306,7 @@ class ArchitectureMapping(MutableMapping[type, Any]):
             try:
                 yield spec.load_config()
             except HfseqError as error:
-                logger.warning("%s", describe(error))
+                logger.warning("%s", describe_error(error))
         yield from list(self._registered)
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hfseq import plugins
-from hfseq.errors import private, write_whole
+from hfseq.errors import redact_private, write_atomically
 from hfseq.reports.log import read_metrics
 
 if TYPE_CHECKING:
@@ -49,36 +49,36 @@ PIPELINES = {
 }
 
 #: Of models that read no text alone, by their class: what reads for them, the task, the call.
-SOUND = """\
+AUDIO_INPUT = """\
 samples, rate = soundfile.read("speech.wav")  # as many samples a second as reader.sampling_rate
 inputs = reader(samples, sampling_rate=rate, return_tensors="{tensors}")
 """
-PICTURE = """\
+IMAGE_INPUT = """\
 picture = Image.open("picture.png").convert("RGB")
 inputs = reader(picture, return_tensors="{tensors}")
 """
-WRITTEN = """\
+GENERATE_FROM_MEDIA = """\
 generated = model.generate(inputs["{given}"]){sequences}
 print(tokenizer.batch_decode(generated, skip_special_tokens=True))"""
 MEDIA = {
     "WhisperForConditionalGeneration": (
         "automatic-speech-recognition",
-        SOUND + WRITTEN.replace("{given}", "input_features"),
+        AUDIO_INPUT + GENERATE_FROM_MEDIA.replace("{given}", "input_features"),
     ),
     "Wav2Vec2ForCTC": (
         "automatic-speech-recognition",
-        SOUND + "print(tokenizer.batch_decode(model(**inputs).logits.argmax(-1)))",
+        AUDIO_INPUT + "print(tokenizer.batch_decode(model(**inputs).logits.argmax(-1)))",
     ),
-    "Wav2Vec2ForPreTraining": (None, SOUND + "outputs = model(**inputs)"),
+    "Wav2Vec2ForPreTraining": (None, AUDIO_INPUT + "outputs = model(**inputs)"),
     "VisionEncoderDecoderModel": (
         "image-to-text",
-        PICTURE + WRITTEN.replace("{given}", "pixel_values"),
+        IMAGE_INPUT + GENERATE_FROM_MEDIA.replace("{given}", "pixel_values"),
     ),
     **dict.fromkeys(
         ("CLIPModel", "VisionTextDualEncoderModel"),
         (
             "zero-shot-image-classification",
-            PICTURE
+            IMAGE_INPUT
             + """\
 captions = tokenizer(["a cat", "a dog"], padding=True, return_tensors="{tensors}")
 print(model(**inputs, **captions).logits_per_image)""",
@@ -121,8 +121,8 @@ generated = model.generate(**inputs, max_new_tokens=40){sequences}
 answer = generated[0, inputs["input_ids"].shape[1] :].tolist()
 print(tokenizer.decode(answer, skip_special_tokens=True))"""
 #: The tag of models whose directory sentence-transformers opens, and how vectors are made of texts.
-SENTENCES = "sentence-transformers"
-ENCODE = {
+SENTENCE_TRANSFORMERS_TAG = "sentence-transformers"
+SENTENCE_HEADS = {
     "np": """\
 from hfseq import FlaxAutoModel
 
@@ -134,7 +134,7 @@ from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("{name}")
 """,
 }
-VECTORS = """\
+SENTENCE_CALL = """\
 vectors = model.encode(["Some text", "Another one"])
 print(vectors[0] @ vectors[1])"""
 CALLS = {
@@ -182,7 +182,7 @@ def snippet(
     ``sentences`` for a model with sentence-transformers' files.
     """
     if sentences:
-        return (ENCODE[tensors] + VECTORS).format(name=name)
+        return (SENTENCE_HEADS[tensors] + SENTENCE_CALL).format(name=name)
     if architecture in MEDIA:
         return _media_snippet(architecture, name, tensors)
     head = HEADS[tensors]
@@ -201,7 +201,7 @@ def snippet(
 
 def _media_snippet(architecture: str, name: str, tensors: str) -> str:
     call = MEDIA[architecture][1]
-    heard = call.startswith(SOUND)
+    heard = call.startswith(AUDIO_INPUT)
     reader = "AutoFeatureExtractor" if heard else "AutoImageProcessor"
     ours = tensors == "np"
     names = [reader, *(["AutoTokenizer"] if "tokenizer" in call else [])]
@@ -319,7 +319,7 @@ class CardContext:
         self,
         metrics_jsonl: str | os.PathLike[str],
         dataset: str = "",
-        own: Mapping[str, str] | None = None,
+        split_datasets: Mapping[str, str] | None = None,
     ) -> CardContext:
         """Return a copy whose numbers are those of the run's log.
 
@@ -333,7 +333,9 @@ class CardContext:
             prefix, _, metric = name.partition("_")
             if prefix in SPLITS and not name.endswith(("_second", "runtime", "_samples")):
                 split = SPLITS[prefix]
-                results.append(CardResult(metric, value, (own or {}).get(split, dataset), split))
+                results.append(
+                    CardResult(metric, value, (split_datasets or {}).get(split, dataset), split)
+                )
         tokens = numbers.last.get("tokens_seen")
         return replace(
             self,
@@ -376,8 +378,8 @@ class CardContext:
             license=self.licence,
             library_name="peft"
             if self.adapter
-            else SENTENCES
-            if SENTENCES in self.tags
+            else SENTENCE_TRANSFORMERS_TAG
+            if SENTENCE_TRANSFORMERS_TAG in self.tags
             else "transformers"
             if self.stock or self.custom_code
             else "hfseq",
@@ -418,7 +420,7 @@ class CardContext:
         data = f" on {names}" if names else ""
         return f"`{self.architecture}`{size}{begun}, trained{data} in JAX with hfseq."
 
-    def facts(self) -> list[tuple[str, str]]:
+    def training_facts(self) -> list[tuple[str, str]]:
         """Return what is known of the training, by its label."""
         carbon, took = "", ""
         if self.emissions_g is not None:
@@ -477,7 +479,7 @@ def write_model_card(output_dir: str | os.PathLike[str], context: CardContext) -
     if path.exists() and MARKER not in path.read_text(encoding="utf-8", errors="replace"):
         path = directory / "MODEL_CARD.md"
     directory.mkdir(parents=True, exist_ok=True)
-    write_whole(path, render_model_card(context))
+    write_atomically(path, render_model_card(context))
     return path
 
 
@@ -507,13 +509,13 @@ def render_model_card(context: CardContext) -> str:
         count=_count,
         fence=fence,
         number=lambda value: f"{value:,}" if isinstance(value, int) else f"{value:.4g}",
-        private=private,
+        private=redact_private,
         url=quote,
     )
     results = [result for result in context.eval_results if math.isfinite(result.value)]
     name = context.repo_id or context.model_name
     torch = context.stock or context.custom_code
-    sentences = SENTENCES in context.tags
+    sentences = SENTENCE_TRANSFORMERS_TAG in context.tags
     variables = vars(context) | {  # plugins that add sections see them too
         "context": context,
         "card_data": context.metadata(results).to_yaml(),
@@ -541,11 +543,13 @@ def render_model_card(context: CardContext) -> str:
         )
         if torch
         else "",
-        "torch_library": SENTENCES if sentences else "plain Transformers",
+        "torch_library": SENTENCE_TRANSFORMERS_TAG if sentences else "plain Transformers",
         "samples": context.sample_outputs,
-        "facts": context.facts(),
-        "command": private(context.command),
-        "hyperparameters": [(k, private(str(v))) for k, v in context.hyperparameters.items()],
+        "facts": context.training_facts(),
+        "command": redact_private(context.command),
+        "hyperparameters": [
+            (k, redact_private(str(v))) for k, v in context.hyperparameters.items()
+        ],
         "limits": context.limits or LIMITS,
     }
     sections = plugins.load().call_all("model_card_sections", context=variables)

@@ -17,20 +17,20 @@ from typing import Any
 
 from hfseq.errors import DataError, parse_json
 
-LOG = "metrics.jsonl"
-FLAGS = "training_args.json"
+LOG_FILE = "metrics.jsonl"
+FLAGS_FILE = "training_args.json"
 
 #: Files that only a run that came to its end writes.
-RESULTS = ("train_results.json", "eval_results.json")
+RESULT_FILES = ("train_results.json", "eval_results.json")
 
 #: Names of the training loss, today's and that of old logs.
-LOSS = ("train_loss", "loss")
+LOSS_NAMES = ("train_loss", "loss")
 
 #: Metrics, beside all that end in "_loss", of which the smallest is the best.
-SMALLER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
+SMALLER_IS_BETTER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 
 #: Recent records that rates and the time to go are taken from.
-RECENT = 20
+RECENT_RECORDS = 20
 
 #: A loss so much above the median of those before it is a spike: a share of it, and nats.
 SPIKE_SHARE, SPIKE_NATS, SPIKE_WINDOW = 0.25, 0.5, 10
@@ -39,7 +39,7 @@ SPIKE_SHARE, SPIKE_NATS, SPIKE_WINDOW = 0.25, 0.5, 10
 SILENT_INTERVALS, SILENT_SECONDS = 10, 300
 
 #: Flags that say where something lies or what is shown, not what is trained.
-NOT_COMPARED = (
+IGNORED_FLAGS = (
     *("output_dir", "run_name", "report_to", "hub_model_id", "push_to_hub", "disable_tqdm"),
     *("overwrite_output_dir", "data_cache_dir", "compilation_cache_dir", "cache_dir", "debug"),
     *("resume_from_checkpoint", "overwrite_cache", "hub_strategy", "hub_private_repo"),
@@ -80,7 +80,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, Record]]:
 def smaller_is_better(name: str) -> bool:
     """Tell of which metrics the smallest is the best, with or without the prefix "eval_"."""
     plain = name.removeprefix("eval_")
-    return plain in SMALLER or plain.endswith("_loss")
+    return plain in SMALLER_IS_BETTER or plain.endswith("_loss")
 
 
 class RunLog:
@@ -93,15 +93,15 @@ class RunLog:
         path = Path(path).expanduser()
         if not path.exists():
             raise DataError(f"there is no '{path}' (in '{Path.cwd()}'): give a run's output_dir")
-        self.file = path / LOG if path.is_dir() else path
+        self.file = path / LOG_FILE if path.is_dir() else path
         self.folder = self.file.parent
         if not self.file.is_file():
             raise DataError(
-                f"{path} has no {LOG}: is it the --output_dir of a run with --report_to jsonl?"
+                f"{path} has no {LOG_FILE}: is it the --output_dir of a run with --report_to jsonl?"
             )
         with self.file.open("rb") as file:
             file.seek(max(0, self.file.stat().st_size - 1))
-            self.torn = file.read(1) not in (b"", b"\n")
+            self.is_truncated = file.read(1) not in (b"", b"\n")
         self.records = read_metrics(self.file)
         if not self.records:
             raise DataError(f"{self.file} holds no records yet: nothing was logged")
@@ -114,7 +114,7 @@ class RunLog:
     def flags(self) -> Record:
         """Return the flags of the run, as far as they are known."""
         flags: Record = {}
-        path = self.folder / FLAGS
+        path = self.folder / FLAGS_FILE
         if path.is_file():
             try:
                 content = parse_json(path.read_bytes())
@@ -139,7 +139,7 @@ class RunLog:
 
     def train_records(self) -> list[Record]:
         """Return the records of training steps."""
-        return [record for record in self.records if any(name in record for name in LOSS)]
+        return [record for record in self.records if any(name in record for name in LOSS_NAMES)]
 
     def evaluations(self) -> list[Record]:
         """Return a record a step with all that was evaluated there."""
@@ -162,14 +162,16 @@ class RunLog:
         """
         if total is not None and self.step >= total:
             return "finished"
-        recent = self.train_records()[-RECENT:]
+        recent = self.train_records()[-RECENT_RECORDS:]
         times = [float(record["time"]) for record in recent if _number(record.get("time"))]
         gaps = [after - before for before, after in itertools.pairwise(times)]
         if silence < max(SILENT_SECONDS, SILENT_INTERVALS * (median(gaps) if gaps else 0.0)):
             return "running"
         if total is not None:
             return "stopped"
-        return "finished" if any((self.folder / name).exists() for name in RESULTS) else "ended"
+        return (
+            "finished" if any((self.folder / name).exists() for name in RESULT_FILES) else "ended"
+        )
 
     def best(self) -> Record | None:
         """Return the evaluation that was best by the metric which the run chose."""
@@ -186,14 +188,14 @@ class RunLog:
 
     def warnings(self, status: str, total: int | None) -> Iterator[str]:
         """Say where the loss was no number or jumped up, and whether run and log are whole."""
-        points = self.points(*LOSS)
+        points = self.points(*LOSS_NAMES)
         spikes = []
         for at in range(SPIKE_WINDOW, len(points)):
             usual = median(value for _, value in points[at - SPIKE_WINDOW : at])
             if points[at][1] > usual + max(SPIKE_NATS, SPIKE_SHARE * abs(usual)):
                 spikes.append(points[at][0])
         train = self.train_records()
-        bad = [r["step"] for r in train if not any(_finite(r.get(name)) for name in LOSS)]
+        bad = [r["step"] for r in train if not any(_finite(r.get(name)) for name in LOSS_NAMES)]
         for steps, what in ((bad, "was NaN or infinite"), (spikes, "jumped up")):
             if steps:
                 shown = ", ".join(f"{at:,}" for at in steps[:6])
@@ -202,21 +204,21 @@ class RunLog:
                 yield f"the loss {what} at step{plural} {shown}{more}"
         if status == "stopped":
             yield f"stopped at step {self.step:,} of {total:,}; the same command goes on from there"
-        if self.torn:
+        if self.is_truncated:
             yield "the last line of the log is not complete (being written, or cut off)"
 
 
-def summarise(log: RunLog, now: float | None = None) -> Record:
+def summarize(log: RunLog, now: float | None = None) -> Record:
     """Return what people ask of a run; JSON's types, None where the log does not say."""
     flags, train, step = log.flags(), log.train_records(), log.step
     last = {name: value for record in train for name, value in record.items()}
     totals = (flags.get(name) for name in ("total_steps", "max_steps"))
     total = next((value for value in totals if isinstance(value, int) and value > 0), None)
-    losses = log.points(*LOSS)
+    losses = log.points(*LOSS_NAMES)
     silence = (now or time.time()) - float(log.records[-1].get("time") or 0)
     status = log.status(total, silence)
     to_go = None
-    timed = [record for record in train[-RECENT:] if _number(record.get("train_runtime"))]
+    timed = [record for record in train[-RECENT_RECORDS:] if _number(record.get("train_runtime"))]
     if total and status == "running" and len(timed) > 1:
         steps = timed[-1]["step"] - timed[0]["step"]
         seconds = max(0.0, timed[-1]["train_runtime"] - timed[0]["train_runtime"])
@@ -249,7 +251,7 @@ def _recent(train: Sequence[Record], name: str) -> float | None:
     """Return the median of a rate over the last records that have it, by either of its names."""
     keys = (name, f"train_{name}")
     rates = [record[key] for record in train for key in keys if _finite(record.get(key))]
-    return float(median(rates[-RECENT:])) if rates else None
+    return float(median(rates[-RECENT_RECORDS:])) if rates else None
 
 
 def _number(value: object) -> bool:
@@ -260,7 +262,7 @@ def _finite(value: Any) -> bool:
     return _number(value) and math.isfinite(value)
 
 
-def named(logs: Sequence[RunLog]) -> dict[str, RunLog]:
+def unique_names(logs: Sequence[RunLog]) -> dict[str, RunLog]:
     """Return the runs by names that differ: that of the directory, or of more of its path.
 
     **Raises:** DataError for a run that is given twice.
@@ -276,20 +278,20 @@ def named(logs: Sequence[RunLog]) -> dict[str, RunLog]:
 
 def compare(logs: Sequence[RunLog]) -> Record:
     """Return a summary of each run by name, and the flags that differ; JSON's types."""
-    runs = named(logs)
+    runs = unique_names(logs)
     flags = {
         name: {key: value for key, value in log.flags().items() if value not in (None, [])}
         for name, log in runs.items()
     }
     known = {name: given for name, given in flags.items() if given}
-    keys = {key for given in known.values() for key in given if key not in NOT_COMPARED}
+    keys = {key for given in known.values() for key in given if key not in IGNORED_FLAGS}
     different = {
         key: {name: given.get(key) for name, given in known.items()}
         for key in sorted(keys)
         if len({repr(given.get(key)) for given in known.values()}) > 1
     }
     return {
-        "runs": {name: summarise(log) for name, log in runs.items()},
+        "runs": {name: summarize(log) for name, log in runs.items()},
         "different_flags": different,
         "without_flags": [name for name, given in flags.items() if not given],
     }

@@ -7,8 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfseq.errors import DataError, replacing
-from hfseq.reports.log import LOSS, RunLog, named, read_metrics
+from hfseq.errors import DataError, atomic_replace
+from hfseq.reports.log import LOSS_NAMES, RunLog, read_metrics, unique_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,11 +18,20 @@ if TYPE_CHECKING:
 
     from hfseq.reports.log import Record
 
-TRAIN, EVAL, INK, FAINT = "#3b76af", "#d95f30", "#333333", "#dddddd"
+TRAIN_COLOR, EVAL_COLOR, TEXT_COLOR, GRID_COLOR = "#3b76af", "#d95f30", "#333333", "#dddddd"
 DASHES = ((5, 3), (1.5, 2), (7, 2, 1.5, 2))
 
 #: Okabe and Ito's colours, which most colour-blind people tell apart, dark enough for white.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a6d00", "#333333", "#8f7bd6")
+RUN_COLORS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#8a6d00",
+    "#333333",
+    "#8f7bd6",
+)
 
 #: Metrics of validation data by name, of which the first that a log has twice gets a panel.
 METRICS = {
@@ -65,28 +74,30 @@ def learning_curve(
     finite value are left out; DataError if no loss is left to draw.
     """
     records = read_metrics(metrics_jsonl)
-    if not any(len(curve(records, name)[0]) for name in (*LOSS, "eval_loss")):
+    if not any(len(read_curve(records, name)[0]) for name in (*LOSS_NAMES, "eval_loss")):
         raise DataError(f"{metrics_jsonl} holds no finite train_loss or eval_loss to draw")
-    return save(draw(records, title, baselines or {}), Path(output_png))
+    return save_figure(draw_learning_curve(records, title, baselines or {}), Path(output_png))
 
 
-def draw(records: Sequence[Record], title: str | None, baselines: Mapping[str, float]) -> Figure:
+def draw_learning_curve(
+    records: Sequence[Record], title: str | None, baselines: Mapping[str, float]
+) -> Figure:
     """Return the figure; not pyplot, so that it needs no display and leaves no global state."""
     import numpy as np
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    rate = curve(records, *LEARNING_RATE)
-    curves = {name: curve(records, name) for name in METRICS}
+    rate = read_curve(records, *LEARNING_RATE)
+    curves = {name: read_curve(records, name) for name in METRICS}
     metric = next((name for name, points in curves.items() if len(points[0]) > 1), None)
     heights = [4] + [1.5] * (metric is not None) + [1] * bool(len(rate[0]))
     figure = Figure(figsize=(8, 5), facecolor="white", layout="constrained")
     panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
     panels = panels[:, 0]
     for panel in panels:
-        plain(panel)
+        style_axes(panel)
     dots: dict[str, Any] = {
-        "color": EVAL,
+        "color": EVAL_COLOR,
         "linewidth": 1.2,
         "marker": "o",
         "markersize": 4.5,
@@ -94,18 +105,18 @@ def draw(records: Sequence[Record], title: str | None, baselines: Mapping[str, f
     }
 
     panel = panels[0]
-    steps, losses = curve(records, *LOSS)
+    steps, losses = read_curve(records, *LOSS_NAMES)
     if len(steps):
-        line = _draw_loss(panel, steps, losses, TRAIN)
+        line = _draw_loss(panel, steps, losses, TRAIN_COLOR)
         line.set_label(f"training {np.asarray(line.get_ydata())[-1]:.2f}")
-    steps, losses = curve(records, "eval_loss")
+    steps, losses = read_curve(records, "eval_loss")
     if len(steps):
         panel.plot(steps, losses, label=f"validation {losses[-1]:.2f}", **dots)
     for number, (name, value) in enumerate(baselines.items()):
         dashes = DASHES[number % len(DASHES)]
         label = f"{name} {value:.2f}"
         panel.axhline(value, color="#777777", linewidth=1.1, dashes=dashes, label=label)
-    panel.set_ylabel("loss (nats)", color=INK)
+    panel.set_ylabel("loss (nats)", color=TEXT_COLOR)
     panel.margins(y=0.06)
     _legend(panel, min(4, len(panel.get_legend_handles_labels()[0])))
 
@@ -118,37 +129,39 @@ def draw(records: Sequence[Record], title: str | None, baselines: Mapping[str, f
             last,
             (steps[-1], values[-1]),
             xytext=(0, -12),
-            color=INK,
+            color=TEXT_COLOR,
             textcoords="offset points",
             ha="right",
             fontsize=9,
         )
-        panel.set_ylabel(METRICS[metric], color=INK)
+        panel.set_ylabel(METRICS[metric], color=TEXT_COLOR)
         top, bottom = float(values.max()), min(0.0, float(values.min()))
         panel.set_ylim(1.15 * bottom, 1.15 * top if top > 0 else 1.0)
 
     panel = panels[-1]
     if len(rate[0]):
-        panel.plot(*rate, color=INK, linewidth=1.1, marker="." if len(rate[0]) == 1 else None)
-        panel.fill_between(*rate, color=INK, alpha=0.08, linewidth=0)
-        panel.set_ylabel("learning rate", color=INK)
+        panel.plot(
+            *rate, color=TEXT_COLOR, linewidth=1.1, marker="." if len(rate[0]) == 1 else None
+        )
+        panel.fill_between(*rate, color=TEXT_COLOR, alpha=0.08, linewidth=0)
+        panel.set_ylabel("learning rate", color=TEXT_COLOR)
         panel.set_ylim(bottom=0)
         panel.locator_params(axis="y", nbins=3)
         panel.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2), useMathText=True)
-        panel.yaxis.get_offset_text().set(color=INK, fontsize=8)
-    steps, tokens = curve(records, *TOKENS_SEEN)
+        panel.yaxis.get_offset_text().set(color=TEXT_COLOR, fontsize=8)
+    steps, tokens = read_curve(records, *TOKENS_SEEN)
 
     def tick(step: float, _: object) -> str:
         if not len(tokens):
-            return short(step)
-        return f"{short(step)}\n{short(np.interp(step, [0, *steps], [0, *tokens]))}"
+            return format_count(step)
+        return f"{format_count(step)}\n{format_count(np.interp(step, [0, *steps], [0, *tokens]))}"
 
     panel.set_xlim(0, max(1, *(record["step"] for record in records), 0) * 1.015)
     panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     panel.xaxis.set_major_formatter(FuncFormatter(tick))
-    panel.set_xlabel("step / tokens seen" if len(tokens) else "step", color=INK)
+    panel.set_xlabel("step / tokens seen" if len(tokens) else "step", color=TEXT_COLOR)
     if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK, weight="bold")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=TEXT_COLOR, weight="bold")
     return figure
 
 
@@ -167,14 +180,14 @@ def draw_comparison(
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    runs = named(logs)
+    runs = unique_names(logs)
     figure = Figure(figsize=(8, 4.8), facecolor="white", layout="constrained")
     panel = figure.subplots()
-    plain(panel)
+    style_axes(panel)
     for number, (name, log) in enumerate(runs.items()):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = RUN_COLORS[number % len(RUN_COLORS)]
         label: str | None = name
-        known, places = curve(log.records, *AXES[x][0])
+        known, places = read_curve(log.records, *AXES[x][0])
 
         def place(steps: np.ndarray, known: np.ndarray = known, places: np.ndarray = places) -> Any:
             if x == "step":
@@ -183,11 +196,11 @@ def draw_comparison(
                 raise DataError(f"a run's log has no {AXES[x][0][0]}: compare by --x step")
             return np.interp(steps, [0, *known], [0, *places])
 
-        steps, losses = curve(log.records, *((metric,) if metric else LOSS))
+        steps, losses = read_curve(log.records, *((metric,) if metric else LOSS_NAMES))
         if len(steps):
             _draw_loss(panel, place(steps), losses, colour).set_label(label)
             label = None
-        steps, losses = curve(log.records, "eval_loss")
+        steps, losses = read_curve(log.records, "eval_loss")
         if metric is None and len(steps):
             panel.plot(
                 place(steps),
@@ -201,21 +214,21 @@ def draw_comparison(
     if not panel.lines:
         what = metric or "train_loss or eval_loss"
         raise DataError(f"none of the runs has a finite {what} by {x} to draw")
-    panel.set_ylabel(metric or "loss (nats); points: validation", color=INK)
+    panel.set_ylabel(metric or "loss (nats); points: validation", color=TEXT_COLOR)
     panel.set_xlim(left=0)
-    panel.set_xlabel(AXES[x][1], color=INK)
+    panel.set_xlabel(AXES[x][1], color=TEXT_COLOR)
 
     def minutes(seconds: float, _: object) -> str:
         return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
-    write = minutes if x == "time" else lambda value, _: short(value)
+    write = minutes if x == "time" else lambda value, _: format_count(value)
     panel.xaxis.set_major_formatter(FuncFormatter(write))
     panel.margins(y=0.06)
     _legend(panel, 2 if max(map(len, runs)) > 24 else 3)
-    return save(figure, Path(output_png))
+    return save_figure(figure, Path(output_png))
 
 
-def curve(records: Sequence[Record], *names: str) -> Curve:
+def read_curve(records: Sequence[Record], *names: str) -> Curve:
     """Return steps and values of the first of ``names`` that occurs, finite values only."""
     import numpy as np
 
@@ -256,11 +269,11 @@ def _legend(panel: Axes, columns: int) -> None:
         ncols=columns,
         frameon=False,
         fontsize=9,
-        labelcolor=INK,
+        labelcolor=TEXT_COLOR,
     )
 
 
-def short(number: float) -> str:
+def format_count(number: float) -> str:
     """Write a count as people read it: 950, 12.5k, 3M, 1.2B."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
@@ -268,18 +281,18 @@ def short(number: float) -> str:
     return f"{number:.0f}"
 
 
-def plain(panel: Axes) -> None:
+def style_axes(panel: Axes) -> None:
     """Take away what distracts from the curves."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color("#999999")
-    panel.grid(axis="y", color=FAINT, linewidth=0.6)
+    panel.grid(axis="y", color=GRID_COLOR, linewidth=0.6)
     panel.set_axisbelow(True)
-    panel.tick_params(colors=INK, labelsize=9, length=3, color="#999999")
+    panel.tick_params(colors=TEXT_COLOR, labelsize=9, length=3, color="#999999")
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path) -> Path:
     """Write the figure as PNG, whole or not at all; returns ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
     return path

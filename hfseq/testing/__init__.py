@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfseq import plugins
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError, did_you_mean
 from hfseq.testing import checks as jax_checks
 from hfseq.testing import torch as torch_checks
 from hfseq.testing.case import ZERO_GRADIENTS, Case, Report
@@ -75,7 +75,7 @@ def check_architecture(
     for check in (*(wanted or ()), *skip):
         if check not in known:
             raise UsageError(
-                f"no check '{check}'{nearest(check, known)} (checks: {', '.join(known)})"
+                f"no check '{check}'{did_you_mean(check, known)} (checks: {', '.join(known)})"
             )
     chosen = [check for check in known if wanted is None or check in wanted]
     spec, report = plugins.load().architectures.get(name), Report()
@@ -99,7 +99,14 @@ def check_architecture(
             with tempfile.TemporaryDirectory() as folder:
                 zero = tuple(zero_gradients)
                 case = Case(
-                    task, kind, changed, Path(folder), spec, zero, tolerance, given=inputs or {}
+                    task,
+                    kind,
+                    changed,
+                    Path(folder),
+                    spec,
+                    zero,
+                    tolerance,
+                    extra_inputs=inputs or {},
                 )
                 for check in chosen:
                     full = f"{kind.__name__}{label}.{check}"

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.modeling.base import MEDIA
+from hfseq.modeling.base import MEDIA_INPUTS
 from hfseq.nn import trees
 from hfseq.nn.outputs import FlaxModelOutput
 
@@ -104,7 +104,7 @@ class Case:
     zero_gradients: tuple[str, ...]
     tolerance: float
     shared: dict[str, Any] = dataclasses.field(default_factory=dict)
-    given: Batch = dataclasses.field(default_factory=dict)
+    extra_inputs: Batch = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def model(self) -> Any:
@@ -125,9 +125,9 @@ class Case:
     @functools.cached_property
     def sides(self) -> tuple[Side, ...]:
         """What reads tokens: encoder and decoder, one of them, or neither."""
-        source = (SOURCE,) if self.model.reads(SOURCE.ids) else ()
+        source = (SOURCE,) if self.model.has_input(SOURCE.ids) else ()
         both = getattr(self.config, "is_encoder_decoder", False)
-        return (*source, TARGET) if both and self.model.takes(TARGET.ids) else source
+        return (*source, TARGET) if both and self.model.accepts(TARGET.ids) else source
 
     @functools.cached_property
     def inputs(self) -> dict[str, np.ndarray]:
@@ -145,31 +145,31 @@ class Case:
             ids = random.integers(4 if words > 8 else 0, words, shape).astype(np.int32)
             mask = np.ones_like(ids)
             mask[padded, ..., 10:] = 0
-            inputs |= {side.ids: self.ended(side, ids, mask), side.mask: mask}
-        for name in filter(self.model.reads, MEDIA):
+            inputs |= {side.ids: self.apply_padding_and_eos(side, ids, mask), side.mask: mask}
+        for name in filter(self.model.has_input, MEDIA_INPUTS):
             shape = self.model.input_shape[1:]
             if name == "pixel_values":
                 channels = getattr(config, "num_channels", 3)
-                shape = self.model.picture_shape() or (channels, 32, 32)
+                shape = self.model.image_shape() or (channels, 32, 32)
             inputs[name] = random.normal(size=(ROWS, *shape)).astype(np.float32)
-        if self.model.reads("input_values"):
-            inputs |= self.sound(random)
+        if self.model.has_input("input_values"):
+            inputs |= self.audio_inputs(random)
         if getattr(config, "add_cross_attention", False):
             states = random.normal(size=(ROWS, 5, config.hidden_size))
             inputs["encoder_hidden_states"] = states.astype(np.float32)
             mask = np.array([[1, 1, 1, 1, row % 2] for row in range(ROWS)])
             inputs["encoder_attention_mask"] = mask
-        return inputs | {name: np.asarray(value) for name, value in self.given.items()}
+        return inputs | {name: np.asarray(value) for name, value in self.extra_inputs.items()}
 
     @staticmethod
-    def sound(random: np.random.Generator) -> dict[str, np.ndarray]:
+    def audio_inputs(random: np.random.Generator) -> dict[str, np.ndarray]:
         """Return eight sounds, of which the second is padded on the right."""
         values = random.normal(size=(ROWS, SAMPLES)).astype(np.float32)
         mask = np.ones((ROWS, SAMPLES), np.int32)
         mask[1, SAMPLES * 2 // 3 :] = 0
         return {"input_values": values * mask.astype(np.float32), "attention_mask": mask}
 
-    def ended(self, side: Side, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    def apply_padding_and_eos(self, side: Side, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Put padding where ``mask`` is 0, and give a source its <eos>."""
         pad = getattr(self.model.text_config, "pad_token_id", None) or 0
         ids = np.where(mask == 1, ids, pad).astype(np.int32)
@@ -189,25 +189,25 @@ class Case:
     @functools.cached_property
     def forward(self) -> Callable[..., dict[str, jax.Array]]:
         """The compiled forward pass ``(params, inputs) -> outputs`` of evaluation."""
-        return compiled(self.model)
+        return compile_forward(self.model)
 
     @functools.cached_property
     def outputs(self) -> dict[str, np.ndarray]:
         """The outputs on :attr:`inputs`."""
-        return host(self.forward(self.params, self.inputs))
+        return to_numpy(self.forward(self.params, self.inputs))
 
     @functools.cached_property
     def weights(self) -> dict[str, np.ndarray]:
         """A cotangent for every output: the loss of gradient checks is the sum of products."""
         random = np.random.default_rng(2)
         return {
-            name: self.only_real(name, random.normal(size=value.shape).astype(np.float32))
+            name: self.zero_padding(name, random.normal(size=value.shape).astype(np.float32))
             for name, value in self.outputs.items()
         }
 
-    def only_real(self, name: str, value: np.ndarray) -> np.ndarray:
+    def zero_padding(self, name: str, value: np.ndarray) -> np.ndarray:
         """Zero what an output says about padding, which nobody promises anything about."""
-        if not self.per_token(name):
+        if not self.is_per_token(name):
             return value
         mask = self.inputs[self.side(name).mask]
         return value * mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
@@ -227,7 +227,7 @@ class Case:
         """What the encoder of an encoder-decoder reads."""
         return {n: value for n, value in self.inputs.items() if not n.startswith("decoder_")}
 
-    def per_token(self, name: str) -> bool:
+    def is_per_token(self, name: str) -> bool:
         """Tell whether an output has an entry for every token."""
         if not self.reads_tokens(name):
             return False
@@ -243,12 +243,12 @@ class Case:
         def run(params: Params, inputs: Batch) -> Any:
             output = model(**inputs, params=params, **options)
             # While training, some return their collections beside it.
-            output = arrays(output[0] if isinstance(output, tuple) else output)
+            output = comparable_outputs(output[0] if isinstance(output, tuple) else output)
             return sum(jnp.sum(output[name] * weights[name]) for name in weights), output
 
         step = jit(jax.grad(run, has_aux=True))
         gradient, outputs = step(params, self.inputs if inputs is None else inputs)
-        return host(outputs), host(trees.flatten(gradient))
+        return to_numpy(outputs), to_numpy(trees.flatten(gradient))
 
     @functools.cached_property
     def gradients(self) -> dict[trees.Path, np.ndarray]:
@@ -256,12 +256,12 @@ class Case:
         return self.train(self.model, self.params, dropout=False)[1]
 
     @functools.cached_property
-    def recomputed(self) -> tuple[dict[str, np.ndarray], dict[trees.Path, np.ndarray]]:
+    def checkpointed_step(self) -> tuple[dict[str, np.ndarray], dict[trees.Path, np.ndarray]]:
         """Outputs and gradients of a training step that recomputes its layers."""
         return self.train(self.variant(gradient_checkpointing=True), self.params)
 
 
-def arrays(output: Any) -> dict[str, jax.Array]:
+def comparable_outputs(output: Any) -> dict[str, jax.Array]:
     """Return the outputs that are compared, by name; of a part its ``last_hidden_state``."""
     found = {}
     for name, value in output.items():
@@ -280,22 +280,24 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., dict[str, jax.Array]]:
+def compile_forward(
+    model: Callable[..., Any], **options: Any
+) -> Callable[..., dict[str, jax.Array]]:
     """Compile ``(params, inputs) -> outputs`` of ``model``."""
-    return jit(lambda params, inputs: arrays(model(**inputs, params=params, **options)))
+    return jit(lambda params, inputs: comparable_outputs(model(**inputs, params=params, **options)))
 
 
-def host(tree: Any) -> Any:
+def to_numpy(tree: Any) -> Any:
     """Copy a tree to NumPy."""
     return jax.tree.map(np.asarray, tree)
 
 
-def leaves(model: Any) -> dict[trees.Path, np.ndarray]:
+def param_leaves(model: Any) -> dict[trees.Path, np.ndarray]:
     """Return the parameters of a model by their paths, on the host."""
-    return host(trees.flatten(model.part(model.params)[0]))
+    return to_numpy(trees.flatten(model.part(model.params)[0]))
 
 
-def error(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
+def relative_error(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
     """Return ``max|a - b| / max(1, max|b|)``; infinite for other shapes and for NaN."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -320,7 +322,10 @@ def assert_close(
     largest = max((np.abs(value).max(initial=0) for value in theirs.values()), default=0)
     lines = []
     for name, value in ours.items():
-        apart, scale = error(value, theirs[name]), max(1.0, np.abs(theirs[name]).max(initial=0))
+        apart, scale = (
+            relative_error(value, theirs[name]),
+            max(1.0, np.abs(theirs[name]).max(initial=0)),
+        )
         most = max(tolerance, float(rounding * largest / scale) if rounding else 0.0)
         if not apart <= most or (not tolerance and value.dtype != theirs[name].dtype):
             shown = trees.join(name) if isinstance(name, tuple) else name

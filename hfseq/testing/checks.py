@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hfseq.checkpoints.config import with_legacy_keys
+from hfseq.checkpoints.config import add_legacy_keys
 from hfseq.errors import UsageError
 from hfseq.nn import trees
 from hfseq.testing.case import (
@@ -27,17 +27,19 @@ from hfseq.testing.case import (
     NotRun,
     Params,
     Skipped,
-    arrays,
     assert_close,
-    compiled,
-    host,
+    comparable_outputs,
+    compile_forward,
     jit,
-    leaves,
+    param_leaves,
+    to_numpy,
 )
 
 Cache = dict[str, Any]
 Step = Callable[..., Any]
-LONGEST = 256  # tokens a row; a configuration with a longer table is not as small as it may be
+MAX_TESTED_LENGTH = (
+    256  # tokens a row; a configuration with a longer table is not as small as it may be
+)
 
 
 def shapes(case: Case) -> None:
@@ -56,7 +58,7 @@ def shapes(case: Case) -> None:
 
 def eager(case: Case) -> None:
     """The model gives the same without ``jax.jit``."""
-    outputs = host(arrays(case.model(**case.inputs)))
+    outputs = to_numpy(comparable_outputs(case.model(**case.inputs)))
     assert_close(outputs, case.outputs, 1e-5, "eager against jit")
 
 
@@ -79,13 +81,13 @@ def save_and_load(case: Case) -> None:
         "sharded": {"max_shard_size": "20kB"},
         "msgpack": {"safe_serialization": False},
     }
-    before = leaves(case.model)
+    before = param_leaves(case.model)
     for name, options in ways.items():
         case.model.save_pretrained(case.folder / name, **options)
         again = case.cls.from_pretrained(case.folder / name)
-        assert_close(leaves(again), before, 0, f"saved as {name} and loaded again")
+        assert_close(param_leaves(again), before, 0, f"saved as {name} and loaded again")
         # Files also have Transformers 4's keys, of which a configuration class may keep some.
-        read, saved = (with_legacy_keys(c.to_dict()) for c in (again.config, case.model.config))
+        read, saved = (add_legacy_keys(c.to_dict()) for c in (again.config, case.model.config))
         assert read == saved, "the configuration changed"
 
 
@@ -102,17 +104,17 @@ def scan_layers(case: Case) -> None:
         case.folder / "scan", scan_layers=True, gradient_checkpointing=True
     )
     outputs, gradient = case.train(scanned, scanned.params)
-    expected = case.recomputed
+    expected = case.checkpointed_step
     try:
         assert_close(outputs, expected[0], 0, "outputs with dropout, scan against loop")
     except AssertionError as error:
-        raise AssertionError(f"{error}\n  {_first_apart(case, scanned)}") from None
+        raise AssertionError(f"{error}\n  {_first_different_layer(case, scanned)}") from None
     ours = scanned.weight_map.listed(gradient)
     theirs = {path: expected[1][path] for path in ours}
     assert_close(ours, theirs, 1e-6, "gradients, scan against loop", rounding=1e-7)
 
 
-def _first_apart(case: Case, scanned: Any) -> str:
+def _first_different_layer(case: Case, scanned: Any) -> str:
     """Say which layer is the first to give something else where it is scanned."""
 
     def states(model: Any, params: Params) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def _first_apart(case: Case, scanned: Any) -> str:
 
 def gradient_checkpointing(case: Case) -> None:
     """Recomputing layers in the backward pass changes nothing."""
-    outputs, gradient = case.recomputed
+    outputs, gradient = case.checkpointed_step
     plain = case.train(case.model, case.params)
     assert_close(outputs, plain[0], 1e-6, "outputs with gradient checkpointing")
     what = "gradients with gradient checkpointing"
@@ -142,11 +144,11 @@ def gradient_checkpointing(case: Case) -> None:
 
 def bfloat16(case: Case) -> None:
     """Computing in bfloat16 stays close to float32, and the outputs say what they are."""
-    outputs = compiled(case.variant(dtype=jnp.bfloat16))(case.params, case.inputs)
+    outputs = compile_forward(case.variant(dtype=jnp.bfloat16))(case.params, case.inputs)
     wrong = [f"{name} is {v.dtype}" for name, v in outputs.items() if v.dtype != jnp.bfloat16]
     assert not wrong, "outputs of a bfloat16 model: " + ", ".join(wrong)
-    real = {name: case.only_real(name, np.asarray(v, np.float32)) for name, v in outputs.items()}
-    expected = {name: case.only_real(name, value) for name, value in case.outputs.items()}
+    real = {name: case.zero_padding(name, np.asarray(v, np.float32)) for name, v in outputs.items()}
+    expected = {name: case.zero_padding(name, value) for name, value in case.outputs.items()}
     assert_close(real, expected, 0.05, "bfloat16 against float32")
 
 
@@ -160,16 +162,16 @@ def padding(case: Case) -> None:
         cut = cuts[side] = ids.shape[-1] - 6
         mask = np.ones_like(ids)
         mask[..., cut:] = 0
-        ids = case.ended(side, ids, mask)
+        ids = case.apply_padding_and_eos(side, ids, mask)
         long |= {side.ids: ids, side.mask: mask}
         short |= {side.ids: ids[..., :cut], side.mask: mask[..., :cut]}
-    padded = host(case.forward(case.params, long))
-    expected = host(case.forward(case.params, short))
+    padded = to_numpy(case.forward(case.params, long))
+    expected = to_numpy(case.forward(case.params, short))
     real = {}
     for name, value in padded.items():
         lead = case.inputs[case.side(name).ids].ndim - 1
         place = (slice(None),) * lead + (slice(cuts[case.side(name)]),)
-        real[name] = value[place] if case.per_token(name) else value
+        real[name] = value[place] if case.is_per_token(name) else value
     assert_close(real, expected, 1e-5, "padded on the right against not padded")
 
 
@@ -178,10 +180,10 @@ def packing(case: Case) -> None:
     # What training asks: a call with **kwargs says that it takes whatever the objectives give.
     if not case.sides:
         raise Skipped("the model reads no tokens")
-    refused = [side.segments for side in case.sides if not case.model.takes(side.segments)]
+    refused = [side.segments for side in case.sides if not case.model.accepts(side.segments)]
     if refused:
         raise Skipped(f"the model's call takes no {', '.join(refused)}")
-    names = [name for name in case.outputs if case.per_token(name)]
+    names = [name for name in case.outputs if case.is_per_token(name)]
     if not names or case.inputs[case.sides[0].ids].ndim != 2:
         raise Skipped("no output has an entry for every token")
     tokens = {name for side in case.sides for name in (side.ids, side.mask)}
@@ -202,7 +204,7 @@ def packing(case: Case) -> None:
             inputs |= {side.ids: padded, side.mask: mask}
     packed = case.forward(case.params, rows)
     for number, inputs in enumerate(documents):
-        alone = host(case.forward(case.params, inputs))
+        alone = to_numpy(case.forward(case.params, inputs))
         parts = {name: places[case.side(name)][number] for name in names}
         ours = {name: np.asarray(packed[name][:, part]) for name, part in parts.items()}
         theirs = {name: alone[name][:, : ours[name].shape[1]] for name in names}
@@ -234,7 +236,7 @@ def devices(case: Case) -> None:
 
 
 #: Tokens that go into a cache at once, before the others one by one.
-PROMPT = 5
+PROMPT_LENGTH = 5
 
 
 def cached_decoding(case: Case) -> None:
@@ -249,20 +251,20 @@ def cached_decoding(case: Case) -> None:
     @jit
     def run(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:
         output = step(params, cache, ids, positions)
-        return arrays(output), output.past_key_values
+        return comparable_outputs(output), output.past_key_values
 
     parts = []
-    for start, stop in itertools.pairwise((0, *range(PROMPT, ids.shape[1] + 1))):
+    for start, stop in itertools.pairwise((0, *range(PROMPT_LENGTH, ids.shape[1] + 1))):
         chosen = slice(start, stop)
         outputs, cache = run(case.params, cache, ids[:, chosen], positions[:, chosen])
-        parts.append(host(outputs))
-    names = [name for name in full if case.per_token(name) and name in parts[0]]
+        parts.append(to_numpy(outputs))
+    names = [name for name in full if case.is_per_token(name) and name in parts[0]]
     if not names:
         raise Skipped("decode() has no head to compare")
     ours = {name: np.concatenate([part[name] for part in parts], 1) for name in names}
     assert_close(
-        {name: case.only_real(name, value) for name, value in ours.items()},
-        {name: case.only_real(name, full[name]) for name in names},
+        {name: case.zero_padding(name, value) for name, value in ours.items()},
+        {name: case.zero_padding(name, full[name]) for name in names},
         1e-5,
         "decoding with a cache against the full forward pass",
     )
@@ -281,14 +283,14 @@ def _one_sequence(case: Case, ids: np.ndarray, positions: np.ndarray) -> tuple[d
     def place(positions: jax.Array | np.ndarray) -> dict[str, Any]:
         if model.fixed_state:  # it knows where it stands, and is told about the new tokens only
             return {"attention_mask": jnp.take_along_axis(mask, positions, axis=1)}
-        placed = {"position_ids": positions} if model.takes("position_ids") else {}
+        placed = {"position_ids": positions} if model.accepts("position_ids") else {}
         return {"attention_mask": mask, **placed}
 
     def step(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:
         return model(ids, past_key_values=cache, params=params, **others, **place(positions))
 
     whole = {**others, "input_ids": ids, **place(positions)}
-    return host(case.forward(model.params, whole)), cache, step
+    return to_numpy(case.forward(model.params, whole)), cache, step
 
 
 def _source_and_target(
@@ -303,7 +305,7 @@ def _source_and_target(
         return encoded, model.init_cache(ROWS, ids.shape[1], encoded, params=params)
 
     encoded, cache = begin(model.params)
-    positioned = model.takes("decoder_position_ids", "decode")
+    positioned = model.accepts("decoder_position_ids", "decode")
 
     def step(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:
         placed = {"decoder_position_ids": positions} if positioned else {}
@@ -323,14 +325,14 @@ def _source_and_target(
 def long_rows(case: Case) -> None:
     """Rows as long as the model allows give numbers, and longer ones too or an error."""
     limit = case.model.max_length() if case.sides else None
-    if limit is None or limit > LONGEST:
+    if limit is None or limit > MAX_TESTED_LENGTH:
         raise Skipped(f"max_length() is {limit}: rows of any length that is tried are allowed")
     for length in (limit, limit + 1):
         inputs = dict(case.inputs)
         for side in case.sides:
             ids = np.take(inputs[side.ids], range(length), axis=-1, mode="wrap")
             inputs[side.mask] = np.ones_like(ids)
-            inputs[side.ids] = case.ended(side, ids, inputs[side.mask])
+            inputs[side.ids] = case.apply_padding_and_eos(side, ids, inputs[side.mask])
         try:
             outputs = case.forward(case.params, inputs)
         except UsageError as error:

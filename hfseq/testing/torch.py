@@ -12,16 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfseq.checkpoints.weights import LEAVES, torch_axes
+from hfseq.checkpoints.weights import TORCH_LEAF_NAMES, torch_axes
 from hfseq.nn import trees
-from hfseq.testing.case import Case, NotRun, Skipped, assert_close, error, jit, leaves
+from hfseq.testing.case import (
+    Case,
+    NotRun,
+    Skipped,
+    assert_close,
+    jit,
+    param_leaves,
+    relative_error,
+)
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
 # In the order in which a model computes them.
-STATES = (
+HIDDEN_STATES = (
     *("encoder_hidden_states", "hidden_states", "decoder_hidden_states"),
     *("text_model_output.hidden_states", "vision_model_output.hidden_states"),
 )
@@ -68,13 +76,13 @@ def named_once(case: Case, model: PreTrainedModel) -> Iterable[tuple[str, torch.
 def torch_loads_it(case: Case) -> None:
     """PyTorch loads all that hfseq saved and nothing else, and the way back is the identity."""
     model = torch_model(case)
-    before = leaves(case.model)
+    before = param_leaves(case.model)
     ways: dict[str, dict[str, Any]] = {"single": {}, "sharded": {"max_shard_size": "20KB"}}
     for name, options in ways.items():
         folder = case.folder / f"from_torch_{name}"
         model.save_pretrained(folder, **options)
         again = case.cls.from_pretrained(folder)
-        assert_close(leaves(again), before, 0, f"through PyTorch and back, {name}")
+        assert_close(param_leaves(again), before, 0, f"through PyTorch and back, {name}")
 
 
 def torch_tree(case: Case) -> None:
@@ -90,14 +98,14 @@ def torch_tree(case: Case) -> None:
     unsaved = map(re.escape, getattr(model, "_keys_to_ignore_on_save", None) or ())
     ignored = (*names.ignored, *unsaved)
     theirs = {
-        names.our_name(name): (name, value)
+        names.resolve_name(name): (name, value)
         for name, value in (*named_once(case, model), *(b for b in buffers if b[0] in saved))
         if name not in names.aliases and not any(re.search(pattern, name) for pattern in ignored)
     }
     wrong = []
 
     def plain(path: trees.Path) -> str:
-        return ".".join((*path[:-1], LEAVES.get(path[-1], path[-1])))
+        return ".".join((*path[:-1], TORCH_LEAF_NAMES.get(path[-1], path[-1])))
 
     def axes(path: trees.Path, shape: tuple[int, ...]) -> Iterable[int]:
         return torch_axes(path, len(shape)) or range(len(shape))
@@ -136,24 +144,28 @@ def torch_parity(case: Case) -> None:
     theirs = {name: operator.attrgetter(name)(output) for name in case.outputs}
     sum((theirs[name] * tensor(value)).sum() for name, value in case.weights.items()).backward()
     errors = {
-        name: error(*(case.only_real(name, v) for v in (value, theirs[name].detach().numpy())))
+        name: relative_error(
+            *(case.zero_padding(name, v) for v in (value, theirs[name].detach().numpy()))
+        )
         for name, value in case.outputs.items()
     }
     lines = [f"  {n}: {apart:.1e}" for n, apart in errors.items() if not apart <= case.tolerance]
     if lines:
-        lines.append(_first_layer(case, output))
+        lines.append(_first_different_state(case, output))
     # What PyTorch keeps a copy or constant of has a gradient there that is ours only in part.
     derived = case.model.derived_weights()
     apart = {*derived, *(entry.value for entry in derived.values() if isinstance(entry.value, str))}
     gradients = {
-        case.model.weight_map.our_name(name): parameter.grad.numpy()
+        case.model.weight_map.resolve_name(name): parameter.grad.numpy()
         for name, parameter in named_once(case, model)
         if parameter.grad is not None and name not in apart
     }
     ours = case.model.weight_map.to_torch(case.gradients)
     if absent := [name for name in gradients if name not in ours]:
         lines.append(f"  no gradient for PyTorch's parameters {absent}")
-    errors = {name: error(ours[name], gradients[name]) for name in gradients if name in ours}
+    errors = {
+        name: relative_error(ours[name], gradients[name]) for name in gradients if name in ours
+    }
     worse = [name for name, value in errors.items() if not value <= case.tolerance]
     if worse:
         first = f"the first of {worse[0]}: {errors[worse[0]]:.1e}"
@@ -164,12 +176,12 @@ def torch_parity(case: Case) -> None:
     )
 
 
-def _first_layer(case: Case, theirs: Mapping[str, Any]) -> str:
+def _first_different_state(case: Case, theirs: Mapping[str, Any]) -> str:
     """Name the first hidden state that differs: 0 is the embeddings, i the output of layer i."""
 
     def states(inputs: Mapping[str, Any]) -> dict[str, Any]:
         output = case.model(**inputs, output_hidden_states=True)
-        return {name: found(output, name) for name in STATES}
+        return {name: found(output, name) for name in HIDDEN_STATES}
 
     def found(output: Any, name: str) -> tuple[Any, ...]:
         try:
@@ -178,14 +190,14 @@ def _first_layer(case: Case, theirs: Mapping[str, Any]) -> str:
             return ()
 
     ours = jit(states)(case.inputs)
-    for name in STATES:
+    for name in HIDDEN_STATES:
         mask: Any = 1
         if case.reads_tokens(name):
             mask = case.inputs[case.side(name).mask]
             mask = mask.reshape(-1, mask.shape[-1], 1)
         side = "" if name == "hidden_states" else f" of the {name.partition('_')[0]}"
         for number, (a, b) in enumerate(zip(ours[name], found(theirs, name), strict=False)):
-            apart = error(np.asarray(a) * mask, b.detach().numpy() * mask)
+            apart = relative_error(np.asarray(a) * mask, b.detach().numpy() * mask)
             if not apart <= case.tolerance:
                 where = ("the embeddings" if number == 0 else f"layer {number - 1}") + side
                 return f"  the first hidden state that differs is that of {where}: {apart:.1e}"

@@ -15,21 +15,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hfseq.errors import UsageError
-from hfseq.training import described
+from hfseq.training import aot
 
 logger = logging.getLogger(__name__)
 
 NONE, RECOMMENDED = "none", "recommended"
-XLA, LIBTPU = "XLA_FLAGS", "LIBTPU_INIT_ARGS"
+XLA_VARIABLE, LIBTPU_VARIABLE = "XLA_FLAGS", "LIBTPU_INIT_ARGS"
 #: For several devices: exchange runs beside products. No figures of ours stand behind them.
-GPU = (
+GPU_FLAGS = (
     "xla_gpu_enable_latency_hiding_scheduler=true",
     "xla_gpu_enable_pipelined_all_reduce=true",
     "xla_gpu_enable_pipelined_all_gather=true",
     "xla_gpu_enable_pipelined_reduce_scatter=true",
     "xla_gpu_enable_while_loop_double_buffering=true",
 )
-TPU = (
+TPU_FLAGS = (
     "xla_tpu_enable_latency_hiding_scheduler=true",
     "xla_tpu_enable_async_collective_fusion=true",
     "xla_tpu_overlap_compute_collective_tc=true",
@@ -39,12 +39,12 @@ TPU = (
 _FLAG = re.compile(r"(--)?xla_\w+(=\S+)?")
 _SECONDS = 120.0  # that a trial may take
 _TRIALS = {
-    XLA: "import jax; jax.jit(lambda x: x + 1)(1)",
-    LIBTPU: "from hfseq.training import described; described.describe('v5e', 4)",
+    XLA_VARIABLE: "import jax; jax.jit(lambda x: x + 1)(1)",
+    LIBTPU_VARIABLE: "from hfseq.training import described; described.describe('v5e', 4)",
 }
 
 
-def problem_with(value: str) -> str:
+def find_problem(value: str) -> str:
     """Say what is wrong with the value of ``--accelerator_flags``; empty if it can be tried."""
     if value in (NONE, RECOMMENDED):
         return ""
@@ -57,35 +57,37 @@ def problem_with(value: str) -> str:
     )
 
 
-def recommended(kind: str | None = None, several: bool | None = None) -> tuple[str, ...]:
+def recommended_flags(
+    platform: str | None = None, multiple_devices: bool | None = None
+) -> tuple[str, ...]:
     """Return what is recommended for the accelerators of this machine, or for ``kind``.
 
     ``kind`` is "cuda", "tpu" or "" for none; for a single device there is nothing to recommend.
     """
-    kind = here() if kind is None else kind
-    several = devices_here() > 1 if several is None else several
-    return {"cuda": GPU, "tpu": TPU}.get(kind, ()) if several else ()
+    platform = local_accelerator() if platform is None else platform
+    multiple_devices = local_device_count() > 1 if multiple_devices is None else multiple_devices
+    return {"cuda": GPU_FLAGS, "tpu": TPU_FLAGS}.get(platform, ()) if multiple_devices else ()
 
 
-def here() -> str:
+def local_accelerator() -> str:
     """Return "cuda" or "tpu" for the accelerators of this machine, without starting jax."""
     if "cpu" in os.environ.get("JAX_PLATFORMS", "").split(","):
         return ""
     return "cuda" if Path("/proc/driver/nvidia/gpus").exists() else "tpu" if _chips() else ""
 
 
-def devices_here() -> int:
+def local_device_count() -> int:
     """Return how many accelerators this machine has; TPUs on several machines count as many."""
     cards = Path("/proc/driver/nvidia/gpus")
     return len(list(cards.iterdir())) if cards.exists() else len(_chips())
 
 
-def current(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def current_flags(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return what is set of the variables that XLA and libtpu read."""
-    return {name: environ[name] for name in (XLA, LIBTPU) if environ.get(name)}
+    return {name: environ[name] for name in (XLA_VARIABLE, LIBTPU_VARIABLE) if environ.get(name)}
 
 
-def apply(value: str) -> None:
+def apply_flags(value: str) -> None:
     """Set the flags of ``--accelerator_flags`` in the environment; call it before jax starts.
 
     Of those that are recommended the ones that this XLA does not know are left out, and said.
@@ -95,27 +97,27 @@ def apply(value: str) -> None:
     """
     if value == NONE:
         return
-    flags = recommended() if value == RECOMMENDED else value.split()
+    flags = recommended_flags() if value == RECOMMENDED else value.split()
     flags = [f"--{flag.removeprefix('--')}" for flag in flags]
     if not flags:
         logger.info(
             "--accelerator_flags %s: there are not several accelerators here, none set", value
         )
         return
-    present = {name: os.environ.get(name, "").split() for name in (XLA, LIBTPU)}
-    wanted = [flag for flag in flags if flag not in present[variable_of(flag)]]
-    if wanted and described.jax_has_started():
+    present = {name: os.environ.get(name, "").split() for name in (XLA_VARIABLE, LIBTPU_VARIABLE)}
+    wanted = [flag for flag in flags if flag not in present[variable_for(flag)]]
+    if wanted and aot.jax_has_started():
         raise UsageError(
             f"--accelerator_flags {value}: jax has started and reads no more flags: start Python "
             f"with {' and '.join(f'{k}={v!r}' for k, v in _together(wanted).items())}"
         )
     for name, flags_of_it in _together(wanted).items():
         known = flags_of_it.split()
-        if trial(name, known):
-            failing = {flag: trial(name, [flag]) for flag in known}
+        if try_flags(name, known):
+            failing = {flag: try_flags(name, [flag]) for flag in known}
             failing = {flag: why for flag, why in failing.items() if why}
             if value != RECOMMENDED or not failing:
-                told = "; ".join(failing.values()) or trial(name, known)
+                told = "; ".join(failing.values()) or try_flags(name, known)
                 raise UsageError(f"--accelerator_flags: {told}")
             for flag, why in failing.items():
                 logger.info("%s is left out: %s", flag, why)
@@ -124,19 +126,19 @@ def apply(value: str) -> None:
         logger.info("%s: %s", name, " ".join(known))
 
 
-def variable_of(flag: str) -> str:
+def variable_for(flag: str) -> str:
     """Return the variable in which ``flag`` is read."""
     name = flag.removeprefix("--").partition("=")[0]
-    of_tpus = {one.partition("=")[0] for one in TPU}
-    return LIBTPU if name.startswith("xla_tpu_") or name in of_tpus else XLA
+    of_tpus = {one.partition("=")[0] for one in TPU_FLAGS}
+    return LIBTPU_VARIABLE if name.startswith("xla_tpu_") or name in of_tpus else XLA_VARIABLE
 
 
-def trial(variable: str, flags: Sequence[str]) -> str:
+def try_flags(variable: str, flags: Sequence[str]) -> str:
     """Start jax elsewhere with ``flags``, in the variable that reads them; returns what went wrong.
 
     No device is taken for it. Where libtpu is not installed its flags do not start, either.
     """
-    environment = described.environment()
+    environment = aot.environment()
     environment[variable] = " ".join([environment.get(variable, ""), *flags]).strip()
     try:
         done = subprocess.run(
@@ -160,7 +162,7 @@ def _together(flags: Sequence[str]) -> dict[str, str]:
     """Return the flags by the variable that they belong into."""
     found: dict[str, list[str]] = {}
     for flag in flags:
-        found.setdefault(variable_of(flag), []).append(flag)
+        found.setdefault(variable_for(flag), []).append(flag)
     return {name: " ".join(some) for name, some in found.items()}
 
 

@@ -19,23 +19,23 @@ from hfseq import plugins
 from hfseq.checkpoints import network
 from hfseq.data.arguments import (
     OBJECTIVES,
-    Allowed,
+    AllowedValues,
     CheckedArguments,
-    Count,
     DataArguments,
-    NotNegative,
+    NonNegativeInt,
+    PositiveInt,
     TextArguments,
-    convert,
+    convert_arguments,
     option,
 )
-from hfseq.errors import UsageError, nearest, redact, redact_values
+from hfseq.errors import UsageError, did_you_mean, redact, redact_values
 from hfseq.training import accelerator_flags
 
 #: Flags of other programs that take, or ask for, a token of the Hub.
-SECRETS = ("__token", "__hub_token", "__use_auth_token", "__push_to_hub_token")
+TOKEN_FLAGS = ("__token", "__hub_token", "__use_auth_token", "__push_to_hub_token")
 
 
-class Formatter(argparse.RawDescriptionHelpFormatter):
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Flags in one spelling each, with the defaults that say something."""
 
     def __init__(self, prog: str, **kwargs: Any) -> None:
@@ -65,7 +65,7 @@ def make_parser(parts: Iterable[Any], description: str | None = None) -> Any:
     parser = HfArgumentParser(
         parts,
         description=description,
-        formatter_class=Formatter,
+        formatter_class=HelpFormatter,
         usage="%(prog)s [flags]   (--help lists them)",
     )
     for action in parser._actions:
@@ -89,16 +89,18 @@ def parse_flags(
         raise UsageError(str(error)) from error
     if not rest:
         return tuple(made)
-    known = [f"--{name}" for name in names(parts)]
+    known = [f"--{name}" for name in flag_names(parts)]
     flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
     if not flags:
         raise UsageError(
             f"no flag takes {shlex.join(rest)}: values follow their flag, which begins with --"
         )
-    raise UsageError("unknown flag " + ", ".join(flag + nearest(flag, known) for flag in flags))
+    raise UsageError(
+        "unknown flag " + ", ".join(flag + did_you_mean(flag, known) for flag in flags)
+    )
 
 
-def refuse_secrets(words: Iterable[str]) -> None:
+def reject_token_flags(words: Iterable[str]) -> None:
     """Refuse a token among the flags: everybody on the machine can read it in the process list.
 
     To be called before parsing, which would take ``--token`` for an abbreviation.
@@ -108,19 +110,19 @@ def refuse_secrets(words: Iterable[str]) -> None:
     """
     for word in words:
         flag = word.partition("=")[0].replace("-", "_")
-        if flag in SECRETS:
+        if flag in TOKEN_FLAGS:
             raise UsageError(
                 f"--{flag[2:]}: tokens are no flags, for these stand in the process list and in "
                 "logs; set HF_TOKEN, or log in once with `hf auth login`"
             )
 
 
-def names(parts: Iterable[type]) -> set[str]:
+def flag_names(parts: Iterable[type]) -> set[str]:
     """Return the names of all flags."""
     return {field.name for part in parts for field in dataclasses.fields(part)}
 
 
-def flags_of_file(path: Path, known: set[str]) -> list[str]:
+def flags_from_file(path: Path, known: set[str]) -> list[str]:
     """Turn a YAML or JSON file of arguments, whose names are ``known``, into flags."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -136,8 +138,8 @@ def flags_of_file(path: Path, known: set[str]) -> list[str]:
         raise UsageError(f"{path} is not valid {path.suffix[1:]}: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} must map argument names to values, e.g. learning_rate: 3.0e-4")
-    refuse_secrets(f"--{name}" for name in values)
-    unknown = [f"'{name}'{nearest(str(name), known)}" for name in values if name not in known]
+    reject_token_flags(f"--{name}" for name in values)
+    unknown = [f"'{name}'{did_you_mean(str(name), known)}" for name in values if name not in known]
     if unknown:
         raise UsageError(f"{path} has unknown arguments: {', '.join(unknown)}")
     flags: list[str] = []
@@ -150,7 +152,7 @@ def flags_of_file(path: Path, known: set[str]) -> list[str]:
 
 
 #: What stands for a flag that is not given, first name first.
-VARIABLES = {
+ENVIRONMENT_VARIABLES = {
     "coordinator_address": ("COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS"),
     "num_processes": ("NUM_PROCESSES",),
     # An indexed Job or JobSet of Kubernetes numbers its pods itself.
@@ -168,19 +170,19 @@ class ProcessArguments(CheckedArguments):
     coordinator_address: str | None = option(
         None, "host:port on which process 0 listens, e.g. node1:1234 (or COORDINATOR_ADDRESS)."
     )
-    num_processes: Count | None = option(
+    num_processes: PositiveInt | None = option(
         None, "How many processes there are, where nothing detects it (or NUM_PROCESSES)."
     )
-    process_id: Annotated[int, Allowed("0 or more, they count from 0", minimum=0)] | None = option(
-        None, "The number of this process, from 0 (or PROCESS_ID)."
+    process_id: Annotated[int, AllowedValues("0 or more, they count from 0", minimum=0)] | None = (
+        option(None, "The number of this process, from 0 (or PROCESS_ID).")
     )
     local_device_ids: str | None = option(
         None, "Accelerators of this machine that are this process's, e.g. 0 or 0,1; by default all."
     )
-    coordinator_timeout: Annotated[int, Allowed("at least 1 second", minimum=1)] = option(
+    coordinator_timeout: Annotated[int, AllowedValues("at least 1 second", minimum=1)] = option(
         300, "Seconds to wait for the coordinator and for the other processes at the start."
     )
-    heartbeat_timeout: Annotated[int, Allowed("at least 10 seconds", minimum=10)] = option(
+    heartbeat_timeout: Annotated[int, AllowedValues("at least 10 seconds", minimum=10)] = option(
         100, "Seconds after which a process that gives no sign of life has ended the run."
     )
 
@@ -191,7 +193,7 @@ class ProcessArguments(CheckedArguments):
             yield f"--local_device_ids {ids}: give numbers with commas between them, e.g. 0,1"
 
     @property
-    def several(self) -> bool:
+    def is_distributed(self) -> bool:
         """Whether flags, or an address in the environment, speak of more than one process."""
         given = (self.address, self.num_processes, self.process_id)
         return self.distributed or any(value is not None for value in given)
@@ -199,7 +201,7 @@ class ProcessArguments(CheckedArguments):
     @property
     def address(self) -> str | None:
         """The coordinator's host and port, from the flag or the environment."""
-        value, variable = self._given("coordinator_address")
+        value, variable = self._flag_or_variable("coordinator_address")
         if value and not re.fullmatch(r".+:\d+", value):
             source = f"{variable} in the environment," if variable else "--coordinator_address"
             raise UsageError(f"{source} {value}: give host:port, e.g. node1:1234")
@@ -211,16 +213,18 @@ class ProcessArguments(CheckedArguments):
         ids = self.local_device_ids
         return None if ids is None else [int(part) for part in ids.split(",")]
 
-    def _given(self, flag: str) -> tuple[str | None, str | None]:
+    def _flag_or_variable(self, flag: str) -> tuple[str | None, str | None]:
         """Return what a flag says, or the variable that stands for it, and that variable."""
         if (value := getattr(self, flag)) is not None:
             return str(value), None
-        variable = next((name for name in VARIABLES[flag] if os.environ.get(name)), None)
+        variable = next(
+            (name for name in ENVIRONMENT_VARIABLES[flag] if os.environ.get(name)), None
+        )
         return (os.environ[variable] if variable else None), variable
 
-    def number(self, flag: str) -> int | None:
+    def get_number(self, flag: str) -> int | None:
         """Return ``num_processes`` or ``process_id``, if that was said."""
-        value, variable = self._given(flag)
+        value, variable = self._flag_or_variable(flag)
         if variable and value and not value.isdigit():
             raise UsageError(
                 f"{variable} in the environment is '{value}': give a number, or --{flag}"
@@ -228,8 +232,8 @@ class ProcessArguments(CheckedArguments):
         return None if value is None else int(value)
 
 
-Type = Literal["float32", "bfloat16", "float16"]
-TYPES: tuple[str, ...] = get_args(Type)
+FloatType = Literal["float32", "bfloat16", "float16"]
+FLOAT_TYPES: tuple[str, ...] = get_args(FloatType)
 
 
 @dataclass
@@ -261,7 +265,10 @@ class ModelArguments(CheckedArguments):
         True, "Kept for old commands; tokenizers are always fast now."
     )
     dtype: (
-        Annotated[Type, Allowed("float32, bfloat16 or float16, recipes have --precision")] | None
+        Annotated[
+            FloatType, AllowedValues("float32, bfloat16 or float16, recipes have --precision")
+        ]
+        | None
     ) = option(
         None,
         "Type of computation: float32, bfloat16 or float16 (old name of --precision; beside an FP8 "
@@ -301,11 +308,11 @@ class ModelArguments(CheckedArguments):
     use_peft: bool = option(
         False, "Train low-rank adapters (LoRA) and nothing else; PEFT opens what is left."
     )
-    lora_r: Count = option(16, "Rank of the adapters.")
-    lora_alpha: Annotated[float, Allowed("above 0", above=0)] = option(
+    lora_r: PositiveInt = option(16, "Rank of the adapters.")
+    lora_alpha: Annotated[float, AllowedValues("above 0", above=0)] = option(
         32.0, "What adapters add is scaled by this over the rank."
     )
-    lora_dropout: Annotated[float, Allowed("0 to below 1", minimum=0, below=1)] = option(
+    lora_dropout: Annotated[float, AllowedValues("0 to below 1", minimum=0, below=1)] = option(
         0.05, "Probability of each input of an adapter to be dropped in training."
     )
     lora_target_modules: list[str] | None = option(
@@ -328,18 +335,18 @@ class ModelArguments(CheckedArguments):
 
     def problems(self) -> Iterator[str]:
         """Add two types that differ."""
-        if self.dtype and self.precision in TYPES and self.dtype != self.precision:
+        if self.dtype and self.precision in FLOAT_TYPES and self.dtype != self.precision:
             yield f"--dtype {self.dtype} and --precision {self.precision} disagree: give one"
         bits = [name for name in ("load_in_4bit", "load_in_8bit") if getattr(self, name)]
         if bits and not self.use_peft:
             yield f"--{bits[0]} stores a base that is not trained: give --use_peft"
         if len(bits) > 1:
             yield "--load_in_4bit and --load_in_8bit: give one"
-        if bits and self.recipe not in TYPES:
+        if bits and self.recipe not in FLOAT_TYPES:
             yield f"--{bits[0]} and --precision {self.recipe} both decide how products are made"
 
     @property
-    def stored_base(self) -> str | None:
+    def base_quantization(self) -> str | None:
         """The type in which the base of adapters is kept, where it is not its own."""
         return "nf4" if self.load_in_4bit else "int8" if self.load_in_8bit else None
 
@@ -349,9 +356,9 @@ class ModelArguments(CheckedArguments):
         return self.precision or self.dtype or "float32"
 
     @property
-    def computed_in(self) -> str | None:
+    def recipe_compute_dtype(self) -> str | None:
         """The type of computation, where a recipe of another name leaves it open."""
-        return self.dtype if self.recipe not in TYPES else None
+        return self.dtype if self.recipe not in FLOAT_TYPES else None
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -359,16 +366,18 @@ class ModelArguments(CheckedArguments):
         return tuple(filter(None, (self.precision_sites or "").split(",")))
 
 
-Strategy = Annotated[Literal["no", "steps", "epoch"], Allowed("one of no, steps, epoch")]
-Decay = Annotated[Literal["decoupled", "absolute"], Allowed("one of decoupled, absolute")]
-Reset = Annotated[Literal["sequence", "never"], Allowed("one of sequence, never")]
-OnNonFinite = Annotated[Literal["stop", "skip"], Allowed("one of stop, skip")]
-Device = Annotated[
-    Literal["cpu", "gpu", "cuda", "tpu"], Allowed("one of cpu, gpu, cuda, tpu, or nothing")
+Strategy = Annotated[Literal["no", "steps", "epoch"], AllowedValues("one of no, steps, epoch")]
+WeightDecayMode = Annotated[
+    Literal["decoupled", "absolute"], AllowedValues("one of decoupled, absolute")
+]
+StateReset = Annotated[Literal["sequence", "never"], AllowedValues("one of sequence, never")]
+OnNonFinite = Annotated[Literal["stop", "skip"], AllowedValues("one of stop, skip")]
+DeviceName = Annotated[
+    Literal["cpu", "gpu", "cuda", "tpu"], AllowedValues("one of cpu, gpu, cuda, tpu, or nothing")
 ]
 Schedule = Literal["linear", "cosine", "inverse_sqrt", "constant", "constant_with_warmup", "noam"]
-Rate = Annotated[float, Allowed("0 or more", minimum=0)]
-Portion = Annotated[float, Allowed("0 to 1", minimum=0, maximum=1)]
+NonNegativeFloat = Annotated[float, AllowedValues("0 or more", minimum=0)]
+Fraction = Annotated[float, AllowedValues("0 to 1", minimum=0, maximum=1)]
 
 
 @dataclass
@@ -388,42 +397,44 @@ class TrainingArguments(CheckedArguments):
         "At the end judge the test split: its loss (clm), what is written (translations, "
         "summaries, captions) or predicted (classes, tags, answers, similarities).",
     )
-    per_device_train_batch_size: Count = option(8, "Rows a data shard per micro-batch.")
-    per_device_eval_batch_size: Count = option(8, "Rows a data shard in evaluation.")
-    gradient_accumulation_steps: Count = option(
+    per_device_train_batch_size: PositiveInt = option(8, "Rows a data shard per micro-batch.")
+    per_device_eval_batch_size: PositiveInt = option(8, "Rows a data shard in evaluation.")
+    gradient_accumulation_steps: PositiveInt = option(
         1, "Micro-batches a step; exact, whatever their number."
     )
-    global_batch_size: Count | None = option(
+    global_batch_size: PositiveInt | None = option(
         None, "Rows a step over all devices, instead of per_device x data shards x accumulation."
     )
-    update_length: Count | None = option(
+    update_length: PositiveInt | None = option(
         None,
         "Tokens of a row per optimizer step (truncated back-propagation): a row is trained in "
         "windows of so many tokens, and the model's state is carried from one to the next.",
     )
-    state_reset: Reset = option(
+    state_reset: StateReset = option(
         "sequence",
         "With --update_length, where the state starts fresh: sequence (with each row) or never "
         "(each row of the batch reads on through the text).",
     )
-    learning_rate: Rate = option(5e-5, "Peak learning rate.")
+    learning_rate: NonNegativeFloat = option(5e-5, "Peak learning rate.")
     lr_scheduler_type: Schedule = option(
         "linear",
         "linear, cosine, inverse_sqrt, constant, constant_with_warmup, or noam: learning_rate x "
         "d_model^-0.5 x min(step^-0.5, step x warmup_steps^-1.5).",
     )
-    warmup_steps: NotNegative = option(0, "Steps of linear warm-up.")
-    warmup_ratio: Portion = option(0.0, "Warm-up as a share of all steps, where warmup_steps is 0.")
-    lr_end_ratio: Portion = option(
+    warmup_steps: NonNegativeInt = option(0, "Steps of linear warm-up.")
+    warmup_ratio: Fraction = option(
+        0.0, "Warm-up as a share of all steps, where warmup_steps is 0."
+    )
+    lr_end_ratio: Fraction = option(
         0.0, "Share of the peak at which linear and cosine schedules end, e.g. 0.1."
     )
-    lr_constant_steps: NotNegative = option(
+    lr_constant_steps: NonNegativeInt = option(
         0, "Last steps of the run, with the learning rate at which the decay ended."
     )
     optim: str = option("adamw", "Optimizer by name; `hfseq plugins` lists them.")
     adafactor: bool = option(False, "The same as --optim adafactor.")
-    weight_decay: Rate = option(0.0, "Weight decay; biases and norms are exempt.")
-    weight_decay_mode: Decay = option(
+    weight_decay: NonNegativeFloat = option(0.0, "Weight decay; biases and norms are exempt.")
+    weight_decay_mode: WeightDecayMode = option(
         "decoupled",
         "decoupled: times the learning rate; absolute: parameters are multiplied by "
         "1 - weight_decay each step, whatever the learning rate.",
@@ -431,7 +442,7 @@ class TrainingArguments(CheckedArguments):
     adam_beta1: float = option(0.9, "First beta.")
     adam_beta2: float = option(0.999, "Second beta.")
     adam_epsilon: float = option(1e-8, "Epsilon.")
-    max_grad_norm: Annotated[float, Allowed("0 (no clipping) or more", minimum=0)] = option(
+    max_grad_norm: Annotated[float, AllowedValues("0 (no clipping) or more", minimum=0)] = option(
         0.0, "Clip gradients to this global norm; 0 does not clip."
     )
     no_decay: list[str] = option(
@@ -442,32 +453,32 @@ class TrainingArguments(CheckedArguments):
     )
     num_train_epochs: float = option(3.0, "Epochs; fractions count.")
     max_steps: int = option(-1, "Optimizer steps; overrides num_train_epochs if positive.")
-    logging_steps: Count = option(500, "Log every so many steps.")
+    logging_steps: PositiveInt = option(500, "Log every so many steps.")
     logging_first_step: bool = option(True, "Log the first step too.")
     eval_strategy: Strategy | None = option(
         None,
         "When to evaluate during training: no, steps or epoch; steps where eval_steps is given.",
     )
-    eval_steps: Count | None = option(None, "Evaluate every so many steps.")
-    max_eval_batches: Count | None = option(
+    eval_steps: PositiveInt | None = option(None, "Evaluate every so many steps.")
+    max_eval_batches: PositiveInt | None = option(
         None, "During training evaluate on the first so many batches only; at the end on all."
     )
     save_strategy: Strategy = option("steps", "When to save: no (only at the end), steps or epoch.")
-    save_steps: Count = option(500, "Save every so many steps.")
-    save_total_limit: Count | None = option(2, "Checkpoints to keep, the best one besides.")
+    save_steps: PositiveInt = option(500, "Save every so many steps.")
+    save_total_limit: PositiveInt | None = option(2, "Checkpoints to keep, the best one besides.")
     metric_for_best_model: str = option("eval_loss", "The metric that makes a checkpoint the best.")
     greater_is_better: bool | None = option(None, "Whether more is better; guessed from the name.")
     load_best_model_at_end: bool = option(
         False, "Leave the best checkpoint's weights, not the last's."
     )
-    average_checkpoints: Count | None = option(
+    average_checkpoints: PositiveInt | None = option(
         None, "At the end leave the mean of the last so many checkpoints' weights."
     )
     resume_from_checkpoint: str | None = option(
         None, "Checkpoint or output directory to go on from; by default the newest in output_dir."
     )
     seed: int = option(42, "Seed of initialisation, data order, masks and dropout.")
-    device: Device | None = option(
+    device: DeviceName | None = option(
         None, "cpu, gpu (cuda) or tpu; asked for and absent is an error."
     )
     mesh: str | None = option(
@@ -485,7 +496,7 @@ class TrainingArguments(CheckedArguments):
     report_to: list[str] = option(
         ["tensorboard", "jsonl"], "tensorboard, wandb, jsonl, a plugin's tracker; all or none."
     )
-    log_histograms: Count | None = option(
+    log_histograms: PositiveInt | None = option(
         None, "Report histograms of weights and gradients every so many steps."
     )
     run_name: str | None = option(None, "Name of the run where trackers show one.")
@@ -493,7 +504,7 @@ class TrainingArguments(CheckedArguments):
     profile: str | None = option(
         None, "Write a jax profile of steps 10 to 15, for example, as 10-15; under output_dir."
     )
-    peak_tflops: Annotated[float, Allowed("a positive number", above=0)] | None = option(
+    peak_tflops: Annotated[float, AllowedValues("a positive number", above=0)] | None = option(
         None,
         "What MFU is a share of, in 10^12 FLOP/s a device (on CPUs, a process); by default of the "
         "data sheet, where the device is a known one, else measured.",
@@ -517,8 +528,8 @@ class TrainingArguments(CheckedArguments):
         "What is pushed when: every_save, end (once, at the end of training), or checkpoint (every "
         "save, and with it the newest training checkpoint, to go on from elsewhere).",
     )
-    hub_timeout: Annotated[float, Allowed("a positive number", above=0)] = option(
-        network.PATIENCE,
+    hub_timeout: Annotated[float, AllowedValues("a positive number", above=0)] = option(
+        network.DEFAULT_STALL_TIMEOUT,
         "Seconds without a byte moving after which the Hub, or a remote output_dir, hangs: a "
         "finished run ends then and says what is missing.",
     )
@@ -526,7 +537,7 @@ class TrainingArguments(CheckedArguments):
     card_language: list[str] | None = option(
         None, "Languages of the model, for its card: codes such as nb or en."
     )
-    card_samples: NotNegative = option(3, "Sample outputs in the card; 0 for none.")
+    card_samples: NonNegativeInt = option(3, "Sample outputs in the card; 0 for none.")
     plugin: list[str] = option([], "Plugin files to load, e.g. my_model.py.")
     debug: bool = option(False, "Show tracebacks of errors.")
 
@@ -538,14 +549,14 @@ class TrainingArguments(CheckedArguments):
         if self.eval_strategy is None:
             self.eval_strategy = "steps" if self.eval_steps else "no"
         if self.profile:
-            profiled_steps(self.profile)
+            parse_profile_steps(self.profile)
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
         """Add what is missing, and flags that exclude or need each other."""
         if not self.output_dir:
             yield "--output_dir is required"
-        if problem := accelerator_flags.problem_with(self.accelerator_flags):
+        if problem := accelerator_flags.find_problem(self.accelerator_flags):
             yield problem
         if self.average_checkpoints and self.load_best_model_at_end:
             yield "--average_checkpoints and --load_best_model_at_end exclude each other: give one"
@@ -577,7 +588,7 @@ class TrainingArguments(CheckedArguments):
             yield "--eval_strategy steps needs --eval_steps N"
 
 
-def profiled_steps(text: str) -> tuple[int, int]:
+def parse_profile_steps(text: str) -> tuple[int, int]:
     """Read the first and the last step of ``--profile``."""
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
@@ -585,7 +596,7 @@ def profiled_steps(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-PARTS = (ModelArguments, DataArguments, TrainingArguments, ProcessArguments)
+ARGUMENT_CLASSES = (ModelArguments, DataArguments, TrainingArguments, ProcessArguments)
 
 
 @dataclass
@@ -606,11 +617,11 @@ class Arguments:
         return redact_values(merged)
 
 
-def with_data_of(objective: str, arguments: Arguments) -> Arguments:
+def with_data_arguments(objective: str, arguments: Arguments) -> Arguments:
     """Return the arguments with the data flags of ``objective``, where hfseq has it."""
     if objective not in OBJECTIVES:
         return arguments
-    data = convert(arguments.data, OBJECTIVES[objective])
+    data = convert_arguments(arguments.data, OBJECTIVES[objective])
     return dataclasses.replace(arguments, data=data)
 
 
@@ -628,8 +639,8 @@ def parse(
     parts = (ModelArguments, data_part, TrainingArguments, ProcessArguments)
     given = list(sys.argv[1:] if argv is None else argv)
     if given and given[0].endswith((".yaml", ".yml", ".json")):
-        given = flags_of_file(Path(given[0]), names(parts)) + given[1:]
-    refuse_secrets(given)
+        given = flags_from_file(Path(given[0]), flag_names(parts)) + given[1:]
+    reject_token_flags(given)
     model, data, training, processes = parse_flags(parts, given, description)
     command = redact(shlex.join(["python", Path(sys.argv[0]).name, *given]))
     return Arguments(model, data, training, command, processes)
@@ -653,7 +664,7 @@ def parse_with_objective(
     if chosen.objective is None and not {"-h", "--help"} & set(rest):
         raise UsageError(f"no objective: give --objective NAME, one of {', '.join(registered)}")
     if chosen.objective is not None and chosen.objective not in registered:
-        raise UsageError(f"--objective: {registered.unknown(chosen.objective)}")
+        raise UsageError(f"--objective: {registered.unknown_message(chosen.objective)}")
     objective = chosen.objective or "mlm"
     arguments = parse(rest, description, objective)
     command = f"{arguments.command} --objective {shlex.quote(objective)}"

@@ -24,12 +24,12 @@ import optax
 
 from hfseq.checkpoints import files
 from hfseq.data.batches import Batches
-from hfseq.errors import NonFiniteLoss, UsageError, write_whole
+from hfseq.errors import NonFiniteLoss, UsageError, write_atomically
 from hfseq.nn import trees
-from hfseq.objectives.base import Texts
+from hfseq.objectives.base import GeneratedTexts
 from hfseq.reports.log import smaller_is_better
 from hfseq.training import collectives, evaluation, throughput
-from hfseq.training.arguments import TrainingArguments, profiled_steps
+from hfseq.training.arguments import TrainingArguments, parse_profile_steps
 from hfseq.training.checkpointer import Checkpointer, Progress
 from hfseq.training.event_file import Histogram
 from hfseq.training.export import Publisher, export
@@ -59,7 +59,7 @@ class StepInfo:
     progress: Progress
     batch: Batch | None = None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    measured: Mapping[str, jax.Array] | None = None
+    step_metrics: Mapping[str, jax.Array] | None = None
 
 
 class Callback:
@@ -82,11 +82,11 @@ class Callback:
         """After the last step, or the one after which a signal stops the run."""
 
 
-Moment: TypeAlias = Callable[[StepInfo], TrainState | None]
-MOMENTS = ("on_train_begin", "on_step_begin", "on_step_end", "on_train_end")
+CallbackFunction: TypeAlias = Callable[[StepInfo], TrainState | None]
+EVENTS = ("on_train_begin", "on_step_begin", "on_step_end", "on_train_end")
 
 
-def every(steps: int, function: Moment) -> Moment:
+def every(steps: int, function: CallbackFunction) -> CallbackFunction:
     """Return a callback that calls ``function(info)`` after every ``steps``-th step."""
 
     def called(info: StepInfo) -> TrainState | None:
@@ -95,7 +95,9 @@ def every(steps: int, function: Moment) -> Moment:
     return called
 
 
-def functions_at(moment: str, callbacks: Sequence[Callback | Moment]) -> list[Moment]:
+def find_handlers(
+    moment: str, callbacks: Sequence[Callback | CallbackFunction]
+) -> list[CallbackFunction]:
     """Return what is called at a moment, in the order of ``callbacks``.
 
     Raises:
@@ -104,11 +106,11 @@ def functions_at(moment: str, callbacks: Sequence[Callback | Moment]) -> list[Mo
     found = []
     for callback in callbacks:
         function = getattr(callback, moment, None)
-        if not any(hasattr(callback, name) for name in MOMENTS):
+        if not any(hasattr(callback, name) for name in EVENTS):
             if not callable(callback):
                 raise UsageError(
                     f"{callback!r} is no callback: give a function of a StepInfo, or an object "
-                    f"with one of {', '.join(MOMENTS)}"
+                    f"with one of {', '.join(EVENTS)}"
                 )
             function = callback if moment == "on_step_end" else None
         if function is not None:
@@ -116,7 +118,7 @@ def functions_at(moment: str, callbacks: Sequence[Callback | Moment]) -> list[Mo
     return found
 
 
-def call(functions: Sequence[Moment], info: StepInfo) -> StepInfo:
+def call_handlers(functions: Sequence[CallbackFunction], info: StepInfo) -> StepInfo:
     """Call one after the other, each with the state that the one before it left."""
     for function in functions:
         state = function(info)
@@ -133,7 +135,7 @@ class Calibrate(Callback):
 
     def on_step_begin(self, info: StepInfo) -> TrainState | None:
         """Run forwards and backwards once, of which nothing else is kept."""
-        if info.progress.step or not info.run.model.overwritten_extra:
+        if info.progress.step or not info.run.model.overwrite_with_gradient:
             return None
         logger.info("measuring the FP8 scales on the first batch")
         assert info.batch is not None
@@ -146,9 +148,9 @@ class InspectSharding(Callback):
 
     def on_step_begin(self, info: StepInfo) -> None:
         """Report before the first step of this process."""
-        if info.measured is None:
+        if info.step_metrics is None:
             assert info.batch is not None
-            collectives.report(info.run, info.state, info.batch)
+            collectives.print_report(info.run, info.state, info.batch)
 
 
 class Profile(Callback):
@@ -159,14 +161,14 @@ class Profile(Callback):
 
     def __init__(self, steps: str | None, folder: Path):
         self.folder, self.running = folder / "profile", False
-        self.first, self.last = profiled_steps(steps) if steps else (0, 0)
+        self.first, self.last = parse_profile_steps(steps) if steps else (0, 0)
 
     def on_step_begin(self, info: StepInfo) -> None:
         """Start or stop before the next step."""
         step = info.progress.step + 1
         if not self.running and self.first <= step <= self.last:
             # Steps run while the host is ahead of them, so the one before has to be over.
-            jax.block_until_ready(info.measured)
+            jax.block_until_ready(info.step_metrics)
             jax.profiler.start_trace(str(self.folder))
             self.running = True
         elif self.running and step > self.last:
@@ -175,13 +177,13 @@ class Profile(Callback):
     def on_train_end(self, info: StepInfo) -> None:
         """Write what was recorded, once the last step is there."""
         if self.running:
-            jax.block_until_ready(info.measured)
+            jax.block_until_ready(info.step_metrics)
             jax.profiler.stop_trace()
             self.running, self.first = False, self.last + 1
             logger.info("profile written to %s (open it with TensorBoard or xprof)", self.folder)
 
 
-BINS = 40
+NUM_BINS = 40
 
 
 class Histograms(Callback):
@@ -201,23 +203,23 @@ class Histograms(Callback):
         step = info.progress.step + 1
         if not self.steps or step % self.steps:
             return
-        self._look = self._look or make_look(info.run)
+        self._look = self._look or make_histogram_function(info.run)
         assert info.batch is not None
         bins = jax.device_get(self._look(info.state, info.batch))
         values = {
-            f"{kind}/{trees.join(path)}": histogram(leaf)
+            f"{kind}/{trees.join(path)}": to_histogram(leaf)
             for kind, tree in bins.items()
             for path, leaf in tree.items()
         }
         self.trackers.histograms(values, step)
 
 
-def make_look(run: Run) -> Callable[[TrainState, Batch], dict]:
+def make_histogram_function(run: Run) -> Callable[[TrainState, Batch], dict]:
     """Return the jitted program that gives the bins of weights and gradients."""
 
     def all_bins(tree: Tree) -> dict[trees.Path, dict[str, jax.Array]]:
         return {
-            path: bins_of(run.layout.cut(path, leaf))  # without the rows that pad the vocabulary
+            path: count_bins(run.layout.cut(path, leaf))  # without the rows that pad the vocabulary
             for path, leaf in trees.flatten(tree).items()
             if jnp.issubdtype(leaf.dtype, jnp.floating)
         }
@@ -239,7 +241,7 @@ def make_look(run: Run) -> Callable[[TrainState, Batch], dict]:
     return jax.jit(look, out_shardings=jax.NamedSharding(run.mesh, jax.P()))
 
 
-def bins_of(leaf: jax.Array) -> dict[str, jax.Array]:
+def count_bins(leaf: jax.Array) -> dict[str, jax.Array]:
     """Return counts (BINS,) of the finite values, their limits and their sums; float32."""
     values = leaf.astype(jnp.float32).reshape(-1)
     finite = jnp.isfinite(values)
@@ -248,18 +250,18 @@ def bins_of(leaf: jax.Array) -> dict[str, jax.Array]:
     some = jnp.any(finite)
     low, high = jnp.where(some, low, 0.0), jnp.where(some, high, 0.0)
     kept = jnp.where(finite, values, low)
-    width = jnp.where(high > low, (high - low) / BINS, 1.0)
-    place = jnp.clip(((kept - low) / width).astype(jnp.int32), 0, BINS - 1)
-    counts = jnp.zeros(BINS, jnp.int32).at[place].add(finite.astype(jnp.int32))
+    width = jnp.where(high > low, (high - low) / NUM_BINS, 1.0)
+    place = jnp.clip(((kept - low) / width).astype(jnp.int32), 0, NUM_BINS - 1)
+    counts = jnp.zeros(NUM_BINS, jnp.int32).at[place].add(finite.astype(jnp.int32))
     kept = jnp.where(finite, values, 0.0)
     sums = {"total": kept.sum(), "squares": jnp.square(kept).sum()}
     return {"counts": counts, "low": low, "high": high, **sums}
 
 
-def histogram(bins: Mapping[str, np.ndarray]) -> Histogram:
+def to_histogram(bins: Mapping[str, np.ndarray]) -> Histogram:
     """Return what :func:`bins_of` counted, with the edges of the bins."""
     low, high = float(bins["low"]), float(bins["high"])
-    edges = np.linspace(low, high if high > low else low + BINS, BINS + 1)
+    edges = np.linspace(low, high if high > low else low + NUM_BINS, NUM_BINS + 1)
     counts = bins["counts"].tolist()
     return Histogram(
         low, high, sum(counts), float(bins["total"]), float(bins["squares"]), edges.tolist(), counts
@@ -295,19 +297,19 @@ class LogMetrics(Callback):
         sums = {name: float(x) for name, x in jax.device_get(info.state.window).items()}
         if bad := sums.pop("bad_steps"):
             if training.on_non_finite == "stop":
-                raise non_finite(self.checkpointer, step)
+                raise non_finite_loss_error(self.checkpointer, step)
             logger.warning(
                 "%d steps up to %d had a non-finite loss or gradient and were skipped",
                 int(bad),
                 step,
             )
-        assert run.schedule is not None and info.measured is not None and run.data is not None
+        assert run.schedule is not None and info.step_metrics is not None and run.data is not None
         rate = float(run.schedule(step - 1))
         measured = run.objective.metrics(sums) | evaluation.extra_metrics(run, info.state)
         info.metrics.update(
             {f"train_{name}": value for name, value in measured.items()},
             train_learning_rate=rate,
-            train_grad_norm=float(info.measured["grad_norm"]),
+            train_grad_norm=float(info.step_metrics["grad_norm"]),
             tokens_seen=float(seen),
             **self.meter.read(),
             peak_memory_gb=throughput.peak_memory_gb(),
@@ -330,10 +332,10 @@ class LogMetrics(Callback):
         return dataclasses.replace(info.state, window=zeros)
 
 
-def non_finite(checkpointer: Checkpointer, step: int) -> NonFiniteLoss:
+def non_finite_loss_error(checkpointer: Checkpointer, step: int) -> NonFiniteLoss:
     """Return the error that stops a run, which says what is kept of it."""
-    checkpointer.settle()
-    kept = checkpointer.latest()
+    checkpointer.wait_and_log_errors()
+    kept = checkpointer.latest_step()
     saved = f"the checkpoint of step {kept} is kept" if kept else "nothing was saved yet"
     return NonFiniteLoss(
         f"the loss or a gradient became NaN or infinite at step {step} or since the last log; "
@@ -356,7 +358,7 @@ def progress_bar(run: Run, progress: Progress) -> tqdm:
     )
 
 
-PREDICTIONS, REFERENCES = "generated_predictions.txt", "generated_references.txt"
+PREDICTIONS_FILE, REFERENCES_FILE = "generated_predictions.txt", "generated_references.txt"
 
 
 class Evaluate(Callback):
@@ -368,7 +370,7 @@ class Evaluate(Callback):
 
     def __init__(self, trackers: Trackers, meter: Meter | None = None):
         self.trackers, self.meter = trackers, meter
-        self.texts: Texts | None = None
+        self.texts: GeneratedTexts | None = None
         self.step = -1
         self._notes: dict[str, str] = {}
 
@@ -386,13 +388,13 @@ class Evaluate(Callback):
         training, progress = info.run.arguments.training, info.progress
         done = evaluation.evaluate(info.run, info.state, "validation", limit)
         self._report(info, "validation", done)
-        self.step = progress.step if done.whole else -1
+        self.step = progress.step if done.is_complete else -1
         assert info.run.data is not None
         batches, most = info.run.data.evaluation, training.max_eval_batches
         parts = most is not None and batches is not None and most < len(batches)
         # Numbers of a part and of the whole do not compare: where there are parts, they count.
-        if not (done.whole and training.eval_strategy != "no" and parts):
-            note_best(training, progress, done.metrics)
+        if not (done.is_complete and training.eval_strategy != "no" and parts):
+            update_best_metric(training, progress, done.metrics)
 
     def predict(self, info: StepInfo) -> None:
         """Judge the test split, and keep what was predicted or written in the run's folder."""
@@ -401,15 +403,15 @@ class Evaluate(Callback):
         if jax.process_index() == 0:
             run.folder.mkdir(parents=True, exist_ok=True)
             if done.texts is None:
-                run.objective.save_predictions(done.rows, "test", run.folder)
+                run.objective.save_predictions(done.per_example, "test", run.folder)
             else:
                 for name, texts in (
-                    (PREDICTIONS, done.texts.hypotheses),
-                    (REFERENCES, done.texts.references),
+                    (PREDICTIONS_FILE, done.texts.hypotheses),
+                    (REFERENCES_FILE, done.texts.references),
                 ):
                     # One text a line: line breaks within a text become spaces.
                     lines = (" ".join(text.split()) + "\n" for text in texts)
-                    write_whole(run.folder / name, "".join(lines))
+                    write_atomically(run.folder / name, "".join(lines))
         self._report(info, "test", done)
 
     def _report(self, info: StepInfo, split: str, done: evaluation.Evaluation) -> None:
@@ -421,8 +423,8 @@ class Evaluate(Callback):
                     self._notes[f"{prefix}_{name}"] = note
                     logger.info("%s_%s: %s", prefix, name, note)
             count = getattr(info.run.arguments.data, "text_samples", 0)
-            rows = evaluation.samples_of(done.texts, count)
-            if text := evaluation.table(("source", "reference", "model"), rows):
+            rows = evaluation.select_samples(done.texts, count)
+            if text := evaluation.markdown_table(("source", "reference", "model"), rows):
                 self.trackers.text(f"{prefix}_samples", text, step)
         info.metrics.update(done.metrics)
         self.trackers.log(done.metrics, step)
@@ -433,7 +435,7 @@ class Evaluate(Callback):
             print(f"{title}... ({step} | {line or 'no labels to judge by'})", flush=True)
 
 
-def note_best(
+def update_best_metric(
     training: TrainingArguments, progress: Progress, metrics: Mapping[str, float]
 ) -> None:
     """Remember the step whose ``metric_for_best_model`` is the best so far."""
@@ -483,7 +485,7 @@ class Save(Callback):
         run, progress = info.run, info.progress
         stops = run.arguments.training.on_non_finite == "stop"
         if stops and float(info.state.window["bad_steps"]):
-            raise non_finite(self.checkpointer, progress.step)
+            raise non_finite_loss_error(self.checkpointer, progress.step)
         self.checkpointer.save(info.state, progress)
         if not (run.folder / files.SAFETENSORS).exists():
             # Weights without any checkpoint would look like somebody else's model after a kill.

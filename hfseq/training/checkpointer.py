@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, get_type_hints
 import jax
 
 from hfseq import errors
-from hfseq.errors import CheckpointError, first_line, write_whole
+from hfseq.errors import CheckpointError, first_line, write_atomically
 from hfseq.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "checkpoints"
+CHECKPOINTS_FOLDER = "checkpoints"
 
 
 @dataclasses.dataclass
@@ -85,7 +85,7 @@ class Checkpointer:
     """
 
     def __init__(self, output_dir: str | Path, limit: int | None = 2):
-        self.folder, self.limit = Path(output_dir).absolute() / FOLDER, limit
+        self.folder, self.limit = Path(output_dir).absolute() / CHECKPOINTS_FOLDER, limit
         self._sealing: threading.Thread | None = None
         self._over = threading.Event()
 
@@ -106,7 +106,7 @@ class Checkpointer:
         """Return the steps that have a complete checkpoint."""
         return sorted(self._manager.all_steps()) if self.folder.is_dir() else []
 
-    def latest(self) -> int | None:
+    def latest_step(self) -> int | None:
         """Return the newest of these steps; steps count, whatever the clock said."""
         return max(self.steps(), default=None)
 
@@ -153,7 +153,7 @@ class Checkpointer:
     def _seal(self, folder: Path) -> None:
         """Note the sums of a checkpoint as soon as it is complete: it appears then."""
         while not folder.is_dir():
-            if self._over.wait(INTERVAL) and not folder.is_dir():
+            if self._over.wait(POLL_INTERVAL) and not folder.is_dir():
                 return
         with contextlib.suppress(OSError):  # a full disk: without sums there is no check
             write_checksums(folder)
@@ -165,7 +165,7 @@ class Checkpointer:
             self._sealing.join()
             self._sealing = None
 
-    def settle(self) -> None:
+    def wait_and_log_errors(self) -> None:
         """Wait for a save under way on the way out, without hiding the error that leads there."""
         try:
             self.wait()
@@ -189,9 +189,9 @@ class Checkpointer:
             if step != best_step:
                 self._manager.delete(step)
 
-    def check(self, step: int) -> None:
+    def verify_checksums(self, step: int) -> None:
         """Raise CheckpointError if the files of a checkpoint are not those that were saved."""
-        if text := problem(self.folder / str(step)):
+        if text := find_damage(self.folder / str(step)):
             raise self._damaged(step, ValueError(text))
 
     def read_progress(self, step: int) -> Progress:
@@ -239,7 +239,7 @@ class Checkpointer:
         )
 
     def _not_saved(self, step: int, error: Exception) -> CheckpointError:
-        kept = self.latest()
+        kept = self.latest_step()
         return CheckpointError(
             f"could not save the checkpoint of step {step} to {self.folder} ({first_line(error)}); "
             + (f"the checkpoint of step {kept} is kept" if kept else "there is no earlier one")
@@ -247,7 +247,7 @@ class Checkpointer:
         )
 
 
-def resume(own: Checkpointer, path: str | None) -> tuple[Checkpointer, Progress]:
+def find_checkpoint(own: Checkpointer, path: str | None) -> tuple[Checkpointer, Progress]:
     """Return the checkpoints to go on from and the record of the one that is taken.
 
     ``path`` is ``--resume_from_checkpoint``: an output directory, or one checkpoint in it. Without
@@ -256,47 +256,49 @@ def resume(own: Checkpointer, path: str | None) -> tuple[Checkpointer, Progress]
     source, step = own, None
     if path:
         folder = Path(path)
-        if folder.name.isdigit() and folder.parent.name == FOLDER:
+        if folder.name.isdigit() and folder.parent.name == CHECKPOINTS_FOLDER:
             if not folder.is_dir():
                 raise CheckpointError(f"--resume_from_checkpoint {folder} does not exist")
             folder, step = folder.parent.parent, int(folder.name)
-        elif not (folder / FOLDER).is_dir():
+        elif not (folder / CHECKPOINTS_FOLDER).is_dir():
             raise CheckpointError(
                 f"--resume_from_checkpoint {folder} holds no checkpoints: give an output directory "
-                f"or <output_dir>/{FOLDER}/<step>"
+                f"or <output_dir>/{CHECKPOINTS_FOLDER}/<step>"
             )
         if folder.absolute() != own.folder.parent:
             source = Checkpointer(folder, limit=None)
-    step = source.latest() if step is None else step
+    step = source.latest_step() if step is None else step
     if step is None:
         return source, Progress()
     if path and jax.process_index() == 0:  # the run's own were looked at when it began
-        source.check(step)
+        source.verify_checksums(step)
     return source, source.read_progress(step)
 
 
 # -- checksums
 
-FILE = "checksums.json"
-CHUNK = 1 << 22
-INTERVAL = 0.05  # seconds between two looks for a checkpoint that is being written
+CHECKSUMS_FILE = "checksums.json"
+CHUNK_SIZE = 1 << 22
+POLL_INTERVAL = 0.05  # seconds between two looks for a checkpoint that is being written
 
 
 def write_checksums(folder: Path) -> None:
     """Note size and CRC-32 of every file in ``folder``, which is complete."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     names = sorted(path.relative_to(folder).as_posix() for path in paths)
-    sums = {name: _size_and_crc(folder / name) for name in names if not name.startswith(FILE)}
-    write_whole(folder / FILE, json.dumps(sums))
+    sums = {
+        name: _size_and_crc(folder / name) for name in names if not name.startswith(CHECKSUMS_FILE)
+    }
+    write_atomically(folder / CHECKSUMS_FILE, json.dumps(sums))
 
 
-def problem(folder: Path) -> str:
+def find_damage(folder: Path) -> str:
     """Return what is wrong with the files of a checkpoint, or an empty text.
 
     Where no sums were noted (the run was killed right after the save) only the record is looked at.
     """
     try:
-        sums = errors.parse_json((folder / FILE).read_bytes())
+        sums = errors.parse_json((folder / CHECKSUMS_FILE).read_bytes())
         for name, due in sums.items():
             if not (folder / name).is_file():
                 return f"{name} is missing"
@@ -307,7 +309,7 @@ def problem(folder: Path) -> str:
     except FileNotFoundError:
         pass
     except (OSError, ValueError, AttributeError, TypeError, LookupError) as error:
-        return f"{FILE} cannot be read: {error}"
+        return f"{CHECKSUMS_FILE} cannot be read: {error}"
     for name in ("state", "record"):
         if not (folder / name).is_dir():
             return f"{name} is missing"
@@ -321,6 +323,6 @@ def problem(folder: Path) -> str:
 def _size_and_crc(path: Path) -> list[int]:
     size = crc = 0
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_SIZE):
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return [size, crc]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hfseq.training.setup import Run
     from hfseq.training.state import Batch, TrainState, Tree
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+COLLECTIVE_OPS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)$")
@@ -135,7 +135,7 @@ def instructions(text: str) -> Iterator[Instruction]:
             yield Instruction(computation, entry, *match.groups())
 
 
-def arrays(shape: str) -> list[tuple[tuple[int, ...], int]]:
+def array_shapes(shape: str) -> list[tuple[tuple[int, ...], int]]:
     """Return dimensions and bytes of each array in a shape as HLO writes it."""
     return [
         ((dims := _numbers(sizes)), math.prod(dims) * int(bits or 8) // 8)
@@ -143,7 +143,7 @@ def arrays(shape: str) -> list[tuple[tuple[int, ...], int]]:
     ]
 
 
-def collectives(text: str, mesh: Mesh) -> list[Collective]:
+def find_collectives(text: str, mesh: Mesh) -> list[Collective]:
     """Return the collectives in the HLO ``text`` of a program that was compiled for ``mesh``."""
     program = list(instructions(text))
     callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
@@ -159,9 +159,9 @@ def collectives(text: str, mesh: Mesh) -> list[Collective]:
     exchanged = []
     for one in program:
         kind = one.opcode.removesuffix("-start")
-        if kind not in KINDS or not (axes := one.axes(mesh)):
+        if kind not in COLLECTIVE_OPS or not (axes := one.axes(mesh)):
             continue
-        left = arrays(one.shape)
+        left = array_shapes(one.shape)
         if kind != one.opcode and one.shape.startswith("("):  # a started one lists its operands too
             left = left[len(left) // 2 :]
         gathered = re.search(r"dimensions=\{(\d+)\}", one.rest)
@@ -183,7 +183,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, filter(None, text.split(","))))
 
 
-def unasked_gathers(
+def unexpected_all_gathers(
     exchanged: Iterable[Collective], layout: Layout, model: FlaxPreTrainedModel
 ) -> list[Collective]:
     """Return the all-gathers that neither a rule nor a flag asked for.
@@ -196,7 +196,7 @@ def unasked_gathers(
     split = set()  # what a device has of each weight that fsdp splits, once it is put together
     for path, axes in layout.axes(shapes).items():
         if any("fsdp" in _names(entry) for entry in axes):
-            shape = layout.padded(path, shapes[path])
+            shape = layout.padded_shape(path, shapes[path])
             lead = len(shape) - len(layout.layer_shape(path, shape))
             entries = (*(None,) * lead, *axes, *(None,) * len(shape))
             local = [
@@ -230,14 +230,14 @@ def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 # -- tables
 
 
-def report(run: Run, state: TrainState, batch: Batch) -> None:
+def print_report(run: Run, state: TrainState, batch: Batch) -> None:
     """Print where parameters, optimizer state and the batch lie, and the collectives of a step.
 
     The step is compiled once more for it. Process 0 prints.
     """
     text = run.step_function().lower(state, run.frozen, batch).compile().as_text()
-    exchanged = collectives(text or "", run.mesh)
-    unasked = unasked_gathers(exchanged, run.layout, run.model)
+    exchanged = find_collectives(text or "", run.mesh)
+    unasked = unexpected_all_gathers(exchanged, run.layout, run.model)
     if jax.process_index() == 0:
         for line in (
             *describe_state(run.layout, state.params, state.opt_state),
@@ -293,7 +293,7 @@ def describe_collectives(
 
     rows = [("kind", "over", "count", "bytes a device", "from")]
     for (kind, axes, source), group in sorted(
-        groups.items(), key=lambda item: (KINDS.index(item[0][0]), -size(item[1]))
+        groups.items(), key=lambda item: (COLLECTIVE_OPS.index(item[0][0]), -size(item[1]))
     ):
         count = sum(one.times for one in group)
         rows.append((kind, axes, str(count), f"{size(group):,}", source))

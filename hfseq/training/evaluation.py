@@ -14,7 +14,7 @@ import numpy as np
 from hfseq.data.batches import RowRandom
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import sharding, trees
-from hfseq.objectives.base import Texts
+from hfseq.objectives.base import GeneratedTexts
 from hfseq.training.loader import place_batch
 from hfseq.training.setup import Run
 from hfseq.training.state import TrainState, Tree, join_frozen, to_host
@@ -31,9 +31,9 @@ class Evaluation:
     """
 
     metrics: dict[str, float]
-    rows: dict[str, np.ndarray]
-    texts: Texts | None
-    whole: bool
+    per_example: dict[str, np.ndarray]
+    texts: GeneratedTexts | None
+    is_complete: bool
 
 
 def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) -> Evaluation:
@@ -74,8 +74,8 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
         metrics = {f"{prefix}_{name}": value for name, value in measured.items()}
     if data is None or split == "validation":
         started = time.perf_counter()
-        with answering(run, state) as (model, params):
-            texts = run.objective.write_texts(model, params, split)
+        with inference_model(run, state) as (model, params):
+            texts = run.objective.generate_texts(model, params, split)
         if texts is not None:
             metrics |= {f"{prefix}_{name}": value for name, value in texts.metrics.items()}
             metrics[f"{prefix}_generation_runtime"] = time.perf_counter() - started
@@ -86,12 +86,12 @@ def extra_metrics(run: Run, state: TrainState) -> dict[str, float]:
     """Read what the model reports of its collections, e.g. how many codes are in use."""
     if not state.extra:
         return {}
-    numbers = jax.device_get(run.read_extra(state.extra))
+    numbers = jax.device_get(run.read_extra_metrics(state.extra))
     return {name: float(value) for name, value in numbers.items()}
 
 
 @contextlib.contextmanager
-def answering(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTrainedModel, Tree]]:
+def inference_model(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTrainedModel, Tree]]:
     """Give the model that answers, with the run's collections, and its parameters.
 
     The collections are the model's for this while only: the next step will donate their buffers.
@@ -117,7 +117,7 @@ def answering(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTrainedModel
         model.extra = before
 
 
-def samples_of(texts: Texts, count: int) -> list[tuple[str, str, str]]:
+def select_samples(texts: GeneratedTexts, count: int) -> list[tuple[str, str, str]]:
     """Return so many (source, reference, hypothesis), spread evenly over the texts."""
     rows = list(zip(texts.sources, texts.references, texts.hypotheses, strict=True))
     total = len(rows)
@@ -125,7 +125,7 @@ def samples_of(texts: Texts, count: int) -> list[tuple[str, str, str]]:
     return [rows[i] for i in dict.fromkeys(numbers)]
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return texts as a Markdown table, as TensorBoard shows them; nothing without rows."""
     cells = [[" ".join(text.replace("|", "\\|").split()) for text in row] for row in rows]
     lines = [f"| {' | '.join(line)} |" for line in (names, *cells)]

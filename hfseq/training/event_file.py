@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hfseq.data.tfds import masked_crc32c
-from hfseq.errors import replacing
+from hfseq.errors import atomic_replace
 
 DT_FLOAT, DT_STRING = 1, 7
 SESSION_START = 1
@@ -39,12 +39,12 @@ class Histogram:
     high: float
     count: float
     total: float
-    squares: float
+    sum_squares: float
     edges: Sequence[float]
     counts: Sequence[float]
 
 
-class AppendFile:
+class AppendOnlyFile:
     """A file that grows by whole records: one write each, undone if the disk fills up half-way."""
 
     def __init__(self, path: Path) -> None:
@@ -72,15 +72,15 @@ class AppendFile:
             self._descriptor = None
 
 
-def rewrite(path: Path, parts: Iterable[bytes]) -> None:
+def replace_file(path: Path, parts: Iterable[bytes]) -> None:
     """Replace a file as a whole; what was there stays if that fails."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with atomic_replace(path) as temporary, temporary.open("wb") as file:
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
 
 
-def forget(path: Path, step: int, tags: Iterable[str]) -> None:
+def remove_events(path: Path, step: int, tags: Iterable[str]) -> None:
     """Take the events of a step with one of these tags out of an event file of this module."""
     data, at = path.read_bytes(), 0
     kept: list[bytes] = []
@@ -94,14 +94,14 @@ def forget(path: Path, step: int, tags: Iterable[str]) -> None:
             kept.append(record)
         at += size
     if sum(map(len, kept)) < len(data):
-        rewrite(path, kept)
+        replace_file(path, kept)
 
 
 class EventFile:
     """One ``events.out.tfevents.*`` file in ``directory``, as TensorBoard and the Hub read it."""
 
     def __init__(self, directory: Path, host: str) -> None:
-        self._file = AppendFile(
+        self._file = AppendOnlyFile(
             directory / f"events.out.tfevents.{time.time_ns() // 1000}.{host}.{os.getpid()}"
         )
         try:
@@ -111,7 +111,7 @@ class EventFile:
             self._file.path.unlink(missing_ok=True)
             raise
 
-    def restart(self, step: int) -> None:
+    def start_session(self, step: int) -> None:
         """Make readers forget what earlier files of this directory say from ``step`` on."""
         self._event(_message(7, _integer(1, SESSION_START)), step)
 
@@ -140,7 +140,7 @@ class EventFile:
             content = b"".join(
                 _double(field, number)
                 for field, number in enumerate(
-                    (found.low, found.high, found.count, found.total, found.squares), 1
+                    (found.low, found.high, found.count, found.total, found.sum_squares), 1
                 )
             )
             content += _doubles(6, found.edges[1:]) + _doubles(7, found.counts)
@@ -162,7 +162,7 @@ class EventFile:
             entries += _message(1, _text(1, name) + _message(2, stored))
         self._hparams("session_start_info", 3, entries + _double(5, time.time()))
 
-    def end_of_session(self, status: int) -> None:
+    def end_session(self, status: int) -> None:
         """Write how the run ended."""
         self._hparams("session_end_info", 4, _integer(1, status) + _double(2, time.time()))
 

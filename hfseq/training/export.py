@@ -26,11 +26,11 @@ from hfseq import errors, plugins
 from hfseq.checkpoints import network
 from hfseq.checkpoints.hub import BackgroundPusher
 from hfseq.checkpoints.storage import Workspace
-from hfseq.data.tokenizers import write_for_both
-from hfseq.errors import CheckpointError, HfseqError, write_whole
+from hfseq.data.tokenizers import write_v4_config
+from hfseq.errors import CheckpointError, HfseqError, write_atomically
 from hfseq.nn import trees
-from hfseq.objectives.base import Texts
-from hfseq.plugins.registry import describe
+from hfseq.objectives.base import GeneratedTexts
+from hfseq.plugins.registry import describe_error
 from hfseq.reports import cards, plots
 from hfseq.training import evaluation
 from hfseq.training.arguments import TrainingArguments
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: File of what a card says and no log does, from which another card can be made.
-FACTS = "run.json"
+CARD_DATA_FILE = "run.json"
 
 #: Seconds without a byte moving that a run waits for which has to end: who stops it waits, too.
-LAST_SECONDS = 30.0
+FINAL_UPLOAD_SECONDS = 30.0
 
 
 def export(run: Run, state: TrainState, folder: Path) -> None:
@@ -66,7 +66,7 @@ def export(run: Run, state: TrainState, folder: Path) -> None:
     _save_tokenizer(run.tokenizer, folder)
     values = {name: v for name, v in run.arguments.as_dict().items() if v is not None}
     text = json.dumps(values, indent=4, sort_keys=True, default=str)
-    write_whole(folder / "training_args.json", errors.private(text) + "\n")
+    write_atomically(folder / "training_args.json", errors.redact_private(text) + "\n")
 
 
 def _adapter(model: FlaxPreTrainedModel) -> str:
@@ -76,7 +76,7 @@ def _adapter(model: FlaxPreTrainedModel) -> str:
         return ""
     count, all_ = (
         sum(int(np.prod(shapes[path].shape)) for path in paths)
-        for paths in (model.trained_paths, shapes)
+        for paths in (model.trainable_paths, shapes)
     )
     name = str(config.base_model_name_or_path)
     name = Path(name).name if Path(name).exists() else name
@@ -104,13 +104,13 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
             if type(error) is Exception and (told := re.search(r"\(os error (\d+)\)", str(error))):
                 raise OSError(int(told[1]), os.strerror(int(told[1])), str(folder)) from error
             raise
-        write_for_both(Path(written))
+        write_v4_config(Path(written))
         for path in sorted(Path(written).rglob("*")):
             target = folder / path.relative_to(written)
             if path.is_dir():
                 target.mkdir(exist_ok=True)
                 continue
-            with errors.replacing(target) as temporary:
+            with errors.atomic_replace(target) as temporary:
                 shutil.copyfile(path, temporary)
 
 
@@ -129,14 +129,14 @@ class Publisher:
                 checkpoint=self._strategy == "checkpoint",
             )
 
-    def store(self) -> None:
+    def upload_to_storage(self) -> None:
         """Upload what was just saved to remote storage."""
         if jax.process_index() == 0:
             self.workspace.push()
 
     def publish(self, message: str) -> None:
         """Start uploading what was just saved; never stops training."""
-        self.store()
+        self.upload_to_storage()
         if self._strategy == "checkpoint":
             self._saved.wait()  # else the one before would be pushed
         if self._pusher and self._strategy != "end":
@@ -151,10 +151,10 @@ class Publisher:
         Raises:
             HfseqError: the Hub refuses it, or it cannot be written to remote storage.
         """
-        limit = min(network.patience, LAST_SECONDS if stop.received else math.inf)
+        limit = min(network.stall_timeout, FINAL_UPLOAD_SECONDS if stop.received else math.inf)
         stored, error, problem = False, None, None
         try:
-            with stop.at_once():
+            with stop.interruptible():
                 if self._pusher:
                     self._pusher.push(message)
                 try:
@@ -166,10 +166,12 @@ class Publisher:
         except KeyboardInterrupt:
             name = signal.Signals(stop.received).name
             if self.workspace.is_remote and not stored:
-                logger.warning("%s: the same command goes on", self.workspace.left(name))
+                logger.warning(
+                    "%s: the same command goes on", self.workspace.incomplete_message(name)
+                )
             if self._pusher:
                 self._pusher.stalled = True
-                logger.warning("%s", self._pusher.left(name))
+                logger.warning("%s", self._pusher.incomplete_message(name))
             return
         if problem and (error or (self._pusher and self._pusher.stalled)):
             logger.warning("%s", problem)
@@ -245,7 +247,7 @@ def average_weights(
     for step in steps:
         restored = checkpointer.restore(step, run.abstract_state())
         extra = dict(restored.extra)
-        scales = {name: extra.pop(name) for name in run.model.overwritten_extra}
+        scales = {name: extra.pop(name) for name in run.model.overwrite_with_gradient}
         largest = jax.tree.map(jnp.maximum, largest, scales) if largest else scales
         part = {"params": restored.params, "extra": extra}
         total = add(total, part) if total else jax.tree.map(widened, part)
@@ -271,7 +273,7 @@ def write_results(folder: Path, metrics: Mapping[str, float]) -> None:
         }
         if shown:
             text = json.dumps(shown, indent=4, sort_keys=True) + "\n"
-            write_whole(folder / f"{split}_results.json", text)
+            write_atomically(folder / f"{split}_results.json", text)
 
 
 def run_name(training: TrainingArguments) -> str:
@@ -292,7 +294,9 @@ def draw_curve(run: Run) -> str:
     return curve
 
 
-def samples(run: Run, state: TrainState, texts: Texts | None) -> list[tuple[str, str]]:
+def sample_outputs(
+    run: Run, state: TrainState, texts: GeneratedTexts | None
+) -> list[tuple[str, str]]:
     """Return what the model was given and what it answered, for the card.
 
     From ``texts``, the last that were written; without any, to rows of the validation data.
@@ -301,13 +305,13 @@ def samples(run: Run, state: TrainState, texts: Texts | None) -> list[tuple[str,
     judged = run.data.evaluation if run.data else None
     pairs: Sequence[tuple[str, str]] = []
     if texts is not None:
-        pairs = [(source, text) for source, _, text in evaluation.samples_of(texts, count)]
+        pairs = [(source, text) for source, _, text in evaluation.select_samples(texts, count)]
     elif count and judged is not None:
         try:
-            with evaluation.answering(run, state) as (model, params):
+            with evaluation.inference_model(run, state) as (model, params):
                 pairs = run.objective.samples(model, params, judged.rows, count)
         except Exception as error:  # the training is done: its card is not to fail for its examples
-            logger.warning("the card has no sample outputs: %s", describe(error))
+            logger.warning("the card has no sample outputs: %s", describe_error(error))
     return [(given, answer or "(nothing)") for given, answer in pairs]
 
 
@@ -400,7 +404,7 @@ def write_card(
     judged = {split: _file_names(names) for split, names in own.items() if names}
     log = run.folder / "metrics.jsonl"
     if log.exists():
-        context = context.with_log(log, dataset=source, own=judged)
+        context = context.with_log(log, dataset=source, split_datasets=judged)
         context.duration_s = progress.seconds
 
     def told(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -413,7 +417,7 @@ def write_card(
         facts["datasets"] = [told(one) for one in facts["datasets"]]
         facts = told(facts) | {"stock": context.stock, "judged_on": judged}
         text = json.dumps(facts, indent=4, ensure_ascii=False, default=str)
-        write_whole(run.folder / FACTS, errors.private(text) + "\n")
+        write_atomically(run.folder / CARD_DATA_FILE, errors.redact_private(text) + "\n")
     except OSError as error:
         logger.warning("no model card was written: %s", error)
 

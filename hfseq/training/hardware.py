@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,20 +25,20 @@ class Accelerator:
     """
 
     name: str
-    half: float
-    single: float
-    fp8: float
-    memory: float
-    bandwidth: float
-    link: float
-    machine: int = 8
-    network: float = 0.0
-    kinds: tuple[str, ...] = ()
-    share: float = 0.75
+    half_flops: float
+    float32_flops: float
+    fp8_flops: float
+    memory_bytes: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    devices_per_machine: int = 8
+    network_bandwidth: float = 0.0
+    device_kinds: tuple[str, ...] = ()
+    memory_fraction: float = 0.75
 
-    def peak(self, itemsize: float) -> float:
+    def peak_flops(self, itemsize: float) -> float:
         """Return the peak of products of a type of ``itemsize`` bytes, FLOP/s."""
-        return self.half if itemsize < 4 else self.single
+        return self.half_flops if itemsize < 4 else self.float32_flops
 
     @property
     def capability(self) -> str:
@@ -61,7 +61,16 @@ def _tpu(
     name: str, half: float, fp8: float, memory: float, bandwidth: float, link: float, *kinds: str
 ) -> Accelerator:
     return Accelerator(
-        name, half, half, fp8, memory * 2**30, bandwidth, link, machine=0, kinds=kinds, share=0.95
+        name,
+        half,
+        half,
+        fp8,
+        memory * 2**30,
+        bandwidth,
+        link,
+        devices_per_machine=0,
+        device_kinds=kinds,
+        memory_fraction=0.95,
     )
 
 
@@ -84,8 +93,8 @@ ACCELERATORS: Mapping[str, Accelerator] = {
             "a100-40gb", 312e12, 156e12, 0, 40e9, 1.555e12, 300e9, 8, 25e9,
             ("a100-sxm4-40gb", "a100-pcie-40gb"),
         ),
-        Accelerator("l4", 121e12, 60e12, 242e12, 24e9, 300e9, 32e9, kinds=("l4",)),
-        Accelerator("t4", 65e12, 8.1e12, 0, 16e9, 320e9, 16e9, kinds=("t4",)),
+        Accelerator("l4", 121e12, 60e12, 242e12, 24e9, 300e9, 32e9, device_kinds=("l4",)),
+        Accelerator("t4", 65e12, 8.1e12, 0, 16e9, 320e9, 16e9, device_kinds=("t4",)),
         Accelerator("v100", 125e12, 15.7e12, 0, 32e9, 900e9, 150e9, 8, 6.25e9, ("v100",)),
         Accelerator(
             "v100-16gb", 125e12, 15.7e12, 0, 16e9, 900e9, 150e9, 8, 6.25e9,
@@ -101,7 +110,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 }  # fmt: skip
 
 
-def named(name: str) -> Accelerator:
+def get_accelerator(name: str) -> Accelerator:
     """Return the accelerator called ``name``, in either case; an error lists those known.
 
     TPUs may go without ``tpu-``: "v5e".
@@ -110,14 +119,14 @@ def named(name: str) -> Accelerator:
         return ACCELERATORS[f"tpu-{name.lower()}"]
     if name.lower() not in ACCELERATORS:
         raise UsageError(
-            f"no accelerator '{name}' is known{nearest(name.lower(), ACCELERATORS)} (known: "
+            f"no accelerator '{name}' is known{did_you_mean(name.lower(), ACCELERATORS)} (known: "
             f"{', '.join(ACCELERATORS)}); for another one take the nearest and give --peak_tflops "
             "and --memory_gb"
         )
     return ACCELERATORS[name.lower()]
 
 
-def of_kind(kind: str) -> Accelerator | None:
+def find_accelerator(device_kind: str) -> Accelerator | None:
     """Return the accelerator that jax calls ``kind`` (``device_kind``), if it is a known one.
 
     What it is called stands there as words of its own: an L40 is no L4.
@@ -125,7 +134,7 @@ def of_kind(kind: str) -> Accelerator | None:
     matches = [
         (len(text), one)
         for one in ACCELERATORS.values()
-        for text in one.kinds
-        if re.search(rf"(?<![^\W_]){text}(?![^\W_])", kind.lower())
+        for text in one.device_kinds
+        if re.search(rf"(?<![^\W_]){text}(?![^\W_])", device_kind.lower())
     ]
     return max(matches, key=lambda match: match[0])[1] if matches else None

@@ -61,7 +61,7 @@ def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh, micro: int) -> dict
     return {name: put(array) for name, array in batch.items()}
 
 
-class Item(NamedTuple):
+class LoadedBatch(NamedTuple):
     """A step's batch, with the real tokens in it and the data position after it."""
 
     step: int
@@ -87,19 +87,19 @@ class Loader:
         position: dict | None = None,
     ):
         self.source, self.objective, self.mesh = source, objective, mesh
-        self.micro, self.seed = micro, seed
+        self.micro_batches, self.seed = micro, seed
         if isinstance(source, StreamingBatches):
             if position is not None:
                 source.restore(position)
             self._stream = iter(source)
 
-    def batches(self, start: int, stop: int) -> Generator[Item]:
+    def batches(self, start: int, stop: int) -> Generator[LoadedBatch]:
         """Yield the batch of every step in [start, stop)."""
-        with contextlib.closing(prefetch(self.make, start, stop)) as items:
+        with contextlib.closing(prefetch(self.make_batch, start, stop)) as items:
             for _, item in items:
                 yield item
 
-    def make(self, step: int) -> Item:
+    def make_batch(self, step: int) -> LoadedBatch:
         """Return the batch of a step; a stream's is the next one."""
         position = None
         if isinstance(self.source, StreamingBatches):
@@ -109,7 +109,7 @@ class Loader:
             rows = self.source[step]
         numbers = np.arange(len(rows["valid"]), dtype=np.int32)
         random = RowRandom(self.seed, step, numbers)
-        groups = sharding.data_shards(self.mesh) * self.micro
+        groups = sharding.data_shards(self.mesh) * self.micro_batches
         batch = self.objective.collate(rows, random, groups) | {"row": numbers}
-        placed = place_batch(batch, self.mesh, self.micro)
-        return Item(step, placed, self.objective.tokens(rows), position)
+        placed = place_batch(batch, self.mesh, self.micro_batches)
+        return LoadedBatch(step, placed, self.objective.tokens(rows), position)

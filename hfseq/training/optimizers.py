@@ -17,10 +17,10 @@ from hfseq.nn import trees
 from hfseq.training.arguments import TrainingArguments
 from hfseq.training.state import Tree
 
-Mask: TypeAlias = Callable[[Tree], dict]
+MaskFunction: TypeAlias = Callable[[Tree], dict]
 #: ``factory(schedule, arguments, mask of what decays)``.
-Factory: TypeAlias = Callable[
-    [optax.Schedule, TrainingArguments, Mask], optax.GradientTransformation
+OptimizerFactory: TypeAlias = Callable[
+    [optax.Schedule, TrainingArguments, MaskFunction], optax.GradientTransformation
 ]
 
 # v4's rule: biases and everything in a normalisation layer are not decayed.
@@ -86,7 +86,7 @@ def noam(factor: float, width: int, warmup: int) -> optax.Schedule:
     return schedule
 
 
-def path_mask(patterns: Sequence[str], *, matching: bool) -> Mask:
+def path_mask(patterns: Sequence[str], *, matching: bool) -> MaskFunction:
     """Return a function from parameters to a tree of bools: does the path match a pattern?"""
     compiled = [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
 
@@ -101,7 +101,7 @@ def path_mask(patterns: Sequence[str], *, matching: bool) -> Mask:
 
 
 def make_optimizer(
-    factory: Factory,
+    factory: OptimizerFactory,
     arguments: TrainingArguments,
     schedule: optax.Schedule,
     stacked: Sequence[trees.Path] = (),
@@ -121,13 +121,15 @@ def make_optimizer(
     absolute = arguments.weight_decay_mode == "absolute" and arguments.weight_decay
     given = dataclasses.replace(arguments, weight_decay=0.0) if absolute else arguments
     named = factory(schedule, given, decayed)
-    parts.append(by_layer(named, stacked) if arguments.optim in PER_LEAF and stacked else named)
+    parts.append(
+        apply_per_layer(named, stacked) if arguments.optim in PER_LEAF and stacked else named
+    )
     if absolute:
         parts.append(optax.add_decayed_weights(-arguments.weight_decay, decayed))
     return optax.chain(*parts, *frozen)
 
 
-def by_layer(
+def apply_per_layer(
     inner: optax.GradientTransformation, stacked: Sequence[trees.Path]
 ) -> optax.GradientTransformation:
     """Apply ``inner`` to each layer of the stacks at the prefixes ``stacked``, and to the rest."""
@@ -166,7 +168,7 @@ def _factory(
     make: Callable[..., optax.GradientTransformation],
     flags: Mapping[str, str] | None = None,
     decays: bool = False,
-) -> Factory:
+) -> OptimizerFactory:
     """Return the factory of an optax optimizer that takes these ``flags``, its name of each first.
 
     Where it ``decays`` weights by itself it gets decay and mask, too; to others decoupled decay is
@@ -174,7 +176,7 @@ def _factory(
     """
 
     def factory(
-        schedule: optax.Schedule, arguments: TrainingArguments, mask: Mask
+        schedule: optax.Schedule, arguments: TrainingArguments, mask: MaskFunction
     ) -> optax.GradientTransformation:
         options = {name: getattr(arguments, flag) for name, flag in (flags or {}).items()}
         if decays:

@@ -37,17 +37,19 @@ from hfseq.training.arguments import ProcessArguments
 
 logger = logging.getLogger(__name__)
 
-FOREVER = 7 * 24 * 3600 * 1000  # milliseconds; dead processes are found by their heartbeats
-INTERVAL = 1.0  # seconds between two looks for another process's error
+NO_TIMEOUT = 7 * 24 * 3600 * 1000  # milliseconds; dead processes are found by their heartbeats
+POLL_INTERVAL = 1.0  # seconds between two looks for another process's error
 # Together less than half of the shortest --heartbeat_timeout, after which jax aborts.
-LEAVE_TIME = 3.0  # seconds that an ending coordinator gives the others to read why
-LOST_TIME = 1.0  # seconds in which a process that ended will have said why
-VISIBLE = 30.0  # seconds in which a network file system shows a new file on other machines
-FAILURE, LEAVING = "hfseq/failure", "hfseq/leaving"
-MARK = ".hfseq-processes"
-IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # set in every pod
+SHUTDOWN_SECONDS = 3.0  # seconds that an ending coordinator gives the others to read why
+LOST_CONNECTION_SECONDS = 1.0  # seconds in which a process that ended will have said why
+FILE_VISIBILITY_SECONDS = (
+    30.0  # seconds in which a network file system shows a new file on other machines
+)
+FAILURE_KEY, LEAVING_KEY = "hfseq/failure", "hfseq/leaving"
+MARKER_FILE = ".hfseq-processes"
+KUBERNETES_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 # Flags of a machine or a process, not of the run.
-OWN_FLAGS = (
+MACHINE_FLAGS = (
     *("cache_dir", "data_cache_dir", "compilation_cache_dir", "preprocessing_num_workers"),
     *("disable_tqdm", "debug"),
 )
@@ -61,13 +63,13 @@ def session(processes: ProcessArguments) -> Iterator[None]:
     if coordination_client() is None:
         yield
         return
-    with shared():
+    with fail_together():
         try:
             yield
         except SystemExit:  # agreed on, see `StopSignal`
-            wait()
+            barrier()
             raise
-        wait()
+        barrier()
 
 
 def _state() -> Any:
@@ -112,9 +114,9 @@ def _poll(ready: Callable[[], Any], seconds: float) -> Any:
 
 def join(processes: ProcessArguments) -> None:
     """Meet the other processes, if there are any; call it before jax looks at its devices."""
-    if not processes.several or coordination_client() is not None:
+    if not processes.is_distributed or coordination_client() is not None:
         return
-    address, count, number = whereabouts(processes)
+    address, count, number = resolve_cluster(processes)
     if count == 1:
         return
     started, limit = time.monotonic(), processes.coordinator_timeout
@@ -126,7 +128,7 @@ def join(processes: ProcessArguments) -> None:
     # jax's call cannot be broken off, and would abort the process with a stack trace.
     late = threading.Timer(
         max(started + limit - time.monotonic(), 1.0),
-        end_now,
+        exit_now,
         (
             f"not all {count} processes had come to the coordinator at {address} in time: see "
             "that each was started, with its own --process_id and the same --num_processes, or "
@@ -144,7 +146,7 @@ def join(processes: ProcessArguments) -> None:
             local_device_ids=processes.devices,
             # All that is known is known: jax would ask for the package `kubernetes`, and with it
             # the API server, for the numbers of local devices, which neither has.
-            cluster_detection_method="deactivate" if IN_KUBERNETES in os.environ else None,
+            cluster_detection_method="deactivate" if KUBERNETES_VARIABLE in os.environ else None,
             initialization_timeout=2 * limit + 60,
             heartbeat_timeout_seconds=processes.heartbeat_timeout,
             shutdown_timeout_seconds=max(60, processes.heartbeat_timeout),
@@ -162,12 +164,12 @@ def join(processes: ProcessArguments) -> None:
     logger.info("process %d of %d, coordinator %s", number, count, address)
 
 
-def whereabouts(processes: ProcessArguments) -> tuple[str, int, int]:
+def resolve_cluster(processes: ProcessArguments) -> tuple[str, int, int]:
     """Return the coordinator's address, how many processes there are, and which this one is."""
     known: list[Any] = [
         processes.address,
-        processes.number("num_processes"),
-        processes.number("process_id"),
+        processes.get_number("num_processes"),
+        processes.get_number("process_id"),
     ]
     if None in known:
         from jax._src.clusters import ClusterEnv
@@ -192,7 +194,7 @@ def whereabouts(processes: ProcessArguments) -> tuple[str, int, int]:
     absent = [flag for flag, value in zip(flags, known, strict=False) if value is None]
     if absent:
         nobody = "none of Slurm, Open MPI and Kubernetes JobSet is there to detect them from"
-        if IN_KUBERNETES in os.environ:
+        if KUBERNETES_VARIABLE in os.environ:
             nobody = (
                 "set COORDINATOR_ADDRESS and NUM_PROCESSES in the manifest (as "
                 "scripts/launch/jobset.yaml does), or install the package kubernetes"
@@ -246,24 +248,24 @@ def _await_coordinator(address: str, limit: float) -> None:
         time.sleep(0.5)
 
 
-def wait() -> None:
+def barrier() -> None:
     """Return when every process has come here."""
     if (client := coordination_client()) is not None:
-        client.wait_at_barrier(f"hfseq/barrier/{next(_rounds)}", FOREVER)
+        client.wait_at_barrier(f"hfseq/barrier/{next(_rounds)}", NO_TIMEOUT)
 
 
 @contextlib.contextmanager
-def first() -> Iterator[bool]:
+def main_process_first() -> Iterator[bool]:
     """Run the body in process 0 first, for which it yields True, then in the others."""
     leads = process_index() == 0
     if not leads:
-        wait()
+        barrier()
     yield leads
     if leads:
-        wait()
+        barrier()
 
 
-def connect(mesh: Mesh) -> None:
+def open_connections(mesh: Mesh) -> None:
     """Open the connections between the devices of a CPU mesh, in all processes at once.
 
     gloo opens them where a group of devices first meets and gives the partners 30 seconds, which
@@ -281,27 +283,27 @@ def connect(mesh: Mesh) -> None:
 
     everywhere = jax.sharding.PartitionSpec()
     meeting = jax.jit(jax.shard_map(meet, mesh=mesh, in_specs=everywhere, out_specs=everywhere))
-    wait()
+    barrier()
     jax.block_until_ready(meeting(np.zeros((), np.float32)))
 
 
 # -- to agree
 
 
-def agree_on_flags(
+def check_flags_agree(
     flags: Mapping[str, object], objective: str, plugin_files: Sequence[str] = ()
 ) -> None:
     """Compare flags, objective, code and versions; what belongs to a machine may differ."""
     if coordination_client() is None:
         return
-    values = {f"--{name}": value for name, value in flags.items() if name not in OWN_FLAGS}
+    values = {f"--{name}": value for name, value in flags.items() if name not in MACHINE_FLAGS}
     versions = {f"the version of {name}": metadata.version(name) for name in ("hfseq", "jax")}
     counts = {"--num_processes": process_count(), "the objective": objective}
-    facts = values | versions | of_program(plugin_files) | counts
-    agree(facts, "give all of them the same flags and the same code")
+    facts = values | versions | program_digests(plugin_files) | counts
+    check_agreement(facts, "give all of them the same flags and the same code")
 
 
-def agree(facts: Mapping[str, object], advice: str) -> None:
+def check_agreement(facts: Mapping[str, object], advice: str) -> None:
     """Compare what should be the same in every process; what differs is an error in all of them."""
     if (client := coordination_client()) is None:
         return
@@ -310,11 +312,13 @@ def agree(facts: Mapping[str, object], advice: str) -> None:
     client.key_value_set(f"{folder}/facts/{me}", json.dumps(own), False)
     if me == 0:
         theirs = {
-            number: json.loads(client.blocking_key_value_get(f"{folder}/facts/{number}", FOREVER))
+            number: json.loads(
+                client.blocking_key_value_get(f"{folder}/facts/{number}", NO_TIMEOUT)
+            )
             for number in range(1, process_count())
         }
         client.key_value_set(f"{folder}/verdict", json.dumps(differences(own, theirs)), False)
-    if problems := json.loads(client.blocking_key_value_get(f"{folder}/verdict", FOREVER)):
+    if problems := json.loads(client.blocking_key_value_get(f"{folder}/verdict", NO_TIMEOUT)):
         raise UsageError(f"the processes disagree: {'; '.join(problems)}: {advice}")
 
 
@@ -330,7 +334,7 @@ def differences(own: dict[str, str], theirs: dict[int, dict[str, str]]) -> list[
     return [told[name] for name in sorted(told)]
 
 
-def of_program(plugin_files: Sequence[str] = ()) -> dict[str, str]:
+def program_digests(plugin_files: Sequence[str] = ()) -> dict[str, str]:
     """Return a digest of each part of the program, named as a message calls it.
 
     The parts are hfseq, installed plugins, the script (a ``.py`` file; what pip writes into
@@ -343,18 +347,18 @@ def of_program(plugin_files: Sequence[str] = ()) -> dict[str, str]:
         digest, spec = "absent", importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations:
             roots = map(Path, spec.submodule_search_locations)
-            digest = " ".join(of_files(root, root.rglob("*.py")) for root in roots)
+            digest = " ".join(files_digest(root, root.rglob("*.py")) for root in roots)
         elif spec is not None:
             file = Path(spec.origin or "")
-            digest = of_files(file.parent, [file])
+            digest = files_digest(file.parent, [file])
         digests[f"the code of {name}"] = digest
     for path in map(Path, (sys.argv[0], "hfseqfile.py", *plugin_files)):
         if path.suffix == ".py" and path.is_file():
-            digests[f"the code of {path.name}"] = of_files(path.parent, [path])
+            digests[f"the code of {path.name}"] = files_digest(path.parent, [path])
     return digests
 
 
-def of_files(root: Path, files: Iterable[Path]) -> str:
+def files_digest(root: Path, files: Iterable[Path]) -> str:
     """Return a digest of names, relative to ``root``, and contents."""
     digest = blake2b(digest_size=6)
     for file in sorted(files):
@@ -382,13 +386,13 @@ def check_shared(folder: Path) -> None:
     """See that ``folder``, in which process 0 leaves a mark for a moment, is one for all."""
     if (client := coordination_client()) is None:
         return
-    key, path = f"hfseq/mark/{next(_rounds)}", folder / MARK
+    key, path = f"hfseq/mark/{next(_rounds)}", folder / MARKER_FILE
     leads = process_index() == 0
     if leads:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text := f"{os.getpid()} {time.time_ns()}")
         client.key_value_set(key, text, False)
-    wanted = client.blocking_key_value_get(key, FOREVER)
+    wanted = client.blocking_key_value_get(key, NO_TIMEOUT)
 
     def is_there() -> bool:
         try:
@@ -397,13 +401,13 @@ def check_shared(folder: Path) -> None:
         except OSError:
             return False
 
-    if not _poll(is_there, VISIBLE):
+    if not _poll(is_there, FILE_VISIBILITY_SECONDS):
         raise UsageError(
             f"--output_dir {folder} on {socket.gethostname()} is not the folder that process 0 "
             "writes: checkpoints are written by all processes, so give a directory of a file "
             "system that all machines share"
         )
-    wait()
+    barrier()
     if leads:
         path.unlink(missing_ok=True)
 
@@ -412,7 +416,7 @@ def check_shared(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def shared() -> Iterator[None]:
+def fail_together() -> Iterator[None]:
     """Run the body; an exception in any process ends it in all of them.
 
     Where the connection to another one broke, that process's error is raised, if it had time to
@@ -421,11 +425,11 @@ def shared() -> Iterator[None]:
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(INTERVAL):
-            failure = _read(FAILURE)
+        while not done.wait(POLL_INTERVAL):
+            failure = _read(FAILURE_KEY)
             if failure and not done.is_set():
                 _note_leaving()
-                end_now(**json.loads(failure))
+                exit_now(**json.loads(failure))
 
     threading.Thread(target=watch, daemon=True).start()
     try:
@@ -450,14 +454,14 @@ def shared() -> Iterator[None]:
                 "the connection to another process was lost, which does not say why (killed? out "
                 f"of memory?): see its log. jax: {first_line(error)}"
             )
-            told = _poll(lambda: _read(FAILURE), LOST_TIME)
+            told = _poll(lambda: _read(FAILURE_KEY), LOST_CONNECTION_SECONDS)
             failure = json.loads(told) if told else {"text": text, "code": 1}
         with contextlib.suppress(Exception):  # the first error counts, and the store may be gone
-            coordination_client().key_value_set(FAILURE, json.dumps(failure), False)
+            coordination_client().key_value_set(FAILURE_KEY, json.dumps(failure), False)
         _note_leaving()
         if process_index() == 0:  # the store goes with this process
-            leaving = [f"{LEAVING}/{number}" for number in range(process_count())]
-            _poll(lambda: all(map(_read, leaving)), LEAVE_TIME)
+            leaving = [f"{LEAVING_KEY}/{number}" for number in range(process_count())]
+            _poll(lambda: all(map(_read, leaving)), SHUTDOWN_SECONDS)
         atexit.register(_leave, failure["code"])
         if lost:
             raise HfseqError(failure["text"]) from error
@@ -468,7 +472,7 @@ def shared() -> Iterator[None]:
 
 def _note_leaving() -> None:
     with contextlib.suppress(Exception):
-        coordination_client().key_value_set(f"{LEAVING}/{process_index()}", "1", True)
+        coordination_client().key_value_set(f"{LEAVING_KEY}/{process_index()}", "1", True)
 
 
 def _leave(code: int) -> None:
@@ -478,13 +482,13 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def end_now(text: str, code: int) -> None:
+def exit_now(text: str, code: int) -> None:
     """End this process from a thread, whatever the main thread waits for."""
     print(f"error: {text}", file=sys.stderr, flush=True)
     _leave(code)
 
 
-def agreed_to_stop(step: int) -> bool:
+def reached_stop_step(step: int) -> bool:
     """Return whether some process got a SIGTERM and ``step`` is where all of them stop."""
     if coordination_client() is None:
         return False
@@ -517,15 +521,15 @@ class StopSignal:
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
-    def after(self, step: int) -> bool:
+    def should_stop_after(self, step: int) -> bool:
         """Return whether to stop now that ``step`` is done; call it after every step."""
-        if self._together and not self.received and agreed_to_stop(step):
+        if self._together and not self.received and reached_stop_step(step):
             self.received = signal.SIGINT if self._interrupted else signal.SIGTERM
             logger.warning("a signal was received: all processes save and stop at step %d", step)
         return bool(self.received)
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Let the next signal interrupt the body: KeyboardInterrupt, with ``received`` set."""
         terminate = None
         if self._together and self._old:  # jax has it, and nothing more to agree on

@@ -14,37 +14,37 @@ import jax
 
 from hfseq import plugins
 from hfseq.checkpoints import hub, network
-from hfseq.training import accelerator_flags, output, processes
-from hfseq.training.arguments import Arguments, with_data_of
+from hfseq.training import accelerator_flags, output_directory, processes
+from hfseq.training.arguments import Arguments, with_data_arguments
 from hfseq.training.callbacks import (
     Calibrate,
     Callback,
+    CallbackFunction,
     Evaluate,
     Histograms,
     InspectSharding,
     LogMetrics,
-    Moment,
     Profile,
     Save,
     StepInfo,
-    call,
-    functions_at,
+    call_handlers,
+    find_handlers,
     progress_bar,
 )
-from hfseq.training.checkpointer import Checkpointer, Progress, resume
-from hfseq.training.evaluation import table
+from hfseq.training.checkpointer import Checkpointer, Progress, find_checkpoint
+from hfseq.training.evaluation import markdown_table
 from hfseq.training.export import (
     Publisher,
     choose_weights,
     draw_curve,
     export,
-    samples,
+    sample_outputs,
     write_card,
     write_results,
 )
 from hfseq.training.loader import Loader
 from hfseq.training.processes import StopSignal
-from hfseq.training.setup import Run, begin, build_run
+from hfseq.training.setup import Run, build_run, restore_or_initialize
 from hfseq.training.state import TrainState
 from hfseq.training.throughput import make_meter
 from hfseq.training.trackers import make_trackers
@@ -69,7 +69,7 @@ def main(
     arguments: Arguments,
     objective: str,
     *,
-    callbacks: Sequence[Callback | Moment] = (),
+    callbacks: Sequence[Callback | CallbackFunction] = (),
     devices: Sequence[jax.Device] | None = None,
 ) -> Result:
     """Train, evaluate and predict as the flags say; every process of the run calls it.
@@ -81,28 +81,28 @@ def main(
         HfseqError: what is wrong with flags, data or checkpoints, or with the run. SystemExit: a
             signal stopped the run, which was saved.
     """
-    arguments = with_data_of(objective, arguments)
+    arguments = with_data_arguments(objective, arguments)
     training = arguments.training
-    accelerator_flags.apply(training.accelerator_flags)
+    accelerator_flags.apply_flags(training.accelerator_flags)
     with contextlib.ExitStack() as stack:
         # -- where: processes, plugins, the output directory, devices
         stack.enter_context(processes.session(arguments.processes))
-        processes.agree_on_flags(arguments.as_dict(), objective, training.plugin)
+        processes.check_flags_agree(arguments.as_dict(), objective, training.plugin)
         plugins.load(extra=training.plugin)
         hub.set_timeout(training.hub_timeout)
         if processes.process_count() > 1:
             network.ignore_open_connections()
         source = arguments.model.model_name_or_path
-        workspace = stack.enter_context(output.claim(training, source))
-        output.require_device(training.device)
-        output.use_compilation_cache(training.compilation_cache_dir)
+        workspace = stack.enter_context(output_directory.prepare_output_dir(training, source))
+        output_directory.require_device(training.device)
+        output_directory.use_compilation_cache(training.compilation_cache_dir)
         # -- what: a resumed run keeps its batch, so its progress is read before any data
         checkpointer = Checkpointer(workspace.path, training.save_total_limit)
         restored_from, progress = checkpointer, Progress()
         if training.do_train:
-            restored_from, progress = resume(checkpointer, training.resume_from_checkpoint)
+            restored_from, progress = find_checkpoint(checkpointer, training.resume_from_checkpoint)
         run = build_run(arguments, objective, workspace.path, progress, devices)
-        run, state = begin(run, restored_from, progress)
+        run, state = restore_or_initialize(run, restored_from, progress)
         # -- go
         trackers = make_trackers(
             training.report_to if jax.process_index() == 0 else "none",
@@ -150,7 +150,7 @@ def main(
                 if chosen is not None:
                     state, info = chosen, dataclasses.replace(info, state=chosen)
                     export(run, state, run.folder)
-                    publisher.store()
+                    publisher.upload_to_storage()
                     if training.do_eval:
                         evaluate.evaluate(info)
                 if training.do_predict:
@@ -158,17 +158,17 @@ def main(
             # -- results, curve, card, push
             checkpointer.finish(progress.best_step)
             # By all processes: their parameters are gathered for it.
-            examples = samples(run, state, evaluate.texts) if training.do_train else []
+            examples = sample_outputs(run, state, evaluate.texts) if training.do_train else []
             if jax.process_index() == 0:
                 if evaluate.texts is None and examples:  # else shown when they were written
-                    text = table(("given", "model"), examples)
+                    text = markdown_table(("given", "model"), examples)
                     trackers.text("eval_samples", text, progress.step)
                 write_results(run.folder, metrics)
                 if training.do_train:
                     write_card(run, progress, draw_curve(run), examples)
                 publisher.finish("End of training", stop)
         finally:
-            checkpointer.settle()
+            checkpointer.wait_and_log_errors()
         if stop.received:
             sys.exit(training.sigterm_exit_code if stop.received == signal.SIGTERM else 130)
     return Result(run, state, progress, metrics)
@@ -178,7 +178,7 @@ def train(
     run: Run,
     state: TrainState,
     progress: Progress,
-    callbacks: Sequence[Callback | Moment],
+    callbacks: Sequence[Callback | CallbackFunction],
     stop: StopSignal,
     metrics: dict[str, float] | None = None,
 ) -> TrainState:
@@ -187,25 +187,27 @@ def train(
     ``progress`` moves along, and callbacks read and write ``metrics``. ``state`` is used up.
     """
     assert run.data is not None and run.data.train is not None
-    seed, micro = run.arguments.training.seed, run.batch.micro
+    seed, micro = run.arguments.training.seed, run.batch.micro_batches
     loader = Loader(run.data.train, run.objective, run.mesh, micro, seed, progress.stream)
     step = run.step_function()
-    before, after = (functions_at(f"on_step_{when}", callbacks) for when in ("begin", "end"))
+    before, after = (find_handlers(f"on_step_{when}", callbacks) for when in ("begin", "end"))
     info = StepInfo(run, state, progress, metrics={} if metrics is None else metrics)
-    info = call(functions_at("on_train_begin", callbacks), info)
+    info = call_handlers(find_handlers("on_train_begin", callbacks), info)
     # Collectives of two steps at once can deadlock on a CPU.
     blocking = jax.default_backend() == "cpu"
     started, seconds = time.perf_counter(), progress.seconds
     with contextlib.closing(loader.batches(progress.step, run.total_steps)) as batches:
         for item in batches:
-            info = call(before, dataclasses.replace(info, batch=item.batch))
+            info = call_handlers(before, dataclasses.replace(info, batch=item.batch))
             state, measured = step(info.state, run.frozen, item.batch)
             if blocking:
                 jax.block_until_ready(measured)
             progress.step, progress.stream = item.step + 1, item.position
             progress.tokens_seen += item.tokens
             progress.seconds = seconds + time.perf_counter() - started
-            info = call(after, dataclasses.replace(info, state=state, measured=measured))
-            if stop.after(progress.step):
+            info = call_handlers(
+                after, dataclasses.replace(info, state=state, step_metrics=measured)
+            )
+            if stop.should_stop_after(progress.step):
                 break
-    return call(functions_at("on_train_end", callbacks), info).state
+    return call_handlers(find_handlers("on_train_end", callbacks), info).state

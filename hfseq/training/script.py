@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hfseq.errors import run_command
-from hfseq.training import described
+from hfseq.training import aot
 
 #: Where Linux says which memory may lie in pages of 2 MB: all, what asks for it, or none.
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HUGE_PAGES_FILE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 TUNABLE = "glibc.malloc.hugetlb"
 
 
@@ -46,12 +46,12 @@ def run(main: Callable[[], int | None]) -> int:
     On Linux the program may begin anew, as the same process, to ask for huge pages: before jax is
     imported, and only if nothing but it runs here.
     """
-    described.start_quietly()
+    aot.start_quietly()
     environment = with_huge_pages(os.environ)
-    if environment is not None and is_whole_program(sys.argv, sys.orig_argv):
+    if environment is not None and is_main_program(sys.argv, sys.orig_argv):
         with contextlib.suppress(OSError):  # then it goes on as it is
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-    return run_command(main, debug="--debug" in sys.argv, messages=True)
+    return run_command(main, debug="--debug" in sys.argv, show_log=True)
 
 
 def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str] | None:
@@ -68,14 +68,14 @@ def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str] | None:
     name, version = platform.libc_ver()
     try:
         able = name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
-        if not able or "[madvise]" not in HUGE_PAGES.read_text():
+        if not able or "[madvise]" not in HUGE_PAGES_FILE.read_text():
             return None
     except (ValueError, OSError):
         return None
     return {**environ, "GLIBC_TUNABLES": ":".join(filter(None, (chosen, f"{TUNABLE}=1")))}
 
 
-def is_whole_program(argv: Sequence[str], started_with: Sequence[str]) -> bool:
+def is_main_program(argv: Sequence[str], started_with: Sequence[str]) -> bool:
     """Tell whether Python was started for this script, and neither debugged nor profiled.
 
     Under a test, in a notebook or by ``runpy`` the words that Python was started with are others.

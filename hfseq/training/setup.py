@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from hfseq import plugins
 from hfseq.checkpoints import config as config_files
 from hfseq.data.arguments import has_arrays
-from hfseq.data.batches import Batches, StreamBatches, WindowBatches
+from hfseq.data.batches import Batches, ContinuousBatches, WindowBatches
 from hfseq.data.streaming import StreamingBatches
 from hfseq.data.tokenizers import check_vocabulary
 from hfseq.errors import CheckpointError, UsageError, first_line
@@ -60,7 +60,7 @@ class BatchPlan:
     """
 
     rows: int
-    micro: int
+    micro_batches: int
     length: int
     windows: Windows | None = None
 
@@ -132,28 +132,28 @@ class Run:
 
     def abstract_frozen(self) -> Tree:
         """Return the shapes, types and shardings of what is used and not trained."""
-        trained = self.model.trained_paths
-        shapes = {p: shape for p, shape in shapes_of(self.model).items() if p not in trained}
+        trained = self.model.trainable_paths
+        shapes = {p: shape for p, shape in param_shapes(self.model).items() if p not in trained}
         places = self.layout.shardings(shapes)
         frozen = trees.unflatten(
             {
                 path: jax.ShapeDtypeStruct(
-                    self.layout.padded(path, shape),
+                    self.layout.padded_shape(path, shape),
                     self.arguments.model.param_dtype,
                     sharding=places[path],
                 )
                 for path, shape in shapes.items()
             }
         )
-        kind = self.arguments.model.stored_base
+        kind = self.arguments.model.base_quantization
         return frozen if kind is None else self.model.quantize(frozen, kind)
 
     @functools.cached_property
     def _abstract_state(self) -> TrainState:
-        trained, dtype = self.model.trained_paths, trained_type(self.arguments)
-        shapes = {p: shape for p, shape in shapes_of(self.model).items() if p in trained}
+        trained, dtype = self.model.trainable_paths, trained_dtype(self.arguments)
+        shapes = {p: shape for p, shape in param_shapes(self.model).items() if p in trained}
         params = {
-            path: jax.ShapeDtypeStruct(self.layout.padded(path, shape), dtype)
+            path: jax.ShapeDtypeStruct(self.layout.padded_shape(path, shape), dtype)
             for path, shape in shapes.items()
         }
         abstract = jax.eval_shape(
@@ -200,7 +200,7 @@ class Run:
         )
 
     @functools.cached_property
-    def read_extra(self) -> Callable[[Tree], dict[str, jax.Array]]:
+    def read_extra_metrics(self) -> Callable[[Tree], dict[str, jax.Array]]:
         """The jitted numbers that the model reports of its collections."""
         return jax.jit(self.model.extra_metrics)
 
@@ -228,15 +228,15 @@ def build_run(
         mesh: Any = devices
     else:
         mesh = sharding.make_mesh(training.mesh, devices)
-        processes.connect(mesh)
+        processes.open_connections(mesh)
     kind = plugins.load().objectives.get(objective)
-    if training.do_predict and not kind.predicts:
+    if training.do_predict and not kind.supports_predict:
         raise UsageError(
             f"--do_predict: '{objective}' training has no test split to judge; clm (its loss) has "
             "it, and what classifies, tags, answers, translates or summarises"
         )
     if tokenizer is None:
-        with processes.first():  # it may have to be made
+        with processes.main_process_first():  # it may have to be made
             tokenizer = load_tokenizer(arguments, kind, output)
     if config is None:
         if arguments.model.use_peft and not arguments.model.model_name_or_path:
@@ -244,7 +244,7 @@ def build_run(
         config = load_config(arguments, tokenizer, kind)
     model = build_model(arguments, config, kind.auto_class)
     trained = kind(arguments.data, tokenizer, config)
-    layout = lay_out(model, mesh, training.sequence_parallel)
+    layout = shard_model(model, mesh, training.sequence_parallel)
     trained.prepare(model)
     if training.do_train:
         _keep_collections(model, progress, training.output_dir)
@@ -256,8 +256,8 @@ def build_run(
             model.check_training(batch.rows * (windows.length if windows else batch.length))
         data = _load_data(arguments, tokenizer, trained, batch, sharding.data_shards(mesh))
         facts = {"data": data.description, "step to go on from": progress.step or None}
-        processes.agree(facts, "give all of them the same files")
-        check_metric(training, trained, model, data.evaluation)
+        processes.check_agreement(facts, "give all of them the same files")
+        check_best_metric(training, trained, model, data.evaluation)
     total, schedule, optimizer = 0, None, optax.identity()  # enough for an evaluation
     if training.do_train:
         if training.max_steps > 0:
@@ -286,7 +286,9 @@ def build_run(
     )
 
 
-def begin(run: Run, checkpointer: Checkpointer, progress: Progress) -> tuple[Run, TrainState]:
+def restore_or_initialize(
+    run: Run, checkpointer: Checkpointer, progress: Progress
+) -> tuple[Run, TrainState]:
     """Return the run with what it only uses, and the state to go on from.
 
     The state is restored, or initialised where it lies; parameters and moments never lie whole on
@@ -298,13 +300,13 @@ def begin(run: Run, checkpointer: Checkpointer, progress: Progress) -> tuple[Run
     if not progress.step or run.model.peft_config is not None:
         params, extra = make_params(run.arguments, run.model, run.layout)
     if run.model.peft_config is not None:
-        flat, trained = trees.flatten(params), run.model.trained_paths
+        flat, trained = trees.flatten(params), run.model.trainable_paths
         own = {path: leaf for path, leaf in flat.items() if path in trained}
         sizes = [sum(leaf.size for leaf in part.values()) for part in (own, flat)]
         logger.info("%d of %d parameters are trained (%.3g %%)", *sizes, 100 * sizes[0] / sizes[1])
-        params = trees.cast_floating(trees.unflatten(own), trained_type(run.arguments))
+        params = trees.cast_floating(trees.unflatten(own), trained_dtype(run.arguments))
         frozen = trees.unflatten({p: flat.pop(p) for p in list(flat) if p not in trained})
-        if (kind := run.arguments.model.stored_base) is not None:
+        if (kind := run.arguments.model.base_quantization) is not None:
             frozen = run.model.quantize(frozen, kind)
         run = dataclasses.replace(run, frozen=frozen)
     if progress.step:
@@ -317,7 +319,7 @@ def begin(run: Run, checkpointer: Checkpointer, progress: Progress) -> tuple[Run
     return run, start(params, extra)
 
 
-def trained_type(arguments: Arguments) -> str:
+def trained_dtype(arguments: Arguments) -> str:
     """Return the type of what is trained: of adapters float32, whatever their base has."""
     return "float32" if arguments.model.use_peft else arguments.model.param_dtype
 
@@ -376,7 +378,7 @@ def load_config(
     plugins.register_auto_classes()
     model, hub = arguments.model, _hub_options(arguments)
     source = weights_source(arguments)
-    base = base_of(source, hub)
+    base = base_model_of(source, hub)
     # What is only judged and names no model may be an adapter, which names its base.
     name = model.config_name or (base if base != source else model.model_name_or_path)
     if name:
@@ -392,11 +394,11 @@ def load_config(
                 "already: drop one of them"
             )
     elif model_type := model.model_type or objective.default_model_type:
-        config = fresh_config(model_type, tokenizer, model.preset)
+        config = new_config(model_type, tokenizer, model.preset)
     else:
         raise UsageError("no model: give --model_name_or_path, --config_name or --model_type")
     if model.config_overrides:
-        config_files.override(config, config_files.parse_overrides(model.config_overrides))
+        config_files.apply_overrides(config, config_files.parse_overrides(model.config_overrides))
     objective.configure(config, tokenizer, weights_source(arguments) is None)
     objective.configure_data(config, arguments.data, plugins.load())
     if hasattr(tokenizer, "get_vocab"):  # not what makes inputs of pictures or sound
@@ -406,7 +408,7 @@ def load_config(
     return config
 
 
-def fresh_config(
+def new_config(
     model_type: str, tokenizer: PreTrainedTokenizerBase, preset: str | None
 ) -> PreTrainedConfig:
     """Make a configuration with the tokenizer's vocabulary and special tokens."""
@@ -441,8 +443,8 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
         )
     flags, head, source = arguments.model, spec.load_head(task), weights_source(arguments)
     # The checkpoint may decide about the structure (T5: is the head tied?).
-    told = head.options_of(source, **_hub_options(arguments)) if source else {}
-    adapter = lora.find(source, _hub_options(arguments)) if source else None
+    told = head.read_checkpoint_options(source, **_hub_options(arguments)) if source else {}
+    adapter = lora.find_adapter(source, _hub_options(arguments)) if source else None
     if adapter is not None and arguments.training.do_train and not flags.use_peft:
         raise UsageError(
             f"{source} is an adapter: go on with it by --use_peft, or merge it first "
@@ -450,7 +452,7 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
         )
     precision = choose_precision(
         flags.recipe,
-        flags.computed_in,
+        flags.recipe_compute_dtype,
         flags.sites,
         amax_history_length=flags.fp8_amax_history_length,
         margin=flags.fp8_margin,
@@ -463,10 +465,10 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
         scan_layers=flags.scan_layers,
         gradient_checkpointing=flags.gradient_checkpointing,
         attn_implementation=flags.attn_implementation,
-        peft_config=adapters(flags) if adapter is None else adapter.config,
+        peft_config=lora_config(flags) if adapter is None else adapter.config,
         **told,
     )
-    fp8.advise(model.precision, getattr(config, "hidden_size", None))
+    fp8.warn_if_narrow(model.precision, getattr(config, "hidden_size", None))
     if flags.gradient_checkpointing and not flags.scan_layers and platform() == "cpu":
         logger.warning(
             "--gradient_checkpointing saves little memory on a CPU unless layers are scanned: XLA "
@@ -478,7 +480,7 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
     return model
 
 
-def adapters(flags: ModelArguments) -> lora.LoraConfig | None:
+def lora_config(flags: ModelArguments) -> lora.LoraConfig | None:
     """Return the adapters that the flags ask for, if they do."""
     if not flags.use_peft:
         return None
@@ -496,26 +498,26 @@ def adapters(flags: ModelArguments) -> lora.LoraConfig | None:
     )
 
 
-def base_of(source: str | None, hub: Mapping[str, Any]) -> Any:
+def base_model_of(source: str | None, hub: Mapping[str, Any]) -> Any:
     """Return where the model is that the adapter at ``source`` was made for, else ``source``."""
-    adapter = lora.find(source, hub) if source else None
+    adapter = lora.find_adapter(source, hub) if source else None
     return source if adapter is None else adapter.base
 
 
-def shapes_of(model: FlaxPreTrainedModel) -> dict[trees.Path, tuple[int, ...]]:
+def param_shapes(model: FlaxPreTrainedModel) -> dict[trees.Path, tuple[int, ...]]:
     """Return the shapes of the parameters by path, without padding."""
     return {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
 
 
-def lay_out(
+def shard_model(
     model: FlaxPreTrainedModel, mesh: Mesh, sequence_parallel: bool = False
 ) -> sharding.Layout:
     """Pair the architecture's sharding rules with the mesh, and have the model compute on it."""
     layout = sharding.Layout(
-        mesh, model.sharding_rules(), model.vocabulary(), tuple(model.stacked_prefixes)
+        mesh, model.sharding_rules(), model.vocab_size(), tuple(model.stacked_prefixes)
     )
     sharding.check_heads(model, mesh)
-    model.use_mesh(mesh, layout.axes(shapes_of(model)), sequence_parallel)
+    model.use_mesh(mesh, layout.axes(param_shapes(model)), sequence_parallel)
     return layout
 
 
@@ -535,13 +537,13 @@ def make_params(
     No host holds a whole model: files are read by slices, and a fresh initialisation is compiled
     with its output shardings.
     """
-    shardings = layout.shardings(shapes_of(model))
+    shardings = layout.shardings(param_shapes(model))
     source, seed = weights_source(arguments), arguments.training.seed
     dtype = arguments.model.param_dtype
     if source is None:
 
         def init(key: jax.Array) -> Tree:
-            flat = trees.flatten(model.part(model.init_weights(key))[0])
+            flat = trees.flatten(model.split_collections(model.init_weights(key))[0])
             return trees.unflatten({path: layout.pad(path, leaf) for path, leaf in flat.items()})
 
         key = jax.random.PRNGKey(seed)
@@ -551,7 +553,7 @@ def make_params(
     replicated = NamedSharding(layout.mesh, PartitionSpec())
 
     def where(path: trees.Path, shape: tuple[int, ...]) -> NamedSharding:
-        return shardings[path] if layout.padded(path, shape) == shape else replicated
+        return shardings[path] if layout.padded_shape(path, shape) == shape else replicated
 
     loaded = type(model).from_pretrained(
         source,
@@ -625,7 +627,7 @@ def plan_batch(
     progress.global_batch_size = rows
     length = objective.choose_length(model.max_length())
     windows = plan_windows(arguments, objective, model, length)
-    keep_windows(windows, rows, progress)
+    record_windows(windows, rows, progress)
     lengths = {"row": length, "target row": objective.target_length(length)}
     if windows:
         lengths["window"] = windows.length
@@ -692,7 +694,7 @@ def plan_windows(
     return Windows(window, length // window, streams)
 
 
-def keep_windows(windows: Windows | None, rows: int, progress: Progress) -> None:
+def record_windows(windows: Windows | None, rows: int, progress: Progress) -> None:
     """Record how rows are cut into windows; the state in a checkpoint belongs to that cut."""
 
     def told(windows: Mapping[str, int | str] | None) -> str:
@@ -769,22 +771,22 @@ def _load_data(
         train = Batches(rows_of("train", length), batch.rows, training.seed)
     elif training.do_train and windows:
         if windows.streams:  # a batch is a window of its rows
-            train = StreamBatches(rows_of("train", windows.length), batch.rows, training.seed)
+            train = ContinuousBatches(rows_of("train", windows.length), batch.rows, training.seed)
         else:
             rows = rows_of("train", length)
             train = WindowBatches(rows, batch.rows, training.seed, windows.count)
     evaluation = judged("validation") if evaluates else None
-    test = judged("test") if training.do_predict and objective.judges_test else None
-    if objective.known_rows is not None:
+    test = judged("test") if training.do_predict and objective.evaluates_test else None
+    if objective.row_layout is not None:
         batches = [one for one in (train, evaluation, test) if one is not None]
         bounds = [getattr(getattr(one, "rows", None), "max_runs", None) for one in batches]
         counted = [bound for bound in bounds if bound is not None]
         most = max(counted) if counted and len(counted) == len(bounds) else None
-        objective.known_rows = dataclasses.replace(objective.known_rows, max_runs=most)
+        objective.row_layout = dataclasses.replace(objective.row_layout, max_runs=most)
     return RunData(train, evaluation, test, length, description)
 
 
-def check_metric(
+def check_best_metric(
     training: TrainingArguments,
     objective: Objective,
     model: FlaxPreTrainedModel,
@@ -805,7 +807,7 @@ def check_metric(
             "validation batches, whose words are not known, so --metric_for_best_model "
             "word_perplexity has no number: drop --max_eval_batches, or choose by loss"
         )
-    known = objective.reported("validation")
+    known = objective.reported_metrics("validation")
     if known is not None and name not in known and not model.statistics:
         raise UsageError(
             f"--metric_for_best_model {training.metric_for_best_model}: there is only "

@@ -120,7 +120,7 @@ class Carry:
         """Lay the rows over the axes of the batch."""
 
         def one(axis: int, _: jax.Array) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*(None,) * axis, sharding.BATCH))
+            return NamedSharding(mesh, PartitionSpec(*(None,) * axis, sharding.BATCH_AXES))
 
         return self._map(one, tree)
 
@@ -190,7 +190,7 @@ def state_shardings(
     return dataclasses.replace(
         everywhere,
         params=trees.unflatten(params),
-        opt_state=sharding.like_params(abstract.opt_state, params, shapes, mesh),
+        opt_state=sharding.optimizer_shardings(abstract.opt_state, params, shapes, mesh),
         memory=carry.shardings(abstract.memory or {}, mesh) if carry else None,
     )
 
@@ -240,7 +240,7 @@ def make_step(
     micro-batches of a step; of what these leave the maximum counts. With ``calibrate`` the step
     trains nothing and moves nothing else but these, which it sets from the batch itself.
     """
-    overwritten = model.overwritten_extra
+    overwritten = model.overwrite_with_gradient
 
     def gradients(state: TrainState, frozen: Tree, batch: Batch, factor: jax.Array | None) -> tuple:
         """Return gradients, sums, collections and memory of all micro-batches."""
@@ -255,7 +255,7 @@ def make_step(
         def loss_sum(params: Tree, scales: Tree, extra: dict, part: dict, drawn: Any) -> tuple:
             extra = {**extra, **fp8.for_gradient(scales)}
             whole = join_frozen(params, frozen)
-            with nn.knowing(objective.known_rows):
+            with nn.row_guarantees(objective.row_layout):
                 total, count, more = objective.loss(model, whole, part, drawn, True, extra=extra)
             sums = {"loss": total, "count": count, "divisor": more.get("divisor", count)}
             sums |= more.get("totals", {})
@@ -311,7 +311,7 @@ def make_step(
         new = {
             "params": optax.apply_updates(state.params, updates),
             "opt_state": opt_state,
-            "extra": model.settle_extra(extra),
+            "extra": model.finalize_extra(extra),
         }
         good = jnp.isfinite(sums["loss"]) & jnp.isfinite(norm)
         overflow = overflowed(scaling, sums["loss"], norm)
@@ -350,7 +350,7 @@ def make_eval_step(
     def evaluate(params: Tree, frozen: Tree, extra: Tree, batch: Batch) -> dict[str, jax.Array]:
         batch = {name: leaf[0] for name, leaf in batch.items() if name != "row"}
         whole = join_frozen(params, frozen)
-        with nn.knowing(objective.known_rows):
+        with nn.row_guarantees(objective.row_layout):
             total, count, more = objective.loss(model, whole, batch, None, False, extra=extra)
         return {"loss": total, "count": count, **more.get("totals", {})}
 

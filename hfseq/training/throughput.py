@@ -107,15 +107,15 @@ def peak_flops(
     device, dtype = jax.devices()[0], jnp.dtype(compute_dtype or jnp.float32)
     on_cpu = device.platform == "cpu"
     units = jax.process_count() if on_cpu else jax.device_count()
-    known = hardware.of_kind(device.device_kind)
+    known = hardware.find_accelerator(device.device_kind)
     if peak_tflops is not None:
         one, source = peak_tflops * 1e12, "--peak_tflops"
     elif known is not None:
-        one, source = known.peak(dtype.itemsize), f"the data sheet of {known.name}"
+        one, source = known.peak_flops(dtype.itemsize), f"the data sheet of {known.name}"
     else:
         if on_cpu:
-            processes.wait()
-        one, source = measured_flops(dtype.name), "a measured matrix product"
+            processes.barrier()
+        one, source = measure_flops(dtype.name), "a measured matrix product"
     kind = "process" if on_cpu else "device"
     logger.info(
         "MFU is of %.4g TFLOP/s: %d x %.4g a %s, %s",
@@ -129,7 +129,7 @@ def peak_flops(
 
 
 @functools.cache
-def measured_flops(dtype: str, size: int = 1536) -> float:
+def measure_flops(dtype: str, size: int = 1536) -> float:
     """Measure the rate of one large matrix product on this machine (about a tenth of a second)."""
     x = jnp.ones((size, size), dtype)
 

@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hfseq import plugins
-from hfseq.errors import UsageError, private, redact_values
+from hfseq.errors import UsageError, redact_private, redact_values
 from hfseq.reports.log import read_lines
 from hfseq.training.event_file import (
     FAILURE,
     SUCCESS,
-    AppendFile,
+    AppendOnlyFile,
     EventFile,
     Histogram,
-    forget,
-    rewrite,
+    remove_events,
+    replace_file,
 )
 
 logger = logging.getLogger("hfseq.tracking")
@@ -58,7 +58,7 @@ class Tracker(Protocol):
         """Finish writing."""
 
 
-class Trackers(list["Guarded"]):
+class Trackers(list["GuardedTracker"]):
     """All trackers of a run, as one."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -107,12 +107,12 @@ def make_trackers(
     without it they add to what is there. Unknown names and missing packages raise UsageError.
     """
     wanted, registry = tracker_names(names), plugins.load().trackers
-    config = private_config(without_secrets(run_config))
+    config = redact_config(drop_secrets(run_config))
     trackers = Trackers()
     for name in list(registry) if wanted == ["all"] else wanted:
         factory = registry.get(name)
         try:
-            tracker = Guarded(name, partial(factory, run_directory, arguments, config))
+            tracker = GuardedTracker(name, partial(factory, run_directory, arguments, config))
         except ImportError as error:
             if wanted == ["all"]:
                 continue
@@ -126,18 +126,18 @@ def make_trackers(
     return trackers
 
 
-def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
+def drop_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``config`` without entries whose name says that they are tokens or passwords."""
     secret = re.compile(r"(^|_)(token|api_key|password|secret)$")
     return {key: value for key, value in config.items() if not secret.search(key)}
 
 
-def private_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def redact_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``config`` without tokens in its texts and without the name of the user's home."""
-    return redact_values(dict(config), private)
+    return redact_values(dict(config), redact_private)
 
 
-class Guarded:
+class GuardedTracker:
     """A tracker that warns once, instead of raising, when it cannot write.
 
     ``make`` opens the tracker. Where that fails for lack of room or rights it is tried again with
@@ -225,8 +225,8 @@ class JsonlTracker:
         self._resumed_at, self._before = -1, 0  # a step, and the lines from before
         self._file = self._open()
 
-    def _open(self) -> AppendFile:
-        file = AppendFile(self.path)
+    def _open(self) -> AppendOnlyFile:
+        file = AppendOnlyFile(self.path)
         content = self.path.read_bytes()
         if not content.endswith(b"\n"):  # a killed run, or a full disk: drop the torn line
             os.truncate(self.path, content.rfind(b"\n") + 1)
@@ -259,7 +259,7 @@ class JsonlTracker:
     def _rewrite(self, lines: Sequence[bytes]) -> None:
         self._file.close()
         try:
-            rewrite(self.path, lines)
+            replace_file(self.path, lines)
         finally:
             self._file = self._open()
 
@@ -337,13 +337,13 @@ class TensorBoardTracker:
         if directories and step > 0:
             newest = max(directories, key=lambda path: path.stat().st_mtime)
             self._resumed_at, self._before = step, sorted(newest.glob("*tfevents*"))
-            self._open(newest).restart(step + 1)
+            self._open(newest).start_session(step + 1)
 
     def _forget(self, tags: Iterable[str], step: int) -> None:
         """Drop what files from before say of these tags at the step the run goes on from."""
         if step == self._resumed_at:
             for path in self._before:
-                forget(path, step, tags)
+                remove_events(path, step, tags)
 
     def close(self) -> None:
         """Say how the run ended, and close the event file."""
@@ -351,7 +351,7 @@ class TensorBoardTracker:
             return
         try:
             if self._config:  # called while an error is on its way, too
-                self._file.end_of_session(FAILURE if sys.exc_info()[0] else SUCCESS)
+                self._file.end_session(FAILURE if sys.exc_info()[0] else SUCCESS)
         finally:
             self._file.close()
 

@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hfseq.data.batches import IGNORED, RowRandom, shift_right
+from hfseq.data.batches import IGNORE_INDEX, RowRandom, shift_right
 from hfseq.data.tokenizers import special_ids
 from hfseq.errors import UsageError
-from hfseq.objectives.denoising import SentenceTables, infill, permute_sentences, sentence_tables
+from hfseq.objectives.denoising import (
+    SentenceTables,
+    build_sentence_tables,
+    infill,
+    permute_sentences,
+)
 from hfseq.objectives.span_mlm import (
     corrupt,
     corrupted_lengths,
@@ -143,7 +148,7 @@ class FlaxDataCollatorForBartDenoisingLM(_Noising):
             )
         super().__post_init__()
         self.special = special_ids(self.tokenizer)
-        self.sentences: SentenceTables = sentence_tables(self.tokenizer)
+        self.sentences: SentenceTables = build_sentence_tables(self.tokenizer)
 
     def _noise(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         pad = self.tokenizer.pad_token_id
@@ -164,7 +169,7 @@ class FlaxDataCollatorForBartDenoisingLM(_Noising):
             probability=self.mask_ratio,
             poisson_lambda=self.poisson_lambda,
         )
-        labels = np.where(real & ~marks, ids, np.int32(IGNORED))
+        labels = np.where(real & ~marks, ids, np.int32(IGNORE_INDEX))
         decoder = shift_right(np.where(real, ids, pad), pad, self.decoder_start_token_id)
         return {
             "input_ids": inputs,

@@ -145,7 +145,7 @@ class _Finder:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name in _UTILITIES:
-            return find_and_wrap(self, name, path, target, after=_extend)
+            return find_and_wrap(self, name, path, target, after_load=_extend)
         if _found(name):
             # A package is asked for modules where it lacks a name, and so this finder says why.
             return ModuleSpec(name, _Loader(), is_package=True)

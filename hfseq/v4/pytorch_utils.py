@@ -38,10 +38,10 @@ def convert_pytorch_state_dict_to_flax(
     **Raises:** :class:`~hfseq.errors.WeightsError` (a ValueError) for tensors of other shapes.
     """
     arrays = {
-        name: np.asarray(value) if isinstance(value, np.ndarray) else files.from_torch_tensor(value)
+        name: np.asarray(value) if isinstance(value, np.ndarray) else files.torch_to_numpy(value)
         for name, value in pt_state_dict.items()
     }
-    tensors = {name: files.in_memory(array) for name, array in arrays.items()}
+    tensors = {name: files.tensor_from_array(array) for name, array in arrays.items()}
     return _fill(tensors, flax_model, "the PyTorch state dict")
 
 
@@ -94,7 +94,7 @@ def load_flax_weights_in_pytorch_model(
     names = _names({path: np.shape(leaf) for path, leaf in flat.items()}, pt_model)
     wanted = pt_model.state_dict()
     # Some classes have other names in memory than in files.
-    inside = {names.our_name(name): name for name in wanted}
+    inside = {names.resolve_name(name): name for name in wanted}
     prefix = f"{getattr(pt_model, 'base_model_prefix', '')}."
     loaded, unexpected = {}, []
     for name, array in names.to_torch(flat).items():
@@ -173,7 +173,7 @@ def _fill(
 ) -> dict[str, Any]:
     names = model.weight_map
     found, report = names.match(tensors)
-    weights.check(report, source, type(model).__name__, ignore_mismatched=False)
+    weights.check_report(report, source, type(model).__name__, ignore_mismatched=False)
     if report.unexpected:
         logger.warning(
             "Some weights of %s were not used for %s: %s",
@@ -183,4 +183,4 @@ def _fill(
         )
     absent = set(report.missing)
     paths = [path for path in names.shapes if path not in absent]
-    return trees.unflatten({path: np.asarray(names.fill(found, path)) for path in paths})
+    return trees.unflatten({path: np.asarray(names.read_param(found, path)) for path in paths})

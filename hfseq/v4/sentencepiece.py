@@ -20,7 +20,7 @@ from tokenizers import (
 from tokenizers.implementations import BaseTokenizer
 from tokenizers.models import Unigram
 
-from hfseq.data.tokenizers import without_long_words
+from hfseq.data.tokenizers import split_long_words
 
 
 class SentencePieceUnigramTokenizer(BaseTokenizer):
@@ -92,7 +92,7 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
     ) -> None:
         """Train on texts, or on lists of texts."""
         self._tokenizer.train_from_iterator(
-            without_long_words(iterator), trainer=self._trainer(vocab_size, show_progress)
+            split_long_words(iterator), trainer=self._trainer(vocab_size, show_progress)
         )
         self.add_unk_id()
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -30,16 +30,16 @@ class Presets:
         if name not in cls.presets:
             known = ", ".join(cls.presets)
             raise UsageError(
-                f"no preset '{name}'{nearest(name, list(cls.presets))} (known: {known})"
+                f"no preset '{name}'{did_you_mean(name, list(cls.presets))} (known: {known})"
             )
         return cls(**{**cls.presets[name], **changes})
 
 
-def wrong_choices(config: PreTrainedConfig, choices: Mapping[str, Sequence[str]]) -> list[str]:
+def invalid_choices(config: PreTrainedConfig, choices: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a sentence for each field of ``config`` whose value is none of its ``choices``."""
     given = {name: getattr(config, name) for name in choices}
     return [
-        f"{name}='{value}' is unknown{nearest(value, choices[name])} "
+        f"{name}='{value}' is unknown{did_you_mean(value, choices[name])} "
         f"(known: {', '.join(choices[name])})"
         for name, value in given.items()
         if value not in choices[name]
@@ -83,7 +83,7 @@ class StoredAsTwin:
         return self.config
 
 
-def beyond_twin(config: PreTrainedConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
+def options_not_in_twin(config: PreTrainedConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return what ``stored``, the description of the twin, does not say about ``config``."""
     options = config.to_diff_dict()
     options.pop("transformers_version", None)

@@ -220,7 +220,7 @@ def train_hfseq(
     moments: list[float] = []
 
     def note(info: StepInfo) -> None:
-        losses.append(float(info.measured["loss"]))
+        losses.append(float(info.step_metrics["loss"]))
         moments.append(time.perf_counter())
 
     result = main(arguments, objective, callbacks=[note], devices=devices)
@@ -493,10 +493,10 @@ def draw(result: dict[str, Any], path: Path) -> Path:
         label = f"PyTorch, seed {other['seed']}: {other['final_loss']:.3f}"
         curve(label, other["losses"], color="#b08a3e", dashes=dashes, linewidth=1.1)
     label = f"hfseq: {result['final_loss']:.3f}"
-    curve(label, result["hfseq"]["losses"], color=plots.TRAIN, linewidth=1.6, alpha=0.85)
+    curve(label, result["hfseq"]["losses"], color=plots.TRAIN_COLOR, linewidth=1.6, alpha=0.85)
     values = np.asarray(result["differences"])
     values = np.where(values > 0, values, np.nan)  # a logarithm has no place for equal losses
-    style = {"color": plots.TRAIN, "linewidth": 1.2, "marker": "."}
+    style = {"color": plots.TRAIN_COLOR, "linewidth": 1.2, "marker": "."}
     parts = [
         {"x": "step", "y": "training loss (nats)", "lines": losses, "log": False},
         {
@@ -510,4 +510,4 @@ def draw(result: dict[str, Any], path: Path) -> Path:
     figure, panels = harness.curves(title, parts, (8, 6), (2, 1), height_ratios=[3, 2])
     panels[1].axhline(1e-3, color="#777777", linewidth=1.1, dashes=plots.DASHES[0])
     panels[1].set_yscale("log")
-    return plots.save(figure, path)
+    return plots.save_figure(figure, path)

@@ -75,10 +75,10 @@ def program(
     """Compile the training loop's own step; TPUs' with few optimisations, which take minutes."""
     from hfseq.cli.plan.options import Options as Plan
     from hfseq.cli.plan.run import abstract_batch, build
-    from hfseq.nn.context import Rows as Known
-    from hfseq.training import collectives, described
+    from hfseq.nn.context import RowGuarantees as Known
+    from hfseq.training import aot, collectives
 
-    devices = described.describe(target, count)
+    devices = aot.describe(target, count)
 
     def step() -> dict[str, Any]:
         tpu = target.startswith("tpu")
@@ -93,19 +93,19 @@ def program(
             config_overrides=overrides,
         )
         run = build(plan, devices, scan_layers=True)
-        run.objective.known_rows = Known(max_runs=16)
-        made = described.compile_for(
+        run.objective.row_layout = Known(max_runs=16)
+        made = aot.compile_for(
             devices[0],
             run.step_function(),
             run.abstract_state(),
             run.frozen,
             abstract_batch(run, rows),
-            structure_only=tpu,
+            fast_compile=tpu,
         )
         memory, text = made.memory_analysis(), made.as_text() or ""
         targets = re.findall(r'custom_call_target="([^"]+)"', text)
         shapes = re.findall(r"\w+\[([\d,]+)\]", text)
-        exchanged = collectives.collectives(text, run.mesh)
+        exchanged = collectives.find_collectives(text, run.mesh)
         return {
             "arguments": memory.argument_size_in_bytes,
             "temporary": None if tpu else memory.temp_size_in_bytes,

@@ -155,12 +155,12 @@ def hfseq_stage(stage: str, megabytes: float, vocab_size: int) -> Running:
 
     from hfseq.data.batches import Batches, PackedRows, RowRandom
     from hfseq.data.store import TokenStore
-    from hfseq.data.tokenize import Encoder
+    from hfseq.data.tokenize import DocumentEncoder
     from hfseq.data.tokenizers import special_ids
     from hfseq.objectives.mlm import gather_masked, mask_tokens
 
     home, tokenizer = corpus(megabytes, vocab_size)
-    texts, encode = documents(home / "text.txt"), Encoder(tokenizer)
+    texts, encode = documents(home / "text.txt"), DocumentEncoder(tokenizer)
     ids, lengths = encode(texts)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     rows = PackedRows(TokenStore(ids, offsets, tokenizer.pad_token_id), LENGTH)
@@ -390,7 +390,7 @@ def prepare_corpus(megabytes: float, vocab_size: int, batches: int) -> Running:
     import numpy as np
 
     from hfseq import plugins
-    from hfseq.data.arguments import OBJECTIVES, convert
+    from hfseq.data.arguments import OBJECTIVES, convert_arguments
     from hfseq.data.batches import Batches, RowRandom
     from hfseq.objectives.mlm import MaskedLM
 
@@ -398,7 +398,7 @@ def prepare_corpus(megabytes: float, vocab_size: int, batches: int) -> Running:
     arguments = parse_flags("mlm", home, max_seq_length=LENGTH)
 
     def step() -> dict[str, float]:
-        data = convert(arguments.data, OBJECTIVES["mlm"])
+        data = convert_arguments(arguments.data, OBJECTIVES["mlm"])
         objective = MaskedLM(data, tokenizer, SimpleNamespace(vocab_size=len(tokenizer)))
         before = anonymous_bytes()
         with peak(anonymous_bytes) as preparing:

@@ -142,7 +142,7 @@ def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) 
 
     from hfseq import nn
     from hfseq.errors import UsageError
-    from hfseq.nn.attention import EXPLICIT, ORDER, XLA
+    from hfseq.nn.attention import EXPLICIT, IMPLEMENTATIONS_BY_PLATFORM, XLA
     from hfseq.nn.context import Options, platform
 
     shape, heads, batch = SHAPES[name], 12, min(max(1, 8192 // length), 16)
@@ -156,7 +156,7 @@ def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) 
     arrays += [jax.random.normal(keys[4], (1, heads, length, length))] if "bias" in shape else []
     documents = jnp.broadcast_to(jnp.arange(length) * 5 // length + 1, (batch, length))
     holes = jnp.broadcast_to(jnp.arange(length) % 7 > 0, (batch, length)).astype(jnp.int32)
-    visible = nn.Visible(
+    visible = nn.Visibility(
         causal=shape.get("causal", False),
         window=shape.get("window"),
         query_segments=documents.at[0, -length // 9 :].set(0) if "packed" in shape else None,
@@ -176,7 +176,7 @@ def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) 
         return mixed, *back(change.astype(mixed.dtype))
 
     single = [leaf.astype(jnp.float32) for leaf in arrays]
-    candidates = (*ORDER.get(platform(), XLA)[:-1], EXPLICIT)
+    candidates = (*IMPLEMENTATIONS_BY_PLATFORM.get(platform(), XLA)[:-1], EXPLICIT)
     # By default GPUs multiply float32 in TF32, which is off by more than the limit.
     exact = "highest" if dtype == "float32" and platform() == "cuda" else None
 
@@ -266,7 +266,7 @@ def training(toy: bool) -> Iterator[dict[str, Any]]:
     """
     from hfseq.training import accelerator_flags
 
-    kind = accelerator_flags.here()
+    kind = accelerator_flags.local_accelerator()
     given = os.environ.get("XLA_FLAGS", "") + (f" {ALWAYS_ALIKE}" if kind == "cuda" else "")
     environment = (
         os.environ
@@ -346,8 +346,8 @@ def losses(told: str) -> None:
     found: list[float] = []
 
     def note(info: StepInfo) -> None:
-        assert info.measured is not None
-        found.append(float(info.measured["loss"]))
+        assert info.step_metrics is not None
+        found.append(float(info.step_metrics["loss"]))
 
     def train(folder: str, last: int, precision: str = "float32") -> list[float]:
         flags = [
@@ -450,7 +450,7 @@ def speed(toy: bool) -> Iterator[dict[str, Any]]:
     from hfseq.training import hardware
 
     platform, kind = here()
-    known = hardware.of_kind(kind)
+    known = hardware.find_accelerator(kind)
     ask = "import torch; assert torch.cuda.is_available()"
     torch = toy or not subprocess.run([sys.executable, "-c", ask], capture_output=True).returncode
     time_left = harness.Allowance(3600 if toy else 0.85 * PARTS["speed"])
@@ -465,7 +465,7 @@ def speed(toy: bool) -> Iterator[dict[str, Any]]:
                     suite_row(told)
                     | case.facts
                     | {
-                        "mfu": flops / row.median / known.peak(2)
+                        "mfu": flops / row.median / known.peak_flops(2)
                         if known and flops and row.median
                         else None,
                         "planned_gb": row.facts.get("planned_bytes", 0) / harness.GB or None,
@@ -489,8 +489,8 @@ def fp8(toy: bool) -> Iterator[dict[str, Any]]:
 
     from hfseq.training import hardware
 
-    known = hardware.of_kind(here()[1])
-    if not toy and (known is None or not known.fp8 or known.name.startswith("tpu")):
+    known = hardware.find_accelerator(here()[1])
+    if not toy and (known is None or not known.fp8_flops or known.name.startswith("tpu")):
         yield {"refused": "no FP8 units that these recipes use"}
         return
     size = "--widths 64 --layers 1 --batch_size 2 --length 32 --vocab_size 200 --rounds 1"
@@ -520,8 +520,8 @@ def flags(toy: bool) -> Rows:
 
     platform, _ = here()
     tried = {
-        "gpu": (*accelerator_flags.GPU, *OTHER_FLAGS),
-        "tpu": accelerator_flags.TPU,
+        "gpu": (*accelerator_flags.GPU_FLAGS, *OTHER_FLAGS),
+        "tpu": accelerator_flags.TPU_FLAGS,
         "cpu": ("xla_gpu_deterministic_ops=true",),
     }[platform]
     options = harness.Options("tiny" if toy else "full", platform)
@@ -544,7 +544,7 @@ def flags(toy: bool) -> Rows:
     (plain,) = case.contestants
     members = [plain]
     for flag in tried:
-        variable = accelerator_flags.variable_of(flag)
+        variable = accelerator_flags.variable_for(flag)
         value = f"{os.environ.get(variable, '')} --{flag}".strip()
         members.append(
             dataclasses.replace(

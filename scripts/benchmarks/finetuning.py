@@ -253,7 +253,7 @@ def judge_tags(model: Any, tokenizer: Any, examples: Sequence[Example]) -> float
 
 
 def judge_answers(model: Any, tokenizer: Any, examples: Sequence[Example]) -> float:
-    from hfseq.data.answers import best_spans, make_windows
+    from hfseq.data.question_answering import best_spans, make_windows
     from hfseq.objectives.metrics import answer_scores
 
     questions, contexts = ([one[name] for one in examples] for name in ("question", "context"))

@@ -103,7 +103,7 @@ def timed(
     )
     current = jax.jit(prepared.random_state)(jax.random.key(0))
     batches = jax.device_put(prepared.batches)
-    if prepared.module.overwritten_extra:  # as the loop does before the first step
+    if prepared.module.overwrite_with_gradient:  # as the loop does before the first step
         calibrate = state.make_step(
             prepared.objective, prepared.module, prepared.optimizer, 0, False, calibrate=True
         )
@@ -122,13 +122,13 @@ def timed(
             harness.jax_peak_bytes,
         )
     device = jax.devices()[0]
-    known, rows = hardware.of_kind(device.device_kind), (shape.rows, shape.length)
+    known, rows = hardware.find_accelerator(device.device_kind), (shape.rows, shape.length)
     flops = throughput.run_flops(prepared.module, prepared.objective, *rows)
     facts = training.jax_facts(prepared.module.params_shape_tree) | {
         "model_flops": flops,
         "flops": flops,
         "fp8_units": gpu and has_units(device),
-        "datasheet_flops": None if known is None else known.half,
+        "datasheet_flops": None if known is None else known.half_flops,
         "kernels": training.Program(compiled.as_text()).counts(),
         "targeted": targeted(model, shape) if recipe in FP8 else 0,
     }
@@ -737,7 +737,9 @@ def curves(given: Sequence[str]) -> int:
 def draw_curves(result: dict[str, Any], smooth: dict[str, Any], path: Path) -> None:
     from hfseq.reports import plots
 
-    colors = dict(zip(RUNS, ("#444444", "#b0b0b0", plots.TRAIN, plots.EVAL), strict=True))
+    colors = dict(
+        zip(RUNS, ("#444444", "#b0b0b0", plots.TRAIN_COLOR, plots.EVAL_COLOR), strict=True)
+    )
     plain = smooth["bfloat16"]
     steps = range(result["window"], result["window"] + len(plain))
     upper = {
@@ -765,7 +767,7 @@ def draw_curves(result: dict[str, Any], smooth: dict[str, Any], path: Path) -> N
         height_ratios=[3, 2],
         sharex=True,
     )
-    plots.save(figure, path)
+    plots.save_figure(figure, path)
 
 
 if __name__ == "__main__":

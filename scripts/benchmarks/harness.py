@@ -1008,10 +1008,10 @@ def page(result: dict[str, Any], shown: str, picture: tuple[str, str] | None = N
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as readable JSON, whole or not at all."""
-    from hfseq.errors import write_whole
+    from hfseq.errors import write_atomically
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(value, indent=1) + "\n")
+    write_atomically(path, json.dumps(value, indent=1) + "\n")
 
 
 def write_section(path: Path, name: str, text: str) -> None:
@@ -1073,8 +1073,8 @@ def figure(title: str, size: tuple[float, float], *shape: int, **options: Any) -
     made = Figure(figsize=size, facecolor="white", layout="constrained")
     panels = made.subplots(*shape, squeeze=False, **options).reshape(-1)
     for panel in panels:
-        plots.plain(panel)
-    made.suptitle(title, x=0.01, ha="left", fontsize=12, color=plots.INK, weight="bold")
+        plots.style_axes(panel)
+    made.suptitle(title, x=0.01, ha="left", fontsize=12, color=plots.TEXT_COLOR, weight="bold")
     return made, panels
 
 
@@ -1098,7 +1098,7 @@ def draw(made: Suite, result: dict[str, Any], path: Path) -> Path | str | None:
         return "matplotlib is not installed"
     from hfseq.reports import plots
 
-    return plots.save(drawn, path)
+    return plots.save_figure(drawn, path)
 
 
 def _bars(title: str, rows: Rows, number: str, label: str) -> Any:
@@ -1140,7 +1140,7 @@ def curves(
     A part has ``x``, ``y`` (what the axes say) and ``lines``: name to (xs, ys), or (xs, ys, style).
     Names that begin with "_" stay out of the legend; ``log`` False has both axes linear.
     """
-    from hfseq.reports.plots import INK
+    from hfseq.reports.plots import TEXT_COLOR
 
     shape = shape or (1, len(parts))
     drawn, panels = figure(title, size or (4.6 * len(parts), 3.8), *shape, **options)
@@ -1157,11 +1157,11 @@ def curves(
             panel.set_xticks(ticks, names)
             panel.minorticks_off()
             panel.grid(axis="x", color="#dddddd", linewidth=0.6)
-        panel.set_xlabel(part["x"], color=INK)
-        panel.set_ylabel(part["y"], color=INK)
+        panel.set_xlabel(part["x"], color=TEXT_COLOR)
+        panel.set_ylabel(part["y"], color=TEXT_COLOR)
         if any(not name.startswith("_") for name in lines):
             place = "upper left" if log else "upper right"  # searching for the best one is slow
-            panel.legend(loc=place, frameon=False, fontsize=9, labelcolor=INK)
+            panel.legend(loc=place, frameon=False, fontsize=9, labelcolor=TEXT_COLOR)
     return drawn, panels
 
 
@@ -1332,9 +1332,9 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
         os.environ[EXTRA_PACKAGES] = str(Path(flags.packages).resolve())
         use_extra_packages()
     with contextlib.suppress(ImportError):
-        from hfseq.training import described
+        from hfseq.training import aot
 
-        described.start_quietly()  # processes of contestants inherit it
+        aot.start_quietly()  # processes of contestants inherit it
     # Told apart without loading any library.
     nvidia = Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
     options = Options(

@@ -27,7 +27,13 @@ import harness
 import training
 from harness import Case, Options, Row, Rows, Running, Suite
 
-from hfseq.data.arguments import Allowed, CheckedArguments, Count, NotNegative, option
+from hfseq.data.arguments import (
+    AllowedValues,
+    CheckedArguments,
+    NonNegativeInt,
+    PositiveInt,
+    option,
+)
 from hfseq.errors import CheckpointError, DataError, UsageError
 from hfseq.pipelines import encode
 
@@ -37,7 +43,7 @@ if TYPE_CHECKING:
 # -- an encoder in float32 and bfloat16, side by side in one process: run_bert_flax.py
 
 PRECISIONS = ("float32", "bfloat16")
-Precision = Annotated[Literal["float32", "bfloat16"], Allowed("one of float32, bfloat16")]
+Precision = Annotated[Literal["float32", "bfloat16"], AllowedValues("one of float32, bfloat16")]
 PERCENTILES = (50, 90, 99)
 Batch = dict[str, "np.ndarray"]
 
@@ -57,10 +63,10 @@ class InferenceArguments(CheckedArguments):
         None, "Texts to run instead of random tokens, repeated to fill the batch."
     )
     text_file: str | None = option(None, "The same, a text a line; blank lines are left out.")
-    batch_size: Count = option(32, "Rows a run.")
-    max_seq_length: Count = option(128, "Tokens a row; texts are cut or padded to it.")
-    num_warmup: NotNegative = option(5, "Untimed runs before, of each precision.")
-    num_runs: Count = option(100, "Timed runs of each precision, which take turns.")
+    batch_size: PositiveInt = option(32, "Rows a run.")
+    max_seq_length: PositiveInt = option(128, "Tokens a row; texts are cut or padded to it.")
+    num_warmup: NonNegativeInt = option(5, "Untimed runs before, of each precision.")
+    num_runs: PositiveInt = option(100, "Timed runs of each precision, which take turns.")
     config_overrides: str | None = option(
         None, "Without a model: changes to BERT-base, e.g. num_hidden_layers=6."
     )
@@ -170,11 +176,11 @@ def load(arguments: InferenceArguments) -> tuple[dict[str, Any], Any]:
 def bert_base(overrides: str | None) -> Any:
     from transformers import BertConfig
 
-    from hfseq.checkpoints.config import override, parse_overrides
+    from hfseq.checkpoints.config import apply_overrides, parse_overrides
 
     config = BertConfig(hidden_act="gelu_new")
     if overrides:
-        override(config, parse_overrides(overrides))
+        apply_overrides(config, parse_overrides(overrides))
     return config
 
 
@@ -204,7 +210,7 @@ def make_batch(arguments: InferenceArguments, model: Any) -> Batch:
     return {
         name: np.pad(array, missing, constant_values=pads.get(name, 0))
         for name, array in batch.items()
-        if name != "token_type_ids" or model.takes(name)
+        if name != "token_type_ids" or model.accepts(name)
     }
 
 

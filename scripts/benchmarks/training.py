@@ -421,13 +421,13 @@ def prepare(
     """
     import numpy as np
 
-    from hfseq.nn.context import Rows as Known
+    from hfseq.nn.context import RowGuarantees as Known
     from hfseq.training import state
 
     objective, optimizer = make_objective(name, module.config, targets), make_optimizer()
     objective.prepare(module)
-    if objective.known_rows is not None:
-        objective.known_rows = Known(max_runs=documents)
+    if objective.row_layout is not None:
+        objective.row_layout = Known(max_runs=documents)
     made = []
     for number in range(batches):
         batch, random = host_batch(name, module.config, number, rows, length, targets)
@@ -1118,7 +1118,7 @@ def bytes_of(shape: str) -> int:
     """Return the bytes of a shape as HLO writes it, those of all parts of a tuple."""
     from hfseq.training import collectives
 
-    return sum(size for _, size in collectives.arrays(shape))
+    return sum(size for _, size in collectives.array_shapes(shape))
 
 
 class Program:
@@ -1130,7 +1130,7 @@ class Program:
     def __init__(self, text: str):
         from hfseq.training import collectives
 
-        self._collectives, self._quantises = collectives.KINDS, "f8e" in text
+        self._collectives, self._quantises = collectives.COLLECTIVE_OPS, "f8e" in text
         self._parts: dict[str, dict[str, Any]] = {}
         entry = None
         for one in collectives.instructions(text):
@@ -1316,14 +1316,14 @@ def compile_for(gpu: Any, prepared: Prepared, options: dict[str, Any]) -> Any:
     """Compile a step for the GPU at the sharding ``gpu``; returns the program."""
     import jax
 
-    from hfseq.training import described
+    from hfseq.training import aot
 
     def there(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=gpu)
 
     abstract = jax.eval_shape(prepared.random_state, jax.random.key(0))
     arguments = jax.tree.map(there, (abstract, prepared.batches[0]))
-    with described.compiling_for(gpu.mesh.devices.flat[0]):
+    with aot.compiling_for(gpu.mesh.devices.flat[0]):
         traced = jax.jit(prepared.step, donate_argnums=0).trace(*arguments)
         lowered = traced.lower(lowering_platforms=("cuda",))
     return lowered.compile(compiler_options=options)

@@ -82,7 +82,7 @@ def pass_over(model: Any, what: str) -> Callable[..., Any]:
         # Quadratic attention uses no codes: what is not asked for is not computed.
         if what == "forward" or model.config.attention_type == "full":
             return total / count, extra
-        return total / count + output.auxiliary_loss / ids.size, model.settle_extra(after)
+        return total / count + output.auxiliary_loss / ids.size, model.finalize_extra(after)
 
     def step(params: Any, extra: Any, ids: Any) -> Any:
         if what == "forward":
@@ -605,7 +605,7 @@ def draw_lengths(result: dict[str, Any], path: Path) -> None:
     crosses = []
     for each in result["curves"]:
         label = f"{each['name']}, {each['head_type']}"
-        color = plots.EVAL if each["name"] == "full" else next(vq)
+        color = plots.EVAL_COLOR if each["name"] == "full" else next(vq)
         times[label] = each["lengths"], each["microseconds_per_token"], {"color": color}
         planned = [size / 1e6 for size in each["compiled_bytes"]]
         memory[label] = each["memory_lengths"], planned, {"color": color}
@@ -632,9 +632,15 @@ def draw_lengths(result: dict[str, Any], path: Path) -> None:
     if crosses:
         told = f"x: needs more than {result['options']['memory_gb']:.0f} GB, not run"
         panels[0].text(
-            0.98, 0.02, told, ha="right", fontsize=8, color=plots.INK, transform=panels[0].transAxes
+            0.98,
+            0.02,
+            told,
+            ha="right",
+            fontsize=8,
+            color=plots.TEXT_COLOR,
+            transform=panels[0].transAxes,
         )
-    plots.save(figure, path)
+    plots.save_figure(figure, path)
 
 
 def draw_decoding(result: dict[str, Any], path: Path) -> None:
@@ -658,8 +664,8 @@ def draw_decoding(result: dict[str, Any], path: Path) -> None:
     for panel in panels:
         panel.set_xlim(left=0)
         panel.set_ylim(bottom=0, top=panel.get_ylim()[1] * 1.15)
-        panel.xaxis.set_major_formatter(lambda n, _: plots.short(n))
-    plots.save(figure, path)
+        panel.xaxis.set_major_formatter(lambda n, _: plots.format_count(n))
+    plots.save_figure(figure, path)
 
 
 # -- learning curves of runs, with the spread of their seeds: vq.py quality
@@ -701,7 +707,7 @@ def draw_runs(result: dict[str, Any], path: Path) -> None:
     for number, (name, runs) in enumerate(result["runs"].items()):
         for seed, run in enumerate(runs):
             style = {
-                "color": (plots.EVAL, *COLORS)[number % 4],
+                "color": (plots.EVAL_COLOR, *COLORS)[number % 4],
                 "alpha": 0.45 if seed else 1.0,
                 "linestyle": "--" if number == 2 else "-",
                 "linewidth": 1.4,
@@ -723,7 +729,7 @@ def draw_runs(result: dict[str, Any], path: Path) -> None:
         ],
     )
     panels[1].set_ylim(bottom=0)
-    plots.save(figure, path)
+    plots.save_figure(figure, path)
 
 
 def quality(given: Sequence[str]) -> int:

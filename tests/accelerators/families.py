@@ -20,13 +20,13 @@ from hfseq.cli.plan import run as planned
 from hfseq.cli.plan.options import OBJECTIVES, Options
 from hfseq.data.batches import RowRandom
 from hfseq.data.images import load_image_processor
-from hfseq.nn.context import Rows
-from hfseq.objectives.base import Processors
+from hfseq.nn.context import RowGuarantees
+from hfseq.objectives.base import ProcessorPair
 from hfseq.training.arguments import parse
 from hfseq.training.checkpointer import Progress
 from hfseq.training.setup import Run, build_run
 from tests.support import models
-from tests.support.pictures import CLASSES, draw_digits
+from tests.support.images import CLASSES, draw_digits
 
 #: No other size of these models is the same.
 LENGTH, TARGETS, WORDS = 384, 136, 77
@@ -259,8 +259,8 @@ def run_of(name: str, devices: Sequence[jax.Device], options: Options) -> tuple[
     objective, kind = FAMILIES[name].objective, name.split(",")[0]
     if objective in (None, *OBJECTIVES) and kind not in NESTED:
         run = planned.build(options, devices)
-        if run.objective.known_rows is not None:
-            run.objective.known_rows = Rows(max_runs=8)
+        if run.objective.row_layout is not None:
+            run.objective.row_layout = RowGuarantees(max_runs=8)
         return run, planned.abstract_batch(run, 2)
     assert objective is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -270,7 +270,7 @@ def run_of(name: str, devices: Sequence[jax.Device], options: Options) -> tuple[
         assert run.data is not None and run.data.train is not None
         rows = RowRandom(0, 0, np.arange(2))
         batch = run.objective.collate(run.data.train[0], rows, 1)
-    return run, planned.place(run, batch | {"row": np.arange(2, dtype=np.int32)})
+    return run, planned.abstract_placed_batch(run, batch | {"row": np.arange(2, dtype=np.int32)})
 
 
 def _made(kind: str, folder: Path, options: Options) -> tuple[list[str], dict[str, Any]]:
@@ -341,7 +341,7 @@ def _made(kind: str, folder: Path, options: Options) -> tuple[list[str], dict[st
             inputs: Any = WhisperFeatureExtractor(feature_size=80, chunk_length=8)
         else:
             inputs = load_image_processor(None, 304)
-        tokenizer = words if objective == "translation" else Processors(inputs, words)
+        tokenizer = words if objective == "translation" else ProcessorPair(inputs, words)
         plugins.load().objectives.get(objective).configure(config, tokenizer, True)
         given = {"config": config, "tokenizer": tokenizer}
     else:  # all of it is said by flags

@@ -17,7 +17,7 @@ import jax  # isort: skip
 import pytest
 
 from hfseq.cli.plan.options import OBJECTIVES, Options
-from hfseq.training import collectives, described
+from hfseq.training import aot, collectives
 from tests.accelerators.families import FAMILIES, LENGTH, PROGRAMS, run_of
 
 WIDTH = 256
@@ -88,9 +88,9 @@ def compiled(
     remat: bool = False,
 ) -> Step:
     """The training loop's own step of rows packed with up to eight documents."""
-    if reason := described.missing(described.parse(target)[0].name):
+    if reason := aot.unavailable_reason(aot.parse(target)[0].name):
         pytest.skip(reason)
-    spec, devices = FAMILIES[family], described.describe(described.parse(target)[0].name, count)
+    spec, devices = FAMILIES[family], aot.describe(aot.parse(target)[0].name, count)
     dropped = f"{spec.dropout}={dropout}" if spec.dropout else ""
     options = Options(
         config=family.split(",")[0],
@@ -106,12 +106,12 @@ def compiled(
     )
     run, batch = run_of(family, devices, options)
     state = run.abstract_state()
-    program = described.compile_for(
-        devices[0], run.step_function(), state, run.frozen, batch, structure_only=True
+    program = aot.compile_for(
+        devices[0], run.step_function(), state, run.frozen, batch, fast_compile=True
     )
     memory, text = program.memory_analysis(), program.as_text() or ""
     groups: dict[tuple, list] = {}
-    for one in collectives.collectives(text, run.mesh):
+    for one in collectives.find_collectives(text, run.mesh):
         key = (one.kind, "x".join(one.axes))
         group = groups.setdefault(key, [*key, 0, 0])
         group[2] += one.times

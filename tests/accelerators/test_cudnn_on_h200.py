@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hfseq import nn
 from hfseq.nn.attention import CUDNN
 from hfseq.nn.context import Options
-from hfseq.training import described
+from hfseq.training import aot
 
 B, T, N, H = 8, 512, 12, 64
 INTS = jnp.int32
@@ -30,9 +30,9 @@ def program(
     **given,
 ) -> str:
     """The gradients of attention as text; ``given`` are dtypes of what is visible, and values."""
-    if reason := described.missing("h200"):
+    if reason := aot.unavailable_reason("h200"):
         pytest.skip(reason)
-    devices = described.describe("h200", count)
+    devices = aot.describe("h200", count)
     mesh = Mesh(np.array(devices), ("data",))
 
     def laid(*shape: int, kind=dtype, rows: bool = True) -> jax.ShapeDtypeStruct:
@@ -49,7 +49,7 @@ def program(
     bias = laid(1, N, T, keys, rows=False) if biased else None
 
     def total(parts, bias, shown):
-        visible = nn.Visible(**shown, **given)
+        visible = nn.Visibility(**shown, **given)
         rngs = nn.make_keys(jax.random.key(0)) if rate else None
         with nn.options(Options(mesh=mesh, attention=named)):
             mixed, _ = nn.attend(*parts, mask=visible, bias=bias, dropout_rate=rate, rngs=rngs)
@@ -58,7 +58,7 @@ def program(
     parts = laid(B, T, N, H), *[laid(B, keys, heads, H)] * 2
     wanted = (0, 1) if biased else 0
     step = jax.jit(jax.grad(total, argnums=wanted))
-    return described.compile_for(devices[0], step, parts, bias, shown).as_text() or ""
+    return aot.compile_for(devices[0], step, parts, bias, shown).as_text() or ""
 
 
 def calls(text: str) -> list[str]:

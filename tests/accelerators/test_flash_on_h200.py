@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hfseq.nn.kernels.flash import flash_attention
-from hfseq.nn.random import Drawn
-from hfseq.nn.visible import Visible
-from hfseq.training import described
+from hfseq.nn.random import LazyBits
+from hfseq.nn.visible import Visibility
+from hfseq.training import aot
 
 KERNEL = "__gpu$xla.gpu.triton"
 HEADS = 12
@@ -37,9 +37,9 @@ def program(
 
     Those of the first ``learned`` of query, key, value and bias.
     """
-    if reason := described.missing("h200"):
+    if reason := aot.unavailable_reason("h200"):
         pytest.skip(reason)
-    devices = described.describe("h200", over[0] * over[1])
+    devices = aot.describe("h200", over[0] * over[1])
     mesh = Mesh(np.array(devices).reshape(over), ("data", "tensor"))
     keys = keys or length
 
@@ -49,8 +49,8 @@ def program(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     def total(query, key, value, bias, segments, key_segments, words, use):
-        drawn = Drawn(words, use, (batch, HEADS, length, keys))
-        visible = Visible(query_segments=segments, key_segments=key_segments, **band)
+        drawn = LazyBits(words, use, (batch, HEADS, length, keys))
+        visible = Visibility(query_segments=segments, key_segments=key_segments, **band)
         attended = flash_attention(
             *(query, key, value, visible), bias=bias, scale=0.1, rate=rate, drawn=drawn, mesh=mesh
         )
@@ -71,7 +71,7 @@ def program(
         *random,
     )
     step = jax.jit(jax.grad(total, argnums=tuple(range(learned))))
-    return described.compile_for(devices[0], step, *arguments)
+    return aot.compile_for(devices[0], step, *arguments)
 
 
 def twice(text: str, length: int) -> list[str]:

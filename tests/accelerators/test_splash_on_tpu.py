@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hfseq import nn
 from hfseq.nn.context import Options
-from hfseq.training import described
+from hfseq.training import aot
 
 KERNELS = {
     "splash_mha_fwd_segmented_residuals",
@@ -26,9 +26,9 @@ def program(
     length: int, target: str = "v5e", heads: int = 12, kv_heads: int = 12, width: int = 64, **band
 ) -> jax.stages.Compiled:
     """The gradients of packed rows over four devices, two rows at a time on two shards of heads."""
-    if reason := described.missing(f"tpu-{target}"):
+    if reason := aot.unavailable_reason(f"tpu-{target}"):
         pytest.skip(reason)
-    devices = described.describe(f"tpu-{target}", 4)
+    devices = aot.describe(f"tpu-{target}", 4)
     mesh = Mesh(np.array(devices).reshape(2, 2), ("data", "tensor"))
 
     def laid(*shape: int, dtype=jnp.bfloat16) -> jax.ShapeDtypeStruct:
@@ -39,14 +39,14 @@ def program(
 
     def total(query, key, value, segments):
         with nn.options(Options(mesh=mesh)):
-            visible = nn.Visible(query_segments=segments, **band)
+            visible = nn.Visibility(query_segments=segments, **band)
             mixed, _ = nn.attend(query, key, value, mask=visible)
         return mixed.astype(jnp.float32).sum()
 
     key = laid(2, length, kv_heads, width)
     arguments = laid(2, length, heads, width), key, key, laid(2, length, dtype=jnp.int32)
     step = jax.jit(jax.grad(total, argnums=(0, 1, 2)))
-    return described.compile_for(devices[0], step, *arguments)
+    return aot.compile_for(devices[0], step, *arguments)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hfseq.errors import CheckpointError, UsageError, WeightsError
 from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM, FlaxBertModel
 from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM, FlaxRobertaModel
 from tests.support import saved_bert
-from tests.support.models import bert_config, rewrite, roberta_config
+from tests.support.models import bert_config, rewrite_tensors, roberta_config
 
 model, saved = saved_bert.model, saved_bert.saved
 
@@ -44,7 +44,9 @@ def test_config_of_another_model_type(tmp_path):
 
 
 def test_checkpoint_of_another_architecture(saved):
-    rewrite(saved / "model.safetensors", lambda _: {"h.0.ln_1.weight": np.ones(3, np.float32)})
+    rewrite_tensors(
+        saved / "model.safetensors", lambda _: {"h.0.ln_1.weight": np.ones(3, np.float32)}
+    )
     with pytest.raises(
         WeightsError, match=r"no tensor that FlaxBertForMaskedLM knows \(for example h\.0"
     ):
@@ -67,7 +69,7 @@ def test_wrong_types_are_named(saved, dtype):
         name = "cls.predictions.transform.dense.bias"
         tensors[name] = tensors[name].astype(kind)
 
-    rewrite(saved / "model.safetensors", change)
+    rewrite_tensors(saved / "model.safetensors", change)
     with pytest.raises((WeightsError, CheckpointError)) as error:
         FlaxBertForMaskedLM.from_pretrained(saved)
     assert "transform.dense.bias" in str(error.value) or "damaged" in str(error.value)

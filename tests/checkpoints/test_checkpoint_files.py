@@ -250,7 +250,7 @@ def test_shards_are_filled_in_order_and_large_tensors_stand_alone():
 
 def save(folder: Path, values: dict[str, np.ndarray], limit: int = 10**9) -> None:
     sizes = {name: value.nbytes for name, value in values.items()}
-    with files.staged(folder) as stage:
+    with files.staging_directory(folder) as stage:
         files.write_safetensors(
             stage, sizes, lambda keys: {key: values[key] for key in keys}, limit, {"format": "pt"}
         )
@@ -354,6 +354,6 @@ def test_shards_are_loaded_one_at_a_time(tmp_path):
         asked.append(list(keys))
         return {key: MANY[key] for key in keys}
 
-    with files.staged(tmp_path) as stage:
+    with files.staging_directory(tmp_path) as stage:
         files.write_safetensors(stage, dict.fromkeys(MANY, 64), load, 128, {"format": "pt"})
     assert asked == [["t0", "t1"], ["t2", "t3"], ["t4"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import BertConfig, T5Config
 
-from hfseq.checkpoints.config import override, parse_overrides
+from hfseq.checkpoints.config import apply_overrides, parse_overrides
 from hfseq.errors import UsageError
 
 
@@ -24,7 +24,7 @@ def test_pairs_are_needed(text):
 
 def test_what_the_class_derives_follows():
     config = T5Config(d_model=64, num_layers=3)
-    override(config, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False})
+    apply_overrides(config, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False})
     assert config.is_gated_act and config.dense_act_fn == "gelu_new"
     assert config.scale_decoder_outputs is False
     assert config.d_model == 64 and config.num_layers == 3
@@ -32,15 +32,15 @@ def test_what_the_class_derives_follows():
 
 def test_other_attributes_stay_as_they_were():
     config = BertConfig(hidden_size=32, num_labels=5)
-    override(config, {"hidden_act": "relu", "hidden_size": 64})
+    apply_overrides(config, {"hidden_act": "relu", "hidden_size": 64})
     assert (config.hidden_act, config.hidden_size, config.num_labels) == ("relu", 64, 5)
 
 
 def test_unknown_name_names_the_nearest():
     with pytest.raises(UsageError, match="bert has no hiden_size.*hidden_size"):
-        override(BertConfig(), {"hiden_size": 3})
+        apply_overrides(BertConfig(), {"hiden_size": 3})
 
 
 def test_value_of_another_type_is_refused():
     with pytest.raises(UsageError, match="hidden_size"):
-        override(BertConfig(), {"hidden_size": "wide"})
+        apply_overrides(BertConfig(), {"hidden_size": "wide"})

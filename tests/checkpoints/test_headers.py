@@ -45,7 +45,7 @@ def test_both_formats_say_the_same_of_the_same_tensors(tmp_path):
     other = read_header(msgpack(tmp_path / "flax_model.msgpack", TREE))
     known = {("a.kernel", "F32", (3, 4)), ("a.0", "BF16", (300, 40)), ("b", "I32", ())}
     for header in (one, other):
-        assert {(t.name, t.code, t.shape) for t in header.tensors} == known
+        assert {(t.name, t.dtype_code, t.shape) for t in header.tensors} == known
         assert header.problems == []
     assert (one.native, other.native) == (False, True)
     assert one.metadata == {"format": "pt"}
@@ -64,7 +64,7 @@ def test_an_array_in_chunks_is_one_tensor(tmp_path, monkeypatch):
     monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 100)
     path = msgpack(tmp_path / "flax_model.msgpack", {"x": {"y": np.ones((10, 8), np.float32)}})
     header = read_header(path)
-    assert [(t.name, t.code, t.shape) for t in header.tensors] == [("x.y", "F32", (10, 8))]
+    assert [(t.name, t.dtype_code, t.shape) for t in header.tensors] == [("x.y", "F32", (10, 8))]
     assert header.problems == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from hfseq.checkpoints import hub as hub_background
 from hfseq.checkpoints.hub import BackgroundPusher
 from tests.support.fake_hub import FakeHub
-from tests.support.pushed_folder import PUSHED, commits, pushed_in_a_process
+from tests.support.pushed_folder import PUSHED, commits, push_in_subprocess
 
 # huggingface_hub uploads files through a deprecated argument of its HTTP library.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -65,7 +65,7 @@ def test_commit_is_the_state_at_the_call_although_files_change_meanwhile(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hub_background, "LINK_ABOVE", 1000)  # weights are hard-linked
+    monkeypatch.setattr(hub_background, "HARD_LINK_MIN_BYTES", 1000)  # weights are hard-linked
     hub.fail("POST", CREATE, action="hold")
     events = folder / "runs/nov21_host/events.out.tfevents.1"
     pusher = BackgroundPusher(folder, "user/m")
@@ -196,7 +196,7 @@ def test_a_checkpoint_stays_whole_in_the_push_when_the_run_deletes_it(
 ) -> None:
     import shutil
 
-    monkeypatch.setattr(hub_background, "LINK_ABOVE", 1)
+    monkeypatch.setattr(hub_background, "HARD_LINK_MIN_BYTES", 1)
     hub.fail("POST", CREATE, action="hold")
     pusher = BackgroundPusher(folder, "user/m", checkpoint=True)
     pusher.push("step 20")
@@ -217,4 +217,4 @@ def test_what_is_left_to_do_names_the_checkpoint_too(hub: FakeHub, folder: Path)
 @pytest.mark.slow
 def test_a_process_that_ends_does_not_wait_for_a_push_that_hangs(folder: Path) -> None:
     hang = "hub.push_folder = lambda *given, **options: time.sleep(600)"
-    assert "it hangs" in pushed_in_a_process(folder, timeout=0.1, before=hang)
+    assert "it hangs" in push_in_subprocess(folder, timeout=0.1, before=hang)

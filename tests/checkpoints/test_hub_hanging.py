@@ -17,7 +17,7 @@ from hfseq.checkpoints.storage import Workspace
 from hfseq.errors import CheckpointError
 from tests.support.fake_hub import FakeHub
 from tests.support.hub_fixture import FastClock
-from tests.support.pushed_folder import commits, pushed_in_a_process
+from tests.support.pushed_folder import commits, push_in_subprocess
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
@@ -33,7 +33,7 @@ def folder(model_folder: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "patience", 0.3)
+    monkeypatch.setattr(network, "stall_timeout", 0.3)
 
 
 def test_traffic_is_what_connections_move_but_those_of_the_processes_of_a_run(
@@ -44,19 +44,19 @@ def test_traffic_is_what_connections_move_but_those_of_the_processes_of_a_run(
         with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
             clock = iter(range(100))
             monkeypatch.setattr(network.time, "monotonic", lambda: next(clock))
-            traffic = network.Traffic()
+            traffic = network.TrafficMonitor()
 
             def silence_after(size: int) -> float:
                 one.sendall(b"x" * size)
                 received = 0
                 while received < size:
                     received += len(other.recv(size))
-                return traffic.silence()
+                return traffic.idle_seconds()
 
             assert [silence_after(size) for size in (10, 10)] == [1, 2]  # a drip
-            assert silence_after(network.PROGRESS) == 1
+            assert silence_after(network.MIN_PROGRESS_BYTES) == 1
             network.ignore_open_connections()
-            assert [silence_after(network.PROGRESS) for _ in range(2)] == [2, 3]
+            assert [silence_after(network.MIN_PROGRESS_BYTES) for _ in range(2)] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_request_that_is_not_answered_ends_and_is_made_again(
     method: str,
     path: str,
 ) -> None:
-    monkeypatch.setattr(hub_module, "READ", 0.2)
+    monkeypatch.setattr(hub_module, "READ_TIMEOUT", 0.2)
     fault = hub.fail(method, path, action="hang")
     push_folder(folder, "user/m", private=True)
     assert fault.met.is_set() and len(commits(hub)) == 1
@@ -112,7 +112,7 @@ def test_a_process_ends_whose_upload_was_cut_in_its_second_part_and_then_hangs(
     hub.multipart_over, hub.part_size = 1000, 4000
     hub.fail("PUT", "/lfs-part/.*/2", action="cut")
     hung = hub.fail("PUT", "/lfs-part/.*/2", times=99, action="hang")
-    assert "no bytes have moved" in pushed_in_a_process(folder, timeout=1.5)
+    assert "no bytes have moved" in push_in_subprocess(folder, timeout=1.5)
     assert hung.met.is_set() and not hub.release.is_set()
 
 

@@ -345,7 +345,7 @@ def test_many_foreign_files_are_counted(tmp_path: Path) -> None:
 
 def test_further_names_can_be_allowed(tmp_path: Path) -> None:
     fill(tmp_path, "thesis.tex")
-    check_output_dir(tmp_path, ours=["*.tex"])
+    check_output_dir(tmp_path, allowed=["*.tex"])
 
 
 def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:

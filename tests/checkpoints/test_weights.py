@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.checkpoints.files import in_memory
-from hfseq.checkpoints.weights import WeightMap, check, describe_missing
+from hfseq.checkpoints.files import tensor_from_array
+from hfseq.checkpoints.weights import WeightMap, check_report, describe_missing
 from hfseq.errors import WeightsError
 
 SHAPES = {
@@ -24,7 +24,7 @@ def random_params(shapes=SHAPES):
 
 
 def as_file(tensors):
-    return {name: in_memory(value) for name, value in tensors.items()}
+    return {name: tensor_from_array(value) for name, value in tensors.items()}
 
 
 def filled(names, tensors, **options):
@@ -130,11 +130,11 @@ def test_kernels_of_convolutions_have_pytorchs_order_whole_and_cut(native):
     assert tensors["plane.weight"][5, 2, 1, 3] == params["plane", "kernel"][1, 3, 2, 5]
     assert equal(filled(names, tensors)[0], params)
     if native:
-        tensors = {".".join(path): value for path, value in names.listed(params).items()}
+        tensors = {".".join(path): value for path, value in names.unstack(params).items()}
     found, _ = names.match(as_file(tensors), native=native)
     for path, shape in KERNELS.items():
         index = tuple(slice(1, size - at % 2) for at, size in enumerate(shape))
-        part = names.fill(found, path, index, native=native)
+        part = names.read_param(found, path, index, native=native)
         assert np.array_equal(part, params[path][index])
 
 
@@ -150,8 +150,8 @@ def test_synonyms_are_read_and_not_written():
     for name in ("base.layers.0.attention.q_proj.weight", "layers.0.attention.q_proj.weight"):
         params, report = filled(names, {name: tensors["base.encoder.layer.0.query.weight"]})
         assert equal(params, random_params(shapes)) and not report.unexpected
-        assert names.our_name(name) == "base.encoder.layer.0.query.weight"
-    assert names.our_name("head.weight") == "head.weight"
+        assert names.resolve_name(name) == "base.encoder.layer.0.query.weight"
+    assert names.resolve_name("head.weight") == "head.weight"
 
 
 STACKED = {("layer", "dense", "kernel"): (2, 3, 4), ("layer", "norm", "scale"): (2, 3)}
@@ -168,7 +168,7 @@ def test_stacked_layers_are_one_tensor_a_layer():
 def test_stacked_layers_have_native_names_with_numbers():
     names = WeightMap(STACKED, stacked={("layer",): (("layer", "0"), ("layer", "1"))})
     params = random_params(STACKED)
-    listed = names.listed(params)
+    listed = names.unstack(params)
     assert ("layer", "1", "norm", "scale") in listed
     tensors = {".".join(path): value for path, value in listed.items()}
     assert equal(filled(names, tensors, native=True)[0], params)
@@ -180,10 +180,10 @@ def test_slices_are_cut_out_of_the_file(native):
     params = random_params(STACKED)
     tensors = names.to_torch(params)
     if native:
-        tensors = {".".join(path): value for path, value in names.listed(params).items()}
+        tensors = {".".join(path): value for path, value in names.unstack(params).items()}
     found, _ = names.match(as_file(tensors), native=native)
     index = (slice(1, 2), slice(0, 2), slice(2, 4))
-    part = names.fill(found, ("layer", "dense", "kernel"), index, native=native)
+    part = names.read_param(found, ("layer", "dense", "kernel"), index, native=native)
     assert np.array_equal(part, params["layer", "dense", "kernel"][index])
 
 
@@ -200,7 +200,7 @@ def test_only_the_asked_part_is_read():
 
     tensors["dense.weight"] = type(tensors["dense.weight"])((6, 4), "float32", spy)
     found, _ = names.match(tensors)
-    names.fill(found, ("dense", "kernel"), (slice(0, 2), slice(3, 6)))
+    names.read_param(found, ("dense", "kernel"), (slice(0, 2), slice(3, 6)))
     assert asked == [(slice(3, 6), slice(0, 2))]  # transposed on disk
 
 
@@ -211,12 +211,12 @@ def test_everything_wrong_is_reported_together():
     tensors["base.table.weight"] = np.zeros((6, 3), np.float32)
     _, report = filled(names, tensors)
     with pytest.raises(WeightsError) as error:
-        check(report, "model.safetensors", "FlaxModel", ignore_mismatched=False)
+        check_report(report, "model.safetensors", "FlaxModel", ignore_mismatched=False)
     message = str(error.value)
     assert "head.weight: (3, 4) in the file, (2, 4) in the model" in message
     assert "base.table.weight: (6, 3) in the file, (5, 3) in the model" in message
     assert "ignore_mismatched_sizes=True" in message
-    check(report, "model.safetensors", "FlaxModel", ignore_mismatched=True)
+    check_report(report, "model.safetensors", "FlaxModel", ignore_mismatched=True)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int8, np.bool_])
@@ -226,7 +226,7 @@ def test_types_that_are_no_parameters_are_refused(dtype):
     tensors["head.weight"] = tensors["head.weight"].astype(dtype)
     _, report = filled(names, tensors)
     with pytest.raises(WeightsError, match=r"head\.weight \(\w+\).*loadable: float64.*bfloat16"):
-        check(report, "model.safetensors", "FlaxModel", ignore_mismatched=True)
+        check_report(report, "model.safetensors", "FlaxModel", ignore_mismatched=True)
 
 
 def test_missing_names_come_with_the_nearest_left_over():

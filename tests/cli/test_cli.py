@@ -195,7 +195,7 @@ def test_new_writes_a_plugin_that_is_found(capsys, project):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", environment.KINDS)
+@pytest.mark.parametrize("kind", environment.TEMPLATE_KINDS)
 def test_new_writes_an_architecture_that_passes_the_battery(kind, project):
     from hfseq.testing import check_architecture
 
@@ -213,7 +213,7 @@ def test_new_writes_an_architecture_that_passes_the_battery(kind, project):
     assert {label.rpartition(".")[2] for label in report.skipped} == allowed
 
 
-@pytest.mark.parametrize("kind", environment.KINDS)
+@pytest.mark.parametrize("kind", environment.TEMPLATE_KINDS)
 def test_new_keeps_to_the_house_style(kind, project):
     assert run("new", "my-model", "--kind", kind) == 0
     text = (project / "my_model.py").read_text(encoding="utf-8")

@@ -14,14 +14,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from hfseq import cli
 from hfseq.errors import DataError
 from hfseq.reports import plots
-from hfseq.reports.log import RunLog, named
-from tests.support.run_logs import put, records
+from hfseq.reports.log import RunLog, unique_names
+from tests.support.run_logs import records, write_log
 
 
 @pytest.fixture
 def runs(tmp_path) -> list[Path]:
-    base = put(tmp_path / "base", records(report_to=["jsonl"], max_steps=100))
-    wide = put(tmp_path / "wide", records(60, learning_rate=3e-3, max_steps=100, run_name="w"))
+    base = write_log(tmp_path / "base", records(report_to=["jsonl"], max_steps=100))
+    wide = write_log(
+        tmp_path / "wide", records(60, learning_rate=3e-3, max_steps=100, run_name="w")
+    )
     (wide / "training_args.json").write_text('{"freeze": [], "max_steps": 100}')
     return [base, wide]
 
@@ -29,7 +31,7 @@ def runs(tmp_path) -> list[Path]:
 def drawn(monkeypatch, logs, **options):
     """The figure of a comparison, instead of a file."""
     kept = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: kept.append(figure) or path)
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: kept.append(figure) or path)
     plots.draw_comparison(logs, "x.png", **options)
     FigureCanvasAgg(kept[0]).draw()
     return kept[0]
@@ -62,10 +64,10 @@ def test_json_has_it_all(runs, capsys, tmp_path, monkeypatch):
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
-    logs = [RunLog(put(tmp_path / side / "run", records())) for side in ("a", "b")]
-    assert list(named(logs)) == ["a/run", "b/run"]
+    logs = [RunLog(write_log(tmp_path / side / "run", records())) for side in ("a", "b")]
+    assert list(unique_names(logs)) == ["a/run", "b/run"]
     with pytest.raises(DataError, match="is given twice"):
-        named([logs[0], logs[0]])
+        unique_names([logs[0], logs[0]])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_a_metric_is_drawn_alone(runs, monkeypatch):
 
 
 def test_no_two_labels_overlap(tmp_path, monkeypatch):
-    logs = [RunLog(put(tmp_path / f"a-rather-long-name-{i}", records())) for i in range(5)]
+    logs = [RunLog(write_log(tmp_path / f"a-rather-long-name-{i}", records())) for i in range(5)]
     (panel,) = drawn(monkeypatch, logs, x="tokens").axes
     low, high = panel.get_ylim()
     texts = [panel.xaxis.label, panel.yaxis.label, *panel.get_legend().get_texts()]
@@ -113,7 +115,7 @@ def test_no_two_labels_overlap(tmp_path, monkeypatch):
 )
 def test_what_cannot_be_compared_is_one_line(runs, flags, code, message, capsys, monkeypatch):
     monkeypatch.chdir(runs[0].parent)
-    put(Path("bare"), [{"step": 1, "train_loss": 2.0}, {"step": 2, "train_loss": 1.0}])
+    write_log(Path("bare"), [{"step": 1, "train_loss": 2.0}, {"step": 2, "train_loss": 1.0}])
     assert cli.main(["compare", *flags]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and message in line

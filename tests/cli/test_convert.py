@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hfseq import cli
-from hfseq.checkpoints.config import open_source
+from hfseq.checkpoints.config import open_checkpoint
 from hfseq.cli import convert
 from hfseq.errors import CheckpointError, UsageError, WeightsError
 from hfseq.nn import trees
@@ -61,7 +61,7 @@ def saved(tmp_path):
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:
-    opened = open_source(str(folder), {}, from_pt=False)
+    opened = open_checkpoint(str(folder), {}, from_pt=False)
     return {name: np.asarray(tensor.read(...)) for name, tensor in opened.tensors.items()}
 
 
@@ -83,7 +83,7 @@ def test_safetensors_to_msgpack_and_back_is_the_same_to_the_bit(saved, family, t
     assert cli.main(["convert", str(flax), str(back), "--strict", "--max_shard_size", "30kB"]) == 0
     assert equal(tensors(source), tensors(back))
     loaded = type(model).from_pretrained(back)
-    assert models.same(loaded.params, model.params)
+    assert models.trees_equal(loaded.params, model.params)
     if model.can_generate():
         names = ["config.json", "generation_config.json"]
         assert all((source / n).read_text() == (back / n).read_text() for n in names)
@@ -122,7 +122,7 @@ def test_a_pickle_is_read_with_the_restricted_loader_only(saved, tmp_path, capsy
     torch.save(state, source / "pytorch_model.bin")
     assert cli.main(["convert", str(source), str(tmp_path / "out"), "--strict"]) == 0
     loaded = hfseq.FlaxBertForMaskedLM.from_pretrained(tmp_path / "out")
-    assert models.same(loaded.params, model.params)
+    assert models.trees_equal(loaded.params, model.params)
 
     class Evil:
         def __reduce__(self):
@@ -214,7 +214,7 @@ def test_one_weight_file_is_chosen_where_there_are_several(saved, tmp_path):
     shutil.copy(tmp_path / "flax" / "flax_model.msgpack", source)
     (source / "model.safetensors").write_bytes(b"damaged")
     convert.convert(str(source / "flax_model.msgpack"), tmp_path / "out", strict=True)
-    assert models.same(type(model).from_pretrained(tmp_path / "out").params, model.params)
+    assert models.trees_equal(type(model).from_pretrained(tmp_path / "out").params, model.params)
     assert (tmp_path / "out" / "generation_config.json").exists()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from hfseq import cli
 from hfseq.errors import UsageError
-from hfseq.pipelines.text_generation import DEFAULT_TOKENS, TextGenerator
+from hfseq.pipelines.text_generation import DEFAULT_MAX_NEW_TOKENS, TextGenerator
 from tests.support import models
 from tests.support.translators import save_tiny_t5
 
@@ -132,7 +132,7 @@ def test_an_encoder_decoder_answers(t5, capsys):
 def test_the_text_stops_where_the_positions_end(writer):
     (one,) = writer.write(PROMPT)
     length = len(writer.tokenizer(PROMPT)["input_ids"])
-    assert one.ended or one.tokens == min(DEFAULT_TOKENS, 40 - length)
+    assert one.ended or one.tokens == min(DEFAULT_MAX_NEW_TOKENS, 40 - length)
     with pytest.raises(UsageError, match="tokens, and .* reads 40: give a shorter one"):
         writer.write(" ".join([PROMPT] * 40))
 

@@ -127,7 +127,7 @@ def test_names_that_do_not_fit_the_class_are_problems(copy, capsys):
         tensors["transformer.ln_f.bias"] = np.zeros(5, np.float32)
         tensors["transformer.h.1.ln_1.bias"] = np.zeros(32, np.int64)
 
-    models.rewrite(folder / "model.safetensors", change)
+    models.rewrite_tensors(folder / "model.safetensors", change)
     assert cli.main(["inspect", str(folder)]) == 1
     out = capsys.readouterr().out
     for text in (
@@ -214,16 +214,16 @@ def test_a_vocabulary_larger_than_the_embedding_is_a_problem(copy):
     def cut(tensors):
         tensors["transformer.wte.weight"] = tensors["transformer.wte.weight"][:-3]
 
-    models.rewrite(folder / "model.safetensors", cut)
+    models.rewrite_tensors(folder / "model.safetensors", cut)
     problems = quick(folder)["problems"]
     assert any("the tokenizer's largest id is" in problem for problem in problems)
     assert any("config.json says vocab_size" in problem for problem in problems)
 
 
 def test_what_lies_beside_the_weights_is_described(copy):
-    from tests.support.run_logs import put, records
+    from tests.support.run_logs import records, write_log
 
-    folder = put(copy(), records(60))
+    folder = write_log(copy(), records(60))
     for step in ("20", "60", "tmp"):
         (folder / "checkpoints" / step).mkdir(parents=True)
     (folder / "pytorch_model.bin").write_bytes(b"pickle")

@@ -34,7 +34,7 @@ def told(capfd, *arguments):
 
 
 def test_every_consumer_has_its_function():
-    assert tuple(consumers.CONSUMERS) == prove.NAMES
+    assert tuple(consumers.CONSUMERS) == prove.CONSUMER_NAMES
 
 
 def test_pytorch_computes_the_same_and_a_difference_is_seen(bert, capfd):
@@ -43,8 +43,8 @@ def test_pytorch_computes_the_same_and_a_difference_is_seen(bert, capfd):
     assert code == 0 and found["model_class"] == "BertForMaskedLM"
     assert first["status"] == "equal" and first["difference"] < 1e-5
     assert second == {"name": "peft", "status": "not compared", "detail": "no adapter"}
-    inputs = prove.make_inputs(prove.load(str(bert)))
-    right = np.asarray(prove.load(str(bert))(**inputs).logits)
+    inputs = prove.make_inputs(prove.load_model(str(bert)))
+    right = np.asarray(prove.load_model(str(bert))(**inputs).logits)
     np.savez(bert / "given.npz", **inputs, **{"output:logits": right + 0.01})
     seen = consumers.main("torch", str(bert), str(bert / "given.npz"))
     assert seen["difference"] > 1e-3

@@ -15,14 +15,14 @@ import pytest
 from hfseq import cli
 from hfseq.cli import report
 from hfseq.cli import text as terminal
-from hfseq.cli.text import draw, duration, table
+from hfseq.cli.text import draw_curve, format_duration, format_table
 from hfseq.errors import DataError
-from hfseq.reports.log import RunLog, summarise
-from tests.support.run_logs import START, put, records
+from hfseq.reports.log import RunLog, summarize
+from tests.support.run_logs import START, records, write_log
 
 
 def test_a_finished_run_is_summed_up(tmp_path, capsys):
-    folder = put(tmp_path / "my-run", records())
+    folder = write_log(tmp_path / "my-run", records())
     assert cli.main(["report", str(folder)]) == 0
     out = capsys.readouterr().out
     for text in (
@@ -35,35 +35,37 @@ def test_a_finished_run_is_summed_up(tmp_path, capsys):
 
 
 def test_a_running_run_says_how_long_it_will_take(tmp_path):
-    log = RunLog(put(tmp_path, records(40)))
-    found = summarise(log, now=START + 90)
+    log = RunLog(write_log(tmp_path, records(40)))
+    found = summarize(log, now=START + 90)
     assert (found["status"], found["step"], found["total_steps"]) == ("running", 40, 100)
     assert found["seconds_to_go"] == pytest.approx(120)
     assert found["tokens_per_second"] == 400 and found["warnings"] == []
 
 
 def test_a_run_that_fell_silent_was_stopped_and_says_what_to_do(tmp_path):
-    found = summarise(RunLog(put(tmp_path, records(40))), now=START + 90_000)
+    found = summarize(RunLog(write_log(tmp_path, records(40))), now=START + 90_000)
     assert found["status"] == "stopped" and found["seconds_to_go"] is None
     assert "stopped at step 40 of 100; the same command goes on" in found["warnings"][0]
 
 
 def test_slow_steps_are_not_taken_for_silence(tmp_path):
     slow = [{**record, "time": 200 * record["time"]} for record in records(40)]
-    assert summarise(RunLog(put(tmp_path, slow)), now=200 * (START + 90))["status"] == "running"
+    assert (
+        summarize(RunLog(write_log(tmp_path, slow)), now=200 * (START + 90))["status"] == "running"
+    )
 
 
 def test_an_old_log_without_flags_ends_where_it_falls_silent(tmp_path):
-    folder = put(tmp_path, [record for record in records() if "run" not in record])
-    assert summarise(RunLog(folder))["status"] == "ended"
+    folder = write_log(tmp_path, [record for record in records() if "run" not in record])
+    assert summarize(RunLog(folder))["status"] == "ended"
     (folder / "eval_results.json").write_text("{}")
-    assert summarise(RunLog(folder))["status"] == "finished"
+    assert summarize(RunLog(folder))["status"] == "finished"
     (folder / "training_args.json").write_text('{"max_steps": 400}')
-    assert summarise(RunLog(folder))["total_steps"] == 400
+    assert summarize(RunLog(folder))["total_steps"] == 400
 
 
 def test_a_half_written_last_line_is_left_out_and_mentioned(tmp_path, capsys):
-    folder = put(tmp_path, records(), tail='{"step": 105, "train_lo')
+    folder = write_log(tmp_path, records(), tail='{"step": 105, "train_lo')
     assert cli.main(["report", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == 100
@@ -78,7 +80,7 @@ def test_nan_spikes_and_resumptions_are_told(tmp_path):
     log[at] = {**log[at], "train_loss": 9.0}
     log[14] = {**log[14], "train_loss": None}
     log.insert(13, {"step": 50, "time": START, "run": {"total_steps": 100}})
-    found = summarise(RunLog(put(tmp_path, log)))
+    found = summarize(RunLog(write_log(tmp_path, log)))
     assert found["resumed_at"] == [50]
     assert any("NaN or infinite at step 60" in text for text in found["warnings"])
     assert any("jumped up at step 75" in text for text in found["warnings"])
@@ -97,12 +99,12 @@ def test_nan_spikes_and_resumptions_are_told(tmp_path):
     ],
 )
 def test_the_best_evaluation_is_that_of_the_run_s_metric(tmp_path, flags, best):
-    found = summarise(RunLog(put(tmp_path, records(**flags))))["best"]
+    found = summarize(RunLog(write_log(tmp_path, records(**flags))))["best"]
     assert (found and (found["metric"], found["step"])) == best
 
 
 def test_the_log_itself_may_be_named_and_the_curve_is_written(tmp_path, capsys):
-    folder = put(tmp_path / "run", records())
+    folder = write_log(tmp_path / "run", records())
     picture = tmp_path / "plots" / "curve.png"
     assert cli.main(["report", str(folder / "metrics.jsonl"), "--plot", str(picture)]) == 0
     width, height = struct.unpack(">II", picture.read_bytes()[16:24])
@@ -115,8 +117,8 @@ def test_the_log_itself_may_be_named_and_the_curve_is_written(tmp_path, capsys):
     [
         (lambda p: p / "nowhere", "there is no"),
         (lambda p: p, "has no metrics.jsonl"),
-        (lambda p: put(p / "empty", []), "holds no records yet"),
-        (lambda p: put(p / "noise", [], tail="\x00\x01 {]\n[1]\n"), "holds no records yet"),
+        (lambda p: write_log(p / "empty", []), "holds no records yet"),
+        (lambda p: write_log(p / "noise", [], tail="\x00\x01 {]\n[1]\n"), "holds no records yet"),
     ],
 )
 def test_what_is_no_run_is_one_line_and_exit_code_1(tmp_path, capsys, make, message):
@@ -128,7 +130,7 @@ def test_what_is_no_run_is_one_line_and_exit_code_1(tmp_path, capsys, make, mess
 
 
 def test_a_log_that_may_not_be_read_is_one_line(tmp_path, capsys, monkeypatch):
-    folder = put(tmp_path, records())
+    folder = write_log(tmp_path, records())
 
     def denied(*_: Any, **__: Any) -> Any:
         raise PermissionError(13, "Permission denied", str(folder / "metrics.jsonl"))
@@ -140,20 +142,22 @@ def test_a_log_that_may_not_be_read_is_one_line(tmp_path, capsys, monkeypatch):
 
 def test_an_unwritable_picture_is_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    folder = put(tmp_path / "run", records())
+    folder = write_log(tmp_path / "run", records())
     assert cli.main(["report", str(folder), "--plot", str(tmp_path / "file" / "x.png")]) == 1
     assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
     now = time.time() - START
-    folder = put(tmp_path, [{**record, "time": record["time"] + now} for record in records(40)])
+    folder = write_log(
+        tmp_path, [{**record, "time": record["time"] + now} for record in records(40)]
+    )
     waits = []
 
     def sleep(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 3:
-            put(folder, records())
+            write_log(folder, records())
 
     # Not in the module of Python: threads that other tests have left may sleep, too.
     monkeypatch.setattr(report, "time", SimpleNamespace(sleep=sleep))
@@ -164,7 +168,7 @@ def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
 
 def test_watching_can_be_left_quietly(tmp_path, monkeypatch):
     now = time.time() - START
-    folder = put(tmp_path, [{**r, "time": r["time"] + now} for r in records(40)])
+    folder = write_log(tmp_path, [{**r, "time": r["time"] + now} for r in records(40)])
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
@@ -175,7 +179,7 @@ def test_watching_can_be_left_quietly(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("flags", [["--watch", "0"], ["--watch", "5", "--json"]])
 def test_watching_wants_seconds_and_a_reader(tmp_path, capsys, flags):
-    assert cli.main(["report", str(put(tmp_path, records())), *flags]) == 2
+    assert cli.main(["report", str(write_log(tmp_path, records())), *flags]) == 2
     assert "--watch needs" in capsys.readouterr().err
 
 
@@ -187,7 +191,7 @@ def test_a_falling_curve_falls_from_the_left_to_the_right(monkeypatch):
         encoding = "ascii"
 
     monkeypatch.setattr(terminal.sys, "stdout", Ascii())
-    lines = draw([(1, 9.0), (2, 6.0), (3, 3.0)], 26, 5)
+    lines = draw_curve([(1, 9.0), (2, 6.0), (3, 3.0)], 26, 5)
     assert lines[0].startswith("9 |*") and lines[-2].startswith("3 |")
     tops = [line.split("|")[1].find("*") for line in lines[:-1]]
     assert tops == sorted(tops) and lines[-2].endswith("*")
@@ -196,15 +200,15 @@ def test_a_falling_curve_falls_from_the_left_to_the_right(monkeypatch):
 
 @pytest.mark.parametrize("points", [[(5, 1.0)], [(5, 1.0), (6, 1.0)], [(5, 1.0), (5, 2.0)]])
 def test_a_curve_of_one_point_or_one_height_is_drawn(points):
-    lines = draw(points, 60)
+    lines = draw_curve(points, 60)
     assert len(lines) == 9 and any(ord(letter) > 0x2800 for letter in "".join(lines))
-    assert draw([], 60) == []
+    assert draw_curve([], 60) == []
 
 
 def test_columns_that_do_not_fit_are_left_out():
     rows = [["step", "a", "b"], ["1", "2" * 30, "3"]]
-    assert table(rows, 20) == ["step", "1"]
-    assert table(rows, 50)[1].split() == ["1", "2" * 30, "3"]
+    assert format_table(rows, 20) == ["step", "1"]
+    assert format_table(rows, 50)[1].split() == ["1", "2" * 30, "3"]
 
 
 @pytest.mark.parametrize(
@@ -212,11 +216,11 @@ def test_columns_that_do_not_fit_are_left_out():
     [(5, "5 s"), (187, "3:07 min"), (9000, "2:30 h"), (3.1 * 86400, "3.1 days")],
 )
 def test_durations_are_written_as_people_do(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_the_best_of_bits_per_byte_is_the_smallest(tmp_path):
-    from hfseq.reports.log import RunLog, summarise
+    from hfseq.reports.log import RunLog, summarize
 
     lines = [
         {"step": step, "time": 1.0, "eval_bits_per_byte": value}
@@ -225,5 +229,5 @@ def test_the_best_of_bits_per_byte_is_the_smallest(tmp_path):
     flags = {"metric_for_best_model": "bits_per_byte"}
     (tmp_path / "training_args.json").write_text(json.dumps(flags))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    best = summarise(RunLog(tmp_path))["best"]
+    best = summarize(RunLog(tmp_path))["best"]
     assert best == {"metric": "eval_bits_per_byte", "value": 2.5, "step": 2}

@@ -11,7 +11,7 @@ import pytest
 
 from hfseq import cli
 from hfseq.cli import text as terminal
-from tests.support.run_logs import put, records
+from tests.support.run_logs import records, write_log
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "hfseq.cli"]
@@ -34,8 +34,8 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch, tty, variables, c
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: tty)
-    assert (terminal.paint("x", "red") == "\033[31mx\033[0m") is coloured
-    assert (terminal.paint("x", "red") == "x") is not coloured
+    assert (terminal.colorize("x", "red") == "\033[31mx\033[0m") is coloured
+    assert (terminal.colorize("x", "red") == "x") is not coloured
 
 
 def test_a_reader_that_has_had_enough_ends_a_command_quietly(tmp_path):
@@ -53,7 +53,7 @@ def test_a_reader_that_has_had_enough_ends_a_command_quietly(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_a_full_disk_behind_standard_output_is_one_line(tmp_path):
-    folder = put(tmp_path, records())
+    folder = write_log(tmp_path, records())
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [*COMMAND, "report", str(folder)],
@@ -99,18 +99,20 @@ def test_every_help_has_an_example_and_imports_nothing_heavy():
 
 def test_a_curve_takes_points_in_any_order():
     points = [(step, 3 / (step + 1)) for step in range(30)]
-    assert terminal.draw(points[::-1], 60) == terminal.draw(points, 60)
-    assert terminal.draw([(9, 1.0), (4, 2.0), (6, 0.5)], 40)[-1].split() == ["4", "9"]
+    assert terminal.draw_curve(points[::-1], 60) == terminal.draw_curve(points, 60)
+    assert terminal.draw_curve([(9, 1.0), (4, 2.0), (6, 0.5)], 40)[-1].split() == ["4", "9"]
 
 
 @pytest.mark.parametrize("largest", [1e308, 1.7e308, 1e-320, 5e-324])
 def test_a_curve_of_numbers_at_the_limit_of_floats(largest):
-    lines = terminal.draw([(step, largest * (-1) ** step) for step in range(20)], 60)
+    lines = terminal.draw_curve([(step, largest * (-1) ** step) for step in range(20)], 60)
     assert len(lines) == 9 and any(line.partition("│")[2] for line in lines)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_a_curve_leaves_out_what_is_not_finite(value):
     points = [(0, 3.0), (1, 2.0), (2, 1.0)]
-    assert terminal.draw([*points, (5, value), (value, 1.0)], 60) == terminal.draw(points, 60)
-    assert terminal.draw([(1, value)], 60) == []
+    assert terminal.draw_curve([*points, (5, value), (value, 1.0)], 60) == terminal.draw_curve(
+        points, 60
+    )
+    assert terminal.draw_curve([(1, value)], 60) == []

@@ -308,7 +308,7 @@ def test_a_reader_that_has_had_enough_ends_the_work_quietly(tmp_path):
     assert process.stdout.readline() == b"SOME WORDS\n"
     process.stdout.close()  # as `head -1` does
     process.stdin.close()
-    assert process.wait(timeout=60) == errors_module.CLOSED_PIPE
+    assert process.wait(timeout=60) == errors_module.CLOSED_PIPE_EXIT_CODE
     assert process.stderr.read() == b""
     process.stderr.close()
 

@@ -24,7 +24,7 @@ def test_parts_are_those_of_the_whole_at_any_rate(rate, tmp_path):
 
     wave = tones(rate, 2.3)
     soundfile.write(tmp_path / "a.wav", np.stack([wave, wave / 2], 1), rate, subtype="FLOAT")
-    sound = audio.Sound(tmp_path / "a.wav")
+    sound = audio.AudioFile(tmp_path / "a.wav")
     divisor = np.gcd(rate, 16000)
     expected = resample_poly(0.75 * wave, 16000 // divisor, rate // divisor)
     whole = sound.read()
@@ -33,16 +33,16 @@ def test_parts_are_those_of_the_whole_at_any_rate(rate, tmp_path):
     for start, count in [(0, 100), (777, 5000), (sound.length - 50, 100), (sound.length, 5)]:
         assert np.abs(sound.read(start, count) - whole[start : start + count]).max(initial=0) < 1e-6
     if rate != 16000:
-        with pytest.raises(audio.Unreadable, match=f"{rate} samples a second, not 16000"):
-            audio.Sound(tmp_path / "a.wav", resample=False)
+        with pytest.raises(audio.UnreadableError, match=f"{rate} samples a second, not 16000"):
+            audio.AudioFile(tmp_path / "a.wav", resample=False)
 
 
 @pytest.mark.parametrize("ending", ["flac", "ogg", "mp3"])
 def test_other_formats_and_bytes_are_read(ending, tmp_path):
     wave, path = tones(16000, 1.0), tmp_path / f"a.{ending}"
     soundfile.write(path, wave, 16000)
-    expected = audio.Sound(path).read(2000, 8000)
-    found = audio.Sound(audio.Source("it", path.read_bytes())).read(2000, 8000)
+    expected = audio.AudioFile(path).read(2000, 8000)
+    found = audio.AudioFile(audio.MediaSource("it", path.read_bytes())).read(2000, 8000)
     assert np.array_equal(found, expected)
     assert np.abs(expected - wave[2000:10000]).mean() < 0.02
 
@@ -58,27 +58,27 @@ def test_what_cannot_be_read_is_told(tmp_path):
         ("absent", "there is no such file"),
         ("text", "no sound of a known kind"),
     ]:
-        with pytest.raises(audio.Unreadable, match=message):
-            audio.Sound(tmp_path / f"{name}.wav")
-    with pytest.raises(audio.Unreadable, match="no numbers"):
-        audio.Sound(tmp_path / "nan.wav").read()
+        with pytest.raises(audio.UnreadableError, match=message):
+            audio.AudioFile(tmp_path / f"{name}.wav")
+    with pytest.raises(audio.UnreadableError, match="no numbers"):
+        audio.AudioFile(tmp_path / "nan.wav").read()
 
 
 def test_folders_are_searched(tmp_path):
     (tmp_path / "b").mkdir()
     for name in ("z.wav", "b/a.FLAC", "b/notes.txt", "b/.hidden.wav"):
         (tmp_path / name).write_bytes(b"")
-    found = audio.find([tmp_path, tmp_path / "b" / "notes.txt"])
+    found = audio.find_audio([tmp_path, tmp_path / "b" / "notes.txt"])
     assert [name[len(str(tmp_path)) + 1 :] for name in found] == [
         "b/a.FLAC",
         "z.wav",
         "b/notes.txt",
     ]
     with pytest.raises(DataError, match="no file or folder"):
-        audio.find([tmp_path / "gone"])
+        audio.find_audio([tmp_path / "gone"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no sound"):
-        audio.find([tmp_path / "empty"])
+        audio.find_audio([tmp_path / "empty"])
 
 
 def test_a_column_of_datasets_is_not_decoded(tmp_path):
@@ -86,8 +86,8 @@ def test_a_column_of_datasets_is_not_decoded(tmp_path):
     wave = tones(16000, 0.5)
     soundfile.write(tmp_path / "a.flac", wave, 16000)
     made = datasets.Dataset.from_dict({"audio": [str(tmp_path / "a.flac")]})
-    column = audio.Column(made.cast_column("audio", datasets.Audio()), "audio", "here")
-    assert len(column) == 1 and audio.Sound(column[0]).length == 8000
+    column = audio.MediaColumn(made.cast_column("audio", datasets.Audio()), "audio", "here")
+    assert len(column) == 1 and audio.AudioFile(column[0]).length == 8000
 
 
 def test_windows_of_spectrograms_are_those_of_the_feature_extractor(tmp_path):
@@ -95,7 +95,7 @@ def test_windows_of_spectrograms_are_those_of_the_feature_extractor(tmp_path):
 
     extractor, wave = WhisperFeatureExtractor(chunk_length=2), tones(16000, 3.0)
     soundfile.write(tmp_path / "a.wav", wave, 16000, subtype="FLOAT")
-    made = audio.Spectrograms([audio.Sound(tmp_path / "a.wav")], extractor)
+    made = audio.Spectrograms([audio.AudioFile(tmp_path / "a.wav")], extractor)
     assert made.shape == (1, 80, 300) and made.ends.tolist() == [300]
     for start in (0, 100, 250):
         part = wave[start * 160 : start * 160 + 32000]

@@ -76,7 +76,7 @@ def test_without_shuffling_rows_come_in_order():
 
 
 def test_drop_leaves_the_partial_batch_out():
-    batches = Batches(make_rows(10), 4, 0, drop=True)
+    batches = Batches(make_rows(10), 4, 0, drop_last=True)
     assert len(batches) == 2
     assert all(batches.indices(step)[1].all() for step in range(4))
 
@@ -85,7 +85,7 @@ def test_too_few_rows_are_an_error():
     with pytest.raises(DataError, match="0 rows"):
         Batches(make_rows(0), 4, 0)
     with pytest.raises(DataError, match="3 rows do not make one batch of 4"):
-        Batches(make_rows(3), 4, 0, drop=True)
+        Batches(make_rows(3), 4, 0, drop_last=True)
 
 
 def test_parts_of_a_batch_make_up_the_whole():

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from hfseq.data.tokenize import Encoder
+from hfseq.data.tokenize import DocumentEncoder
 from hfseq.data.tokenizers import byte_characters, byte_ids, train_tokenizer
 from hfseq.errors import UsageError
 
@@ -72,17 +72,17 @@ def test_the_characters_are_those_of_byte_level_vocabularies():
 
 def test_documents_are_encoded_by_a_table_with_the_tokenizers_result(saved):
     tokenizer, _ = saved
-    ids, lengths = Encoder(tokenizer, append_eos=True)([*TEXTS, "x"])
+    ids, lengths = DocumentEncoder(tokenizer, append_eos=True)([*TEXTS, "x"])
     parts = np.split(ids, np.cumsum(lengths)[:-1])
     for text, part in zip([*TEXTS, "x"], parts, strict=True):
         assert part.tolist() == [*tokenizer(text)["input_ids"], 1]
-    cut, lengths = Encoder(tokenizer, 3, append_eos=True)(["abcdef"])
+    cut, lengths = DocumentEncoder(tokenizer, 3, append_eos=True)(["abcdef"])
     assert cut.tolist() == [100, 101, 1] and lengths.tolist() == [3]
 
 
 def test_an_end_of_text_is_appended_with_other_vocabularies_too(tokenizer):
-    plain, _ = Encoder(tokenizer)(["one two"])
-    ended, lengths = Encoder(tokenizer, append_eos=True)(["one two"])
+    plain, _ = DocumentEncoder(tokenizer)(["one two"])
+    ended, lengths = DocumentEncoder(tokenizer, append_eos=True)(["one two"])
     assert ended.tolist() == [*plain.tolist(), tokenizer.eos_token_id] and lengths.sum() == len(
         ended
     )

@@ -15,11 +15,18 @@ import pytest
 from transformers import AutoTokenizer
 
 from hfseq.data.arguments import ChatArguments
-from hfseq.data.chat import BadExample, Encoder, PackedChats, best_fit, encode_all, set_tokens
+from hfseq.data.chat import (
+    ChatEncoder,
+    InvalidExample,
+    PackedChatRows,
+    best_fit_decreasing,
+    configure_tokenizer,
+    encode_examples,
+)
 from hfseq.data.records import load_records
 from hfseq.errors import DataError, UsageError
 from tests.support import chats
-from tests.support.chats import END, OPEN, PLAIN, TEMPLATE, turn
+from tests.support.chats import END_TOKEN, OPEN_TEMPLATE, PLAIN_TEMPLATE, TEMPLATE, turn
 
 TALK = [turn("user", "what is not hot"), turn("assistant", "cold")]
 
@@ -39,9 +46,9 @@ def encoder(folder, tmp_path):
         file = chats.write_lines(tmp_path / "train.jsonl", examples)
         options = {"train_file": [str(file)], "validation_split_percentage": 0} | flags
         arguments = ChatArguments(**options)
-        set_tokens(tokenizer, arguments)
+        configure_tokenizer(tokenizer, arguments)
         records = load_records(arguments)["train"]
-        return Encoder(tokenizer, arguments, records), records
+        return ChatEncoder(tokenizer, arguments, records), records
 
     return make
 
@@ -50,15 +57,15 @@ def learned(encoder, examples, template=TEMPLATE, **flags) -> list[str]:
     """What is learned of each example, as text."""
     encode, records = encoder(examples, template, **flags)
     made = (encode(records[row]) for row in range(len(records)))
-    return [encode.tokenizer.decode(one.ids[one.learned].tolist()) for one in made]
+    return [encode.tokenizer.decode(one.ids[one.loss_mask].tolist()) for one in made]
 
 
 def test_answers_alone_are_learned_with_what_ends_them(encoder):
     two = [*TALK, turn("user", "what is not up"), turn("assistant", "down")]
     given = [{"messages": TALK}, {"messages": two}]
     assert learned(encoder, given, assistant_only_loss=True) == [
-        f"cold{END}",
-        f"cold{END}down{END}",
+        f"cold{END_TOKEN}",
+        f"cold{END_TOKEN}down{END_TOKEN}",
     ]
     assert learned(encoder, given)[0].startswith("<|im_start|>user\nwhat is not hot"), "as in TRL"
 
@@ -72,17 +79,19 @@ def test_other_names_of_roles_and_contents_are_known(encoder):
             ]
         }
     ]
-    assert learned(encoder, given, assistant_only_loss=True) == [f"cold{END}"]
+    assert learned(encoder, given, assistant_only_loss=True) == [f"cold{END_TOKEN}"]
 
 
 def test_completions_are_learned_and_prompts_are_not(encoder):
     texts = [{"prompt": "not hot is ?", "completion": " cold"}]
     assert learned(encoder, texts) == [" cold<|endoftext|>"]
-    assert learned(encoder, texts, eos_token=END) == [f" cold{END}"]
+    assert learned(encoder, texts, eos_token=END_TOKEN) == [f" cold{END_TOKEN}"]
     assert learned(encoder, texts, completion_only_loss=False)[0].startswith("not hot is ?")
     lists = [{"prompt": TALK[:1], "completion": TALK[1:]}]
-    assert learned(encoder, lists, PLAIN) == [f"cold{END}\n"]
-    assert learned(encoder, lists, assistant_only_loss=True) == [f"cold{END}"], "both masks hold"
+    assert learned(encoder, lists, PLAIN_TEMPLATE) == [f"cold{END_TOKEN}\n"]
+    assert learned(encoder, lists, assistant_only_loss=True) == [f"cold{END_TOKEN}"], (
+        "both masks hold"
+    )
     assert learned(encoder, [{"text": "cold"}]) == ["cold<|endoftext|>"]
     assert learned(encoder, [{"body": "cold"}], dataset_text_field="body") == ["cold<|endoftext|>"]
 
@@ -95,7 +104,7 @@ def test_the_end_of_text_is_there_once(encoder):
 def test_a_prompt_whose_last_token_goes_on_is_told(encoder, caplog):
     encode, records = encoder([{"prompt": "s", "completion": "mall"}])
     with caplog.at_level(logging.WARNING):
-        encode_all(encode, records, "train", 64)
+        encode_examples(encode, records, "train", 64)
     assert "1 train prompts end in another way where a completion follows" in caplog.text
 
 
@@ -105,12 +114,12 @@ def test_no_token_after_an_answer_is_learned_whatever_it_ends_with(encoder, trim
     """The mask of transformers runs on to the end where the last character is in no token."""
     from tokenizers.processors import ByteLevel
 
-    bare = OPEN.replace("{{ '<|im_end|>' }}", "")
+    bare = OPEN_TEMPLATE.replace("{{ '<|im_end|>' }}", "")
     given = [turn("user", "not hot is ?"), turn("assistant", answer), turn("user", "really ?")]
     encode, records = encoder([{"messages": given}], bare, assistant_only_loss=True)
     encode.tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=trim)
     tokens = encode(records[0])
-    text = encode.tokenizer.decode(tokens.ids[tokens.learned].tolist())
+    text = encode.tokenizer.decode(tokens.ids[tokens.loss_mask].tolist())
     assert text.strip() == answer.strip() and "really" not in text
 
 
@@ -151,7 +160,7 @@ BAD = {
 @pytest.mark.parametrize("problem", BAD)
 def test_what_cannot_be_learned_from_is_named(encoder, problem):
     encode, records = encoder([BAD[problem]])
-    with pytest.raises(BadExample, match=problem):
+    with pytest.raises(InvalidExample, match=problem):
         encode(records[0])
 
 
@@ -163,7 +172,7 @@ def test_bad_examples_are_counted_and_named_with_their_line_or_refused(encoder, 
     options = {"assistant_only_loss": True}
     encode, records = encoder(given, template + TEMPLATE, **options)
     with caplog.at_level(logging.WARNING):
-        made, cut = encode_all(encode, records, "train", 24)
+        made, cut = encode_examples(encode, records, "train", 24)
     assert len(made) == 2 and cut == 0
     assert "3 of 5 train examples are left out" in caplog.text
     assert "train.jsonl, line 2: there is no assistant turn" in caplog.text
@@ -171,33 +180,33 @@ def test_bad_examples_are_counted_and_named_with_their_line_or_refused(encoder, 
     assert "line 4: the chat template refuses it: twice" in caplog.text
     encode, records = encoder(given, template + TEMPLATE, bad_examples="error", **options)
     with pytest.raises(DataError, match="line 2: there is no assistant turn"):
-        encode_all(encode, records, "train", 24)
+        encode_examples(encode, records, "train", 24)
     encode, records = encoder([{"messages": TALK[:1]}])
     with pytest.raises(DataError, match="none of the 1 train examples can be used"):
-        encode_all(encode, records, "train", 24)
+        encode_examples(encode, records, "train", 24)
 
 
 def test_long_examples_keep_their_start(encoder):
     given = [{"messages": TALK * 5}]
     encode, records = encoder(given, assistant_only_loss=True)
     whole = encode(records[0])
-    (made,), cut = encode_all(encode, records, "train", 20)
+    (made,), cut = encode_examples(encode, records, "train", 20)
     assert cut == 1 and len(made.ids) == 20
-    assert (made.ids == whole.ids[:20]).all() and (made.learned == whole.learned[:20]).all()
+    assert (made.ids == whole.ids[:20]).all() and (made.loss_mask == whole.loss_mask[:20]).all()
 
 
 def test_the_token_that_ends_an_answer_is_looked_for(encoder):
     given = [{"messages": TALK}]
-    assert encoder(given, assistant_only_loss=True)[0].turn_end() == (END, True)
-    assert encoder(given, OPEN, assistant_only_loss=True)[0].turn_end() == (None, False)
-    assert encoder(given, PLAIN)[0].turn_end() == (END, True)
-    assert encoder(given, "{{ raise_exception('no') }}")[0].turn_end() == (None, True)
+    assert encoder(given, assistant_only_loss=True)[0].end_of_turn() == (END_TOKEN, True)
+    assert encoder(given, OPEN_TEMPLATE, assistant_only_loss=True)[0].end_of_turn() == (None, False)
+    assert encoder(given, PLAIN_TEMPLATE)[0].end_of_turn() == (END_TOKEN, True)
+    assert encoder(given, "{{ raise_exception('no') }}")[0].end_of_turn() == (None, True)
 
 
 def test_flags_columns_and_templates_that_do_not_go_together_are_refused(encoder, tmp_path):
     talk, texts = [{"messages": TALK}], [{"prompt": "not hot is ?", "completion": "cold"}]
     for match, given, template, flags in (
-        ("--chat_template_path", talk, PLAIN, {"assistant_only_loss": True}),
+        ("--chat_template_path", talk, PLAIN_TEMPLATE, {"assistant_only_loss": True}),
         ("which this tokenizer has not: give --chat_template_path", talk, None, {}),
         ("--assistant_only_loss is for conversations", texts, TEMPLATE,
          {"assistant_only_loss": True}),
@@ -221,17 +230,17 @@ def test_flags_columns_and_templates_that_do_not_go_together_are_refused(encoder
 def test_a_template_comes_from_a_file_or_another_tokenizer(encoder, folder, tmp_path):
     (tmp_path / "chat.jinja").write_text(TEMPLATE)
     flags = {"assistant_only_loss": True, "chat_template_path": str(tmp_path / "chat.jinja")}
-    assert learned(encoder, [{"messages": TALK}], None, **flags) == [f"cold{END}"]
+    assert learned(encoder, [{"messages": TALK}], None, **flags) == [f"cold{END_TOKEN}"]
     flags["chat_template_path"] = str(folder)
-    assert learned(encoder, [{"messages": TALK}], PLAIN, **flags) == [f"cold{END}"]
+    assert learned(encoder, [{"messages": TALK}], PLAIN_TEMPLATE, **flags) == [f"cold{END_TOKEN}"]
 
 
 def test_documents_share_rows_best_fit_first_and_none_is_lost():
-    assert best_fit([3, 6, 4, 5, 2], 10) == [[1, 2], [3, 0, 4]]
-    assert best_fit([7, 6, 3, 4], 10) == [[0, 2], [1, 3]], "the fullest row with room"
+    assert best_fit_decreasing([3, 6, 4, 5, 2], 10) == [[1, 2], [3, 0, 4]]
+    assert best_fit_decreasing([7, 6, 3, 4], 10) == [[0, 2], [1, 3]], "the fullest row with room"
     draw = random.Random(0)
     lengths = [draw.randint(1, 64) for _ in range(500)]
-    rows = best_fit(lengths, 64)
+    rows = best_fit_decreasing(lengths, 64)
     assert sorted(number for row in rows for number in row) == list(range(500))
     sums = [sum(lengths[number] for number in row) for row in rows]
     assert max(sums) <= 64 and sum(sums) / (64 * len(rows)) > 0.98
@@ -240,8 +249,8 @@ def test_documents_share_rows_best_fit_first_and_none_is_lost():
 def test_packed_rows_have_each_example_as_it_is(encoder):
     given = [{"messages": chat} for chat in chats.conversations(50)]
     encode, records = encoder(given, assistant_only_loss=True)
-    made, _ = encode_all(encode, records, "train", 64)
-    rows = PackedChats(made, 0, 64)
+    made, _ = encode_examples(encode, records, "train", 64)
+    rows = PackedChatRows(made, 0, 64)
     assert len(rows) < 50 and rows.total_tokens == sum(len(one.ids) for one in made)
     fetched = rows.fetch(np.arange(len(rows)))
     found = []
@@ -255,7 +264,7 @@ def test_packed_rows_have_each_example_as_it_is(encoder):
             found.append((ids[own].tolist(), marks[own].tolist()))
         assert not marks[segments == 0].any()
         assert segments.max() < rows.max_runs
-    expected = [(one.ids.tolist(), one.learned.astype(int).tolist()) for one in made]
+    expected = [(one.ids.tolist(), one.loss_mask.astype(int).tolist()) for one in made]
     assert sorted(found) == sorted(expected)
 
 
@@ -310,12 +319,12 @@ def test_masks_are_those_of_trl(encoder, kind, flags, length):
         "text": [{"text": " ".join(one["content"] for one in chat)} for chat in talk],
     }[kind]
     encode, records = encoder(given, max_length=length, **flags)
-    made, _ = encode_all(encode, records, "train", length)
-    ours = [(one.ids.tolist(), np.where(one.learned, one.ids, -100).tolist()) for one in made]
+    made, _ = encode_examples(encode, records, "train", length)
+    ours = [(one.ids.tolist(), np.where(one.loss_mask, one.ids, -100).tolist()) for one in made]
     options = {"max_length": length, **flags}
     theirs = prepared_by_trl(encode.tokenizer, given, False, **options)
     assert ours == [(row["input_ids"], row["labels"]) for row in theirs]
     packed = prepared_by_trl(encode.tokenizer, given, True, **options)
-    rows = PackedChats(made, 0, length)
+    rows = PackedChatRows(made, 0, length)
     if length == 256:  # TRL packs what has no label, too
         assert len(rows) == len(packed)

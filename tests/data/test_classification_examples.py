@@ -9,11 +9,11 @@ import pytest
 
 from hfseq.data.arguments import ClassificationArguments
 from hfseq.data.classification import (
-    Labels,
+    LabelEncoder,
     class_names,
     is_regression,
     load_examples,
-    sorted_names,
+    sort_labels,
 )
 from hfseq.errors import DataError, UsageError
 
@@ -53,7 +53,7 @@ def test_colas_development_files_are_glues_validation_set(shared):
     assert splits["validation"].parts == parts and splits.task == "cola"
     names = class_names(splits, fresh())
     assert names == ["unacceptable", "acceptable"]
-    labels = Labels(names).numbers(splits["validation"], "validation")
+    labels = LabelEncoder(names).encode_labels(splits["validation"], "validation")
     assert labels[:527].mean() == pytest.approx(0.693, abs=5e-4)
     assert labels[527:].mean() == pytest.approx(0.686, abs=5e-4)
     assert splits["validation"].first[0] == "The sailors rode the breeze clear of the rocks."
@@ -100,8 +100,8 @@ def test_labels_may_be_numbers_or_names(write):
     task = load(train_file=[write("c.tsv", [0, "positive", 1])], task_name="sst2")
     names = class_names(task, fresh())
     assert names == ["negative", "positive"]
-    assert Labels(names).numbers(task["train"], "train").tolist() == [0, 1, 1]
-    assert sorted_names(["b", "a", "b"]) == ["a", "b"]
+    assert LabelEncoder(names).encode_labels(task["train"], "train").tolist() == [0, 1, 1]
+    assert sort_labels(["b", "a", "b"]) == ["a", "b"]
 
 
 def test_a_model_keeps_its_own_order_of_the_same_classes(write):
@@ -116,7 +116,7 @@ def test_an_evaluation_alone_takes_the_classes_of_the_model(write):
     splits = load(validation_file=[write("a.tsv", ["1", "yes"])])
     own = fresh(id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1})
     names = class_names(splits, own)
-    found = Labels(names, by_number=True).numbers(splits["validation"], "validation")
+    found = LabelEncoder(names, by_number=True).encode_labels(splits["validation"], "validation")
     assert found.tolist() == [1, 0]
     assert class_names(splits, fresh(num_labels=3)) == ["0", "1", "2"]
 
@@ -137,7 +137,7 @@ def test_fractions_make_a_regression(write, labels, flags, expected):
     splits = load(**flags)
     assert is_regression(splits, ClassificationArguments(**flags), fresh()) == expected
     if expected:
-        found = Labels(None).numbers(splits["train"], "train")
+        found = LabelEncoder(None).encode_labels(splits["train"], "train")
         assert found.dtype == np.float32 and found.tolist() == pytest.approx(
             list(map(float, labels))
         )
@@ -145,8 +145,10 @@ def test_fractions_make_a_regression(write, labels, flags, expected):
 
 def test_test_examples_need_no_label(write):
     splits = load(test_file=[write("a.tsv", ["yes", ""])])
-    assert Labels(["no", "yes"]).numbers(splits["test"], "test").tolist() == [1, -100]
-    found = Labels(None).numbers(load(test_file=[write("b.tsv", ["0.5", ""])])["test"], "test")
+    assert LabelEncoder(["no", "yes"]).encode_labels(splits["test"], "test").tolist() == [1, -100]
+    found = LabelEncoder(None).encode_labels(
+        load(test_file=[write("b.tsv", ["0.5", ""])])["test"], "test"
+    )
     assert found[0] == 0.5 and np.isnan(found[1])
     glue = load(test_file=[write("c.tsv", ["-1", "-1"])], task_name="cola")
     assert glue["test"].labels == [None, None]
@@ -165,7 +167,7 @@ def test_test_examples_need_no_label(write):
 def test_a_label_that_cannot_be_learnt_is_named_with_its_line(write, labels, regression, message):
     examples = load(validation_file=[write("a.tsv", labels)])["validation"]
     with pytest.raises(DataError, match=message):
-        Labels(None if regression else ["no", "yes"]).numbers(examples, "validation")
+        LabelEncoder(None if regression else ["no", "yes"]).encode_labels(examples, "validation")
 
 
 def test_half_a_character_is_no_text(tmp_path):
@@ -234,7 +236,7 @@ def glue(columns, labels, names):
 def test_mnli_of_the_hub_has_two_validation_and_two_test_sets():
     from hfseq.data.arguments import GLUE
 
-    columns, names = GLUE["mnli"].sentences, GLUE["mnli"].labels
+    columns, names = GLUE["mnli"].sentence_columns, GLUE["mnli"].labels
     plugins = Plugins(
         {
             "train": glue(columns, [0, 1, 2, 1], names),
@@ -265,5 +267,5 @@ def test_stsb_of_the_hub_is_a_regression_and_its_test_set_has_no_scores():
     arguments = ClassificationArguments(task_name="stsb", validation_split_percentage=0)
     splits = load_examples(arguments, plugins)
     assert is_regression(splits, arguments, types.SimpleNamespace())
-    assert Labels(None).numbers(splits["train"], "train").tolist() == [0.0, 5.0, 2.5]
-    assert np.isnan(Labels(None).numbers(splits["test"], "test")).all()
+    assert LabelEncoder(None).encode_labels(splits["train"], "train").tolist() == [0.0, 5.0, 2.5]
+    assert np.isnan(LabelEncoder(None).encode_labels(splits["test"], "test")).all()

@@ -7,8 +7,8 @@ import pytest
 
 from hfseq.data.arguments import ClassificationArguments
 from hfseq.data.batches import Batches
-from hfseq.data.classification import ExampleRows, Examples, words_in
-from hfseq.data.tokenizers import word_tokenizer
+from hfseq.data.classification import ExampleRows, Examples, load_or_train_word_tokenizer
+from hfseq.data.tokenizers import train_word_tokenizer
 from hfseq.errors import DataError, UsageError
 from tests.data.samples import make_texts
 
@@ -76,7 +76,7 @@ def test_no_room_beside_the_special_tokens_is_said(tokenizer):
 
 
 def test_words_are_those_of_the_training_part_the_frequent_first():
-    made = word_tokenizer(["The cat sat.", "the cat won't", "a cat", "dogs sat"])
+    made = train_word_tokenizer(["The cat sat.", "the cat won't", "a cat", "dogs sat"])
     vocabulary = made.get_vocab()
     assert [made.pad_token_id, made.unk_token_id, made.sep_token_id] == [0, 1, 2]
     assert vocabulary["cat"] == 3 and vocabulary["sat"] == 4
@@ -84,13 +84,13 @@ def test_words_are_those_of_the_training_part_the_frequent_first():
     assert made.tokenize("won't!") == ["won", "'", "t", "<unk>"]
     pair = made("cat", "sat")
     assert pair["input_ids"] == [3, 2, 4] and pair["token_type_ids"] == [0, 0, 1]
-    assert len(word_tokenizer(["a b c d e f"], vocab_size=5)) == 5
+    assert len(train_word_tokenizer(["a b c d e f"], vocab_size=5)) == 5
     with pytest.raises(UsageError, match="--vocab_size 3 leaves no room"):
-        word_tokenizer(["a"], vocab_size=3)
+        train_word_tokenizer(["a"], vocab_size=3)
 
 
 def test_an_example_without_a_word_still_has_a_token():
-    made = word_tokenizer(["a b", "b"])
+    made = train_word_tokenizer(["a b", "b"])
     found = rows_of(made, ["a", " "]).fetch(np.arange(2))
     assert found["segment_ids"].sum(1).tolist() == [1, 1]
     assert found["input_ids"][1, 0] == made.unk_token_id
@@ -104,10 +104,10 @@ def test_a_vocabulary_is_made_once_and_survives_loading(tmp_path):
         return {"train": examples(["a b b", "c"])}
 
     arguments = ClassificationArguments(vocabulary="words")
-    first = words_in(tmp_path, arguments, load)
-    again = words_in(tmp_path, arguments, load)
+    first = load_or_train_word_tokenizer(tmp_path, arguments, load)
+    again = load_or_train_word_tokenizer(tmp_path, arguments, load)
     assert len(calls) == 1 and first.get_vocab() == again.get_vocab()
     assert again("c")["input_ids"] == first("c")["input_ids"] and again.pad_token == "<pad>"
     assert {file.name for file in tmp_path.iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
     with pytest.raises(DataError, match="no training examples to make a vocabulary of"):
-        words_in(tmp_path / "new", arguments, dict)
+        load_or_train_word_tokenizer(tmp_path / "new", arguments, dict)

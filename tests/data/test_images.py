@@ -11,17 +11,17 @@ import pytest
 
 from hfseq.data.arguments import ImageArguments
 from hfseq.data.images import (
-    Decoder,
-    Source,
-    Unreadable,
+    ImageDecoder,
+    MediaSource,
+    UnreadableError,
     load_image_processor,
-    load_pictures,
-    open_picture,
+    load_images,
+    open_image,
     output_shape,
     random_crops,
 )
 from hfseq.errors import DataError, UsageError
-from tests.support.pictures import bad_pictures, draw_digits
+from tests.support.images import draw_digits, write_bad_images
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -69,9 +69,9 @@ def test_numbers_are_those_of_transformers_processors(name, tmp_path):
 
     processor = getattr(transformers, name)(**PROCESSORS[name])
     paths = photographs(tmp_path)
-    decoded = Decoder(processor, 0)([Source(str(path)) for path in paths])
-    assert decoded.reasons == [None] * len(paths) and decoded.pixels.dtype == np.float32
-    for pixels, path in zip(decoded.pixels, paths, strict=True):
+    decoded = ImageDecoder(processor, 0)([MediaSource(str(path)) for path in paths])
+    assert decoded.reasons == [None] * len(paths) and decoded.pixel_values.dtype == np.float32
+    for pixels, path in zip(decoded.pixel_values, paths, strict=True):
         with Image.open(path) as picture:
             upright = ImageOps.exif_transpose(picture).convert("RGB")
         expected = processor(upright, return_tensors="np")["pixel_values"][0]
@@ -97,23 +97,23 @@ def test_a_processor_comes_from_a_checkpoint_by_pillow_alone(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_cannot_be_read_is_left_out_with_its_reason(workers, tmp_path, digits):
-    told = bad_pictures(tmp_path)
-    sources = [Source(str(tmp_path / name)) for name in told]
-    sources += [Source(str(digits / "0" / "0.png")), Source(str(tmp_path / "absent.png"))]
-    decoder = Decoder(load_image_processor(None, 16), workers)
+    told = write_bad_images(tmp_path)
+    sources = [MediaSource(str(tmp_path / name)) for name in told]
+    sources += [MediaSource(str(digits / "0" / "0.png")), MediaSource(str(tmp_path / "absent.png"))]
+    decoder = ImageDecoder(load_image_processor(None, 16), workers)
     decoded = decoder(sources)
     decoder.close()
     for reason, expected in zip(decoded.reasons, told.values(), strict=False):
         assert expected in reason and "\n" not in reason
     assert decoded.reasons[-2] is None and "No such file" in decoded.reasons[-1]
-    assert decoded.pixels[-2].any() and not decoded.pixels[:-2].any()
+    assert decoded.pixel_values[-2].any() and not decoded.pixel_values[:-2].any()
 
 
 def test_a_picture_of_a_thousand_million_pixels_takes_no_memory(tmp_path):
-    bad_pictures(tmp_path)
+    write_bad_images(tmp_path)
     tracemalloc.start()
-    with pytest.raises(Unreadable, match="40000 x 25000 pixels, more than 134217728"):
-        open_picture(Source(str(tmp_path / "bomb.png")))
+    with pytest.raises(UnreadableError, match="40000 x 25000 pixels, more than 134217728"):
+        open_image(MediaSource(str(tmp_path / "bomb.png")))
     assert tracemalloc.get_traced_memory()[1] < 10 << 20
     tracemalloc.stop()
 
@@ -135,8 +135,8 @@ class Dying:
 def test_a_process_that_dies_of_a_picture_leaves_that_one_out(tmp_path):
     for number, colour in enumerate(("red", "white", "blue")):
         Image.new("RGB", (9, 9), colour).save(tmp_path / f"{number}.png")
-    decoder = Decoder(Dying(), 2)
-    sources = [Source(str(tmp_path / f"{number}.png")) for number in range(3)]
+    decoder = ImageDecoder(Dying(), 2)
+    sources = [MediaSource(str(tmp_path / f"{number}.png")) for number in range(3)]
     for _ in range(2):
         decoded = decoder(sources)
         assert decoded.reasons == [None, "the process that decoded it died", None]
@@ -156,11 +156,11 @@ def test_crops_are_parts_of_the_picture_and_half_of_them_mirrored(digits):
     assert 0.07 < shares.min() < 0.1 and shares.max() <= 1 and abs(shares.mean() - 0.54) < 0.05
     assert 0.45 < np.mean([crop.mirrored for crop in crops]) < 0.55
     decoder, source = (
-        Decoder(load_image_processor(None, 16), 0),
-        Source(str(digits / "2" / "0.png")),
+        ImageDecoder(load_image_processor(None, 16), 0),
+        MediaSource(str(digits / "2" / "0.png")),
     )
-    one, two = decoder([source, source], crops[:2]).pixels
-    assert np.array_equal(one, decoder([source], crops[:1]).pixels[0])
+    one, two = decoder([source, source], crops[:2]).pixel_values
+    assert np.array_equal(one, decoder([source], crops[:1]).pixel_values[0])
     assert not np.array_equal(one, two)
 
 
@@ -173,39 +173,39 @@ def arguments(**given):
 
 
 def test_a_folder_has_a_folder_for_each_class(digits, tmp_path):
-    pictures = load_pictures(arguments(train_dir=str(digits)))["train"]
+    pictures = load_images(arguments(train_dir=str(digits)))["train"]
     assert len(pictures) == 12 and pictures.labels == [c for c in "0123" for _ in range(3)]
     assert pictures.first[0] == "0/0.png" and pictures.sources[0].name.endswith("0/0.png")
-    split = load_pictures(arguments(train_dir=str(digits), validation_split_percentage=25))
+    split = load_images(arguments(train_dir=str(digits), validation_split_percentage=25))
     assert len(split["validation"]) == 3 and len(split["train"]) == 9
     taken = {*split["validation"].first} & {*split["train"].first}
     assert not taken and split["validation"].sources[0].name.endswith(split["validation"].first[0])
-    few = load_pictures(arguments(train_dir=str(digits), max_train_samples=2))["train"]
+    few = load_images(arguments(train_dir=str(digits), max_train_samples=2))["train"]
     assert [source.name for source in few.sources] == [s.name for s in pictures.sources][:2]
     flat = digits / "0"
-    assert load_pictures(arguments(test_dir=str(flat)))["test"].labels == [None] * 3
+    assert load_images(arguments(test_dir=str(flat)))["test"].labels == [None] * 3
     with pytest.raises(DataError, match="lies in no folder of a class: put it into one"):
-        load_pictures(arguments(train_dir=str(flat)))
+        load_images(arguments(train_dir=str(flat)))
     with pytest.raises(DataError, match="holds no pictures"):
-        load_pictures(arguments(train_dir=str(tmp_path)))
+        load_images(arguments(train_dir=str(tmp_path)))
     with pytest.raises(DataError, match="is no folder"):
-        load_pictures(arguments(train_dir=str(flat / "0.png")))
+        load_images(arguments(train_dir=str(flat / "0.png")))
 
 
 def test_tables_have_files_relative_to_themselves(digits):
     (digits / "train.csv").write_text("path,label\n0/0.png,zero\n1/0.png,one\n2/1.png,zero\n")
     rows = [{"img": "3/0.png", "is": 1}, {"img": str(digits / "0" / "1.png"), "is": 0}]
     (digits / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = load_pictures(arguments(train_file=[str(digits / "train.csv")]))["train"]
+    found = load_images(arguments(train_file=[str(digits / "train.csv")]))["train"]
     assert found.labels == ["zero", "one", "zero"]
     assert found.sources[2].name == f"{digits}/2/1.png" and "line 4" in found.place(2)
     named = {"image_column": "img", "label_column": "is"}
-    found = load_pictures(arguments(train_file=[str(digits / "more.jsonl")], **named))["train"]
+    found = load_images(arguments(train_file=[str(digits / "more.jsonl")], **named))["train"]
     assert found.labels == ["1", "0"] and found.sources[1].name == rows[1]["img"]
     with pytest.raises(DataError, match="no column 'file' but path, label.*--image_column"):
-        load_pictures(arguments(train_file=[str(digits / "train.csv")], image_column="file"))
+        load_images(arguments(train_file=[str(digits / "train.csv")], image_column="file"))
     with pytest.raises(DataError, match="no column 'label' but img, is.*--label_column"):
-        load_pictures(arguments(train_file=[str(digits / "more.jsonl")]))
+        load_images(arguments(train_file=[str(digits / "more.jsonl")]))
     for name in ("train.csv", "more.jsonl"):
         (digits / name).unlink()
 
@@ -225,13 +225,13 @@ def test_datasets_are_read_without_their_decoder(digits, tmp_path):
     for kind, data in (("paths", made), ("bytes", packed.cast(features))):
         folder = tmp_path / kind
         datasets.DatasetDict({"train": data}).save_to_disk(folder)
-        found = load_pictures(arguments(dataset_name=str(folder)))["train"]
+        found = load_images(arguments(dataset_name=str(folder)))["train"]
         assert found.labels == ["a", "b", "c", "b"] and found.tables[0][1].classes == (
             "a",
             "b",
             "c",
         )
-        decoded = Decoder(load_image_processor(None, 16), 0)([*found.sources])
+        decoded = ImageDecoder(load_image_processor(None, 16), 0)([*found.sources])
         assert [reason is None for reason in decoded.reasons] == [True, True, True, False]
 
 
@@ -241,4 +241,4 @@ def test_flags_that_exclude_each_other_are_told():
     with pytest.raises(UsageError, match="are for running text"):
         ImageArguments(train_dir="a", streaming=True)
     with pytest.raises(UsageError, match="no data: give --train_dir"):
-        load_pictures(ImageArguments())
+        load_images(ImageArguments())

@@ -1,6 +1,6 @@
 import pytest
 
-from hfseq.data.languages import code_of, find_language, same_language
+from hfseq.data.languages import find_language, language_code, same_language
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from hfseq.data.languages import code_of, find_language, same_language
     ],
 )
 def test_codes_and_names(name, code):
-    assert code_of(name) == code
+    assert language_code(name) == code
 
 
 def test_a_language_is_found_in_whatever_way_it_is_written():

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from hfseq.data import numbers_and_dates
-from hfseq.data.numbers_and_dates import generate, target_language
+from hfseq.data.numbers_and_dates import generate_pairs, target_language
 from hfseq.errors import UsageError
 
 MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
@@ -15,9 +15,9 @@ def packages():
     """What generates, without pairs that another test made of other numbers."""
     pytest.importorskip("num2words")
     pytest.importorskip("babel")
-    generate.cache_clear()
+    generate_pairs.cache_clear()
     yield
-    generate.cache_clear()
+    generate_pairs.cache_clear()
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def day_of(text):
 
 @pytest.mark.slow
 def test_there_are_about_twenty_thousand_pairs_of_short_sentences(packages):
-    splits = generate("de")
+    splits = generate_pairs("de")
     counts = {name: len(pairs) for name, pairs in splits.items()}
     assert 18_000 < sum(counts.values()) < 20_000
     assert 500 < counts["validation"] < 700 and 500 < counts["test"] < 700
@@ -52,19 +52,19 @@ def test_there_are_about_twenty_thousand_pairs_of_short_sentences(packages):
     ],
 )
 def test_known_translations(few, target, known):
-    pairs = dict(pair for split in generate(target).values() for pair in split)
+    pairs = dict(pair for split in generate_pairs(target).values() for pair in split)
     assert {source: pairs[source] for source in known} == known
 
 
 def test_a_date_has_the_same_day_on_both_sides(few):
-    dates = [(day_of(s), t) for s, t in generate("de")["train"] if day_of(s)]
+    dates = [(day_of(s), t) for s, t in generate_pairs("de")["train"] if day_of(s)]
     assert len(dates) > 1_000
     for (year, _, day), target in dates:
         assert str(year) in target and re.search(rf"\b0?{day}\.", target)
 
 
 def test_a_month_that_is_its_own_abbreviation_has_one_translation(few):
-    pairs = [pair for split in generate("de").values() for pair in split]
+    pairs = [pair for split in generate_pairs("de").values() for pair in split]
     may = [target for source, target in pairs if source.startswith("May ")]
     june = [target for source, target in pairs if source.startswith("Jun ")]
     assert may and all(" Mai " in target for target in may)  # the long form, never 07.05.2001
@@ -72,7 +72,7 @@ def test_a_month_that_is_its_own_abbreviation_has_one_translation(few):
 
 
 def test_no_date_of_the_test_is_in_the_training_pairs_in_any_form(few):
-    splits = generate("de")
+    splits = generate_pairs("de")
     days = {name: {day_of(s) for s, _ in pairs} - {None} for name, pairs in splits.items()}
     assert len(days["test"]) > 9 and len(days["validation"]) > 9
     assert not days["test"] & days["train"] and not days["validation"] & days["train"]
@@ -83,7 +83,7 @@ def test_no_date_of_the_test_is_in_the_training_pairs_in_any_form(few):
 def test_no_number_of_the_test_is_in_the_training_pairs_in_any_form(few):
     from num2words import num2words
 
-    splits, numbers = generate("de"), [*range(1_001), *range(1500, 1600)]
+    splits, numbers = generate_pairs("de"), [*range(1_001), *range(1500, 1600)]
     forms = {
         num2words(n, to=f): n
         for f in ("year", "ordinal", "cardinal")
@@ -96,16 +96,16 @@ def test_no_number_of_the_test_is_in_the_training_pairs_in_any_form(few):
 
 
 def test_a_source_has_one_translation_and_is_in_one_split(few):
-    sources = [source for pairs in generate("nb").values() for source, _ in pairs]
+    sources = [source for pairs in generate_pairs("nb").values() for source, _ in pairs]
     assert len(sources) == len(set(sources)) > 2_000
 
 
 @pytest.mark.slow
 def test_the_seed_decides(few):
-    first = generate("de")
-    generate.cache_clear()
-    assert generate("de") == first
-    other = generate("de", seed=1)
+    first = generate_pairs("de")
+    generate_pairs.cache_clear()
+    assert generate_pairs("de") == first
+    other = generate_pairs("de", seed=1)
     assert other["train"][:20] != first["train"][:20]
     assert {s for s, _ in other["test"]} != {s for s, _ in first["test"]}
 
@@ -121,6 +121,6 @@ def test_languages():
 
 def test_a_missing_package_is_named_with_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "num2words", None)
-    generate.cache_clear()
+    generate_pairs.cache_clear()
     with pytest.raises(UsageError, match=r'no data.*pip install "hfseq\[translation\]"'):
-        generate("de")
+        generate_pairs("de")

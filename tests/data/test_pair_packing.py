@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.data.pairs import PackedPairs, Side, plan, select_pairs
+from hfseq.data.pairs import PackedPairs, PairSide, plan_rows, select_pairs
 from hfseq.data.store import TokenStore
 
 ROOM = (64, 48)
@@ -28,7 +28,7 @@ def store_of(sizes, pad=0, first=1):
 
 def pairs_of(count=300):
     source, target = lengths(count)
-    sides = [Side(store_of(s), n) for s, n in zip((source, target), ROOM, strict=True)]
+    sides = [PairSide(store_of(s), n) for s, n in zip((source, target), ROOM, strict=True)]
     return select_pairs(*sides, drop_long=False)
 
 
@@ -46,7 +46,7 @@ def next_fit(source, target):
 @pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 3000])
 def test_both_sides_of_every_pair_fit_into_its_row(count, group):
     source, target = lengths(count)
-    rows, total = plan(source, target, ROOM, group)
+    rows, total = plan_rows(source, target, ROOM, group)
     assert rows.shape == (count,) and set(rows.tolist()) == set(range(total))
     for side, room in zip((source, target), ROOM, strict=True):
         assert np.bincount(rows, side).max() <= room
@@ -54,19 +54,19 @@ def test_both_sides_of_every_pair_fit_into_its_row(count, group):
 
 def test_rows_are_fuller_than_those_of_next_fit():
     source, target = lengths()
-    rows, total = plan(source, target, ROOM)
+    rows, total = plan_rows(source, target, ROOM)
     bound = max(source.sum() / ROOM[0], target.sum() / ROOM[1])
     assert bound / total > 0.97 > 0.9 > bound / next_fit(source, target)
 
 
 def test_the_plan_is_a_function_of_the_lengths():
     source, target = lengths()
-    assert np.array_equal(plan(source, target, ROOM)[0], plan(source, target, ROOM)[0])
+    assert np.array_equal(plan_rows(source, target, ROOM)[0], plan_rows(source, target, ROOM)[0])
 
 
 def test_neighbours_in_the_data_are_not_neighbours_in_rows():
     source, target = lengths()
-    rows, _ = plan(source, target, ROOM)
+    rows, _ = plan_rows(source, target, ROOM)
     assert (rows[1:] == rows[:-1]).mean() < 0.05
 
 
@@ -109,7 +109,7 @@ def test_sums_and_fill_are_those_of_the_rows():
     packed = PackedPairs(store)
     rows = packed.fetch(np.arange(len(packed)))
     filled = [(rows[f"{name}segment_ids"] > 0).mean() for name in ("", "target_")]
-    assert packed.fill == pytest.approx(filled)
+    assert packed.fill_ratio == pytest.approx(filled)
     source, target = (lengths.astype(float) for lengths in store.lengths)
     assert packed.sums == (
         source.sum(),

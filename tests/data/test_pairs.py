@@ -39,7 +39,7 @@ def tokenized(dataset, marian, tmp_path):
 def sentences(side, store):
     """The tokens of every kept sentence, as rows hold them."""
     found = []
-    for pair in store.kept:
+    for pair in store.pair_indices:
         ids = np.empty(side.lengths[pair], np.int32)
         side.copy(pair, ids)
         found.append(ids.tolist())
@@ -105,7 +105,7 @@ def test_long_pairs_are_left_out_or_cut_before_the_end_token_and_counted(
     fits = [len(a) <= 24 and len(b) <= 16 for a, b in zip(*full, strict=True)]
     assert 10 < sum(fits) < 110 and messages() == ""
     kept = tokenized(drop_long=True)
-    assert kept.kept.tolist() == np.flatnonzero(fits).tolist()
+    assert kept.pair_indices.tolist() == np.flatnonzero(fits).tolist()
     assert kept.facts["dropped"] == 120 - sum(fits) and kept.facts["truncated"] == 0
     assert f"{120 - sum(fits)} of 120 pairs are longer than 24 source or 16 target" in messages()
     assert "--truncate_long_pairs keeps them" in messages()
@@ -139,7 +139,7 @@ def test_the_cache_serves_other_limits_but_no_other_prefix(tokenized, tmp_path, 
 def test_every_pair_has_a_row_and_batches_come_in_few_widths(tokenized):
     store = tokenized(max_source_length=60, max_target_length=50)
     rows = PairRows(store)
-    assert sorted(rows.order.tolist()) == list(range(len(rows))) == store.kept.tolist()
+    assert sorted(rows.order.tolist()) == list(range(len(rows))) == store.pair_indices.tolist()
     batches = [np.arange(i, min(i + 7, len(rows))) for i in range(0, len(rows), 7)]
     shapes, padded = set(), 0
     for batch in batches:

@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from hfseq.data.parallel import load_pairs, split_name
+from hfseq.data.parallel import load_pairs, split_file_name
 from hfseq.errors import DataError
 from tests.data.parallel_samples import PAIRS, flags, pairs
 
@@ -32,7 +32,7 @@ def pair_of(folder, first, second):
     ],
 )
 def test_a_name_is_what_a_pair_shares_and_the_side(name, expected):
-    assert split_name(name) == expected
+    assert split_file_name(name) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from hfseq.data.arguments import CausalArguments, DataArguments
-from hfseq.data.sources import ImageRows, RawText, Splits, load_splits
+from hfseq.data.sources import ByteArrayRows, RawText, Splits, load_splits
 from hfseq.data.tokenize import tokenize_raw
 from hfseq.data.tokenizers import train_tokenizer
 from hfseq.errors import DataError, UsageError
-from hfseq.objectives.base import text_rows
+from hfseq.objectives.base import make_text_rows
 from hfseq.objectives.clm import CausalLM
 
 
@@ -27,7 +27,7 @@ def splits_of(**flags):
 
 def rows_of(splits, split, tokenizer, length, **flags):
     data = CausalArguments(train_file=["x"], sample_by="raw", **flags)
-    return text_rows(data, tokenizer, splits, split, length, False)
+    return make_text_rows(data, tokenizer, splits, split, length, False)
 
 
 def test_a_text_is_cut_by_position_into_training_validation_and_test(tmp_path, bytes_tokenizer):
@@ -82,7 +82,7 @@ def test_other_vocabularies_read_whole_characters(tmp_path, tokenizer):
 
 
 def test_long_texts_come_in_pieces_that_end_with_lines(monkeypatch):
-    monkeypatch.setattr("hfseq.data.sources.PIECE", 10)
+    monkeypatch.setattr("hfseq.data.sources.PIECE_BYTES", 10)
     content = np.frombuffer("aaa\nbbbb\nccøøøøøøøøøø\nd".encode(), np.uint8)
     pieces = list(RawText(content, 0, len(content)).pieces())
     assert "".join(pieces).encode() == content.tobytes()
@@ -133,7 +133,7 @@ def test_an_array_of_images_is_a_row_an_image_a_token_a_byte(images, bytes_token
     folder, arrays = images
     splits = splits_of(train_file=[str(folder / name)], validation_split_percentage=10)
     assert (len(splits["train"]), len(splits["validation"])) == (18, 2)
-    rows, facts = text_rows(CausalArguments(), bytes_tokenizer, splits, "validation", 18, True)
+    rows, facts = make_text_rows(CausalArguments(), bytes_tokenizer, splits, "validation", 18, True)
     assert facts == {"documents": 2, "tokens": 36, "bytes": 36}
     fetched = rows.fetch(np.array([1, 0]))
     assert np.array_equal(fetched["input_ids"] - 3, arrays[[19, 18]].reshape(2, -1))
@@ -145,9 +145,9 @@ def test_images_need_rows_of_their_size_and_a_vocabulary_of_bytes(
 ):
     splits = splits_of(train_file=[str(images[0] / "images.npy")])
     with pytest.raises(UsageError, match="have 18 bytes: give --block_size 18"):
-        ImageRows(splits["train"], bytes_tokenizer, 16)
+        ByteArrayRows(splits["train"], bytes_tokenizer, 16)
     with pytest.raises(UsageError, match="need a vocabulary of bytes"):
-        ImageRows(splits["train"], tokenizer, 18)
+        ByteArrayRows(splits["train"], tokenizer, 18)
 
 
 def test_what_is_no_array_of_bytes_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hfseq.data.tokenizers import train_tokenizer
-from hfseq.objectives.denoising import sentence_tables
+from hfseq.objectives.denoising import build_sentence_tables
 
 # '|' marks the ends that are to be found.
 MARKED = {
@@ -25,7 +25,7 @@ def pieces(marked):
 
 def found(tokenizer, text):
     ids = np.array([tokenizer(text, add_special_tokens=False)["input_ids"]])
-    ends = sentence_tables(tokenizer).ends(ids, np.ones_like(ids, bool))[0]
+    ends = build_sentence_tables(tokenizer).ends(ids, np.ones_like(ids, bool))[0]
     borders = [0, *(np.flatnonzero(ends) + 1).tolist(), ids.shape[1]]
     parts = [tokenizer.decode(ids[0, a:b]) for a, b in zip(borders, borders[1:], strict=False)]
     return [part.strip() for part in parts]
@@ -73,9 +73,9 @@ def test_ideographic_stops_need_no_space():
 def test_neither_padding_nor_special_tokens_are_sentences(tokenizer):
     ids = np.array([tokenizer("Slutt. Alle.")["input_ids"]])
     text = ~np.isin(ids, tokenizer.all_special_ids)
-    ends = sentence_tables(tokenizer).ends(ids, text)
+    ends = build_sentence_tables(tokenizer).ends(ids, text)
     assert ends.sum() == 1 and not ends[~text].any()
-    assert not sentence_tables(tokenizer).ends(ids, np.zeros_like(text)).any()
+    assert not build_sentence_tables(tokenizer).ends(ids, np.zeros_like(text)).any()
 
 
 def test_a_real_vocabulary_is_read(shared_data):

@@ -24,7 +24,7 @@ def chunk(*documents):
 
 
 def build(path, chunks=(), **options):
-    return store.build(path, lambda: iter(chunks), HEADER, **options)
+    return store.build_store(path, lambda: iter(chunks), HEADER, **options)
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -57,7 +57,7 @@ def test_a_failure_leaves_nothing_and_keeps_the_former_store(tmp_path):
 
     for path in (tmp_path / "s", tmp_path / "t"):
         with pytest.raises(DataError, match="No space left on device.*--data_cache_dir"):
-            store.build(path, failing, HEADER, overwrite=True)
+            store.build_store(path, failing, HEADER, overwrite=True)
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["s"]
     assert TokenStore.open(tmp_path / "s").tokens.tolist() == [1]
 
@@ -69,7 +69,7 @@ def _write_slowly(path, started):
         time.sleep(60)
         yield chunk([1])
 
-    store.build(path, chunks, HEADER)
+    store.build_store(path, chunks, HEADER)
 
 
 def test_a_killed_writer_leaves_no_store_and_blocks_nobody(tmp_path):
@@ -91,7 +91,7 @@ def _race(path, value, ready, results):
         yield chunk([value])
 
     ready.wait()
-    results.put((value, store.build(path, chunks, HEADER).tokens.tolist()))
+    results.put((value, store.build_store(path, chunks, HEADER).tokens.tolist()))
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_processes_that_race_end_with_one_store(tmp_path):
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("name", [store.TOKENS, store.OFFSETS, store.HEADER])
+@pytest.mark.parametrize("name", [store.TOKENS_FILE, store.OFFSETS_FILE, store.HEADER_FILE])
 def test_a_damaged_store_is_refused_and_rebuilt(tmp_path, name):
     build(tmp_path / "s", [chunk([1, 2, 3])])
     file = tmp_path / "s" / name
@@ -124,7 +124,7 @@ def test_a_damaged_store_is_refused_and_rebuilt(tmp_path, name):
 
 def test_another_version_is_refused(tmp_path):
     build(tmp_path / "s", [chunk([1])])
-    header = tmp_path / "s" / store.HEADER
+    header = tmp_path / "s" / store.HEADER_FILE
     header.write_text(json.dumps(json.loads(header.read_text()) | {"version": 99}))
     with pytest.raises(DataError, match="version 99"):
         TokenStore.open(tmp_path / "s")

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from hfseq.data.parallel import load_pairs
-from hfseq.data.tfds import parse_example, read_records
+from hfseq.data.tfds import parse_example, read_tfrecords
 from hfseq.errors import DataError, UsageError
 from tests.data.parallel_samples import flags, pairs
 
@@ -164,7 +164,9 @@ def test_examples_with_numbers_lists_and_long_texts():
 @pytest.mark.slow
 def test_records_of_a_file(root):
     folder = prepare(root)
-    records = list(read_records(str(folder / "tiny-test.tfrecord-00000-of-00003"), "--train_file"))
+    records = list(
+        read_tfrecords(str(folder / "tiny-test.tfrecord-00000-of-00003"), "--train_file")
+    )
     assert [parse_example(record) for record in records] == [
         {"de": s, "en": t} for s, t in PAIRS[:2]
     ]

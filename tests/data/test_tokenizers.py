@@ -222,12 +222,12 @@ def test_a_word_of_200_kb_teaches_what_its_parts_teach(algorithm):
 
 
 def test_texts_are_cut_within_long_words_only():
-    from hfseq.data.tokenizers import LONGEST_WORD, without_long_words
+    from hfseq.data.tokenizers import LONGEST_WORD, split_long_words
 
     n = LONGEST_WORD
     texts = ["en lov " * n, "a" * n, "b " + "a" * (2 * n + 1) + " c", "\n" * (n + 1)]
-    assert list(without_long_words(texts[:2])) == [[texts[0]], [texts[1]]]
-    assert list(without_long_words([texts])) == [
+    assert list(split_long_words(texts[:2])) == [[texts[0]], [texts[1]]]
+    assert list(split_long_words([texts])) == [
         [*texts[:2], "b " + "a" * n, "a" * n, "a c", "\n" * n, "\n"]
     ]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hfseq.data.tokenizers import joint_tokenizer
+from hfseq.data.tokenizers import train_joint_tokenizer
 from hfseq.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def batches(size=10):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vocabulary")
-    return {a: joint_tokenizer(batches(), a, SIZE[a], folder / a) for a in ALGORITHMS}
+    return {a: train_joint_tokenizer(batches(), a, SIZE[a], folder / a) for a in ALGORITHMS}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -72,7 +72,7 @@ def test_a_model_in_the_same_directory_does_not_change_it(tmp_path, trained, alg
     AutoConfig.for_model(
         model_type, vocab_size=SIZE[algorithm], pad_token_id=0, decoder_start_token_id=0
     ).save_pretrained(tmp_path)
-    saved = joint_tokenizer(batches(), algorithm, SIZE[algorithm], tmp_path)
+    saved = train_joint_tokenizer(batches(), algorithm, SIZE[algorithm], tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert loaded.is_fast and loaded.get_vocab() == trained[algorithm].get_vocab()
     sample = "¿María no viene mañana, (maybe) – or not?"
@@ -111,23 +111,23 @@ def test_only_the_first_characters_are_read():
             yield batch
 
     limit = sum(map(len, SENTENCES[:20])) + 3
-    tokenizer = joint_tokenizer(texts(), "bpe", 300, max_corpus_chars=limit)
+    tokenizer = train_joint_tokenizer(texts(), "bpe", 300, max_corpus_chars=limit)
     assert len(read) == 22  # the list in which the limit is reached is the last
-    seen = joint_tokenizer([SENTENCES[:20], [SENTENCES[20][:3]]], "bpe", 300)
+    seen = train_joint_tokenizer([SENTENCES[:20], [SENTENCES[20][:3]]], "bpe", 300)
     assert tokenizer.get_vocab() == seen.get_vocab()
 
 
 def test_both_languages_share_the_vocabulary():
     english, spanish = ["the white house stands"] * 50, ["la casa blanca está aquí"] * 50
-    tokenizer = joint_tokenizer(iter([english, spanish]), "bpe", 320)
+    tokenizer = train_joint_tokenizer(iter([english, spanish]), "bpe", 320)
     for text in (english[0], spanish[0]):
         assert len(tokenizer.tokenize(text)) <= len(text) // 2
 
 
 def test_what_cannot_be_trained_is_refused():
     with pytest.raises(UsageError, match="--tokenizer_algorithm wordpiece: one of unigram, bpe"):
-        joint_tokenizer(batches(), "wordpiece", 100)
+        train_joint_tokenizer(batches(), "wordpiece", 100)
     with pytest.raises(UsageError, match="--vocab_size 100 is too small"):
-        joint_tokenizer(batches(), "bpe", 100)
+        train_joint_tokenizer(batches(), "bpe", 100)
     with pytest.raises(UsageError, match="vocabulary of 20 cannot be trained"):
-        joint_tokenizer(batches(), "unigram", 20)
+        train_joint_tokenizer(batches(), "unigram", 20)

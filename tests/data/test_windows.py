@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.data.batches import PackedRows, StreamBatches, WindowBatches
-from hfseq.data.sources import ImageRows
+from hfseq.data.batches import ContinuousBatches, PackedRows, WindowBatches
+from hfseq.data.sources import ByteArrayRows
 from hfseq.data.store import TokenStore
 from hfseq.errors import UsageError
 
@@ -52,7 +52,7 @@ def test_nothing_follows_the_last_token_of_a_short_row():
 
 def test_streams_read_on_and_begin_anew_at_the_end_of_the_text():
     rows = packed(4 * 10 - 1, 4)
-    batches = StreamBatches(rows, batch_size=3, seed=0)
+    batches = ContinuousBatches(rows, batch_size=3, seed=0)
     assert len(batches) == 4
     read = [batches.indices(step) for step in range(12)]
     numbers = np.stack([order for order, _ in read])
@@ -72,7 +72,7 @@ def test_streams_read_on_and_begin_anew_at_the_end_of_the_text():
 
 
 def test_images_have_no_stream():
-    images = ImageRows.__new__(ImageRows)
+    images = ByteArrayRows.__new__(ByteArrayRows)
     images.images = np.zeros((4, 2))
     with pytest.raises(UsageError, match="rows have nothing to do with each other"):
-        StreamBatches(images, 2, 0)
+        ContinuousBatches(images, 2, 0)

@@ -31,14 +31,14 @@ def llama_module() -> Any:
     return sys.modules["hfseq_llama"]
 
 
-def generative(kind: Any) -> Any:
+def generative_class(kind: Any) -> Any:
     """The class with the parts of generation that it lacks; the class itself if it has all."""
     lacks = () if hasattr(kind, "update_inputs_for_generation") else (CausalGeneration,)
     lacks += () if issubclass(kind, FlaxGenerationMixin) else (FlaxGenerationMixin,)
     return type(kind.__name__, (*lacks, kind), {"__module__": __name__}) if lacks else kind
 
 
-def headless(kind: Any) -> Any:
+def class_without_head(kind: Any) -> Any:
     """The class itself, which has ``generate`` only to refuse."""
     if issubclass(kind, FlaxGenerationMixin):
         return kind
@@ -129,8 +129,8 @@ def flax_class(family: str) -> Any:
         "bart": "FlaxBartForConditionalGeneration",
     }
     if family == "llama":
-        return generative(llama_module().FlaxLlamaForCausalLM)
-    return generative(getattr(hfseq, names[family]))
+        return generative_class(llama_module().FlaxLlamaForCausalLM)
+    return generative_class(getattr(hfseq, names[family]))
 
 
 def torch_class(family: str) -> Any:
@@ -147,7 +147,7 @@ def torch_class(family: str) -> Any:
 
 
 @functools.cache
-def pair(family: str) -> tuple[Any, Any]:
+def model_pair(family: str) -> tuple[Any, Any]:
     """Our model and PyTorch's, with the same weights."""
     import torch
 
@@ -165,7 +165,7 @@ def model(family: str) -> Any:
     return flax_class(family)(config(family))
 
 
-def fresh(family: str = "llama") -> Any:
+def fresh_model(family: str = "llama") -> Any:
     """A model of one's own, to change; it shares the weights of :func:`model`."""
     made = flax_class(family)(config(family), _do_init=False)
     made._is_initialized, made._params = True, model(family).params

@@ -100,7 +100,7 @@ def test_empty_prompt_without_a_begin_token():
 
 
 def test_encoder_decoders():
-    model = families.fresh("t5")
+    model = families.fresh_model("t5")
     with pytest.raises(ValueError, match="`decoder_start_token_id` has to be defined"):
         model.generate(IDS, decoder_start_token_id=None, max_new_tokens=2)
     with pytest.raises(ValueError, match="input_ids holds no tokens"):
@@ -119,7 +119,7 @@ def test_encoder_decoders():
 def test_class_without_a_head():
     import hfseq
 
-    model = families.headless(hfseq.FlaxBertModel)(families.config("bert"))
+    model = families.class_without_head(hfseq.FlaxBertModel)(families.config("bert"))
     with pytest.raises(TypeError, match="FlaxBertModel.*following classes.*FlaxBertForCausalLM"):
         model.generate(IDS)
 
@@ -129,7 +129,7 @@ def test_bidirectional_model():
 
     import hfseq
 
-    kind = families.generative(hfseq.FlaxBertForCausalLM)
+    kind = families.generative_class(hfseq.FlaxBertForCausalLM)
     config = BertConfig(
         vocab_size=48,
         hidden_size=32,

@@ -37,7 +37,7 @@ def test_top_k_is_that_of_jax_also_among_equals(levels, count):
 def test_the_first_best_is_argmax(levels):
     random = np.random.default_rng(levels)
     values = jnp.asarray(random.integers(0, levels, (16, 320)), jnp.float32)
-    found = cpu.first_best(values, cpu.block_maxima(values, 32))
+    found = cpu.argmax_from_maxima(values, cpu.block_maxima(values, 32))
     np.testing.assert_array_equal(found, values.argmax(-1))
 
 
@@ -82,7 +82,7 @@ def test_only_touched_blocks_are_looked_at_again(name, length):
     # Whatever is not touched is as it was, or impossible.
     changed = cpu.changed_blocks(PROCESSORS[name], 96, 4)
     assert changed is not None and len(changed) <= 4
-    found = cpu.maxima_of_processed(
+    found = cpu.update_block_maxima(
         PROCESSORS[name], cpu.block_maxima(before, 4), after, length, changed
     )
     np.testing.assert_array_equal(found, cpu.block_maxima(after, 4))

@@ -8,7 +8,7 @@ import pytest
 
 from hfseq import plugins
 from hfseq.errors import UsageError
-from hfseq.nn.fp8 import delayed
+from hfseq.nn.fp8 import delayed_scaling
 from tests.support import models as tiny
 from tests.support.tiers import first
 
@@ -18,7 +18,7 @@ def pair(family, head, **options):
     spec = plugins.load().architectures.get(family)
     config = getattr(tiny, f"{family}_config")()
     return [
-        spec.load_head(head)(config, precision=delayed(4), _do_init=held, **options)
+        spec.load_head(head)(config, precision=delayed_scaling(4), _do_init=held, **options)
         for held in (True, False)
     ]
 

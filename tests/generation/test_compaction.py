@@ -78,12 +78,12 @@ def test_arrays_are_halved_down_to_the_smallest(caplog):
     sizes = [32, 16, 8]
     seen = [tuple(map(int, r.message.split()[::2][:2])) for r in caplog.records]
     assert [of for _, of in seen] == sizes[: len(seen)] and len(seen) >= 2
-    assert all(left <= generate.halved(of) for left, of in seen)
+    assert all(left <= generate.next_batch_size(of) for left, of in seen)
 
 
 @pytest.mark.slow
 def test_programs_are_as_many_as_halvings():
-    model, options = families.fresh("bart"), {**SHAPE, "compact_finished": True}
+    model, options = families.fresh_model("bart"), {**SHAPE, "compact_finished": True}
     for seed in range(3):
         model.generate(**inputs("bart", 32, seed), **options)
     (programs,) = vars(model)["_generation_programs"].values()

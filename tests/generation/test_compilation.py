@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hfseq.generation import FlaxTemperatureLogitsWarper
-from hfseq.generation.request import bucket
+from hfseq.generation.request import bucket_length
 from tests.generation import families
 
 
@@ -30,7 +30,7 @@ def compilations():
 
 
 def test_buckets():
-    assert [bucket(n) for n in (1, 2, 16, 17, 24, 25, 33, 49, 65, 97, 1000)] == [
+    assert [bucket_length(n) for n in (1, 2, 16, 17, 24, 25, 33, 49, 65, 97, 1000)] == [
         1,
         16,
         16,
@@ -43,9 +43,9 @@ def test_buckets():
         128,
         1024,
     ]
-    assert bucket(33, limit=40) == 40 and bucket(41, limit=40) == 41
-    assert all(n <= bucket(n) <= max(16, 1.5 * n) for n in range(2, 3000))
-    assert [bucket(n, smallest=8) for n in (1, 2, 8, 9, 13, 17)] == [1, 8, 8, 12, 16, 24]
+    assert bucket_length(33, limit=40) == 40 and bucket_length(41, limit=40) == 41
+    assert all(n <= bucket_length(n) <= max(16, 1.5 * n) for n in range(2, 3000))
+    assert [bucket_length(n, smallest=8) for n in (1, 2, 8, 9, 13, 17)] == [1, 8, 8, 12, 16, 24]
 
 
 @pytest.mark.slow

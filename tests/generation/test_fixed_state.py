@@ -11,7 +11,7 @@ import pytest
 
 from hfseq.generation import generate
 from hfseq.generation.request import make_request
-from hfseq.generation.search import Session
+from hfseq.generation.search import Search
 from tests.support import recurrent
 
 OPTIONS = {"max_new_tokens": 7, "eos_token_id": None, "pad_token_id": 0}
@@ -147,7 +147,7 @@ def test_no_input_of_the_model_grows_with_the_length(either):
     shapes = []
     for new in (10, 1000):
         request = make_request(either, prompts(), kwargs={**OPTIONS, "max_new_tokens": new})
-        session = Session(either, request.plan, request.operands)
+        session = Search(either, request.plan, request.operands)
         inputs = jax.eval_shape(session.first_inputs)
         tokens = jax.ShapeDtypeStruct((3,), jnp.int32)
         following = jax.eval_shape(session.next_logits, tokens, inputs)[1]

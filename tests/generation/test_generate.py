@@ -70,7 +70,7 @@ def test_python_loop_keeps_least_lengths():
 
 @pytest.mark.slow
 def test_generate_itself_can_be_jitted():
-    model = families.fresh()
+    model = families.fresh_model()
     model.generation_config.max_length = 11
     jitted = jax.jit(model.generate)
     mask = jnp.asarray(families.mask(2, 5, "right"))
@@ -125,7 +125,7 @@ def test_rows_on_several_devices_stay_there():
 
 @pytest.mark.slow
 def test_params_of_ones_own():
-    model = families.fresh()
+    model = families.fresh_model()
     without = families.flax_class("llama")(families.config("llama"), _do_init=False)
     wanted = tokens(model)
     assert (tokens(without, params=model.params) == wanted).all()
@@ -136,7 +136,7 @@ def test_params_of_ones_own():
 
 @pytest.mark.slow
 def test_new_parameters_are_seen():
-    model = families.fresh()
+    model = families.fresh_model()
     wanted = tokens(model, params=jax.tree.map(lambda leaf: leaf[::-1], model.params))
     tokens(model)
     model.params = jax.tree.map(lambda leaf: leaf[::-1], model.params)
@@ -144,7 +144,7 @@ def test_new_parameters_are_seen():
 
 
 def test_copies_and_pickles_leave_compiled_programs_behind():
-    model = families.fresh()
+    model = families.fresh_model()
     wanted = tokens(model)
     assert (tokens(copy.deepcopy(model)) == wanted).all()
     assert pickle.loads(pickle.dumps(model._generation_programs)) == {}
@@ -159,7 +159,7 @@ def test_bool_and_list_inputs_equal_arrays():
 
 
 def test_lengths():
-    model = families.fresh()
+    model = families.fresh_model()
     assert tokens(model, max_length=None).shape == (2, 20)  # the default, prompt counted
     assert tokens(model, max_length=20).shape == (2, 20)
     assert tokens(model, max_length=9).shape == (2, 9)
@@ -174,7 +174,7 @@ def test_lengths():
 def test_configuration_given_whole_wins_over_the_models_and_keywords_over_both():
     from transformers import GenerationConfig
 
-    model = families.fresh()
+    model = families.fresh_model()
     model.generation_config.max_new_tokens = 3
     model.generation_config.num_beams = 2
     assert tokens(model, max_length=None).shape == (2, 8)
@@ -194,7 +194,7 @@ def test_options_on_the_model_configuration_before_the_model_is_made():
 
 
 def test_edits_of_the_model_configuration_count_with_a_warning(caplog):
-    model = families.fresh()
+    model = families.fresh_model()
     model.config.max_length = 9
     model.config.num_beams = 2
     output = model.generate(IDS)
@@ -220,7 +220,7 @@ def test_end_and_padding():
 
 def test_scores_of_the_steps_are_pytorchs():
     torch = pytest.importorskip("torch")
-    ours, theirs = families.pair("llama")
+    ours, theirs = families.model_pair("llama")
     options = {
         "max_new_tokens": 5,
         "output_scores": True,

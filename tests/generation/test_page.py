@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hfseq.generation.options import UNSUPPORTED, UNSUPPORTED_IF_ASKED, Options
+from hfseq.generation.options import UNSUPPORTED_IF_REQUESTED, UNSUPPORTED_OPTIONS, Options
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "generation.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -45,6 +45,6 @@ def test_every_field_of_the_configuration_is_known():
     }  # fmt: skip
     lengths = {"max_length", "max_new_tokens", "min_length", "stop_strings", "bos_token_id"}
     ours = {field.name for field in dataclasses.fields(Options)} | {"decoder_start_token_id"}
-    known = ours | lengths | harmless | set(UNSUPPORTED) | set(UNSUPPORTED_IF_ASKED)
+    known = ours | lengths | harmless | set(UNSUPPORTED_OPTIONS) | set(UNSUPPORTED_IF_REQUESTED)
     fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     assert fields - known == set()

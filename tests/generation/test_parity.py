@@ -44,7 +44,7 @@ TIE = 1e-5
 
 def compare(family: str, options: dict[str, Any], ids: np.ndarray, mask: Any) -> int:
     """Generate with both; return how many rows differ, which all have to be ties."""
-    ours, theirs = families.pair(family)
+    ours, theirs = families.model_pair(family)
     options = {"max_new_tokens": 14, **options}
     mine = ours.generate(ids, attention_mask=mask, **options)
     with torch.no_grad():

@@ -39,15 +39,15 @@ def test_filtered_probabilities_are_pytorchs(name, beams):
     torch = pytest.importorskip("torch")
     from transformers import GenerationConfig
 
-    ours, theirs = families.pair("llama")
+    ours, theirs = families.model_pair("llama")
     settings = {"do_sample": True, "num_beams": beams, "eos_token_id": 2, **CHAINS[name]}
-    config, _, _ = request.merge(ours, GenerationConfig(**settings), {})
+    config, _, _ = request.merge_options(ours, GenerationConfig(**settings), {})
     theirs._prepare_special_tokens(config, device="cpu")
     chain = theirs._get_logits_processor(config, input_ids_seq_length=1)
     logits = (2 * np.random.default_rng(0).normal(size=(6, 5000))).astype(np.float32)
     wanted = torch.softmax(chain(None, torch.tensor(logits)), -1).numpy()
     scores = logits
-    for warper in options.resolve(config, {}).warpers():
+    for warper in options.resolve_options(config, {}).warpers():
         scores = warper(None, scores, None)
     np.testing.assert_allclose(jax.nn.softmax(scores), wanted, atol=1e-7)
     assert ((np.asarray(scores) > -np.inf) == (wanted > 0)).all()

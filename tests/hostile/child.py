@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.hostile import subjects
+from tests.hostile.command_subjects import COMPILING
 from tests.hostile.guard import SECONDS
-from tests.hostile.made_commands import COMPILING
 
 ALLOWANCE = 64 << 20  # bytes of memory beside twice the file
 #: The same where programs are compiled.
@@ -129,7 +129,7 @@ def read(subject: subjects.Subject, folder: Path, watch: Watch, size: int) -> tu
     return how, detail[:300]
 
 
-def say(*values: Any) -> None:
+def send(*values: Any) -> None:
     """Tell the parent."""
     os.write(out, json.dumps(values).encode() + b"\n")
 
@@ -147,23 +147,23 @@ def main() -> None:
     for name, number in todo:
         if name not in made:
             made[name] = subjects.make(name, root / "made")
-            made[name].place(fresh(root))
+            made[name].write_files(empty_folder(root))
             made[name].load(root / "case")  # the good file is read, and what that imports is there
             before = sorted({*before, "made", "case", "stderr"})
             gc.collect()
             gc.freeze()
         subject = made[name]
-        size = subject.place(fresh(root), number)
-        say("begin", name, number)
+        size = subject.write_files(empty_folder(root), number)
+        send("begin", name, number)
         how, detail = read(subject, root / "case", watch, size)
         left = {*os.listdir(root / "outside"), *os.listdir(root / "temporary")}
         strange = set(os.listdir(root)) - set(before) or left
         if strange:
             how, detail = "wrote", str(strange)
-        say("end", name, number, how, detail)
+        send("end", name, number, how, detail)
 
 
-def fresh(root: Path) -> Path:
+def empty_folder(root: Path) -> Path:
     """Return an empty folder."""
     shutil.rmtree(root / "case", ignore_errors=True)
     (root / "case").mkdir()

@@ -70,7 +70,7 @@ def fuzz(name: str, seconds: int, seed: int) -> None:
         )
     )
     subject = subjects.make(name, root / "made")
-    subject.place(root / "case")
+    subject.write_files(root / "case")
     subject.load(root / "case")
     corpus = root / "corpus"
     corpus.mkdir()
@@ -82,7 +82,7 @@ def fuzz(name: str, seconds: int, seed: int) -> None:
     def one(data: bytes) -> None:
         target.write_bytes(data)
         counted[0] += 1
-        with silent():
+        with no_output():
             try:
                 subject.load(root / "case")
             except (HfseqError, OSError):
@@ -111,7 +111,7 @@ def fuzz(name: str, seconds: int, seed: int) -> None:
 
 
 @contextlib.contextmanager
-def silent():
+def no_output():
     """Let nothing out that the parser of the flags prints."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         yield

@@ -30,7 +30,7 @@ class Outcome:
     detail: str = ""
 
     @property
-    def well(self) -> bool:
+    def ok(self) -> bool:
         """Whether the promise was kept."""
         return self.how in ("refused", "read")
 

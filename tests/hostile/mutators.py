@@ -25,7 +25,7 @@ HOSTILE = (
 NUMBERS = (0, 1, 2, 7, 8, 127, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**63, 2**64 - 1)
 
 
-def damaged(data: bytes, draw: random.Random) -> bytes:
+def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
     """Bytes flipped, cut, doubled, moved, or replaced by numbers at the edge of a type."""
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 1, 2, 4, 16))):
@@ -54,14 +54,14 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
     return bytes(out)
 
 
-def changed_json(data: bytes, draw: random.Random) -> bytes:
+def mutate_json(data: bytes, draw: random.Random) -> bytes:
     """A value replaced by a hostile one, a key lost, renamed or doubled; or damaged bytes."""
     if not draw.randrange(4):
-        return damaged(data, draw)
+        return mutate_bytes(data, draw)
     return _changed(json.loads(data), draw).encode()
 
 
-def changed_lines(data: bytes, draw: random.Random) -> bytes:
+def mutate_lines(data: bytes, draw: random.Random) -> bytes:
     """JSON lines, one or more of them changed as JSON or replaced by what is no object."""
     lines = data.splitlines()
     for _ in range(draw.choice((1, 1, 3))):
@@ -70,7 +70,7 @@ def changed_lines(data: bytes, draw: random.Random) -> bytes:
             case 0:
                 lines[at] = draw.choice(HOSTILE).encode()
             case 1:
-                lines[at] = damaged(lines[at], draw)
+                lines[at] = mutate_bytes(lines[at], draw)
             case 2:
                 del lines[at]
                 lines = lines or [b""]
@@ -82,7 +82,7 @@ def changed_lines(data: bytes, draw: random.Random) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
-def changed_text(data: bytes, draw: random.Random) -> bytes:
+def mutate_text(data: bytes, draw: random.Random) -> bytes:
     """Text, CSV and the like: quotes, separators and line ends where none belong, other codes."""
     pieces = (
         b'"', b'""', b"\t", b",", b"\r", b"\r\n", b"\n\n", b"\0", b"\xff\xfe", b"\xef\xbb\xbf",
@@ -90,7 +90,7 @@ def changed_text(data: bytes, draw: random.Random) -> bytes:
     )  # fmt: skip
     match draw.randrange(5):
         case 0:
-            return damaged(data, draw)
+            return mutate_bytes(data, draw)
         case 1:
             other = draw.choice(("utf-16", "utf-32", "utf-7"))
             return data.decode("utf-8", "replace").encode(other)
@@ -105,12 +105,12 @@ def changed_text(data: bytes, draw: random.Random) -> bytes:
     return bytes(out)
 
 
-def changed_safetensors(data: bytes, draw: random.Random) -> bytes:
+def mutate_safetensors(data: bytes, draw: random.Random) -> bytes:
     """A header that lies: about its length, names, types, shapes or places; or damaged bytes."""
     (size,) = struct.unpack("<Q", data[:8])
     header, body = data[8 : 8 + size], data[8 + size :]
     if (kind := draw.randrange(8)) == 0:
-        return damaged(data, draw)
+        return mutate_bytes(data, draw)
     if kind == 1:
         length = draw.choice((*NUMBERS, size - 1, size + 1, len(data), len(data) - 8))
         return struct.pack("<Q", length % 2**64) + header + body
@@ -148,7 +148,7 @@ def _lie(entries: dict[str, Any], draw: random.Random, size: int) -> None:
             entries[draw.choice(strange)] = entries.pop(name)
 
 
-def changed_msgpack(data: bytes, draw: random.Random) -> bytes:
+def mutate_msgpack(data: bytes, draw: random.Random) -> bytes:
     """Lengths that lie, extension types, nesting without end; or damaged bytes."""
     heads = (
         b"\xdd\xff\xff\xff\xff",
@@ -168,7 +168,7 @@ def changed_msgpack(data: bytes, draw: random.Random) -> bytes:
         b"\xc0",
     )
     if not draw.randrange(3):
-        return damaged(data, draw)
+        return mutate_bytes(data, draw)
     at = draw.randrange(len(data))
     head = draw.choice(heads)
     return data[:at] + head + data[at + draw.choice((0, 1, len(head))) :]
@@ -212,10 +212,10 @@ def _pick(tree: Any, draw: random.Random) -> tuple[Any, Any]:
 
 
 MUTATORS: dict[str, Mutator] = {
-    "bytes": damaged,
-    "json": changed_json,
-    "lines": changed_lines,
-    "text": changed_text,
-    "safetensors": changed_safetensors,
-    "msgpack": changed_msgpack,
+    "bytes": mutate_bytes,
+    "json": mutate_json,
+    "lines": mutate_lines,
+    "text": mutate_text,
+    "safetensors": mutate_safetensors,
+    "msgpack": mutate_msgpack,
 }

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.hostile import made_commands
-from tests.hostile import made_data as data
-from tests.hostile import made_models as models
+from tests.hostile import command_subjects
+from tests.hostile import data_subjects as data
+from tests.hostile import model_subjects as models
 from tests.hostile.mutators import MUTATORS
 
 
@@ -27,7 +27,7 @@ class Subject:
     load: Callable[[Path], Any]
     files: dict[str, bytes] = field(default_factory=dict)
 
-    def place(self, folder: Path, number: int | None = None) -> int:
+    def write_files(self, folder: Path, number: int | None = None) -> int:
         """Write the files of a case (of the good one without a number); return their bytes."""
         draw = random.Random(f"{self.name}/{number}")
         chosen = draw.choice(self.mutated) if number is not None else None
@@ -127,6 +127,6 @@ SUBJECTS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], None], Callable
     "checkpoint-unsealed": ("bytes", (), data.save_unsealed, data.load_checkpoint),
     "log": ("lines", (), data.write_log, data.load_log),
     "arguments": ("json", (), data.write_arguments, data.load_arguments),
-    **made_commands.READING,
-    **made_commands.RUNNING,
+    **command_subjects.READING,
+    **command_subjects.RUNNING,
 }

@@ -104,7 +104,7 @@ def test_an_index_never_leads_out_of_its_folder(weight_map):
 @given(st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_json_has_one_kind_of_error(data):
     try:
-        found = errors.parse_json(data, unique=True)
+        found = errors.parse_json(data, unique_keys=True)
     except json.JSONDecodeError:
         return
     assert json.dumps(found) == json.dumps(json.loads(data))

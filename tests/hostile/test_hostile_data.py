@@ -104,7 +104,7 @@ def test_text_that_packs_well_is_read_whole(tmp_path, suffix):
 
 
 def test_more_than_anything_may_unpack_to_is_fine_where_it_was_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(unpacked, "FREE", 1000)
+    monkeypatch.setattr(unpacked, "ALWAYS_ALLOWED_BYTES", 1000)
     content = np.random.default_rng(0).bytes(200_000)
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(content))
@@ -126,7 +126,7 @@ def test_an_archive_of_arrays_that_unpacks_to_too_much_is_refused(tmp_path, peak
 
     def read():
         with pytest.raises(DataError, match="unpacks to 64 MB, more than 100 times its size"):
-            sources.Images.read([str(tmp_path / "x.npz")], "--train_file")
+            sources.ByteArrays.read([str(tmp_path / "x.npz")], "--train_file")
 
     assert peak(read) < BOMB // 4
 
@@ -190,7 +190,7 @@ def test_lines_that_deceive_are_read_or_named(tmp_path, name, read):
 @pytest.mark.parametrize("text", [DEEP, "1" * 10_000, '{"a": 1, "a": 2}', b"\xff", "", "\ufeff1"])
 def test_json_has_one_kind_of_error(text):
     with pytest.raises(json.JSONDecodeError):
-        errors.parse_json(text, unique=True)
+        errors.parse_json(text, unique_keys=True)
 
 
 def test_equal_keys_are_python_s_business_unless_it_matters():
@@ -217,7 +217,7 @@ def test_arrays_of_pickled_objects_never_run(tmp_path):
     (tmp_path / "y.npy").write_bytes(pickle.dumps(Evil(ran)))
     for name in ("x.npy", "x.npz", "y.npy"):
         with pytest.raises(DataError, match="cannot be read as an array"):
-            sources.Images.read([str(tmp_path / name)], "--train_file")
+            sources.ByteArrays.read([str(tmp_path / name)], "--train_file")
     assert not ran.exists()
 
 
@@ -225,7 +225,7 @@ def test_an_archive_under_a_wrong_name_is_told(tmp_path):
     np.savez(tmp_path / "x.npz", np.zeros((2, 2), np.uint8))
     (tmp_path / "x.npz").rename(tmp_path / "x.npy")
     with pytest.raises(DataError, match="is an archive of arrays: call it .npz"):
-        sources.Images.read([str(tmp_path / "x.npy")], "--train_file")
+        sources.ByteArrays.read([str(tmp_path / "x.npy")], "--train_file")
 
 
 @pytest.mark.parametrize("shape", ["(10**12,)", "(2**62, 4)", "(-4, 4)", "(4", "((((((1,),),),),)"])
@@ -237,7 +237,7 @@ def test_a_shape_that_lies_is_refused(tmp_path, shape):
         archive.writestr("arr_0.npy", data)
     for name in ("x.npy", "x.npz"):
         with pytest.raises(DataError, match=r"cannot be read as an array|shape"):
-            sources.Images.read([str(tmp_path / name)], "--train_file")
+            sources.ByteArrays.read([str(tmp_path / name)], "--train_file")
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ def test_a_shape_that_lies_is_refused(tmp_path, shape):
 )
 def test_the_header_of_a_store_that_lies_is_refused(tmp_path, change):
     chunks = [(np.arange(6, dtype=np.int32), np.array([2, 4]), None)]
-    store.build(tmp_path / "s", lambda: chunks, {"fingerprint": "", "pad_token_id": 0})
-    path = tmp_path / "s" / store.HEADER
+    store.build_store(tmp_path / "s", lambda: chunks, {"fingerprint": "", "pad_token_id": 0})
+    path = tmp_path / "s" / store.HEADER_FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(DataError):
         store.TokenStore.open(tmp_path / "s")
@@ -264,9 +264,9 @@ def test_the_header_of_a_store_that_lies_is_refused(tmp_path, change):
 
 def test_offsets_that_lead_elsewhere_are_refused(tmp_path):
     chunks = [(np.arange(6, dtype=np.int32), np.array([2, 4]), None)]
-    store.build(tmp_path / "s", lambda: chunks, {"fingerprint": "", "pad_token_id": 0})
+    store.build_store(tmp_path / "s", lambda: chunks, {"fingerprint": "", "pad_token_id": 0})
     for offsets in ([0, 7, 6], [1, 2, 6], [0, -1, 6], [0, 2, 5]):
-        (tmp_path / "s" / store.OFFSETS).write_bytes(np.array(offsets, "<i8").tobytes())
+        (tmp_path / "s" / store.OFFSETS_FILE).write_bytes(np.array(offsets, "<i8").tobytes())
         with pytest.raises(DataError, match="rebuild it with --overwrite_cache"):
             store.TokenStore.open(tmp_path / "s")
 
@@ -339,4 +339,4 @@ def test_rows_that_are_null_are_refused(tmp_path, streaming):
 
 def test_one_document_over_many_lines_may_hold_nulls(tmp_path):
     (tmp_path / "a.json").write_text('[\n {"text": "a",\n  "tags": [\n  null\n  ]}\n]\n')
-    files.check_rows(str(tmp_path / "a.json"), "--train_file")
+    files.check_null_rows(str(tmp_path / "a.json"), "--train_file")

@@ -11,7 +11,7 @@ import json
 import pytest
 
 from tests.hostile import guard, mutators
-from tests.hostile.made_commands import READING, RUNNING
+from tests.hostile.command_subjects import READING, RUNNING
 from tests.hostile.subjects import SUBJECTS
 
 QUICK = (
@@ -59,7 +59,7 @@ def findings(subjects, first, count, folder):
     assert len(outcomes) == len(subjects) * count
     refused = {outcome.subject for outcome in outcomes if outcome.how == "refused"}
     assert refused or set(subjects) <= {*FORGIVING, *READING}
-    return [outcome for outcome in outcomes if not outcome.well]
+    return [outcome for outcome in outcomes if not outcome.ok]
 
 
 def test_a_few_hundred_mutated_files(tmp_path):

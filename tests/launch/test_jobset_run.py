@@ -117,16 +117,16 @@ def test_the_pods_of_the_jobset_are_one_run(data, tmp_path):
             )
             for index, prefix in enumerate(prefixes)
         ]
-        texts = machines.end(running, 0)
+        texts = machines.wait_for_all(running, 0)
         assert "kubernetes` package" not in "".join(texts)
 
-    if machines.missing():
+    if machines.missing_requirements():
         run([[], []], COORDINATOR_ADDRESS=f"localhost:{free_port()}")
     else:
         # What the controller calls pods, and the service through which they are found.
         names = [f"hfseq-worker-0-{index}" for index in (0, 1)]
         with machines.Machines([f"{name} {name}.hfseq" for name in names]) as made:
-            run([made.prefix(index) for index in (0, 1)])
+            run([made.command_prefix(index) for index in (0, 1)])
 
     out = data / "runs" / "english-spanish"
     alone = flags_of(extra, machines.environment(extra, **own), *container["args"], *TINY)
@@ -154,7 +154,7 @@ def test_the_pods_of_the_other_manifests_train(data, tmp_path, manifest, kind):
     env = {name: re.sub("^/data", str(data), value) for name, value in env.items()}
     command = [*container["command"], *container["args"], *TINY, "--report_to", "jsonl"]
     command[1] = str(machines.ROOT / command[1])
-    machines.end(
+    machines.wait_for_all(
         [
             machines.start(
                 command, machines.environment(tmp_path / "m", JOB_COMPLETION_INDEX=index, **env)
@@ -203,7 +203,7 @@ def test_the_batch_file_of_slurm_starts_one_run(data, tmp_path, template):
     )
     few = ["--max_steps", "3", "--profile", "1-2"] if template == "perf" else []
     command = ["bash", str(LAUNCH / "slurm.sbatch"), *TINY, "--report_to", "jsonl", *few]
-    (text,) = machines.end([machines.start(command, env)], 0)
+    (text,) = machines.wait_for_all([machines.start(command, env)], 0)
     assert losses(data / "out").keys() == {1, 2, 3}
     if template == "perf":
         assert re.search(r"^train_mfu +[\d.e-]+$", text, flags=re.M)

@@ -182,7 +182,7 @@ def test_templates_take_flags_that_exist_and_add_what_is_given():
         arguments = parse(command[2:], objective="translation")
         assert arguments.training.seed == 7 and str(arguments.data.train_file[0]) == "f.csv"
         # How many processes there are is said by the environment alone.
-        assert not arguments.processes.several
+        assert not arguments.processes.is_distributed
 
 
 def test_a_run_on_all_hosts_is_one_session_that_ends_in_python():

@@ -188,12 +188,12 @@ def test_volumes_are_there_and_outlive_the_pods():
 
 
 def test_the_commands_are_ours_and_their_flags_exist():
-    from hfseq.training.arguments import PARTS, names
+    from hfseq.training.arguments import ARGUMENT_CLASSES, flag_names
 
     for name, spec, found in containers():
         assert found["command"][0] == "bash" and (ROOT / found["command"][1]).is_file()
         flags = {word[2:] for word in found["args"] if word.startswith("--")}
-        assert flags <= names(PARTS), name
+        assert flags <= flag_names(ARGUMENT_CLASSES), name
         # SIGTERM saves within the grace, and is no success that would end the Job.
         assert spec["terminationGracePeriodSeconds"] >= 60
         assert found["args"][found["args"].index("--sigterm_exit_code") + 1] == "143"

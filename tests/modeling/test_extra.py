@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from hfseq.errors import UsageError, WeightsError
 from hfseq.nn import trees
 from tests.support import recurrent
-from tests.support.models import bert_config, close, same
+from tests.support.models import bert_config, close, trees_equal
 from tests.support.recurrent import FlaxRecurrentForCausalLM, RecurrentConfig
 
 IDS = np.array([[3, 4, 5], [6, 7, 8]], np.int32)
@@ -26,13 +26,13 @@ def model(request):
 def trained(model):
     """Collections that no seed gives."""
     changed = jax.tree.map(lambda leaf: leaf + 1, model.extra)
-    return model.settle_extra(changed)
+    return model.finalize_extra(changed)
 
 
 def test_fresh_collections_are_those_of_a_model_with_the_same_seed(model):
     bare = FlaxRecurrentForCausalLM(model.config, scan_layers=model.scan_layers, _do_init=False)
     assert bare.extra == {}
-    assert same(bare.init_extra(jax.random.PRNGKey(3)), model.extra)
+    assert trees_equal(bare.init_extra(jax.random.PRNGKey(3)), model.extra)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.extra)
     assert bare.extra_shape_tree == shapes
 
@@ -42,7 +42,7 @@ def test_most_models_have_none_and_their_hooks_change_nothing():
 
     model = FlaxBertModel(bert_config(), _do_init=False)
     assert model.init_extra(jax.random.key(0)) == model.extra_shape_tree == {}
-    assert model.settle_extra({"a": 1}) == {"a": 1} and model.extra_metrics({}) == {}
+    assert model.finalize_extra({"a": 1}) == {"a": 1} and model.extra_metrics({}) == {}
 
 
 def test_a_training_call_leaves_its_part_and_settling_takes_it_over(model):
@@ -50,7 +50,7 @@ def test_a_training_call_leaves_its_part_and_settling_takes_it_over(model):
     flat, before = (trees.flatten(tree["tally"]) for tree in (changed, model.extra))
     for path, leaf in flat.items():
         assert np.array_equal(leaf, before[path]) == (path[-1] == "sums")
-    settled = trees.flatten(model.settle_extra(changed)["tally"])
+    settled = trees.flatten(model.finalize_extra(changed)["tally"])
     for path, leaf in settled.items():
         if path[-1] == "new_sums":
             assert not leaf.any()

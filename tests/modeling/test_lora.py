@@ -130,7 +130,7 @@ def test_each_of_five_steps_equals_the_step_of_peft(tmp_path):
     peft.save_pretrained(tmp_path / "0")
     model, input_ids = model_class.from_pretrained(tmp_path / "0"), inputs["input_ids"]
     params = trees.flatten(model.params)
-    frozen = {path: leaf for path, leaf in params.items() if path not in model.trained_paths}
+    frozen = {path: leaf for path, leaf in params.items() if path not in model.trainable_paths}
 
     @jax.jit
     def gradient(adapter):
@@ -144,7 +144,7 @@ def test_each_of_five_steps_equals_the_step_of_peft(tmp_path):
 
     def adapter_of(directory):
         params = trees.flatten(model_class.from_pretrained(directory).params)
-        return {path: params[path] for path in model.trained_paths}
+        return {path: params[path] for path in model.trainable_paths}
 
     parameters = [p for name, p in peft.named_parameters() if "lora_" in name]
     for parameter in parameters:
@@ -171,7 +171,7 @@ def test_adapters_share_their_base_and_are_chosen_by_their_model(tmp_path):
         model = kind.from_pretrained(tmp_path / "base", peft_config=config, seed=seed)
         close(model(**given).logits, plain(**given).logits, 0)  # adapters begin at zero
         shaken = {
-            path: leaf + 0.1 * (path in model.trained_paths)
+            path: leaf + 0.1 * (path in model.trainable_paths)
             for path, leaf in trees.flatten(model.params).items()
         }
         model.save_pretrained(tmp_path / str(seed), params=trees.unflatten(shaken))

@@ -16,7 +16,7 @@ from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import trees
 from hfseq.nn.outputs import FlaxBaseModelOutput
 from hfseq_plugins.bert.modeling import FlaxBertForCausalLM, FlaxBertForMaskedLM, FlaxBertModel
-from tests.support.models import bert_config, close, ids, same
+from tests.support.models import bert_config, close, ids, trees_equal
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def test_params_are_float32_whatever_the_type_of_computation(dtype):
 def test_seed_decides_the_parameters():
     config = bert_config(num_hidden_layers=1)
     one = FlaxBertModel(config, seed=1).params
-    assert same(one, FlaxBertModel(config, seed=1).params)
-    assert not same(one, FlaxBertModel(config, seed=2).params)
+    assert trees_equal(one, FlaxBertModel(config, seed=1).params)
+    assert not trees_equal(one, FlaxBertModel(config, seed=2).params)
 
 
 def test_initialisation_is_the_familys(model):
@@ -73,7 +73,7 @@ def test_scan_and_loop_start_from_the_same_parameters():
     config = bert_config()
     loop = trees.flatten(FlaxBertModel(config).params)
     scan = FlaxBertModel(config, scan_layers=True)
-    listed = scan.weight_map.listed(trees.flatten(scan.params))
+    listed = scan.weight_map.unstack(trees.flatten(scan.params))
     assert listed.keys() == loop.keys()
     assert all(np.array_equal(listed[path], loop[path]) for path in loop)
 
@@ -99,8 +99,8 @@ def test_setter_takes_dicts_and_frozen_dicts_and_keeps_extra_leaves():
     small = FlaxBertModel(bert_config(num_hidden_layers=1))
     changed = jax.tree.map(lambda leaf: leaf + 1, small.params)
     small.params = freeze({**changed, "more": {"x": jnp.ones(1)}})
-    assert type(small.params) is dict and same(small.params.pop("more"), {"x": jnp.ones(1)})
-    assert same(small.params, changed)
+    assert type(small.params) is dict and trees_equal(small.params.pop("more"), {"x": jnp.ones(1)})
+    assert trees_equal(small.params, changed)
 
 
 def test_setter_refuses_a_tree_with_holes(model):
@@ -124,12 +124,12 @@ def test_frozen_params_and_an_empty_dict_are_taken_in_a_call(model):
 def test_init_weights_is_pure_and_fills_holes(model):
     key = jax.random.PRNGKey(5)
     fresh = model.init_weights(key, (1, 1))
-    assert same(fresh, model.init_weights(key, (1, 1)))
+    assert trees_equal(fresh, model.init_weights(key, (1, 1)))
     compiled = jax.jit(lambda key: model.init_weights(key, (1, 1)))(key)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), compiled, fresh)
     filled = model.init_weights(key, (1, 1), FrozenDict({"bert": model.params["bert"]}))
-    assert same(filled["bert"], model.params["bert"])
-    assert same(filled["cls"], model.init_weights(key)["cls"])
+    assert trees_equal(filled["bert"], model.params["bert"])
+    assert trees_equal(filled["cls"], model.init_weights(key)["cls"])
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
@@ -143,7 +143,7 @@ def test_casts_touch_floats_that_the_mask_names_and_nothing_else(model, name, dt
     masked = trees.flatten(cast(model.params, mask))
     assert all((leaf.dtype.name == dtype) == (path[-1] != "scale") for path, leaf in masked.items())
     assert model.params is before
-    assert same(model.to_fp32(cast({"x": jnp.ones(2)})), {"x": jnp.ones(2)})
+    assert trees_equal(model.to_fp32(cast({"x": jnp.ones(2)})), {"x": jnp.ones(2)})
 
 
 # -- transformations -------------------------------------------------------------------------------

@@ -19,8 +19,15 @@ from hfseq_plugins.bert.modeling import (
     FlaxBertModel,
 )
 from tests.support import saved_bert
-from tests.support.models import bert_config, close, ids, rewrite, same, write_v4_msgpack
-from tests.support.saved_bert import loud
+from tests.support.models import (
+    bert_config,
+    close,
+    ids,
+    rewrite_tensors,
+    trees_equal,
+    write_v4_msgpack,
+)
+from tests.support.saved_bert import capture_warnings
 
 model, saved = saved_bert.model, saved_bert.saved
 
@@ -33,7 +40,7 @@ def test_sharded_msgpack_of_v4_with_an_empty_first_shard(model, tmp_path):
     model.config.save_pretrained(tmp_path)
     params = model.params
     write_v4_msgpack(tmp_path, [{}, {"bert": params["bert"]}, {"cls": params["cls"]}], [1, 2])
-    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, params)
+    assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, params)
 
 
 def test_safetensors_with_flax_names(model, tmp_path):
@@ -42,12 +49,12 @@ def test_safetensors_with_flax_names(model, tmp_path):
     model.config.save_pretrained(tmp_path)
     flat = {".".join(p): np.asarray(v) for p, v in trees.flatten(model.params).items()}
     save_file(flat, tmp_path / "model.safetensors", metadata={"format": "flax"})
-    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, model.params)
+    assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, model.params)
 
 
 def test_a_weight_file_with_its_configuration(saved, model):
     path = saved / "model.safetensors"
-    assert same(
+    assert trees_equal(
         FlaxBertForMaskedLM.from_pretrained(path, config=bert_config()).params, model.params
     )
     with pytest.raises(UsageError, match="is a weight file: pass its configuration too"):
@@ -58,7 +65,7 @@ def test_subfolder(saved, model, tmp_path):
     (tmp_path / "repository").mkdir()
     shutil.move(saved, tmp_path / "repository" / "inner")
     loaded = FlaxBertForMaskedLM.from_pretrained(tmp_path / "repository", subfolder="inner")
-    assert same(loaded.params, model.params)
+    assert trees_equal(loaded.params, model.params)
 
 
 @pytest.mark.parametrize("old", [(".weight", ".gamma"), (".bias", ".beta")])
@@ -68,8 +75,8 @@ def test_old_names_of_norms(saved, model, old, messages):
             name.replace(*old) if "LayerNorm" in name else name: v for name, v in tensors.items()
         }
 
-    rewrite(saved / "model.safetensors", rename)
-    assert same(FlaxBertForMaskedLM.from_pretrained(saved).params, model.params)
+    rewrite_tensors(saved / "model.safetensors", rename)
+    assert trees_equal(FlaxBertForMaskedLM.from_pretrained(saved).params, model.params)
     assert "not used" not in messages()
 
 
@@ -80,9 +87,9 @@ def test_buffers_and_tied_copies_are_no_surprise(saved, model, caplog, messages)
         tensors["cls.predictions.decoder.weight"] = table.copy()
         tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].copy()
 
-    rewrite(saved / "model.safetensors", add)
-    with loud(caplog):
-        assert same(FlaxBertForMaskedLM.from_pretrained(saved).params, model.params)
+    rewrite_tensors(saved / "model.safetensors", add)
+    with capture_warnings(caplog):
+        assert trees_equal(FlaxBertForMaskedLM.from_pretrained(saved).params, model.params)
     assert messages() == ""
 
 
@@ -92,7 +99,7 @@ def test_native_architecture_stored_as_its_twin(saved, model):
     stored = {**config, "model_type": "megatron-bert", "hfseq": native}
     (saved / "config.json").write_text(json.dumps(stored))
     loaded = FlaxBertForMaskedLM.from_pretrained(saved)
-    assert same(loaded.params, model.params) and loaded.config.hidden_dropout_prob == 0.25
+    assert trees_equal(loaded.params, model.params) and loaded.config.hidden_dropout_prob == 0.25
 
 
 # -- types, places and structure -------------------------------------------------------------------
@@ -101,8 +108,10 @@ def test_native_architecture_stored_as_its_twin(saved, model):
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 def test_half_precision_is_announced(saved, half, caplog, messages):
     dtype = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[half]
-    rewrite(saved / "model.safetensors", lambda t: {n: v.astype(dtype) for n, v in t.items()})
-    with loud(caplog):
+    rewrite_tensors(
+        saved / "model.safetensors", lambda t: {n: v.astype(dtype) for n, v in t.items()}
+    )
+    with capture_warnings(caplog):
         loaded = FlaxBertForMaskedLM.from_pretrained(saved)
     expected = (
         f"Some of the weights of FlaxBertForMaskedLM were initialized in {half} precision from"
@@ -110,14 +119,16 @@ def test_half_precision_is_announced(saved, half, caplog, messages):
     assert f"{expected} the model checkpoint at {saved}" in messages()
     assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {half}
     caplog.clear()
-    with loud(caplog):
+    with capture_warnings(caplog):
         full = FlaxBertForMaskedLM.from_pretrained(saved, param_dtype=jnp.float32)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(full.params)} == {"float32"}
     assert messages() == ""
 
 
 def test_double_precision_becomes_single(saved):
-    rewrite(saved / "model.safetensors", lambda t: {n: v.astype(np.float64) for n, v in t.items()})
+    rewrite_tensors(
+        saved / "model.safetensors", lambda t: {n: v.astype(np.float64) for n, v in t.items()}
+    )
     loaded = FlaxBertForMaskedLM.from_pretrained(saved)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {"float32"}
 
@@ -132,7 +143,7 @@ def test_dtype_is_the_second_argument_and_the_type_of_computation(saved):
 @pytest.mark.slow
 def test_without_initialisation_the_parameters_come_beside_the_model(saved, model):
     loaded, params = FlaxBertForMaskedLM.from_pretrained(saved, _do_init=False)
-    assert same(params, model.params)
+    assert trees_equal(params, model.params)
     with pytest.raises(ValueError, match="`params` cannot be accessed from model"):
         loaded.params  # noqa: B018
     assert close(loaded(ids(), params=params).logits, model(ids()).logits, 0)
@@ -140,11 +151,11 @@ def test_without_initialisation_the_parameters_come_beside_the_model(saved, mode
 
 def test_missing_parameters_are_left_out_without_initialisation(tmp_path, caplog, messages):
     FlaxBertModel(bert_config()).save_pretrained(tmp_path)
-    with loud(caplog):
+    with capture_warnings(caplog):
         head, params = FlaxBertForSequenceClassification.from_pretrained(tmp_path, _do_init=False)
     assert set(params) == {"bert"} and "missing from the returned parameters" in messages()
     filled = head.init_weights(jax.random.key(0), (1, 1), params)
-    assert same(filled["bert"], params["bert"]) and set(filled) == {"bert", "classifier"}
+    assert trees_equal(filled["bert"], params["bert"]) and set(filled) == {"bert", "classifier"}
 
 
 def test_other_keywords_change_the_configuration_or_the_constructor(saved):
@@ -172,7 +183,7 @@ def test_sharded_loading_reads_only_slices(model, tmp_path, monkeypatch, native,
     model.save_pretrained(tmp_path)
     if native:
         flat = {".".join(p): np.asarray(v) for p, v in trees.flatten(model.params).items()}
-        rewrite(tmp_path / "model.safetensors", lambda _: flat, {"format": "flax"})
+        rewrite_tensors(tmp_path / "model.safetensors", lambda _: flat, {"format": "flax"})
     largest, real = {}, files._read_safetensors
 
     def spying(path):
@@ -201,7 +212,7 @@ def test_sharded_loading_reads_only_slices(model, tmp_path, monkeypatch, native,
         loaded.params["bert"]["embeddings"]["word_embeddings"]["embedding"].sharding.spec[1] == "x"
     )
     table = FlaxBertForMaskedLM.from_pretrained(tmp_path, scan_layers=scan).params
-    assert same(loaded.params, table)
+    assert trees_equal(loaded.params, table)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM, FlaxBertModel
 from tests.support import saved_bert
-from tests.support.models import bert_config, roberta_config, same
+from tests.support.models import bert_config, roberta_config, trees_equal
 
 model, saved = saved_bert.model, saved_bert.saved
 
@@ -20,11 +20,11 @@ def test_pytorch_bin_with_from_pt(saved, model):
     torch.save(load_file(saved / "model.safetensors"), saved / "pytorch_model.bin")
     (saved / "model.safetensors").unlink()
     loaded = FlaxBertForMaskedLM.from_pretrained(saved, from_pt=True)
-    assert same(loaded.params, model.params)
+    assert trees_equal(loaded.params, model.params)
     with pytest.raises(OSError, match="Use `from_pt=True` to load this model from those weights"):
         FlaxBertForMaskedLM.from_pretrained(saved)
     pair = FlaxBertForMaskedLM.from_pretrained(saved, from_pt=True, _do_init=False)
-    assert same(pair[1], model.params)
+    assert trees_equal(pair[1], model.params)
 
 
 def heads():
@@ -50,10 +50,10 @@ def test_pytorch_checkpoints_survive_a_round_trip(spec, task, config, tmp_path):
     loaded.save_pretrained(tmp_path / "ours")
     before = load_file(tmp_path / "theirs" / "model.safetensors")
     after = load_file(tmp_path / "ours" / "model.safetensors")
-    assert same(dict(sorted(after.items())), dict(sorted(before.items())))
+    assert trees_equal(dict(sorted(after.items())), dict(sorted(before.items())))
     theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert (tmp_path / "shards" / "model.safetensors.index.json").is_file()
-    assert same(cls.from_pretrained(tmp_path / "shards").params, loaded.params)
+    assert trees_equal(cls.from_pretrained(tmp_path / "shards").params, loaded.params)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from hfseq.errors import CheckpointError, UsageError
 from hfseq.nn import trees
 from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM
 from tests.support import saved_bert
-from tests.support.models import bert_config, same
+from tests.support.models import bert_config, trees_equal
 
 model, saved = saved_bert.model, saved_bert.saved
 
@@ -40,7 +40,7 @@ def test_a_tree_that_lacks_leaves_is_written_and_what_is_missing_is_named_and_ma
     loaded = FlaxBertForMaskedLM.from_pretrained(tmp_path, scan_layers=scanned)
     assert all(".".join(path) in caplog.text for path in lacking)
     assert trees.flatten(loaded.params).keys() == loaded.required_params
-    assert same(pruned(loaded, *lacking), pruned(model, *lacking))
+    assert trees_equal(pruned(loaded, *lacking), pruned(model, *lacking))
     caplog.clear()
     blank, params = FlaxBertForMaskedLM.from_pretrained(
         tmp_path, scan_layers=scanned, _do_init=False
@@ -55,7 +55,7 @@ def test_leaves_too_many_are_named_and_left_out(model, tmp_path, caplog):
     wrong = {**trees.flatten(model.params), ("bert", "pooler", "dense", "bias"): np.zeros(3)}
     model.save_pretrained(tmp_path, trees.unflatten(wrong))
     assert "FlaxBertForMaskedLM has not, which is not saved: bert/pooler/dense/bias" in caplog.text
-    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, model.params)
+    assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, model.params)
 
 
 def test_a_misnamed_leaf_is_named_with_the_one_that_is_missing(model, tmp_path, caplog):
@@ -98,7 +98,7 @@ def test_legacy_format_is_the_v4_tree(model, tmp_path):
     model.save_pretrained(tmp_path, safe_serialization=False)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "flax_model.msgpack"]
     tree = msgpack_restore((tmp_path / "flax_model.msgpack").read_bytes())
-    assert same(tree, jax.tree.map(np.asarray, model.params))
+    assert trees_equal(tree, jax.tree.map(np.asarray, model.params))
     assert set(tree["bert"]["encoder"]["layer"]) == {"0", "1"}
 
 
@@ -107,35 +107,35 @@ def test_scanned_models_are_stored_layer_by_layer(model, tmp_path, safe):
     model.save_pretrained(tmp_path / "one")
     scanned = FlaxBertForMaskedLM.from_pretrained(tmp_path / "one", scan_layers=True)
     scanned.save_pretrained(tmp_path / "two", safe_serialization=safe)
-    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path / "two").params, model.params)
+    assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path / "two").params, model.params)
     again = FlaxBertForMaskedLM.from_pretrained(tmp_path / "two", scan_layers=True)
-    assert same(again.params, scanned.params)
+    assert trees_equal(again.params, scanned.params)
 
 
 def test_given_params_are_saved_instead_of_the_models(model, tmp_path):
     changed = jax.tree.map(lambda leaf: leaf + 1, model.params)
     model.save_pretrained(tmp_path, params=freeze(changed))
-    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, changed)
+    assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, changed)
 
 
 def test_half_precision_parameters_stay_half(model, tmp_path):
     half = model.to_bf16(model.params)
     model.save_pretrained(tmp_path, params=half)
-    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, half)
+    assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, half)
 
 
 def test_shards_have_an_index_and_load_again(model, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="20kB")
     shards = list(tmp_path.glob("model-*-of-*.safetensors"))
     assert len(shards) > 3 and not (tmp_path / "model.safetensors").exists()
-    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, model.params)
+    assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, model.params)
 
 
 def test_saving_over_another_form_is_what_loads(model, tmp_path):
     model.save_pretrained(tmp_path, safe_serialization=False)
     changed = jax.tree.map(lambda leaf: leaf + 1, model.params)
     model.save_pretrained(tmp_path, params=changed, max_shard_size="20kB")
-    assert same(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, changed)
+    assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, changed)
 
 
 # -- what cannot be written ------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import hfseq
 from hfseq import cli
 from hfseq.errors import CheckpointError, UsageError
 from hfseq.generation.request import text_width
-from hfseq.modeling.sentence import POOLING, Dense, Sentences, pool
+from hfseq.modeling.sentence import POOLING_MODES, Dense, SentenceConfig, pool
 from hfseq.nn import cpu
 from tests.support.task_models import TEXTS, make
 
@@ -43,10 +43,10 @@ def one_by_one(model, text, modes, prompt=""):
     return np.concatenate([ways[mode] for mode in modes])
 
 
-@pytest.mark.parametrize("modes", [("mean",), tuple(POOLING)], ids=str)
+@pytest.mark.parametrize("modes", [("mean",), tuple(POOLING_MODES)], ids=str)
 def test_vectors_are_pooled_as_their_names_say_whatever_the_batch(folder, modes):
     model = hfseq.FlaxAutoModel.from_pretrained(folder)
-    model.sentences = Sentences(modes)
+    model.sentences = SentenceConfig(modes)
     wanted = np.stack([one_by_one(model, text, modes) for text in TEXTS])
     for size in (1, 3, 32):
         np.testing.assert_allclose(model.encode(TEXTS, batch_size=size), wanted, atol=2e-5)
@@ -62,7 +62,7 @@ def test_the_files_are_written_and_read(folder, tmp_path, caplog):
     model = hfseq.FlaxAutoModel.from_pretrained(folder)
     draw = np.random.default_rng(0)
     kernel = draw.normal(size=(32, 5)).astype(np.float32)
-    said = Sentences(
+    said = SentenceConfig(
         ("mean",),
         dense=(Dense(kernel, np.ones(5, np.float32), "Tanh"),),
         normalize=True,
@@ -94,19 +94,19 @@ def test_the_files_are_written_and_read(folder, tmp_path, caplog):
     (tmp_path / "1_Pooling" / "config.json").write_text(
         json.dumps({"embedding_dimension": 32, "pooling_mode": "cls"})
     )
-    assert Sentences.read(str(tmp_path), {}).pooling == ("cls",)
+    assert SentenceConfig.read(str(tmp_path), {}).pooling == ("cls",)
     modules = json.loads((tmp_path / "modules.json").read_text())
     (tmp_path / "modules.json").write_text(json.dumps([*modules, {"type": "a.b.CNN", "path": ""}]))
     with pytest.raises(CheckpointError, match="has a CNN, which hfseq does not know"):
-        Sentences.read(str(tmp_path), {})
+        SentenceConfig.read(str(tmp_path), {})
 
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_long_rows_go_in_smaller_batches_on_a_single_cpu(count, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: count)
-    assert cpu.rows_at_once(32, 32) == 32
-    assert cpu.rows_at_once(512, 32) == (4 if count == 1 else 32)
-    assert cpu.rows_at_once(4096, 32) == (1 if count == 1 else 32)
+    assert cpu.rows_per_chunk(32, 32) == 32
+    assert cpu.rows_per_chunk(512, 32) == (4 if count == 1 else 32)
+    assert cpu.rows_per_chunk(4096, 32) == (1 if count == 1 else 32)
     widths = [text_width(length) for length in range(1, 513)]
     assert all(0 <= width - length < max(8, length / 4) for length, width in enumerate(widths, 1))
     assert len(set(widths)) == 20 and text_width(500, 510) == 510
@@ -116,7 +116,7 @@ def test_a_prompt_can_be_left_out_of_the_mean(folder):
     from transformers import AutoTokenizer
 
     model = hfseq.FlaxAutoModel.from_pretrained(folder)
-    model.sentences = Sentences(include_prompt=False)
+    model.sentences = SentenceConfig(include_prompt=False)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("the law river", return_tensors="np")["input_ids"]
     hidden = np.asarray(model(ids, np.ones_like(ids)).last_hidden_state[0])
@@ -132,7 +132,7 @@ def test_what_cannot_be_encoded_is_told(folder, tmp_path):
     with pytest.raises(UsageError, match="pooling 'men'; did you mean 'mean'.*choose among cls"):
         model.encode("a", pooling="men")
     with pytest.raises(UsageError, match="prompt_name 'passage': the model has query"):
-        model.sentences = Sentences(prompts={"query": "q: "})
+        model.sentences = SentenceConfig(prompts={"query": "q: "})
         model.encode("a", prompt_name="passage")
     head = hfseq.FlaxAutoModelForMaskedLM.from_config(model.config)
     with pytest.raises(UsageError, match="encode: give the tokenizer"):
@@ -146,8 +146,8 @@ def test_what_cannot_be_encoded_is_told(folder, tmp_path):
 def test_padding_at_the_end_changes_no_pooling():
     hidden = np.random.default_rng(0).normal(size=(2, 6, 3)).astype(np.float32)
     mask = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
-    short = pool(hidden[1:, :3], mask[1:, :3], list(POOLING))
-    np.testing.assert_allclose(pool(hidden, mask, list(POOLING))[1:], short, atol=1e-6)
+    short = pool(hidden[1:, :3], mask[1:, :3], list(POOLING_MODES))
+    np.testing.assert_allclose(pool(hidden, mask, list(POOLING_MODES))[1:], short, atol=1e-6)
 
 
 def test_the_command_writes_arrays_and_lines(folder, tmp_path, capsys):

@@ -13,11 +13,11 @@ import pytest
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.nn import cpu
-from hfseq.nn.attention import CPU, EAGER, SPLASH, XLA, chosen, facts_of
-from hfseq.nn.choice import Facts
+from hfseq.nn.attention import CPU, EAGER, SPLASH, XLA, attention_spec, select_implementation
 from hfseq.nn.context import Options
+from hfseq.nn.dispatch import AttentionSpec
 from hfseq.nn.scores import attention_weights
-from hfseq.nn.visible import Visible
+from hfseq.nn.visible import Visibility
 from tests.support.models import close
 
 
@@ -68,13 +68,13 @@ def test_query_heads_share_key_heads_in_order():
 
 
 def test_scale_can_be_given():
-    scores = attention_weights(QUERY, KEY, Visible(), scale=0.0)
+    scores = attention_weights(QUERY, KEY, Visibility(), scale=0.0)
     assert np.allclose(scores, 1 / 7)
 
 
 def test_softmax_is_in_float32_for_half_inputs():
     halves = (QUERY * 30).astype(jnp.bfloat16), KEY.astype(jnp.bfloat16)
-    weights = attention_weights(*halves, Visible(), scale=8**-0.5)
+    weights = attention_weights(*halves, Visibility(), scale=8**-0.5)
     assert weights.dtype == jnp.bfloat16 and np.isfinite(np.asarray(weights, np.float32)).all()
 
 
@@ -99,7 +99,7 @@ def test_dropout_scales_what_it_keeps_and_depends_on_the_key():
         return nn.attend(QUERY, KEY, VALUE, dropout_rate=0.5, rngs=keys, return_weights=True)
 
     weights = np.asarray(run(0)[1])
-    whole = np.asarray(attention_weights(QUERY, KEY, Visible(), scale=8**-0.5))
+    whole = np.asarray(attention_weights(QUERY, KEY, Visibility(), scale=8**-0.5))
     kept = weights != 0
     assert 0.35 < kept.mean() < 0.65
     assert np.allclose(weights[kept], 2 * whole[kept], rtol=1e-5)
@@ -307,10 +307,10 @@ def test_a_kernel_that_was_named_and_is_not_for_this_platform_says_so():
 
 
 def test_the_choice_is_a_table_of_facts():
-    base = Facts("cuda", 8, 512, 512, 12, 12, 64, "bfloat16", capability=(9, 0))
+    base = AttentionSpec("cuda", 8, 512, 512, 12, 12, 64, "bfloat16", capability=(9, 0))
 
     def name(**changes):
-        return chosen(dataclasses.replace(base, **changes), None).name
+        return select_implementation(dataclasses.replace(base, **changes), None).name
 
     packed = {"segments": "same", "max_runs": 16}
     bias = {"bias": (1, 12, 512, 512)}
@@ -358,4 +358,4 @@ def test_a_device_of_another_process_is_not_asked_for_its_memory(monkeypatch):
 
     monkeypatch.setattr(jax, "devices", lambda *given: [Foreign()])
     query = random(1, 8, 2, 4)
-    assert facts_of(query, query, Visible(), None, 0.0).platform == "cpu"
+    assert attention_spec(query, query, Visibility(), None, 0.0).platform == "cpu"

@@ -9,9 +9,9 @@ import pytest
 
 from hfseq import nn
 from hfseq.nn import cpu
-from hfseq.nn.attention import facts_of
+from hfseq.nn.attention import attention_spec
 from hfseq.nn.random import batch_keys
-from hfseq.nn.visible import Visible
+from hfseq.nn.visible import Visibility
 from tests.support.attention_cases import BATCH, HEADS, LENGTH, OPTIONS, WIDTH, arrays, results
 from tests.support.tiers import first
 
@@ -19,10 +19,10 @@ from tests.support.tiers import first
 @pytest.fixture
 def in_pieces(monkeypatch):
     """Small arrays are cut as large ones are: two heads, or three queries of a causal row."""
-    monkeypatch.setattr(cpu, "one_cpu", lambda: True)
-    monkeypatch.setattr(cpu, "WORTHWHILE", 1)
-    monkeypatch.setattr(cpu, "AT_ONCE", 2 * LENGTH * LENGTH)
-    monkeypatch.setattr(cpu, "CAUSAL_QUERIES", 3)
+    monkeypatch.setattr(cpu, "is_single_cpu", lambda: True)
+    monkeypatch.setattr(cpu, "MIN_BLOCKED_SCORES", 1)
+    monkeypatch.setattr(cpu, "BLOCK_SCORES", 2 * LENGTH * LENGTH)
+    monkeypatch.setattr(cpu, "CAUSAL_BLOCK_QUERIES", 3)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3], ids=["kept", "dropped"])
@@ -88,15 +88,15 @@ def test_what_is_not_the_same_for_heads_or_rows_takes_the_explicit_form(
 ):
     query, key = jnp.zeros(shape), jnp.zeros((BATCH, LENGTH, HEADS, WIDTH))
     made = [None if dims is None else jnp.ones(dims, bool) for dims in (mask, bias)]
-    visible = Visible(dense=made[0])
-    assert cpu.refuses_blocks(facts_of(query, key, visible, made[1], 0.0))
-    assert cpu.refuses_blocks(facts_of(key, key, Visible(), None, 0.0)) is None
+    visible = Visibility(dense=made[0])
+    assert cpu.blocked_unsupported_reason(attention_spec(query, key, visible, made[1], 0.0))
+    assert cpu.blocked_unsupported_reason(attention_spec(key, key, Visibility(), None, 0.0)) is None
 
 
 def test_only_one_cpu_alone_cuts():
-    assert not cpu.one_cpu()  # the tests have eight devices
+    assert not cpu.is_single_cpu()  # the tests have eight devices
     large = jax.ShapeDtypeStruct((8, 512, 12, 64), jnp.float32)
-    why = cpu.refuses_blocks(facts_of(large, large, Visible(), None, 0.0))
+    why = cpu.blocked_unsupported_reason(attention_spec(large, large, Visibility(), None, 0.0))
     assert why == "it is for one CPU alone"
 
 

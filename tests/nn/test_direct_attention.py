@@ -9,15 +9,15 @@ import pytest
 
 from hfseq import nn
 from hfseq.nn import cpu
-from hfseq.nn.attention import facts_of
-from hfseq.nn.visible import Visible
+from hfseq.nn.attention import attention_spec
+from hfseq.nn.visible import Visibility
 from tests.support.attention_cases import BATCH, HEADS, LENGTH, OPTIONS, arrays, results
 
 
 @pytest.fixture
 def directly(monkeypatch):
     """One CPU alone, as it is outside of the tests."""
-    monkeypatch.setattr(cpu, "one_cpu", lambda: True)
+    monkeypatch.setattr(cpu, "is_single_cpu", lambda: True)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3], ids=["kept", "dropped"])
@@ -67,10 +67,10 @@ def test_only_alike_heads_in_float32_on_one_cpu_suit(monkeypatch):
     query, key, value, _ = arrays()
 
     def refusal(query, key):
-        return cpu.refuses_direct(facts_of(query, key, Visible(), None, 0.0))
+        return cpu.direct_unsupported_reason(attention_spec(query, key, Visibility(), None, 0.0))
 
     assert refusal(query, key) == "it is for one CPU alone"  # the tests have eight devices
-    monkeypatch.setattr(cpu, "one_cpu", lambda: True)
+    monkeypatch.setattr(cpu, "is_single_cpu", lambda: True)
     assert refusal(query, key) is None
     assert "float32" in refusal(query.astype(jnp.bfloat16), key.astype(jnp.bfloat16))
     assert "share" in refusal(query, arrays(kv_heads=2)[1])

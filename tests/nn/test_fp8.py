@@ -233,9 +233,9 @@ def test_calibration_saves_the_first_step_of_a_large_batch(tokens, gain):
 
 
 def test_a_warning_says_that_products_are_emulated(messages):
-    fp8.warn_without_units.cache_clear()
-    fp8.current()
-    fp8.current()
+    fp8.warn_if_emulated.cache_clear()
+    fp8.current_scaling()
+    fp8.current_scaling()
     assert messages().count("no FP8 units") == 1
 
 
@@ -244,7 +244,7 @@ def test_impossible_histories_and_margins_are_refused(options):
     from hfseq.errors import UsageError
 
     with pytest.raises(UsageError, match="must be 1 or more"):
-        fp8.delayed(**options)
+        fp8.delayed_scaling(**options)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_impossible_histories_and_margins_are_refused(options):
     [("fp8_delayed", 512, True), ("fp8_current", 4096, False), ("bfloat16", 512, False)],
 )
 def test_narrow_models_are_told_that_fp8_does_not_pay(messages, monkeypatch, name, width, said):
-    monkeypatch.setattr(fp8, "has_units", lambda: True)
-    fp8.advise(choose_precision(name), width)
+    monkeypatch.setattr(fp8, "has_fp8_units", lambda: True)
+    fp8.warn_if_narrow(choose_precision(name), width)
     assert ("not expected to be faster in FP8" in messages()) == said
 
 
@@ -263,4 +263,4 @@ def test_narrow_models_are_told_that_fp8_does_not_pay(messages, monkeypatch, nam
 def test_units_are_known_by_their_compute_capability(monkeypatch, capability, there):
     device = SimpleNamespace(platform="gpu", compute_capability=capability)
     monkeypatch.setattr(jax, "devices", lambda: [device])
-    assert fp8.has_units() == there
+    assert fp8.has_fp8_units() == there

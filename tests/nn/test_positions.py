@@ -43,5 +43,5 @@ def test_grids_are_stretched_as_pytorch_does(kind, size):
     expected = torch.nn.functional.interpolate(
         torch.tensor(table).permute(2, 0, 1)[None], size=size, mode=f"bi{kind}"
     )[0].permute(1, 2, 0)
-    assert np.abs(nn.stretched(jnp.asarray(table), size, kind) - expected.numpy()).max() < 2e-6
-    assert nn.stretched(table, (5, 7), kind) is table
+    assert np.abs(nn.resize_grid(jnp.asarray(table), size, kind) - expected.numpy()).max() < 2e-6
+    assert nn.resize_grid(table, (5, 7), kind) is table

@@ -14,7 +14,7 @@ from hfseq import plugins
 from hfseq.errors import UsageError
 from hfseq.nn.fp8 import SITES
 from hfseq.nn.precision import resolve_precision
-from hfseq.nn.qwix import dequantized, quantised_product, quantize_kernel, stored_product
+from hfseq.nn.qwix import dequantize, quantize_kernel, quantized_kernel_product, quantized_product
 from tests.support.models import close
 
 NAMES = ("qwix_int8", "qwix_fp8")
@@ -67,11 +67,11 @@ def test_products_are_of_the_named_type_and_near_those_of_float32(name, axis):
     x, w = random(3, 5, 64), random(64, 48, seed=1)
     w = w if axis == 0 else w.T
     dimensions = (((2,), (axis,)), ((), ()))
-    given = quantised_product(name, TYPES[name], x, w, dimensions)
+    given = quantized_product(name, TYPES[name], x, w, dimensions)
     exact = jax.lax.dot_general(x, w, dimensions)
     assert given.dtype == x.dtype and 0 < distance(given, exact) < ERRORS[name]
     jaxpr = str(
-        jax.make_jaxpr(lambda x, w: quantised_product(name, TYPES[name], x, w, dimensions))(x, w)
+        jax.make_jaxpr(lambda x, w: quantized_product(name, TYPES[name], x, w, dimensions))(x, w)
     )
     kind = {"qwix_int8": "i8", "qwix_fp8": "f8_e4m3fn"}[name]
     (line,) = [line for line in jaxpr.splitlines() if "dot_general[" in line]
@@ -84,8 +84,8 @@ def test_an_outlier_in_one_token_leaves_the_others_alone():
     x, w = random(4, 64), random(64, 8, seed=1)
     dimensions = (((1,), (0,)), ((), ()))
     wild = x.at[0].multiply(1e4)
-    given = quantised_product("qwix_int8", jnp.int8, wild, w, dimensions)
-    exact = quantised_product("qwix_int8", jnp.int8, x, w, dimensions)
+    given = quantized_product("qwix_int8", jnp.int8, wild, w, dimensions)
+    exact = quantized_product("qwix_int8", jnp.int8, x, w, dimensions)
     assert close(given[1:], exact[1:], 1e-6)
 
 
@@ -143,7 +143,7 @@ def test_nf4_is_the_nearest_of_its_numbers_by_64(axis):
     wanted = NF4[np.abs(parts[..., None] / scale[..., None] - NF4).argmin(-1)] * scale
     wanted = wanted.reshape(rows.shape)
     wanted = wanted if axis == 1 else wanted.swapaxes(1, 2)
-    given = dequantized(quantize_kernel(kernel, "nf4", axis), jnp.float32)
+    given = dequantize(quantize_kernel(kernel, "nf4", axis), jnp.float32)
     # A tie at the edge of two numbers may go either way: none did in these.
     assert np.allclose(given, wanted, atol=1e-6)
 
@@ -153,8 +153,8 @@ def test_no_whole_kernel_waits_for_the_backward_pass(kind):
     pytest.importorskip("qwix")
     x, kernel = random(5, 64), quantize_kernel(random(64, 48, seed=1), kind, 0)
     dimensions = (((1,), (0,)), ((), ()))
-    y, back = jax.vjp(lambda x: stored_product(x, kernel, None, dimensions), x)
-    whole = dequantized(kernel, jnp.float32)
+    y, back = jax.vjp(lambda x: quantized_kernel_product(x, kernel, None, dimensions), x)
+    whole = dequantize(kernel, jnp.float32)
     assert np.allclose(y, x @ whole, atol=1e-5)
     assert np.allclose(back(y)[0], y @ whole.T, atol=1e-4)
     kept = {(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(back)}

@@ -11,7 +11,7 @@ from flax import nnx
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.nn.context import Options
-from hfseq.nn.stack import Stacks, stack_layers, stacked_layers
+from hfseq.nn.stack import LayerStacks, stack_layers, stacked_paths
 
 
 class Layer(nnx.Module):
@@ -208,9 +208,9 @@ def test_layers_that_differ_are_scanned_in_runs_and_patterns(kinds, runs):
     model = Deep(kinds)
     kernels = [layer.dense.kernel[...] for layer in model.layer]
     stack_layers(model)
-    assert isinstance(model.layer, Stacks) and [tuple(run) for run in model.layer.runs] == runs
+    assert isinstance(model.layer, LayerStacks) and [tuple(run) for run in model.layer.runs] == runs
     assert len(model.layer) == sum(period for _, period, _ in runs)
-    listed = stacked_layers(model)
+    listed = stacked_paths(model)
     assert sorted(int(p[-1]) for paths in listed.values() for p in paths) == [*range(len(kinds))]
     for (_, stack), paths in listed.items():
         for index, (_, number) in enumerate(paths):
@@ -229,7 +229,7 @@ def test_scanned_patterns_equal_the_loop_to_the_last_bit(remat):
     stacked, scanned = trained(scan, remat, per_layer=gains)
     assert jax.tree.structure(plain) == jax.tree.structure(scanned)
     assert jax.tree.all(jax.tree.map(np.array_equal, plain, scanned))
-    for (_, stack), paths in stacked_layers(scan).items():
+    for (_, stack), paths in stacked_paths(scan).items():
         for index, (_, number) in enumerate(paths):
             one = listed["layer"][int(number)]["dense"]["kernel"][...]
             other = stacked["layer"][int(stack)]["dense"]["kernel"][index]

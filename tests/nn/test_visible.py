@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hfseq import nn
-from hfseq.nn.context import Rows
-from hfseq.nn.visible import Visible, as_visible
+from hfseq.nn.context import RowGuarantees
+from hfseq.nn.visible import Visibility, as_visibility
 
 BATCH = 3
 
@@ -24,7 +24,7 @@ def described(queries, keys, *, segments, lengths=False, dense=False, causal=Fal
         other = random.integers(0, 2, (BATCH, keys))
     other[0] = 0  # nothing is there, or nothing but padding
     counts, mask = np.array([0, 2, keys]), random.random((BATCH, 1, 1, keys)) < 0.5
-    visible = Visible(
+    visible = Visibility(
         causal=causal,
         window=window,
         query_segments=jnp.asarray(own) if segments in ("same", "both") else None,
@@ -104,12 +104,12 @@ def test_models_describe_padding_documents_and_both():
     assert np.array_equal(both.array(3, 3)[0, 0], np.array(expected, bool))
     per_query = nn.visible(jnp.ones((2, 4, 3)))
     assert per_query.dense.shape == (2, 1, 4, 3)
-    assert as_visible(per_query, causal=True).causal
+    assert as_visibility(per_query, causal=True).causal
 
 
 def test_what_is_known_of_rows_makes_lengths_of_masks_and_bounds_documents():
     mask, segments = jnp.array([[1, 1, 0]]), jnp.array([[1, 2, 0]])
-    with nn.knowing(Rows(max_runs=3)):
+    with nn.row_guarantees(RowGuarantees(max_runs=3)):
         padded, packed = nn.visible(mask), nn.visible(mask, segments)
         crossed = nn.visible_across(mask, segments, segments)
     assert padded.key_lengths.tolist() == [2] and padded.segments == ""

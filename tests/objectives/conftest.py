@@ -68,4 +68,4 @@ def rows_together(request, monkeypatch) -> None:
         return 2 if logits[..., 0].size % 2 == 0 else 1
 
     if request.param == "few rows":
-        monkeypatch.setattr(cross_entropy, "rows_at_once", few)
+        monkeypatch.setattr(cross_entropy, "rows_per_chunk", few)

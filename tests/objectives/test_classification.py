@@ -173,7 +173,7 @@ def test_copies_leave_no_trace_in_the_statistics_of_a_model(made):
 
     def after(params, batch):
         _, _, more = objective.loss(model, params, batch, key, True, extra=model.extra)
-        return model.settle_extra(more["extra"])
+        return model.finalize_extra(more["extra"])
 
     for size in (5, 8):
         batch = batch_of(objective, rows, size)
@@ -277,5 +277,9 @@ def test_a_metric_that_does_not_fit_is_refused_before_training(made, values, met
 @pytest.mark.slow
 def test_what_is_reported_is_known_beforehand(made):
     names = {"loss", "accuracy", "f1", "matthews_correlation"}
-    assert made(pairs())[0].reported("validation") == names
-    assert made(scored([0.5, 1.5]))[0].reported("validation") == {"loss", "pearson", "spearmanr"}
+    assert made(pairs())[0].reported_metrics("validation") == names
+    assert made(scored([0.5, 1.5]))[0].reported_metrics("validation") == {
+        "loss",
+        "pearson",
+        "spearmanr",
+    }

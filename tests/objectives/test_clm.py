@@ -165,7 +165,7 @@ class Adding:
     statistics = ("codebook",)
     abstract_params: ClassVar[dict] = {}
 
-    def takes(self, name):
+    def accepts(self, name):
         return name == "code_mask"
 
     def __call__(self, input_ids, train=False, extra=None, **inputs):
@@ -177,7 +177,7 @@ class Adding:
 
 def test_what_a_model_adds_is_minimised_and_reported_apart():
     clm, model = objective(loss_per_position=True), Adding()
-    clm.counts_rows = model.takes("code_mask")
+    clm.counts_rows = model.accepts("code_mask")
     rows = rows_of([[0, 1, 0], [1, 1]], 4, cross_documents=True)
     batch = clm.collate(rows | {"valid": np.array([True, False])}, None, 1)
     total, count, more = clm.loss(model, {}, batch, None, True, extra={})

@@ -8,19 +8,19 @@ import numpy as np
 import optax
 import pytest
 
-from hfseq.data.batches import IGNORED
+from hfseq.data.batches import IGNORE_INDEX
 from hfseq.objectives import cross_entropy as cross_entropy_module
 from hfseq.objectives.cross_entropy import cross_entropy
 
 pytestmark = pytest.mark.usefixtures("rows_together")
 LOGITS = jax.random.normal(jax.random.key(0), (2, 5, 7)) * 3
-LABELS = jnp.array([[0, 3, IGNORED, 6, 0], [IGNORED, 1, 2, IGNORED, 5]])
+LABELS = jnp.array([[0, 3, IGNORE_INDEX, 6, 0], [IGNORE_INDEX, 1, 2, IGNORE_INDEX, 5]])
 
 
 def wanted(logits: jax.Array) -> jax.Array:
-    safe = jnp.where(LABELS == IGNORED, 0, LABELS)
+    safe = jnp.where(LABELS == IGNORE_INDEX, 0, LABELS)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, safe)
-    return jnp.where(LABELS == IGNORED, 0.0, losses).sum()
+    return jnp.where(LABELS == IGNORE_INDEX, 0.0, losses).sum()
 
 
 def test_sum_and_gradient_are_those_of_softmax_and_one_hot_labels():
@@ -32,7 +32,7 @@ def test_sum_and_gradient_are_those_of_softmax_and_one_hot_labels():
 
 def test_token_0_is_a_target_like_any_other():
     """The scripts of Transformers 4 took every label that is not above 0 for padding."""
-    labels = jnp.array([[0, 0, IGNORED]])
+    labels = jnp.array([[0, 0, IGNORE_INDEX]])
     logits = jnp.zeros((1, 3, 4)).at[:, :, 0].set(2.0)
     total, count, right = cross_entropy(logits, labels)
     assert int(count) == 2 and int(right) == 2
@@ -56,16 +56,16 @@ def test_nothing_of_the_size_of_one_hot_labels_is_kept_for_the_backward_pass():
 def test_on_one_cpu_a_few_rows_are_looked_at_together_and_on_several_devices_all(monkeypatch):
     monkeypatch.undo()
     logits = jax.ShapeDtypeStruct((4, 30, 50257), jnp.float32)
-    assert cross_entropy_module.rows_at_once(logits) == 120  # eight forced devices
+    assert cross_entropy_module.rows_per_chunk(logits) == 120  # eight forced devices
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    assert cross_entropy_module.rows_at_once(logits) == 5
-    assert cross_entropy_module.rows_at_once(LOGITS) == 10
+    assert cross_entropy_module.rows_per_chunk(logits) == 5
+    assert cross_entropy_module.rows_per_chunk(LOGITS) == 10
 
 
 def test_bfloat16_logits_are_widened_a_few_rows_at_a_time(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(cross_entropy_module, "one_cpu", lambda: True)
-    monkeypatch.setattr(cross_entropy_module, "AT_ONCE", 4000)
+    monkeypatch.setattr(cross_entropy_module, "CHUNK_LOGITS", 4000)
     logits = jax.ShapeDtypeStruct((64, 1000), jnp.bfloat16)
     labels = jax.ShapeDtypeStruct((64,), jnp.int32)
     call = jax.jit(jax.grad(lambda x, y: cross_entropy(x, y)[0]))

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.data.batches import IGNORED
+from hfseq.data.batches import IGNORE_INDEX
 from hfseq.objectives.cross_entropy import cross_entropy, smoothed_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("rows_together")
 SIZE, S = 7, 0.1
 LOGITS = np.random.default_rng(0).normal(0, 3, (2, 5, SIZE)).astype(np.float32)
-LABELS = np.array([[0, 3, IGNORED, 6, 0], [IGNORED, 1, 2, IGNORED, 5]])
+LABELS = np.array([[0, 3, IGNORE_INDEX, 6, 0], [IGNORE_INDEX, 1, 2, IGNORE_INDEX, 5]])
 
 
 def naive(logits, labels, smoothing):
@@ -24,7 +24,7 @@ def naive(logits, labels, smoothing):
     np.put_along_axis(target, np.maximum(labels, 0)[..., None], 1 - smoothing, axis=-1)
     log_p = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     entropy = -(target * np.log(np.where(target > 0, target, 1))).sum(-1)
-    wanted = labels != IGNORED
+    wanted = labels != IGNORE_INDEX
     losses = -(target * log_p).sum(-1) - entropy
     return losses[wanted].sum(), (np.exp(log_p) - target) * wanted[..., None]
 
@@ -88,7 +88,7 @@ def test_a_large_vocabulary_in_bfloat16_keeps_its_digits():
 def test_pytorch_spreads_over_all_entries_and_so_smooths_a_little_less():
     torch = pytest.importorskip("torch")
     logits = torch.tensor(LOGITS, requires_grad=True)
-    loss = torch.nn.CrossEntropyLoss(label_smoothing=S, reduction="sum", ignore_index=IGNORED)
+    loss = torch.nn.CrossEntropyLoss(label_smoothing=S, reduction="sum", ignore_index=IGNORE_INDEX)
     loss(logits.reshape(-1, SIZE), torch.tensor(LABELS).reshape(-1)).backward()
     same = S * (SIZE - 1) / SIZE
     np.testing.assert_allclose(ours(LOGITS, smoothing=same)[1], logits.grad, rtol=1e-5, atol=1e-6)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from hfseq.data.batches import RowRandom
-from hfseq.objectives.mlm import capacity, gather_masked, mask_tokens
+from hfseq.objectives.mlm import gather_masked, mask_tokens, target_capacity
 
 VOCAB, MASK, PAD = 1000, 4, 1
 SPECIAL = np.arange(VOCAB) < 5
@@ -127,7 +127,7 @@ def test_every_target_is_gathered_once(groups):
     labels = mask(make_rows(16, 64))[1]
     positions, targets = gather_masked(labels, groups, 0.15)
     flat = labels.reshape(groups, -1)
-    assert positions.shape == targets.shape == (groups, capacity(flat.shape[1], 0.15))
+    assert positions.shape == targets.shape == (groups, target_capacity(flat.shape[1], 0.15))
     for group in range(groups):
         real = targets[group] != -100
         assert positions[group][real].tolist() == np.flatnonzero(flat[group] != -100).tolist()
@@ -150,7 +150,7 @@ def test_a_batch_without_targets_is_all_padding():
 @pytest.mark.parametrize("tokens", [8, 100, 4096, 65536])
 @pytest.mark.parametrize("probability", [0.01, 0.15, 0.5, 1.0])
 def test_capacity_holds_five_deviations_and_no_more_than_all(tokens, probability):
-    room = capacity(tokens, probability)
+    room = target_capacity(tokens, probability)
     mean, deviation = tokens * probability, (tokens * probability * (1 - probability)) ** 0.5
     assert room % 8 == 0 and room <= -(-tokens // 8) * 8
     assert room >= min(mean + 5 * deviation, tokens)

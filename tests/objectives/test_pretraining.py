@@ -7,7 +7,7 @@ import pytest
 from transformers import AlbertConfig, BertConfig, ElectraConfig
 
 from hfseq.data.arguments import DataArguments
-from hfseq.data.batches import IGNORED, RowRandom
+from hfseq.data.batches import IGNORE_INDEX, RowRandom
 from hfseq.errors import UsageError
 from hfseq.objectives.pretraining import ReplacedTokens, SentenceOrder
 from tests.objectives.conftest import loss_of_batch, numbers, rows_of
@@ -38,7 +38,7 @@ def test_replaced_tokens_are_labelled_and_come_from_their_row(objective):
     real = rows["segment_ids"] > 0
     changed = batch["input_ids"] != rows["input_ids"]
     assert np.array_equal(batch["labels"][real], changed[real].astype(int))
-    assert (batch["labels"][~real] == IGNORED).all() and not changed[~real].any()
+    assert (batch["labels"][~real] == IGNORE_INDEX).all() and not changed[~real].any()
     assert 0.15 < changed[real].mean() < 0.4
     for row, ids in enumerate(batch["input_ids"]):
         assert set(ids[changed[row]]) <= set(rows["input_ids"][row][real[row]])
@@ -69,8 +69,8 @@ def test_loss_of_replaced_tokens_is_that_of_numpy(objective):
     chance, labels = 1 / (1 + np.exp(-logits)), batch["labels"]
     each = -np.log(np.where(labels == 1, chance, 1 - chance))
     total, count = loss_of_batch(made, model, batch)
-    assert count == (labels != IGNORED).sum()
-    assert total == pytest.approx(each[labels != IGNORED].sum(), rel=1e-5)
+    assert count == (labels != IGNORE_INDEX).sum()
+    assert total == pytest.approx(each[labels != IGNORE_INDEX].sum(), rel=1e-5)
 
 
 def test_halves_change_places_and_types_tell_them_apart(objective):
@@ -106,14 +106,14 @@ def test_loss_of_order_weighs_as_much_as_that_of_masked_tokens(objective):
         logits = np.asarray(logits, np.float64)
         chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         picked = np.take_along_axis(chances, np.maximum(labels, 0)[..., None], -1)[..., 0]
-        return -np.log(picked)[labels != IGNORED].sum()
+        return -np.log(picked)[labels != IGNORE_INDEX].sum()
 
     flat = np.asarray(output.prediction_logits).reshape(1, -1, 400)
     masked = np.take_along_axis(flat, batch["masked_positions"][..., None], 1)
     right = cross_entropy(masked, batch["labels"])
     right += 0.3 * 29 * cross_entropy(output.sop_logits, batch["order"])
     total, count = loss_of_batch(made, model, batch)
-    assert count == (batch["labels"] != IGNORED).sum()
+    assert count == (batch["labels"] != IGNORE_INDEX).sum()
     assert total == pytest.approx(right, rel=1e-5)
 
 

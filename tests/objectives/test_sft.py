@@ -15,7 +15,7 @@ from hfseq.data.batches import Batches
 from hfseq.objectives.sft import InstructionTuning
 from tests.objectives.conftest import loss_of_batch, numbers
 from tests.support import chats
-from tests.support.chats import END, OPEN, TEMPLATE
+from tests.support.chats import END_TOKEN, OPEN_TEMPLATE, TEMPLATE
 from tests.support.models import gpt2_config, llama_config
 
 SIZES = {"vocab_size": 302, "max_position_embeddings": 96, "eos_token_id": 0, "bos_token_id": 0}
@@ -61,7 +61,7 @@ def test_no_token_of_a_prompt_has_a_loss_and_every_one_of_an_answer_has(tuning, 
     for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
         targets = np.flatnonzero(labels != -100)
         assert (ids[targets + 1] == labels[targets]).all()
-        answers += objective.tokenizer.decode(labels[targets].tolist()).split(END)[:-1]
+        answers += objective.tokenizer.decode(labels[targets].tolist()).split(END_TOKEN)[:-1]
     records = objective.load_splits(None)["train"]
     talk = [one for row in range(len(records)) for one in records[row]["messages"]]
     assert sorted(answers) == sorted(t["content"] for t in talk if t["role"] == "assistant")
@@ -104,26 +104,26 @@ def test_rows_that_fill_a_batch_up_count_for_nothing(tuning):
 
 def test_generation_stops_where_a_turn_ends(tuning):
     model = hfseq.FlaxLlamaForCausalLM(llama_config(**SIZES), _do_init=False)
-    tuning(model, eos_token=END)
+    tuning(model, eos_token=END_TOKEN)
     assert model.generation_config.eos_token_id == [301, 0] and model.config.eos_token_id == 301
 
 
 def test_a_turn_that_nobody_learns_to_end_is_told(tuning, caplog):
     with caplog.at_level(logging.WARNING):
-        tuning(eos_token=END)
+        tuning(eos_token=END_TOKEN)
     assert not caplog.text
     fresh = hfseq.FlaxLlamaForCausalLM(llama_config(**SIZES), _do_init=False)
     with caplog.at_level(logging.WARNING):
         tuning(fresh)
     assert "ends an answer with <|im_end|>, and generation stops at <|endoftext|>" in caplog.text
     with caplog.at_level(logging.WARNING):
-        tuning(fresh, OPEN)
+        tuning(fresh, OPEN_TEMPLATE)
     assert "the model will not learn to stop" in caplog.text
 
 
 def test_models_that_cannot_keep_examples_apart_get_one_a_row(tuning, caplog, monkeypatch):
     model = hfseq.FlaxLlamaForCausalLM(llama_config(**SIZES), _do_init=False)
-    monkeypatch.setattr(model, "takes", lambda name: name != "segment_ids")
+    monkeypatch.setattr(model, "accepts", lambda name: name != "segment_ids")
     with caplog.at_level(logging.WARNING):
         objective, rows = tuning(model, packing=True)
     assert len(rows) == len(objective.load_splits(None)["train"])

@@ -7,19 +7,23 @@ import random
 import numpy as np
 import pytest
 
-from hfseq.data.answers import best_spans
-from hfseq.objectives.metrics import answer_scores, entities, entity_scores, rouge_scores
+from hfseq.data.question_answering import best_spans
+from hfseq.objectives.metrics import answer_scores, entity_scores, find_entities, rouge_scores
 
 KINDS = ("PER", "LOC", "ORG-X")
 TAGS = ["O", *(f"{mark}-{kind}" for mark in "BIES" for kind in KINDS)]
 
 
 def test_entities_are_found_as_by_conlleval():
-    assert entities(["B-PER", "I-PER", "O", "B-LOC"]) == {("PER", 0, 1), ("LOC", 3, 3)}
-    assert entities(["I-PER", "I-LOC", "I-LOC"]) == {("PER", 0, 0), ("LOC", 1, 2)}  # IOB1
-    assert entities(["B-PER", "B-PER", "I-LOC"]) == {("PER", 0, 0), ("PER", 1, 1), ("LOC", 2, 2)}
-    assert entities(["S-PER", "B-LOC", "E-LOC"]) == {("PER", 0, 0), ("LOC", 1, 2)}  # IOBES
-    assert entities(["O", "O"]) == set() and entities([]) == set()
+    assert find_entities(["B-PER", "I-PER", "O", "B-LOC"]) == {("PER", 0, 1), ("LOC", 3, 3)}
+    assert find_entities(["I-PER", "I-LOC", "I-LOC"]) == {("PER", 0, 0), ("LOC", 1, 2)}  # IOB1
+    assert find_entities(["B-PER", "B-PER", "I-LOC"]) == {
+        ("PER", 0, 0),
+        ("PER", 1, 1),
+        ("LOC", 2, 2),
+    }
+    assert find_entities(["S-PER", "B-LOC", "E-LOC"]) == {("PER", 0, 0), ("LOC", 1, 2)}  # IOBES
+    assert find_entities(["O", "O"]) == set() and find_entities([]) == set()
     scores = entity_scores([["B-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "B-LOC"]])
     assert scores["precision"] == scores["recall"] == scores["f1"] == 0.5
     assert scores["accuracy"] == pytest.approx(2 / 3)

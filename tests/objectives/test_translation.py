@@ -213,13 +213,13 @@ def test_the_saved_model_generates_as_its_evaluation_does(task_of, tmp_path):
 def test_texts_are_written_for_samples_spread_over_the_split(task_of, splits):
     task, model = task_of(num_beams=1, max_new_tokens=4, max_generate_samples=4)
     task.splits = splits
-    written = task.write_texts(model, model.params, "validation")
+    written = task.generate_texts(model, model.params, "validation")
     assert written.sources == splits["validation"]["source"][::10]
     assert written.references == splits["validation"]["target"][::10]
     assert len(written.hypotheses) == 4 and set(written.metrics) == {"bleu", "chrf"}
     assert "tok:13a" in written.notes["bleu"]
     off, _ = task_of(load=False, predict_with_generate=False)
-    assert off.write_texts(model, model.params, "validation") is None
+    assert off.generate_texts(model, model.params, "validation") is None
 
 
 def test_the_loss_is_over_the_vocabulary_of_the_targets(tokenizer):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hfseq.data.batches import RowRandom
-from hfseq.objectives.sound import hide_spans
-from hfseq.objectives.wav2vec2 import Wav2Vec2, contrast, draw_negatives
+from hfseq.objectives.audio import draw_time_mask
+from hfseq.objectives.wav2vec2 import Wav2Vec2, contrastive_loss, draw_negatives
 from hfseq_plugins.wav2vec2 import modeling
 from hfseq_plugins.wav2vec2.modeling import FlaxWav2Vec2ForPreTraining
 from tests.support import models
@@ -37,7 +37,7 @@ def test_spans_have_the_wanted_share_and_negatives_are_other_hidden_frames():
     frames = np.array([200, 60, 12, 3, 0])
     shares = []
     for step in range(40):
-        hidden = hide_spans(frames, 200, 0.4, 4, generators(5, step))
+        hidden = draw_time_mask(frames, 200, 0.4, 4, generators(5, step))
         assert not hidden[:, 60:][1:].any() and not hidden[2, 12:].any() and not hidden[3:].any()
         lengths = np.diff(np.flatnonzero(np.diff(np.r_[0, hidden[0], 0])))[::2]
         assert lengths.min() >= 4 and hidden[2].any()
@@ -49,7 +49,7 @@ def test_spans_have_the_wanted_share_and_negatives_are_other_hidden_frames():
                 assert hidden[row, negatives[row, frame]].all()
                 assert frame not in negatives[row, frame]
     assert 0.3 < np.mean(shares) < 0.37  # of 0.4, since spans overlap: 1 - exp(-0.4) and less
-    again = hide_spans(frames[1:2], 90, 0.4, 4, generators(5, step)[1:2])
+    again = draw_time_mask(frames[1:2], 90, 0.4, 4, generators(5, step)[1:2])
     assert np.array_equal(again, hidden[1:2, :90])  # neither other rows nor the width count
 
 
@@ -59,13 +59,17 @@ def test_another_frame_with_the_same_code_is_no_wrong_answer():
     codes = states.at[0, 1].set(states[0, 0])  # the guess of 0 is right, and 1 has that code too
     hidden = jnp.asarray([[True, True, True, False]])
     negatives = jnp.asarray([[[1], [2], [0], [0]]])
-    total, right = contrast(states, codes, negatives, hidden, 0.1)
+    total, right = contrastive_loss(states, codes, negatives, hidden, 0.1)
     # Frame 0 has nothing to be told apart from: no loss, and nothing achieved.
-    _, rest = contrast(states, codes, negatives, hidden.at[0, 0].set(False), 0.1)
+    _, rest = contrastive_loss(states, codes, negatives, hidden.at[0, 0].set(False), 0.1)
     assert right == rest
-    only = contrast(states, codes, negatives, jnp.asarray([[True, False, False, False]]), 0.1)
+    only = contrastive_loss(
+        states, codes, negatives, jnp.asarray([[True, False, False, False]]), 0.1
+    )
     assert float(only[0]) == 0 and int(only[1]) == 0 and total > 0
-    nothing = jax.grad(lambda x: contrast(x, 0 * codes, negatives, hidden, 0.1)[0])(0 * states)
+    nothing = jax.grad(lambda x: contrastive_loss(x, 0 * codes, negatives, hidden, 0.1)[0])(
+        0 * states
+    )
     assert np.isfinite(nothing).all()
 
 
@@ -87,7 +91,7 @@ def test_loss_and_gradients_are_those_of_pytorch(kind, train, tmp_path, monkeypa
     values *= attend
     frames = np.asarray(model._get_feat_extract_output_lengths(samples))
     width = int(model._get_feat_extract_output_lengths(90))
-    hidden = hide_spans(frames, width, 0.5, 2, generators(3))
+    hidden = draw_time_mask(frames, width, 0.5, 2, generators(3))
     negatives = draw_negatives(hidden, 5, generators(3, 1))
     noise = random.gumbel(size=(3, width, 2, 6)).astype(np.float32)
 

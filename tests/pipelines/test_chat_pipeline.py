@@ -67,7 +67,7 @@ def test_the_oldest_turns_are_left_out_when_the_length_is_full(loaded):
         ask(chat, f"read {number}")
         assert chat.messages[0]["role"] == "system"
         assert [one["role"] for one in chat.messages[1:3]] == ["user", "assistant"]
-    assert chat.dropped and len(chat.messages) == 1 + 2 * (12 - chat.dropped)
+    assert chat.dropped_turns and len(chat.messages) == 1 + 2 * (12 - chat.dropped_turns)
     assert chat.messages[-2]["content"] == "read 11"
 
 

@@ -58,11 +58,11 @@ def roberta(tmp_path) -> Path:
 
 
 def test_a_tokenizer_without_attention_mask_generates(gpt2):
-    wanted = TextGenerator.from_pretrained(str(gpt2)).write("the law", max_new_tokens=4)
+    wanted = TextGenerator.from_pretrained(str(gpt2)).generate("the law", max_new_tokens=4)
     without(gpt2, model_input_names=["input_ids"])
     writer = TextGenerator.from_pretrained(str(gpt2))
     assert "attention_mask" not in writer.tokenizer("the law")
-    assert writer.write("the law", max_new_tokens=4) == wanted
+    assert writer.generate("the law", max_new_tokens=4) == wanted
     assert list(writer.stream("the law", max_new_tokens=4))
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from hfseq.cli import main
 from hfseq.errors import UsageError
+from tests.support.images import write_bad_images
 from tests.support.models import vit_config
-from tests.support.pictures import bad_pictures
 from tests.support.stored_runs import STORED
 
 pytest.importorskip("PIL")
@@ -34,7 +34,7 @@ def classifier(tmp_path_factory):
 
 
 def test_classes_are_those_of_the_model_and_broken_files_are_told(classifier, tmp_path, capsys):
-    bad_pictures(tmp_path / "bad")
+    write_bad_images(tmp_path / "bad")
     good = DATA / "pictures" / "dark"
     code = main(
         [
@@ -111,8 +111,8 @@ def test_a_processor_of_another_size_is_refused(classifier):
     from transformers import ViTImageProcessorPil
 
     from hfseq import FlaxViTForImageClassification
-    from hfseq.pipelines.pictures import PictureClassifier
+    from hfseq.pipelines.images import ImageClassifier
 
     model = FlaxViTForImageClassification.from_pretrained(classifier)
     with pytest.raises(UsageError, match="the model reads pictures of"):
-        PictureClassifier(model, ViTImageProcessorPil(size={"height": 8, "width": 16}))
+        ImageClassifier(model, ViTImageProcessorPil(size={"height": 8, "width": 16}))

@@ -223,10 +223,10 @@ def test_an_adapter_does_the_work(folder, tmp_path):
     keys = iter(jax.random.split(jax.random.key(1), 99))
     flat = trees.flatten(model.params)
     changed = {
-        path: jax.random.normal(next(keys), leaf.shape) if path in model.trained_paths else leaf
+        path: jax.random.normal(next(keys), leaf.shape) if path in model.trainable_paths else leaf
         for path, leaf in flat.items()
     }
-    own = {path: leaf for path, leaf in changed.items() if path in model.trained_paths}
+    own = {path: leaf for path, leaf in changed.items() if path in model.trainable_paths}
     model.save_pretrained(tmp_path / "adapter", params=trees.unflatten(own))
     made = hfseq.pipeline("text-classification", str(tmp_path / "adapter"))
     logits = auto.from_pretrained(tmp_path / "adapter")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hfseq.cli import main
-from hfseq.data.audio import Sound
+from hfseq.data.audio import AudioFile
 from hfseq.pipelines.transcription import Segment, Transcriber, Transcript
 from tests.data.test_audio import tones
 from tests.plugins.test_whisper import ENTRIES
@@ -58,7 +58,7 @@ def test_subtitles():
         [Segment(0, 1.5, "Hello"), Segment(2, 3, ""), Segment(3661.5, 3662.25, "there")],
     )
     assert made.text == "Hello there"
-    assert made.srt() == (
+    assert made.to_srt() == (
         "1\n00:00:00,000 --> 00:00:01,500\nHello\n\n2\n01:01:01,500 --> 01:01:02,250\nthere\n"
     )
 
@@ -104,7 +104,7 @@ def test_an_hour_is_read_in_bounded_memory(tmp_path):
     with soundfile.SoundFile(tmp_path / "hour.wav", "w", 8000, 1) as file:
         for minute in range(60):
             file.write(tones(8000, 60, minute))
-    sound = Sound(tmp_path / "hour.wav")
+    sound = AudioFile(tmp_path / "hour.wav")
     tracemalloc.start()
     loudest = max(np.abs(sound.read(start * 480000, 480000)).max() for start in range(120))
     peak = tracemalloc.get_traced_memory()[1]

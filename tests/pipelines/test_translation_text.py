@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hfseq.pipelines.translation import SourceEncoder, TargetDecoder, source_limit
+from hfseq.pipelines.translation import SourceEncoder, TargetDecoder, max_source_tokens
 from tests.support.translators import EOS, FIRST, PAD, CharacterTokenizer, EchoModel, sentences
 
 
@@ -61,7 +61,7 @@ def test_a_tokenizer_with_two_vocabularies_is_asked_for_the_target():
 def test_the_limit_of_the_source_is_the_smallest_that_binds(positions, own, asked, limit):
     tokenizer = CharacterTokenizer()
     tokenizer.model_max_length = own
-    assert source_limit(EchoModel(positions), tokenizer, asked) == limit
+    assert max_source_tokens(EchoModel(positions), tokenizer, asked) == limit
 
 
 @pytest.fixture

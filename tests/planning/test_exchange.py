@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import pytest
 
-from hfseq.cli.plan import compile
-from hfseq.cli.plan.estimate import by_rules, wire_seconds
+from hfseq.cli.plan import step_compiler
+from hfseq.cli.plan.estimate import exchange_by_rules, wire_seconds
 from hfseq.cli.plan.run import abstract_mesh, build
-from hfseq.training.hardware import named
+from hfseq.training.hardware import get_accelerator
 
 MESH = {"data": 8, "fsdp": 8, "tensor": 1, "sequence": 1}
 
@@ -20,9 +20,9 @@ def of_kind(found, kind, *axes):
 def test_gradients_are_summed_over_data_as_the_compiled_step_does_it(options):
     options = options(mesh="data=8")
     run = build(options, abstract_mesh("data=8", 8))
-    rule = of_kind(by_rules(run), "all-reduce", "data")
+    rule = of_kind(exchange_by_rules(run), "all-reduce", "data")
     assert rule["bytes"] == 4 * sum(x.size for x in jax.tree.leaves(run.abstract_state().params))
-    found = compile.measure(options, 2, False, jax.devices())["collectives"]
+    found = step_compiler.compile_step(options, 2, False, jax.devices())["collectives"]
     # XLA may sum the two gradients of a tied table, of look-up and head, one by one.
     table = 4 * 128 * 32
     size = of_kind(found, "all-reduce", "data")["bytes"]
@@ -32,8 +32,8 @@ def test_gradients_are_summed_over_data_as_the_compiled_step_does_it(options):
 @pytest.mark.slow
 def test_weights_are_put_together_over_fsdp_as_the_compiled_step_does_it(options):
     options = options(mesh="fsdp=8")
-    rules = by_rules(build(options, abstract_mesh("fsdp=8", 8)))
-    found = compile.measure(options, 2, False, jax.devices())["collectives"]
+    rules = exchange_by_rules(build(options, abstract_mesh("fsdp=8", 8)))
+    found = step_compiler.compile_step(options, 2, False, jax.devices())["collectives"]
     gathered = of_kind(rules, "all-gather", "fsdp")["bytes"]
     assert of_kind(found, "all-gather", "fsdp")["bytes"] == pytest.approx(gathered, rel=0.05)
 
@@ -41,7 +41,7 @@ def test_weights_are_put_together_over_fsdp_as_the_compiled_step_does_it(options
 def test_recomputed_layers_gather_their_weights_again(options):
     mesh = abstract_mesh("fsdp=8", 8)
     once, twice = (
-        by_rules(build(options(mesh="fsdp=8", gradient_checkpointing=remat), mesh))
+        exchange_by_rules(build(options(mesh="fsdp=8", gradient_checkpointing=remat), mesh))
         for remat in (False, True)
     )
     gathered = of_kind(once, "all-gather", "fsdp")["bytes"]
@@ -49,7 +49,7 @@ def test_recomputed_layers_gather_their_weights_again(options):
 
 
 def test_a_ring_moves_what_it_must_at_the_speed_of_its_slowest_part():
-    h200 = named("h200")
+    h200 = get_accelerator("h200")
     summed = {"kind": "all-reduce", "axes": ["fsdp"], "bytes": 8e9}
     gathered = {"kind": "all-gather", "axes": ["fsdp"], "bytes": 8e9}
     scattered = {"kind": "reduce-scatter", "axes": ["fsdp"], "bytes": 1e9}
@@ -61,7 +61,7 @@ def test_a_ring_moves_what_it_must_at_the_speed_of_its_slowest_part():
     outer = summed | {"axes": ["data"]}
     assert wire_seconds(outer, MESH, h200) == pytest.approx(14e9 / 50e9)
     assert wire_seconds(outer, MESH, h200, network=100e9) == pytest.approx(14e9 / 100e9)
-    assert wire_seconds(outer, MESH, named("l4")) is None
-    assert wire_seconds(outer, MESH, named("tpu-v5e")) == pytest.approx(14e9 / 200e9)
+    assert wire_seconds(outer, MESH, get_accelerator("l4")) is None
+    assert wire_seconds(outer, MESH, get_accelerator("tpu-v5e")) == pytest.approx(14e9 / 200e9)
     alone = MESH | {"data": 1}
     assert wire_seconds(outer, alone, h200) == 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import pytest
 
-from hfseq.cli.plan import compile
+from hfseq.cli.plan import step_compiler
 from hfseq.cli.plan.estimate import make_plan
 from hfseq.cli.plan.options import Options
-from hfseq.cli.plan.run import abstract_batch, abstract_mesh, build, local_rows
+from hfseq.cli.plan.run import abstract_batch, abstract_mesh, build, rows_per_shard
 from hfseq.training.loader import Loader
 
 
@@ -29,7 +29,7 @@ def planned(loop, **changes) -> Options:
         objective=loop.run.objective.name,
         length=32,
         global_batch_size=loop.run.batch.rows,
-        gradient_accumulation_steps=loop.run.batch.micro,
+        gradient_accumulation_steps=loop.run.batch.micro_batches,
         optim=training.optim,
         precision="float32",
         **({"no_compile": True} | changes),
@@ -39,7 +39,11 @@ def planned(loop, **changes) -> Options:
 def first_batch(loop):
     run = loop.run
     seed = run.arguments.training.seed
-    return Loader(run.data.train, run.objective, run.mesh, run.batch.micro, seed).make(0).batch
+    return (
+        Loader(run.data.train, run.objective, run.mesh, run.batch.micro_batches, seed)
+        .make_batch(0)
+        .batch
+    )
 
 
 @pytest.mark.slow
@@ -72,7 +76,7 @@ def test_bytes_on_a_device_are_those_of_the_arrays_of_a_run(train, mesh, objecti
     for planned_leaf, leaf in zip(jax.tree.leaves(shapes), jax.tree.leaves(state), strict=True):
         assert (planned_leaf.shape, planned_leaf.dtype) == (leaf.shape, leaf.dtype)
         assert planned_leaf.sharding.spec == leaf.sharding.spec
-    batch, found = first_batch(loop), abstract_batch(run, local_rows(run))
+    batch, found = first_batch(loop), abstract_batch(run, rows_per_shard(run))
     assert {k: (x.shape, x.dtype) for k, x in batch.items()} == {
         k: (x.shape, x.dtype) for k, x in found.items()
     }
@@ -87,7 +91,7 @@ def test_a_program_of_the_plan_is_that_of_the_run(train):
     batch = first_batch(loop)
     memory = loop.run.step_function().lower(loop.state, {}, batch).compile().memory_analysis()
     options = planned(loop)
-    found = compile.measure(options, loop.run.batch.rows // 8, False, jax.devices())
+    found = step_compiler.compile_step(options, loop.run.batch.rows // 8, False, jax.devices())
     assert found["arguments"] == memory.argument_size_in_bytes
     assert found["temporary"] == memory.temp_size_in_bytes
     arrays = local_bytes(loop.state) + local_bytes(batch)

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from hfseq import cli
-from hfseq.cli.plan import compile
-from hfseq.cli.plan.compile import Programs
+from hfseq.cli.plan import step_compiler
 from hfseq.cli.plan.estimate import make_plan
-from hfseq.cli.plan.run import KERNELS
-from hfseq.training import described
+from hfseq.cli.plan.run import FUSED_KERNELS
+from hfseq.cli.plan.step_compiler import Programs
+from hfseq.training import aot
 
 #: Base sizes with their scripts' objectives.
 FAMILIES = {
@@ -24,7 +24,7 @@ FAMILIES = {
 
 
 def needs(name: str) -> None:
-    if reason := described.missing(name):
+    if reason := aot.unavailable_reason(name):
         pytest.skip(reason)
 
 
@@ -34,7 +34,11 @@ def test_attention_is_chosen_for_the_devices_of_the_plan(options, monkeypatch):
         for name in ("h200:8", "tpu-v5e:8")
     }
     (on_gpu,), (on_tpu,) = found.values()
-    assert on_gpu["name"] in KERNELS and on_tpu["name"] not in ("few_queries", "blocked", "xla")
+    assert on_gpu["name"] in FUSED_KERNELS and on_tpu["name"] not in (
+        "few_queries",
+        "blocked",
+        "xla",
+    )
     assert on_gpu["of"].startswith("16 x 4 heads of 8 in bfloat16, 16 queries")
     assert all(why for one in (on_gpu, on_tpu) for why in one["refused"].values())
 
@@ -63,7 +67,7 @@ def test_attention_that_was_named_and_cannot_serve_is_wrong_usage(capsys):
     ("real", "host", "speaker"),
     [
         ([1, 2, 3], [], "real"),
-        ([], [1, 2, 3], compile.HOST),
+        ([], [1, 2, 3], step_compiler.HOST_COMPILER),
         ([], [], ""),
     ],
 )
@@ -89,27 +93,27 @@ def test_who_is_asked_next_says_why_the_first_did_not_speak(
         ]
         return Programs(programs, compiler, "" if found else f"{compiler} failed")
 
-    monkeypatch.setattr(compile, "compiler_for", lambda accelerator: "real")
-    monkeypatch.setattr(compile, "_measure_apart", compiled)
+    monkeypatch.setattr(step_compiler, "compiler_for", lambda accelerator: "real")
+    monkeypatch.setattr(step_compiler, "_measure_apart", compiled)
     plan = make_plan(options())
-    assert asked == (["real"] if real else ["real", compile.HOST])
+    assert asked == (["real"] if real else ["real", step_compiler.HOST_COMPILER])
     if speaker:
         assert plan["compiled"]["compiler"] == speaker
         assert (plan["fit"]["needed"], plan["fit"]["row"]) == (120, 10)
     else:
         assert plan["fit"]["source"] == "traced" and plan["activations"]
-        assert plan["compiled"]["problem"] == f"{compile.HOST} failed"
+        assert plan["compiled"]["problem"] == f"{step_compiler.HOST_COMPILER} failed"
     assert plan["compiled"]["passed_over"] == ("" if real else "real failed")
-    text = "\n".join(cli.plan.describe(plan))
+    text = "\n".join(cli.plan.format_plan(plan))
     assert f"memory is that of {speaker or 'the rules and the trace'}" in text
     assert ("real failed" in text) == (not real)
 
 
 def test_without_the_packages_the_reason_is_told(options, monkeypatch):
-    monkeypatch.setattr(described, "_place", lambda module: None)
-    monkeypatch.setattr(compile, "_measure_apart", lambda *_: Programs(problem="slow"))
-    found = compile.measure_apart(options(), [])
-    assert "pip install 'hfseq[aot]'" in found.passed_over and found.problem == "slow"
+    monkeypatch.setattr(aot, "_place", lambda module: None)
+    monkeypatch.setattr(step_compiler, "_measure_apart", lambda *_: Programs(problem="slow"))
+    found = step_compiler.compile_in_subprocess(options(), [])
+    assert "pip install 'hfseq[aot]'" in found.skip_reason and found.problem == "slow"
 
 
 @pytest.mark.slow
@@ -123,7 +127,7 @@ def test_the_real_compiler_answers(devices, capsys):
     assert cli.main([*words, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["compiled"]["real"] and not plan["compiled"]["problem"]
-    assert plan["compiled"]["compiler"] == compile.compiler_for(
+    assert plan["compiled"]["compiler"] == step_compiler.compiler_for(
         {"h": "h200", "v": "tpu-v5e"}[devices[0]]
     )
     first = plan["compiled"]["programs"][0]
@@ -165,9 +169,9 @@ def test_rules_agree_with_the_compiler_within_a_tenth(family, options):
         scan_layers=True,
         no_compile=True,
     )
-    compiled = compile.measure_apart(run, [{"rows": 16, "remat": False}])
-    assert compiled.real and not compiled.problem
-    needed = compiled.found[0]["arguments"] + compiled.found[0]["temporary"]
+    compiled = step_compiler.compile_in_subprocess(run, [{"rows": 16, "remat": False}])
+    assert compiled.is_accelerator and not compiled.problem
+    needed = compiled.results[0]["arguments"] + compiled.results[0]["temporary"]
     assert make_plan(run)["fit"]["needed"] == pytest.approx(needed, rel=0.1)
 
 
@@ -181,7 +185,7 @@ def test_a_program_that_is_larger_than_a_tpu_is_measured_all_the_same(options):
         per_device_train_batch_size=128,
         precision="bfloat16",
     )
-    found = compile.measure_apart(run, [{"rows": 128, "remat": False}])
-    assert found.real and not found.problem
-    (program,) = found.found
+    found = step_compiler.compile_in_subprocess(run, [{"rows": 128, "remat": False}])
+    assert found.is_accelerator and not found.problem
+    (program,) = found.results
     assert program["arguments"] + program["temporary"] > 15.75 * 2**30

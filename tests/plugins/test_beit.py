@@ -19,12 +19,12 @@ from hfseq_plugins.beit.modeling import (
     FlaxBeitForMaskedImageModeling,
     FlaxBeitModel,
     FlaxBeitModule,
-    distances,
+    relative_position_index,
 )
 from tests.support import models
-from tests.support.models import close, same
+from tests.support.models import close, trees_equal
 from tests.support.tiers import CHECKS, first
-from tests.support.twins import tensors, twin
+from tests.support.torch_counterparts import tensors, torch_counterpart
 
 HEADS = ("Model", "ForImageClassification", "ForMaskedImageModeling")
 ONE = [("ForMaskedImageModeling", CHECKS)]
@@ -59,11 +59,11 @@ def test_both_norms_of_the_third_head_are_those_of_pytorch(tmp_path):
     theirs = hfseq.load_flax_weights_in_pytorch_model(
         BeitForMaskedImageModeling(config).eval(), model.params
     )
-    output = theirs(**tensors(pixel_values=models.pictures()))
-    assert close(model(models.pictures()).logits, output.logits.detach())
+    output = theirs(**tensors(pixel_values=models.images()))
+    assert close(model(models.images()).logits, output.logits.detach())
     theirs.save_pretrained(tmp_path)
     again = FlaxBeitForMaskedImageModeling.from_pretrained(tmp_path)
-    assert same(again.params, model.params)
+    assert trees_equal(again.params, model.params)
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_rows_of_the_table_are_those_of_pytorch():
 
     for grid in ((3, 3), (2, 5), (1, 1)):
         theirs = BeitRelativePositionBias.generate_relative_position_index(grid)
-        assert torch.equal(torch.tensor(distances(grid)), theirs)
+        assert torch.equal(torch.tensor(relative_position_index(grid)), theirs)
 
 
 def shaken(model, seed=0):
@@ -108,8 +108,8 @@ def shaken(model, seed=0):
 def test_pictures_of_any_size_give_what_pytorch_gives(shape, changes, tmp_path):
     """Version 4 could not read them."""
     model = shaken(FlaxBeitModel(models.beit_config(**changes)))
-    pixels = models.pictures(2, (3, *shape))
-    theirs = twin(model, tmp_path)(**tensors(pixel_values=pixels))
+    pixels = models.images(2, (3, *shape))
+    theirs = torch_counterpart(model, tmp_path)(**tensors(pixel_values=pixels))
     assert close(model(pixels).pooler_output, theirs.pooler_output.detach(), 3e-5)
 
 
@@ -120,22 +120,22 @@ def test_hidden_patches_give_what_pytorch_gives(cls, tmp_path):
     hide = np.arange(18).reshape(2, 9) % 3 == 0
     import torch
 
-    theirs = twin(model, tmp_path)(
-        **tensors(pixel_values=models.pictures()), bool_masked_pos=torch.tensor(hide)
+    theirs = torch_counterpart(model, tmp_path)(
+        **tensors(pixel_values=models.images()), bool_masked_pos=torch.tensor(hide)
     )
-    assert close(model(models.pictures(), hide)[0], theirs[0].detach())
-    assert close(model(models.pictures(), hide.astype(np.int32))[0], theirs[0].detach())
+    assert close(model(models.images(), hide)[0], theirs[0].detach())
+    assert close(model(models.images(), hide.astype(np.int32))[0], theirs[0].detach())
     with pytest.raises(UsageError, match="bool_masked_pos is .2, 4., the patches are .2, 9."):
-        model(models.pictures(), hide[:, :4])
+        model(models.images(), hide[:, :4])
 
 
 def test_the_pooled_vector_has_its_own_output_class():
     model = FlaxBeitModel(models.beit_config(num_hidden_layers=1, drop_path_rate=0.1))
-    output = model(models.pictures(), output_hidden_states=True, output_attentions=True)
+    output = model(models.images(), output_hidden_states=True, output_attentions=True)
     assert isinstance(output, FlaxBeitModelOutputWithPooling)
     assert len(output.hidden_states) == 2 and output.attentions[0].shape == (2, 4, 10, 10)
     with pytest.raises(UsageError, match="dropout_rng"):
-        model(models.pictures(), train=True)
+        model(models.images(), train=True)
     assert FlaxBeitModule(model.config, add_pooling_layer=False).model.params_shape_tree
 
 
@@ -144,7 +144,7 @@ def test_later_layers_are_dropped_more_often():
     """The first never is, the last at the rate of the configuration."""
     config = models.beit_config(drop_path_rate=0.9, hidden_dropout_prob=0.0)
     model = shaken(FlaxBeitModel(config))
-    pixels = np.repeat(models.pictures(1), 64, 0)
+    pixels = np.repeat(models.images(1), 64, 0)
     output = model(
         pixels, train=True, dropout_rng=jax.random.key(0), output_hidden_states=True
     ).hidden_states
@@ -180,7 +180,7 @@ def test_names_in_files_and_in_memory_load_and_are_saved_as_they_were(
     model = cls.from_pretrained(tmp_path / "theirs")
     inside = theirs.state_dict()
     assert any(".q_proj." in name for name in inside)
-    assert same(hfseq.convert_pytorch_state_dict_to_flax(inside, model), model.params)
+    assert trees_equal(hfseq.convert_pytorch_state_dict_to_flax(inside, model), model.params)
     model.save_pretrained(tmp_path / "ours")
     before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
     assert before.keys() == after.keys()

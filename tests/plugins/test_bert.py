@@ -55,7 +55,7 @@ def test_untied_head_has_its_own_projection_and_pytorchs_bias():
     untied = FlaxBertForMaskedLM(bert_config(tie_word_embeddings=False))
     added = untied.required_params - tied.required_params
     assert added == {("cls", "predictions", "decoder", "kernel")}
-    assert "cls.predictions.decoder.bias" in untied.weight_map.outgoing()
+    assert "cls.predictions.decoder.bias" in untied.weight_map.saved_slots()
 
 
 def test_positions_beyond_the_table_are_refused():
@@ -125,7 +125,11 @@ def test_trained_model_equals_pytorch_on_a_real_sentence(trained_bert):
     )
     inputs = {name: np.array(batch[name]) for name in ("input_ids", "attention_mask")}
     compare(
-        FlaxBertModel, trained_bert, inputs, shown=inputs["attention_mask"][..., None], unused=2
+        FlaxBertModel,
+        trained_bert,
+        inputs,
+        output_mask=inputs["attention_mask"][..., None],
+        unused=2,
     )
 
 

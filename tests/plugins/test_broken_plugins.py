@@ -65,7 +65,7 @@ def test_a_broken_plugin_is_named_and_the_others_go_on(distribute, caplog, body,
     assert re.search(reason, str(loaded.errors["broken"]), re.S)
     assert "'broken'" in caplog.text
     assert "fine" in loaded.optimizers and "bert" in loaded.architectures
-    assert loaded.adds("broken") == {}
+    assert loaded.registrations("broken") == {}
 
 
 def test_an_unknown_name_mentions_the_plugin_that_might_have_it(distribute, caplog):

@@ -23,9 +23,9 @@ from hfseq_plugins.clip.modeling import (
     FlaxCLIPVisionModel,
 )
 from tests.support import models
-from tests.support.models import close, same
+from tests.support.models import close, trees_equal
 from tests.support.tiers import CHECKS, first
-from tests.support.twins import tensors, twin
+from tests.support.torch_counterparts import tensors, torch_counterpart
 
 HEADS = [
     ("clip_text_model", "Model"),
@@ -71,7 +71,7 @@ def test_battery_with_pictures_that_are_no_squares_and_of_other_channels():
 def test_a_text_is_pooled_at_its_first_end_as_in_pytorch(end, tmp_path):
     model = FlaxCLIPTextModel(models.clip_text_model_config(eos_token_id=end))
     tokens = np.array([[0, 9, 5, 23, 5, 1], [0, 23, 7, 23, 1, 1], [5, 2, 2, 8, 9, 5]], np.int32)
-    output, theirs = model(tokens), twin(model, tmp_path)(**tensors(input_ids=tokens))
+    output, theirs = model(tokens), torch_counterpart(model, tmp_path)(**tensors(input_ids=tokens))
     assert close(output.pooler_output, theirs.pooler_output.detach())
     places = [3, 1, 4] if end == 2 else [2, 0, 0]
     assert np.array_equal(output.pooler_output, output.last_hidden_state[np.arange(3), places])
@@ -80,14 +80,14 @@ def test_a_text_is_pooled_at_its_first_end_as_in_pytorch(end, tmp_path):
 @pytest.mark.slow
 def test_features_are_the_projections_that_the_whole_normalises(tmp_path):
     model = FlaxCLIPModel(models.clip_config())
-    tokens, pixels = models.ids(3) % 24, models.pictures(2)
+    tokens, pixels = models.ids(3) % 24, models.images(2)
     texts, pictures = model.get_text_features(tokens), model.get_image_features(pixels)
     assert texts.shape == (3, 24) and pictures.shape == (2, 24)
     output = model(tokens, pixels, output_hidden_states=True, output_attentions=True)
     assert output.logits_per_text.shape == (3, 2) and output.logits_per_image.shape == (2, 3)
     unit = np.asarray(texts) / np.linalg.norm(texts, axis=-1, keepdims=True)
     assert close(output.text_embeds, unit, 1e-6)
-    theirs = twin(model, tmp_path)
+    theirs = torch_counterpart(model, tmp_path)
     given = tensors(input_ids=tokens, pixel_values=pixels)
     assert close(output.logits_per_text, theirs(**given).logits_per_text.detach())
     assert close(texts, theirs.get_text_features(given["input_ids"]).pooler_output.detach())
@@ -127,7 +127,7 @@ def test_files_may_have_the_prefix_or_lack_it(kind, tmp_path, caplog):
     model.save_pretrained(tmp_path)
     before = model.params
     rewritten(tmp_path, lambda name: name.removeprefix(f"{kind}_model."))
-    assert same(cls.from_pretrained(tmp_path).params, before)
+    assert trees_equal(cls.from_pretrained(tmp_path).params, before)
     assert not caplog.records
 
 
@@ -143,7 +143,7 @@ def test_fresh_and_saved_again_models_of_pytorch_load(cls, fresh, tmp_path, capl
     config = getattr(models, f"clip_{fresh}_model_config")()
     theirs = getattr(transformers, cls.__name__.removeprefix("Flax"))(config).eval()
     name = "input_ids" if fresh == "text" else "pixel_values"
-    given = models.ids() % 24 if fresh == "text" else models.pictures()
+    given = models.ids() % 24 if fresh == "text" else models.images()
     expected = theirs(**tensors(**{name: given})).last_hidden_state.detach()
     theirs.save_pretrained(tmp_path / "fresh")
     type(theirs).from_pretrained(tmp_path / "fresh").save_pretrained(tmp_path / "again")
@@ -161,11 +161,11 @@ def test_a_half_loads_from_the_files_of_the_whole(tmp_path, caplog):
     whole = FlaxCLIPModel(models.clip_config(num_hidden_layers=1))
     whole.save_pretrained(tmp_path)
     texts = FlaxCLIPTextModel.from_pretrained(tmp_path)
-    assert same(texts.params, {"text_model": whole.params["text_model"]})
+    assert trees_equal(texts.params, {"text_model": whole.params["text_model"]})
     pictures = FlaxCLIPVisionModel.from_pretrained(tmp_path)
-    assert same(pictures.params, {"vision_model": whole.params["vision_model"]})
+    assert trees_equal(pictures.params, {"vision_model": whole.params["vision_model"]})
     projected = FlaxCLIPTextModelWithProjection.from_pretrained(tmp_path)
-    assert same(projected.params["text_projection"], whole.params["text_projection"])
+    assert trees_equal(projected.params["text_projection"], whole.params["text_projection"])
     assert texts.config.vocab_size == 24 and not caplog.records
     assert isinstance(hfseq.FlaxAutoModel.from_pretrained(tmp_path), FlaxCLIPModel)
 
@@ -189,7 +189,7 @@ def test_a_text_encoder_loads_as_maxdiffusion_loads_it(name, config, tmp_path):
     )
     assert isinstance(model, hfseq.FlaxPreTrainedModel) and isinstance(model, cls)
     assert isinstance(model, FlaxCLIPTextPreTrainedModel) == (config == "text")
-    assert same(params, made.params)
+    assert trees_equal(params, made.params)
     tokens = jnp.asarray(models.ids() % 24)
     output = model(tokens, params=params, train=False)
     assert output[0].dtype == jnp.bfloat16 and close(output[0], made(tokens)[0], 0.05)
@@ -215,7 +215,7 @@ def test_the_modules_of_version_4_take_what_they_took():
     found = module.apply(variables, tokens, jnp.ones_like(tokens), places, *flags)
     assert len(found) == 3 and close(found[0], output[0], 0)
     pictures = FlaxCLIPVisionModel(models.clip_vision_model_config(num_hidden_layers=1))
-    pixels = models.pictures()
+    pixels = models.images()
     expected = pictures(pixels).pooler_output
     last = pixels.transpose(0, 2, 3, 1)
     found = pictures.module.apply({"params": pictures.params}, last)
@@ -274,7 +274,7 @@ def test_texts_that_do_not_fit_are_refused_with_what_fits(whole):
     with pytest.raises(UsageError, match="25 tokens a row.*allows 24 .max_position_embeddings=24"):
         whole.get_text_features(np.zeros((1, 25), np.int32))
     with pytest.raises(UsageError, match="hold 24, outside of the model's vocabulary of 24"):
-        whole(np.full((1, 3), 24), models.pictures(1))
+        whole(np.full((1, 3), 24), models.images(1))
     text = FlaxCLIPTextModel(models.clip_text_model_config(), _do_init=False)
     with pytest.raises(UsageError, match="25 tokens a row.*allows 24"):
         text(np.zeros((1, 25), np.int32), params={})

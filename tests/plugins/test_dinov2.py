@@ -18,9 +18,9 @@ from hfseq_plugins.dinov2.modeling import (
     FlaxDinov2Module,
 )
 from tests.support import models
-from tests.support.models import close, same
+from tests.support.models import close, trees_equal
 from tests.support.tiers import CHECKS, first
-from tests.support.twins import tensors, twin
+from tests.support.torch_counterparts import tensors, torch_counterpart
 
 # The battery hides no patches.
 HIDDEN = ("mask_token",)
@@ -59,12 +59,12 @@ def test_battery_with_the_gated_block():
 def test_the_gated_block_is_that_of_pytorch(tmp_path):
     config = models.dinov2_config(use_swiglu_ffn=True, mlp_ratio=3, layerscale_value=0.5)
     model = FlaxDinov2Model(config)
-    theirs = twin(model, tmp_path)
-    output = theirs(**tensors(pixel_values=models.pictures())).last_hidden_state
+    theirs = torch_counterpart(model, tmp_path)
+    output = theirs(**tensors(pixel_values=models.images())).last_hidden_state
     output.square().sum().backward()
 
     def loss(params):
-        states = model(models.pictures(), params=params).last_hidden_state
+        states = model(models.images(), params=params).last_hidden_state
         return jnp.square(states).sum(), states
 
     gradient, states = jax.grad(loss, has_aux=True)(model.params)
@@ -80,8 +80,8 @@ def test_the_gated_block_is_that_of_pytorch(tmp_path):
 def test_pictures_of_any_size_give_what_pytorch_gives(shape, tmp_path):
     """Version 4 stretched the places with another cubic, and a shift."""
     model = FlaxDinov2Model(models.dinov2_config(initializer_range=1.0))
-    pixels = models.pictures(2, (3, *shape))
-    theirs = twin(model, tmp_path)(**tensors(pixel_values=pixels))
+    pixels = models.images(2, (3, *shape))
+    theirs = torch_counterpart(model, tmp_path)(**tensors(pixel_values=pixels))
     assert close(model(pixels).last_hidden_state, theirs.last_hidden_state.detach(), 3e-5)
 
 
@@ -91,15 +91,15 @@ def test_scales_are_those_of_the_file(tmp_path):
     model = FlaxDinov2Model(models.dinov2_config(layerscale_value=0.5, initializer_range=0.3))
     scale = model.params["encoder"]["layer"]["0"]["layer_scale1"]["lambda1"]
     assert close(scale, np.full(32, 0.5), 0)
-    theirs = twin(model, tmp_path)(**tensors(pixel_values=models.pictures()))
-    assert close(model(models.pictures())[0], theirs[0].detach())
+    theirs = torch_counterpart(model, tmp_path)(**tensors(pixel_values=models.images()))
+    assert close(model(models.images())[0], theirs[0].detach())
 
 
 @pytest.mark.slow
 def test_branches_are_dropped_while_training():
     """Version 4 never did."""
     model = FlaxDinov2Model(models.dinov2_config(drop_path_rate=0.5, initializer_range=0.3))
-    pixels = np.repeat(models.pictures(1), 8, 0)
+    pixels = np.repeat(models.images(1), 8, 0)
     rows = model(pixels, train=True, dropout_rng=jax.random.key(0)).pooler_output
     assert len(np.unique(np.asarray(rows).round(4), axis=0)) > 2
     with pytest.raises(UsageError, match="dropout_rng"):
@@ -111,17 +111,17 @@ def test_hidden_patches_give_what_pytorch_gives(tmp_path):
     model = FlaxDinov2Model(models.dinov2_config())
     model.params["embeddings"]["mask_token"] += 1.0
     hide = np.arange(18).reshape(2, 9) % 3 == 0
-    given = tensors(pixel_values=models.pictures())
+    given = tensors(pixel_values=models.images())
     import torch
 
-    theirs = twin(model, tmp_path)(**given, bool_masked_pos=torch.tensor(hide))
-    ours = model(models.pictures(), bool_masked_pos=hide)
-    assert close(ours[0], theirs[0].detach()) and not close(ours[0], model(models.pictures())[0])
+    theirs = torch_counterpart(model, tmp_path)(**given, bool_masked_pos=torch.tensor(hide))
+    ours = model(models.images(), bool_masked_pos=hide)
+    assert close(ours[0], theirs[0].detach()) and not close(ours[0], model(models.images())[0])
     with pytest.raises(UsageError, match="bool_masked_pos is .2, 4., the patches are .2, 9."):
-        model(models.pictures(), bool_masked_pos=hide[:, :4])
+        model(models.images(), bool_masked_pos=hide[:, :4])
     without = FlaxDinov2Model(models.dinov2_config(use_mask_token=False))
     with pytest.raises(UsageError, match="use_mask_token=False"):
-        without(models.pictures(), bool_masked_pos=hide)
+        without(models.images(), bool_masked_pos=hide)
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_files_of_fresh_models_of_pytorch_load_and_are_saved_as_they_were(
     if not gated:
         inside = theirs.state_dict()
         assert any(".q_proj." in name for name in inside)
-        assert same(hfseq.convert_pytorch_state_dict_to_flax(inside, model), model.params)
+        assert trees_equal(hfseq.convert_pytorch_state_dict_to_flax(inside, model), model.params)
     model.save_pretrained(tmp_path / "ours")
     before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
     assert before.keys() == after.keys()
@@ -153,7 +153,7 @@ def test_files_of_fresh_models_of_pytorch_load_and_are_saved_as_they_were(
 @pytest.mark.slow
 def test_the_module_of_version_4_takes_channels_last_and_any_size():
     config = models.dinov2_config(num_hidden_layers=1)
-    module, pixels = FlaxDinov2Module(config), models.pictures(1, (3, 16, 8))
+    module, pixels = FlaxDinov2Module(config), models.images(1, (3, 16, 8))
     variables = module.init({"params": jax.random.PRNGKey(0)}, jnp.zeros((1, 12, 12, 3)))
     output = module.apply(variables, pixels.transpose(0, 2, 3, 1), deterministic=True)
     assert output.last_hidden_state.shape == (1, 9, 32)

@@ -12,7 +12,7 @@ from hfseq.nn import trees
 from hfseq.testing import check_architecture
 from hfseq.testing.case import Case
 from tests.support import models
-from tests.support.models import close, same
+from tests.support.models import close, trees_equal
 from tests.support.tiers import CHECKS, first
 
 KINDS = {
@@ -61,7 +61,7 @@ def test_battery(name, checks):
         "mask(ed_spec_embed|_token)",
     )
     counted = {"cached_decoding": "it counts places from 0, RoBERTa's begin behind its padding"}
-    sound = Case.sound(np.random.default_rng(5)) if "speech" in kind else {}
+    sound = Case.audio_inputs(np.random.default_rng(5)) if "speech" in kind else {}
     check_architecture(
         kind,
         config,
@@ -85,10 +85,10 @@ def model_of(name, **changes):
 def given_to(model, rows=3, seed=0):
     """What the encoder reads, padded where it may be."""
     if model.main_input_name == "pixel_values":
-        return {"pixel_values": models.pictures(rows, seed=seed)}
+        return {"pixel_values": models.images(rows, seed=seed)}
     if model.main_input_name == "inputs":
         mask = (np.arange(90) < [[90], [60], [75]][:rows]).astype(np.int32)
-        return {"inputs": models.sounds(rows, seed=seed) * mask, "attention_mask": mask}
+        return {"inputs": models.waveforms(rows, seed=seed) * mask, "attention_mask": mask}
     mask = (np.arange(12) < [[12], [7], [9]][:rows]).astype(np.int32)
     pad = model.config.encoder.pad_token_id or 0
     return {"input_ids": np.where(mask, models.ids(rows, seed=seed), pad), "attention_mask": mask}
@@ -163,7 +163,7 @@ def test_two_checkpoints_become_one_model(name, tmp_path):
     model = cls.from_encoder_decoder_pretrained(
         tmp_path / "encoder", tmp_path / "decoder", decoder_start_token_id=1, pad_token_id=0
     )
-    assert same(model.params["encoder"], parts["encoder"].params)
+    assert trees_equal(model.params["encoder"], parts["encoder"].params)
     ours, theirs = (
         {path: leaf for path, leaf in trees.flatten(tree).items()}
         for tree in (model.params["decoder"], parts["decoder"].params)
@@ -176,7 +176,7 @@ def test_two_checkpoints_become_one_model(name, tmp_path):
     given = cls.from_encoder_decoder_pretrained(
         encoder_model=parts["encoder"], decoder_model=model_part(model), seed=3
     )
-    assert same(given.params["decoder"], model.params["decoder"])
+    assert trees_equal(given.params["decoder"], model.params["decoder"])
 
 
 def model_part(model):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.checkpoints.config import override
+from hfseq.checkpoints.config import apply_overrides
 from hfseq.errors import UsageError
 from hfseq.nn import trees
 from hfseq.nn.sharding import Layout, make_mesh
@@ -82,7 +82,7 @@ def test_preset_of_the_reference_has_its_shape():
         "classifier/out_proj/bias": (2,),
     }
     longer = Fp8EncoderConfig.preset("te", vocab_size=99)
-    override(longer, {"flatten_length": 64, "hidden_act": "geglu"})
+    apply_overrides(longer, {"flatten_length": 64, "hidden_act": "geglu"})
     assert longer.gated_mlp and longer.hidden_act == "gelu_pytorch_tanh"
     assert longer.flatten_length == 64 and longer.head == "te_flatten"
 
@@ -259,10 +259,10 @@ def test_without_positions_the_encoder_does_not_know_the_order():
 def test_token_types_do_not_count_where_there_is_no_table():
     types = np.ones((2, 12), np.int32)
     without = FlaxFp8EncoderModel(fp8_encoder_config(**SHALLOW, type_vocab_size=0))
-    assert not without.takes("token_type_ids") and without.takes("attention_mask")
+    assert not without.accepts("token_type_ids") and without.accepts("attention_mask")
     assert close(without(ids(), token_type_ids=types)[0], without(ids())[0], 0)
     model = FlaxFp8EncoderModel(fp8_encoder_config(**SHALLOW))
-    assert model.takes("token_type_ids")
+    assert model.accepts("token_type_ids")
     assert not close(model(ids(), token_type_ids=types)[0], model(ids())[0], 1e-3)
 
 

@@ -19,7 +19,7 @@ from hfseq_plugins.fp8_encoder.modeling import (
     FlaxFp8EncoderModel,
 )
 from hfseq_plugins.megatron_bert import modeling as megatron
-from tests.support.models import close, fp8_encoder_config, ids, rewrite, same
+from tests.support.models import close, fp8_encoder_config, ids, rewrite_tensors, trees_equal
 
 TOKENS, MASK = ids(2, 7), np.array([[1] * 7, [1] * 4 + [0] * 3])
 CLASSES = {
@@ -65,7 +65,7 @@ def test_one_directory_for_everybody(cls, changes, tmp_path):
     assert stored["architectures"] == [stock.__name__.removeprefix("Flax")]
     assert stored["hfseq"]["model_type"] == "fp8_encoder"
     loaded = auto.from_pretrained(tmp_path)
-    assert type(loaded) is cls and same(loaded.params, model.params)
+    assert type(loaded) is cls and trees_equal(loaded.params, model.params)
     assert loaded.config.to_dict() == model.config.to_dict()
     assert close(result(stock.from_pretrained(tmp_path), TOKENS, MASK), result(model, TOKENS, MASK))
 
@@ -89,7 +89,7 @@ def test_pytorch_computes_the_same_and_saves_it_back(cls, changes, tmp_path):
     theirs.save_pretrained(tmp_path / "again")
     again = CLASSES[cls][0].from_pretrained(tmp_path / "again")
     assert type(again) is cls
-    assert same(again.params, jax.tree.map(np.asarray, model.params))
+    assert trees_equal(again.params, jax.tree.map(np.asarray, model.params))
 
 
 def test_native_configuration_of_what_auto_config_reads(tmp_path):
@@ -139,7 +139,7 @@ def test_native_checkpoints_say_so_and_load(changes, reason, tmp_path, messages)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "fp8_encoder"
     assert model.torch_class_name() == "Fp8EncoderForSequenceClassification"
     loaded = FlaxAutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert same(loaded.params, model.params)
+    assert trees_equal(loaded.params, model.params)
     described = {**loaded.config.to_dict(), "_name_or_path": ""}
     assert described == {**model.config.to_dict(), "_name_or_path": ""}
     with pytest.raises(UsageError, match=f"no stock twin: {reason}"):
@@ -182,7 +182,7 @@ def test_values_that_options_rule_out_are_refused_with_the_remedy(
     def train(tensors):
         tensors[tensor] = tensors[tensor] + np.float32(0.1)
 
-    rewrite(tmp_path / "model.safetensors", train)
+    rewrite_tensors(tmp_path / "model.safetensors", train)
     ((option, value),) = remedy.items()
     auto = FlaxAutoModelForSequenceClassification
     with pytest.raises(

@@ -19,7 +19,7 @@ from hfseq_plugins.fp8_encoder.modeling import (
     FlaxFp8EncoderModel,
 )
 from tests.plugins.test_fp8_encoder import TE
-from tests.support.models import close, fp8_encoder_config, ids, same
+from tests.support.models import close, fp8_encoder_config, ids, trees_equal
 from tests.training.conftest import corpus, flags, train  # noqa: F401 - fixtures
 
 SIDECAR = "fp8_params.safetensors"
@@ -111,7 +111,7 @@ def test_state_lies_beside_the_weights_and_comes_back(tmp_path):
     assert (tmp_path / SIDECAR).is_file()
     auto = FlaxAutoModelForSequenceClassification
     loaded = auto.from_pretrained(tmp_path, precision="fp8_delayed")
-    assert same(loaded.params, model.params) and same(loaded.extra, model.extra)
+    assert trees_equal(loaded.params, model.params) and trees_equal(loaded.extra, model.extra)
     scanned = auto.from_pretrained(tmp_path, precision="fp8_delayed", scan_layers=True)
     one = scanned.extra["fp8_params"]["bert"]["encoder"]["layer"]["output"]["dense"]["dot_general"]
     listed = model.extra["fp8_params"]["bert"]["encoder"]["layer"]
@@ -126,8 +126,8 @@ def test_weights_without_a_sidecar_begin_with_fresh_scales(tmp_path):
     model.save_pretrained(tmp_path)
     (tmp_path / SIDECAR).unlink()
     loaded = FlaxAutoModelForMaskedLM.from_pretrained(tmp_path, precision="fp8_delayed")
-    assert same(loaded.params, model.params)
-    assert same(loaded.extra, fp8().extra)
+    assert trees_equal(loaded.params, model.params)
+    assert trees_equal(loaded.extra, fp8().extra)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_pytorch_loads_the_directory_with_the_sidecar_in_it(tmp_path):
     again = tmp_path / "again"
     theirs.save_pretrained(again)  # what PyTorch saves has no sidecar
     fresh = FlaxAutoModelForSequenceClassification.from_pretrained(again, precision="fp8_delayed")
-    assert same(fresh.params, jax.tree.map(np.asarray, model.params))
+    assert trees_equal(fresh.params, jax.tree.map(np.asarray, model.params))
     assert type(fresh) is FlaxFp8EncoderForSequenceClassification
 
 
@@ -174,7 +174,7 @@ def test_base_model_reads_the_scales_of_a_model_with_a_head(tmp_path):
     model.extra = measured(model)
     model.save_pretrained(tmp_path)
     encoder = FlaxFp8EncoderModel.from_pretrained(tmp_path, precision="fp8_delayed")
-    assert same(encoder.extra["fp8_params"], model.extra["fp8_params"]["bert"])
+    assert trees_equal(encoder.extra["fp8_params"], model.extra["fp8_params"]["bert"])
 
 
 # -- training --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hfseq.errors import UsageError
 from hfseq.nn import trees
 from hfseq.testing import check_architecture
 from hfseq_plugins.gpt2.modeling import FlaxGPT2LMHeadModel, FlaxGPT2Model
-from tests.support.models import close, gpt2_config, ids, rewrite, same
+from tests.support.models import close, gpt2_config, ids, rewrite_tensors, trees_equal
 from tests.support.parity import compare
 from tests.support.tiers import first
 
@@ -160,7 +160,7 @@ def test_v4_file_loads_and_computes_what_pytorch_does(v4_folder):
 
     tree = v4_tree(gpt2_config())
     model = FlaxGPT2LMHeadModel.from_pretrained(v4_folder)
-    assert same(model.params, tree)
+    assert trees_equal(model.params, tree)
     theirs = GPT2LMHeadModel(gpt2_config()).eval()
     state = {name: torch.from_numpy(leaf) for name, leaf in torch_state(tree).items()}
     assert theirs.load_state_dict(state, strict=False).missing_keys == ["lm_head.weight"]
@@ -172,16 +172,16 @@ def test_base_and_head_load_each_others_files(v4_folder, tmp_path, caplog):
     caplog.set_level(logging.WARNING, "hfseq")
     tree = v4_tree(gpt2_config())
     base = FlaxGPT2Model.from_pretrained(v4_folder)
-    assert same(base.params, tree["transformer"])
+    assert trees_equal(base.params, tree["transformer"])
     base.save_pretrained(tmp_path)
-    assert same(FlaxGPT2LMHeadModel.from_pretrained(tmp_path).params, tree)
+    assert trees_equal(FlaxGPT2LMHeadModel.from_pretrained(tmp_path).params, tree)
     assert not caplog.records
 
 
 def test_untied_head_on_a_pretrained_body_is_new(v4_folder, caplog):
     caplog.set_level(logging.WARNING, "hfseq")
     model = FlaxGPT2LMHeadModel.from_pretrained(v4_folder, tie_word_embeddings=False)
-    assert same(model.params["transformer"], v4_tree(gpt2_config())["transformer"])
+    assert trees_equal(model.params["transformer"], v4_tree(gpt2_config())["transformer"])
     assert "lm_head.kernel" in caplog.text and "newly initialized" in caplog.text
 
 
@@ -194,7 +194,7 @@ def test_another_vocabulary_needs_ignore_mismatched_sizes(v4_folder, caplog):
     assert "the shapes did not match" in caplog.text
     assert model(ids()).logits.shape == (2, 12, 80)
     expected = v4_tree(gpt2_config())["transformer"]["h"]
-    assert same(model.params["transformer"]["h"], expected)
+    assert trees_equal(model.params["transformer"]["h"], expected)
 
 
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
@@ -217,7 +217,7 @@ def test_causal_masks_of_old_files_are_no_weights(tmp_path, caplog):
             tensors[f"{name}.bias"] = np.tril(np.ones((1, 1, 40, 40), np.uint8))
             tensors[f"{name}.masked_bias"] = np.float32([-1e4])
 
-    rewrite(tmp_path / "model.safetensors", add)
+    rewrite_tensors(tmp_path / "model.safetensors", add)
     FlaxGPT2LMHeadModel.from_pretrained(tmp_path)
     assert not caplog.records
 

@@ -10,7 +10,7 @@ from hfseq import plugins
 from hfseq.errors import PluginError, UsageError
 from hfseq.plugins import hookspecs, manager
 from tests.support import plugin_files
-from tests.support.plugin_files import documented
+from tests.support.plugin_files import write_documented_plugin
 
 SPECS = [name for name, value in vars(hookspecs).items() if hasattr(value, "hfseq_spec")]
 project = plugin_files.project
@@ -23,12 +23,12 @@ def test_there_are_nine_hooks_and_plugins_knows_them_all():
 
 @pytest.mark.parametrize("hook", SPECS)
 def test_every_hook_is_documented_with_an_example_and_has_a_test(hook):
-    assert f"def {hook}(" in documented(hook).read_text(encoding="utf-8")
+    assert f"def {hook}(" in write_documented_plugin(hook).read_text(encoding="utf-8")
     assert f"test_hook_{hook}" in globals()
 
 
 def test_hook_register_architectures():
-    loaded = plugins.load([documented("register_architectures")])
+    loaded = plugins.load([write_documented_plugin("register_architectures")])
     spec = loaded.architectures.get("camembert")
     from transformers import CamembertConfig
 
@@ -43,7 +43,9 @@ def test_hook_register_objectives():
     import jax.numpy as jnp
     import numpy as np
 
-    copying = plugins.load([documented("register_objectives")]).objectives.get("copying")
+    copying = plugins.load([write_documented_plugin("register_objectives")]).objectives.get(
+        "copying"
+    )
     objective = copying(None, None, None)
 
     def model(input_ids, attention_mask, params, dropout_rng, train, extra):
@@ -61,7 +63,9 @@ def test_hook_register_objectives():
 def test_hook_register_optimizers():
     import jax.numpy as jnp
 
-    factory = plugins.load([documented("register_optimizers")]).optimizers.get("ademamix")
+    factory = plugins.load([write_documented_plugin("register_optimizers")]).optimizers.get(
+        "ademamix"
+    )
     transform = factory(
         lambda step: 0.1, SimpleNamespace(weight_decay=0.5), lambda params: {"w": False}
     )
@@ -74,7 +78,7 @@ def test_hook_register_tokenizers(tmp_path):
     from scripts import train_tokenizer
 
     (tmp_path / "corpus.txt").write_text("en lov om norsk språk\n" * 20, encoding="utf-8")
-    file = str(documented("register_tokenizers"))
+    file = str(write_documented_plugin("register_tokenizers"))
     flags = ["--plugin", file, "--model_type", "opt", "--train_file", "corpus.txt"]
     train_tokenizer.main(
         *train_tokenizer.parse([*flags, "--vocab_size", "300", "--output_dir", "out"])
@@ -101,19 +105,21 @@ def test_a_tokenizer_family_that_is_none_is_named():
 def test_hook_register_attention():
     import numpy as np
 
-    function = plugins.load([documented("register_attention")]).attention.get("cosine")
+    function = plugins.load([write_documented_plugin("register_attention")]).attention.get("cosine")
     x = np.random.default_rng(0).normal(size=(1, 3, 2, 4)).astype("float32")
     np.testing.assert_allclose(function(x, x, x), function(5 * x, x, x), rtol=1e-5)
 
 
 def test_hook_register_precisions():
-    recipe = plugins.load([documented("register_precisions")]).precisions.get("bfloat16-careful")()
+    recipe = plugins.load([write_documented_plugin("register_precisions")]).precisions.get(
+        "bfloat16-careful"
+    )()
     assert recipe.matches("encoder/layer/0/output/dense")
     assert not recipe.matches("encoder/layer/0/attention/self/query")
 
 
 def test_hook_register_trackers(tmp_path):
-    make = plugins.load([documented("register_trackers")]).trackers.get("csv")
+    make = plugins.load([write_documented_plugin("register_trackers")]).trackers.get("csv")
     tracker = make(tmp_path, None, {})
     tracker.log({"train_loss": 1.5}, 3)
     tracker.close()
@@ -122,13 +128,13 @@ def test_hook_register_trackers(tmp_path):
 
 def test_hook_load_dataset(tmp_path):
     (tmp_path / "text").write_text("one\ntwo\n")
-    loaded = plugins.load([documented("load_dataset")])
+    loaded = plugins.load([write_documented_plugin("load_dataset")])
     splits = loaded.call_first("load_dataset", name="lines:text", arguments=None)
     assert splits["train"]["text"][:] == ["one", "two"]
     assert loaded.call_first("load_dataset", name="oscar", arguments=None) is None
 
 
 def test_hook_model_card_sections():
-    loaded = plugins.load([documented("model_card_sections")])
+    loaded = plugins.load([write_documented_plugin("model_card_sections")])
     sections = loaded.call_all("model_card_sections", context={"train_runtime": 7200})
     assert sections == ["## Energy\n\nAbout 0.6 kWh, at 300 W for 2.0 hours."]

@@ -13,7 +13,7 @@ from hfseq_plugins.megatron_bert.modeling import (
     FlaxMegatronBertForSequenceClassification,
     FlaxMegatronBertModel,
 )
-from tests.support.models import close, ids, megatron_bert_config, same
+from tests.support.models import close, ids, megatron_bert_config, trees_equal
 from tests.support.parity import compare
 
 SHALLOW = {"num_hidden_layers": 1}
@@ -138,4 +138,4 @@ def test_rows_longer_than_the_table_are_refused():
 def test_legacy_files_are_read_back(tmp_path):
     model = FlaxMegatronBertModel(megatron_bert_config())
     model.save_pretrained(tmp_path, safe_serialization=False)
-    assert same(FlaxMegatronBertModel.from_pretrained(tmp_path).params, model.params)
+    assert trees_equal(FlaxMegatronBertModel.from_pretrained(tmp_path).params, model.params)

@@ -11,7 +11,7 @@ import pytest
 from hfseq import plugins
 from hfseq.errors import DataError, PluginConflict, PluginError
 from tests.support import plugin_files
-from tests.support.plugin_files import ROOT, documented, optimizer, write
+from tests.support.plugin_files import ROOT, optimizer, write, write_documented_plugin
 
 project, distribute = plugin_files.project, plugin_files.distribute
 
@@ -23,7 +23,7 @@ def test_the_architectures_of_this_repository_come_through_entry_points():
     loaded = plugins.load()
     assert not loaded.errors
     assert {"bert", "roberta"} <= set(loaded.architectures)
-    assert loaded.adds("bert") == {"architectures": ["bert"]}
+    assert loaded.registrations("bert") == {"architectures": ["bert"]}
 
 
 def test_every_lazy_target_of_the_in_tree_architectures_is_a_class_of_its_own_name():
@@ -46,7 +46,7 @@ def test_an_installed_distribution_is_found_with_its_version(distribute):
 
 def test_hfseqfile_in_the_working_directory_is_a_plugin(project):
     write(project / "hfseqfile.py", optimizer("local"))
-    assert plugins.load().adds("hfseqfile") == {"optimizers": ["local"]}
+    assert plugins.load().registrations("hfseqfile") == {"optimizers": ["local"]}
 
 
 def test_a_plugin_file_is_importable_under_its_name(project):
@@ -114,7 +114,7 @@ def test_hfseq_disable_plugins_excludes_without_importing(monkeypatch, distribut
 
 def test_hfseq_trace_plugins_prints_each_call(monkeypatch, capsys, project):
     monkeypatch.setenv("HFSEQ_TRACE_PLUGINS", "1")
-    loaded = plugins.load([documented("load_dataset")])
+    loaded = plugins.load([write_documented_plugin("load_dataset")])
     loaded.call_first("load_dataset", name="x", arguments=None)
     error = capsys.readouterr().err
     assert "hfseq: bert.register_architectures()" in error
@@ -150,7 +150,9 @@ def test_a_named_plugin_wins_over_hfseqs_family_of_that_model_type_and_says_so_o
     loaded = plugins.load([path])
     plugins.load([path])
     assert loaded.architectures["bert"].plugin == "mine" and "roberta" in loaded.architectures
-    assert loaded.adds("bert") == {} and loaded.adds("mine") == {"architectures": ["bert"]}
+    assert loaded.registrations("bert") == {} and loaded.registrations("mine") == {
+        "architectures": ["bert"]
+    }
     said = [r.getMessage() for r in caplog.records]
     assert said == [f"plugin 'mine' ({path}) takes the place of hfseq's own 'bert'"]
     import math

@@ -13,7 +13,7 @@ from hfseq.errors import UsageError
 from hfseq.nn.trees import flatten, unflatten
 from hfseq.testing import check_architecture
 from tests.support import models
-from tests.support.models import close, same
+from tests.support.models import close, trees_equal
 from tests.support.tiers import CHECKS, first
 
 NAMES = ["resnet", "regnet"]
@@ -59,7 +59,7 @@ def test_three_steps_move_parameters_and_statistics_as_in_pytorch(name, tmp_path
     model.save_pretrained(tmp_path)
     theirs = getattr(transformers, stem).from_pretrained(tmp_path).train()
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
-    pixels, labels = models.pictures(4, (3, 16, 16)), np.array([0, 1, 2, 1])
+    pixels, labels = models.images(4, (3, 16, 16)), np.array([0, 1, 2, 1])
     variables = model.params
 
     def loss(params, statistics):
@@ -83,7 +83,7 @@ def test_three_steps_move_parameters_and_statistics_as_in_pytorch(name, tmp_path
 
 def test_params_hold_the_statistics_as_in_version_4(tmp_path, caplog):
     model = hfseq.FlaxResNetForImageClassification(config_of("resnet", depths=[1, 1]))
-    pixels = models.pictures()
+    pixels = models.images()
     assert model.params.keys() == {"params", "batch_stats"}
     assert model.init_weights(jax.random.key(0)).keys() == {"params", "batch_stats"}
     before = model(pixels, params=model.params)
@@ -98,7 +98,7 @@ def test_params_hold_the_statistics_as_in_version_4(tmp_path, caplog):
     for options in ({}, {"safe_serialization": False}):
         model.save_pretrained(tmp_path, **options)
         again, params = type(model).from_pretrained(tmp_path, _do_init=False)
-        assert same(params, model.params)
+        assert trees_equal(params, model.params)
         assert close(again(pixels, params=params).logits, after, 0)
         (tmp_path / "model.safetensors").unlink(missing_ok=True)
     flat = flatten(moved)
@@ -130,7 +130,7 @@ def test_basic_blocks_of_version_4s_files_are_read_by_either_name(tmp_path):
             for block in stage["layers"].values():
                 block["layer"] = {f"layer_{key}": value for key, value in block["layer"].items()}
     file.write_bytes(serialization.msgpack_serialize(tree))
-    assert same(hfseq.FlaxResNetModel.from_pretrained(tmp_path).params, model.params)
+    assert trees_equal(hfseq.FlaxResNetModel.from_pretrained(tmp_path).params, model.params)
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_statistics_are_those_of_the_whole_batch_on_any_mesh(mesh):
 
     from hfseq.nn.sharding import make_mesh
 
-    model, pixels = hfseq.FlaxRegNetModel(config_of("regnet")), models.pictures(4, (3, 16, 16))
+    model, pixels = hfseq.FlaxRegNetModel(config_of("regnet")), models.images(4, (3, 16, 16))
     step = jax.jit(lambda params, pixels: model(pixels, params, train=True))
     right, moved = step(model.params, pixels)
     devices = make_mesh(mesh, jax.devices()[: 4 if "," in mesh else 2])

@@ -16,9 +16,9 @@ from hfseq_plugins.vision_text_dual_encoder.modeling import (
     FlaxVisionTextDualEncoderModule,
 )
 from tests.support import models
-from tests.support.models import close, same
+from tests.support.models import close, trees_equal
 from tests.support.tiers import CHECKS, first
-from tests.support.twins import tensors, twin
+from tests.support.torch_counterparts import tensors, torch_counterpart
 
 NAME = "vision-text-dual-encoder"
 #: The families of both sides, and of the parts of a configuration.
@@ -72,14 +72,14 @@ def test_parts_are_pasted_and_the_projections_are_new(vision, text, tmp_path, ca
         vision, text, projection_dim=20, seed=1
     )
     assert "newly initialized" in caplog.text and len(caplog.records) == 1
-    assert same(model.params["vision_model"], pictures.params)
-    assert same(model.params["text_model"], texts.params)
+    assert trees_equal(model.params["vision_model"], pictures.params)
+    assert trees_equal(model.params["text_model"], texts.params)
     assert model.params["text_projection"]["kernel"].shape == (texts.config.hidden_size, 20)
     assert close(model.params["logit_scale"], 2.6592)
     given = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained(
         vision_model=pictures, text_model=texts, projection_dim=20, seed=1
     )
-    assert same(given.params, model.params)
+    assert trees_equal(given.params, model.params)
 
 
 @pytest.mark.slow
@@ -93,15 +93,17 @@ def test_pytorchs_files_load_and_ours_load_in_pytorch(pair, tmp_path, caplog):
     theirs = VisionTextDualEncoderModel(config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     model = FlaxVisionTextDualEncoderModel.from_pretrained(tmp_path / "theirs")
-    tokens, pixels = 5 + models.ids(3) % 18, models.pictures(2)
+    tokens, pixels = 5 + models.ids(3) % 18, models.images(2)
     given = tensors(input_ids=tokens, pixel_values=pixels)
     right = theirs(**given).logits_per_text.detach()
     assert close(model(tokens, pixels).logits_per_text, right)
-    assert close(twin(model, tmp_path / "ours")(**given).logits_per_text.detach(), right)
+    assert close(
+        torch_counterpart(model, tmp_path / "ours")(**given).logits_per_text.detach(), right
+    )
     found = hfseq.convert_pytorch_state_dict_to_flax(theirs.state_dict(), model)
-    assert same(found, model.params) and not caplog.records
+    assert trees_equal(found, model.params) and not caplog.records
     again = FlaxVisionTextDualEncoderModel.from_pretrained(tmp_path / "ours")
-    assert same(again.params, model.params)
+    assert trees_equal(again.params, model.params)
     assert isinstance(hfseq.FlaxAutoModel.from_pretrained(tmp_path / "ours"), type(model))
 
 
@@ -113,10 +115,10 @@ def test_a_half_of_clip_is_taken_from_the_files_of_the_whole(tmp_path):
     make = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained
     model = make(tmp_path, tmp_path, projection_dim=24)
     for side in ("vision_model", "text_model"):
-        assert same(model.params[side], {side: whole.params[side]})
+        assert trees_equal(model.params[side], {side: whole.params[side]})
     bert = hfseq.FlaxBertModel(models.bert_config(num_hidden_layers=1))
     mixed = make(tmp_path, text_model=bert, projection_dim=24, _do_init=False)
-    assert same(mixed[1]["vision_model"], {"vision_model": whole.params["vision_model"]})
+    assert trees_equal(mixed[1]["vision_model"], {"vision_model": whole.params["vision_model"]})
     with pytest.raises(ValueError, match="_do_init=False"):
         mixed[0].params  # noqa: B018
 
@@ -125,8 +127,8 @@ def test_a_half_of_clip_is_taken_from_the_files_of_the_whole(tmp_path):
 def test_features_are_those_of_pytorch(tmp_path):
     """Version 4 took pictures with their channels last here, and channels first elsewhere."""
     model = FlaxVisionTextDualEncoderModel(models.vision_text_dual_encoder_config())
-    tokens, pixels = models.ids(3), models.pictures(2)
-    theirs, types = twin(model, tmp_path), np.arange(12)[None].repeat(3, 0) % 2
+    tokens, pixels = models.ids(3), models.images(2)
+    theirs, types = torch_counterpart(model, tmp_path), np.arange(12)[None].repeat(3, 0) % 2
     given = tensors(input_ids=tokens, pixel_values=pixels, token_type_ids=types)
     right = theirs.get_text_features(given["input_ids"], token_type_ids=given["token_type_ids"])
     texts = model.get_text_features(tokens, token_type_ids=types)
@@ -143,7 +145,7 @@ def test_the_module_of_version_4_takes_channels_last():
     config = models.vision_text_dual_encoder_config(num_hidden_layers=1)
     module = FlaxVisionTextDualEncoderModule(config)
     variables = module.init(jax.random.key(0))
-    tokens, pixels = models.ids(), models.pictures()
+    tokens, pixels = models.ids(), models.images()
     found = module.apply(variables, tokens, pixels.transpose(0, 2, 3, 1))
     model = FlaxVisionTextDualEncoderModel(config, _do_init=False)
     assert model.input_shape == ((1, 1), (1, 12, 12, 3))
@@ -158,7 +160,7 @@ def test_pairs_that_do_not_fit_are_refused():
     model = FlaxVisionTextDualEncoderModel(config, _do_init=False)
     with pytest.raises(UsageError, match="text_config is of a model that pools nothing"):
         jax.eval_shape(
-            lambda params: model(models.ids(), models.pictures(), params=params),
+            lambda params: model(models.ids(), models.images(), params=params),
             model.params_shape_tree,
         )
     with pytest.raises(ValueError, match="`text_model_name_or_path` has to be defined"):
@@ -169,14 +171,14 @@ def test_pairs_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match=r"takes \(batch, 3, 12, 12\): resize them to 12 x 12"):
         pair(models.ids(), np.zeros((2, 3, 16, 16), np.float32), params={})
     with pytest.raises(UsageError, match="outside of the model's vocabulary"):
-        pair(np.full((1, 3), 1000), models.pictures(1), params={})
+        pair(np.full((1, 3), 1000), models.images(1), params={})
     assert VisionTextDualEncoderConfig.model_type == NAME
 
 
 def test_pictures_of_any_size_are_read_where_the_encoder_reads_them():
     model = FlaxVisionTextDualEncoderModel(config_of("dinov2", "bert"), _do_init=False)
     shapes = jax.eval_shape(
-        lambda params: model(models.ids(), models.pictures(2, (3, 20, 8)), params=params),
+        lambda params: model(models.ids(), models.images(2, (3, 20, 8)), params=params),
         model.params_shape_tree,
     )
     assert shapes.logits_per_image.shape == (2, 2)

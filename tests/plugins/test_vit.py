@@ -21,7 +21,7 @@ from hfseq_plugins.vit.modeling import (
     FlaxViTModule,
 )
 from tests.support import models
-from tests.support.models import close, same
+from tests.support.models import close, trees_equal
 from tests.support.tiers import CHECKS, first
 from tests.test_without_torch import BLOCKER, ROOT
 
@@ -66,7 +66,7 @@ def test_names_in_files_and_in_memory_load_and_are_saved_as_they_were(cls, tmp_p
     model = cls.from_pretrained(tmp_path / "theirs")
     inside = theirs.state_dict()
     assert any(".q_proj." in name for name in inside)
-    assert same(hfseq.convert_pytorch_state_dict_to_flax(inside, model), model.params)
+    assert trees_equal(hfseq.convert_pytorch_state_dict_to_flax(inside, model), model.params)
     fresh = hfseq.load_flax_weights_in_pytorch_model(type(theirs)(config), model.params)
     assert all(np.array_equal(fresh.state_dict()[name], inside[name]) for name in inside)
     model.save_pretrained(tmp_path / "ours")
@@ -81,7 +81,7 @@ def test_a_base_loads_from_its_head_and_the_pooler_is_new(tmp_path, caplog):
     head = FlaxViTForImageClassification(models.vit_config(num_hidden_layers=1))
     head.save_pretrained(tmp_path)
     base = FlaxViTModel.from_pretrained(tmp_path)
-    assert same({n: base.params[n] for n in head.params["vit"]}, head.params["vit"])
+    assert trees_equal({n: base.params[n] for n in head.params["vit"]}, head.params["vit"])
     assert "pooler.dense.kernel" in caplog.text and "newly initialized" in caplog.text
     auto = hfseq.FlaxAutoModelForImageClassification.from_pretrained(tmp_path)
     assert isinstance(auto, FlaxViTForImageClassification)
@@ -89,7 +89,7 @@ def test_a_base_loads_from_its_head_and_the_pooler_is_new(tmp_path, caplog):
 
 def test_attention_and_hidden_states_are_those_of_all_places():
     model = FlaxViTModel(models.vit_config(), dtype=jnp.bfloat16)
-    output = model(models.pictures(), output_attentions=True, output_hidden_states=True)
+    output = model(models.images(), output_attentions=True, output_hidden_states=True)
     assert [weights.shape for weights in output.attentions] == [(2, 4, 10, 10)] * 2
     assert len(output.hidden_states) == 3 and output.last_hidden_state.dtype == jnp.bfloat16
 
@@ -99,13 +99,13 @@ def test_the_tuple_of_a_classifier_has_all_that_was_asked_for():
     """Version 4's lacked hidden states and attentions."""
     head = FlaxViTForImageClassification(models.vit_config())
     asked = {"output_attentions": True, "output_hidden_states": True}
-    found = head(models.pictures(), return_dict=False, **asked)
+    found = head(models.images(), return_dict=False, **asked)
     assert [len(part) for part in found] == [2, 3, 2]
 
 
 def test_the_module_of_version_4_takes_channels_last():
     config = models.vit_config(num_hidden_layers=1)
-    module, pixels = FlaxViTModule(config), models.pictures()
+    module, pixels = FlaxViTModule(config), models.images()
     variables = module.init({"params": jax.random.PRNGKey(0)}, pixels.transpose(0, 2, 3, 1))
     output = module.apply(variables, pixels.transpose(0, 2, 3, 1), deterministic=True)
     model = FlaxViTModel(config, _do_init=False)

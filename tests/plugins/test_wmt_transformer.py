@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from hfseq.checkpoints.config import override
+from hfseq.checkpoints.config import apply_overrides
 from hfseq.errors import UsageError
 from hfseq.testing import case, check_architecture
 from hfseq.testing import checks as testing_checks
@@ -50,7 +50,7 @@ def test_names_of_the_reference_set_both_sides():
     for side in ("encoder", "decoder"):
         sizes = [getattr(config, f"{side}_{n}") for n in ("layers", "attention_heads", "ffn_dim")]
         assert sizes == [3, 4, 96]
-    override(config, {"num_layers": 5, "norm": "post"})
+    apply_overrides(config, {"num_layers": 5, "norm": "post"})
     assert (config.encoder_layers, config.decoder_layers, config.norm) == (5, 5, "post")
 
 
@@ -223,7 +223,9 @@ def test_a_query_that_sees_nothing_gives_zero_and_has_no_gradient():
     mask = jnp.array([[1, 1, 0], [0, 0, 0]])[:, None, None] == 1
 
     def mixed(query):
-        return layer.mix(query, key, value, initial=0.2, mask=mask, return_weights=True)
+        return layer.compute_attention(
+            query, key, value, initial=0.2, mask=mask, return_weights=True
+        )
 
     found, weights = mixed(query)
     gradient = jax.grad(lambda query: (mixed(query)[0] ** 3).sum())(query)

@@ -18,7 +18,7 @@ from hfseq_plugins.wmt_transformer.modeling import (
     FlaxWMTTransformerForConditionalGeneration,
     FlaxWMTTransformerModel,
 )
-from tests.support.models import close, ids, rewrite, same, wmt_transformer_config
+from tests.support.models import close, ids, rewrite_tensors, trees_equal, wmt_transformer_config
 from tests.support.tiers import first
 
 SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
@@ -70,9 +70,9 @@ def test_one_directory_for_everybody(name, tmp_path):
     expected = model(TOKENS, MASK, TARGETS).logits
     loaded = FlaxAutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert type(loaded) is FlaxWMTTransformerForConditionalGeneration
-    assert same(loaded.params, model.params)
+    assert trees_equal(loaded.params, model.params)
     assert loaded.config.to_dict() == model.config.to_dict()
-    assert same(type(loaded).from_pretrained(tmp_path).params, model.params)
+    assert trees_equal(type(loaded).from_pretrained(tmp_path).params, model.params)
     stock = STOCK[kind].from_pretrained(tmp_path)
     assert close(stock(TOKENS, MASK, TARGETS).logits, expected)
 
@@ -95,7 +95,7 @@ def test_pytorch_computes_the_same_and_saves_it_back(name, tmp_path):
     assert close(model(TOKENS, MASK, TARGETS).logits, logits)
     theirs.save_pretrained(tmp_path / "again")
     again = FlaxAutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
-    assert same(again.params, jax.tree.map(np.asarray, model.params))
+    assert trees_equal(again.params, jax.tree.map(np.asarray, model.params))
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_model_without_a_head_is_stored_as_one(tmp_path):
     )
     model.save_pretrained(tmp_path)
     assert model.torch_class_name() == "PegasusModel"
-    assert same(FlaxWMTTransformerModel.from_pretrained(tmp_path).params, model.params)
+    assert trees_equal(FlaxWMTTransformerModel.from_pretrained(tmp_path).params, model.params)
     torch = pytest.importorskip("torch")
     from transformers import AutoModel
 
@@ -177,7 +177,7 @@ def test_native_checkpoints_say_so_and_load(changes, tmp_path, messages):
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "wmt_transformer"
     assert model.torch_class_name() == "WMTTransformerForConditionalGeneration"
     loaded = FlaxAutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert same(loaded.params, model.params)
+    assert trees_equal(loaded.params, model.params)
     described = {**loaded.config.to_dict(), "_name_or_path": ""}
     assert described == model.config.to_dict()
 
@@ -217,7 +217,7 @@ def test_values_that_options_rule_out_are_refused_with_the_remedy(
     def train(tensors):
         tensors[tensor] = tensors[tensor] + np.float32(0.1)
 
-    rewrite(tmp_path / "model.safetensors", train)
+    rewrite_tensors(tmp_path / "model.safetensors", train)
     ((option, value),) = remedy.items()
     with pytest.raises(
         WeightsError, match=rf"{re.escape(tensor)}: load it with {option}={value!r}"

@@ -53,7 +53,7 @@ def test_a_clock_that_jumps_changes_nothing(train, whole, monkeypatch, tmp_path)
     train("jumped", callbacks=[jump], **part)
     monkeypatch.setattr(time, "time", lambda: real() - 10**9)
     second = train("jumped", callbacks=[jump], **part | {"max_steps": 6})
-    assert second.began == 4  # the newest by its step
+    assert second.start_step == 4  # the newest by its step
     train("steady", **part | {"max_steps": 6})
     assert losses(second.folder) == losses(tmp_path / "steady")
     assert same(second.folder, tmp_path / "steady")
@@ -90,7 +90,7 @@ def test_a_row_that_breaks_the_loss_stops_the_run_before_anything_is_lost(
     weights = load_file(tmp_path / "broken" / "model.safetensors")
     assert all(np.isfinite(value).all() for value in weights.values())
     loop = train("broken", on_non_finite="skip", **options)  # what the message advises
-    assert loop.progress.step == 12 and loop.began == 4
+    assert loop.progress.step == 12 and loop.start_step == 4
     weights = load_file(loop.folder / "model.safetensors")
     assert all(np.isfinite(value).all() for value in weights.values())
 
@@ -134,5 +134,5 @@ def test_an_error_of_the_thread_that_makes_batches_ends_the_run_with_it(train, t
     with pytest.raises(DataError, match="the disk with the data is gone"):
         train("broken", callbacks=[install], **OPTIONS)
     loop = train("broken", **OPTIONS)
-    assert loop.began == 6 and losses(loop.folder) == losses(whole)
+    assert loop.start_step == 6 and losses(loop.folder) == losses(whole)
     assert same(loop.folder, whole)

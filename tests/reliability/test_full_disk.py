@@ -74,12 +74,12 @@ def test_a_full_disk_costs_nothing_that_was_saved(train, volume, kept, tmp_path,
     steps = sorted(
         int(path.name) for path in folder.glob("run/checkpoints/*") if path.name.isdigit()
     )
-    assert [s for s in steps if checkpointer.problem(folder / f"run/checkpoints/{s}")] == []
+    assert [s for s in steps if checkpointer.find_damage(folder / f"run/checkpoints/{s}")] == []
     if (weights := folder / "run" / "model.safetensors").exists():
         assert load_file(weights).keys() == kept["weights"].keys()  # whole, of whatever step
     volume(None)
     loop = train(**options)
-    assert loop.began == (steps[-1] if steps else 0)
+    assert loop.start_step == (steps[-1] if steps else 0)
     again = load_file(folder / "run" / "model.safetensors")
     assert all((again[name] == kept["weights"][name]).all() for name in again)
     found = losses(folder / "run")

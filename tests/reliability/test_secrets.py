@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from hfseq.errors import private, redact, redact_values
+from hfseq.errors import redact, redact_private, redact_values
 from tests.support import machines
 
 SCRIPT = machines.ROOT / "scripts" / "run_mlm_flax.py"
@@ -207,8 +207,8 @@ def test_values_of_secret_variables_are_hidden_as_whole_words(first, second):
 def test_the_home_directory_is_hidden_where_a_path_begins_with_it(monkeypatch):
     monkeypatch.setenv("HOME", "/root")
     kept = "/data/root/a /rooted /root-2/b ./root"
-    assert private(kept) == kept
-    assert private("--a /root/a '/root' b=/root:/root.") == "--a ~/a '~' b=~:~."
+    assert redact_private(kept) == kept
+    assert redact_private("--a /root/a '/root' b=/root:/root.") == "--a ~/a '~' b=~:~."
 
 
 def test_a_token_among_the_flags_is_refused(flags, tmp_path):

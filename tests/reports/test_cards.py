@@ -259,7 +259,7 @@ def test_card_shows_the_numbers_of_the_log(tmp_path: Path) -> None:
 def test_a_split_with_data_of_its_own_is_named_by_it(tmp_path: Path) -> None:
     log = write_log(tmp_path / "metrics.jsonl")
     for split, expected in (("validation", "dev.tsv"), ("test", "laws")):
-        context = BARE.with_log(log, dataset="laws", own={split: "dev.tsv"})
+        context = BARE.with_log(log, dataset="laws", split_datasets={split: "dev.tsv"})
         assert {result.dataset for result in context.eval_results} == {expected}
 
 

@@ -15,7 +15,13 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from hfseq.errors import DataError
-from hfseq.reports.plots import curve, draw, learning_curve, short, smooth
+from hfseq.reports.plots import (
+    draw_learning_curve,
+    format_count,
+    learning_curve,
+    read_curve,
+    smooth,
+)
 
 
 def full_run(steps: int = 400) -> list[dict[str, Any]]:
@@ -77,7 +83,7 @@ RUNS |= {
     ],
 )
 def test_the_metric_that_matters_has_a_panel(metrics: dict[str, float], label: str) -> None:
-    figure = draw(judged(**metrics), None, {})
+    figure = draw_learning_curve(judged(**metrics), None, {})
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss (nats)", label]
     (line,) = figure.axes[1].lines
     assert len(line.get_xdata()) == 2
@@ -86,7 +92,7 @@ def test_the_metric_that_matters_has_a_panel(metrics: dict[str, float], label: s
 
 
 def test_a_single_evaluation_is_no_curve() -> None:
-    figure = draw(judged(accuracy=0.4)[:1], None, {})
+    figure = draw_learning_curve(judged(accuracy=0.4)[:1], None, {})
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss (nats)"]
 
 
@@ -109,7 +115,9 @@ def test_log_without_any_loss_is_an_error_naming_it(
 
 
 def test_curve_shows_losses_rate_tokens_and_baselines() -> None:
-    figure = draw(full_run(), "norwegian-roberta", {"unigram entropy": 7.02, "goal": 5.02})
+    figure = draw_learning_curve(
+        full_run(), "norwegian-roberta", {"unigram entropy": 7.02, "goal": 5.02}
+    )
     losses, rate = figure.axes
     labels = losses.get_legend_handles_labels()[1]
     assert [label.rsplit(" ", 1)[0] for label in labels] == [
@@ -126,7 +134,7 @@ def test_curve_shows_losses_rate_tokens_and_baselines() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_no_two_labels_overlap(name: str) -> None:
-    figure = draw(RUNS[name], "a title", {"unigram entropy": 7.02, "goal": 5.02})
+    figure = draw_learning_curve(RUNS[name], "a title", {"unigram entropy": 7.02, "goal": 5.02})
     FigureCanvasAgg(figure).draw()
     texts = [figure._suptitle, *(axes.xaxis.label for axes in figure.axes)]  # type: ignore[attr-defined]
     for axes in figure.axes:
@@ -152,7 +160,7 @@ def test_smoothing_keeps_length_ends_and_straight_lines() -> None:
 
 def test_points_without_finite_value_are_left_out() -> None:
     records = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}, {"step": 3, "loss": math.inf}]
-    steps, values = curve(records, "train_loss", "loss")
+    steps, values = read_curve(records, "train_loss", "loss")
     assert steps.tolist() == [1.0] and values.tolist() == [2.0]
 
 
@@ -160,7 +168,7 @@ def test_points_without_finite_value_are_left_out() -> None:
     ("number", "text"), [(0, "0"), (950, "950"), (12_500, "12.5k"), (3e6, "3M"), (1.2e9, "1.2B")]
 )
 def test_counts_are_written_short(number: float, text: str) -> None:
-    assert short(number) == text
+    assert format_count(number) == text
 
 
 @pytest.mark.slow

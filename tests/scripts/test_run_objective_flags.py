@@ -13,7 +13,7 @@ import pytest
 
 from hfseq.data.arguments import OBJECTIVES
 from hfseq.errors import UsageError
-from hfseq.training.arguments import ModelArguments, TrainingArguments, names, parse
+from hfseq.training.arguments import ModelArguments, TrainingArguments, flag_names, parse
 from tests.scripts.test_run_mlm_flags import CHANGED, values
 from tests.scripts.test_run_mlm_flags import V4 as MLM
 
@@ -216,6 +216,6 @@ def test_the_commands_of_the_docstring_parse(script):
 
 
 def test_the_flags_that_only_name_an_objective_s_noise_are_its_own():
-    shared = names((ModelArguments, TrainingArguments))
+    shared = flag_names((ModelArguments, TrainingArguments))
     for objective, part in OBJECTIVES.items():
-        assert not names((part,)) & shared, objective
+        assert not flag_names((part,)) & shared, objective

@@ -72,7 +72,7 @@ def test_a_strangers_objective_trains(project):
             "--objective",
             "copying",
             "--plugin",
-            str(plugin_files.documented("register_objectives")),
+            str(plugin_files.write_documented_plugin("register_objectives")),
         ),
         *("--output_dir", "copier", "--model_type", "bert", "--tokenizer_name", "tokenizer"),
         *("--config_overrides", tiny, "--train_file", "corpus.txt", "--data_cache_dir", "cache"),

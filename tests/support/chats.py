@@ -27,12 +27,12 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 #: The same without marks, and with the end of a turn outside of them.
-PLAIN = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
-OPEN = TEMPLATE.replace(
+PLAIN_TEMPLATE = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+OPEN_TEMPLATE = TEMPLATE.replace(
     "{{ message.content + '<|im_end|>' }}{% endgeneration %}",
     "{{ message.content }}{% endgeneration %}{{ '<|im_end|>' }}",
 )
-END = "<|im_end|>"
+END_TOKEN = "<|im_end|>"
 
 
 def turn(role: str, content: str) -> dict[str, str]:
@@ -65,7 +65,7 @@ def write_tokenizer(folder: Path, template: str | None = TEMPLATE, family: str =
 
     texts = [f"{one['role']}\n{one['content']}" for chat in conversations(100) for one in chat]
     tokenizer = train_tokenizer(texts, family, vocab_size=300, min_frequency=1)
-    tokenizer.add_tokens(["<|im_start|>", END], special_tokens=True)
+    tokenizer.add_tokens(["<|im_start|>", END_TOKEN], special_tokens=True)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return folder

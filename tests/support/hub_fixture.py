@@ -32,11 +32,11 @@ ENVIRONMENT = {
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A running fake Hub; ``hub.url`` is its address, its user is "user" with token "hf_test"."""
     with FakeHub() as server:
-        point_at(server.url, tmp_path / "hf_home", monkeypatch)
+        use_fake_hub(server.url, tmp_path / "hf_home", monkeypatch)
         yield server
 
 
-def point_at(url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_fake_hub(url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the Hugging Face libraries use ``url``, with an empty cache under ``home``."""
     for name, value in {**ENVIRONMENT, "HF_ENDPOINT": url, "HF_HOME": str(home)}.items():
         monkeypatch.setenv(name, value)

@@ -37,7 +37,7 @@ def environment(folder: Path, devices: int = 1, **more: object) -> dict[str, str
     return os.environ | {name: str(value) for name, value in (own | more).items()}
 
 
-def missing() -> str:
+def missing_requirements() -> str:
     """What keeps this machine from making others, or an empty text."""
     if os.geteuid():
         return "network namespaces need root"
@@ -56,7 +56,7 @@ class Machines:
     def __init__(self, names: Sequence[str]):
         self.names, self.number = names, os.getpid() % 50_000
         self.bridge = f"hfb{self.number}"
-        self.spaces = [f"hf{self.number}-{index}" for index in range(len(names))]
+        self.namespaces = [f"hf{self.number}-{index}" for index in range(len(names))]
         net = f"10.{64 + self.number // 250 % 64}.{self.number % 250}"
         self.addresses = [f"{net}.{index + 1}" for index in range(len(names))]
 
@@ -75,7 +75,7 @@ class Machines:
             "127.0.0.1 localhost",
             *map(" ".join, zip(self.addresses, self.names, strict=True)),
         ]
-        for index, (space, address) in enumerate(zip(self.spaces, self.addresses, strict=True)):
+        for index, (space, address) in enumerate(zip(self.namespaces, self.addresses, strict=True)):
             outer = f"hf{self.number}v{index}"
             _ip("netns", "add", space)
             _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
@@ -89,12 +89,12 @@ class Machines:
             (folder / "resolv.conf").write_text("")
 
     def __exit__(self, *_: object) -> None:
-        for space in self.spaces:
+        for space in self.namespaces:
             subprocess.run(["ip", "netns", "del", space], capture_output=True)
             shutil.rmtree(Path("/etc/netns") / space, ignore_errors=True)
         subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
 
-    def prefix(self, index: int) -> list[str]:
+    def command_prefix(self, index: int) -> list[str]:
         """What stands before a command to run it on a machine."""
         name = self.names[index].split()[0]
         script = f'hostname {name} && exec "$@"'
@@ -102,7 +102,7 @@ class Machines:
             "ip",
             "netns",
             "exec",
-            self.spaces[index],
+            self.namespaces[index],
             "unshare",
             "--uts",
             "sh",
@@ -127,7 +127,9 @@ def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.
     )
 
 
-def end(running: Sequence[subprocess.Popen[str]], *codes: int, within: float = 900) -> list[str]:
+def wait_for_all(
+    running: Sequence[subprocess.Popen[str]], *codes: int, within: float = 900
+) -> list[str]:
     """Wait for all; check the exit codes (one for all, or one for each); return what they wrote."""
     try:
         texts = [process.communicate(timeout=within)[0] for process in running]

@@ -583,11 +583,11 @@ def _pair(kind: Any, encoder: Any, decoder: Any) -> Any:
     return kind.from_encoder_decoder_configs(encoder, decoder, **tokens)
 
 
-def pictures(rows: int = 2, shape: tuple[int, ...] = (3, 12, 12), seed: int = 0) -> np.ndarray:
+def images(rows: int = 2, shape: tuple[int, ...] = (3, 12, 12), seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, *shape)).astype(np.float32)
 
 
-def sounds(rows: int = 2, samples: int = 90, seed: int = 0) -> np.ndarray:
+def waveforms(rows: int = 2, samples: int = 90, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, samples)).astype(np.float32)
 
 
@@ -595,7 +595,7 @@ def ids(rows: int = 2, length: int = 12, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(4, 64, (rows, length)).astype(np.int32)
 
 
-def same(ours: Any, theirs: Any) -> bool:
+def trees_equal(ours: Any, theirs: Any) -> bool:
     """Equal structure, types and bits."""
     a, b = jax.tree.flatten_with_path(ours)[0], jax.tree.flatten_with_path(theirs)[0]
     return [path for path, _ in a] == [path for path, _ in b] and all(
@@ -628,7 +628,7 @@ def write_v4_msgpack(folder: Path, shards: list[dict[str, Any]], indexed: list[i
     (folder / "flax_model.msgpack.index.json").write_text(json.dumps(index))
 
 
-def rewrite(path: Path, change: Any, metadata: dict[str, str] | None = None) -> None:
+def rewrite_tensors(path: Path, change: Any, metadata: dict[str, str] | None = None) -> None:
     """Apply ``change`` to the dict of tensors in a safetensors file."""
     from safetensors.numpy import load_file, save_file
 

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def blocks(page: Path) -> list[tuple[str, str]]:
+def code_blocks(page: Path) -> list[tuple[str, str]]:
     """The ``bash`` and ``python`` blocks of a page in order: the language and the code.
 
     Each stands behind as many empty lines as come before it, so that errors name the page's lines.
@@ -30,15 +30,15 @@ def run(page: Path, folder: Path, data: Path | str, shorten: bool = True) -> dic
     for name in ("scripts", "docs"):
         (folder / name).symlink_to(ROOT / name)
     names: dict = {}
-    for language, code in blocks(page):
+    for language, code in code_blocks(page):
         if language == "python":
             exec(compile(code, page.name, "exec"), names)
         else:
-            shell(shortened(code) if shorten else code, folder, data)
+            shell(shorten_code(code) if shorten else code, folder, data)
     return names
 
 
-def shortened(code: str) -> str:
+def shorten_code(code: str) -> str:
     """The same commands with four steps and few examples to judge by."""
     code = re.sub(r'(--max_(?:eval|test|generate)_samples[= ]"?)\d+', r"\g<1>4", code)
     code = re.sub(r'--max_steps[= ]"?\d+"?', "--max_steps 4 --max_eval_samples 4", code)

@@ -147,31 +147,31 @@ def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
     ids = models.ids(ROWS, LENGTH)
     mask = np.ones_like(ids)
     mask[1, 11:] = mask[5, 9:] = 0
-    given = {"input_ids": ids, "attention_mask": mask} if model.reads("input_ids") else {}
-    if model.reads("pixel_values"):
-        given["pixel_values"] = models.pictures(ROWS)
-    if model.reads("input_values"):
-        given["input_values"] = models.sounds(ROWS)
-    if model.reads("inputs"):
-        given["inputs"] = models.sounds(ROWS)
-    if model.reads("input_features"):
+    given = {"input_ids": ids, "attention_mask": mask} if model.has_input("input_ids") else {}
+    if model.has_input("pixel_values"):
+        given["pixel_values"] = models.images(ROWS)
+    if model.has_input("input_values"):
+        given["input_values"] = models.waveforms(ROWS)
+    if model.has_input("inputs"):
+        given["inputs"] = models.waveforms(ROWS)
+    if model.has_input("input_features"):
         given["input_features"] = models.spectrograms(ROWS)
     if task == "ForMultipleChoice":
         return {key: np.stack([value, value], 1) for key, value in given.items()}
-    if model.reads("decoder_input_ids") and task != "ForCausalLM":
+    if model.has_input("decoder_input_ids") and task != "ForCausalLM":
         given |= {"decoder_input_ids": ids[:, ::-1].copy()}
     return given
 
 
 @functools.cache
-def compiled(name: str, task: str, mesh: str | None, sequence_parallel: bool = False) -> Any:
+def compile_step(name: str, task: str, mesh: str | None, sequence_parallel: bool = False) -> Any:
     """The model, its layout, and the compiled ``(parameters, batch) -> (loss, gradients)``."""
     model, layout = make_model(name, task), None
     options = {}
     params, extra = variables(name, task)
     if mesh is not None:
         grid = make_mesh(mesh)
-        layout = setup.lay_out(model, grid, sequence_parallel)
+        layout = setup.shard_model(model, grid, sequence_parallel)
         places = trees.unflatten(
             layout.shardings({p: leaf.shape for p, leaf in trees.flatten(params).items()})
         )
@@ -198,7 +198,7 @@ def compiled(name: str, task: str, mesh: str | None, sequence_parallel: bool = F
 
 def run(name: str, task: str, mesh: str | None, sequence_parallel: bool = False) -> Any:
     """Loss and gradients, on the host."""
-    model, _, step = compiled(name, task, mesh, sequence_parallel)
+    model, _, step = compile_step(name, task, mesh, sequence_parallel)
     given = (variables(name, task)[0], inputs(model, task))
     if mesh is not None:
         given = jax.device_put(given, step.input_shardings[0])

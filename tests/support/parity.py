@@ -17,7 +17,7 @@ def compare(
     folder: Path,
     inputs: dict[str, np.ndarray],
     ours: Any = None,
-    shown: np.ndarray | float = 1.0,
+    output_mask: np.ndarray | float = 1.0,
     unused: int = 0,
 ) -> Any:
     """Assert that ``ours`` (or what ``cls`` loads from ``folder``) equals PyTorch's; return it.
@@ -34,7 +34,7 @@ def compare(
     ours = cls.from_pretrained(folder) if ours is None else ours
     expected = theirs(**{name: torch.from_numpy(value).long() for name, value in inputs.items()})
     name = "logits" if "logits" in expected else "last_hidden_state"
-    weights = np.random.default_rng(0).normal(size=expected[name].shape) * shown
+    weights = np.random.default_rng(0).normal(size=expected[name].shape) * output_mask
     weights = (weights / np.sqrt(weights.size)).astype(np.float32)
 
     def loss(params: Any) -> Any:
@@ -42,7 +42,7 @@ def compare(
         return jnp.sum(output * weights), output
 
     gradient, output = case.jit(jax.grad(loss, has_aux=True))(ours.params)
-    assert close(np.asarray(output) * shown, expected[name].detach().numpy() * shown)
+    assert close(np.asarray(output) * output_mask, expected[name].detach().numpy() * output_mask)
     (expected[name] * torch.from_numpy(weights)).sum().backward()
     gradients = ours.weight_map.to_torch(trees.flatten(jax.tree.map(np.asarray, gradient)))
     graded = {n: p.grad.numpy() for n, p in theirs.named_parameters() if p.grad is not None}

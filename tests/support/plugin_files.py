@@ -61,7 +61,7 @@ def distribute(tmp_path, monkeypatch):
     return install
 
 
-def documented(hook: str) -> Path:
+def write_documented_plugin(hook: str) -> Path:
     """Write the example of ``hook`` from the guide to a file."""
     section = re.search(rf"^### {hook}$(.*?)(?=^##)", GUIDE, re.M | re.S)
     assert section, f"docs/plugins.md has no section '### {hook}'"

@@ -48,7 +48,7 @@ def commits(hub: FakeHub, name: str = "user/m") -> list[str]:
     return [commit.title for commit in hub.repo(name).history()]
 
 
-def pushed_in_a_process(folder: Path, timeout: float, before: str = "") -> str:
+def push_in_subprocess(folder: Path, timeout: float, before: str = "") -> str:
     """Push in a process of its own, which must end; returns what ``finish`` said.
 
     ``before`` runs ahead of the push, and finds the module ``hub``.

@@ -20,7 +20,7 @@ def record(notes: Path) -> None:
     """Make every feed of this process write what it gives out to ``notes``."""
     from hfseq.training import loader, processes
 
-    make, batches = loader.Loader.make, loader.Loader.batches
+    make, batches = loader.Loader.make_batch, loader.Loader.batches
     made: dict[int, list[str]] = {}
 
     class Noting:
@@ -48,7 +48,7 @@ def record(notes: Path) -> None:
                 file.write(json.dumps(line) + "\n")
             yield item
 
-    loader.Loader.make, loader.Loader.batches = noting, giving  # type: ignore[method-assign]
+    loader.Loader.make_batch, loader.Loader.batches = noting, giving  # type: ignore[method-assign]
 
 
 def main(notes: str, objective: str, *flags: str) -> None:

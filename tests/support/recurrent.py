@@ -113,7 +113,7 @@ class FlaxRecurrentForCausalLM(FixedStateGeneration, FlaxPreTrainedModel):
             given, params, dropout_rng, train, False, False, return_dict, past_key_values, extra
         )
 
-    def settle_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
+    def finalize_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Add what was gathered to the statistics."""
 
         def settle(tree: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def records(steps: int = 100, every: int = 5, **changes: Any) -> list[dict[str, 
     return found
 
 
-def put(folder: Path, log: list[dict[str, Any]], tail: str = "") -> Path:
+def write_log(folder: Path, log: list[dict[str, Any]], tail: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(record) + "\n" for record in log)
     (folder / "metrics.jsonl").write_text(text + tail)

@@ -15,10 +15,10 @@ from hfseq.training.run import Result, main
 class Trained(Result):
     """What a run left, and the step that it began behind (None where it trained nothing)."""
 
-    began: int | None
+    start_step: int | None
 
 
-class Began(Callback):
+class RecordStartStep(Callback):
     """Notes the step that a run goes on from."""
 
     step: int | None = None
@@ -36,8 +36,8 @@ def train(
     """Train with these flags on the first so many devices (None: without choosing any)."""
     import jax
 
-    began = Began()
+    began = RecordStartStep()
     chosen = None if devices is None else jax.devices()[:devices]
     arguments = parse(list(argv), objective=objective)
     result = main(arguments, objective, callbacks=[*callbacks, began], devices=chosen)
-    return Trained(**vars(result), began=began.step)
+    return Trained(**vars(result), start_step=began.step)

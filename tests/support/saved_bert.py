@@ -24,5 +24,5 @@ def saved(model, tmp_path):
     return tmp_path / "saved"
 
 
-def loud(caplog):
+def capture_warnings(caplog):
     return caplog.at_level(logging.WARNING, logger="hfseq.modeling")

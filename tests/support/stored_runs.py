@@ -33,7 +33,7 @@ from unittest import mock
 import numpy as np
 
 from tests.support import chats
-from tests.support.sounds import write_words
+from tests.support.audio import write_words
 
 STORED = Path(__file__).resolve().parents[1] / "training" / "stored"
 STEP = 3
@@ -201,7 +201,7 @@ def stored_state(name: str) -> dict[str, np.ndarray]:
 
 
 @dataclasses.dataclass
-class Continued:
+class ContinuedRun:
     """A run that went on from a stored checkpoint."""
 
     folder: Path
@@ -210,14 +210,14 @@ class Continued:
     losses: dict[int, float]  # of the steps after it
 
 
-def go_on(name: str, folder: Path) -> Continued:
+def continue_run(name: str, folder: Path) -> ContinuedRun:
     """Continue a copy of a stored run in ``folder``; its progress, restored state and losses."""
     known = record(name)
     shutil.copytree(STORED / name / "checkpoints", folder / "checkpoints")
     progress = read_progress(folder)
     with restored_states() as states:
         run(known["objective"], known["flags"], STORED / "data", folder)
-    return Continued(folder, progress, states[0], losses(folder))
+    return ContinuedRun(folder, progress, states[0], losses(folder))
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -255,13 +255,13 @@ def read_progress(folder: Path) -> dict[str, Any]:
     return dataclasses.asdict(Checkpointer(folder).read_progress(STEP))
 
 
-def forget_where(checkpoint: Path) -> None:
+def remove_absolute_path(checkpoint: Path) -> None:
     """Take the absolute path that orbax notes out of a checkpoint."""
     from hfseq.training import checkpointer
 
     for path in checkpoint.rglob("commit_success.txt"):
         path.write_text("Checkpoint commit was successful.\n")
-    (checkpoint / checkpointer.FILE).unlink()
+    (checkpoint / checkpointer.CHECKSUMS_FILE).unlink()
     checkpointer.write_checksums(checkpoint)
 
 
@@ -301,9 +301,9 @@ def write(target: Path) -> None:
     if not (target / "data").exists():
         write_data(target / "data")
     if not (target / "data" / "pictures").exists():
-        write_pictures(target / "data")
+        write_images(target / "data")
     if not (target / "data" / "writer").exists():
-        write_writer(target / "data")
+        write_captioner(target / "data")
     if not (target / "data" / "sounds.csv").exists():
         words = write_words(target / "data" / "sounds", 16, longest=4, seconds=0.02)
         lines = [f"sounds/{number:03}.wav,{word}\n" for number, word in enumerate(words)]
@@ -339,7 +339,7 @@ def write_run(
     assert losses(again) == expected, (losses(again), expected)
     kept = target / "checkpoints" / str(STEP)
     shutil.copytree(whole / "checkpoints" / str(STEP), kept)
-    forget_where(kept)
+    remove_absolute_path(kept)
     foreign = {p: a.dtype.name for p, a in states[0].items() if a.dtype.kind == "V"}
     bits = {p: a.view(f"u{a.itemsize}") if p in foreign else a for p, a in states[0].items()}
     np.savez_compressed(target / "state.npz", **bits)
@@ -398,7 +398,7 @@ def write_tasks(folder: Path) -> None:
         chats.write_lines(folder / f"{name}.jsonl", rows)
 
 
-def write_pictures(folder: Path) -> None:
+def write_images(folder: Path) -> None:
     """Write pictures in two classes, captions, and a pair of encoders that reads both."""
     from PIL import Image
     from transformers import BertConfig, ViTConfig, ViTImageProcessorPil
@@ -466,7 +466,7 @@ def write_whisper(folder: Path) -> None:
     extractor.save_pretrained(folder / "whisper")
 
 
-def write_writer(folder: Path) -> None:
+def write_captioner(folder: Path) -> None:
     """Write an encoder of pictures and a decoder of text, as one model."""
     from transformers import AutoTokenizer, GPT2Config, ViTConfig, ViTImageProcessorPil
 

@@ -289,10 +289,10 @@ def test_unknown_names_are_refused():
 
 
 def test_errors_are_relative_to_the_larger_of_one_and_the_largest():
-    assert case.error([0.0, 1e-3], [0.0, 0.0]) == pytest.approx(1e-3)
-    assert case.error([1001.0], [1000.0]) == pytest.approx(1e-3)
-    assert case.error([np.nan], [np.nan]) == float("inf")
-    assert case.error([1.0], [1.0, 1.0]) == float("inf")
+    assert case.relative_error([0.0, 1e-3], [0.0, 0.0]) == pytest.approx(1e-3)
+    assert case.relative_error([1001.0], [1000.0]) == pytest.approx(1e-3)
+    assert case.relative_error([np.nan], [np.nan]) == float("inf")
+    assert case.relative_error([1.0], [1.0, 1.0]) == float("inf")
 
 
 def test_the_scan_check_names_the_first_layer_that_differs():
@@ -308,4 +308,4 @@ def test_the_scan_check_names_the_first_layer_that_differs():
         inputs={"input_ids": ids}, model=model, params=model.params, variant=lambda **_: model
     )
     wanted = "hidden_states: what layer 2 returns is the first to differ"
-    assert checks._first_apart(tried, scanned) == wanted
+    assert checks._first_different_layer(tried, scanned) == wanted

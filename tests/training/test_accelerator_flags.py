@@ -9,7 +9,7 @@ import pytest
 
 from hfseq import cli
 from hfseq.errors import UsageError
-from hfseq.training import accelerator_flags, described
+from hfseq.training import accelerator_flags, aot
 from hfseq.training.arguments import parse
 
 GONE = "xla_gpu_enable_async_collectives=true"  # XLA once had it
@@ -18,12 +18,12 @@ GONE = "xla_gpu_enable_async_collectives=true"  # XLA once had it
 @pytest.fixture
 def environment(monkeypatch):
     """Two GPUs, a jax that has not started, and variables without flags."""
-    monkeypatch.setattr(described, "jax_has_started", lambda: False)
-    monkeypatch.setattr(accelerator_flags, "here", lambda: "cuda")
-    monkeypatch.setattr(accelerator_flags, "devices_here", lambda: 2)
-    for name in (accelerator_flags.XLA, accelerator_flags.LIBTPU):
+    monkeypatch.setattr(aot, "jax_has_started", lambda: False)
+    monkeypatch.setattr(accelerator_flags, "local_accelerator", lambda: "cuda")
+    monkeypatch.setattr(accelerator_flags, "local_device_count", lambda: 2)
+    for name in (accelerator_flags.XLA_VARIABLE, accelerator_flags.LIBTPU_VARIABLE):
         monkeypatch.setenv(name, "")
-    return accelerator_flags.current
+    return accelerator_flags.current_flags
 
 
 @pytest.fixture
@@ -34,13 +34,15 @@ def knows_all_but(monkeypatch):
         def trial(variable: str, flags: list[str]) -> str:
             return next((f"no {flag}" for flag in flags if flag[2:] in unknown), "")
 
-        monkeypatch.setattr(accelerator_flags, "trial", trial)
+        monkeypatch.setattr(accelerator_flags, "try_flags", trial)
 
     return install
 
 
 def test_none_are_set_unless_asked_for(environment):
-    accelerator_flags.apply(parse(["--output_dir=x"], objective="mlm").training.accelerator_flags)
+    accelerator_flags.apply_flags(
+        parse(["--output_dir=x"], objective="mlm").training.accelerator_flags
+    )
     assert environment() == {}
 
 
@@ -55,65 +57,67 @@ def test_recommended_flags_are_set_behind_those_that_are_there(
 ):
     knows_all_but()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
-    accelerator_flags.apply("recommended")
-    given = [f"--{flag}" for flag in accelerator_flags.GPU]
+    accelerator_flags.apply_flags("recommended")
+    given = [f"--{flag}" for flag in accelerator_flags.GPU_FLAGS]
     assert environment() == {"XLA_FLAGS": " ".join(["--xla_gpu_deterministic_ops=true", *given])}
-    accelerator_flags.apply("recommended")  # they are there
+    accelerator_flags.apply_flags("recommended")  # they are there
     assert environment()["XLA_FLAGS"].count(given[0]) == 1
 
 
 def test_a_recommended_flag_that_xla_does_not_know_is_left_out_and_said(
     environment, knows_all_but, caplog
 ):
-    knows_all_but(accelerator_flags.GPU[1])
+    knows_all_but(accelerator_flags.GPU_FLAGS[1])
     with caplog.at_level(logging.INFO, "hfseq"):
-        accelerator_flags.apply("recommended")
+        accelerator_flags.apply_flags("recommended")
     flags = environment()["XLA_FLAGS"].split()
-    assert flags == [f"--{f}" for f in accelerator_flags.GPU if f != accelerator_flags.GPU[1]]
-    assert f"--{accelerator_flags.GPU[1]} is left out" in caplog.text
+    assert flags == [
+        f"--{f}" for f in accelerator_flags.GPU_FLAGS if f != accelerator_flags.GPU_FLAGS[1]
+    ]
+    assert f"--{accelerator_flags.GPU_FLAGS[1]} is left out" in caplog.text
 
 
 def test_flags_of_tpus_go_where_libtpu_reads_them(environment, knows_all_but):
     knows_all_but()
-    accelerator_flags.apply(f"{accelerator_flags.TPU[3]} --xla_dump_to=there")
+    accelerator_flags.apply_flags(f"{accelerator_flags.TPU_FLAGS[3]} --xla_dump_to=there")
     assert environment() == {
-        "LIBTPU_INIT_ARGS": f"--{accelerator_flags.TPU[3]}",
+        "LIBTPU_INIT_ARGS": f"--{accelerator_flags.TPU_FLAGS[3]}",
         "XLA_FLAGS": "--xla_dump_to=there",
     }
 
 
 @pytest.mark.parametrize(("kind", "several"), [("cuda", False), ("", True), ("tpu", False)])
 def test_nothing_is_recommended_without_several_accelerators(kind, several):
-    assert accelerator_flags.recommended(kind, several) == ()
+    assert accelerator_flags.recommended_flags(kind, several) == ()
 
 
 def test_a_flag_that_xla_does_not_know_is_one_line_before_jax_starts(environment):
     with pytest.raises(UsageError, match="(?i)unknown flag.*async_collectives") as raised:
-        accelerator_flags.apply(f"xla_gpu_deterministic_ops=true {GONE}")
+        accelerator_flags.apply_flags(f"xla_gpu_deterministic_ops=true {GONE}")
     assert "\n" not in str(raised.value) and environment() == {}
-    assert accelerator_flags.trial("XLA_FLAGS", ["--xla_gpu_deterministic_ops=true"]) == ""
+    assert accelerator_flags.try_flags("XLA_FLAGS", ["--xla_gpu_deterministic_ops=true"]) == ""
 
 
 def test_a_jax_that_has_started_takes_no_flags(environment, monkeypatch):
-    monkeypatch.setattr(described, "jax_has_started", lambda: True)
+    monkeypatch.setattr(aot, "jax_has_started", lambda: True)
     with pytest.raises(UsageError, match="jax has started.*XLA_FLAGS='--xla_gpu_auto"):
-        accelerator_flags.apply("xla_gpu_autotune_level=0")
+        accelerator_flags.apply_flags("xla_gpu_autotune_level=0")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", [*accelerator_flags.GPU, *accelerator_flags.TPU])
+@pytest.mark.parametrize("flag", [*accelerator_flags.GPU_FLAGS, *accelerator_flags.TPU_FLAGS])
 def test_what_is_recommended_exists(flag):
-    variable = accelerator_flags.variable_of(flag)
-    if variable == accelerator_flags.LIBTPU and (reason := described.missing("v5e")):
+    variable = accelerator_flags.variable_for(flag)
+    if variable == accelerator_flags.LIBTPU_VARIABLE and (reason := aot.unavailable_reason("v5e")):
         pytest.skip(reason)
-    assert accelerator_flags.trial(variable, [f"--{flag}"]) == ""
+    assert accelerator_flags.try_flags(variable, [f"--{flag}"]) == ""
 
 
 @pytest.mark.slow
 def test_an_unknown_flag_of_tpus_is_one_line_too():
-    if reason := described.missing("v5e"):
+    if reason := aot.unavailable_reason("v5e"):
         pytest.skip(reason)
-    assert "'xla_tpu_x'" in accelerator_flags.trial("LIBTPU_INIT_ARGS", ["--xla_tpu_x=1"])
+    assert "'xla_tpu_x'" in accelerator_flags.try_flags("LIBTPU_INIT_ARGS", ["--xla_tpu_x=1"])
 
 
 def test_env_lists_what_is_set_and_what_would_be_recommended(environment, monkeypatch, capsys):
@@ -121,8 +125,12 @@ def test_env_lists_what_is_set_and_what_would_be_recommended(environment, monkey
     assert cli.main(["env", "--json", "--no-devices"]) == 0
     assert json.loads(capsys.readouterr().out)["accelerator_flags"] == {
         "set": {"LIBTPU_INIT_ARGS": "--xla_tpu_x=1"},
-        "recommended": list(accelerator_flags.GPU),
+        "recommended": list(accelerator_flags.GPU_FLAGS),
     }
     assert cli.main(["env", "--no-devices"]) == 0
     out = capsys.readouterr().out
-    assert "LIBTPU_INIT_ARGS" in out and "flags to try" in out and accelerator_flags.GPU[0] in out
+    assert (
+        "LIBTPU_INIT_ARGS" in out
+        and "flags to try" in out
+        and accelerator_flags.GPU_FLAGS[0] in out
+    )

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hfseq.errors import CheckpointError, UsageError
-from hfseq.training import checkpointer, output
+from hfseq.training import checkpointer, output_directory
 from hfseq.training.callbacks import every
 from tests.training.conftest import losses
 
@@ -52,7 +52,7 @@ DAMAGE = {
     "arrays gone": lambda step: array_file(step).unlink(),
     "the record cut": lambda step: (step / "record" / "metadata").write_text('{"step": 6, "tok'),
     "the state gone": lambda step: shutil.rmtree(step / "state"),
-    "the sums cut": lambda step: (step / checkpointer.FILE).write_text('{"state'),
+    "the sums cut": lambda step: (step / checkpointer.CHECKSUMS_FILE).write_text('{"state'),
 }
 
 
@@ -71,20 +71,20 @@ def test_a_damaged_checkpoint_is_kept_and_the_run_goes_on_from_the_one_before(
     (run / "checkpoints" / "6" / "mine").touch()  # by which the very directory is known again
     with caplog.at_level("WARNING"):
         loop = train("run", **OPTIONS)
-    assert loop.began == 4 and losses(run) == whole
+    assert loop.start_step == 4 and losses(run) == whole
     assert "damaged: " in caplog.text and "goes on from step 4" in caplog.text
     assert (run / "checkpoint-6-damaged" / "mine").exists()
     again = load_file(run / "model.safetensors")
     assert all((weights[name] == again[name]).all() for name in weights)
-    assert checkpointer.problem(run / "checkpoints" / "6") == ""
+    assert checkpointer.find_damage(run / "checkpoints" / "6") == ""
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_damage_is_found_and_named(run, damage):
     step = run / "checkpoints" / "6"
-    assert checkpointer.problem(step) == ""
+    assert checkpointer.find_damage(step) == ""
     DAMAGE[damage](step)
-    assert checkpointer.problem(step)
+    assert checkpointer.find_damage(step)
 
 
 def test_without_a_whole_checkpoint_nothing_is_moved(train, run):
@@ -112,7 +112,7 @@ def test_the_newest_checkpoint_is_that_of_the_last_step_whatever_the_clock_said(
         ]:
             os.utime(path, (when, when))
     loop = train("run", **OPTIONS | {"max_steps": 8, "lr_scheduler_type": "constant"})
-    assert loop.began == 6
+    assert loop.start_step == 6
 
 
 # -- two runs in one directory
@@ -133,9 +133,11 @@ def test_a_second_run_is_refused_and_the_first_named(train, tmp_path):
 
 
 def test_what_a_killed_run_left_blocks_nobody(train, run):
-    (run / output.FILE).write_text(json.dumps({"process": 1, "machine": "x", "since": "y"}))
-    assert train("run", **OPTIONS).began == 6
-    (run / output.FILE).write_text("no JSON")
-    with output.hold(run), pytest.raises(UsageError, match="in use by process"):
-        with output.hold(run):
+    (run / output_directory.LOCK_FILE).write_text(
+        json.dumps({"process": 1, "machine": "x", "since": "y"})
+    )
+    assert train("run", **OPTIONS).start_step == 6
+    (run / output_directory.LOCK_FILE).write_text("no JSON")
+    with output_directory.lock_directory(run), pytest.raises(UsageError, match="in use by process"):
+        with output_directory.lock_directory(run):
             pass

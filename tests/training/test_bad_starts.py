@@ -48,17 +48,17 @@ def test_a_free_port_stays_free(monkeypatch):
 
 def test_a_pod_is_numbered_by_its_completion_index(monkeypatch):
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
-    assert not ProcessArguments().several  # an indexed Job of runs that are one process each
+    assert not ProcessArguments().is_distributed  # an indexed Job of runs that are one process each
     monkeypatch.setenv("COORDINATOR_ADDRESS", "hfseq-worker-0-0.hfseq:1234")
     monkeypatch.setenv("NUM_PROCESSES", "4")
-    found = processes.whereabouts(ProcessArguments())
+    found = processes.resolve_cluster(ProcessArguments())
     assert found == ("hfseq-worker-0-0.hfseq:1234", 4, 3)
     monkeypatch.setenv("PROCESS_ID", "1")  # what was said wins
-    assert processes.whereabouts(ProcessArguments())[2] == 1
+    assert processes.resolve_cluster(ProcessArguments())[2] == 1
     monkeypatch.delenv("PROCESS_ID")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "x")
     with pytest.raises(UsageError, match="JOB_COMPLETION_INDEX in the environment is 'x'"):
-        processes.whereabouts(ProcessArguments())
+        processes.resolve_cluster(ProcessArguments())
 
 
 def test_a_pod_without_addresses_is_told_where_they_belong(monkeypatch):
@@ -71,7 +71,7 @@ def test_a_pod_without_addresses_is_told_where_they_belong(monkeypatch):
             UsageError, match=r"NUM_PROCESSES in the manifest \(as scripts/launch/jobset"
         ),
     ):
-        processes.whereabouts(ProcessArguments(distributed=True))
+        processes.resolve_cluster(ProcessArguments(distributed=True))
 
 
 def test_a_wrong_address_is_named_by_where_it_stands(monkeypatch):
@@ -88,13 +88,13 @@ def test_code_is_the_same_where_its_files_are(tmp_path, monkeypatch):
         (tmp_path / name / "part").mkdir(parents=True)
         (tmp_path / name / "part" / "m.py").write_text(text)
     one, same, other = (
-        processes.of_files(tmp_path / name, (tmp_path / name).rglob("*.py")) for name in "abc"
+        processes.files_digest(tmp_path / name, (tmp_path / name).rglob("*.py")) for name in "abc"
     )
     assert one == same != other
     (tmp_path / "b" / "part" / "m.py").rename(tmp_path / "b" / "part" / "n.py")
-    assert one != processes.of_files(tmp_path / "b", (tmp_path / "b").rglob("*.py"))
+    assert one != processes.files_digest(tmp_path / "b", (tmp_path / "b").rglob("*.py"))
     monkeypatch.setattr(sys, "argv", [str(SCRIPTS / "run_mlm_flax.py")])
-    found = processes.of_program([str(tmp_path / "a" / "part" / "m.py"), "absent.py"])
+    found = processes.program_digests([str(tmp_path / "a" / "part" / "m.py"), "absent.py"])
     assert found.keys() >= {
         "the code of hfseq",
         "the code of hfseq_plugins",
@@ -105,16 +105,16 @@ def test_code_is_the_same_where_its_files_are(tmp_path, monkeypatch):
 
 
 def test_other_code_in_one_process_is_refused(store, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(processes, "of_program", lambda _: {"the code of hfseq": "0a1b"})
+    monkeypatch.setattr(processes, "program_digests", lambda _: {"the code of hfseq": "0a1b"})
     kept = store(1)
     kept.values["hfseq/agree/0/verdict"] = "[]"
-    processes.agree_on_flags(parse(["--output_dir=x"]).as_dict(), "mlm")
+    processes.check_flags_agree(parse(["--output_dir=x"]).as_dict(), "mlm")
     del kept.values["hfseq/agree/0/verdict"]
     store(0)
-    monkeypatch.setattr(processes, "of_program", lambda _: {"the code of hfseq": "2c3d"})
+    monkeypatch.setattr(processes, "program_digests", lambda _: {"the code of hfseq": "2c3d"})
     text = 'the code of hfseq is "2c3d" in process 0 and "0a1b" in process 1: give all .* same code'
     with pytest.raises(UsageError, match=text):
-        processes.agree_on_flags(parse(["--output_dir=x"]).as_dict(), "mlm")
+        processes.check_flags_agree(parse(["--output_dir=x"]).as_dict(), "mlm")
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_two_checkouts_end_both_processes(flags, tmp_path):
         env["PYTHONPATH"] = env["PYTHONPATH"].replace(str(machines.ROOT), str(root))
         script = root / "scripts" / "run_mlm_flax.py"
         running.append(machines.start([sys.executable, str(script), *flags()], env))
-    for text in machines.end(running, 2, within=300):
+    for text in machines.wait_for_all(running, 2, within=300):
         assert "the code of hfseq is " in text and "and the same code" in text
 
 
@@ -205,7 +205,7 @@ def test_a_volume_that_one_machine_has_read_only_ends_all(flags, read_only):
         )
         for number in (0, 1)
     ]
-    for text in machines.end(running, 2, within=300):
+    for text in machines.wait_for_all(running, 2, within=300):
         assert "cannot be written on" in text and "Read-only file system" in text
 
 
@@ -234,5 +234,5 @@ def test_a_port_that_never_speaks_is_left_after_the_time_out(flags, tmp_path):
         )
         command = [sys.executable, str(SCRIPTS / "run_mlm_flax.py"), *flags()]
         running = machines.start([*command, "--coordinator_timeout=5"], env)
-        (text,) = machines.end([running], 1, within=200)
+        (text,) = machines.wait_for_all([running], 1, within=200)
     assert "not all 2 processes had come to the coordinator at localhost:" in text

@@ -9,9 +9,9 @@ import pytest
 from hfseq.errors import UsageError
 from hfseq.training import callbacks, evaluation
 from hfseq.training.arguments import TrainingArguments
-from hfseq.training.callbacks import Evaluate, StepInfo, note_best
+from hfseq.training.callbacks import Evaluate, StepInfo, update_best_metric
 from hfseq.training.checkpointer import Progress
-from hfseq.training.setup import check_metric
+from hfseq.training.setup import check_best_metric
 from hfseq.training.trackers import Trackers
 
 BATCHES = [0] * 3
@@ -52,7 +52,7 @@ def test_the_direction_of_a_metric_follows_from_its_name(name, best):
     for progress, values in ((one_way, (2.0, 1.0)), (other_way, (1.0, 2.0))):
         for value in values:
             metrics = {f"eval_{name.removeprefix('eval_')}": value}
-            note_best(flags(metric_for_best_model=name), progress, metrics)
+            update_best_metric(flags(metric_for_best_model=name), progress, metrics)
     assert one_way.best_metric == other_way.best_metric == best
 
 
@@ -77,7 +77,7 @@ def test_the_words_of_a_part_choose_nothing():
     objective = SimpleNamespace(reported=lambda split: None)
     wrong = {"metric_for_best_model": "eval_word_perplexity", "max_eval_batches": 2}
     with pytest.raises(UsageError, match="max_eval_batches 2 reads a part of the 3 .* by loss"):
-        check_metric(flags(**wrong), objective, None, BATCHES)
+        check_best_metric(flags(**wrong), objective, None, BATCHES)
     alone = {"do_train": False, "do_eval": True}
     for change in ({"max_eval_batches": 3}, {"eval_strategy": "no"}, alone):
-        check_metric(flags(**(wrong | change)), objective, None, BATCHES)
+        check_best_metric(flags(**(wrong | change)), objective, None, BATCHES)

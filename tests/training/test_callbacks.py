@@ -13,7 +13,7 @@ import yaml
 from safetensors.numpy import load_file
 
 from hfseq.errors import UsageError
-from hfseq.training.callbacks import Callback, StepInfo, call, every, functions_at
+from hfseq.training.callbacks import Callback, StepInfo, call_handlers, every, find_handlers
 from hfseq.training.checkpointer import Progress
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
@@ -49,15 +49,15 @@ def test_each_sees_the_state_that_the_one_before_it_left():
     def second(info):
         seen.append(info.state)
 
-    functions = functions_at("on_step_end", [first, second])
-    assert call(functions, info(1)).state == "state 1" and seen == ["state 0", "state 1"]
+    functions = find_handlers("on_step_end", [first, second])
+    assert call_handlers(functions, info(1)).state == "state 1" and seen == ["state 0", "state 1"]
 
 
 def test_every_calls_after_each_nth_step():
     steps: list[int] = []
     function = every(3, lambda info: steps.append(info.progress.step))
     for step in range(1, 8):
-        call(functions_at("on_step_end", [function]), info(step))
+        call_handlers(find_handlers("on_step_end", [function]), info(step))
     assert steps == [3, 6]
 
 
@@ -67,11 +67,11 @@ def test_an_object_may_have_some_of_the_moments_and_a_function_is_for_the_end_of
 
     begun = SimpleNamespace(on_train_begin=lambda info: "begun")
     given = [Silent(), begun, lambda info: "done"]
-    assert call(functions_at("on_train_begin", given), info(0)).state == "begun"
-    assert call(functions_at("on_step_end", given), info(0)).state == "done"
-    assert call(functions_at("on_train_end", given), info(0)).state == "state 0"
+    assert call_handlers(find_handlers("on_train_begin", given), info(0)).state == "begun"
+    assert call_handlers(find_handlers("on_step_end", given), info(0)).state == "done"
+    assert call_handlers(find_handlers("on_train_end", given), info(0)).state == "state 0"
 
 
 def test_what_is_no_callback_is_refused():
     with pytest.raises(UsageError, match="is no callback: give a function of a StepInfo, or an"):
-        functions_at("on_step_begin", [3])  # type: ignore[list-item]
+        find_handlers("on_step_begin", [3])  # type: ignore[list-item]

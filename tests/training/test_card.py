@@ -76,7 +76,7 @@ def test_a_run_becomes_a_released_card(train, tmp_path):
 def test_a_finished_run_goes_on_in_its_directory(train, tmp_path):
     train("run", 1, max_steps=2, lr_scheduler_type="constant")
     again = train("run", 1, max_steps=4, lr_scheduler_type="constant")
-    assert again.began == 2 and again.progress.step == 4
+    assert again.start_step == 2 and again.progress.step == 4
     assert "| Steps | 4 |" in (tmp_path / "run" / "README.md").read_text()
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from hfseq.errors import UsageError
 from hfseq.objectives.metrics import edit_distance, error_rates
-from tests.support.models import same
-from tests.support.sounds import bad_sounds, write_words
+from tests.support.audio import write_bad_audio, write_words
+from tests.support.models import trees_equal
 from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
@@ -92,7 +92,7 @@ def test_edits_are_counted():
 @pytest.mark.slow
 def test_what_is_no_sound_or_has_too_much_text_counts_for_nothing(spell, tmp_path, caplog):
     rows = write_table(tmp_path, "mixed", 6)
-    told = bad_sounds(tmp_path / "bad")
+    told = write_bad_audio(tmp_path / "bad")
     del told["short.wav"]
     rows += [f"bad/{name},A\n" for name in told]
     rows += ["mixed/000.wav," + "ab" * 16 + "\n"]
@@ -114,7 +114,7 @@ def test_a_run_learns_to_spell_and_leaves_what_both_worlds_load(spell, folder):
     pytest.importorskip("torch")
     from transformers import AutoProcessor, Wav2Vec2ForCTC
 
-    from hfseq.data.audio import Sound
+    from hfseq.data.audio import AudioFile
 
     model, processor = (
         kind.from_pretrained(loop.folder) for kind in (Wav2Vec2ForCTC, AutoProcessor)
@@ -123,7 +123,7 @@ def test_a_run_learns_to_spell_and_leaves_what_both_worlds_load(spell, folder):
     right = 0
     for line in lines:
         name, text = line.split(",")
-        samples = Sound(folder / name).read()
+        samples = AudioFile(folder / name).read()
         inputs = processor(samples, sampling_rate=16000, return_tensors="pt")
         found = processor.batch_decode(model.eval()(**inputs).logits.argmax(-1))
         right += found == [text.lower().removesuffix("!")]
@@ -166,7 +166,7 @@ def test_a_pretrained_encoder_is_gone_on_with(spell, folder, tmp_path):
         freeze_feature_extractor=True,
         mask_time_prob=0.2,
     )
-    assert same(loop.state.params["wav2vec2"], before.state.params["wav2vec2"])
+    assert trees_equal(loop.state.params["wav2vec2"], before.state.params["wav2vec2"])
     assert loop.state.params["lm_head"]["kernel"].shape == (32, 9)
 
 
@@ -185,7 +185,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(spell):
     with pytest.raises(SystemExit):
         spell("parts", **kept, callbacks=[stop_at(3)])
     again = spell("parts", **kept)
-    assert again.began == 3 and same(whole.state.params, again.state.params)
+    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
 
 
 def test_what_cannot_be_trained_is_told(spell, folder):

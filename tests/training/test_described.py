@@ -15,13 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hfseq.errors import UsageError
 from hfseq.nn import context
-from hfseq.training import described, hardware
+from hfseq.training import aot, hardware
 
 
 def devices(name: str, count: int) -> list[jax.Device]:
-    if reason := described.missing(name):
+    if reason := aot.unavailable_reason(name):
         pytest.skip(reason)
-    return described.describe(name, count)
+    return aot.describe(name, count)
 
 
 def laid(devices: list[jax.Device], *shape: int, dtype=jnp.bfloat16) -> jax.ShapeDtypeStruct:
@@ -34,13 +34,13 @@ def laid(devices: list[jax.Device], *shape: int, dtype=jnp.bfloat16) -> jax.Shap
     [("h200:8", "h200", 8), ("v5e:4", "tpu-v5e", 4), ("V6E", "tpu-v6e", 1)],
 )
 def test_devices_are_named_with_their_number(text, name, count):
-    assert described.parse(text) == (hardware.ACCELERATORS[name], count)
+    assert aot.parse(text) == (hardware.ACCELERATORS[name], count)
 
 
 @pytest.mark.parametrize("text", ["h200:0", "h200:", "h200:x", "v9:4"])
 def test_what_is_no_device_is_refused(text):
     with pytest.raises(UsageError, match=text.partition(":")[0]):
-        described.parse(text)
+        aot.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_what_is_no_device_is_refused(text):
 def test_a_described_device_is_what_hfseq_traces_for(name, count, platform, capability):
     found = devices(name, count)
     assert len(found) == count
-    assert hardware.of_kind(found[0].device_kind) is hardware.named(name)
-    with described.compiling_for(found[0]):
+    assert hardware.find_accelerator(found[0].device_kind) is hardware.get_accelerator(name)
+    with aot.compiling_for(found[0]):
         assert (context.platform(), context.capability()) == (platform, capability)
     assert context.platform() == "cpu"
 
@@ -84,10 +84,10 @@ def test_a_program_is_that_of_the_device(name, kernel):
     assert jnp.isfinite(step(jnp.ones((1, 2, 1, 64)))).all()
     # The same shapes are traced anew for another kind of device.
     x = laid(found, 4, 128, 2, 64)
-    program = described.compile_for(found[0], step, x)
+    program = aot.compile_for(found[0], step, x)
     assert kernel in program.as_text()
     assert program.memory_analysis().argument_size_in_bytes == 2 * x.size // 4
-    again = described.compile_for(found[0], jax.jit(lambda x: step(x)), x)  # no cache has it
+    again = aot.compile_for(found[0], jax.jit(lambda x: step(x)), x)  # no cache has it
     assert kernel in again.as_text()
     assert chosen == ["cpu", {"h200": "cuda", "v5e": "tpu"}[name]]
 
@@ -97,7 +97,7 @@ def test_jaxs_own_checks_of_the_machine_are_back_afterwards():
 
     before = cudnn.check_cudnn_version, cudnn.check_compute_capability
     device = types.SimpleNamespace(platform="gpu", device_kind="x", compute_capability="8.0")
-    with pytest.raises(ZeroDivisionError), described.compiling_for(device):
+    with pytest.raises(ZeroDivisionError), aot.compiling_for(device):
         assert cudnn.check_compute_capability("8.0") and not cudnn.check_compute_capability("9.0")
         assert cudnn.is_cuda_compute_capability_equal("8.0") and cudnn.check_cudnn_version() > 90000
         raise ZeroDivisionError
@@ -105,32 +105,32 @@ def test_jaxs_own_checks_of_the_machine_are_back_afterwards():
 
 
 def test_what_is_not_installed_is_one_line_with_the_command(monkeypatch):
-    monkeypatch.setattr(described, "_place", lambda module: None)
+    monkeypatch.setattr(aot, "_place", lambda module: None)
     for name in ("h200", "v5e"):
-        with pytest.raises(described.NoCompiler, match=r"pip install 'hfseq\[aot\]'"):
-            described.describe(name)
-        assert "\n" not in described.missing(name)
+        with pytest.raises(aot.NoCompiler, match=r"pip install 'hfseq\[aot\]'"):
+            aot.describe(name)
+        assert "\n" not in aot.unavailable_reason(name)
 
 
 def test_a_gpu_without_a_description_is_named_with_those_that_have_one():
-    with pytest.raises(described.NoCompiler, match=r"no description of a100 .*h200.*tpu-v5e"):
-        described.describe("a100")
+    with pytest.raises(aot.NoCompiler, match=r"no description of a100 .*h200.*tpu-v5e"):
+        aot.describe("a100")
 
 
 def test_a_slice_larger_than_any_is_refused():
-    if reason := described.missing("v5e"):
+    if reason := aot.unavailable_reason("v5e"):
         pytest.skip(reason)
-    with pytest.raises(described.NoCompiler, match="257 devices are more"):
-        described.describe("v5e", 257)
+    with pytest.raises(aot.NoCompiler, match="257 devices are more"):
+        aot.describe("v5e", 257)
 
 
 def test_a_plugin_of_another_version_is_refused(monkeypatch):
-    version = described.metadata.version
-    monkeypatch.setattr(described, "_place", lambda module: described.Path())
+    version = aot.metadata.version
+    monkeypatch.setattr(aot, "_place", lambda module: aot.Path())
     monkeypatch.setattr(
-        described.metadata, "version", lambda name: "0.9.1" if "cuda" in name else version(name)
+        aot.metadata, "version", lambda name: "0.9.1" if "cuda" in name else version(name)
     )
-    assert "jax-cuda12-plugin is 0.9.1 and jaxlib" in described.missing("h200")
+    assert "jax-cuda12-plugin is 0.9.1 and jaxlib" in aot.unavailable_reason("h200")
 
 
 CODE = """
@@ -144,7 +144,7 @@ except described.NoCompiler as error:
 
 def test_a_second_process_describes_too_unless_it_is_forbidden():
     devices("v5e", 4)  # has libtpu loaded, and kept
-    environment = described.environment()
+    environment = aot.environment()
 
     def said(**changes: str) -> str:
         command = [sys.executable, "-c", CODE]
@@ -169,9 +169,9 @@ def test_a_second_process_describes_too_unless_it_is_forbidden():
 
 
 def test_jax_starts_quietly_where_only_the_compilers_are_installed():
-    if not described.only_compilers():
+    if not aot.has_only_compilers():
         pytest.skip("there are devices, or no compilers for them")
-    if described._place("nvidia.cuda_runtime") is None:
+    if aot._place("nvidia.cuda_runtime") is None:
         pytest.skip("the CUDA runtime, of the extra aot, is not installed")
     code = (
         "import sys; from hfseq.training import script\n"
@@ -186,21 +186,21 @@ def test_jax_starts_quietly_where_only_the_compilers_are_installed():
 
 
 def test_a_driver_or_cudnn_means_that_a_device_is_wanted(monkeypatch, tmp_path):
-    places = {described.PLUGIN}
-    monkeypatch.setattr(described, "_place", lambda name: tmp_path if name in places else None)
+    places = {aot.CUDA_PLUGIN}
+    monkeypatch.setattr(aot, "_place", lambda name: tmp_path if name in places else None)
 
     def load(name: str) -> None:
         if not driver:
             raise OSError(name)
 
-    monkeypatch.setattr(described.ctypes, "CDLL", load)
+    monkeypatch.setattr(aot.ctypes, "CDLL", load)
     driver = False
-    monkeypatch.setattr(described.Path, "glob", lambda self, pattern: [])
-    assert described.only_compilers()
+    monkeypatch.setattr(aot.Path, "glob", lambda self, pattern: [])
+    assert aot.has_only_compilers()
     driver = True
-    assert not described.only_compilers()
+    assert not aot.has_only_compilers()
     driver = False
     places.add("nvidia.cudnn")
-    assert not described.only_compilers()
+    assert not aot.has_only_compilers()
     places.clear()
-    assert not described.only_compilers()
+    assert not aot.has_only_compilers()

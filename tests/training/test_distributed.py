@@ -55,19 +55,19 @@ class Store:
 
 def test_without_flags_a_run_is_one_process(monkeypatch):
     monkeypatch.setenv("NUM_PROCESSES", "4")  # somebody else's, without an address
-    assert not parse(["--output_dir=x"]).processes.several
+    assert not parse(["--output_dir=x"]).processes.is_distributed
     assert processes.process_count() == 1
 
 
 def test_flags_and_environment_say_the_same(monkeypatch):
     flags = ["--coordinator_address=a:1", "--num_processes=4", "--process_id=2"]
     found = parse(["--output_dir=x", *flags, "--local_device_ids=0,3"]).processes
-    assert processes.whereabouts(found) == ("a:1", 4, 2) and found.devices == [0, 3]
+    assert processes.resolve_cluster(found) == ("a:1", 4, 2) and found.devices == [0, 3]
     for name, value in (("COORDINATOR_ADDRESS", "a:1"), ("NUM_PROCESSES", "4")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PROCESS_ID", "2")
     told = ProcessArguments()
-    assert told.several and processes.whereabouts(told) == ("a:1", 4, 2)
+    assert told.is_distributed and processes.resolve_cluster(told) == ("a:1", 4, 2)
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "b:2")
     monkeypatch.delenv("COORDINATOR_ADDRESS")
     assert told.address == "b:2"
@@ -82,7 +82,7 @@ def test_slurm_is_detected(monkeypatch):
         "SLURM_LOCALID": "0",
     }.items():
         monkeypatch.setenv(name, value)
-    address, count, number = processes.whereabouts(ProcessArguments(distributed=True))
+    address, count, number = processes.resolve_cluster(ProcessArguments(distributed=True))
     assert address.startswith("node3:") and (count, number) == (2, 1)
 
 
@@ -111,14 +111,14 @@ def test_flags_do_not_reach_logs_and_cards():
 def test_flags_that_cannot_work(flags, text):
     with pytest.raises(UsageError, match=text):
         found = ProcessArguments(**flags)
-        assert found.several
-        processes.whereabouts(found)
+        assert found.is_distributed
+        processes.resolve_cluster(found)
 
 
 def test_an_environment_that_is_no_number(monkeypatch):
     monkeypatch.setenv("PROCESS_ID", "first")
     with pytest.raises(UsageError, match="PROCESS_ID in the environment is 'first'"):
-        processes.whereabouts(ProcessArguments(coordinator_address="a:1", num_processes=2))
+        processes.resolve_cluster(ProcessArguments(coordinator_address="a:1", num_processes=2))
 
 
 def test_a_coordinator_that_does_not_answer():
@@ -170,29 +170,29 @@ def test_processes_that_agree_go_on_and_others_end(store):
         kept = store(1)
         kept.values.clear()
         kept.values["hfseq/agree/0/verdict"] = "[]"
-        processes.agree({"--seed": seed}, "mend it")  # writes the facts of process 1
+        processes.check_agreement({"--seed": seed}, "mend it")  # writes the facts of process 1
         del kept.values["hfseq/agree/0/verdict"]
         store(0)
         if not problem:
-            processes.agree({"--seed": 1}, "mend it")
+            processes.check_agreement({"--seed": 1}, "mend it")
             continue
         with pytest.raises(UsageError, match=f"{problem}: mend it"):
-            processes.agree({"--seed": 1}, "mend it")
+            processes.check_agreement({"--seed": 1}, "mend it")
 
 
 def test_what_belongs_to_a_machine_may_differ(store, monkeypatch):
     facts = []
-    monkeypatch.setattr(processes, "agree", lambda found, advice: facts.append(found))
+    monkeypatch.setattr(processes, "check_agreement", lambda found, advice: facts.append(found))
     store(0)
     for cache, seed in (("a", 1), ("b", 1)):
         flags = ["--output_dir=x", f"--data_cache_dir={cache}", f"--seed={seed}"]
         arguments = parse([*flags, f"--process_id={seed}"])
-        processes.agree_on_flags(arguments.as_dict(), "mlm")
+        processes.check_flags_agree(arguments.as_dict(), "mlm")
     assert facts[0] == facts[1] and facts[0]["--seed"] == 1
 
 
 def test_an_output_folder_that_is_not_shared(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "VISIBLE", 0.2)
+    monkeypatch.setattr(processes, "FILE_VISIBILITY_SECONDS", 0.2)
     kept = store(1)
     kept.values["hfseq/mark/0"] = "1 2"
     with pytest.raises(UsageError, match="is not the folder that process 0 writes"):
@@ -200,12 +200,12 @@ def test_an_output_folder_that_is_not_shared(store, tmp_path, monkeypatch):
 
 
 def test_alone_nothing_is_asked(tmp_path):
-    processes.agree({"--seed": 1}, "")
+    processes.check_agreement({"--seed": 1}, "")
     processes.check_shared(tmp_path / "new")
-    processes.wait()
-    with processes.first() as leads, processes.session(ProcessArguments()):
+    processes.barrier()
+    with processes.main_process_first() as leads, processes.session(ProcessArguments()):
         assert leads and not (tmp_path / "new").exists()
-    assert not processes.agreed_to_stop(1)
+    assert not processes.reached_stop_step(1)
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -216,24 +216,24 @@ def leaving(monkeypatch):
     """The exit codes with which this process would have ended."""
     codes: list[int] = []
     monkeypatch.setattr(processes.atexit, "register", lambda leave, code: codes.append(code))
-    monkeypatch.setattr(processes, "LEAVE_TIME", 0.1)
-    monkeypatch.setattr(processes, "LOST_TIME", 0.1)
+    monkeypatch.setattr(processes, "SHUTDOWN_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "LOST_CONNECTION_SECONDS", 0.1)
     return codes
 
 
 def test_an_error_is_told_to_the_others_with_its_exit_code(store, leaving):
     kept = store(0)
-    with pytest.raises(UsageError, match="bad"), processes.shared():
+    with pytest.raises(UsageError, match="bad"), processes.fail_together():
         raise UsageError("bad\nlines")
     assert leaving == [2]
-    assert '"text": "process 0 on ' in kept.values[processes.FAILURE]
-    assert ': bad", "code": 2' in kept.values[processes.FAILURE]
+    assert '"text": "process 0 on ' in kept.values[processes.FAILURE_KEY]
+    assert ': bad", "code": 2' in kept.values[processes.FAILURE_KEY]
 
 
 def test_a_broken_connection_is_explained_by_who_broke_it(store, leaving):
     kept = store(1)
-    kept.values[processes.FAILURE] = '{"text": "process 0 on here: bad", "code": 2}'
-    with pytest.raises(HfseqError, match="^process 0 on here: bad$"), processes.shared():
+    kept.values[processes.FAILURE_KEY] = '{"text": "process 0 on here: bad", "code": 2}'
+    with pytest.raises(HfseqError, match="^process 0 on here: bad$"), processes.fail_together():
         raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
     assert leaving == [2]
 
@@ -241,14 +241,14 @@ def test_a_broken_connection_is_explained_by_who_broke_it(store, leaving):
 def test_a_broken_connection_without_a_word(store, leaving):
     store(1)
     with pytest.raises(HfseqError, match="connection to another process was lost"):  # noqa: SIM117
-        with processes.shared():
+        with processes.fail_together():
             raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
     assert leaving == [1]
 
 
 def test_an_exit_that_all_agreed_on_is_no_failure(store, leaving):
     kept = store(0)
-    with pytest.raises(SystemExit), processes.shared():
+    with pytest.raises(SystemExit), processes.fail_together():
         raise SystemExit(143)
     assert leaving == [] and not kept.values
 
@@ -261,7 +261,7 @@ def test_a_signal_to_one_of_several_stops_at_the_step_that_is_agreed(store, monk
     import signal
 
     sent = []
-    monkeypatch.setattr(processes, "agreed_to_stop", lambda step: step == 3 and bool(sent))
+    monkeypatch.setattr(processes, "reached_stop_step", lambda step: step == 3 and bool(sent))
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
     store(1)
     before = signal.getsignal(signal.SIGTERM)
@@ -269,5 +269,5 @@ def test_a_signal_to_one_of_several_stops_at_the_step_that_is_agreed(store, monk
         assert signal.getsignal(signal.SIGTERM) is before  # jax's own
         signal.raise_signal(signal.SIGINT)
         assert sent == [signal.SIGTERM]
-        assert [stop.after(step) for step in (1, 2, 3, 4)] == [False, False, True, True]
+        assert [stop.should_stop_after(step) for step in (1, 2, 3, 4)] == [False, False, True, True]
     assert stop.received == signal.SIGINT

@@ -121,7 +121,7 @@ def test_two_processes_are_one_and_the_first_alone_writes(flags, train, tmp_path
     assert "Step... (6 |" in texts[0] and "Step..." not in texts[1] and "Eval" not in texts[1]
     # Its checkpoints serve any number of processes: here one goes on where two stopped.
     on = train("two", devices=4, **options | {"max_steps": 8})
-    assert on.began == 6 and on.progress.step == 8
+    assert on.start_step == 6 and on.progress.step == 8
 
 
 @pytest.mark.slow

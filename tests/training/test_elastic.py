@@ -82,7 +82,7 @@ def test_a_run_goes_on_through_meshes_with_the_rows_of_one_that_did_not_change(
     meshes = ((1, "data=1"), (2, "data=2"), (2, "fsdp=2"))
     for (devices, mesh), until in zip(meshes, (2, 4, 6), strict=True):
         loop = train("parts", devices=devices, mesh=mesh, max_steps=until, **OPTIONS)
-        assert loop.began == until - 2
+        assert loop.start_step == until - 2
     parts = notes("here")
     assert [line["step"] for line in parts] == list(range(6))  # each once, in order
     assert [line["rows"] for line in parts] == [line["rows"] for line in whole]
@@ -101,14 +101,14 @@ def test_a_killed_worker_ends_the_run_and_another_number_of_processes_goes_on(
         assert time.monotonic() < end and not any(p.poll() is not None for p in running)
         time.sleep(0.05)
     running[1].send_signal(signal.SIGKILL)
-    texts = machines.end(running, 1, -signal.SIGKILL, within=120)
+    texts = machines.wait_for_all(running, 1, -signal.SIGKILL, within=120)
     assert "the connection to another process was lost" in texts[0]
 
     before = notes("parts")
     last = Checkpointer(tmp_path / "parts", limit=None).steps()[-1]
     steps += last
     loop = train("parts", devices=1, max_steps=steps, **OPTIONS)
-    assert loop.began == last
+    assert loop.start_step == last
     after = notes("here")
     (tmp_path / "here.notes").unlink()
     train("whole", devices=1, max_steps=steps, **OPTIONS)
@@ -129,9 +129,9 @@ def test_a_run_goes_on_from_devices_to_processes_and_back(train, notes, processe
     whole = [line["rows"] for line in notes("here")]
     (tmp_path / "here.notes").unlink()
     train("parts", devices=2, mesh="data=2", max_steps=2, **OPTIONS)
-    machines.end(processes("parts", 2, 1, max_steps=4, mesh="data=2"), 0)
-    machines.end(processes("parts", 2, 2, max_steps=6, mesh="data=2,fsdp=2"), 0)
-    machines.end(processes("parts", 4, 1, max_steps=8, mesh="fsdp=4"), 0)
+    machines.wait_for_all(processes("parts", 2, 1, max_steps=4, mesh="data=2"), 0)
+    machines.wait_for_all(processes("parts", 2, 2, max_steps=6, mesh="data=2,fsdp=2"), 0)
+    machines.wait_for_all(processes("parts", 4, 1, max_steps=8, mesh="fsdp=4"), 0)
     train("parts", devices=2, mesh="fsdp=2", max_steps=10, **OPTIONS)
     inside = notes("here")
     assert [line["step"] for line in inside] == [0, 1, 8, 9]

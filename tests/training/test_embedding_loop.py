@@ -103,7 +103,9 @@ def test_the_loss_is_that_of_the_formula(embed, pairs, tmp_path):
     )
     model = hfseq.FlaxAutoModel.from_pretrained(tmp_path / "run")
     rows = [json.loads(line) for line in (pairs / "valid.jsonl").read_text().splitlines()]
-    model.sentences = hfseq.modeling.sentence.Sentences()  # what is trained is not yet of length 1
+    model.sentences = (
+        hfseq.modeling.sentence.SentenceConfig()
+    )  # what is trained is not yet of length 1
     sides = [
         model.encode([row[name] for row in rows]).astype(np.float64)
         for name in ("anchor", "positive", "negative")

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from hfseq import FlaxAutoModelForMaskedLM
 from hfseq.errors import UsageError, WeightsError
 from hfseq.nn import trees
-from tests.support.models import same
+from tests.support.models import trees_equal
 from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
@@ -105,7 +105,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(train, tmp_path):
     with pytest.raises(SystemExit):
         train("stopped", callbacks=[stop_at(4)], **options)
     again = train("stopped", **options)
-    assert same(again.state, whole.state)
+    assert trees_equal(again.state, whole.state)
     for name in ("model.safetensors", "fp8_params.safetensors"):
         one, other = (load_file(tmp_path / run / name) for run in ("whole", "stopped"))
         assert one.keys() == other.keys()
@@ -140,7 +140,7 @@ def test_a_skipped_step_leaves_the_state(train):
         return dataclasses.replace(info.state, params=trees.unflatten(params))
 
     loop = train(callbacks=[spoil], devices=1, max_steps=3, on_non_finite="skip", **RECIPE)
-    assert same(jax.device_get(loop.state.extra), before)
+    assert trees_equal(jax.device_get(loop.state.extra), before)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.reports.log import RunLog, summarise
+from hfseq.reports.log import RunLog, summarize
 from hfseq.training import callbacks
 from hfseq.training.event_file import EventFile, Histogram
 from tests.training.conftest import losses
@@ -67,7 +67,7 @@ def test_a_run_reports_weights_and_gradients_and_trains_the_same(train, tmp_path
         if point.step in norms
     }
     assert norms == pytest.approx(logged, rel=1e-4)
-    found = summarise(RunLog(watched.folder))
+    found = summarize(RunLog(watched.folder))
     assert (found["status"], found["step"], found["total_steps"]) == ("finished", 6, 6)
     assert RunLog(watched.folder).flags()["learning_rate"] == 3e-3 and not found["warnings"]
     assert (watched.folder / "learning_curve.png").exists()
@@ -75,16 +75,20 @@ def test_a_run_reports_weights_and_gradients_and_trains_the_same(train, tmp_path
 
 def test_bins_hold_the_finite_values_between_the_smallest_and_the_largest():
     values = np.concatenate([np.linspace(-1, 3, 4001), [np.nan, np.inf, -np.inf]])
-    found = callbacks.histogram(jax.device_get(callbacks.bins_of(jnp.asarray(values))))
+    found = callbacks.to_histogram(jax.device_get(callbacks.count_bins(jnp.asarray(values))))
     assert (found.low, found.high, found.count) == (-1, 3, 4001)
     assert found.edges[0] == -1 and found.edges[-1] == 3 and len(found.edges) == 41
     assert sum(found.counts) == 4001 and min(found.counts) >= 99 and max(found.counts) <= 102
-    assert found.total == pytest.approx(4001.0) and found.squares == pytest.approx(9337, rel=1e-3)
+    assert found.total == pytest.approx(4001.0) and found.sum_squares == pytest.approx(
+        9337, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("values", [[2.0, 2.0, 2.0], [np.nan] * 3, []])
 def test_equal_values_and_none_have_bins_too(values):
-    found = callbacks.histogram(jax.device_get(callbacks.bins_of(jnp.asarray(values, jnp.float32))))
+    found = callbacks.to_histogram(
+        jax.device_get(callbacks.count_bins(jnp.asarray(values, jnp.float32)))
+    )
     assert sum(found.counts) == found.count == (3 if 2.0 in values else 0)
     assert all(np.diff(found.edges) > 0)
 

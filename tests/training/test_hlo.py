@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from hfseq.training.collectives import collectives
+from hfseq.training.collectives import find_collectives
 
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("data", "tensor", "sequence"))
 
@@ -32,14 +32,14 @@ def line(groups: str, kind: str = "all-gather", result: str = "f32[4,16]{1,0}") 
     ],
 )
 def test_groups_of_devices_are_axes_of_the_mesh(groups, axes):
-    (one,) = collectives(line(groups), MESH)
+    (one,) = find_collectives(line(groups), MESH)
     assert one.axes == axes and one.arrays == ((4, 16),) and one.size == 256
     assert (one.kind, one.dimension, one.source) == ("all-gather", 0, "a/dot")
 
 
 def test_permutations_have_axes_too():
     text = line("source_target_pairs={{0,4},{4,0},{1,5}}", "collective-permute", "bf16[8]{0}")
-    (one,) = collectives(text, MESH)
+    (one,) = find_collectives(text, MESH)
     assert one.axes == ("data",) and one.size == 16
 
 
@@ -47,12 +47,12 @@ def test_what_was_started_counts_once_and_what_is_done_not_at_all():
     started = "(f32[2,8]{1,0}, f32[4,8]{1,0})"
     text = line("replica_groups=[4,2]<=[8]", "all-gather-start", started)
     text += "\n  %d = f32[4,8]{1,0} all-gather-done(%x.1)"
-    (one,) = collectives(text, MESH)
+    (one,) = find_collectives(text, MESH)
     assert one.arrays == ((4, 8),)
 
 
 def test_groups_of_one_device_exchange_nothing():
-    assert collectives(line("replica_groups=[8,1]<=[8]", "all-reduce"), MESH) == []
+    assert find_collectives(line("replica_groups=[8,1]<=[8]", "all-reduce"), MESH) == []
 
 
 def test_a_loop_counts_as_often_as_it_turns():
@@ -66,5 +66,5 @@ def test_a_loop_counts_as_often_as_it_turns():
 
     place = jax.NamedSharding(MESH, jax.P("tensor"))
     text = run.lower(jax.device_put(np.ones((8, 8), np.float32), place)).compile().as_text()
-    (one,) = [one for one in collectives(text, MESH) if one.kind == "all-gather"]
+    (one,) = [one for one in find_collectives(text, MESH) if one.kind == "all-gather"]
     assert one.times == 5 and one.axes == ("tensor",) and one.size == 256

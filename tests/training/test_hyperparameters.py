@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hfseq.reports.log import read_metrics
-from hfseq.training.trackers import make_trackers, private_config
+from hfseq.training.trackers import make_trackers, redact_config
 
 CONFIG = {
     "learning_rate": 1e-3,
@@ -82,7 +82,7 @@ def test_tokens_and_the_home_directory_are_nobody_s_business(monkeypatch, tmp_pa
     monkeypatch.setenv("HOME", str(tmp_path / "home" / "kari"))
     token = "hf_" + "a1B2" * 9
     given = {"file": [f"{tmp_path}/home/kari/data.txt"], "url": f"https://x:{token}@y", "n": 3}
-    found = private_config(given)
+    found = redact_config(given)
     assert found["file"] == ["~/data.txt"] and found["n"] == 3
     assert token not in found["url"]
 

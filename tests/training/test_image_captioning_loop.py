@@ -14,8 +14,8 @@ import pytest
 from hfseq import FlaxVisionEncoderDecoderModel
 from hfseq.errors import UsageError
 from hfseq.objectives.metrics import rouge_scores
-from tests.support.models import close, same
-from tests.support.pictures import bad_pictures
+from tests.support.images import write_bad_images
+from tests.support.models import close, trees_equal
 from tests.support.stored_runs import STORED
 from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
@@ -59,7 +59,7 @@ def write_captions(tmp_path):
 def test_a_step_is_taken_captions_are_written_and_broken_pictures_count_for_nothing(
     write_captions, tmp_path
 ):
-    bad_pictures(tmp_path / "bad")
+    write_bad_images(tmp_path / "bad")
     rows = [json.loads(line) for line in (DATA / "captions.jsonl").read_text().splitlines()][:6]
     rows = [row | {"image": str(DATA / row["image"])} for row in rows]
     rows += [{"image": f"bad/{name}", "caption": "nothing"} for name in ("text.png", "deep.png")]
@@ -130,7 +130,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(write_captions):
     with pytest.raises(SystemExit):
         write_captions("parts", callbacks=[stop_at(3)], **options)
     again = write_captions("parts", **options)
-    assert again.began == 3 and same(whole.state.params, again.state.params)
+    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
 
 
 def test_what_does_not_fit_is_told(write_captions):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hfseq.errors import DataError, UsageError
-from tests.support.models import same
-from tests.support.pictures import bad_pictures, draw_digits
+from tests.support.images import draw_digits, write_bad_images
+from tests.support.models import trees_equal
 from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
@@ -88,8 +88,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(classify):
     with pytest.raises(SystemExit):
         classify("parts", augment=True, save_steps=2, max_steps=5, callbacks=[stop_at(3)])
     again = classify("parts", augment=True, save_steps=2, max_steps=5)
-    assert again.began == 3
-    assert same(whole.state.params, again.state.params)
+    assert again.start_step == 3
+    assert trees_equal(whole.state.params, again.state.params)
     assert whole.metrics["eval_loss"] == again.metrics["eval_loss"]
 
 
@@ -111,7 +111,7 @@ def test_two_devices_take_the_steps_of_one(kind, classify, tmp_path):
 
 def test_pictures_that_cannot_be_read_are_left_out_and_counted(classify, tmp_path, caplog):
     draw_digits(tmp_path / "data", 3)
-    told = bad_pictures(tmp_path / "data" / "1")
+    told = write_bad_images(tmp_path / "data" / "1")
     caplog.set_level(logging.WARNING, "hfseq")
     data = {"train_dir": tmp_path / "data", "validation_dir": tmp_path / "data"}
     loop = classify(

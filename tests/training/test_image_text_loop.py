@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hfseq.errors import UsageError
-from tests.support.models import same
-from tests.support.pictures import bad_pictures, draw_digits
+from tests.support.images import draw_digits, write_bad_images
+from tests.support.models import trees_equal
 from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
@@ -92,7 +92,7 @@ def contrast(folder, tmp_path):
 
 
 def test_a_step_is_taken_and_broken_pictures_count_for_nothing(contrast, folder, tmp_path):
-    bad_pictures(folder / "bad")
+    write_bad_images(folder / "bad")
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()][:6]
     rows += [
         {"image_path": f"bad/{name}", "captions": ["the number two", "two"]}
@@ -135,7 +135,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(contrast):
     with pytest.raises(SystemExit):
         contrast("parts", augment=True, save_steps=2, max_steps=4, callbacks=[stop_at(3)])
     again = contrast("parts", augment=True, save_steps=2, max_steps=4)
-    assert again.began == 3 and same(whole.state.params, again.state.params)
+    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
 
 
 def test_what_is_no_pair_is_told(contrast, folder, tmp_path):

@@ -55,7 +55,9 @@ def test_gradient_accumulation_does_not_change_the_losses_even_with_dropout(
 ):
     expected = one_device(train, reference)
     loop = train("micro", devices=1, gradient_accumulation_steps=micro)
-    assert loop.run.batch.micro == micro and loop.run.model.config.hidden_dropout_prob == 0.1
+    assert (
+        loop.run.batch.micro_batches == micro and loop.run.model.config.hidden_dropout_prob == 0.1
+    )
     assert_same(losses(loop.folder), expected)
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def root() -> None:
-    if reason := machines.missing():
+    if reason := machines.missing_requirements():
         pytest.skip(reason)
 
 
@@ -32,7 +32,7 @@ def on(flags, tmp_path: Path) -> Callable[..., list]:
         command += flags("several", objective, **options)
         return [
             machines.start(
-                [*made.prefix(index), *command],
+                [*made.command_prefix(index), *command],
                 machines.environment(
                     tmp_path / "modules",
                     devices,
@@ -60,7 +60,7 @@ def test_machines_with_addresses_of_their_own_are_one_run(
 ):
     options = {"mesh": mesh, "max_steps": 4, "save_steps": 2, "heartbeat_timeout": 600}
     with machines.Machines([f"node{index}" for index in range(count)]) as made:
-        machines.end(on(made, objective, devices, **options), 0)
+        machines.wait_for_all(on(made, objective, devices, **options), 0)
     train("one", devices=count * devices, objective=objective, **options)
     one, several = losses(tmp_path / "one"), losses(tmp_path / "several")
     assert one.keys() == several.keys()
@@ -76,6 +76,6 @@ def test_a_coordinator_on_a_machine_that_is_off(on, tmp_path):
     with machines.Machines(["node0", "node1"]) as made:
         running = on(made, "mlm", 1, coordinator_timeout=4)
         running[0].kill()
-        texts = machines.end(running[1:], 1, within=120)
+        texts = machines.wait_for_all(running[1:], 1, within=120)
         running[0].communicate()
     assert "the coordinator at node0:1234 did not answer within 4 s" in texts[0]

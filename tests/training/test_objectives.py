@@ -46,7 +46,7 @@ def test_neither_devices_nor_micro_batches_change_the_losses(
     devices = math.prod(int(part[-1]) for part in mesh.split(","))
     options = {"mesh": mesh, "gradient_accumulation_steps": micro, "do_train": True}
     loop = train("many", devices, objective, **options)
-    assert loop.run.batch.micro == micro and loop.run.mesh.size == devices
+    assert loop.run.batch.micro_batches == micro and loop.run.mesh.size == devices
     assert_same(losses(loop.folder), reference(objective)[0])
 
 
@@ -200,10 +200,10 @@ def test_usage_errors_name_the_value_and_what_would_work(train, objective, chang
 
 
 def test_flags_of_another_objective_keep_what_was_set(flags):
-    from hfseq.training.arguments import parse, with_data_of
+    from hfseq.training.arguments import parse, with_data_arguments
 
     given = [*flags("x"), "--validation_split_percentage=7"]
-    plain = with_data_of("denoising", parse(given)).data
+    plain = with_data_arguments("denoising", parse(given)).data
     assert plain.mlm_probability == 0.3 and plain.validation_split_percentage == 7
-    other = with_data_of("denoising", parse([*given, "--mlm_probability=0.2"])).data
+    other = with_data_arguments("denoising", parse([*given, "--mlm_probability=0.2"])).data
     assert other == type(plain)(**{**vars(plain), "mlm_probability": 0.2})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from hfseq import plugins
-from hfseq.nn import attention, choice, cpu
+from hfseq.nn import attention, cpu, dispatch
 from hfseq.objectives import cross_entropy
 from tests.support import parallel
 from tests.training.test_parallel_models import assert_same
@@ -34,13 +34,13 @@ def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatc
     usual = parallel.run(name, task, None)
     for module in (cpu, cross_entropy):
         monkeypatch.setattr(module, "one_cpu", lambda: True)
-    monkeypatch.setattr(cross_entropy, "AT_ONCE", 4 * parallel.VOCABULARY)
+    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 4 * parallel.VOCABULARY)
     if way == "pieces":
-        monkeypatch.setattr(cpu, "WORTHWHILE", 1)
+        monkeypatch.setattr(cpu, "MIN_BLOCKED_SCORES", 1)
     used = []
 
     def choose(*asked):
-        chosen = choice.choose(*asked)
+        chosen = dispatch.first_supported(*asked)
         used.append(chosen.name)
         return chosen
 
@@ -50,9 +50,9 @@ def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatc
 
     monkeypatch.setattr(attention, "choose", choose)
     monkeypatch.setattr(cross_entropy, "_losses", losses)
-    parallel.compiled.cache_clear()
+    parallel.compile_step.cache_clear()
     alone = parallel.run(name, task, None)
-    parallel.compiled.cache_clear()
+    parallel.compile_step.cache_clear()
     assert_same(alone, usual)
     if (name, way) not in OTHERS and name not in OTHERS:
         assert ("blocked" if way == "pieces" else "direct") in used

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hfseq import plugins
-from hfseq.training.collectives import collectives, unasked_gathers
+from hfseq.training.collectives import find_collectives, unexpected_all_gathers
 from tests.support import parallel
 from tests.support.tiers import first
 
@@ -71,12 +71,12 @@ def test_losses_and_gradients_are_those_of_one_device(name, mesh, split_length):
 
 @pytest.mark.parametrize(("name", "mesh", "split_length"), list(cases()))
 def test_nothing_is_gathered_that_no_rule_asks_for(name, mesh, split_length):
-    model, layout, step = parallel.compiled(name, parallel.main_head(name), mesh, split_length)
-    found = collectives(step.as_text(), layout.mesh)
+    model, layout, step = parallel.compile_step(name, parallel.main_head(name), mesh, split_length)
+    found = find_collectives(step.as_text(), layout.mesh)
     unasked = [
         f"{one.arrays} {one.axes} {one.source}"
         for one in found
-        if one.kind == "all-gather" and one in unasked_gathers(found, layout, model)
+        if one.kind == "all-gather" and one in unexpected_all_gathers(found, layout, model)
     ]
     assert [
         one for one in unasked if not any(shape in one for shape in TOGETHER.get(name, ()))
@@ -90,9 +90,11 @@ def test_nothing_is_gathered_that_no_rule_asks_for(name, mesh, split_length):
 def test_neither_logits_nor_tables_of_words_come_together_on_a_device(name):
     """The vocabulary is split in the look-up, the head and the loss."""
     task = parallel.main_head(name)
-    model, layout, step = parallel.compiled(name, task, "data=4,tensor=2", True)
+    model, layout, step = parallel.compile_step(name, task, "data=4,tensor=2", True)
     vocabulary = getattr(model.config, "decoder", model.config).vocab_size
-    shapes = [shape for one in collectives(step.as_text(), layout.mesh) for shape in one.arrays]
+    shapes = [
+        shape for one in find_collectives(step.as_text(), layout.mesh) for shape in one.arrays
+    ]
     assert shapes and not [shape for shape in shapes if vocabulary in shape]
 
 

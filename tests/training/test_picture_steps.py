@@ -10,7 +10,7 @@ import pytest
 
 from hfseq import plugins
 from hfseq.nn import trees
-from hfseq.nn.sharding import BATCH, make_mesh
+from hfseq.nn.sharding import BATCH_AXES, make_mesh
 from hfseq.training import setup
 from tests.support import models, parallel
 
@@ -43,14 +43,14 @@ def losses(name, mesh, **options):
     other = (
         {"labels": np.arange(8) % 3} if name not in PAIRED else {"input_ids": models.ids(8) % 24}
     )
-    batch = {"pixel_values": models.pictures(8), **other}
+    batch = {"pixel_values": models.images(8), **other}
     if mesh:
         grid = make_mesh(mesh, jax.devices()[:4])
-        layout = setup.lay_out(model, grid)
+        layout = setup.shard_model(model, grid)
         flat = trees.flatten(params)
         places = layout.shardings({path: leaf.shape for path, leaf in flat.items()})
         params = trees.unflatten({p: jax.device_put(leaf, places[p]) for p, leaf in flat.items()})
-        batch = jax.device_put(batch, jax.NamedSharding(grid, jax.P(BATCH)))
+        batch = jax.device_put(batch, jax.NamedSharding(grid, jax.P(BATCH_AXES)))
         assert any(not place.is_fully_replicated for place in places.values())
 
     @jax.jit

@@ -10,7 +10,7 @@ from hfseq import plugins
 from hfseq.errors import UsageError
 from hfseq.plugins import ArchitectureSpec
 from hfseq.plugins.registry import Entry
-from hfseq.training.setup import fresh_config
+from hfseq.training.setup import new_config
 
 
 class Tokenizer(SimpleNamespace):
@@ -28,7 +28,7 @@ NAMES = [
 
 @pytest.mark.parametrize(("kind", "preset"), NAMES)
 def test_a_preset_takes_the_vocabulary_of_the_tokenizer(kind, preset):
-    config = fresh_config(kind, TOKENIZER, preset)
+    config = new_config(kind, TOKENIZER, preset)
     values = type(config).presets[preset]
     assert config.vocab_size == 300 and config.eos_token_id == 1
     assert all(getattr(config, n) == v for n, v in values.items() if n != "vocab_size")
@@ -36,7 +36,7 @@ def test_a_preset_takes_the_vocabulary_of_the_tokenizer(kind, preset):
 
 def test_an_unknown_preset_is_answered_with_those_there_are():
     with pytest.raises(UsageError, match="enwik8, pg19, imagenet64, throughput"):
-        fresh_config("vq_transformer", TOKENIZER, "enwik9")
+        new_config("vq_transformer", TOKENIZER, "enwik9")
 
 
 def test_a_fresh_configuration_has_the_tokenizers_cls_and_sep(monkeypatch):
@@ -45,5 +45,5 @@ def test_a_fresh_configuration_has_the_tokenizers_cls_and_sep(monkeypatch):
     ids = {f"{role}_token_id": n for n, role in enumerate(("pad", "bos", "eos", "cls", "sep"))}
     entry = Entry("modernbert", "mine", ArchitectureSpec("modernbert", config=ModernBertConfig))
     monkeypatch.setitem(plugins.load().architectures._entries, "modernbert", entry)
-    config = fresh_config("modernbert", Tokenizer(**ids), None)
+    config = new_config("modernbert", Tokenizer(**ids), None)
     assert {name: getattr(config, name) for name in ids} == ids

@@ -120,7 +120,7 @@ def test_a_run_goes_on_elsewhere_from_the_checkpoint_on_the_hub(train, flags, hu
     assert {name.split("/")[1] for name in names if name.startswith("checkpoints/")} == {"4"}
     snapshot_download("user/tiny", local_dir=tmp_path / "elsewhere")
     again = train("elsewhere", devices=1, lr_scheduler_type="constant", save_steps=2)
-    assert again.began == 4 and again.progress.step == whole.progress.step == 6
+    assert again.start_step == 4 and again.progress.step == whole.progress.step == 6
     steps = [record["step"] for record in read_metrics(tmp_path / "elsewhere" / "metrics.jsonl")]
     assert steps == sorted(steps) and {1, 4, 5, 6} <= set(steps)
 
@@ -165,7 +165,7 @@ def test_a_signal_ends_a_push_that_hangs_and_says_what_finishes_it(
 
 
 def test_a_run_that_a_signal_has_stopped_waits_for_less(hub, model_folder, messages, monkeypatch):
-    monkeypatch.setattr(export, "LAST_SECONDS", 0.2)
+    monkeypatch.setattr(export, "FINAL_UPLOAD_SECONDS", 0.2)
     hub.fail("POST", "/commit/main", action="hang")
     with StopSignal() as stop:
         stop.received = signal.SIGTERM

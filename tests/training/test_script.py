@@ -28,7 +28,7 @@ def enabled(tmp_path, monkeypatch):
     """A file that says ``madvise``, as Linux has it, and a glibc that is new enough."""
     path = tmp_path / "enabled"
     path.write_text("always [madvise] never\n")
-    monkeypatch.setattr(script, "HUGE_PAGES", path)
+    monkeypatch.setattr(script, "HUGE_PAGES_FILE", path)
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.41"))
     return path
 
@@ -106,6 +106,6 @@ def test_only_a_glibc_that_knows_the_tunable_is_asked(enabled, monkeypatch, foun
 
 
 def test_only_a_program_of_its_own_begins_anew():
-    assert script.is_whole_program(["run.py", "--a"], ["python", "-X", "dev", "run.py", "--a"])
-    assert not script.is_whole_program(["run.py", "--a"], ["python", "-m", "pytest", "tests"])
-    assert not script.is_whole_program(["run.py"], ["python", "-m", "ipykernel_launcher", "-f"])
+    assert script.is_main_program(["run.py", "--a"], ["python", "-X", "dev", "run.py", "--a"])
+    assert not script.is_main_program(["run.py", "--a"], ["python", "-m", "pytest", "tests"])
+    assert not script.is_main_program(["run.py"], ["python", "-m", "ipykernel_launcher", "-f"])

@@ -13,8 +13,8 @@ import hfseq
 from hfseq.errors import UsageError
 from hfseq.training.arguments import parse
 from tests.support import chats
-from tests.support.chats import END, OPPOSITES, turn
-from tests.support.models import same
+from tests.support.chats import END_TOKEN, OPPOSITES, turn
+from tests.support.models import trees_equal
 from tests.training.conftest import losses
 from tests.training.test_loop import assert_same, stop_at
 
@@ -52,7 +52,7 @@ def tune(chat, tmp_path):
             "train_file": chat / "train.jsonl",
             "validation_file": chat / "valid.jsonl",
             "assistant_only_loss": True,
-            "eos_token": END,
+            "eos_token": END_TOKEN,
             "global_batch_size": 8,
             "learning_rate": 3e-3,
             "max_steps": 3,
@@ -83,7 +83,7 @@ def test_a_run_leaves_what_talks(tune):
     loop = tune(max_steps=1, card_samples=1, packing=True)
     assert {"eval_loss", "eval_perplexity", "eval_accuracy"} <= loop.metrics.keys()
     tokenizer = AutoTokenizer.from_pretrained(loop.folder)
-    assert tokenizer.chat_template == chats.TEMPLATE and tokenizer.eos_token == END
+    assert tokenizer.chat_template == chats.TEMPLATE and tokenizer.eos_token == END_TOKEN
     generation = json.loads((loop.folder / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [301, 0]
     card = (loop.folder / "README.md").read_text()
@@ -121,7 +121,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(tune, packing):
     with pytest.raises(SystemExit):
         tune("parts", callbacks=[stop_at(3)], **options)
     again = tune("parts", **options)
-    assert again.began == 3 and same(whole.state.params, again.state.params)
+    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
     assert losses(whole.folder) == losses(again.folder)
 
 

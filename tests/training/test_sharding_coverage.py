@@ -64,7 +64,7 @@ def mesh():
 )
 def test_half_of_every_parameter_lies_on_a_device(name, task, mesh):
     model = parallel.make_model(name, task)
-    layout = setup.lay_out(model, mesh)
+    layout = setup.shard_model(model, mesh)
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
     split = whole = local = 0
     for path, place in layout.shardings(shapes).items():
@@ -87,7 +87,7 @@ def test_scanned_layers_are_split_alike(name, mesh):
     kinds = parallel.SIZES[name].get("layer_types")  # a pattern is scanned where it repeats
     deeper = {"layer_types": 3 * kinds, "num_hidden_layers": 3 * len(kinds)} if kinds else {}
     apart, stacked = (
-        setup.lay_out(model, mesh).axes(
+        setup.shard_model(model, mesh).axes(
             {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
         )
         for model in (

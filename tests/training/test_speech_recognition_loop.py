@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hfseq.errors import UsageError
-from tests.support.models import same, whisper_config
-from tests.support.sounds import bad_sounds
+from tests.support.audio import write_bad_audio
+from tests.support.models import trees_equal, whisper_config
 from tests.training.conftest import losses
 from tests.training.test_ctc_loop import write_table
 from tests.training.test_loop import stop_at
@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_pytorch(listen, folder):
     torch = pytest.importorskip("torch")
     from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-    from hfseq.data.audio import Sound
+    from hfseq.data.audio import AudioFile
 
     loop = listen(max_steps=1, learning_rate=0.0, predict_with_generate=False)
     theirs = WhisperForConditionalGeneration.from_pretrained(folder / "whisper").eval()
@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_pytorch(listen, folder):
     rows = [line.split(",") for line in (folder / "validation.csv").read_text().splitlines()[1:]]
     ids = [[*words(text.lower()[:-1])["input_ids"], words.eos_token_id] for _, text in rows]
     labels = torch.tensor([row + [-100] * (12 - len(row)) for row in ids])
-    sounds = [Sound(folder / name).read() for name, _ in rows]
+    sounds = [AudioFile(folder / name).read() for name, _ in rows]
     features = extractor(sounds, sampling_rate=16000, return_tensors="pt")["input_features"]
     with torch.no_grad():
         expected = theirs(features, labels=labels).loss.item()
@@ -100,7 +100,7 @@ def test_the_loss_is_that_of_pytorch(listen, folder):
 
 def test_a_step_is_taken_and_what_cannot_be_heard_counts_for_nothing(listen, tmp_path, caplog):
     rows = write_table(tmp_path, "mixed", 6)
-    told = bad_sounds(tmp_path / "bad")
+    told = write_bad_audio(tmp_path / "bad")
     del told["short.wav"]
     rows += [f"bad/{name},A\n" for name in told]
     rows += ["mixed/000.wav," + "ab" * 60 + "\n"]
@@ -116,7 +116,7 @@ def test_a_run_learns_and_leaves_what_both_worlds_load(listen, folder):
     torch = pytest.importorskip("torch")
     from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-    from hfseq.data.audio import Sound
+    from hfseq.data.audio import AudioFile
 
     loop = listen(max_steps=1200, logging_steps=200, warmup_steps=50, learning_rate=2e-3)
     assert loop.metrics["eval_cer"] < 0.1
@@ -124,7 +124,7 @@ def test_a_run_learns_and_leaves_what_both_worlds_load(listen, folder):
     words = AutoTokenizer.from_pretrained(loop.folder)
     extractor = WhisperFeatureExtractor.from_pretrained(loop.folder)
     rows = [line.split(",") for line in (folder / "validation.csv").read_text().splitlines()[1:]]
-    sounds = [Sound(folder / name).read() for name, _ in rows]
+    sounds = [AudioFile(folder / name).read() for name, _ in rows]
     features = extractor(sounds, sampling_rate=16000, return_tensors="pt")["input_features"]
     with torch.no_grad():
         found = words.batch_decode(theirs.generate(features), skip_special_tokens=True)
@@ -146,7 +146,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(listen):
     with pytest.raises(SystemExit):
         listen("parts", **kept, callbacks=[stop_at(3)])
     again = listen("parts", **kept)
-    assert again.began == 3 and same(whole.state.params, again.state.params)
+    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
 
 
 def test_what_cannot_be_trained_is_told(listen, folder):

@@ -12,7 +12,7 @@ import pytest
 
 from hfseq.data.arguments import OBJECTIVES
 from tests.support import stored_runs
-from tests.support.stored_runs import STEP, STORED, Continued
+from tests.support.stored_runs import STEP, STORED, ContinuedRun
 from tests.support.tiers import first
 
 #: At every change: one of each kind of row and of each part of a state.
@@ -20,10 +20,10 @@ EVERY_CHANGE = ("mlm", "clm", "fp8", "windows", "translation", "image_text")
 
 
 @pytest.fixture(scope="module", params=first(stored_runs.names(), *EVERY_CHANGE))
-def continued(request, tmp_path_factory) -> tuple[str, Continued]:
+def continued(request, tmp_path_factory) -> tuple[str, ContinuedRun]:
     """The run of each stored checkpoint, gone on with."""
     folder = tmp_path_factory.mktemp(request.param) / "run"
-    return request.param, stored_runs.go_on(request.param, folder)
+    return request.param, stored_runs.continue_run(request.param, folder)
 
 
 def test_there_is_one_of_every_objective_and_of_every_part_of_the_state():

@@ -185,7 +185,7 @@ def test_answers_are_found_and_written(task, tables, tmp_path, caplog):
     records = loop.run.objective.splits["train"]
     seen = set()
     for row, (start, end) in enumerate(zip(rows.rows["start"], rows.rows["end"], strict=True)):
-        example = records[int(windows.example[row])]
+        example = records[int(windows.example_indices[row])]
         if end:
             first, last = windows.offsets[row][start][0], windows.offsets[row][end][1]
             assert example["context"][first:last] == example["answers"]["text"][0]

@@ -55,7 +55,7 @@ def test_the_meter_divides_tokens_by_time_without_pauses(monkeypatch):
 
 
 def test_a_machine_without_a_data_sheet_is_measured():
-    assert throughput.measured_flops("float32", 256) > 1e8
+    assert throughput.measure_flops("float32", 256) > 1e8
     assert throughput.peak_memory_gb() > 0.05
 
 
@@ -80,13 +80,13 @@ def test_a_known_device_has_its_data_sheet_s_peak_and_all_of_all_hosts_count(mon
 
 def test_an_unknown_accelerator_is_measured_and_multiplied(monkeypatch):
     devices_of(monkeypatch, "Example X1", "gpu", 4)
-    monkeypatch.setattr(throughput, "measured_flops", lambda dtype: 7e12)
+    monkeypatch.setattr(throughput, "measure_flops", lambda dtype: 7e12)
     assert throughput.peak_flops("bfloat16") == 4 * 7e12
 
 
 def test_devices_of_a_cpu_share_its_cores_and_processes_add_up(monkeypatch, caplog):
     devices_of(monkeypatch, "cpu", "cpu", 8, processes=2)
-    monkeypatch.setattr(throughput, "measured_flops", lambda dtype: 3e11)
+    monkeypatch.setattr(throughput, "measure_flops", lambda dtype: 3e11)
     with caplog.at_level("INFO"):
         assert throughput.peak_flops("float32") == 2 * 3e11
     assert "0.6 TFLOP/s: 2 x 0.3 a process, a measured matrix product" in caplog.text

@@ -18,7 +18,7 @@ from hfseq import plugins
 from hfseq.errors import UsageError
 from hfseq.reports.log import read_metrics
 from hfseq.training import event_file, trackers
-from hfseq.training.trackers import make_trackers, tracker_names, without_secrets
+from hfseq.training.trackers import drop_secrets, make_trackers, tracker_names
 
 
 def jsonl(directory: Path, resume_step: int | None = None) -> trackers.Tracker:
@@ -84,7 +84,7 @@ def test_tracker_of_a_plugin_gets_its_arguments(
 
 def test_secrets_are_not_configuration() -> None:
     config = {"hub_token": 1, "token": 2, "api_key": 3, "max_tokens": 4, "tokenizer_name": 5}
-    assert without_secrets(config) == {"max_tokens": 4, "tokenizer_name": 5}
+    assert drop_secrets(config) == {"max_tokens": 4, "tokenizer_name": 5}
 
 
 # JSON lines

@@ -14,7 +14,7 @@ from hfseq.data import tokenizers
 from hfseq.errors import UsageError
 from hfseq.generation import generate, request
 from hfseq.training import throughput
-from tests.support.models import bert_config, same
+from tests.support.models import bert_config, trees_equal
 from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
@@ -39,10 +39,10 @@ OPTIONS = {
 @pytest.fixture
 def trainings(monkeypatch):
     """How often a vocabulary was trained."""
-    calls, train = [], tokenizers.joint_tokenizer
+    calls, train = [], tokenizers.train_joint_tokenizer
     monkeypatch.setattr(
         tokenizers,
-        "joint_tokenizer",
+        "train_joint_tokenizer",
         lambda *given, **options: (calls.append(given), train(*given, **options))[1],
     )
     return calls
@@ -154,7 +154,7 @@ def test_a_model_in_fp8_writes_with_the_scales_of_its_training(train, monkeypatc
         fp8_amax_history_length=4,
     )
     assert "eval_bleu" in loop.metrics
-    assert same(jax.device_get(held[-1]), jax.device_get(loop.state.extra))
+    assert trees_equal(jax.device_get(held[-1]), jax.device_get(loop.state.extra))
     assert loop.run.model.extra == {}
 
 

@@ -15,7 +15,7 @@ from hfseq.errors import UsageError
 from hfseq.nn import trees
 from hfseq.training import setup, state
 from hfseq.training.checkpointer import Progress
-from hfseq.training.setup import keep_windows
+from hfseq.training.setup import record_windows
 from tests.training.conftest import losses
 from tests.training.test_loop import assert_same, stop_at
 
@@ -299,11 +299,11 @@ def test_a_checkpoint_of_another_cut_is_refused_with_both_cuts(run):
 def test_a_checkpoint_without_windows_does_not_go_on_in_windows():
     windows, progress = setup.Windows(8, 4, True), Progress(step=1)
     with pytest.raises(UsageError, match="without --update_length, .* --state_reset never"):
-        keep_windows(windows, 4, progress)
+        record_windows(windows, 4, progress)
     progress.step = 0
-    keep_windows(windows, 4, progress)  # a fresh run records its own
+    record_windows(windows, 4, progress)  # a fresh run records its own
     progress.step = 1
-    keep_windows(windows, 4, progress)
+    record_windows(windows, 4, progress)
 
 
 def test_rows_are_reset_on_the_second_axis_of_stacks():

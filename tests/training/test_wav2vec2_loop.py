@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hfseq.errors import DataError, UsageError
-from tests.support.models import same
-from tests.support.sounds import bad_sounds, write_words
+from tests.support.audio import write_bad_audio, write_words
+from tests.support.models import trees_equal
 from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
@@ -63,7 +63,7 @@ def pretrain(folder, tmp_path):
 
 def test_a_step_is_taken_and_what_is_no_sound_counts_for_nothing(pretrain, tmp_path, caplog):
     write_words(tmp_path / "mixed", 8)
-    told = bad_sounds(tmp_path / "mixed" / "bad")
+    told = write_bad_audio(tmp_path / "mixed" / "bad")
     loop = pretrain(
         max_steps=1,
         max_duration_in_seconds=0.2,
@@ -106,12 +106,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(pretrain):
     with pytest.raises(SystemExit):
         pretrain("parts", **falls, callbacks=[stop_at(3)])
     again = pretrain("parts", **falls)
-    assert again.began == 3 and same(whole.state.params, again.state.params)
+    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
     assert losses(whole.folder) == losses(again.folder)
 
 
 def test_what_cannot_be_trained_is_told(pretrain, tmp_path):
-    bad_sounds(tmp_path / "bad")
+    write_bad_audio(tmp_path / "bad")
     with pytest.raises(DataError, match="none of the first 4 sounds of train can be trained on"):
         pretrain(train_dir=tmp_path / "bad")
     with pytest.raises(UsageError, match="'bert' has no codes to predict"):

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from hfseq.errors import UsageError
-from hfseq.objectives.base import Texts
+from hfseq.objectives.base import GeneratedTexts
 from hfseq.training import evaluation
 from hfseq.training.arguments import TrainingArguments
 from hfseq.training.callbacks import Evaluate, StepInfo
 from hfseq.training.checkpointer import Progress
 from hfseq.training.trackers import Trackers
 
-WRITTEN = Texts(
+WRITTEN = GeneratedTexts(
     [f"source {i}" for i in range(10)],
     [f"reference {i}" for i in range(10)],
     [f"text {i}\nand more | {i}" for i in range(10)],
@@ -28,7 +28,7 @@ def tracker():
     """A tracker that keeps what it is given."""
     kept = SimpleNamespace(shown=[], reported=[])
     kept.text = lambda tag, text, step: kept.shown.append((tag, text, step))
-    kept.log = lambda metrics, step: kept.reported.append((metrics, step))
+    kept.log = lambda metrics, step: kept.reported_metrics.append((metrics, step))
     return kept
 
 
@@ -69,13 +69,16 @@ def test_samples_go_to_the_trackers_and_predictions_are_one_line_each_beside_the
     assert lines == [f"text {i} and more | {i}" for i in range(10)]
     references = (info.run.folder / "generated_references.txt").read_text().splitlines()
     assert references == WRITTEN.references
-    assert tracker.reported[0][0]["predict_bleu"] == 12.5 and tracker.reported[0][1] == 7
+    assert (
+        tracker.reported_metrics[0][0]["predict_bleu"] == 12.5
+        and tracker.reported_metrics[0][1] == 7
+    )
     assert info.metrics["predict_bleu"] == 12.5
     assert "predict_bleu: 12.5" in capsys.readouterr().out
 
 
 def test_an_objective_that_writes_nothing_adds_nothing(info):
-    info.run.objective.write_texts = lambda model, params, split: None
+    info.run.objective.generate_texts = lambda model, params, split: None
     done = evaluation.evaluate(info.run, info.state, "validation")
     assert done.metrics == {} and done.texts is None
 
@@ -83,7 +86,7 @@ def test_an_objective_that_writes_nothing_adds_nothing(info):
 def test_no_samples_are_logged_where_none_are_asked_for(info, tracker):
     info.run.arguments.data.text_samples = 0
     Evaluate(Trackers([tracker])).predict(info)
-    assert not tracker.shown and tracker.reported
+    assert not tracker.shown and tracker.reported_metrics
 
 
 def test_predicting_is_refused_where_an_objective_has_no_test_split(train):

@@ -10,7 +10,14 @@ from typing import Any
 
 from hfseq.cli.convert import use_cpu
 from hfseq.cli.plan.options import Options
-from hfseq.cli.text import add_json, print_json, quantity, seconds, size, table
+from hfseq.cli.text import (
+    add_json,
+    format_bytes,
+    format_quantity,
+    format_seconds,
+    format_table,
+    print_json,
+)
 from hfseq.errors import HfseqError
 
 PARTS = {
@@ -62,7 +69,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(plan)
     else:
-        print("\n".join(describe(plan)), flush=True)
+        print("\n".join(format_plan(plan)), flush=True)
     check_fit(plan)
     return 0
 
@@ -72,14 +79,14 @@ def check_fit(plan: dict[str, Any]) -> None:
     fit, devices = plan["fit"], plan["devices"]
     if fit["left"] >= 0:
         return
-    what = f"needs {size(fit['needed'])} a device and {size(devices['usable'])} are usable"
+    what = f"needs {format_bytes(fit['needed'])} a device and {format_bytes(devices['usable'])} are usable"
     if fit["largest_rows_a_shard"]:
         raise HfseqError(
-            f"this run {what}: {size(-fit['left'])} too much; give --per_device_train_batch_size "
+            f"this run {what}: {format_bytes(-fit['left'])} too much; give --per_device_train_batch_size "
             f"{fit['largest_rows_a_shard']}, and more --gradient_accumulation_steps for the same "
             "rows a step"
         )
-    lacking = size(fit["one_row"] - devices["usable"])
+    lacking = format_bytes(fit["one_row"] - devices["usable"])
     recompute = "" if plan["run"]["gradient_checkpointing"] else "--gradient_checkpointing, "
     raise HfseqError(
         f"this run {what}, and with a single row a device it still lacks {lacking}: try "
@@ -87,19 +94,19 @@ def check_fit(plan: dict[str, Any]) -> None:
     )
 
 
-def describe(plan: dict[str, Any]) -> Iterator[str]:
+def format_plan(plan: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a plan that :func:`hfseq.cli.plan.estimate.make_plan` made."""
     run, devices, time, fit = (plan[name] for name in ("run", "devices", "time", "fit"))
     parts, compiled, exchange = (plan[name] for name in ("bytes", "compiled", "exchange"))
     mesh = ", ".join(f"{name}={ways}" for name, ways in devices["mesh"].items())
     target = f" and targets of {run['target_length']}" if run["target_length"] else ""
     yield (
-        f"{run['model_type']}, {quantity(run['parameters'])} parameters, {run['objective']} on "
+        f"{run['model_type']}, {format_quantity(run['parameters'])} parameters, {run['objective']} on "
         f"rows of {run['length']} tokens{target}, {run['precision']}, attention {run['attention']}"
     )
     yield (
-        f"{devices['count']} x {devices['name']}: {size(devices['memory'])} each, of which jax "
-        f"uses {devices['share']:.0%}, and {quantity(time['peak'])}FLOP/s; mesh {mesh}"
+        f"{devices['count']} x {devices['name']}: {format_bytes(devices['memory'])} each, of which jax "
+        f"uses {devices['share']:.0%}, and {format_quantity(time['peak'])}FLOP/s; mesh {mesh}"
     )
     yield (
         f"a step: {run['rows']:,} rows, {time['tokens']:,} tokens; {run['rows_a_shard']} rows a "
@@ -111,14 +118,14 @@ def describe(plan: dict[str, Any]) -> Iterator[str]:
         *(
             (
                 name if key != "optimizer" else f"{name} ({run['optimizer']})",
-                size(parts[key]["all"]),
-                size(parts[key]["device"]),
+                format_bytes(parts[key]["all"]),
+                format_bytes(parts[key]["device"]),
             )
             for key, name in PARTS.items()
         ),
-        ("parameters and moments that no axis splits", "", size(parts["whole"]["device"])),
+        ("parameters and moments that no axis splits", "", format_bytes(parts["whole"]["device"])),
         *(
-            (f"kept for the backward pass, {CHOICES[key]}, by the trace", "", size(amount))
+            (f"kept for the backward pass, {CHOICES[key]}, by the trace", "", format_bytes(amount))
             for key, amount in plan["activations"].items()
         ),
     )
@@ -139,10 +146,10 @@ def describe(plan: dict[str, Any]) -> Iterator[str]:
                 (
                     REMAT[one["remat"]],
                     str(one["rows"]),
-                    size(one["arguments"]),
-                    size(one["temporary"]),
-                    size(one["arguments"] + one["temporary"]),
-                    size(one["peak"]) if one["peak"] else "unknown",
+                    format_bytes(one["arguments"]),
+                    format_bytes(one["temporary"]),
+                    format_bytes(one["arguments"] + one["temporary"]),
+                    format_bytes(one["peak"]) if one["peak"] else "unknown",
                     f"{one['seconds']:.0f}",
                 )
                 for one in compiled["programs"]
@@ -178,32 +185,32 @@ def describe(plan: dict[str, Any]) -> Iterator[str]:
                         one["kind"],
                         "x".join(one["axes"]),
                         f"{one['count']:,}",
-                        size(one["bytes"]),
-                        "unknown" if one["seconds"] is None else seconds(one["seconds"]),
+                        format_bytes(one["bytes"]),
+                        "unknown" if one["seconds"] is None else format_seconds(one["seconds"]),
                     )
                     for one in exchange[key]
                 ),
             )
     yield ""
     wires = time["wire_seconds"]
-    told = "unknown" if wires is None else seconds(wires)
+    told = "unknown" if wires is None else format_seconds(wires)
     yield (
-        f"{quantity(time['flops'])}FLOP a step: {seconds(time['seconds'])} at an MFU of "
-        f"{time['mfu']:.0%} ({quantity(time['tokens_per_second'])} tokens/s); the exchange takes "
+        f"{format_quantity(time['flops'])}FLOP a step: {format_seconds(time['seconds'])} at an MFU of "
+        f"{time['mfu']:.0%} ({format_quantity(time['tokens_per_second'])} tokens/s); the exchange takes "
         f"{told} of wire time, as far as it is not hidden behind products"
     )
     if time["days"]:
         yield f"all tokens: {time['days']:.3g} days"
     word = "left" if fit["left"] >= 0 else "too much"
     yield (
-        f"needed: {size(fit['needed'])} of {size(devices['usable'])} usable, "
-        f"{size(abs(fit['left']))} {word}"
+        f"needed: {format_bytes(fit['needed'])} of {format_bytes(devices['usable'])} usable, "
+        f"{format_bytes(abs(fit['left']))} {word}"
     )
     speaker = compiled["compiler"] if fit["source"] == "compiled" else "the rules and the trace"
     how = "a line through two programs" if fit["row_source"] == "compiled" else "the trace"
     yield (
         f"largest batch: {fit['largest_rows_a_shard']} rows a data shard and micro-batch "
-        f"({size(fit['row'])} a row; by {how})"
+        f"({format_bytes(fit['row'])} a row; by {how})"
     )
     yield f"memory is that of {speaker}"
 
@@ -211,4 +218,4 @@ def describe(plan: dict[str, Any]) -> Iterator[str]:
 def _titled(title: str, *rows: Sequence[str]) -> Iterator[str]:
     yield ""
     yield title
-    yield from (f"  {line}" for line in table(rows))
+    yield from (f"  {line}" for line in format_table(rows))

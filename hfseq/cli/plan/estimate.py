@@ -13,32 +13,38 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 from jax.typing import DTypeLike
 
-from hfseq.checkpoints.config import building
-from hfseq.cli.plan import compile
+from hfseq.checkpoints.config import wrap_build_errors
+from hfseq.cli.plan import step_compiler
 from hfseq.cli.plan.options import Options
-from hfseq.cli.plan.run import abstract_batch, abstract_mesh, build, choices, local_rows
+from hfseq.cli.plan.run import (
+    abstract_batch,
+    abstract_mesh,
+    build,
+    record_attention_choices,
+    rows_per_shard,
+)
 from hfseq.nn import trees
-from hfseq.nn.qwix import is_stored
+from hfseq.nn.qwix import is_quantized
 from hfseq.nn.random import batch_keys
 from hfseq.nn.sharding import AXES
-from hfseq.training import described, throughput
+from hfseq.training import aot, throughput
 from hfseq.training.hardware import Accelerator
-from hfseq.training.setup import Run, shapes_of
+from hfseq.training.setup import Run, param_shapes
 from hfseq.training.state import Batch, Tree, join_frozen
 
 
-class Kept(NamedTuple):
+class ActivationBytes(NamedTuple):
     """Bytes kept for the backward pass: in any case, and for each row of a micro-batch."""
 
     fixed: float
     row: float
 
-    def of(self, rows: int) -> float:
+    def total(self, rows: int) -> float:
         """Return the bytes that ``rows`` rows keep."""
         return self.fixed + self.row * rows
 
 
-def trace(options: Options, remat: bool) -> Kept:
+def trace_activations(options: Options, remat: bool) -> ActivationBytes:
     """Return what one device keeps that has whole rows and whole layers.
 
     Counted is what the backward pass takes from the forward pass, other than parameters and batch.
@@ -48,12 +54,12 @@ def trace(options: Options, remat: bool) -> Kept:
     alone = build(
         options, abstract_mesh("data=1", 1), scan_layers=True, gradient_checkpointing=remat
     )
-    with building(options.config):
-        one, two = (kept_bytes(alone, rows) for rows in (1, 2))
-    return Kept(max(2 * one - two, 0), two - one)
+    with wrap_build_errors(options.config):
+        one, two = (activation_bytes(alone, rows) for rows in (1, 2))
+    return ActivationBytes(max(2 * one - two, 0), two - one)
 
 
-def kept_bytes(run: Run, rows: int) -> int:
+def activation_bytes(run: Run, rows: int) -> int:
     """Return the bytes kept for ``rows`` rows of a run on one device."""
     state = run.abstract_state()
     batch = {
@@ -78,7 +84,7 @@ def kept_bytes(run: Run, rows: int) -> int:
     return sum(int(var.aval.size * getattr(var.aval.dtype, "itemsize", 4)) for var in kept)
 
 
-def by_rules(run: Run) -> list[dict[str, Any]]:
+def exchange_by_rules(run: Run) -> list[dict[str, Any]]:
     """Return the exchange that the rules ask for, in the form of :func:`compiled.measure`.
 
     Gradients are summed over ``data`` once a micro-batch; kernels and tables that ``fsdp`` splits
@@ -90,9 +96,9 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
     stored = {
         path: _itemsize(leaf.qvalue.dtype)
         for path, leaf in trees.flatten(run.abstract_frozen()).items()
-        if is_stored(leaf)
+        if is_quantized(leaf)
     }
-    shapes, trained = shapes_of(run.model), run.model.trained_paths
+    shapes, trained = param_shapes(run.model), run.model.trainable_paths
     places = run.layout.shardings(shapes)
     passes = 2 if run.arguments.model.gradient_checkpointing else 1
     config = run.model.config
@@ -103,11 +109,11 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
     def add(kind: str, axes: tuple[str, ...], count: float, size: float) -> None:
         if count and any(mesh[axis] > 1 for axis in axes):
             entry = sums.setdefault((kind, axes), [0, 0])
-            entry[0] += count * run.batch.micro
-            entry[1] += size * count * run.batch.micro
+            entry[0] += count * run.batch.micro_batches
+            entry[1] += size * count * run.batch.micro_batches
 
     for path, place in places.items():
-        shape = run.layout.padded(path, shapes[path])
+        shape = run.layout.padded_shape(path, shapes[path])
         local = math.prod(place.shard_shape(shape)) * stored.get(path, itemsize)
         names = [(entry,) if isinstance(entry, str) else entry or () for entry in place.spec]
         split = {name for name in itertools.chain.from_iterable(names) if mesh[name] > 1}
@@ -119,7 +125,7 @@ def by_rules(run: Run) -> list[dict[str, Any]]:
             add("all-reduce", ("fsdp",), int(path in trained), local)
         if run.layout.tactic(path) in ("row", "embedding") and "tensor" in split:
             layers = shape[0] if len(shape) > len(run.layout.layer_shape(path, shape)) else 1
-            hidden = local_rows(run) * run.batch.length / mesh["sequence"]
+            hidden = rows_per_shard(run) * run.batch.length / mesh["sequence"]
             both = 2 if run.layout.tactic(path) == "row" else 1
             add("all-reduce", ("tensor",), both * layers, hidden * width)
     return [
@@ -148,8 +154,8 @@ def wire_seconds(
     }
     sent = one["bytes"] * parts.get(one["kind"], (ways - 1) / ways)
     inner = math.prod(mesh[axis] for axis in AXES[AXES.index(one["axes"][0]) :])
-    leaves = bool(device.machine) and inner > device.machine
-    rate = (network or device.network) if leaves else device.link
+    leaves = bool(device.devices_per_machine) and inner > device.devices_per_machine
+    rate = (network or device.network_bandwidth) if leaves else device.link_bandwidth
     return sent / rate if rate else None
 
 
@@ -165,16 +171,16 @@ def make_plan(options: Options) -> dict[str, Any]:
     Raises:
         UsageError: what the training loop would refuse, and unknown devices or models.
     """
-    target = described.outline(options.accelerator.name)
-    with described.compiling_for(target):
+    target = aot.device_stub(options.accelerator.name)
+    with aot.compiling_for(target):
         run = build(options, abstract_mesh(options.mesh, options.count))
-    model, arguments, rows = run.model, run.arguments, local_rows(run)
+    model, arguments, rows = run.model, run.arguments, rows_per_shard(run)
     remat = arguments.model.gradient_checkpointing
     device = options.accelerator
     share = options.memory_share or float(
-        os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or device.share
+        os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or device.memory_fraction
     )
-    memory = device.memory if options.memory_gb is None else options.memory_gb * 1e9
+    memory = device.memory_bytes if options.memory_gb is None else options.memory_gb * 1e9
     plan: dict[str, Any] = {
         "run": {
             "model_type": model.config.model_type,
@@ -184,7 +190,7 @@ def make_plan(options: Options) -> dict[str, Any]:
             "target_length": run.objective.target_length(run.batch.length),
             "rows": run.batch.rows,
             "rows_a_shard": rows,
-            "micro_batches": run.batch.micro,
+            "micro_batches": run.batch.micro_batches,
             "precision": model.precision.name,
             "optimizer": arguments.training.optim,
             "gradient_checkpointing": remat,
@@ -200,19 +206,19 @@ def make_plan(options: Options) -> dict[str, Any]:
         },
         "bytes": _bytes(run),
     }
-    programs = compile.Programs(problem="--no_compile")
+    programs = step_compiler.Programs(problem="--no_compile")
     if not options.no_compile:
         # The run itself, with twice as many rows, and with the other choice of remat.
         variants = ((rows, remat), (2 * rows, remat), (rows, not remat))
         wanted = [{"rows": count, "remat": choice} for count, choice in variants]
-        programs = compile.measure_apart(options, wanted)
-    kept: dict[bool, Kept] = {}
+        programs = step_compiler.compile_in_subprocess(options, wanted)
+    kept: dict[bool, ActivationBytes] = {}
     if not programs.problem:
-        chosen = programs.found[0]["attention"]
+        chosen = programs.results[0]["attention"]
     else:  # rules have to say what compilers do not
-        with described.compiling_for(target):
-            kept = {choice: trace(options, choice) for choice in (False, True)}
-            with choices() as chosen, building(options.config):
+        with aot.compiling_for(target):
+            kept = {choice: trace_activations(options, choice) for choice in (False, True)}
+            with record_attention_choices() as chosen, wrap_build_errors(options.config):
                 batch = abstract_batch(run, rows)
                 given = run.abstract_state(), run.abstract_frozen(), batch
                 jax.eval_shape(run.step_function(), *given)
@@ -220,20 +226,20 @@ def make_plan(options: Options) -> dict[str, Any]:
     names = dict.fromkeys(one["name"] for one in chosen)
     plan["run"]["attention"] = ", ".join(names) or arguments.model.attn_implementation or "none"
     plan["activations"] = {
-        name: round(kept[choice].of(rows) / run.mesh.shape["sequence"])
+        name: round(kept[choice].total(rows) / run.mesh.shape["sequence"])
         for name, choice in (("kept", False), ("recomputed", True))
         if kept
     }
     plan["compiled"] = {
         "compiler": programs.compiler,
-        "real": programs.real,
-        "programs": programs.found,
+        "real": programs.is_accelerator,
+        "programs": programs.results,
         "problem": programs.problem,
-        "passed_over": programs.passed_over,
+        "passed_over": programs.skip_reason,
     }
     plan["fit"] = _fit(plan, kept, run)
     compiled: list[Any] = next(
-        (x["collectives"] for x in programs.found if x["remat"] == remat), []
+        (x["collectives"] for x in programs.results if x["remat"] == remat), []
     )
     network = options.network_gbs and options.network_gbs * 1e9
     plan["exchange"] = {
@@ -241,13 +247,13 @@ def make_plan(options: Options) -> dict[str, Any]:
             one | {"seconds": wire_seconds(one, run.mesh.shape, device, network)}
             for one in exchange
         ]
-        for name, exchange in (("rules", by_rules(run)), ("compiled", compiled))
+        for name, exchange in (("rules", exchange_by_rules(run)), ("compiled", compiled))
     }
-    exchange = plan["exchange"]["compiled" if programs.real and compiled else "rules"]
+    exchange = plan["exchange"]["compiled" if programs.is_accelerator and compiled else "rules"]
     wires = [one["seconds"] for one in exchange]
     tokens = run.batch.rows * run.batch.length
     flops = throughput.run_flops(model, run.objective, run.batch.rows, run.batch.length)
-    peak = device.peak(_itemsize(model.precision.compute_dtype))
+    peak = device.peak_flops(_itemsize(model.precision.compute_dtype))
     peak = peak if options.peak_tflops is None else options.peak_tflops * 1e12
     seconds = flops / (options.mfu * peak * options.count)
     plan["time"] = {
@@ -272,7 +278,7 @@ def _bytes(run: Run) -> dict[str, Any]:
         "optimizer": state.opt_state,
         "other": {name: others[name] for name in others.keys() - {"params", "opt_state"}},
         "gradients": state.params,
-        "batch": abstract_batch(run, local_rows(run)),
+        "batch": abstract_batch(run, rows_per_shard(run)),
     }
     sizes = {name: {"all": 0.0, "device": 0.0} for name in (*parts, "whole")}
     for name, tree in parts.items():
@@ -285,12 +291,12 @@ def _bytes(run: Run) -> dict[str, Any]:
     return jax.tree.map(round, sizes)
 
 
-def _fit(plan: dict[str, Any], kept: dict[bool, Kept], run: Run) -> dict[str, Any]:
+def _fit(plan: dict[str, Any], kept: dict[bool, ActivationBytes], run: Run) -> dict[str, Any]:
     """Return what the run needs and the largest batch, by two programs or else by the trace.
 
     Where layers are recomputed, one at a time has all of its own activations.
     """
-    usable, rows = plan["devices"]["usable"], local_rows(run)
+    usable, rows = plan["devices"]["usable"], rows_per_shard(run)
     remat = run.arguments.model.gradient_checkpointing
     sizes = {
         p["rows"]: p["arguments"] + p["temporary"]

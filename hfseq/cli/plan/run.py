@@ -15,15 +15,21 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from hfseq import plugins
-from hfseq.checkpoints.config import auto_config, building, override, parse_overrides, preset_values
+from hfseq.checkpoints.config import (
+    apply_overrides,
+    auto_config,
+    parse_overrides,
+    preset_values,
+    wrap_build_errors,
+)
 from hfseq.cli.plan.options import Options
 from hfseq.data.batches import RowRandom
-from hfseq.errors import UsageError, nearest
-from hfseq.nn import attention, choice, sharding
-from hfseq.nn.layers import drop
-from hfseq.nn.random import Drawn
+from hfseq.errors import UsageError, did_you_mean
+from hfseq.nn import attention, dispatch, sharding
+from hfseq.nn.layers import dropout_with_bits
+from hfseq.nn.random import LazyBits
 from hfseq.nn.scores import attention_weights, mix_values
-from hfseq.nn.visible import Visible
+from hfseq.nn.visible import Visibility
 from hfseq.training.arguments import parse
 from hfseq.training.checkpointer import Progress
 from hfseq.training.setup import Run, build_run
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 #: The script's objective for the heads of an architecture, the first that it has.
-HEADS = {"ForSeq2SeqLM": "span_mlm", "ForMaskedLM": "mlm", "ForCausalLM": "clm"}
+HEAD_OBJECTIVES = {"ForSeq2SeqLM": "span_mlm", "ForMaskedLM": "mlm", "ForCausalLM": "clm"}
 
 
 def abstract_mesh(layout: str | None, devices: int) -> AbstractMesh:
@@ -49,7 +55,7 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
     """
     config = load_config(options)
     name = choose_objective(options, config)
-    arguments = parse(options.flags(name), objective=name)
+    arguments = parse(options.script_flags(name), objective=name)
     for flag, value in changes.items():
         setattr(arguments.model, flag, value)
     if arguments.training.update_length:
@@ -57,7 +63,7 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
     tokenizer = make_tokenizer(config, sentinels=name == "span_mlm")
     plugins.load().objectives.get(name).configure(config, tokenizer, False)
     arguments.training.mesh = options.mesh
-    with building(options.config):
+    with wrap_build_errors(options.config):
         run = build_run(
             arguments,
             name,
@@ -72,7 +78,7 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
     return run
 
 
-def for_host(run: Run) -> Run:
+def with_host_attention(run: Run) -> Run:
     """Return the run with attention that CPUs can be compiled for, to be traced for an accelerator.
 
     Where a kernel of the accelerator's serves, it is one that keeps as little (:func:`in_blocks`).
@@ -83,17 +89,17 @@ def for_host(run: Run) -> Run:
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        visible: Visible,
+        visible: Visibility,
         *,
         bias: jax.Array | None,
         scale: float,
         rate: float,
-        drawn: Drawn | None,
+        drawn: LazyBits | None,
         mesh: Mesh | None,
     ) -> jax.Array:
-        facts = attention.facts_of(query, key, visible, bias, rate)
-        serves = attention.chosen(facts, named)
-        product = in_blocks if serves.name in KERNELS else serves.attend
+        facts = attention.attention_spec(query, key, visible, bias, rate)
+        serves = attention.select_implementation(facts, named)
+        product = blockwise_attention if serves.name in FUSED_KERNELS else serves.attend
         return product(
             query, key, value, visible, bias=bias, scale=scale, rate=rate, drawn=drawn, mesh=mesh
         )
@@ -104,7 +110,7 @@ def for_host(run: Run) -> Run:
 
 
 @contextlib.contextmanager
-def choices() -> Iterator[list[dict[str, Any]]]:
+def record_attention_choices() -> Iterator[list[dict[str, Any]]]:
     """Collect what is chosen for attention while models are traced: each kind of call once.
 
     An entry says ``of`` what shapes, the ``name``, and why others do not serve (``refused``).
@@ -117,37 +123,39 @@ def choices() -> Iterator[list[dict[str, Any]]]:
             facts, _, taken = arguments
             found.append({"of": str(facts), "name": taken.name, "refused": dict(taken.reasons)})
 
-    listener, level, shown = Listener(), choice.logger.level, choice.logger.propagate
-    choice.tell.cache_clear()  # what was said before is said again
-    choice.logger.addHandler(listener)
-    choice.logger.setLevel(logging.INFO)
-    choice.logger.propagate = False
+    listener, level, shown = Listener(), dispatch.logger.level, dispatch.logger.propagate
+    dispatch.log_selection.cache_clear()  # what was said before is said again
+    dispatch.logger.addHandler(listener)
+    dispatch.logger.setLevel(logging.INFO)
+    dispatch.logger.propagate = False
     try:
         yield found
     finally:
-        choice.logger.removeHandler(listener)
-        choice.logger.setLevel(level)
-        choice.logger.propagate = shown
+        dispatch.logger.removeHandler(listener)
+        dispatch.logger.setLevel(level)
+        dispatch.logger.propagate = shown
 
 
-def local_rows(run: Run) -> int:
+def rows_per_shard(run: Run) -> int:
     """Return the rows that a data shard has in a micro-batch."""
-    return run.batch.rows // (sharding.data_shards(run.mesh) * run.batch.micro)
+    return run.batch.rows // (sharding.data_shards(run.mesh) * run.batch.micro_batches)
 
 
 def abstract_batch(run: Run, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shapes and shardings of a placed batch with so many full rows a data shard."""
     full = run.objective.full_rows(rows, run.batch.length)
     batch = run.objective.collate(full, RowRandom(0, 0, np.arange(rows)), 1)
-    return place(run, batch | {"row": np.arange(rows, dtype=np.int32)})
+    return abstract_placed_batch(run, batch | {"row": np.arange(rows, dtype=np.int32)})
 
 
-def place(run: Run, batch: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_placed_batch(
+    run: Run, batch: Mapping[str, np.ndarray]
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shapes and shardings of a batch, of which every data shard has one like ``batch``.
 
     What an objective returns has rows or groups first, and both grow with the groups.
     """
-    micro, shards = run.batch.micro, sharding.data_shards(run.mesh)
+    micro, shards = run.batch.micro_batches, sharding.data_shards(run.mesh)
     width = batch["input_ids"].shape if "input_ids" in batch else None
     placed = {}
     for name, array in batch.items():
@@ -174,12 +182,12 @@ def load_config(options: Options) -> PreTrainedConfig:
         types = ", ".join(sorted(known))
         raise UsageError(
             f"--config {name} is neither a directory, a JSON file nor a model type"
-            f"{nearest(name, known)} (model types: {types}; a name on the Hub has a '/')"
+            f"{did_you_mean(name, known)} (model types: {types}; a name on the Hub has a '/')"
         )
     else:
         config = auto_config(name)
     if options.config_overrides:
-        override(config, parse_overrides(options.config_overrides))
+        apply_overrides(config, parse_overrides(options.config_overrides))
     return config
 
 
@@ -192,7 +200,7 @@ def choose_objective(options: Options, config: PreTrainedConfig) -> str:
         default = plugins.load().objectives.get(kind).default_model_type
         if default == config.model_type:
             return kind
-    found = [objective for head, objective in HEADS.items() if head in spec.heads]
+    found = [objective for head, objective in HEAD_OBJECTIVES.items() if head in spec.heads]
     if not found:
         raise UsageError(f"'{config.model_type}' has no head that is planned: give --objective")
     return found[0]
@@ -200,11 +208,11 @@ def choose_objective(options: Options, config: PreTrainedConfig) -> str:
 
 # -- placeholders
 
-SENTINELS = 100
-ENTRIES = 2**20  # beyond that a vocabulary of placeholders fills the memory
-BLOCK = 128  # queries that in_blocks looks at together
+MAX_SENTINELS = 100
+MAX_VOCAB_SIZE = 2**20  # beyond that a vocabulary of placeholders fills the memory
+QUERY_BLOCK = 128  # queries that in_blocks looks at together
 #: What keeps no square of scores for the backward pass.
-KERNELS = ("cudnn", "cudnn_packed", "cudnn_bias", "flash", "splash")
+FUSED_KERNELS = ("cudnn", "cudnn_packed", "cudnn_bias", "flash", "splash")
 
 
 def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedTokenizerBase:
@@ -216,10 +224,10 @@ def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedToken
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    size = min(config.vocab_size, ENTRIES)
+    size = min(config.vocab_size, MAX_VOCAB_SIZE)
     roles = ("bos", "pad", "eos", "unk", "cls", "sep", "mask")
     words = [f"<{role}>" for role in roles] + [f"w{i}" for i in range(max(size - len(roles), 1))]
-    count = min(SENTINELS, size // 4) if sentinels else 0
+    count = min(MAX_SENTINELS, size // 4) if sentinels else 0
     if count:
         words[-count:] = [f"<extra_id_{k}>" for k in reversed(range(count))]
     words = words[: max(size, len(roles) + 1)]
@@ -228,16 +236,16 @@ def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedToken
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **special)
 
 
-def in_blocks(
+def blockwise_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None,
     scale: float,
     rate: float,
-    drawn: Drawn | None,
+    drawn: LazyBits | None,
     mesh: Mesh | None,
 ) -> jax.Array:
     """Attention that keeps what a flash kernel keeps, in programs for a CPU: no square of scores.
@@ -246,7 +254,7 @@ def in_blocks(
     dropout and of who sees whom it has the work, not the numbers.
     """
     queries, keys = query.shape[1], key.shape[1]
-    block = BLOCK if queries % BLOCK == 0 else queries
+    block = QUERY_BLOCK if queries % QUERY_BLOCK == 0 else queries
 
     @jax.checkpoint
     def one(start: jax.Array) -> jax.Array:
@@ -265,7 +273,7 @@ def in_blocks(
         weights = attention_weights(part, key, seen, bias=added, scale=scale)
         if drawn is not None:
             shape = (*drawn.shape[:2], block, keys)
-            weights = drop(weights, rate, drawn._replace(shape=shape).all())
+            weights = dropout_with_bits(weights, rate, drawn._replace(shape=shape).all())
         return mix_values(weights, value)
 
     if block == queries:

@@ -12,26 +12,26 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from hfseq.nn.choice import Facts
-from hfseq.nn.random import Drawn
-from hfseq.nn.sharding import BATCH, SEQUENCE, TENSOR
-from hfseq.nn.visible import Visible
+from hfseq.nn.dispatch import AttentionSpec
+from hfseq.nn.random import LazyBits
+from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR
+from hfseq.nn.visible import Visibility
 
 #: Part of a device's memory that the statistics of packed rows may take, and what is taken for a
 #: device that does not tell how much it has.
-SHARE, MEMORY = 0.1, 64e9
+MAX_STATISTICS_SHARE, DEFAULT_MEMORY = 0.1, 64e9
 
 
-def refuses(facts: Facts) -> str | None:
+def unsupported_reason(facts: AttentionSpec) -> str | None:
     """Return why cuDNN does not serve without a bias and without documents, or None."""
     if facts.segments:
         return "it knows padding by lengths only, not where any key may be hidden"
     if facts.mask is not None or facts.bias is not None:
         return "a mask or a bias is written down for all queries and keys (cudnn_bias)"
-    return _refuses_any(facts)
+    return _common_unsupported_reason(facts)
 
 
-def refuses_packed(facts: Facts) -> str | None:
+def packed_unsupported_reason(facts: AttentionSpec) -> str | None:
     """Return why cuDNN does not serve for documents packed into rows, or None."""
     if facts.segments != "same" or facts.lengths:
         return "it is for rows that are packed with documents, attending to themselves"
@@ -41,17 +41,23 @@ def refuses_packed(facts: Facts) -> str | None:
         return "packed rows need compute capability 9.0 or more"
     if facts.max_runs is None:
         return "nobody counted how many documents a row has at most"
-    rows, heads = facts.batch / facts.ways(*BATCH), facts.heads / facts.ways(TENSOR)
-    needed, usable = rows * facts.max_runs * heads * facts.queries * 4, facts.memory or MEMORY
-    if needed > SHARE * usable:
+    rows, heads = (
+        facts.batch / facts.num_shards(*BATCH_AXES),
+        facts.heads / facts.num_shards(TENSOR),
+    )
+    needed, usable = (
+        rows * facts.max_runs * heads * facts.queries * 4,
+        facts.memory or DEFAULT_MEMORY,
+    )
+    if needed > MAX_STATISTICS_SHARE * usable:
         return (
             f"statistics for {facts.max_runs} documents a row would take {needed / 1e9:.1f} GB a "
-            f"layer, more than {SHARE:.0%} of the memory"
+            f"layer, more than {MAX_STATISTICS_SHARE:.0%} of the memory"
         )
-    return _refuses_any(facts)
+    return _common_unsupported_reason(facts)
 
 
-def refuses_bias(facts: Facts) -> str | None:
+def bias_unsupported_reason(facts: AttentionSpec) -> str | None:
     """Return why cuDNN does not serve with the bias or the dense mask that was asked for, or None.
 
     What else is hidden comes as a mask of all rows, queries and keys: :func:`refuses_mask`.
@@ -60,19 +66,19 @@ def refuses_bias(facts: Facts) -> str | None:
         return "neither a bias nor a dense mask is there"
     if facts.segments or facts.lengths:
         return "padding and documents would be written down as a mask of all queries and keys"
-    return refuses_mask(facts)
+    return mask_unsupported_reason(facts)
 
 
-def refuses_mask(facts: Facts) -> str | None:
+def mask_unsupported_reason(facts: AttentionSpec) -> str | None:
     """Return why cuDNN does not serve with all that is hidden as a mask, or None."""
     if facts.queries % 2 or facts.keys % 2:
         return f"{facts.queries} queries and {facts.keys} keys must both be even"
     if facts.window is not None:
         return "it takes no window beside a mask"
-    return _refuses_any(facts)
+    return _common_unsupported_reason(facts)
 
 
-def _refuses_any(facts: Facts) -> str | None:
+def _common_unsupported_reason(facts: AttentionSpec) -> str | None:
     widest = 256 if facts.capability is None or facts.capability >= (9, 0) else 128
     if facts.platform != "cuda":
         return "cuDNN runs on NVIDIA GPUs only"
@@ -90,9 +96,9 @@ def _refuses_any(facts: Facts) -> str | None:
         return "a window needs causal attention"
     if facts.window is not None and facts.lengths:
         return "it takes no window beside lengths"
-    if facts.ways(SEQUENCE) > 1:
+    if facts.num_shards(SEQUENCE) > 1:
         return "the mesh cuts sequences"
-    if facts.batch % facts.ways(*BATCH) or facts.heads % facts.ways(TENSOR):
+    if facts.batch % facts.num_shards(*BATCH_AXES) or facts.heads % facts.num_shards(TENSOR):
         return "the mesh does not divide the rows or the heads"
     return None
 
@@ -101,12 +107,12 @@ def cudnn_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None = None,
     scale: float,
     rate: float = 0.0,
-    drawn: Drawn | None = None,
+    drawn: LazyBits | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """Attend without a mask in memory: causal, left windows, padding at the end by lengths.
@@ -146,12 +152,12 @@ def packed_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None = None,
     scale: float,
     rate: float = 0.0,
-    drawn: Drawn | None = None,
+    drawn: LazyBits | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """Attend within the runs of equal segments, of which ``visible.max_runs`` are looked at.
@@ -180,12 +186,12 @@ def bias_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None = None,
     scale: float,
     rate: float = 0.0,
-    drawn: Drawn | None = None,
+    drawn: LazyBits | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """Attend with a bias, or a mask that is added as one, of all queries and keys."""

@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from hfseq.nn.choice import Facts
-from hfseq.nn.random import Drawn
-from hfseq.nn.sharding import BATCH, SEQUENCE, TENSOR
-from hfseq.nn.visible import Visible
+from hfseq.nn.dispatch import AttentionSpec
+from hfseq.nn.random import LazyBits
+from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR
+from hfseq.nn.visible import Visibility
 
 TYPES = ("float16", "bfloat16", "float32")
 
 
-def refuses(facts: Facts) -> str | None:
+def unsupported_reason(facts: AttentionSpec) -> str | None:
     """Return why these kernels cannot serve, or None."""
     if facts.platform != "cuda":
         return "Triton's kernels run on NVIDIA GPUs only"
@@ -37,16 +37,16 @@ def refuses(facts: Facts) -> str | None:
         return f"a bias of {facts.bias} is not written out for all heads, queries and keys"
     if facts.dropout >= 1.0:
         return "a dropout of 1 leaves nothing to compute"
-    if facts.ways(SEQUENCE) > 1:
+    if facts.num_shards(SEQUENCE) > 1:
         return "the mesh cuts sequences"
-    if facts.batch % facts.ways(*BATCH):
-        return f"{facts.ways(*BATCH)} devices do not divide a batch of {facts.batch}"
-    if facts.heads % facts.ways(TENSOR):
-        return f"{facts.ways(TENSOR)} devices do not divide {facts.heads} heads"
+    if facts.batch % facts.num_shards(*BATCH_AXES):
+        return f"{facts.num_shards(*BATCH_AXES)} devices do not divide a batch of {facts.batch}"
+    if facts.heads % facts.num_shards(TENSOR):
+        return f"{facts.num_shards(TENSOR)} devices do not divide {facts.heads} heads"
     return None
 
 
-def _is_whole(facts: Facts) -> bool:
+def _is_whole(facts: AttentionSpec) -> bool:
     """Tell whether the bias has all sizes of the scores, but for the batch's."""
     sizes = (facts.heads, facts.queries, facts.keys)
     return facts.bias in ((1, *sizes), (facts.batch, *sizes))
@@ -63,12 +63,12 @@ def flash_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None = None,
     scale: float,
     rate: float = 0.0,
-    drawn: Drawn | None = None,
+    drawn: LazyBits | None = None,
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
@@ -97,14 +97,16 @@ def flash_attention(
             raise ValueError(f"flash: a bias of {bias.shape} is not written out for {whole}")
     threshold = min(round(rate * 65536), 65535) if drawn is not None else 0
     before, after = visible.window or (None, None)
-    form = flash_tiles.Form(scale, before, 0 if visible.causal else after, threshold, interpret)
+    form = flash_tiles.AttentionForm(
+        scale, before, 0 if visible.causal else after, threshold, interpret
+    )
     key_segments = visible.key_segments
     if key_segments is None:
         key_segments = visible.query_segments
     lengths = visible.key_lengths
     if lengths is not None:
         lengths = jnp.minimum(lengths, key.shape[1]).astype(jnp.int32)[:, None]
-    rows: flash_tiles.Rows[jax.Array] = flash_tiles.Rows(
+    rows: flash_tiles.RowArrays[jax.Array] = flash_tiles.RowArrays(
         queries=visible.query_segments,
         keys=key_segments,
         lengths=lengths,
@@ -120,7 +122,7 @@ def flash_attention(
         key, value = (jnp.repeat(leaf, shared, axis=2) for leaf in (key, value))
 
     def local(
-        query: jax.Array, key: jax.Array, value: jax.Array, rows: flash_tiles.Rows[jax.Array]
+        query: jax.Array, key: jax.Array, value: jax.Array, rows: flash_tiles.RowArrays[jax.Array]
     ) -> jax.Array:
         if rows.seeds is not None and ways > 1:
             # The bits are those of the whole array: this device's first head is not head 0.
@@ -129,10 +131,10 @@ def flash_attention(
             rows = rows._replace(seeds=rows.seeds.at[:, 2].set(offset))
         return flash_tiles.attention(form, query, key, value, rows)
 
-    batch = tuple(axis for axis in BATCH if axis in mesh.axis_names) or None
+    batch = tuple(axis for axis in BATCH_AXES if axis in mesh.axis_names) or None
     split = PartitionSpec(batch, None, TENSOR if TENSOR in mesh.axis_names else None)
     own = PartitionSpec(batch)
     added = None if bias is None else PartitionSpec(batch if len(bias) > 1 else None, split[2])
-    specs = (split, split, split, flash_tiles.Rows(own, own, own, own, added))
+    specs = (split, split, split, flash_tiles.RowArrays(own, own, own, own, added))
     run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
     return run(query, key, value, rows)

@@ -70,7 +70,7 @@ _SIZES: dict[tuple[int, int], dict[str, tuple[int, int, int, int]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class AttentionForm:
     """What the compiler knows of an attention.
 
     A query sees ``before`` keys to the left of its own and ``after`` to the right, None: all. An
@@ -84,11 +84,11 @@ class Form:
     interpret: bool = False
 
 
-class Rows(NamedTuple, Generic[Leaf]):
+class RowArrays(NamedTuple, Generic[Leaf]):
     """What is known of each row of a batch, int32: segments (batch, queries) and (batch, keys).
 
     Without segments of queries the keys of segment 0 are hidden. ``lengths`` (batch, 1) counts the
-    keys that are there; ``seeds`` (batch, 3) are :meth:`hfseq.nn.random.Drawn.seeds`. ``bias`` (1
+    keys that are there; ``seeds`` (batch, 3) are :meth:`hfseq.nn.random.LazyBits.seeds`. ``bias`` (1
     or batch, heads, queries, keys), of any type, is added to the scores and has a gradient.
     """
 
@@ -101,14 +101,22 @@ class Rows(NamedTuple, Generic[Leaf]):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attention(
-    form: Form, query: jax.Array, key: jax.Array, value: jax.Array, rows: Rows[jax.Array]
+    form: AttentionForm,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    rows: RowArrays[jax.Array],
 ) -> jax.Array:
     """Attend on one device; see :func:`hfseq.nn.kernels.flash.flash_attention`."""
     return _forward(form, query, key, value, rows)[0]
 
 
 def _forward(
-    form: Form, query: jax.Array, key: jax.Array, value: jax.Array, rows: Rows[jax.Array]
+    form: AttentionForm,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    rows: RowArrays[jax.Array],
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     tiles = _Tiles.of(form, "forward", query, key, rows)
     specs = tiles.specs("queries")
@@ -124,7 +132,7 @@ def _forward(
     return out, (query, key, value, rows, out, log_sum)
 
 
-def _backward(form: Form, kept: tuple[Any, ...], change: jax.Array) -> tuple[Any, ...]:
+def _backward(form: AttentionForm, kept: tuple[Any, ...], change: jax.Array) -> tuple[Any, ...]:
     query, key, value, rows, out, log_sum = kept
     # What a change of all weights of a query by one factor would do, which softmax takes back.
     common = (out.astype(jnp.float32) * change.astype(jnp.float32)).sum(-1).swapaxes(1, 2)
@@ -152,10 +160,12 @@ def _backward(form: Form, kept: tuple[Any, ...], change: jax.Array) -> tuple[Any
         [specs.key, specs.key],
         [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (key, value)],
     )
-    return d_query, d_key, d_value, Rows(bias=_bias_gradient(form, arrays, rows))
+    return d_query, d_key, d_value, RowArrays(bias=_bias_gradient(form, arrays, rows))
 
 
-def _bias_gradient(form: Form, arrays: list[jax.Array], rows: Rows[jax.Array]) -> jax.Array | None:
+def _bias_gradient(
+    form: AttentionForm, arrays: list[jax.Array], rows: RowArrays[jax.Array]
+) -> jax.Array | None:
     """Return the gradient of the bias, if there is one, summed over the rows that share it."""
     if rows.bias is None:
         return None
@@ -178,7 +188,7 @@ def _bias_gradient(form: Form, arrays: list[jax.Array], rows: Rows[jax.Array]) -
     )
     number = pl.BlockSpec((shared, None, block_q), lambda i, j, n: (row(n), head(n), i))
     bias = pl.BlockSpec((None, None, block_q, block_k), lambda i, j, n: (row(n), head(n), i, j))
-    known = Rows(
+    known = RowArrays(
         queries=pl.BlockSpec((shared, block_q), lambda i, j, n: (row(n), i)),
         keys=pl.BlockSpec((shared, block_k), lambda i, j, n: (row(n), j)),
         lengths=pl.BlockSpec((shared, 1), lambda i, j, n: (row(n), 0)),
@@ -201,10 +211,10 @@ def _bias_gradient(form: Form, arrays: list[jax.Array], rows: Rows[jax.Array]) -
     return out
 
 
-def _present(specs: Rows[pl.BlockSpec], rows: Rows[jax.Array]) -> Rows[pl.BlockSpec]:
+def _present(specs: RowArrays[pl.BlockSpec], rows: RowArrays[jax.Array]) -> RowArrays[pl.BlockSpec]:
     """Return the specs of what is there."""
     pairs = zip(specs, rows, strict=True)
-    return Rows(*(None if leaf is None else spec for spec, leaf in pairs))
+    return RowArrays(*(None if leaf is None else spec for spec, leaf in pairs))
 
 
 attention.defvjp(_forward, _backward)
@@ -220,14 +230,14 @@ class _Specs(NamedTuple):
     query: pl.BlockSpec
     key: pl.BlockSpec
     number: pl.BlockSpec
-    rows: Rows[pl.BlockSpec]
+    rows: RowArrays[pl.BlockSpec]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tiles:
     """How one kernel cuts an attention: sizes of the arrays, of the tiles, and of the programs."""
 
-    form: Form
+    form: AttentionForm
     batch: int
     queries: int
     keys: int
@@ -242,7 +252,12 @@ class _Tiles:
 
     @classmethod
     def of(
-        cls, form: Form, kernel: str, query: jax.Array, key: jax.Array, rows: Rows[jax.Array]
+        cls,
+        form: AttentionForm,
+        kernel: str,
+        query: jax.Array,
+        key: jax.Array,
+        rows: RowArrays[jax.Array],
     ) -> _Tiles:
         """Choose the tiles of a kernel: "forward", or whose gradients it makes."""
         batch, queries, heads, head_dim = query.shape
@@ -293,7 +308,7 @@ class _Tiles:
         kernel: Any,
         over: str,
         in_specs: list[pl.BlockSpec],
-        rows: Rows[jax.Array],
+        rows: RowArrays[jax.Array],
         arrays: list[jax.Array],
         out_specs: list[pl.BlockSpec],
         out: list[jax.ShapeDtypeStruct],
@@ -323,7 +338,7 @@ class _Tiles:
         ``biases`` is how many rows of the batch have a bias of their own, or 1.
         """
         block_q, block_k, group = self.block_q, self.block_k, self.group
-        row: Rows[pl.BlockSpec] = Rows(
+        row: RowArrays[pl.BlockSpec] = RowArrays(
             lengths=pl.BlockSpec((None, 1), lambda i, h, b: (b, 0)),
             seeds=pl.BlockSpec((None, 3), lambda i, h, b: (b, 0)),
         )
@@ -360,7 +375,7 @@ class _Tiles:
             ),
         )
 
-    def spans(self, rows: Rows[jax.Array], over: str) -> jax.Array:
+    def spans(self, rows: RowArrays[jax.Array], over: str) -> jax.Array:
         """Return the first and the last + 1 inner block of each block of ``over``.
 
         int32 (batch, blocks, 2). Tiles outside of them are empty; some inside may be too.
@@ -438,7 +453,7 @@ class _Tiles:
         scores: jax.Array,
         query_at: jax.Array,
         key_at: jax.Array,
-        rows: Rows[Any],
+        rows: RowArrays[Any],
         query: Any,
         key: Any,
     ) -> jax.Array:
@@ -465,7 +480,7 @@ class _Tiles:
         return scores
 
     def keep(
-        self, rows: Rows[Any], head: jax.Array, query_at: jax.Array, key_at: jax.Array
+        self, rows: RowArrays[Any], head: jax.Array, query_at: jax.Array, key_at: jax.Array
     ) -> jax.Array | bool:
         """Return which weights of a tile are not dropped."""
         if rows.seeds is None:
@@ -504,7 +519,7 @@ def _forward_kernel(
     key_ref: Any,
     value_ref: Any,
     span: Any,
-    rows: Rows[Any],
+    rows: RowArrays[Any],
     out_ref: Any,
     log_sum_ref: Any,
 ) -> None:
@@ -559,7 +574,7 @@ def _query_kernel(
     log_sum_ref: Any,
     common_ref: Any,
     span: Any,
-    rows: Rows[Any],
+    rows: RowArrays[Any],
     out_ref: Any,
 ) -> None:
     """Make the gradient of a block of queries."""
@@ -600,7 +615,7 @@ def _key_kernel(
     log_sum_ref: Any,
     common_ref: Any,
     span: Any,
-    rows: Rows[Any],
+    rows: RowArrays[Any],
     key_out: Any,
     value_out: Any,
 ) -> None:
@@ -653,7 +668,7 @@ def _bias_kernel(
     change_ref: Any,
     log_sum_ref: Any,
     common_ref: Any,
-    rows: Rows[Any],
+    rows: RowArrays[Any],
     out_ref: Any,
 ) -> None:
     """Make the gradient of a tile of the bias, summed over the ``shared`` rows it is added to."""

@@ -9,20 +9,20 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from hfseq.nn.choice import Facts
-from hfseq.nn.random import Drawn
-from hfseq.nn.sharding import BATCH, SEQUENCE, TENSOR
-from hfseq.nn.visible import HIDDEN, Visible
+from hfseq.nn.dispatch import AttentionSpec
+from hfseq.nn.random import LazyBits
+from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR
+from hfseq.nn.visible import HIDDEN_SEGMENT, Visibility
 
 #: Lengths are filled up to multiples of it, in segments that nothing else is in.
 LANES = 128
-FILL = HIDDEN - 1
+PADDING_SEGMENT = HIDDEN_SEGMENT - 1
 #: Keys and queries of a block; the largest that divides both lengths is the fastest. One of 2048
 #: does not fit into a TPU v5e.
-BLOCKS = (1024, 512, 256, 128)
+BLOCK_SIZES = (1024, 512, 256, 128)
 
 
-def refuses(facts: Facts) -> str | None:
+def unsupported_reason(facts: AttentionSpec) -> str | None:
     """Return why splash attention cannot serve, or None."""
     if facts.platform != "tpu":
         return "it runs on TPUs only"
@@ -38,9 +38,9 @@ def refuses(facts: Facts) -> str | None:
         return "which queries see nothing cannot be told without all scores"
     if facts.lengths and facts.segments in ("same", "both") and (facts.causal or facts.window):
         return "which queries see nothing cannot be told without all scores"
-    if facts.ways(SEQUENCE) > 1:
+    if facts.num_shards(SEQUENCE) > 1:
         return "the mesh cuts sequences"
-    if facts.batch % facts.ways(*BATCH) or facts.heads % facts.ways(TENSOR):
+    if facts.batch % facts.num_shards(*BATCH_AXES) or facts.heads % facts.num_shards(TENSOR):
         return "the mesh does not divide the rows or the heads"
     return None
 
@@ -49,12 +49,12 @@ def splash_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: Visible,
+    visible: Visibility,
     *,
     bias: jax.Array | None = None,
     scale: float,
     rate: float = 0.0,
-    drawn: Drawn | None = None,
+    drawn: LazyBits | None = None,
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
@@ -80,7 +80,7 @@ def splash_attention(
     if segments is not None:
         ends = (width - queries, depth - keys)
         filled = (
-            jnp.pad(x, ((0, 0), (0, more)), constant_values=FILL)
+            jnp.pad(x, ((0, 0), (0, more)), constant_values=PADDING_SEGMENT)
             for x, more in zip(segments, ends, strict=True)
         )
         ids = kernels.SegmentIds(*filled)
@@ -95,7 +95,7 @@ def splash_attention(
 
     if mesh is None or mesh.size == 1:
         return local(query, key, value, ids)
-    rows = tuple(axis for axis in BATCH if axis in mesh.axis_names) or None
+    rows = tuple(axis for axis in BATCH_AXES if axis in mesh.axis_names) or None
     split = PartitionSpec(rows, None, TENSOR if TENSOR in mesh.axis_names else None)
     specs = (split, split, split, PartitionSpec(rows))
     run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
@@ -107,7 +107,7 @@ def _whole(rows: int, length: int) -> jax.Array:
 
 
 def _segments(
-    visible: Visible, rows: int, queries: int, keys: int
+    visible: Visibility, rows: int, queries: int, keys: int
 ) -> tuple[jax.Array, jax.Array] | None:
     """Return segments of queries and keys that say all but ``causal`` and ``window``."""
     own, other = visible.query_segments, visible.key_segments
@@ -120,7 +120,7 @@ def _segments(
     else:
         return None
     if visible.key_lengths is not None:
-        other = jnp.where(jnp.arange(keys) < visible.key_lengths[:, None], other, HIDDEN)
+        other = jnp.where(jnp.arange(keys) < visible.key_lengths[:, None], other, HIDDEN_SEGMENT)
     return own.astype(jnp.int32), other.astype(jnp.int32)
 
 
@@ -143,7 +143,7 @@ def _kernel(
         mask: Any = masks.LocalMask(shape, sides, offset)
     else:
         mask = masks.CausalMask(shape, offset) if causal else masks.FullMask(shape)
-    block = next(size for size in BLOCKS if queries % size == keys % size == 0)
+    block = next(size for size in BLOCK_SIZES if queries % size == keys % size == 0)
     with jax.ensure_compile_time_eval():
         return _kernels().make_splash_mha(
             masks.MultiHeadMask([mask] * heads),

@@ -16,7 +16,7 @@ from hfseq import nn
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import outputs as out
 from hfseq_plugins.bert import modeling as bert
-from hfseq_plugins.bert.encoder import BarePooler, Embeddings, SelfAttention, dense
+from hfseq_plugins.bert.encoder import Embeddings, FlatPooler, SelfAttention, dense
 
 
 class Attention(SelfAttention):
@@ -80,7 +80,7 @@ class AlbertModule(nnx.Module):
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         self.embeddings, self.encoder = Embeddings(config, rngs), Encoder(config, rngs)
-        self.pooler = BarePooler(config, rngs) if add_pooling_layer else nnx.data(None)
+        self.pooler = FlatPooler(config, rngs) if add_pooling_layer else nnx.data(None)
 
     def __call__(
         self,
@@ -125,15 +125,15 @@ class Predictions(bert.VocabularyHead):
         self.LayerNorm = nn.LayerNorm(config.embedding_size, config.layer_norm_eps)
         self.act = nn.activation(config.hidden_act)
 
-    def transformed(self, x: jax.Array) -> jax.Array:
+    def transform_states(self, x: jax.Array) -> jax.Array:
         """Map hidden states to what the vocabulary is multiplied with."""
         return self.LayerNorm(self.act(self.dense(x)))
 
 
-class WithAlbert:
+class AlbertMixin:
     """ALBERT's encoder, and its head over the vocabulary, under their checkpoint names."""
 
-    prefix, module, classifier_rate = "albert", AlbertModule, "classifier_dropout_prob"
+    prefix, module, classifier_dropout_field = "albert", AlbertModule, "classifier_dropout_prob"
 
     def add_head(self, config: AlbertConfig, rngs: nnx.Rngs) -> None:
         """Make the head over the vocabulary."""
@@ -145,7 +145,7 @@ class WithAlbert:
         return self.predictions
 
 
-class MaskedLM(WithAlbert, bert.MaskedLM):
+class MaskedLM(AlbertMixin, bert.MaskedLM):
     """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
 
@@ -156,10 +156,10 @@ class SentenceOrder(nnx.Module):
         self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)
 
 
-class PreTraining(WithAlbert, bert.LanguageModel):
+class PreTraining(AlbertMixin, bert.LanguageModel):
     """Masked language modelling and the order of sentences together."""
 
-    pooled = True
+    use_pooler = True
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -176,19 +176,19 @@ class PreTraining(WithAlbert, bert.LanguageModel):
         )
 
 
-class SequenceClassification(WithAlbert, bert.SequenceClassification):
+class SequenceClassification(AlbertMixin, bert.SequenceClassification):
     """A label (or a number) for the whole sequence."""
 
 
-class MultipleChoice(WithAlbert, bert.MultipleChoice):
+class MultipleChoice(AlbertMixin, bert.MultipleChoice):
     """One of several continuations."""
 
 
-class TokenClassification(WithAlbert, bert.TokenClassification):
+class TokenClassification(AlbertMixin, bert.TokenClassification):
     """A label for every token."""
 
 
-class QuestionAnswering(WithAlbert, bert.QuestionAnswering):
+class QuestionAnswering(AlbertMixin, bert.QuestionAnswering):
     """The first and the last token of the answer."""
 
 

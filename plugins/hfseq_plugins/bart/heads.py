@@ -14,7 +14,7 @@ from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
-from hfseq_plugins.bart.layers import Decoder, Encoder, dense, token_table
+from hfseq_plugins.bart.layers import Decoder, Encoder, dense, token_embedding
 
 if TYPE_CHECKING:
     from transformers import BartConfig
@@ -27,22 +27,22 @@ class BartModule(nnx.Module):
     in PyTorch, which keeps ``shared`` though nothing reads it.
     """
 
-    sides: ClassVar[tuple[type[Encoder], type[Decoder]]] = (Encoder, Decoder)
+    stack_classes: ClassVar[tuple[type[Encoder], type[Decoder]]] = (Encoder, Decoder)
 
     def __init__(self, config: BartConfig, rngs: nnx.Rngs):
-        self.shared = token_table(config, rngs)
-        self.add_sides(config, rngs, own_tables=not config.tie_word_embeddings)
+        self.shared = token_embedding(config, rngs)
+        self.add_stacks(config, rngs, separate_embeddings=not config.tie_word_embeddings)
 
-    def add_sides(
-        self, config: BartConfig, rngs: nnx.Rngs, own_tables: bool, **target: Any
+    def add_stacks(
+        self, config: BartConfig, rngs: nnx.Rngs, separate_embeddings: bool, **target: Any
     ) -> None:
         """Make encoder and decoder, which have their ``own_tables`` of tokens or share one."""
-        encoder, decoder = self.sides
-        self.encoder = encoder(config, rngs, own_tables)
-        self.decoder = decoder(config, rngs, own_tables, **target)
+        encoder, decoder = self.stack_classes
+        self.encoder = encoder(config, rngs, separate_embeddings)
+        self.decoder = decoder(config, rngs, separate_embeddings, **target)
 
     @property
-    def target_table(self) -> nn.Embed:
+    def decoder_embedding(self) -> nn.Embed:
         """The table that the decoder reads, and a tied head multiplies with."""
         return self.shared if self.decoder.embed_tokens is None else self.decoder.embed_tokens
 
@@ -128,10 +128,12 @@ class BartModule(nnx.Module):
             decoder_segment_ids,
             **flags,
         )
-        return both_sides(decoded, encoded)
+        return seq2seq_output(decoded, encoded)
 
 
-def both_sides(decoded: out.FlaxModelOutput, encoded: out.FlaxModelOutput) -> out.FlaxModelOutput:
+def seq2seq_output(
+    decoded: out.FlaxModelOutput, encoded: out.FlaxModelOutput
+) -> out.FlaxModelOutput:
     """Put what decoder and encoder return into one output."""
     return out.FlaxSeq2SeqModelOutput(
         last_hidden_state=decoded.last_hidden_state,
@@ -144,7 +146,7 @@ def both_sides(decoded: out.FlaxModelOutput, encoded: out.FlaxModelOutput) -> ou
     )
 
 
-def headed(
+def head_output(
     kind: type[out.FlaxModelOutput], output: out.FlaxModelOutput, **first: jax.Array
 ) -> out.FlaxModelOutput:
     """Put a head's results in the place of the last hidden state."""
@@ -152,7 +154,7 @@ def headed(
     return kind(**first, **rest)
 
 
-class Headed(nnx.Module):
+class ModelWithHead(nnx.Module):
     """An encoder-decoder under its checkpoint name, with room for a head beside it."""
 
     module: ClassVar[type[BartModule]] = BartModule
@@ -177,7 +179,7 @@ def untied_head(config: BartConfig, rngs: nnx.Rngs, size: int | None = None) -> 
     return nn.Linear(config.d_model, size or config.vocab_size, init, rngs, use_bias=False)
 
 
-class ConditionalGeneration(Headed):
+class ConditionalGeneration(ModelWithHead):
     """The next target token; ``final_logits_bias`` is added, never trained (PyTorch's buffer)."""
 
     make_head: ClassVar[Callable[..., Any]] = staticmethod(untied_head)
@@ -195,7 +197,7 @@ class ConditionalGeneration(Headed):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Map hidden states to logits over the vocabulary."""
-        head = self.model.target_table.attend if self.lm_head is None else self.lm_head
+        head = self.model.decoder_embedding.attend if self.lm_head is None else self.lm_head
         return nn.add_bias(head(x), self.logits_bias()[0])
 
     def logits_bias(self) -> jax.Array:
@@ -206,11 +208,13 @@ class ConditionalGeneration(Headed):
         """Run the decoder and the head."""
         decoded = self.model.decode(*args, **kwargs)
         logits = self.logits(decoded.last_hidden_state)
-        return headed(out.FlaxCausalLMOutputWithCrossAttentions, decoded, logits=logits)
+        return head_output(out.FlaxCausalLMOutputWithCrossAttentions, decoded, logits=logits)
 
     def __call__(self, *args: Any, **kwargs: Any):
         output = self.model(*args, **kwargs)
-        return headed(out.FlaxSeq2SeqLMOutput, output, logits=self.logits(output.last_hidden_state))
+        return head_output(
+            out.FlaxSeq2SeqLMOutput, output, logits=self.logits(output.last_hidden_state)
+        )
 
 
 class ClassificationHead(nnx.Module):
@@ -226,7 +230,7 @@ class ClassificationHead(nnx.Module):
         return self.out_proj(self.dropout(x, rngs))
 
 
-def last_end(input_ids: jax.Array, eos_token_id: int | tuple[int, ...]) -> jax.Array:
+def last_eos_index(input_ids: jax.Array, eos_token_id: int | tuple[int, ...]) -> jax.Array:
     """Return where each row's last ``<eos>`` stands; rows must have equally many, and one at least.
 
     The rows are only checked where their values are known, not under ``jax.jit``.
@@ -247,7 +251,7 @@ def last_end(input_ids: jax.Array, eos_token_id: int | tuple[int, ...]) -> jax.A
     return input_ids.shape[1] - 1 - jnp.argmax(ends[:, ::-1], axis=1)
 
 
-class SequenceClassification(Headed):
+class SequenceClassification(ModelWithHead):
     """A label (or a number) for the whole sequence, read where the decoder sees its last <eos>."""
 
     def __init__(self, config: BartConfig, rngs: nnx.Rngs):
@@ -269,13 +273,13 @@ class SequenceClassification(Headed):
                 f"decoder_input_ids have {x.shape[1]} tokens a row, input_ids {input_ids.shape[1]}:"
                 " the label is read where input_ids end, so both must have one length"
             )
-        place = last_end(input_ids, self.eos_token_id)
+        place = last_eos_index(input_ids, self.eos_token_id)
         pooled = jnp.take_along_axis(x, place[:, None, None], axis=1)[:, 0]
         logits = self.classification_head(pooled, rngs)
-        return headed(out.FlaxSeq2SeqSequenceClassifierOutput, output, logits=logits)
+        return head_output(out.FlaxSeq2SeqSequenceClassifierOutput, output, logits=logits)
 
 
-class QuestionAnswering(Headed):
+class QuestionAnswering(ModelWithHead):
     """The first and the last token of the answer."""
 
     def __init__(self, config: BartConfig, rngs: nnx.Rngs):
@@ -285,7 +289,7 @@ class QuestionAnswering(Headed):
     def __call__(self, *args: Any, **kwargs: Any):
         output = self.model(*args, **kwargs)
         logits = self.qa_outputs(output.last_hidden_state)
-        return headed(
+        return head_output(
             out.FlaxSeq2SeqQuestionAnsweringModelOutput,
             output,
             start_logits=logits[..., 0],
@@ -293,18 +297,18 @@ class QuestionAnswering(Headed):
         )
 
 
-class DecoderAlone(nnx.Module):
+class DecoderOnly(nnx.Module):
     """The decoder under the name it has in a whole model."""
 
     def __init__(self, config: BartConfig, rngs: nnx.Rngs):
-        self.decoder = Decoder(config, rngs, own_table=True)
+        self.decoder = Decoder(config, rngs, own_token_embedding=True)
 
 
 class CausalLM(nnx.Module):
     """The decoder alone with a head; it attends to ``encoder_hidden_states`` if they are given."""
 
     def __init__(self, config: BartConfig, rngs: nnx.Rngs):
-        self.model = DecoderAlone(config, rngs)
+        self.model = DecoderOnly(config, rngs)
         self.lm_head = untied_head(config, rngs)
 
     def __call__(
@@ -334,4 +338,4 @@ class CausalLM(nnx.Module):
         )
         head = self.model.decoder.embed_tokens.attend if self.lm_head is None else self.lm_head
         logits = head(output.last_hidden_state)
-        return headed(out.FlaxCausalLMOutputWithCrossAttentions, output, logits=logits)
+        return head_output(out.FlaxCausalLMOutputWithCrossAttentions, output, logits=logits)

@@ -33,7 +33,7 @@ def dense(config: BartConfig, features_in: int, features_out: int, rngs: nnx.Rng
     return nn.Linear(features_in, features_out, nn.normal(config.init_std), rngs)
 
 
-def token_table(config: BartConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
+def token_embedding(config: BartConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
     """Vectors of the vocabulary, or of one of another ``size``."""
     size = config.vocab_size if size is None else size
     return nn.Embed(size, config.d_model, nn.normal(config.init_std), rngs)
@@ -105,7 +105,7 @@ class Attention(nn.CachedAttention):
         causal = self.causal
         if causal:
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
-        mixed, weights = self.mix(
+        mixed, weights = self.compute_attention(
             heads(self.q_proj, x),
             key,
             value,
@@ -118,7 +118,7 @@ class Attention(nn.CachedAttention):
         )
         return self.out_proj(mixed.reshape(*x.shape[:2], -1)), weights
 
-    def mix(self, query, key, value, **options):
+    def compute_attention(self, query, key, value, **options):
         """Mix the values: (batch, queries, heads, head_dim) and, if asked for, the weights."""
         return nn.attend(query, key, value, **options)
 
@@ -142,7 +142,7 @@ class Layer(nnx.Module):
         )
         self.layerdrop = LayerDrop(layerdrop)
 
-    def around(
+    def residual_block(
         self, norm: nn.LayerNorm, block: Callable[[jax.Array], Any], x: jax.Array, rngs: Keys | None
     ) -> tuple[jax.Array, Any]:
         """Run ``block`` with dropout and residual, the norm after it or before it."""
@@ -158,7 +158,7 @@ class Layer(nnx.Module):
             read = y if source is None else source
             return attention(y, read, mask, rngs, return_weights, **own)
 
-        return self.around(norm, block, x, rngs)
+        return self.residual_block(norm, block, x, rngs)
 
     def feed_forward(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
         """Run the two dense layers."""
@@ -166,7 +166,7 @@ class Layer(nnx.Module):
         def block(y: jax.Array) -> tuple[jax.Array, None]:
             return self.fc2(self.act_dropout(self.act(self.fc1(y)), rngs)), None
 
-        return self.around(self.final_layer_norm, block, x, rngs)[0]
+        return self.residual_block(self.final_layer_norm, block, x, rngs)[0]
 
 
 class EncoderLayer(Layer):
@@ -185,21 +185,21 @@ class DecoderLayer(Layer):
     """Causal self-attention, attention to the encoder's output (if there is one), feed-forward."""
 
     def __init__(self, config: BartConfig, rngs: nnx.Rngs):
-        heads, inner, layerdrop = self.sizes(config)
+        heads, inner, layerdrop = self.layer_sizes(config)
         super().__init__(config, inner, layerdrop, rngs)
         self.self_attn = self.attention(config, heads, rngs, causal=True)
-        crossed = self.crossed(config)
+        crossed = self.has_cross_attention(config)
         across = self.attention(config, heads, rngs, cross=True) if crossed else nnx.data(None)
         norm = nn.LayerNorm(config.d_model, EPSILON) if crossed else nnx.data(None)
         self.encoder_attn, self.encoder_attn_layer_norm = across, norm
 
     @staticmethod
-    def sizes(config: BartConfig) -> tuple[int, int, float]:
+    def layer_sizes(config: BartConfig) -> tuple[int, int, float]:
         """Return the heads, the width of the feed-forward block, and how often it is skipped."""
         return config.decoder_attention_heads, config.decoder_ffn_dim, config.decoder_layerdrop
 
     @staticmethod
-    def crossed(config: BartConfig) -> bool:
+    def has_cross_attention(config: BartConfig) -> bool:
         """Tell whether there is attention to an encoder's output."""
         return True
 
@@ -213,14 +213,14 @@ class DecoderLayer(Layer):
         return self.layerdrop(self.feed_forward(y, rngs), x, rngs), (weights, crossed)
 
 
-class Side(nnx.Module):
+class Stack(nnx.Module):
     """What encoder and decoder share: embeddings, a stack of layers, norms before and after it."""
 
     layer: ClassVar[type[Layer]]
     positions: ClassVar[Callable[..., Any]] = LearnedPositions
-    token_table: ClassVar[Callable[..., nn.Embed]] = staticmethod(token_table)
+    token_embedding: ClassVar[Callable[..., nn.Embed]] = staticmethod(token_embedding)
     embedding_norm: bool = True
-    places_first: bool = True
+    norm_after_positions: bool = True
     norm_first: bool = False
 
     def __init__(
@@ -228,10 +228,10 @@ class Side(nnx.Module):
         config: BartConfig,
         depth: int,
         rngs: nnx.Rngs,
-        own_table: bool,
+        own_token_embedding: bool,
         size: int | None = None,
     ):
-        own = self.token_table(config, rngs, size) if own_table else nnx.data(None)
+        own = self.token_embedding(config, rngs, size) if own_token_embedding else nnx.data(None)
         self.embed_tokens = own
         self.embed_positions = self.positions(config, rngs)
         self.layers = nn.Layers([self.layer(config, rngs) for _ in range(depth)])
@@ -263,17 +263,17 @@ class Side(nnx.Module):
         if norm is None:
             x = x + places
         else:
-            x = norm(x + places) if self.places_first else norm(x) + places
+            x = norm(x + places) if self.norm_after_positions else norm(x) + places
         return self.dropout(x, rngs)
 
 
-class Encoder(Side):
+class Encoder(Stack):
     """The encoder."""
 
     layer = EncoderLayer
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs, own_table: bool):
-        super().__init__(config, config.encoder_layers, rngs, own_table)
+    def __init__(self, config: BartConfig, rngs: nnx.Rngs, own_token_embedding: bool):
+        super().__init__(config, config.encoder_layers, rngs, own_token_embedding)
 
     def __call__(
         self,
@@ -301,7 +301,7 @@ class Encoder(Side):
         )
 
 
-class Decoder(Side):
+class Decoder(Stack):
     """The decoder."""
 
     layer = DecoderLayer
@@ -310,12 +310,12 @@ class Decoder(Side):
         self,
         config: BartConfig,
         rngs: nnx.Rngs,
-        own_table: bool,
+        own_token_embedding: bool,
         size: int | None = None,
         depth: int | None = None,
     ):
         depth = config.decoder_layers if depth is None else depth
-        super().__init__(config, depth, rngs, own_table, size)
+        super().__init__(config, depth, rngs, own_token_embedding, size)
 
     def __call__(
         self,

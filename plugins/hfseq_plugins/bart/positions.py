@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hfseq.modeling import Tensor
 
 # What a checkpoint may hold of them, in PyTorch's names and in ours.
-TABLES = r"(encoder|decoder)\.embed_positions\.(weight|embedding)$"
+POSITION_TABLES = r"(encoder|decoder)\.embed_positions\.(weight|embedding)$"
 
 
 @functools.lru_cache(maxsize=8)
@@ -52,7 +52,7 @@ class SinusoidalPositions(nnx.Module):
         return vectors.astype(self.compute_dtype or jnp.float32)
 
 
-class PositionTable(nn.Embed):
+class UnshiftedPositions(nn.Embed):
     """Places with a parameter each, numbered from the first row."""
 
     def __init__(self, config: BartConfig, rngs: nnx.Rngs):
@@ -60,7 +60,7 @@ class PositionTable(nn.Embed):
         super().__init__(*size, nn.normal(config.init_std), rngs)
 
 
-class FrozenPositions(PositionTable):
+class FrozenPositions(UnshiftedPositions):
     """Places that a checkpoint holds, never trained: PyTorch's table has no gradient either."""
 
     def __call__(self, ids: jax.Array) -> jax.Array:
@@ -74,13 +74,13 @@ def fixed_positions(config: BartConfig, rngs: nnx.Rngs) -> nnx.Module:
     return (SinusoidalPositions if computed else FrozenPositions)(config, rngs)
 
 
-def unlike_sinusoids(tensors: Mapping[str, Tensor]) -> bool:
+def has_custom_positions(tensors: Mapping[str, Tensor]) -> bool:
     """Tell whether a checkpoint holds tables of places that are not the computed ones."""
-    tables = [tensor for name, tensor in tensors.items() if re.search(TABLES, name)]
-    return not all(same_table(tensor) for tensor in tables if len(tensor.shape) == 2)
+    tables = [tensor for name, tensor in tensors.items() if re.search(POSITION_TABLES, name)]
+    return not all(is_sinusoidal(tensor) for tensor in tables if len(tensor.shape) == 2)
 
 
-def same_table(tensor: Tensor) -> bool:
+def is_sinusoidal(tensor: Tensor) -> bool:
     """Tell whether a tensor of a file holds :func:`sinusoids`, up to the rounding of its type."""
     given = np.asarray(tensor.read(...))
     allowed = 1e-6 if given.dtype.itemsize >= 4 else float(jnp.finfo(given.dtype).eps)

@@ -56,12 +56,12 @@ class RelativePositionBias(nnx.Module):
             height, breadth = (2 * patches - 1 for patches in self.grid)
             known = table[:-3].reshape(height, breadth, -1)
             wanted = (2 * grid[0] - 1, 2 * grid[1] - 1)
-            known = nn.stretched(known, wanted, "linear").reshape(-1, table.shape[-1])
+            known = nn.resize_grid(known, wanted, "linear").reshape(-1, table.shape[-1])
             table = jnp.concatenate([known, table[-3:]])
-        return table[distances(grid)].transpose(2, 0, 1)[None]
+        return table[relative_position_index(grid)].transpose(2, 0, 1)[None]
 
 
-def distances(grid: Grid) -> np.ndarray:
+def relative_position_index(grid: Grid) -> np.ndarray:
     """Return the row of the table for each pair of places; the last three are of the first place.
 
     They are of what it sees, of what sees it, and of itself.
@@ -270,7 +270,7 @@ class FlaxBeitPreTrainedModel(FlaxVisionPreTrainedModel):
 
     config_class = BeitConfig
     base_model_prefix = "beit"
-    any_picture_size = True
+    any_image_size = True
     # Old files number the rows of the table for each pair of places.
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"relative_position_index$")
     # The names that PyTorch's classes have in memory since Transformers 5, not in files.

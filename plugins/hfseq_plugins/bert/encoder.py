@@ -32,7 +32,7 @@ def embedding_size(config: BertConfig) -> int:
 class Embeddings(nnx.Module):
     """Word, position and token-type vectors, summed and (unless a sibling says so) normalised."""
 
-    normalised: ClassVar[bool] = True
+    use_layer_norm: ClassVar[bool] = True
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         def table(size: int) -> nn.Embed:
@@ -44,7 +44,7 @@ class Embeddings(nnx.Module):
         self.position_embeddings = table(config.max_position_embeddings)
         self.token_type_embeddings = table(config.type_vocab_size)
         norm = nn.LayerNorm(width, config.layer_norm_eps)
-        self.LayerNorm = norm if self.normalised else nnx.data(None)
+        self.LayerNorm = norm if self.use_layer_norm else nnx.data(None)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def __call__(self, ids: jax.Array, types: jax.Array, positions: jax.Array, rngs: Keys | None):
@@ -109,10 +109,10 @@ class Output(nnx.Module):
 class Attention(nnx.Module):
     """Attention and its output projection."""
 
-    kinds: ClassVar[tuple[Any, ...]] = (SelfAttention, Output)
+    submodule_classes: ClassVar[tuple[Any, ...]] = (SelfAttention, Output)
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs, cross: bool = False):
-        mixing, output = self.kinds
+        mixing, output = self.submodule_classes
         self.self = mixing(config, rngs, cross)
         self.output = output(config, config.hidden_size, rngs)
 
@@ -137,10 +137,10 @@ class Intermediate(nnx.Module):
 class Layer(nnx.Module):
     """Self-attention, cross-attention where the configuration asks for it, feed-forward."""
 
-    kinds: ClassVar[tuple[Any, ...]] = (Attention, Intermediate, Output)
+    submodule_classes: ClassVar[tuple[Any, ...]] = (Attention, Intermediate, Output)
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
-        attention, intermediate, output = self.kinds
+        attention, intermediate, output = self.submodule_classes
         self.attention = attention(config, rngs)
         crossed = getattr(config, "add_cross_attention", False)
         self.crossattention = attention(config, rngs, cross=True) if crossed else nnx.data(None)
@@ -166,12 +166,14 @@ class Layer(nnx.Module):
 class Encoder(nnx.Module):
     """The stack of layers."""
 
-    kind: ClassVar[Any] = Layer
+    layer_class: ClassVar[Any] = Layer
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
-        self.layer = nn.Layers([self.kind(config, rngs) for _ in range(config.num_hidden_layers)])
+        self.layer = nn.Layers(
+            [self.layer_class(config, rngs) for _ in range(config.num_hidden_layers)]
+        )
 
-    def finish(self, x: jax.Array) -> jax.Array:
+    def apply_final_norm(self, x: jax.Array) -> jax.Array:
         """Return the last hidden state for the output of the last layer: the same here."""
         return x
 
@@ -186,7 +188,7 @@ class Pooler(nnx.Module):
         return jnp.tanh(self.dense(x[:, 0]))
 
 
-class BarePooler(nn.Linear):
+class FlatPooler(nn.Linear):
     """The same without a level of its own in the checkpoint."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
@@ -200,10 +202,10 @@ class BarePooler(nn.Linear):
 class BertModule(nnx.Module):
     """The encoder (or decoder) without a head."""
 
-    kinds: ClassVar[tuple[Any, ...]] = (Embeddings, Encoder)
+    submodule_classes: ClassVar[tuple[Any, ...]] = (Embeddings, Encoder)
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
-        embeddings, encoder = self.kinds
+        embeddings, encoder = self.submodule_classes
         self.embeddings = embeddings(config, rngs)
         width = embedding_size(config)
         self.embeddings_project = (
@@ -220,7 +222,7 @@ class BertModule(nnx.Module):
             return nn.positions_in_segments(segment_ids)
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
 
-    def finish(self, x: jax.Array) -> jax.Array:
+    def apply_final_norm(self, x: jax.Array) -> jax.Array:
         """Return the last hidden state for the output of the last layer."""
         return self.encoder.finish(x)
 
@@ -254,7 +256,7 @@ class BertModule(nnx.Module):
             return_weights=output_attentions,
             per_layer=None if head_mask is None else {"head_mask": head_mask},
         )
-        x = self.finish(x)
+        x = self.apply_final_norm(x)
         crossed = output_attentions and encoder_hidden_states is not None
         return out.FlaxBaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=x,

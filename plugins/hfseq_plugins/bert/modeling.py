@@ -21,18 +21,18 @@ from hfseq.nn import outputs as out
 from hfseq_plugins.bert.encoder import BertModule, dense, embedding_size
 
 
-class Headed(nnx.Module):
+class ModelWithHead(nnx.Module):
     """An encoder under its checkpoint name (``prefix``), with room for a head beside it."""
 
     prefix: ClassVar[str] = "bert"
     module: ClassVar[type[nnx.Module]] = BertModule
-    pooled: ClassVar[bool] = False
+    use_pooler: ClassVar[bool] = False
     #: The configuration's name for the rate of dropout before a classifier.
-    classifier_rate: ClassVar[str] = "classifier_dropout"
+    classifier_dropout_field: ClassVar[str] = "classifier_dropout"
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
-        setattr(self, self.prefix, self.module(config, rngs, add_pooling_layer=self.pooled))
-        rate = getattr(config, self.classifier_rate, None)
+        setattr(self, self.prefix, self.module(config, rngs, add_pooling_layer=self.use_pooler))
+        rate = getattr(config, self.classifier_dropout_field, None)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
 
     def encode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
@@ -75,7 +75,7 @@ class VocabularyHead(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
 
     def __call__(self, x: jax.Array, embeddings: nn.Embed) -> jax.Array:
-        x = self.transformed(x)
+        x = self.transform_states(x)
         logits = embeddings.attend(x) if self.decoder is None else self.decoder(x)
         return nn.add_bias(logits, self.bias[...])
 
@@ -87,7 +87,7 @@ class Predictions(VocabularyHead):
         """Make what comes before the vocabulary."""
         self.transform = Transform(config, rngs)
 
-    def transformed(self, x: jax.Array) -> jax.Array:
+    def transform_states(self, x: jax.Array) -> jax.Array:
         """Map hidden states to what the vocabulary is multiplied with."""
         return self.transform(x)
 
@@ -104,7 +104,7 @@ class PreTrainingHeads(nnx.Module):
         )
 
 
-class LanguageModel(Headed):
+class LanguageModel(ModelWithHead):
     """An encoder with a head over the vocabulary."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
@@ -144,10 +144,10 @@ class CausalLM(LanguageModel):
         )
 
 
-class PreTraining(Headed):
+class PreTraining(ModelWithHead):
     """Masked language modelling and next-sentence prediction together."""
 
-    pooled = True
+    use_pooler = True
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -163,10 +163,10 @@ class PreTraining(Headed):
         )
 
 
-class NextSentencePrediction(Headed):
+class NextSentencePrediction(ModelWithHead):
     """Is the second sentence the next one?"""
 
-    pooled = True
+    use_pooler = True
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -180,10 +180,10 @@ class NextSentencePrediction(Headed):
         )
 
 
-class SequenceClassification(Headed):
+class SequenceClassification(ModelWithHead):
     """A label (or a number) for the whole sequence."""
 
-    pooled = True
+    use_pooler = True
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -195,10 +195,10 @@ class SequenceClassification(Headed):
         return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
 
 
-class MultipleChoice(Headed):
+class MultipleChoice(ModelWithHead):
     """One of several continuations: inputs are (batch, choices, length)."""
 
-    pooled = True
+    use_pooler = True
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -217,7 +217,7 @@ class MultipleChoice(Headed):
         return self.dropout(encoded.pooler_output, rngs)
 
 
-class TokenClassification(Headed):
+class TokenClassification(ModelWithHead):
     """A label for every token."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):
@@ -230,7 +230,7 @@ class TokenClassification(Headed):
         return out.FlaxTokenClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
 
 
-class QuestionAnswering(Headed):
+class QuestionAnswering(ModelWithHead):
     """The first and the last token of the answer."""
 
     def __init__(self, config: BertConfig, rngs: nnx.Rngs):

@@ -18,19 +18,19 @@ from transformers import BigBirdConfig
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
-from hfseq.modeling import Derived
+from hfseq.modeling import DerivedTensor
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert import modeling as bert
-from hfseq_plugins.bert.encoder import BarePooler, BertModule, dense
+from hfseq_plugins.bert.encoder import BertModule, FlatPooler, dense
 from hfseq_plugins.roberta import modeling as roberta
 
 # The blocks that see everything, and that everything sees.
 ENDS = (slice(0, 1), slice(-1, None))
 
 
-def longest_full(config: BigBirdConfig) -> int | None:
+def max_full_length(config: BigBirdConfig) -> int | None:
     """Return how long a row may be to attend in full; None where every row does."""
     if config.attention_type not in ("original_full", "block_sparse"):
         raise UsageError(
@@ -69,11 +69,11 @@ class SelfAttention(encoder.SelfAttention):
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs, cross: bool = False):
         super().__init__(config, rngs, cross)
-        self.longest_full = None if cross else longest_full(config)
+        self.max_full_length = None if cross else max_full_length(config)
         self.block, self.random_blocks = config.block_size, config.num_random_blocks
 
     def __call__(self, x, source, mask, rngs, head_mask=None, return_weights=False):
-        if self.longest_full is None or x.shape[1] <= self.longest_full:
+        if self.max_full_length is None or x.shape[1] <= self.max_full_length:
             return super().__call__(x, source, mask, rngs, head_mask, return_weights)
         if head_mask is not None:
             raise UsageError("block-sparse attention takes no head_mask: leave it out")
@@ -156,30 +156,30 @@ def _whole(blocks: jax.Array) -> jax.Array:
 class Attention(encoder.Attention):
     """Attention and its output projection."""
 
-    kinds = (SelfAttention, encoder.Output)
+    submodule_classes = (SelfAttention, encoder.Output)
 
 
 class Layer(encoder.Layer):
     """Self-attention, cross-attention where the configuration asks for it, feed-forward."""
 
-    kinds = (Attention, encoder.Intermediate, encoder.Output)
+    submodule_classes = (Attention, encoder.Intermediate, encoder.Output)
 
 
 class Encoder(encoder.Encoder):
     """The stack of layers."""
 
-    kind = Layer
+    layer_class = Layer
 
 
 class BigBirdModule(BertModule):
     """The encoder (or decoder) without a head."""
 
-    kinds = (Embeddings, Encoder)
+    submodule_classes = (Embeddings, Encoder)
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         super().__init__(config, rngs, add_pooling_layer=False)
-        self.pooler = BarePooler(config, rngs) if add_pooling_layer else nnx.data(None)
-        self.longest_full, self.block = longest_full(config), config.block_size
+        self.pooler = FlatPooler(config, rngs) if add_pooling_layer else nnx.data(None)
+        self.max_full_length, self.block = max_full_length(config), config.block_size
 
     def __call__(
         self,
@@ -203,7 +203,7 @@ class BigBirdModule(BertModule):
             "output_hidden_states": output_hidden_states,
         }
         length = input_ids.shape[1]
-        if self.longest_full is None or length <= self.longest_full:
+        if self.max_full_length is None or length <= self.max_full_length:
             return super().__call__(
                 input_ids, attention_mask, token_type_ids, position_ids, *others, **flags
             )
@@ -220,7 +220,7 @@ class BigBirdModule(BertModule):
             jnp.pad(x, ((0, 0), (0, -length % self.block)))
             for x in (input_ids, mask, types, position_ids)
         )
-        with nn.knowing(None):  # rows have become longer than is known of them
+        with nn.row_guarantees(None):  # rows have become longer than is known of them
             output = super().__call__(*filled, *others, **flags)
         states = output.hidden_states
         return output.replace(
@@ -230,21 +230,21 @@ class BigBirdModule(BertModule):
         )
 
 
-class WithBigBird:
+class BigBirdMixin:
     """BigBird's encoder under BERT's checkpoint name."""
 
     module = BigBirdModule
 
 
-class MaskedLM(WithBigBird, bert.MaskedLM):
+class MaskedLM(BigBirdMixin, bert.MaskedLM):
     """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
 
-class CausalLM(WithBigBird, bert.CausalLM):
+class CausalLM(BigBirdMixin, bert.CausalLM):
     """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
 
 
-class PreTraining(WithBigBird, bert.PreTraining):
+class PreTraining(BigBirdMixin, bert.PreTraining):
     """Masked language modelling and next-sentence prediction together."""
 
     def __call__(self, *args: Any, **kwargs: Any):
@@ -258,17 +258,17 @@ class ClassificationHead(roberta.ClassificationHead):
     activation = None
 
 
-class SequenceClassification(WithBigBird, roberta.SequenceClassification):
+class SequenceClassification(BigBirdMixin, roberta.SequenceClassification):
     """A label (or a number) for the whole sequence."""
 
     prefix, head = "bert", ClassificationHead
 
 
-class TokenClassification(WithBigBird, bert.TokenClassification):
+class TokenClassification(BigBirdMixin, bert.TokenClassification):
     """A label for every token."""
 
 
-class MultipleChoice(WithBigBird, bert.MultipleChoice):
+class MultipleChoice(BigBirdMixin, bert.MultipleChoice):
     """One of several continuations."""
 
 
@@ -286,7 +286,7 @@ class QuestionAnsweringHead(nnx.Module):
         return self.qa_outputs(self.output(wide, x, rngs))
 
 
-class QuestionAnswering(WithBigBird, bert.Headed):
+class QuestionAnswering(BigBirdMixin, bert.ModelWithHead):
     """The first and the last token of the answer, which do not lie in the question."""
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs):
@@ -338,15 +338,15 @@ class FlaxBigBirdPreTrainedModel(bert.FlaxBertPreTrainedModel):
 
     config_class = BigBirdConfig
 
-    def derived_weights(self) -> dict[str, Derived]:
+    def derived_weights(self) -> dict[str, DerivedTensor]:
         """Return a pooler where PyTorch's class has one that it never asks; Flax's has none."""
         module, width = self.module_class, self.config.hidden_size
-        if module is BigBirdModule or module is QuestionAnswering or module.pooled:
+        if module is BigBirdModule or module is QuestionAnswering or module.use_pooler:
             return {}
         drawn = np.random.default_rng(0).normal(size=(width, width))
         return {
-            "bert.pooler.weight": Derived(np.float32(self.config.initializer_range * drawn)),
-            "bert.pooler.bias": Derived(np.zeros(width, np.float32)),
+            "bert.pooler.weight": DerivedTensor(np.float32(self.config.initializer_range * drawn)),
+            "bert.pooler.bias": DerivedTensor(np.zeros(width, np.float32)),
         }
 
 

@@ -11,28 +11,28 @@ from hfseq.modeling import Seq2SeqGeneration
 from hfseq.modeling import shift_tokens_right as shift_tokens_right
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
-from hfseq_plugins.bart.positions import PositionTable
+from hfseq_plugins.bart.positions import UnshiftedPositions
 from hfseq_plugins.pegasus.modeling import DecoderLayer, EncoderLayer
 
 
 class Encoder(layers.Encoder):
     """The encoder, normalised once more at its end."""
 
-    layer, positions = EncoderLayer, PositionTable
+    layer, positions = EncoderLayer, UnshiftedPositions
     embedding_norm, norm_first = False, True
 
 
 class Decoder(layers.Decoder):
     """The decoder, normalised once more at its end."""
 
-    layer, positions = DecoderLayer, PositionTable
+    layer, positions = DecoderLayer, UnshiftedPositions
     embedding_norm, norm_first = False, True
 
 
 class BlenderbotModule(heads.BartModule):
     """Encoder and decoder without a head."""
 
-    sides = (Encoder, Decoder)
+    stack_classes = (Encoder, Decoder)
 
 
 class ConditionalGeneration(heads.ConditionalGeneration):

@@ -12,29 +12,29 @@ from hfseq.modeling import Seq2SeqGeneration
 from hfseq.modeling import shift_tokens_right as shift_tokens_right
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
-from hfseq_plugins.bart.positions import PositionTable
+from hfseq_plugins.bart.positions import UnshiftedPositions
 
 
 class Encoder(layers.Encoder):
     """The encoder."""
 
-    positions = PositionTable
+    positions = UnshiftedPositions
 
 
 class Decoder(layers.Decoder):
     """The decoder."""
 
-    positions, places_first = PositionTable, False
+    positions, norm_after_positions = UnshiftedPositions, False
 
-    def __init__(self, config: BlenderbotSmallConfig, rngs: nnx.Rngs, own_table: bool):
-        super().__init__(config, rngs, own_table)
+    def __init__(self, config: BlenderbotSmallConfig, rngs: nnx.Rngs, own_token_embedding: bool):
+        super().__init__(config, rngs, own_token_embedding)
         self.scale = 1.0  # PyTorch leaves ``scale_embedding`` to the encoder.
 
 
 class BlenderbotSmallModule(heads.BartModule):
     """Encoder and decoder without a head."""
 
-    sides = (Encoder, Decoder)
+    stack_classes = (Encoder, Decoder)
 
 
 class ConditionalGeneration(heads.ConditionalGeneration):

@@ -17,16 +17,18 @@ from hfseq.modeling import FlaxPreTrainedModel, FlaxVisionPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 
-Side = CLIPTextConfig | CLIPVisionConfig
+EncoderConfig = CLIPTextConfig | CLIPVisionConfig
 
 
-def linear(config: Side, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
+def linear(config: EncoderConfig, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
     """A Linear whose results are added up over the layers."""
     std = (2 * config.hidden_size * config.num_hidden_layers) ** -0.5
     return nn.Linear(features_in, features_out, nn.normal(config.initializer_factor * std), rngs)
 
 
-def projection(config: Side | CLIPConfig, side: Side, rngs: nnx.Rngs) -> nn.Linear:
+def projection(
+    config: EncoderConfig | CLIPConfig, side: EncoderConfig, rngs: nnx.Rngs
+) -> nn.Linear:
     """Make the map of a side's pooled output into the space of both."""
     init = nn.normal(config.initializer_factor * side.hidden_size**-0.5)
     return nn.Linear(side.hidden_size, config.projection_dim, init, rngs, use_bias=False)
@@ -35,7 +37,7 @@ def projection(config: Side | CLIPConfig, side: Side, rngs: nnx.Rngs) -> nn.Line
 class Attention(nnx.Module):
     """Attention of a sequence to itself, in texts to what comes before."""
 
-    def __init__(self, config: Side, rngs: nnx.Rngs, causal: bool):
+    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs, causal: bool):
         width = config.hidden_size
         self.heads, self.rate = config.num_attention_heads, config.attention_dropout
         self.causal = causal
@@ -66,7 +68,7 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """The feed-forward block."""
 
-    def __init__(self, config: Side, rngs: nnx.Rngs):
+    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
         init = nn.normal(config.initializer_factor * (2 * width) ** -0.5)
         self.fc1 = nn.Linear(width, inner, init, rngs)
@@ -80,7 +82,7 @@ class MLP(nnx.Module):
 class Layer(nnx.Module):
     """Attention and feed-forward, each behind a norm."""
 
-    def __init__(self, config: Side, rngs: nnx.Rngs, causal: bool):
+    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs, causal: bool):
         self.self_attn = Attention(config, rngs, causal)
         self.layer_norm1 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.mlp = MLP(config, rngs)
@@ -95,7 +97,7 @@ class Layer(nnx.Module):
 class Encoder(nnx.Module):
     """The stack of layers."""
 
-    def __init__(self, config: Side, rngs: nnx.Rngs, causal: bool):
+    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs, causal: bool):
         layers = (Layer(config, rngs, causal) for _ in range(config.num_hidden_layers))
         self.layers = nn.Layers(layers)
 
@@ -287,9 +289,9 @@ class CLIP(nnx.Module):
         asked["output_hidden_states"] = output_hidden_states
         pictures = self.vision_model(pixel_values, rngs=rngs, **asked)
         texts = self.text_model(input_ids, attention_mask, position_ids, rngs=rngs, **asked)
-        return self.compared(texts, pictures)
+        return self.contrast(texts, pictures)
 
-    def compared(self, texts: out.FlaxModelOutput, pictures: out.FlaxModelOutput):
+    def contrast(self, texts: out.FlaxModelOutput, pictures: out.FlaxModelOutput):
         """Return how well what both encoders returned fits together."""
         image_embeds = _unit(self.visual_projection(pictures.pooler_output))
         text_embeds = _unit(self.text_projection(texts.pooler_output))
@@ -391,7 +393,7 @@ class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):
 
     config_class = CLIPConfig
     base_model_prefix = "clip"
-    entries = ("__call__", "get_text_features", "get_image_features")
+    module_methods = ("__call__", "get_text_features", "get_image_features")
 
     def __call__(
         self,

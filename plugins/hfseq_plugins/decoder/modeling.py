@@ -24,7 +24,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclasses.dataclass(frozen=True)
-class Switches:
+class FamilyOptions:
     """How a family differs from Llama where its configuration does not say so.
 
     ``sliding``: every layer has the configuration's ``sliding_window``, if that is a number.
@@ -35,39 +35,41 @@ class Switches:
     ``causal``, or every token sees all.
     """
 
-    sliding: bool = False
+    sliding_window: bool = False
     norm_offset: float = 0.0
-    scaled_embeddings: bool = False
-    norms_behind: bool = False
-    head_norms: bool = False
+    scale_embeddings: bool = False
+    post_norms: bool = False
+    qk_norm: bool = False
     qkv_bias: bool = False
     softcap: bool = False
     causal: bool = True
 
 
-_GEMMA = Switches(norm_offset=1.0, scaled_embeddings=True)
-SWITCHES = {
-    "llama": Switches(),
-    "mistral": Switches(sliding=True),
-    "qwen2": Switches(qkv_bias=True),
-    "qwen3": Switches(head_norms=True),
-    "smollm3": Switches(),
+_GEMMA = FamilyOptions(norm_offset=1.0, scale_embeddings=True)
+FAMILY_OPTIONS = {
+    "llama": FamilyOptions(),
+    "mistral": FamilyOptions(sliding_window=True),
+    "qwen2": FamilyOptions(qkv_bias=True),
+    "qwen3": FamilyOptions(qk_norm=True),
+    "smollm3": FamilyOptions(),
     "gemma": _GEMMA,
-    "gemma2": dataclasses.replace(_GEMMA, norms_behind=True, softcap=True),
-    "gemma3_text": dataclasses.replace(_GEMMA, norms_behind=True, head_norms=True),
-    "eurobert": Switches(causal=False),
+    "gemma2": dataclasses.replace(_GEMMA, post_norms=True, softcap=True),
+    "gemma3_text": dataclasses.replace(_GEMMA, post_norms=True, qk_norm=True),
+    "eurobert": FamilyOptions(causal=False),
 }
 
 
-def switches(config: PreTrainedConfig) -> Switches:
+def family_options(config: PreTrainedConfig) -> FamilyOptions:
     """Return the row of a configuration's family; classes derived from one have their parent's."""
     types = (vars(parent).get("model_type") for parent in type(config).__mro__)
-    return next(SWITCHES[name] for name in types if name in SWITCHES)
+    return next(FAMILY_OPTIONS[name] for name in types if name in FAMILY_OPTIONS)
 
 
 def is_causal(config: PreTrainedConfig) -> bool:
     """Whether a token sees only what came before it; EmbeddingGemma is a Gemma 3 that sees all."""
-    return switches(config).causal and not getattr(config, "use_bidirectional_attention", None)
+    return family_options(config).causal and not getattr(
+        config, "use_bidirectional_attention", None
+    )
 
 
 def layer_types(config: PreTrainedConfig) -> list[str]:
@@ -75,7 +77,7 @@ def layer_types(config: PreTrainedConfig) -> list[str]:
     count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     kinds = (
         getattr(config, "layer_types", None)
-        or [SLIDING if switches(config).sliding else FULL] * count
+        or [SLIDING if family_options(config).sliding_window else FULL] * count
     )
     if len(kinds) < count or not set(kinds) <= {FULL, SLIDING}:
         raise UsageError(
@@ -111,7 +113,7 @@ class Attention(nn.CachedAttention):
                 f"multiple of num_key_value_heads={self.kv_heads}: query heads share key and "
                 "value heads in groups of one size"
             )
-        kind, scalar = switches(config), getattr(config, "query_pre_attn_scalar", None)
+        kind, scalar = family_options(config), getattr(config, "query_pre_attn_scalar", None)
         self.causal, self.rate = is_causal(config), config.attention_dropout
         self.scale = None if scalar is None else scalar**-0.5
         self.softcap = config.attn_logit_softcapping if kind.softcap else None
@@ -122,7 +124,7 @@ class Attention(nn.CachedAttention):
         self.v_proj = linear(config, width, shared, rngs, bias or kind.qkv_bias)
         self.o_proj = linear(config, inner, width, rngs, bias)
         self.q_norm, self.k_norm = (
-            norm(config, self.head_dim) if kind.head_norms else nnx.data(None) for _ in "qk"
+            norm(config, self.head_dim) if kind.qk_norm else nnx.data(None) for _ in "qk"
         )
 
     def __call__(self, x, angles, mask, rngs, return_weights=False):
@@ -168,7 +170,7 @@ class MLP(nnx.Module):
 
 def norm(config: PreTrainedConfig, width: int | None = None) -> nn.RMSNorm:
     """A norm over ``width``, or the hidden size, whose parameter is ``weight`` as in version 4."""
-    width, offset = width or config.hidden_size, switches(config).norm_offset
+    width, offset = width or config.hidden_size, family_options(config).norm_offset
     return nn.RMSNorm(width, config.rms_norm_eps, leaf="weight", offset=offset)
 
 
@@ -180,10 +182,10 @@ class Layer(nnx.Module):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, kind: str, turned: bool):
         self.kind, self.turned = kind, turned
-        self.norms_behind = switches(config).norms_behind
+        self.post_norms = family_options(config).post_norms
         self.input_layernorm, self.self_attn = norm(config), Attention(config, rngs)
         self.post_attention_layernorm, self.mlp = norm(config), MLP(config, rngs)
-        if self.norms_behind:
+        if self.post_norms:
             self.pre_feedforward_layernorm = norm(config)
             self.post_feedforward_layernorm = norm(config)
 
@@ -195,7 +197,7 @@ class Layer(nnx.Module):
             rngs,
             return_weights,
         )
-        if self.norms_behind:
+        if self.post_norms:
             x = x + self.post_attention_layernorm(mixed)
             block = self.mlp(self.pre_feedforward_layernorm(x))
             return x + self.post_feedforward_layernorm(block), weights
@@ -218,7 +220,7 @@ class Decoder(nnx.Module):
             side = config.sliding_window - 1
             self.windows[SLIDING] = (side, 0) if is_causal(config) else (side, side)
         turned = getattr(config, "no_rope_layers", None) or [True] * len(kinds)
-        self.factor = config.hidden_size**0.5 if switches(config).scaled_embeddings else None
+        self.factor = config.hidden_size**0.5 if family_options(config).scale_embeddings else None
         init = nn.normal(config.initializer_range)
         self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
         self.layers = nn.Layers(
@@ -287,7 +289,7 @@ class CausalLM(nnx.Module):
         )
 
 
-def last_states(states: jax.Array, input_ids: jax.Array, pad: int | None) -> jax.Array:
+def last_token_states(states: jax.Array, input_ids: jax.Array, pad: int | None) -> jax.Array:
     """Return the vector of each row's last token that is not ``pad``: (batch, hidden_size)."""
     rows, length = input_ids.shape
     if pad is None and rows > 1:
@@ -309,7 +311,7 @@ class SequenceClassification(nnx.Module):
 
     def __call__(self, input_ids: jax.Array, *args: Any, **kwargs: Any):
         output = self.model(input_ids, *args, **kwargs)
-        states = last_states(output.last_hidden_state, input_ids, self.pad)
+        states = last_token_states(output.last_hidden_state, input_ids, self.pad)
         return out.FlaxSequenceClassifierOutput(
             logits=self.score(states),
             hidden_states=output.hidden_states,
@@ -338,14 +340,14 @@ class TokenClassification(nnx.Module):
 class QuestionAnswering(nnx.Module):
     """The first and the last token of the answer; most files call the decoder ``transformer``."""
 
-    part = "transformer"
+    decoder_name = "transformer"
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        setattr(self, self.part, Decoder(config, rngs))
+        setattr(self, self.decoder_name, Decoder(config, rngs))
         self.qa_outputs = linear(config, config.hidden_size, 2, rngs, bias=True)
 
     def __call__(self, *args: Any, **kwargs: Any):
-        output = getattr(self, self.part)(*args, **kwargs)
+        output = getattr(self, self.decoder_name)(*args, **kwargs)
         start, end = jnp.moveaxis(self.qa_outputs(output.last_hidden_state), -1, 0)
         return out.FlaxQuestionAnsweringModelOutput(
             start_logits=start,
@@ -355,7 +357,7 @@ class QuestionAnswering(nnx.Module):
         )
 
 
-class DecoderCall(FlaxPreTrainedModel):
+class FlaxDecoderOnlyPreTrainedModel(FlaxPreTrainedModel):
     """The call that Transformers 4 gave decoders without an encoder."""
 
     def __call__(
@@ -398,7 +400,7 @@ class DecoderCall(FlaxPreTrainedModel):
         )
 
 
-class FlaxDecoderPreTrainedModel(DecoderCall):
+class FlaxDecoderPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
     """Base of the families: checkpoint names."""
 
     base_model_prefix = "model"

@@ -32,7 +32,7 @@ class Embeddings(vit.Embeddings):
         x = self.patch_embeddings(pixel_values)
         if bool_masked_pos is not None:
             x = self.hidden(x, bool_masked_pos)
-        x = self.behind_first(x)
+        x = self.prepend_cls_token(x)
         if self.position_embeddings is not None:
             x = x + self.places(self.grid(pixel_values.shape[2:])).astype(x.dtype)
         return self.dropout(x, rngs)
@@ -45,7 +45,7 @@ class Embeddings(vit.Embeddings):
         """Return the vectors of places, (1, patches + 1, width), of so many patches."""
         table = self.position_embeddings[...]
         patches = table[0, 1:].reshape(*self.grid(self.picture), -1)
-        stretched = nn.stretched(patches, grid).reshape(1, -1, table.shape[-1])
+        stretched = nn.resize_grid(patches, grid).reshape(1, -1, table.shape[-1])
         return jnp.concatenate([table[:, :1], stretched], 1)
 
     def hidden(self, x: jax.Array, hide: jax.Array) -> jax.Array:
@@ -184,7 +184,7 @@ class FlaxDinov2PreTrainedModel(FlaxVisionPreTrainedModel):
 
     config_class = Dinov2Config
     base_model_prefix = "dinov2"
-    any_picture_size = True
+    any_image_size = True
     # The names that PyTorch's classes have in memory since Transformers 5, not in files.
     weight_synonyms = {
         "attention.q_proj": "attention.attention.query",

@@ -17,7 +17,7 @@ from flax import nnx
 from transformers import DistilBertConfig
 
 from hfseq import nn
-from hfseq.modeling import Derived, FlaxPreTrainedModel
+from hfseq.modeling import DerivedTensor, FlaxPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.bert.encoder import dense
@@ -170,7 +170,7 @@ class DistilBertModule(nnx.Module):
         )
 
 
-class Headed(nnx.Module):
+class ModelWithHead(nnx.Module):
     """The encoder, with room for a head beside it; ``rate`` names the dropout before that."""
 
     rate: ClassVar[str] = "dropout"
@@ -180,7 +180,7 @@ class Headed(nnx.Module):
         self.dropout = nn.Dropout(getattr(config, self.rate))
 
 
-class MaskedLM(Headed):
+class MaskedLM(ModelWithHead):
     """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
@@ -201,7 +201,7 @@ class MaskedLM(Headed):
         return out.FlaxMaskedLMOutput(logits, encoded.hidden_states, encoded.attentions)
 
 
-class SequenceClassification(Headed):
+class SequenceClassification(ModelWithHead):
     """A label (or a number) for the whole sequence, by its first token."""
 
     rate = "seq_classif_dropout"
@@ -237,7 +237,7 @@ class MultipleChoice(SequenceClassification):
         return out.FlaxMultipleChoiceModelOutput(logits, scored.hidden_states, scored.attentions)
 
 
-class TokenClassification(Headed):
+class TokenClassification(ModelWithHead):
     """A label for every token."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
@@ -250,7 +250,7 @@ class TokenClassification(Headed):
         return out.FlaxTokenClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
 
 
-class QuestionAnswering(Headed):
+class QuestionAnswering(ModelWithHead):
     """The first and the last token of the answer."""
 
     rate = "qa_dropout"
@@ -326,17 +326,17 @@ class FlaxDistilBertPreTrainedModel(FlaxPreTrainedModel):
         """Take the file's positions for parameters where they are not the computed ones."""
         for name, tensor in tensors.items():
             if name.endswith("embeddings.position_embeddings.weight") and len(tensor.shape) == 2:
-                known = Derived(sinusoids(*tensor.shape)).fits(tensor, tensors, "")
+                known = DerivedTensor(sinusoids(*tensor.shape)).fits(tensor, tensors, "")
                 return {} if known else {"stored_positions": True}
         return {}
 
-    def derived_weights(self) -> dict[str, Derived]:
+    def derived_weights(self) -> dict[str, DerivedTensor]:
         """Return the table of computed positions, which PyTorch keeps in its checkpoints."""
         config = self.config
         if not config.sinusoidal_pos_embds or getattr(config, "stored_positions", False):
             return {}
         prefix = "" if self.module_class is DistilBertModule else "distilbert."
-        table = Derived(sinusoids(config.max_position_embeddings, config.dim))
+        table = DerivedTensor(sinusoids(config.max_position_embeddings, config.dim))
         return {f"{prefix}embeddings.position_embeddings.weight": table}
 
 

@@ -51,7 +51,7 @@ class DiscriminatorPredictions(nnx.Module):
         return self.dense_prediction(self.act(self.dense(x)))[..., 0]
 
 
-class WithElectra:
+class ElectraMixin:
     """ELECTRA's encoder, and its head over the vocabulary, under their checkpoint names."""
 
     prefix, module = "electra", ElectraModule
@@ -69,15 +69,15 @@ class WithElectra:
         return embeddings.attend(x, head.bias[...]) if head.kernel is None else head(x)
 
 
-class MaskedLM(WithElectra, bert.MaskedLM):
+class MaskedLM(ElectraMixin, bert.MaskedLM):
     """The generator; ``masked_positions`` (groups, k) restricts the head to them."""
 
 
-class CausalLM(WithElectra, bert.CausalLM):
+class CausalLM(ElectraMixin, bert.CausalLM):
     """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
 
 
-class PreTraining(WithElectra, bert.Headed):
+class PreTraining(ElectraMixin, bert.ModelWithHead):
     """The discriminator."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
@@ -98,17 +98,17 @@ class ClassificationHead(roberta.ClassificationHead):
     activation = "gelu"
 
 
-class SequenceClassification(WithElectra, roberta.SequenceClassification):
+class SequenceClassification(ElectraMixin, roberta.SequenceClassification):
     """A label (or a number) for the whole sequence."""
 
     head = ClassificationHead
 
 
-class TokenClassification(WithElectra, bert.TokenClassification):
+class TokenClassification(ElectraMixin, bert.TokenClassification):
     """A label for every token."""
 
 
-class QuestionAnswering(WithElectra, bert.QuestionAnswering):
+class QuestionAnswering(ElectraMixin, bert.QuestionAnswering):
     """The first and the last token of the answer."""
 
 
@@ -126,7 +126,7 @@ class SequenceSummary(nnx.Module):
         return self.last_dropout(self.act(x), rngs)
 
 
-class MultipleChoice(WithElectra, bert.MultipleChoice):
+class MultipleChoice(ElectraMixin, bert.MultipleChoice):
     """One of several continuations."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):

@@ -33,10 +33,10 @@ from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 
 #: What is said of the parts of trees that attend to an encoder.
-CROSSED = ("crossattention", "encoder_attn")
+CROSS_ATTENTION_NAMES = ("crossattention", "encoder_attn")
 
 
-def width_of(config: PreTrainedConfig) -> int:
+def encoder_output_width(config: PreTrainedConfig) -> int:
     """Return the width of what an encoder gives, behind its adapter if it has one."""
     wider = getattr(config, "add_adapter", False)
     return config.output_hidden_size if wider else config.hidden_size
@@ -47,7 +47,7 @@ def first_position(decoder: FlaxPreTrainedModel) -> int:
     return getattr(decoder, "first_position", 0)
 
 
-def asked(rngs: Keys | None, attentions: bool, hidden_states: bool) -> dict[str, Any]:
+def output_options(rngs: Keys | None, attentions: bool, hidden_states: bool) -> dict[str, Any]:
     """Return what both sides are asked for, by name."""
     return {
         "rngs": rngs,
@@ -56,7 +56,7 @@ def asked(rngs: Keys | None, attentions: bool, hidden_states: bool) -> dict[str,
     }
 
 
-class Pair(nnx.Module):
+class EncoderDecoderModule(nnx.Module):
     """An encoder and a decoder with a head; what they are called is the checkpoint's."""
 
     def __init__(
@@ -65,11 +65,11 @@ class Pair(nnx.Module):
         encoder, decoder = parts["encoder"], parts["decoder"]
         self.encoder = encoder.module_class(encoder.config, rngs)
         self.decoder = decoder.module_class(decoder.config, rngs)
-        self.positioned = decoder.takes("position_ids")
+        self.positioned = decoder.accepts("position_ids")
         self.padding = first_position(decoder) - 1
-        given, wanted = width_of(encoder.config), decoder.config.hidden_size
+        given, wanted = encoder_output_width(encoder.config), decoder.config.hidden_size
         self.enc_to_dec_proj = nnx.data(None)
-        if given != wanted and across(decoder.config) is None:
+        if given != wanted and cross_attention_width(decoder.config) is None:
             init = nn.normal(getattr(decoder.config, "initializer_range", 0.02))
             self.enc_to_dec_proj = nn.Linear(given, wanted, init, rngs)
 
@@ -81,7 +81,7 @@ class Pair(nnx.Module):
         """Bring what the encoder gave to the width of the decoder."""
         return states if self.enc_to_dec_proj is None else self.enc_to_dec_proj(states)
 
-    def told(self, states: jax.Array) -> jax.Array:
+    def returned_encoder_states(self, states: jax.Array) -> jax.Array:
         """Return what a call tells of the encoder's last states."""
         return states
 
@@ -114,7 +114,7 @@ class Pair(nnx.Module):
             **placed,
         )
 
-    def both(self, encoded, encoder_mask, decoder_inputs, **options):
+    def decode_encoded(self, encoded, encoder_mask, decoder_inputs, **options):
         """Run the decoder behind ``encoded``, and return what both say."""
         states = encoded.last_hidden_state
         mask = self.mask(encoder_mask, states)
@@ -126,13 +126,13 @@ class Pair(nnx.Module):
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
-            encoder_last_hidden_state=self.told(states),
+            encoder_last_hidden_state=self.returned_encoder_states(states),
             encoder_hidden_states=encoded.get("hidden_states"),
             encoder_attentions=encoded.get("attentions"),
         )
 
 
-class TextPair(Pair):
+class TextEncoderDecoderModule(EncoderDecoderModule):
     """The same, of text."""
 
     def encode(
@@ -171,22 +171,22 @@ class TextPair(Pair):
         output_attentions=False,
         output_hidden_states=False,
     ):
-        options = asked(rngs, output_attentions, output_hidden_states)
+        options = output_options(rngs, output_attentions, output_hidden_states)
         encoded = self.encode(input_ids, attention_mask, position_ids, token_type_ids, **options)
         inputs = {
             "decoder_input_ids": decoder_input_ids,
             "decoder_attention_mask": decoder_attention_mask,
             "decoder_position_ids": decoder_position_ids,
         }
-        return self.both(encoded, attention_mask, inputs, **options)
+        return self.decode_encoded(encoded, attention_mask, inputs, **options)
 
 
-def across(config: PreTrainedConfig) -> int | None:
+def cross_attention_width(config: PreTrainedConfig) -> int | None:
     """Return the width that a decoder says of what it attends to; Transformers 5 dropped it."""
     return getattr(config, "cross_attention_hidden_size", None)
 
 
-class FlaxPairPreTrainedModel(
+class FlaxEncoderDecoderPreTrainedModel(
     Seq2SeqGeneration, FlaxCompositePreTrainedModel, FlaxSeq2SeqPreTrainedModel
 ):
     """Base of the models that an encoder and a decoder of two checkpoints make.
@@ -210,13 +210,13 @@ class FlaxPairPreTrainedModel(
                 f"'{config.encoder.model_type}' reads {encoder.main_input_name}"
             )
         leaves = decoder.required_params
-        if not any(part in CROSSED for path in leaves for part in path):
+        if not any(part in CROSS_ATTENTION_NAMES for path in leaves for part in path):
             raise UsageError(
                 f"the decoder '{kind}' does not attend to an encoder: its configuration needs "
                 "is_decoder=True and add_cross_attention=True, which BERT's kin and GPT-2 obey "
                 "(BART's decoder always does)"
             )
-        width = across(config.decoder)
+        width = cross_attention_width(config.decoder)
         if width not in (None, config.encoder.hidden_size):
             raise UsageError(
                 f"the decoder's cross_attention_hidden_size is {width}, but the encoder's "
@@ -241,9 +241,9 @@ class FlaxPairPreTrainedModel(
         """The configuration of the decoder."""
         return self._config.decoder
 
-    def vocabulary(self, name: str = "input_ids") -> int | None:
+    def vocab_size(self, name: str = "input_ids") -> int | None:
         """The number of tokens that ``input_ids`` or ``decoder_input_ids`` may hold."""
-        return self.parts["encoder" if name == "input_ids" else "decoder"].vocabulary()
+        return self.parts["encoder" if name == "input_ids" else "decoder"].vocab_size()
 
     def max_length(self) -> int | None:
         """The longest text that the decoder writes."""
@@ -253,15 +253,15 @@ class FlaxPairPreTrainedModel(
         """The longest text that the encoder reads."""
         return self.parts["encoder"].max_length()
 
-    def picture_shape(self) -> tuple[int, int, int] | None:
+    def image_shape(self) -> tuple[int, int, int] | None:
         """Channels, height and width of pictures that the encoder reads."""
-        return self.parts["encoder"].picture_shape()
+        return self.parts["encoder"].image_shape()
 
     def _check_ids(self, name: str, ids: Any) -> None:
         self.parts["encoder" if name == "input_ids" else "decoder"]._check_ids(name, ids)
 
-    def _check_pictures(self, pictures: Any) -> None:
-        self.parts["encoder"]._check_pictures(pictures)
+    def _check_images(self, pictures: Any) -> None:
+        self.parts["encoder"]._check_images(pictures)
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the keyword arguments of the first ``decode``; see the base class."""
@@ -329,11 +329,11 @@ def _load(part: str, source: str | None, model_args: tuple[Any, ...], own: dict[
     return kind.from_pretrained(source, *model_args, **own)
 
 
-class FlaxEncoderDecoderModel(FlaxPairPreTrainedModel):
+class FlaxEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
     """An encoder and a decoder of text."""
 
     config_class = EncoderDecoderConfig
-    module_class = TextPair
+    module_class = TextEncoderDecoderModule
     base_model_prefix = "encoder_decoder"
     encoder_inputs = ("input_ids",)
 

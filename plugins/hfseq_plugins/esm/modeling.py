@@ -14,7 +14,7 @@ from transformers import EsmConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
-from hfseq.modeling import Derived, FlaxPreTrainedModel
+from hfseq.modeling import DerivedTensor, FlaxPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.bert import encoder
@@ -244,7 +244,7 @@ class EsmModule(nnx.Module):
         return self.contact_head(input_ids, stacked * both.astype(stacked.dtype))
 
 
-class WithEsm:
+class EsmMixin:
     """ESM's encoder under its checkpoint name."""
 
     prefix, module = "esm", EsmModule
@@ -254,15 +254,15 @@ class WithEsm:
         return self.esm.predict_contacts(input_ids, attention_mask, rngs=rngs)
 
 
-class MaskedLM(WithEsm, roberta.MaskedLM):
+class MaskedLM(EsmMixin, roberta.MaskedLM):
     """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
 
-class SequenceClassification(WithEsm, roberta.SequenceClassification):
+class SequenceClassification(EsmMixin, roberta.SequenceClassification):
     """A label (or a number) for the whole protein."""
 
 
-class TokenClassification(WithEsm, roberta.TokenClassification):
+class TokenClassification(EsmMixin, roberta.TokenClassification):
     """A label for every residue."""
 
 
@@ -271,12 +271,12 @@ class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):
 
     config_class = EsmConfig
     base_model_prefix = "esm"
-    entries = ("__call__", "predict_contacts")
+    module_methods = ("__call__", "predict_contacts")
     weight_aliases = {"lm_head.decoder.weight": "esm.embeddings.word_embeddings.weight"}
     # Of Transformers 4 one a layer; Transformers 5.23 writes it under a name with an asterisk.
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"rotary_embeddings\.inv_freq$")
 
-    def derived_weights(self) -> dict[str, Derived]:
+    def derived_weights(self) -> dict[str, DerivedTensor]:
         """Return the frequencies of the angles, which PyTorch would miss."""
         config, prefix = self.config, "" if self.module_class is EsmModule else "esm."
         if config.position_embedding_type != "rotary":
@@ -284,7 +284,7 @@ class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):
         width = config.hidden_size // config.num_attention_heads
         exponents = np.arange(0, width, 2, dtype=np.float32) / width
         frequencies = np.float32(1) / np.float32(config.rope_theta) ** exponents
-        return {f"{prefix}rotary_embeddings.inv_freq": Derived(frequencies)}
+        return {f"{prefix}rotary_embeddings.inv_freq": DerivedTensor(frequencies)}
 
     def max_length(self) -> int | None:
         """The table of places holds ``pad_token_id + 1`` that no token uses; angles have no end."""

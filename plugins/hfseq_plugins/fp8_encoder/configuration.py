@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PretrainedConfig
 
 from hfseq.errors import UsageError
-from hfseq_plugins.common import Presets, beyond_twin, wrong_choices
+from hfseq_plugins.common import Presets, invalid_choices, options_not_in_twin
 
 CHOICES = {
     "positions": ("learned", "none"),
@@ -25,7 +25,7 @@ NATIVE = (
 # Options of the stock configuration that this one does not have.
 TWIN_ONLY = ("hfseq", "is_decoder", "add_cross_attention", "use_cache")
 # The size of the twin's table of token types where this model has none.
-TWIN_TYPES = 2
+TWIN_TYPE_VOCAB_SIZE = 2
 
 
 def _sizes(width: int, heads: int, inner: int, layers: int) -> dict[str, int]:
@@ -103,7 +103,10 @@ class Fp8EncoderConfig(Presets, PretrainedConfig):
 
     def check(self) -> None:
         """Raise one UsageError that lists every option that cannot work."""
-        problems = [*wrong_choices(self, CHOICES), *(self._wrong_sizes() or self._wrong_together())]
+        problems = [
+            *invalid_choices(self, CHOICES),
+            *(self._wrong_sizes() or self._wrong_together()),
+        ]
         if problems:
             raise UsageError("Fp8EncoderConfig: " + "; ".join(problems))
 
@@ -170,10 +173,13 @@ class Fp8EncoderConfig(Presets, PretrainedConfig):
 
         if problems := self.twin_problems():
             raise UsageError("no stock twin: " + "; ".join(problems))
-        described = {**self.to_dict(), "type_vocab_size": self.type_vocab_size or TWIN_TYPES}
+        described = {
+            **self.to_dict(),
+            "type_vocab_size": self.type_vocab_size or TWIN_TYPE_VOCAB_SIZE,
+        }
         for name in ("model_type", "transformers_version", *NATIVE):
             described.pop(name, None)
         twin = MegatronBertConfig.from_dict(described)
         twin.architectures = self.architectures
-        twin.hfseq = beyond_twin(self, twin.to_diff_dict())
+        twin.hfseq = options_not_in_twin(self, twin.to_diff_dict())
         return twin

@@ -10,14 +10,14 @@ import numpy as np
 from flax import nnx
 
 from hfseq import nn
-from hfseq.modeling import Derived
+from hfseq.modeling import DerivedTensor
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.modeling import FlaxBertPreTrainedModel
 from hfseq_plugins.common import StoredAsTwin
-from hfseq_plugins.fp8_encoder.configuration import TWIN_TYPES, Fp8EncoderConfig
+from hfseq_plugins.fp8_encoder.configuration import TWIN_TYPE_VOCAB_SIZE, Fp8EncoderConfig
 from hfseq_plugins.megatron_bert import modeling as megatron
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def linear(
     return nn.Linear(features_in, features_out, kernel_init(config), rngs, use_bias=config.use_bias)
 
 
-def table(config: Fp8EncoderConfig, size: int, rngs: nnx.Rngs) -> nn.Embed:
+def embedding_table(config: Fp8EncoderConfig, size: int, rngs: nnx.Rngs) -> nn.Embed:
     """Return ``size`` vectors with the chosen deviation."""
     std = config.embedding_init_std
     std = config.initializer_range if std is None else std
@@ -51,9 +51,13 @@ class Embeddings(nnx.Module):
     def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
         places = config.max_position_embeddings if config.positions == "learned" else 0
         types, rate = config.type_vocab_size, config.embedding_dropout_prob
-        self.word_embeddings = table(config, config.vocab_size, rngs)
-        self.position_embeddings = table(config, places, rngs) if places else nnx.data(None)
-        self.token_type_embeddings = table(config, types, rngs) if types else nnx.data(None)
+        self.word_embeddings = embedding_table(config, config.vocab_size, rngs)
+        self.position_embeddings = (
+            embedding_table(config, places, rngs) if places else nnx.data(None)
+        )
+        self.token_type_embeddings = (
+            embedding_table(config, types, rngs) if types else nnx.data(None)
+        )
         self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
 
     def __call__(self, ids: jax.Array, types: jax.Array, positions: jax.Array, rngs: Keys | None):
@@ -95,25 +99,25 @@ class Intermediate(encoder.Intermediate):
 class Attention(megatron.Attention):
     """Norm, attention and its output projection."""
 
-    kinds = (SelfAttention, Output)
+    submodule_classes = (SelfAttention, Output)
 
 
 class Layer(megatron.Layer):
     """Self-attention and feed-forward."""
 
-    kinds = (Attention, Intermediate, Output)
+    submodule_classes = (Attention, Intermediate, Output)
 
 
 class Encoder(encoder.Encoder):
     """The stack of layers, normalised once more at its end unless told."""
 
-    kind = Layer
+    layer_class = Layer
 
     def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.ln = megatron.norm(config) if config.final_norm else nnx.data(None)
 
-    def finish(self, x: jax.Array) -> jax.Array:
+    def apply_final_norm(self, x: jax.Array) -> jax.Array:
         """Normalise the output of the last layer."""
         return x if self.ln is None else self.ln(x)
 
@@ -121,7 +125,7 @@ class Encoder(encoder.Encoder):
 class Fp8EncoderModule(encoder.BertModule):
     """The encoder without a head."""
 
-    kinds = (Embeddings, Encoder)
+    submodule_classes = (Embeddings, Encoder)
 
     def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         config.check()  # options may have been set since it was made
@@ -156,15 +160,15 @@ class FlatClassifier(nnx.Module):
         return self.out_proj(self.dense(self.flatten(x.reshape(x.shape[0], -1))))
 
 
-class SequenceClassification(bert.Headed):
+class SequenceClassification(bert.ModelWithHead):
     """A label (or a number) for the whole sequence."""
 
     module = Fp8EncoderModule
 
     def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
-        self.pooled = config.head == "pooled"  # type: ignore[misc]
+        self.use_pooler = config.head == "pooled"  # type: ignore[misc]
         super().__init__(config, rngs)
-        if self.pooled:
+        if self.use_pooler:
             self.classifier = encoder.dense(config, config.hidden_size, config.num_labels, rngs)
         else:
             self.classifier = FlatClassifier(config, rngs)
@@ -175,7 +179,7 @@ class SequenceClassification(bert.Headed):
         encoded = self.encode(
             input_ids, attention_mask, segment_ids=segment_ids, rngs=rngs, **kwargs
         )
-        if self.pooled:
+        if self.use_pooler:
             logits = self.classifier(self.dropout(encoded.pooler_output, rngs))
         else:
             real = real_tokens(attention_mask, segment_ids)
@@ -220,13 +224,13 @@ class FlaxFp8EncoderPreTrainedModel(StoredAsTwin, FlaxBertPreTrainedModel):
         """Return the longest row that the positions or a flattened head allow, if any do."""
         return None if self.position_table is None else getattr(self.config, self.position_table)
 
-    def takes(self, name: str, method: str = "__call__") -> bool:
+    def accepts(self, name: str, method: str = "__call__") -> bool:
         """Tell whether ``name`` counts; token types do not where the model has no table of them."""
         if name == "token_type_ids" and not self.config.type_vocab_size:
             return False
-        return super().takes(name, method)
+        return super().accepts(name, method)
 
-    def derived_weights(self) -> dict[str, Derived]:
+    def derived_weights(self) -> dict[str, DerivedTensor]:
         """Return what the twin stores beside our parameters: zeros for what this model lacks."""
         config = self.config
         if config.twin_problems():
@@ -235,16 +239,18 @@ class FlaxFp8EncoderPreTrainedModel(StoredAsTwin, FlaxBertPreTrainedModel):
         width, tables = config.hidden_size, "embeddings.{}_embeddings.weight"
         if config.positions == "none":
             zeros = np.zeros((config.max_position_embeddings, width), np.float32)
-            found[tables.format("position")] = Derived(zeros, "load it with positions='learned'")
+            found[tables.format("position")] = DerivedTensor(
+                zeros, "load it with positions='learned'"
+            )
         if not config.type_vocab_size:
-            zeros = np.zeros((TWIN_TYPES, width), np.float32)
-            remedy = f"load it with type_vocab_size={TWIN_TYPES}"
-            found[tables.format("token_type")] = Derived(zeros, remedy)
+            zeros = np.zeros((TWIN_TYPE_VOCAB_SIZE, width), np.float32)
+            remedy = f"load it with type_vocab_size={TWIN_TYPE_VOCAB_SIZE}"
+            found[tables.format("token_type")] = DerivedTensor(zeros, remedy)
         if self.module_class is Fp8EncoderModule:
             return found
         return {f"{self.base_model_prefix}.{name}": entry for name, entry in found.items()}
 
-    def _zero_biases(self) -> dict[str, Derived]:
+    def _zero_biases(self) -> dict[str, DerivedTensor]:
         sizes = dict.fromkeys(
             [*(f"attention.self.{n}" for n in ("query", "key", "value")), "attention.output.dense"],
             self.config.hidden_size,
@@ -254,7 +260,7 @@ class FlaxFp8EncoderPreTrainedModel(StoredAsTwin, FlaxBertPreTrainedModel):
             "output.dense": self.config.hidden_size,
         }
         return {
-            f"encoder.layer.{number}.{name}.bias": Derived(
+            f"encoder.layer.{number}.{name}.bias": DerivedTensor(
                 np.zeros(size, np.float32), "load it with use_bias=True"
             )
             for number in range(self.config.num_hidden_layers)

@@ -18,7 +18,7 @@ from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
-from hfseq_plugins.decoder.modeling import DecoderCall, linear
+from hfseq_plugins.decoder.modeling import FlaxDecoderOnlyPreTrainedModel, linear
 
 
 class SelfAttention(nn.CachedAttention):
@@ -157,7 +157,7 @@ class CausalLM(nnx.Module):
         )
 
 
-class FlaxGPTNeoPreTrainedModel(DecoderCall):
+class FlaxGPTNeoPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
     """Base of the GPT-Neo classes: configuration and checkpoint names."""
 
     config_class = GPTNeoConfig

@@ -17,7 +17,7 @@ from hfseq import nn
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import outputs as out
-from hfseq_plugins.decoder.modeling import DecoderCall, linear
+from hfseq_plugins.decoder.modeling import FlaxDecoderOnlyPreTrainedModel, linear
 
 
 class Attention(nn.CachedAttention):
@@ -141,7 +141,7 @@ class CausalLM(nnx.Module):
         )
 
 
-class FlaxGPTJPreTrainedModel(DecoderCall):
+class FlaxGPTJPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
     """Base of the GPT-J classes: configuration and checkpoint names."""
 
     config_class = GPTJConfig

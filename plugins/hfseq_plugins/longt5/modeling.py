@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from hfseq.nn import Keys
 
 
-def in_blocks(x: jax.Array, size: int) -> jax.Array:
+def split_into_blocks(x: jax.Array, size: int) -> jax.Array:
     """Cut (batch, length, …) into (batch, blocks, size, …), the last one filled up with zeros."""
     padding = [(0, 0)] * x.ndim
     padding[1] = (0, -x.shape[1] % size)
     return jnp.pad(x, padding).reshape(x.shape[0], -1, size, *x.shape[2:])
 
 
-def with_neighbours(blocks: jax.Array) -> jax.Array:
+def with_neighbors(blocks: jax.Array) -> jax.Array:
     """Join each block with the one before and the one after: (batch, blocks, 3 * size, …)."""
     count = blocks.shape[1]
     padded = jnp.pad(blocks, [(0, 0), (1, 1), *[(0, 0)] * (blocks.ndim - 2)])
     return jnp.concatenate([padded[:, i : i + count] for i in range(3)], axis=2)
 
 
-def fold(x: jax.Array) -> jax.Array:
+def fold_blocks(x: jax.Array) -> jax.Array:
     """Make blocks rows of a batch: (batch, blocks, …) to (batch * blocks, …)."""
     return x.reshape(-1, *x.shape[2:])
 
@@ -61,7 +61,7 @@ class Summaries:
         """Sum the tokens of each block: (batch, length, features) to (batch, blocks, features)."""
         count = self.there.shape[1]
         real = jnp.where((self.blocks >= 0)[..., None], x, 0)
-        sums = in_blocks(real, self.size).sum(2)
+        sums = split_into_blocks(real, self.size).sum(2)
         last = self.blocks.max(1, keepdims=True)
         number = jnp.arange(sums.shape[1])[None]
         rest = jnp.where((number > last)[..., None], sums, 0).sum(1, keepdims=True)
@@ -69,7 +69,7 @@ class Summaries:
         return jnp.where(self.there[..., None], sums[:, :count], 0)
 
 
-def summaries(mask: jax.Array, size: int) -> Summaries:
+def block_summaries(mask: jax.Array, size: int) -> Summaries:
     """Find the fixed blocks of ``size`` tokens by the boolean ``mask`` (batch, length)."""
     length = mask.shape[1]
     own = jnp.arange(length) // size
@@ -95,9 +95,10 @@ class LocalAttention(stack.Attention):
             return y.reshape(*y.shape[:2], self.kv_heads, self.head_dim)
 
         seen, summary = mask
-        query = in_blocks(split(self.q(x)), self.block)
+        query = split_into_blocks(split(self.q(x)), self.block)
         key, value = (
-            with_neighbours(in_blocks(split(part(x)), self.block)) for part in (self.k, self.v)
+            with_neighbors(split_into_blocks(split(part(x)), self.block))
+            for part in (self.k, self.v)
         )
         if summary is not None:
             summed = self.global_input_layer_norm(summary.of(x))
@@ -108,9 +109,9 @@ class LocalAttention(stack.Attention):
                 for own, part in ((key, self.k), (value, self.v))
             )
         mixed, weights = nn.attend(
-            fold(query),
-            fold(key),
-            fold(value),
+            fold_blocks(query),
+            fold_blocks(key),
+            fold_blocks(value),
             mask=seen,
             bias=bias,
             scale=1.0,
@@ -137,7 +138,7 @@ class TransientGlobalAttention(LocalAttention):
 
 
 #: By the configuration's ``encoder_attention_type``: the checkpoint's name, and the class.
-KINDS = {
+ATTENTION_TYPES = {
     "local": ("LocalSelfAttention", LocalAttention),
     "transient-global": ("TransientGlobalSelfAttention", TransientGlobalAttention),
 }
@@ -148,12 +149,12 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, config: LongT5Config, rngs: nnx.Rngs, causal: bool, biased: bool):
         kind = config.encoder_attention_type
-        if kind not in KINDS:
+        if kind not in ATTENTION_TYPES:
             raise UsageError(
                 f"encoder_attention_type='{kind}' in the configuration is unknown "
-                f"(known: {', '.join(KINDS)})"
+                f"(known: {', '.join(ATTENTION_TYPES)})"
             )
-        self.name, made = KINDS[kind]
+        self.name, made = ATTENTION_TYPES[kind]
         setattr(self, self.name, made(config, rngs, biased))
         self.layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
 
@@ -207,27 +208,27 @@ class EncoderStack(stack.Stack):
         """
         size = self.size
         near = abs(jnp.arange(3 * size) - jnp.arange(size)[:, None] - size) < size
-        shown = with_neighbours(in_blocks(mask, size))[:, :, None] & near
+        shown = with_neighbors(split_into_blocks(mask, size))[:, :, None] & near
         if segment_ids is not None:
-            documents = in_blocks(segment_ids, size)
-            shown &= documents[..., None] == with_neighbours(documents)[:, :, None]
+            documents = split_into_blocks(segment_ids, size)
+            shown &= documents[..., None] == with_neighbors(documents)[:, :, None]
         bias = self.bias("relative_attention_bias", size, 3 * size, size)
         if self.summarised is None or mask.shape[1] < self.summarised:
-            return (fold(shown)[:, None], None), bias
+            return (fold_blocks(shown)[:, None], None), bias
         if segment_ids is not None:
             raise UsageError(
                 "transient-global attention takes no packed rows: the summaries would join their "
                 "documents. Leave out packing, or take encoder_attention_type='local'"
             )
-        summary = summaries(mask, self.summarised)
+        summary = block_summaries(mask, self.summarised)
         count = summary.there.shape[1]
         all_seen = jnp.broadcast_to(summary.there[:, None, None], (*shown.shape[:3], count))
         table = self.bias("global_relative_attention_bias", count, count, 0)[0]
         beside = table[:, jnp.maximum(summary.blocks, 0)]  # (heads, batch, length, summaries)
-        beside = fold(in_blocks(beside.transpose(1, 2, 0, 3), size)).swapaxes(1, 2)
+        beside = fold_blocks(split_into_blocks(beside.transpose(1, 2, 0, 3), size)).swapaxes(1, 2)
         near_bias = jnp.broadcast_to(bias, (beside.shape[0], *bias.shape[1:]))
         shown = jnp.concatenate([shown, all_seen], -1)
-        return (fold(shown)[:, None], summary), jnp.concatenate([near_bias, beside], -1)
+        return (fold_blocks(shown)[:, None], summary), jnp.concatenate([near_bias, beside], -1)
 
     def __call__(self, embedded, attention_mask=None, segment_ids=None, **options: Any):
         if attention_mask is None:

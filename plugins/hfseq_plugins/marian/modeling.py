@@ -8,16 +8,16 @@ from __future__ import annotations
 from flax import nnx
 from transformers import MarianConfig
 
-from hfseq.modeling import Derived, Seq2SeqGeneration
+from hfseq.modeling import DerivedTensor, Seq2SeqGeneration
 from hfseq.modeling import shift_tokens_right as shift_tokens_right
 from hfseq_plugins.bart import heads, layers
-from hfseq_plugins.bart.layers import token_table
+from hfseq_plugins.bart.layers import token_embedding
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
 from hfseq_plugins.bart.positions import fixed_positions
 from hfseq_plugins.pegasus.modeling import FixedPositions
 
 
-def target_vocabulary(config: MarianConfig) -> int:
+def target_vocab_size(config: MarianConfig) -> int:
     """Return the number of tokens that the decoder reads and writes."""
     shared = config.share_encoder_decoder_embeddings
     return config.vocab_size if shared else config.decoder_vocab_size
@@ -40,20 +40,20 @@ class Decoder(layers.Decoder):
 class MarianModule(heads.BartModule):
     """Encoder and decoder without a head."""
 
-    sides = (Encoder, Decoder)
+    stack_classes = (Encoder, Decoder)
 
     def __init__(self, config: MarianConfig, rngs: nnx.Rngs):
         shared = config.share_encoder_decoder_embeddings
-        self.shared = token_table(config, rngs) if shared else nnx.data(None)
+        self.shared = token_embedding(config, rngs) if shared else nnx.data(None)
         own_tables = not (shared and config.tie_word_embeddings)
-        self.add_sides(config, rngs, own_tables, size=target_vocabulary(config))
+        self.add_stacks(config, rngs, own_tables, size=target_vocab_size(config))
 
 
 class MTModel(heads.ConditionalGeneration):
     """The next target token."""
 
     module = MarianModule
-    vocabulary = staticmethod(target_vocabulary)
+    vocabulary = staticmethod(target_vocab_size)
 
 
 class FlaxMarianPreTrainedModel(FixedPositions, FlaxBartPreTrainedModel):
@@ -61,9 +61,9 @@ class FlaxMarianPreTrainedModel(FixedPositions, FlaxBartPreTrainedModel):
 
     config_class = MarianConfig
 
-    def vocabulary(self, name: str = "input_ids") -> int:
+    def vocab_size(self, name: str = "input_ids") -> int:
         """Return the number of tokens of a side."""
-        return self.config.vocab_size if name == "input_ids" else target_vocabulary(self.config)
+        return self.config.vocab_size if name == "input_ids" else target_vocab_size(self.config)
 
 
 class FlaxMarianModel(FlaxMarianPreTrainedModel):
@@ -73,9 +73,9 @@ class FlaxMarianModel(FlaxMarianPreTrainedModel):
     weight_aliases = FlaxBartModel.weight_aliases
     weight_fallbacks = FlaxBartModel.weight_fallbacks
 
-    def derived_weights(self) -> dict[str, Derived]:
+    def derived_weights(self) -> dict[str, DerivedTensor]:
         """Return the tables of places: without a head PyTorch's class keeps them."""
-        return self.tables_of_places("")
+        return self.position_tables("")
 
 
 class FlaxMarianMTModel(Seq2SeqGeneration, FlaxMarianPreTrainedModel):

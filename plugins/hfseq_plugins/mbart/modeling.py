@@ -45,7 +45,7 @@ class Decoder(layers.Decoder):
 class MBartModule(heads.BartModule):
     """Encoder and decoder without a head."""
 
-    sides = (Encoder, Decoder)
+    stack_classes = (Encoder, Decoder)
 
 
 class ConditionalGeneration(heads.ConditionalGeneration):

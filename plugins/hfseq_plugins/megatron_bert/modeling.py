@@ -25,7 +25,7 @@ def norm(config: MegatronBertConfig) -> nn.LayerNorm:
 class Embeddings(encoder.Embeddings):
     """Word, position and token-type vectors, summed."""
 
-    normalised = False
+    use_layer_norm = False
 
 
 class Output(nnx.Module):
@@ -44,7 +44,7 @@ class Output(nnx.Module):
 class Attention(encoder.Attention):
     """Norm, attention and its output projection."""
 
-    kinds = (encoder.SelfAttention, Output)
+    submodule_classes = (encoder.SelfAttention, Output)
     norm_name: ClassVar[str] = "ln"
 
     def __init__(self, config: MegatronBertConfig, rngs: nnx.Rngs, cross: bool = False):
@@ -62,7 +62,7 @@ class Attention(encoder.Attention):
 class Layer(encoder.Layer):
     """Self-attention, cross-attention where the configuration asks for it, feed-forward."""
 
-    kinds = (Attention, encoder.Intermediate, Output)
+    submodule_classes = (Attention, encoder.Intermediate, Output)
 
     def __init__(self, config: MegatronBertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -76,13 +76,13 @@ class Layer(encoder.Layer):
 class Encoder(encoder.Encoder):
     """The stack of layers, normalised once more at its end."""
 
-    kind = Layer
+    layer_class = Layer
 
     def __init__(self, config: MegatronBertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.ln = norm(config)
 
-    def finish(self, x: jax.Array) -> jax.Array:
+    def apply_final_norm(self, x: jax.Array) -> jax.Array:
         """Normalise the output of the last layer."""
         return self.ln(x)
 
@@ -90,7 +90,7 @@ class Encoder(encoder.Encoder):
 class MegatronBertModule(encoder.BertModule):
     """The encoder (or decoder) without a head."""
 
-    kinds = (Embeddings, Encoder)
+    submodule_classes = (Embeddings, Encoder)
 
 
 class MaskedLM(bert.MaskedLM):

@@ -39,16 +39,16 @@ class FlaxMistralForSequenceClassification(FlaxMistralPreTrainedModel):
     module_class = SequenceClassification
 
 
-class AnsweringMistral(QuestionAnswering):
+class MistralQuestionAnswering(QuestionAnswering):
     """Its files call the decoder ``model``, as those of the other heads do."""
 
-    part = "model"
+    decoder_name = "model"
 
 
 class FlaxMistralForQuestionAnswering(FlaxMistralPreTrainedModel):
     """Mistral that marks the span of an answer."""
 
-    module_class = AnsweringMistral
+    module_class = MistralQuestionAnswering
 
 
 class FlaxMistralForTokenClassification(FlaxMistralPreTrainedModel):

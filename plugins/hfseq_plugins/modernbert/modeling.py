@@ -48,10 +48,10 @@ def linear(
     Without ``std`` of that of what adds to the stream of layers, which is narrower in deep models.
     """
     std = std or config.initializer_range * (2 * config.num_hidden_layers) ** -0.5
-    return nn.Linear(features_in, features_out, truncated(config, std), rngs, use_bias=bias)
+    return nn.Linear(features_in, features_out, truncated_normal(config, std), rngs, use_bias=bias)
 
 
-def truncated(config: ModernBertConfig, std: float) -> jax.nn.initializers.Initializer:
+def truncated_normal(config: ModernBertConfig, std: float) -> jax.nn.initializers.Initializer:
     """A normal distribution that is cut where the configuration says, in standard deviations."""
     cut = config.initializer_cutoff_factor or 3.0
     return jax.nn.initializers.truncated_normal(std, lower=-cut, upper=cut)
@@ -107,12 +107,12 @@ class MLP(nnx.Module):
 class Layer(nnx.Module):
     """Attention and feed-forward, a norm before each; the embeddings are normed for the first."""
 
-    mixing: ClassVar[Any] = Attention
+    attention_class: ClassVar[Any] = Attention
 
     def __init__(self, config: ModernBertConfig, rngs: nnx.Rngs, number: int):
         self.kind = config.layer_types[number]
         self.attn_norm = norm(config) if number else nnx.data(None)
-        self.attn, self.mlp = self.mixing(config, rngs), MLP(config, rngs)
+        self.attn, self.mlp = self.attention_class(config, rngs), MLP(config, rngs)
         self.mlp_norm = norm(config)
 
     def __call__(self, x, angles, masks, *, rngs, return_weights=False):
@@ -126,7 +126,7 @@ class Embeddings(nnx.Module):
     """Words, normed."""
 
     def __init__(self, config: ModernBertConfig, rngs: nnx.Rngs):
-        init = truncated(config, config.initializer_range)
+        init = truncated_normal(config, config.initializer_range)
         self.tok_embeddings = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
         self.norm = norm(config)
         self.drop = nn.Dropout(config.embedding_dropout)
@@ -207,14 +207,14 @@ class PredictionHead(nnx.Module):
         return self.norm(self.act(self.dense(x)))
 
 
-class WordBias(nnx.Module):
+class DecoderBias(nnx.Module):
     """The bias of a head that is the table of words."""
 
     def __init__(self, config: ModernBertConfig):
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
 
 
-class OverWords(nnx.Module):
+class VocabularyProjection(nnx.Module):
     """Logits over the vocabulary, by the table of words or a layer of their own.
 
     A subclass has ``model`` before it calls ``add_decoder``.
@@ -229,7 +229,7 @@ class OverWords(nnx.Module):
         if not self.tied:
             self.decoder = linear(config, config.hidden_size, config.vocab_size, rngs, biased)
         elif biased:
-            self.decoder = WordBias(config)
+            self.decoder = DecoderBias(config)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Map (..., hidden_size) to (..., vocab_size)."""
@@ -239,7 +239,7 @@ class OverWords(nnx.Module):
         return logits if self.decoder is None else nn.add_bias(logits, self.decoder.bias[...])
 
 
-class MaskedLM(OverWords):
+class MaskedLM(VocabularyProjection):
     """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
     def __init__(self, config: ModernBertConfig, rngs: nnx.Rngs):

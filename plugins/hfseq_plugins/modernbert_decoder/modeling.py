@@ -15,7 +15,7 @@ from hfseq import nn
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import outputs as out
-from hfseq_plugins.decoder.modeling import DecoderCall, last_states
+from hfseq_plugins.decoder.modeling import FlaxDecoderOnlyPreTrainedModel, last_token_states
 from hfseq_plugins.modernbert import modeling as modernbert
 from hfseq_plugins.modernbert.modeling import linear
 
@@ -66,7 +66,7 @@ class Attention(nn.CachedAttention):
 class Layer(modernbert.Layer):
     """Attention and feed-forward, a norm before each; the embeddings are normed for the first."""
 
-    mixing = Attention
+    attention_class = Attention
 
 
 class Decoder(modernbert.ModernBert):
@@ -80,7 +80,7 @@ class Decoder(modernbert.ModernBert):
         return config.sliding_window - 1, 0
 
 
-class CausalLM(modernbert.OverWords):
+class CausalLM(modernbert.VocabularyProjection):
     """Next-token prediction, with the word embeddings where the head is tied to them."""
 
     def __init__(self, config: ModernBertDecoderConfig, rngs: nnx.Rngs):
@@ -109,7 +109,7 @@ class SequenceClassification(nnx.Module):
 
     def __call__(self, input_ids: jax.Array, *args: Any, rngs=None, **kwargs: Any):
         output = self.model(input_ids, *args, rngs=rngs, **kwargs)
-        states = last_states(output.last_hidden_state, input_ids, self.pad)
+        states = last_token_states(output.last_hidden_state, input_ids, self.pad)
         return out.FlaxSequenceClassifierOutput(
             logits=self.classifier(self.drop(self.head(states), rngs)),
             hidden_states=output.hidden_states,
@@ -117,7 +117,7 @@ class SequenceClassification(nnx.Module):
         )
 
 
-class FlaxModernBertDecoderPreTrainedModel(DecoderCall):
+class FlaxModernBertDecoderPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
     """Base of the classes of ModernBERT's decoder: configuration and checkpoint names."""
 
     config_class = ModernBertDecoderConfig

@@ -8,11 +8,16 @@ from typing import Any
 
 from transformers import PegasusConfig
 
-from hfseq.modeling import Derived, Seq2SeqGeneration
+from hfseq.modeling import DerivedTensor, Seq2SeqGeneration
 from hfseq.modeling import shift_tokens_right as shift_tokens_right
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
-from hfseq_plugins.bart.positions import TABLES, fixed_positions, sinusoids, unlike_sinusoids
+from hfseq_plugins.bart.positions import (
+    POSITION_TABLES,
+    fixed_positions,
+    has_custom_positions,
+    sinusoids,
+)
 
 
 class EncoderLayer(layers.EncoderLayer):
@@ -44,7 +49,7 @@ class Decoder(layers.Decoder):
 class PegasusModule(heads.BartModule):
     """Encoder and decoder without a head."""
 
-    sides = (Encoder, Decoder)
+    stack_classes = (Encoder, Decoder)
 
 
 class ConditionalGeneration(heads.ConditionalGeneration):
@@ -56,7 +61,7 @@ class ConditionalGeneration(heads.ConditionalGeneration):
 class FixedPositions:
     """Sines and cosines for places: no parameters, as in v4, unless a checkpoint holds others."""
 
-    ignored_weights = (*FlaxBartPreTrainedModel.ignored_weights, TABLES)
+    ignored_weights = (*FlaxBartPreTrainedModel.ignored_weights, POSITION_TABLES)
 
     def __init__(
         self: FlaxBartPreTrainedModel,
@@ -73,14 +78,14 @@ class FixedPositions:
     @classmethod
     def checkpoint_options(cls, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Take the places of the file for parameters where they are not the computed ones."""
-        return {"stored_positions": True} if unlike_sinusoids(tensors) else {}
+        return {"stored_positions": True} if has_custom_positions(tensors) else {}
 
-    def tables_of_places(self: FlaxBartPreTrainedModel, prefix: str) -> dict[str, Derived]:
+    def position_tables(self: FlaxBartPreTrainedModel, prefix: str) -> dict[str, DerivedTensor]:
         """Return the tables by PyTorch's names, if the model computes them."""
         config = self.config
         if not getattr(config, "static_position_embeddings", True):
             return {}
-        table = Derived(sinusoids(config.max_position_embeddings, config.d_model))
+        table = DerivedTensor(sinusoids(config.max_position_embeddings, config.d_model))
         return {f"{prefix}{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
 
 
@@ -89,9 +94,9 @@ class FlaxPegasusPreTrainedModel(FixedPositions, FlaxBartPreTrainedModel):
 
     config_class = PegasusConfig
 
-    def derived_weights(self) -> dict[str, Derived]:
+    def derived_weights(self) -> dict[str, DerivedTensor]:
         """Return the tables of places, which PyTorch keeps in its checkpoints."""
-        return self.tables_of_places("" if self.module_class is PegasusModule else "model.")
+        return self.position_tables("" if self.module_class is PegasusModule else "model.")
 
 
 class FlaxPegasusModel(FlaxPegasusPreTrainedModel):

@@ -66,7 +66,7 @@ class Embeddings(nnx.Module):
 class RegNet(resnet.ResNet):
     """The network without a head."""
 
-    kinds = (Embeddings, Block)
+    submodule_classes = (Embeddings, Block)
 
 
 class ImageClassification(resnet.ImageClassification):

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, ResNetConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
-from hfseq.modeling import Derived, FlaxVisionPreTrainedModel
+from hfseq.modeling import DerivedTensor, FlaxVisionPreTrainedModel
 from hfseq.nn import outputs as out
 
 #: He et al. (2015), as PyTorch's ``kaiming_normal_`` with ``fan_out``.
@@ -156,10 +156,10 @@ class Embeddings(nnx.Module):
 class ResNet(nnx.Module):
     """The network without a head."""
 
-    kinds: tuple[type[Any], type[Block]] = (Embeddings, Block)
+    submodule_classes: tuple[type[Any], type[Block]] = (Embeddings, Block)
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        embeddings, block = self.kinds
+        embeddings, block = self.submodule_classes
         self.embedder = embeddings(config, rngs)
         self.encoder = Encoder(block, config, rngs)
 
@@ -211,7 +211,7 @@ class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
 
     config_class = ResNetConfig
     base_model_prefix = "resnet"
-    joined_params = True
+    params_include_collections = True
     stored_collections = {"batch_stats": ("mean", "var")}
     # Version 4's blocks of two layers, which read no file of PyTorch's.
     native_synonyms = {"layer.layer_{}": "layer.{}"}
@@ -249,11 +249,11 @@ class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
         """Raise NotImplementedError, as in Transformers 4: no block is computed again."""
         raise NotImplementedError(f"gradient checkpointing is not supported by {type(self)}")
 
-    def derived_weights(self) -> dict[str, Derived]:
+    def derived_weights(self) -> dict[str, DerivedTensor]:
         """Return how many batches PyTorch's norms have seen, of which nothing depends here."""
         means = [path for path in self._stored_paths() if path[-1] == "mean"]
         names = (".".join((*path[:-1], "num_batches_tracked")) for path in means)
-        return {name: Derived(np.zeros((), np.int64)) for name in names}
+        return {name: DerivedTensor(np.zeros((), np.int64)) for name in names}
 
 
 class FlaxResNetModel(FlaxResNetPreTrainedModel):

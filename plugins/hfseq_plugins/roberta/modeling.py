@@ -32,7 +32,7 @@ class RobertaModule(BertModule):
         return jnp.where(segment_ids > 0, counted, self.pad_token_id)
 
 
-class WithRoberta:
+class RobertaMixin:
     """RoBERTa's encoder, and its head over the vocabulary, under their checkpoint names."""
 
     prefix, module = "roberta", RobertaModule
@@ -55,16 +55,16 @@ class LMHead(bert.VocabularyHead):
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
         self.layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
-    def transformed(self, x: jax.Array) -> jax.Array:
+    def transform_states(self, x: jax.Array) -> jax.Array:
         """Map hidden states to what the vocabulary is multiplied with."""
         return self.layer_norm(nn.activation("gelu")(self.dense(x)))
 
 
-class MaskedLM(WithRoberta, bert.MaskedLM):
+class MaskedLM(RobertaMixin, bert.MaskedLM):
     """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
 
-class CausalLM(WithRoberta, bert.CausalLM):
+class CausalLM(RobertaMixin, bert.CausalLM):
     """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
 
 
@@ -83,7 +83,7 @@ class ClassificationHead(nnx.Module):
         return self.out_proj(dropout(x, rngs))
 
 
-class SequenceClassification(WithRoberta, bert.Headed):
+class SequenceClassification(RobertaMixin, bert.ModelWithHead):
     """A label (or a number) for the whole sequence."""
 
     head: ClassVar[type[ClassificationHead]] = ClassificationHead
@@ -98,15 +98,15 @@ class SequenceClassification(WithRoberta, bert.Headed):
         return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
 
 
-class TokenClassification(WithRoberta, bert.TokenClassification):
+class TokenClassification(RobertaMixin, bert.TokenClassification):
     """A label for every token."""
 
 
-class QuestionAnswering(WithRoberta, bert.QuestionAnswering):
+class QuestionAnswering(RobertaMixin, bert.QuestionAnswering):
     """The first and the last token of the answer."""
 
 
-class MultipleChoice(WithRoberta, bert.MultipleChoice):
+class MultipleChoice(RobertaMixin, bert.MultipleChoice):
     """One of several continuations."""
 
 

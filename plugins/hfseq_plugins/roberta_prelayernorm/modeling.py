@@ -35,19 +35,19 @@ class Intermediate(encoder.Intermediate):
 class Layer(encoder.Layer):
     """Self-attention, cross-attention where the configuration asks for it, feed-forward."""
 
-    kinds = (Attention, Intermediate, megatron.Output)
+    submodule_classes = (Attention, Intermediate, megatron.Output)
 
 
 class Encoder(encoder.Encoder):
     """The stack of layers."""
 
-    kind = Layer
+    layer_class = Layer
 
 
 class RobertaPreLayerNormModule(roberta.RobertaModule):
     """The encoder (or decoder) without a head."""
 
-    kinds = (encoder.Embeddings, Encoder)
+    submodule_classes = (encoder.Embeddings, Encoder)
 
     def __init__(
         self, config: RobertaPreLayerNormConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True
@@ -55,38 +55,38 @@ class RobertaPreLayerNormModule(roberta.RobertaModule):
         super().__init__(config, rngs, add_pooling_layer)
         self.LayerNorm = megatron.norm(config)
 
-    def finish(self, x: jax.Array) -> jax.Array:
+    def apply_final_norm(self, x: jax.Array) -> jax.Array:
         """Normalise the output of the last layer."""
         return self.LayerNorm(x)
 
 
-class WithPreLayerNorm:
+class PreLayerNormMixin:
     """The encoder under its checkpoint name."""
 
     prefix, module = "roberta_prelayernorm", RobertaPreLayerNormModule
 
 
-class MaskedLM(WithPreLayerNorm, roberta.MaskedLM):
+class MaskedLM(PreLayerNormMixin, roberta.MaskedLM):
     """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
 
-class CausalLM(WithPreLayerNorm, roberta.CausalLM):
+class CausalLM(PreLayerNormMixin, roberta.CausalLM):
     """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
 
 
-class SequenceClassification(WithPreLayerNorm, roberta.SequenceClassification):
+class SequenceClassification(PreLayerNormMixin, roberta.SequenceClassification):
     """A label (or a number) for the whole sequence."""
 
 
-class MultipleChoice(WithPreLayerNorm, roberta.MultipleChoice):
+class MultipleChoice(PreLayerNormMixin, roberta.MultipleChoice):
     """One of several continuations."""
 
 
-class TokenClassification(WithPreLayerNorm, roberta.TokenClassification):
+class TokenClassification(PreLayerNormMixin, roberta.TokenClassification):
     """A label for every token."""
 
 
-class QuestionAnswering(WithPreLayerNorm, roberta.QuestionAnswering):
+class QuestionAnswering(PreLayerNormMixin, roberta.QuestionAnswering):
     """The first and the last token of the answer."""
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 from transformers import RoFormerConfig
 
 from hfseq import nn
-from hfseq.modeling import Derived, FlaxPreTrainedModel
+from hfseq.modeling import DerivedTensor, FlaxPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.bart.positions import sinusoids
@@ -69,13 +69,13 @@ class SelfAttention(nnx.Module):
 class Attention(encoder.Attention):
     """Attention and its output projection."""
 
-    kinds = (SelfAttention, encoder.Output)
+    submodule_classes = (SelfAttention, encoder.Output)
 
 
 class Layer(encoder.Layer):
     """Self-attention and feed-forward."""
 
-    kinds = (Attention, encoder.Intermediate, encoder.Output)
+    submodule_classes = (Attention, encoder.Intermediate, encoder.Output)
 
     def __call__(self, x, angles, mask, *, rngs, head_mask=None, return_weights=False):
         x, weights = self.attention(x, angles, mask, rngs, head_mask, return_weights)
@@ -85,7 +85,7 @@ class Layer(encoder.Layer):
 class Encoder(encoder.Encoder):
     """The stack of layers."""
 
-    kind = Layer
+    layer_class = Layer
 
 
 class RoFormerModule(nnx.Module):
@@ -133,13 +133,13 @@ class RoFormerModule(nnx.Module):
         )
 
 
-class WithRoFormer:
+class RoFormerMixin:
     """RoFormer's encoder under its checkpoint name."""
 
     prefix, module = "roformer", RoFormerModule
 
 
-class MaskedLM(WithRoFormer, bert.MaskedLM):
+class MaskedLM(RoFormerMixin, bert.MaskedLM):
     """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
 
 
@@ -149,21 +149,21 @@ class ClassificationHead(roberta.ClassificationHead):
     activation = None
 
 
-class SequenceClassification(WithRoFormer, roberta.SequenceClassification):
+class SequenceClassification(RoFormerMixin, roberta.SequenceClassification):
     """A label (or a number) for the whole sequence."""
 
     head = ClassificationHead
 
 
-class TokenClassification(WithRoFormer, bert.TokenClassification):
+class TokenClassification(RoFormerMixin, bert.TokenClassification):
     """A label for every token."""
 
 
-class QuestionAnswering(WithRoFormer, bert.QuestionAnswering):
+class QuestionAnswering(RoFormerMixin, bert.QuestionAnswering):
     """The first and the last token of the answer."""
 
 
-class MultipleChoice(WithRoFormer, bert.MultipleChoice):
+class MultipleChoice(RoFormerMixin, bert.MultipleChoice):
     """One of several continuations, by their last token."""
 
     def pool(self, encoded: out.FlaxModelOutput, rngs: Keys | None) -> jax.Array:
@@ -221,12 +221,12 @@ class FlaxRoFormerPreTrainedModel(FlaxPreTrainedModel):
             extra=extra,
         )
 
-    def derived_weights(self) -> dict[str, Derived]:
+    def derived_weights(self) -> dict[str, DerivedTensor]:
         """Return the table of angles, which PyTorch keeps in its checkpoints."""
         config = self.config
         width = config.hidden_size // config.num_attention_heads
         prefix = "" if self.module_class is RoFormerModule else "roformer."
-        table = Derived(sinusoids(config.max_position_embeddings, width))
+        table = DerivedTensor(sinusoids(config.max_position_embeddings, width))
         return {f"{prefix}encoder.embed_positions.weight": table}
 
 

@@ -10,11 +10,15 @@ from flax import nnx
 from transformers import SpeechEncoderDecoderConfig
 
 from hfseq.modeling.base import Input
-from hfseq_plugins.encoder_decoder.modeling import FlaxPairPreTrainedModel, Pair, asked
+from hfseq_plugins.encoder_decoder.modeling import (
+    EncoderDecoderModule,
+    FlaxEncoderDecoderPreTrainedModel,
+    output_options,
+)
 from hfseq_plugins.wav2vec2.modeling import frame_mask, output_lengths
 
 
-class SoundPair(Pair):
+class SpeechEncoderDecoderModule(EncoderDecoderModule):
     """The same, of sound."""
 
     def __init__(self, config: SpeechEncoderDecoderConfig, rngs: nnx.Rngs, **parts: Any):
@@ -43,9 +47,13 @@ class SoundPair(Pair):
 
     def mask(self, encoder_mask: jax.Array | None, states: jax.Array) -> jax.Array | None:
         """Return the mask of the vectors that the sound became."""
-        return None if encoder_mask is None else shortened(self.config, encoder_mask, states)
+        return (
+            None
+            if encoder_mask is None
+            else frame_attention_mask(self.config, encoder_mask, states)
+        )
 
-    def told(self, states: jax.Array) -> jax.Array:
+    def returned_encoder_states(self, states: jax.Array) -> jax.Array:
         """Return the encoder's last states as PyTorch's class of sound does: projected."""
         return self.project(states)
 
@@ -62,7 +70,7 @@ class SoundPair(Pair):
         output_attentions=False,
         output_hidden_states=False,
     ):
-        options = asked(rngs, output_attentions, output_hidden_states)
+        options = output_options(rngs, output_attentions, output_hidden_states)
         encoded = self.encode(
             inputs, attention_mask, freeze_feature_encoder=freeze_feature_encoder, **options
         )
@@ -71,19 +79,19 @@ class SoundPair(Pair):
             "decoder_attention_mask": decoder_attention_mask,
             "decoder_position_ids": decoder_position_ids,
         }
-        return self.both(encoded, attention_mask, given, **options)
+        return self.decode_encoded(encoded, attention_mask, given, **options)
 
 
-def shortened(config: Any, attention_mask: jax.Array, states: jax.Array) -> jax.Array:
+def frame_attention_mask(config: Any, attention_mask: jax.Array, states: jax.Array) -> jax.Array:
     """Return the mask of ``states`` from that of the sound."""
     return frame_mask(config, states.shape[1], attention_mask)
 
 
-class FlaxSpeechEncoderDecoderModel(FlaxPairPreTrainedModel):
+class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
     """An encoder of sound and a decoder of text."""
 
     config_class = SpeechEncoderDecoderConfig
-    module_class = SoundPair
+    module_class = SpeechEncoderDecoderModule
     base_model_prefix = "speech_encoder_decoder"
     main_input_name = "inputs"
     encoder_inputs = ("input_values",)
@@ -111,7 +119,7 @@ class FlaxSpeechEncoderDecoderModel(FlaxPairPreTrainedModel):
         ``inputs`` and their mask are (batch, samples), ``decoder_input_ids`` (batch, length).
         """
         return super().__call__(
-            self._sound(inputs),
+            self._prepare_audio(inputs),
             attention_mask,
             decoder_input_ids,
             decoder_attention_mask,
@@ -142,7 +150,7 @@ class FlaxSpeechEncoderDecoderModel(FlaxPairPreTrainedModel):
     ):
         """Run the encoder alone: sound to hidden states."""
         return super().encode(
-            self._sound(inputs),
+            self._prepare_audio(inputs),
             attention_mask,
             output_attentions,
             output_hidden_states,
@@ -194,10 +202,12 @@ class FlaxSpeechEncoderDecoderModel(FlaxPairPreTrainedModel):
         """Return the mask of what the encoder gave from that of the sound."""
         if attention_mask is None:
             return None
-        return shortened(self.config.encoder, jnp.asarray(attention_mask), encoder_outputs[0])
+        return frame_attention_mask(
+            self.config.encoder, jnp.asarray(attention_mask), encoder_outputs[0]
+        )
 
-    def _sound(self, values: Any) -> jax.Array:
-        return self.parts["encoder"]._sound(values)  # type: ignore[attr-defined]
+    def _prepare_audio(self, values: Any) -> jax.Array:
+        return self.parts["encoder"]._prepare_audio(values)  # type: ignore[attr-defined]
 
     def _get_feat_extract_output_lengths(
         self, input_lengths: jax.Array | int, add_adapter: bool | None = None

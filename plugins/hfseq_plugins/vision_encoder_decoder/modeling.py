@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from transformers import VisionEncoderDecoderConfig
 
-from hfseq_plugins.encoder_decoder.modeling import FlaxPairPreTrainedModel, Pair, asked
+from hfseq_plugins.encoder_decoder.modeling import (
+    EncoderDecoderModule,
+    FlaxEncoderDecoderPreTrainedModel,
+    output_options,
+)
 
 
-class PicturePair(Pair):
+class VisionEncoderDecoderModule(EncoderDecoderModule):
     """The same, of pictures."""
 
     def encode(
@@ -32,20 +36,20 @@ class PicturePair(Pair):
         output_attentions=False,
         output_hidden_states=False,
     ):
-        options = asked(rngs, output_attentions, output_hidden_states)
+        options = output_options(rngs, output_attentions, output_hidden_states)
         inputs = {
             "decoder_input_ids": decoder_input_ids,
             "decoder_attention_mask": decoder_attention_mask,
             "decoder_position_ids": decoder_position_ids,
         }
-        return self.both(self.encode(pixel_values, **options), None, inputs, **options)
+        return self.decode_encoded(self.encode(pixel_values, **options), None, inputs, **options)
 
 
-class FlaxVisionEncoderDecoderModel(FlaxPairPreTrainedModel):
+class FlaxVisionEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
     """An encoder of pictures and a decoder of text."""
 
     config_class = VisionEncoderDecoderConfig
-    module_class = PicturePair
+    module_class = VisionEncoderDecoderModule
     base_model_prefix = "vision_encoder_decoder"
     main_input_name = "pixel_values"
     encoder_inputs = ("pixel_values",)

@@ -56,11 +56,11 @@ class DualEncoder(CLIP):
         encoded = self.text_model(
             ids, attention_mask=mask, position_ids=positions, rngs=rngs, **given, **asked
         )
-        return pooled(encoded, "text")
+        return require_pooled(encoded, "text")
 
     def pictures(self, pixel_values, rngs, **asked) -> out.FlaxModelOutput:
         """Run the encoder of pictures."""
-        return pooled(self.vision_model(pixel_values, rngs=rngs, **asked), "vision")
+        return require_pooled(self.vision_model(pixel_values, rngs=rngs, **asked), "vision")
 
     def get_text_features(
         self,
@@ -95,10 +95,10 @@ class DualEncoder(CLIP):
         asked["output_hidden_states"] = output_hidden_states
         pictures = self.pictures(pixel_values, rngs, **asked)
         texts = self.texts(input_ids, attention_mask, position_ids, token_type_ids, rngs, **asked)
-        return self.compared(texts, pictures)
+        return self.contrast(texts, pictures)
 
 
-def pooled(encoded: out.FlaxModelOutput, side: str) -> out.FlaxModelOutput:
+def require_pooled(encoded: out.FlaxModelOutput, side: str) -> out.FlaxModelOutput:
     """Return what an encoder returned, if it has a vector for the whole of what it read."""
     if encoded.get("pooler_output") is None:
         raise UsageError(
@@ -119,7 +119,7 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
 
     def __init__(self, config: VisionTextDualEncoderConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
-        self.any_picture_size = self.parts["vision_model"].any_picture_size  # type: ignore[misc]
+        self.any_image_size = self.parts["vision_model"].any_image_size  # type: ignore[misc]
         self.position_table = self.parts["text_model"].position_table
 
     @classmethod

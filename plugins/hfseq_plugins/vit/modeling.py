@@ -49,10 +49,10 @@ class Embeddings(nnx.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def __call__(self, pixel_values: jax.Array, rngs: Keys | None) -> jax.Array:
-        x = self.behind_first(self.patch_embeddings(pixel_values))
+        x = self.prepend_cls_token(self.patch_embeddings(pixel_values))
         return self.dropout(x + self.position_embeddings[...].astype(x.dtype), rngs)
 
-    def behind_first(self, x: jax.Array) -> jax.Array:
+    def prepend_cls_token(self, x: jax.Array) -> jax.Array:
         """Put patches (batch, patches, width) behind the vector for the whole picture."""
         first = jnp.broadcast_to(self.cls_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
         return jnp.concatenate([first, x], 1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from hfseq.nn.cpu import first_maximum
+from hfseq.nn.cpu import fast_argmax
 
 
 @nnx.register_variable_name("codebook")
@@ -18,7 +18,7 @@ class CodebookVariable(nnx.Variable):
     """Statistics of codes: not a parameter, so no optimizer and no decay ever touches them."""
 
 
-class Quantised(NamedTuple):
+class QuantizedKeys(NamedTuple):
     """Keys by their codes.
 
     ``keys`` (B, T, Hk, K) have the codebook's values and the original keys' gradient, ``codes`` are
@@ -62,7 +62,7 @@ class Codebook(nnx.Module):
         self.new_counts.set_value(self.new_counts[...] + counts)
 
 
-def quantise(keys: jax.Array, rows: jax.Array) -> Quantised:
+def quantize(keys: jax.Array, rows: jax.Array) -> QuantizedKeys:
     """Replace float32 ``keys`` (B, T, Hk, K) by their nearest ``rows`` (Hk, S, K).
 
     The nearest row has the largest k.c - |c|^2 / 2. The products run in full precision wherever
@@ -73,12 +73,12 @@ def quantise(keys: jax.Array, rows: jax.Array) -> Quantised:
     products = jnp.einsum(
         "bthk,hsk->bths", lax.stop_gradient(keys), rows, precision=lax.Precision.HIGHEST
     )
-    codes = first_maximum(products - halves)
+    codes = fast_argmax(products - halves)
     flat = codes + size * jnp.arange(heads, dtype=codes.dtype)
     nearest = jnp.take(rows.reshape(heads * size, width), flat, axis=0, mode="clip")
     errors = jnp.square(keys - nearest).sum(-1)
     # In this order the value is the codebook's to the last bit.
-    return Quantised(nearest + (keys - lax.stop_gradient(keys)), codes, errors)
+    return QuantizedKeys(nearest + (keys - lax.stop_gradient(keys)), codes, errors)
 
 
 def sum_by_code(values: jax.Array, codes: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
@@ -95,10 +95,10 @@ def sum_by_code(values: jax.Array, codes: jax.Array, size: int) -> tuple[jax.Arr
     return sums.reshape(heads, size, width), counts.reshape(heads, size)
 
 
-def settle(tree: Mapping[str, Any], decay: float) -> dict[str, Any]:
+def update_codebooks(tree: Mapping[str, Any], decay: float) -> dict[str, Any]:
     """Apply one moving average to every codebook in a collection, once an optimizer step."""
     if "new_sums" not in tree:
-        return {name: settle(part, decay) for name, part in tree.items()}
+        return {name: update_codebooks(part, decay) for name, part in tree.items()}
     moved = {
         name: decay * tree[name] + (1.0 - decay) * tree[f"new_{name}"]
         for name in ("sums", "counts")

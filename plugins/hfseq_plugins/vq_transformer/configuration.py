@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import PretrainedConfig
 
 from hfseq.errors import UsageError
-from hfseq_plugins.common import Presets, wrong_choices
+from hfseq_plugins.common import Presets, invalid_choices
 
 CHOICES = {
     "head_type": ("shga", "mhga", "mha", "mqa", "gqa"),
@@ -18,7 +18,7 @@ CHOICES = {
     "reduction": ("recurrent", "serial", "matmul", "associative_scan"),
 }
 GATED = ("shga", "mhga")
-RATES = ("embedding_dropout", "sinusoid_dropout", "residual_dropout", "layer_dropout")
+DROPOUT_RATES = ("embedding_dropout", "sinusoid_dropout", "residual_dropout", "layer_dropout")
 POSITIVE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "head_dim", "num_codes", "block_size"),
     *("sinusoid_base", "rms_norm_eps", "count_floor"),
@@ -41,7 +41,7 @@ _LARGE = {
 Kind = TypeVar("Kind")
 
 
-def typed(kind: type[Kind]) -> type[Kind]:
+def strict_types(kind: type[Kind]) -> type[Kind]:
     """Make a configuration refuse values of wrong types, whenever they are set, as UsageError."""
     checked: Any = strict(kind)
     assign = checked.__setattr__
@@ -61,7 +61,7 @@ def typed(kind: type[Kind]) -> type[Kind]:
     return checked
 
 
-@typed
+@strict_types
 class VQTransformerConfig(Presets, PretrainedConfig):
     """The options of a VQ Transformer; sizes are those of the reference's enwik8 model.
 
@@ -179,7 +179,7 @@ class VQTransformerConfig(Presets, PretrainedConfig):
 
     def check(self) -> None:
         """Raise one UsageError that lists every option that cannot work."""
-        problems = [*wrong_choices(self, CHOICES), *self._wrong_numbers()]
+        problems = [*invalid_choices(self, CHOICES), *self._wrong_numbers()]
         sizes = (self.hidden_size, self.head_dim, self.query_heads, self.key_heads)
         if min(sizes) > 0 and self.head_type in CHOICES["head_type"]:
             problems += self._wrong_heads()
@@ -199,7 +199,7 @@ class VQTransformerConfig(Presets, PretrainedConfig):
                 f"window_size={self.window_size} has to be 0 or more: it is the number of earlier "
                 "tokens that are seen exactly"
             )
-        for name in RATES:
+        for name in DROPOUT_RATES:
             if not 0 <= getattr(self, name) < 1:
                 yield f"{name}={getattr(self, name)} has to be in [0, 1)"
         if not 0 <= self.ema_decay <= 1:

@@ -15,18 +15,29 @@ from hfseq import nn
 from hfseq.nn import Keys
 from hfseq.nn.kv_cache import StateAttention
 from hfseq_plugins.vq_transformer import parallel, sequence
-from hfseq_plugins.vq_transformer.codebook import Codebook, quantise
+from hfseq_plugins.vq_transformer.blocks import (
+    MASKED_SCORE,
+    AttentionInputs,
+    AttentionOptions,
+    ScoreTerms,
+    cache_scores,
+    weighted_sum,
+)
+from hfseq_plugins.vq_transformer.codebook import Codebook, quantize
 from hfseq_plugins.vq_transformer.positions import EXACT, shift_right, sinusoids
 from hfseq_plugins.vq_transformer.sharding import split_heads
-from hfseq_plugins.vq_transformer.state import RANKS, State, empty_state, reset, take
-from hfseq_plugins.vq_transformer.tape import LOWEST, How, Inputs, Terms, cache_scores, weigh
+from hfseq_plugins.vq_transformer.state import STATE_RANKS, State, empty_state, reset, take
 
 if TYPE_CHECKING:
     from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
 
 def attend(
-    inputs: Inputs, terms: Terms, how: How, state: State | None, lengths: jax.Array | None
+    inputs: AttentionInputs,
+    terms: ScoreTerms,
+    how: AttentionOptions,
+    state: State | None,
+    lengths: jax.Array | None,
 ) -> tuple[jax.Array, State | None]:
     """Return the values attended to, (B, Hk, G, T, V) float32, and the state after the call.
 
@@ -34,17 +45,19 @@ def attend(
     all are. Without a ``state`` the text begins here, and none is returned.
     """
     if state is not None and inputs.code.shape[-1] == 1:
-        return step(inputs, terms, how, state)
+        return attend_one_token(inputs, terms, how, state)
     mesh = sequence.mesh_for(inputs.code.shape[-1], how.block)
     if mesh is not None:
         return sequence.attend(mesh, inputs, terms, how, state, lengths)
-    return parallel.attend_here(inputs, terms, how, state, lengths)
+    return parallel.attend_on_device(inputs, terms, how, state, lengths)
 
 
 _dot = functools.partial(jnp.einsum, precision=EXACT)
 
 
-def step(inputs: Inputs, terms: Terms, how: How, state: State) -> tuple[jax.Array, State]:
+def attend_one_token(
+    inputs: AttentionInputs, terms: ScoreTerms, how: AttentionOptions, state: State
+) -> tuple[jax.Array, State]:
     """Attend with one token, and let it into the ring for the oldest, which joins the cache.
 
     Returns (B, Hk, G, 1, V) float32 and the new state. Tokens that are none change nothing. The
@@ -62,7 +75,7 @@ def step(inputs: Inputs, terms: Terms, how: How, state: State) -> tuple[jax.Arra
     behind = (state.position[:, None] - 1 - jnp.arange(window)) % max(window, 1) + 1
     near = _dot("bhglk,bhck->bhglc", content, state.window_key)
     near += jnp.take_along_axis(biases, behind[:, None, None, None], axis=-1, mode="clip")
-    near = jnp.where(state.window_code[:, :1, None, None] < codes, near, LOWEST)
+    near = jnp.where(state.window_code[:, :1, None, None] < codes, near, MASKED_SCORE)
     own = _dot("bhglk,bhck->bhglc", content, inputs.key) + biases[..., :1]
     groups = [(own, inputs.value), (near, state.window_value)]
     if how.compressive:
@@ -73,14 +86,16 @@ def step(inputs: Inputs, terms: Terms, how: How, state: State) -> tuple[jax.Arra
     weights = [jnp.exp(score - top) for score, _ in groups]
     total = sum(weight.sum(-1, keepdims=True) for weight in weights)
     parts = [
-        weigh(weight / total, value, inputs.value.dtype)
+        weighted_sum(weight / total, value, inputs.value.dtype)
         for weight, (_, value) in zip(weights, groups, strict=True)
     ]
     out = sum(parts[1:], parts[0])
     return out, _advance(inputs, state, real, codes, _zero(out))
 
 
-def _advance(inputs: Inputs, state: State, real: jax.Array, codes: int, after: jax.Array) -> State:
+def _advance(
+    inputs: AttentionInputs, state: State, real: jax.Array, codes: int, after: jax.Array
+) -> State:
     """Put real tokens in their slots, and what was there into the cache.
 
     ``after`` is 0, but known only when everything was read: XLA copies whole rings and caches
@@ -131,7 +146,12 @@ _score = functools.partial(jnp.einsum, "bhglk,bhck->bhglc", precision=EXACT)
 
 
 def attend_to_all(
-    inputs: Inputs, terms: Terms, how: How, lengths: jax.Array | None, *, quantised: bool
+    inputs: AttentionInputs,
+    terms: ScoreTerms,
+    how: AttentionOptions,
+    lengths: jax.Array | None,
+    *,
+    quantised: bool,
 ) -> jax.Array:
     """Return the values attended to, (B, Hk, G, T, V) float32, by softmax over all earlier keys.
 
@@ -163,7 +183,7 @@ def attend_to_all(
     seen = seen[:, None, None]
     if quantised and not how.compressive:
         seen &= places[:, None] - places <= how.window
-    weights = jax.nn.softmax(jnp.where(seen, scores, LOWEST), axis=-1)
+    weights = jax.nn.softmax(jnp.where(seen, scores, MASKED_SCORE), axis=-1)
     if exact is not None and how.stop_gradient:
         return _values(weights * exact, inputs.value) + _values(
             weights * ~exact, lax.stop_gradient(inputs.value)
@@ -177,7 +197,7 @@ def _values(weights: jax.Array, value: jax.Array) -> jax.Array:
     )
 
 
-class Tokens(NamedTuple):
+class TokenInfo(NamedTuple):
     """What all layers know of the batch: ``lengths`` (B,), and (B, T) which tokens are real, which
     count in statistics, and the document of each; ``fresh`` (B,) rows forget their state.
     """
@@ -195,7 +215,7 @@ def linear(config: VQTransformerConfig, size_in: int, size_out: int, rngs: nnx.R
     return nn.Linear(size_in, size_out, nn.normal(spread), rngs, use_bias=False)
 
 
-def rms(x: jax.Array, epsilon: float) -> jax.Array:
+def rms_normalize(x: jax.Array, epsilon: float) -> jax.Array:
     """Scale the last axis to a root mean square of 1, in float32."""
     x = x.astype(jnp.float32)
     return x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
@@ -214,7 +234,7 @@ class Norm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise (..., hidden_size)."""
-        y = rms(x, self.epsilon)
+        y = rms_normalize(x, self.epsilon)
         if self.scale is not None and self.bias is not None:
             y = y * self.scale[...] + self.bias[...]
         return y.astype(self.compute_dtype or x.dtype)
@@ -223,7 +243,7 @@ class Norm(nnx.Module):
 class Attention(StateAttention):
     """Attention of a text to itself, its keys replaced by codes; gated, or with plain heads."""
 
-    entries = tuple(RANKS)
+    entries = tuple(STATE_RANKS)
     compute_dtype: DTypeLike | None = None
 
     def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
@@ -252,7 +272,7 @@ class Attention(StateAttention):
         return empty_state(batch_size, self.config, dtype)._asdict()
 
     def __call__(
-        self, x: jax.Array, tokens: Tokens, rngs: Keys | None
+        self, x: jax.Array, tokens: TokenInfo, rngs: Keys | None
     ) -> tuple[jax.Array, jax.Array | None]:
         """Map (B, T, D) to the residual (B, T, D) and the sum of the quantisation errors."""
         config, heads, y = self.config, self.config.key_heads, self.input_norm(x)
@@ -262,7 +282,7 @@ class Attention(StateAttention):
         if self.g_proj is not None:
             value, gate = jax.nn.silu(value), jax.nn.silu(self.g_proj(y))
         key, codes, loss = self._quantise(key, tokens)
-        inputs = Inputs(
+        inputs = AttentionInputs(
             jnp.moveaxis(query.reshape(*query.shape[:2], heads, -1, config.head_dim), 1, 3),
             jnp.moveaxis(key, 1, 2),
             jnp.moveaxis(value.reshape(*value.shape[:2], heads, -1), 1, 2),
@@ -276,9 +296,9 @@ class Attention(StateAttention):
     def _narrow(self, x: jax.Array, heads: int) -> jax.Array:
         """Cut queries or keys into heads and give them all the same length, in float32."""
         x = x.reshape(*x.shape[:2], heads, self.config.head_dim)
-        return rms(x, self.config.rms_norm_eps) * self.scale
+        return rms_normalize(x, self.config.rms_norm_eps) * self.scale
 
-    def _quantise(self, key: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array, Any]:
+    def _quantise(self, key: jax.Array, tokens: TokenInfo) -> tuple[jax.Array, jax.Array, Any]:
         """Return keys by their codes, the codes, and while training the sum of the errors.
 
         Attention to the keys as they are needs no codes: they are 0, nothing is counted or lost.
@@ -287,7 +307,7 @@ class Attention(StateAttention):
         if self.config.attention_type == "full":
             codes = jnp.zeros(key.shape[:3], jnp.int32)
             return key, codes, jnp.zeros(()) if train else None
-        found, loss = quantise(key, self.codebook.rows()), None
+        found, loss = quantize(key, self.codebook.rows()), None
         if train:
             self.codebook.count(key, found.codes, counted)
             errors = found.errors.sum(-1)
@@ -297,7 +317,7 @@ class Attention(StateAttention):
             codes = jnp.where(tokens.valid[..., None], codes, self.config.num_codes)
         return found.keys, codes, loss
 
-    def _terms(self, distances: int, rngs: Keys | None, one: bool = False) -> Terms:
+    def _terms(self, distances: int, rngs: Keys | None, one: bool = False) -> ScoreTerms:
         """Return what scores are made of, with positions for distances below ``distances``.
 
         For ``one`` token the rows stay apart in two factors: the query meets the projection, which
@@ -314,19 +334,19 @@ class Attention(StateAttention):
         else:
             rows = self.r_proj(waves).astype(jnp.float32) * self.scale
             relative = rows.reshape(distances, heads, config.head_dim)
-        return Terms(
+        return ScoreTerms(
             self.codebook.rows(),
             relative,
             self.content_bias[...].reshape(shape) * self.scale,
             self.position_bias[...].reshape(shape) * self.scale,
         )
 
-    def _mix(self, inputs: Inputs, tokens: Tokens, rngs: Keys | None) -> jax.Array:
+    def _mix(self, inputs: AttentionInputs, tokens: TokenInfo, rngs: Keys | None) -> jax.Array:
         """Attend, and keep the state where there is one: (B, Hq, T, V) float32."""
         config, held = self.config, self.read_cache()
         # A short call is one short block.
         block = min(config.block_size, inputs.code.shape[-1])
-        how = How(
+        how = AttentionOptions(
             config.window_size,
             block,
             config.reduction,
@@ -373,7 +393,7 @@ class Layer(nnx.Module):
         self.dropout = nn.Dropout(config.residual_dropout)
         self.layer_dropout = nn.Dropout(config.layer_dropout)
 
-    def __call__(self, x: jax.Array, tokens: Tokens, *, rngs: Keys | None) -> Any:
+    def __call__(self, x: jax.Array, tokens: TokenInfo, *, rngs: Keys | None) -> Any:
         """Map (B, T, D) to the next layer's input, and the sum of the errors of its keys."""
         x, loss = self._attend(self.attention, x, tokens, rngs)
         if self.attention_2 is not None:
@@ -381,7 +401,7 @@ class Layer(nnx.Module):
             return x, None if loss is None else loss + more
         return x + self._whole(self.mlp(x), rngs and rngs.child()), loss
 
-    def _attend(self, part: Attention, x: jax.Array, tokens: Tokens, rngs: Keys | None) -> Any:
+    def _attend(self, part: Attention, x: jax.Array, tokens: TokenInfo, rngs: Keys | None) -> Any:
         keys = rngs and rngs.child()
         change, loss = part(x, tokens, keys)
         return x + self._whole(self.dropout(change, keys), keys), loss

@@ -19,16 +19,16 @@ from hfseq.generation import FixedStateGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
-from hfseq_plugins.vq_transformer.codebook import perplexities, settle
+from hfseq_plugins.vq_transformer.codebook import perplexities, update_codebooks
 from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
-from hfseq_plugins.vq_transformer.layers import Layer, Norm, Tokens, linear
+from hfseq_plugins.vq_transformer.layers import Layer, Norm, TokenInfo, linear
 from hfseq_plugins.vq_transformer.positions import sinusoids
-from hfseq_plugins.vq_transformer.state import RANKS
+from hfseq_plugins.vq_transformer.state import STATE_RANKS
 
 #: Names from the root of a tree to a leaf.
 KeyPath = tuple[str, ...]
 #: The PyTorch twin: files that lie beside every checkpoint, for Transformers without hfseq.
-FILES = Path(__file__).parent / "torch_files"
+TORCH_FILES = Path(__file__).parent / "torch_files"
 CONFIGURATION = "configuration_vq_transformer"
 MODELING = "modeling_vq_transformer"
 #: What ``config.json`` says about these files; Transformers reads it with trust_remote_code=True.
@@ -40,13 +40,13 @@ AUTO_MAP = {
 }
 
 
-def ship(folder: Path) -> None:
+def copy_torch_files(folder: Path) -> None:
     """Copy the twin's files into the checkpoint at ``folder``; they import nothing of hfseq."""
-    for file in sorted(FILES.glob("*_vq_transformer.py")):
+    for file in sorted(TORCH_FILES.glob("*_vq_transformer.py")):
         shutil.copyfile(file, Path(folder) / file.name)
 
 
-class Layout(NamedTuple):
+class StateLayout(NamedTuple):
     """Where a model's attentions are: below ``root``, and ``stacked`` over layers or one by one."""
 
     stacked: bool = False
@@ -57,7 +57,7 @@ def check_call(
     config: VQTransformerConfig,
     given: Mapping[str, Any],
     state: Mapping[str, Any] | None,
-    layout: Layout,
+    layout: StateLayout,
 ) -> None:
     """Raise one UsageError for inputs and a state that do not fit each other or the model.
 
@@ -92,16 +92,16 @@ def check_call(
 
 
 def _wrong_state(
-    config: VQTransformerConfig, state: Mapping[str, Any], layout: Layout
+    config: VQTransformerConfig, state: Mapping[str, Any], layout: StateLayout
 ) -> Iterator[str]:
     """Compare the entries of every attention with the configuration."""
     parts: dict[KeyPath, dict[str, Any]] = {}
     for path, leaf in flatten_dict(dict(state)).items() if isinstance(state, Mapping) else ():
         parts.setdefault(path[:-1], {})[path[-1]] = leaf
     if not parts or any(
-        part.keys() != RANKS.keys()
+        part.keys() != STATE_RANKS.keys()
         # All axes, and either one of layers before them everywhere or none.
-        or {np.ndim(part[name]) - rank for name, rank in RANKS.items()} not in ({0}, {1})
+        or {np.ndim(part[name]) - rank for name, rank in STATE_RANKS.items()} not in ({0}, {1})
         for part in parts.values()
     ):
         yield (
@@ -145,7 +145,7 @@ def _told(paths: Iterable[KeyPath], deep: set[int], stacked: bool) -> str:
     return f"{len(named)} attentions{layers} ({', '.join(some)})"
 
 
-class Rows(NamedTuple):
+class TokenOrder(NamedTuple):
     """Where the real tokens of a batch are: they move to the front, and results move back.
 
     ``lengths`` (B,) counts them, None if all are real; ``order`` (B, T) lists their columns, and
@@ -157,7 +157,7 @@ class Rows(NamedTuple):
     back: jax.Array | None = None
 
     @classmethod
-    def find(cls, attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> Rows:
+    def find(cls, attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> TokenOrder:
         """Find the real tokens by ``attention_mask`` (B, T); tokens of packed rows stay in place.
 
         What ``segment_ids`` (B, T) separate needs no order, and moving it would cost time in
@@ -219,7 +219,7 @@ class Transformer(nnx.Module):
                 "output_attentions: a code stands for many tokens, so there is no weight for each; "
                 "output_hidden_states works"
             )
-        rows = Rows.find(attention_mask, segment_ids)
+        rows = TokenOrder.find(attention_mask, segment_ids)
         valid = rows.valid(input_ids.shape[1])
         if segment_ids is not None:
             valid = segment_ids > 0  # in a document, and not hidden
@@ -240,12 +240,12 @@ class Transformer(nnx.Module):
 
     def _tokens(
         self,
-        rows: Rows,
+        rows: TokenOrder,
         valid: jax.Array | None,
         segment: jax.Array | None,
         counted: jax.Array | None,
         fresh: jax.Array | None,
-    ) -> Tokens:
+    ) -> TokenInfo:
         counted = rows.pack(counted)
         if segment is not None and self.config.attention_type != "vq":
             # All pairs are compared by their documents: hidden tokens are in one of their own.
@@ -254,9 +254,9 @@ class Transformer(nnx.Module):
             counted = valid if counted is None else counted
         else:
             counted = (counted > 0) & valid
-        return Tokens(rows.lengths, valid, counted, segment, fresh)
+        return TokenInfo(rows.lengths, valid, counted, segment, fresh)
 
-    def embed(self, ids: jax.Array, tokens: Tokens, rngs: Keys | None) -> jax.Array:
+    def embed(self, ids: jax.Array, tokens: TokenInfo, rngs: Keys | None) -> jax.Array:
         """Look tokens up and add their absolute positions, where the model has them."""
         x = self.embed_tokens(ids)
         if self.position_scale is not None:
@@ -265,7 +265,7 @@ class Transformer(nnx.Module):
             x = x + (self.position_scale[...] * waves).astype(x.dtype)
         return self.drop(x, rngs)
 
-    def _places(self, ids: jax.Array, tokens: Tokens) -> jax.Array:
+    def _places(self, ids: jax.Array, tokens: TokenInfo) -> jax.Array:
         """Number the tokens from where the state stands, in every document from 0."""
         if tokens.segment is not None:
             return nn.positions_in_segments(jnp.abs(tokens.segment))
@@ -382,7 +382,7 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
             "reset_rows": reset_rows,
         }
         root = () if self.module_class is Transformer else ("model",)
-        check_call(self.config, given, past_key_values, Layout(self.scan_layers, root))
+        check_call(self.config, given, past_key_values, StateLayout(self.scan_layers, root))
         return self.run(
             given,
             params,
@@ -436,11 +436,11 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
                 "batch"
             )
 
-    def settle_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
+    def finalize_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Move every codebook once towards the keys of this optimizer step."""
         if self.config.attention_type == "full":
             return extra
-        return {**extra, "codebook": settle(extra["codebook"], self.config.ema_decay)}
+        return {**extra, "codebook": update_codebooks(extra["codebook"], self.config.ema_decay)}
 
     def extra_metrics(self, extra: dict[str, Any]) -> dict[str, jax.Array]:
         """Return the mean perplexity of the codes, of ``num_codes`` at most."""
@@ -451,7 +451,7 @@ class FlaxVQTransformerPreTrainedModel(FlaxPreTrainedModel):
         """Write the configuration, and the PyTorch classes that Transformers loads with it."""
         self.config.auto_map = dict(AUTO_MAP)
         super().save_config(folder)
-        ship(folder)
+        copy_torch_files(folder)
 
 
 class FlaxVQTransformerModel(FlaxVQTransformerPreTrainedModel):

@@ -11,40 +11,54 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hfseq_plugins.vq_transformer.state import Cache, State, in_order, merge, summarise
-from hfseq_plugins.vq_transformer.tape import (
+from hfseq_plugins.vq_transformer.blocks import (
+    AttentionInputs,
+    AttentionOptions,
     Block,
-    How,
-    Inputs,
-    Past,
-    Tape,
-    Terms,
+    PastTokens,
+    ScoreTerms,
+    TokenBlocks,
+    attend_block,
     attend_in_blocks,
-    kept,
-    mix,
+    mask_cache,
+)
+from hfseq_plugins.vq_transformer.state import (
+    Cache,
+    State,
+    merge,
+    summarize_by_code,
+    window_in_order,
 )
 
 
-def attend_here(
-    inputs: Inputs, terms: Terms, how: How, state: State | None, lengths: jax.Array | None
+def attend_on_device(
+    inputs: AttentionInputs,
+    terms: ScoreTerms,
+    how: AttentionOptions,
+    state: State | None,
+    lengths: jax.Array | None,
 ) -> tuple[jax.Array, State | None]:
     """Do what ``attention.attend`` does for many tokens, on one device."""
-    past = None if state is None else Past(*in_order(state), state.cache)
-    tape = Tape(inputs, terms.codebook.shape[1], how, past, lengths)
-    out, cache = run(tape, terms, how)
+    past = None if state is None else PastTokens(*window_in_order(state), state.cache)
+    tape = TokenBlocks(inputs, terms.codebook.shape[1], how, past, lengths)
+    out, cache = run_blocks(tape, terms, how)
     return out, None if state is None else tape.end(state, cache)
 
 
-def run(tape: Tape, terms: Terms, how: How) -> tuple[jax.Array, Cache]:
+def run_blocks(
+    tape: TokenBlocks, terms: ScoreTerms, how: AttentionOptions
+) -> tuple[jax.Array, Cache]:
     """Run the blocks as the options say; returns (B, Hk, G, T, V) and the last cache."""
     chosen = attend_in_blocks if how.reduction == "recurrent" else attend_in_parallel
     return chosen(tape, terms, how)
 
 
-def attend_in_parallel(tape: Tape, terms: Terms, how: How) -> tuple[jax.Array, Cache]:
+def attend_in_parallel(
+    tape: TokenBlocks, terms: ScoreTerms, how: AttentionOptions
+) -> tuple[jax.Array, Cache]:
     """Compute every block in parallel; returns (B, Hk, G, T, V) and the last cache."""
     value, code = tape.leaving()
-    left = summarise(value, code, tape.codes)
+    left = summarize_by_code(value, code, tape.codes)
     first = tape.first_segments()
     reduce = {"serial": serial, "matmul": matmul, "associative_scan": associative}[how.reduction]
     caches = reduce(tape.cache, left, first)
@@ -61,11 +75,11 @@ def attend_in_parallel(tape: Tape, terms: Terms, how: How) -> tuple[jax.Array, C
             key=_own_only(blocks.key, how.window), value=_own_only(blocks.value, how.window)
         )
     before = jax.tree.map(lambda leaf: leaf[:-1], caches)
-    out = jax.vmap(lambda block, cache: mix(block, cache, terms, how))(blocks, before)
+    out = jax.vmap(lambda block, cache: attend_block(block, cache, terms, how))(blocks, before)
     return tape.join(out), jax.tree.map(lambda leaf: leaf[-1], caches)
 
 
-def _overlapping(tape: Tape, x: jax.Array, axis: int, fill: int) -> jax.Array:
+def _overlapping(tape: TokenBlocks, x: jax.Array, axis: int, fill: int) -> jax.Array:
     """Return for each block the M + L places that it sees, as the first axis and then ``axis``.
 
     Whole blocks are put side by side, and what is too many in front is cut off: slices have a
@@ -98,7 +112,7 @@ def serial(start: Cache, left: Cache, first: jax.Array | None) -> Cache:
 
     def body(cache: Cache, x: tuple[Cache, jax.Array | None]) -> tuple[Cache, Cache]:
         new, rows = x
-        return merge(kept(cache, rows), new), cache
+        return merge(mask_cache(cache, rows), new), cache
 
     last, caches = lax.scan(body, start, (left, stays))
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), caches, last)
@@ -112,7 +126,9 @@ def associative(start: Cache, left: Cache, first: jax.Array | None) -> Cache:
     stays = jnp.concatenate([jnp.ones_like(first[:1], bool), first[1:] == first[:-1]])
 
     def join(a: tuple[Cache, jax.Array], b: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
-        return jax.vmap(lambda x, y, rows: merge(kept(x, rows), y))(a[0], b[0], b[1]), a[1] & b[1]
+        return jax.vmap(lambda x, y, rows: merge(mask_cache(x, rows), y))(a[0], b[0], b[1]), a[
+            1
+        ] & b[1]
 
     return lax.associative_scan(join, (caches, stays))[0]
 

@@ -71,7 +71,7 @@ REDUCTIONS = {"serial": "serial", "matmul": "matmul", "assoc_scan": "associative
 REDUCTIONS |= {"sum": "serial"}
 
 
-class Reference(NamedTuple):
+class ConvertedReference(NamedTuple):
     """A converted checkpoint: what ``model(..., params=params, extra=extra)`` takes."""
 
     config: VQTransformerConfig
@@ -112,7 +112,7 @@ class _Leaves:
             raise UsageError("not a tree of the given configuration: " + "; ".join(found))
 
 
-def convert_reference(params: Mapping[str, Any], options: Mapping[str, Any]) -> Reference:
+def convert_reference(params: Mapping[str, Any], options: Mapping[str, Any]) -> ConvertedReference:
     """Convert the parameters of the public Transformer-VQ and their configuration.
 
     **Arguments:** ``params`` the nested parameter tree as its code has it (a train state with an
@@ -137,7 +137,7 @@ def convert_reference(params: Mapping[str, Any], options: Mapping[str, Any]) -> 
     return convert(_Leaves(tree), options)
 
 
-def read_reference(file: str | os.PathLike[str], options: Mapping[str, Any]) -> Reference:
+def read_reference(file: str | os.PathLike[str], options: Mapping[str, Any]) -> ConvertedReference:
     """Read a checkpoint that the public Transformer-VQ wrote with ``flax.training.checkpoints``.
 
     **Arguments:** ``file`` the msgpack file of a parameter tree or of a train state; ``options`` as
@@ -175,7 +175,7 @@ def _codebook(leaves: _Leaves, theirs: str, ours: str, layer: int | None = None)
 
 def _finish(
     config: VQTransformerConfig, leaves: _Leaves, params: dict[str, Any], books: dict[str, Any]
-) -> Reference:
+) -> ConvertedReference:
     """Check that every leaf found its place and nest what was found, in float32."""
     leaves.check()
     # The last axis of what bears a name, where one option alone decides it.
@@ -202,14 +202,14 @@ def _finish(
     def nest(flat: dict[str, Any]) -> dict[str, Any]:
         return unflatten_dict({n: np.asarray(v, np.float32) for n, v in flat.items()}, sep="/")
 
-    return Reference(config, nest(params), {"codebook": nest(books)} if books else {})
+    return ConvertedReference(config, nest(params), {"codebook": nest(books)} if books else {})
 
 
 # -- the recurrent layout
 # ----------------------------------------------------------------------------------------
 
 
-def _convert_recurrent(leaves: _Leaves, options: Mapping[str, Any]) -> Reference:
+def _convert_recurrent(leaves: _Leaves, options: Mapping[str, Any]) -> ConvertedReference:
     heads = options.get("n_head", 1)
     config = VQTransformerConfig(
         **_common(options, OPTIONS | RECURRENT_OPTIONS),
@@ -255,7 +255,7 @@ def _convert_recurrent(leaves: _Leaves, options: Mapping[str, Any]) -> Reference
 # ----------------------------------------------------------------------------------------
 
 
-def _convert_stacked(leaves: _Leaves, options: Mapping[str, Any]) -> Reference:
+def _convert_stacked(leaves: _Leaves, options: Mapping[str, Any]) -> ConvertedReference:
     config = _stacked_config(leaves, options)
     depths = {leaf.shape[0] for name, leaf in leaves.flat.items() if name.startswith("stack/")}
     if depths != {config.num_hidden_layers}:

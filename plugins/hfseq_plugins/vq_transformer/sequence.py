@@ -19,9 +19,21 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from hfseq import nn
-from hfseq_plugins.vq_transformer.parallel import attend_here, run
-from hfseq_plugins.vq_transformer.state import Cache, State, in_order, merge, summarise
-from hfseq_plugins.vq_transformer.tape import How, Inputs, Past, Tape, Terms
+from hfseq_plugins.vq_transformer.blocks import (
+    AttentionInputs,
+    AttentionOptions,
+    PastTokens,
+    ScoreTerms,
+    TokenBlocks,
+)
+from hfseq_plugins.vq_transformer.parallel import attend_on_device, run_blocks
+from hfseq_plugins.vq_transformer.state import (
+    Cache,
+    State,
+    merge,
+    summarize_by_code,
+    window_in_order,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +86,9 @@ def _say_whole(tokens: int, ways: int, block: int) -> None:
 
 def attend(
     mesh: Mesh,
-    inputs: Inputs,
-    terms: Terms,
-    how: How,
+    inputs: AttentionInputs,
+    terms: ScoreTerms,
+    how: AttentionOptions,
     state: State | None,
     lengths: jax.Array | None,
 ) -> tuple[jax.Array, State | None]:
@@ -87,16 +99,16 @@ def attend(
     split, ways = _split(mesh, inputs), _pieces(mesh)
 
     def local(
-        inputs: Inputs, terms: Terms, state: State | None, lengths: jax.Array | None
+        inputs: AttentionInputs, terms: ScoreTerms, state: State | None, lengths: jax.Array | None
     ) -> tuple[jax.Array, State | None]:
         """Attend with this device's piece; the state after the whole row comes out everywhere."""
         if ways == 1:
-            return attend_here(inputs, terms, how, state, lengths)
+            return attend_on_device(inputs, terms, how, state, lengths)
         here, tokens, codes = lax.axis_index(AXIS), inputs.code.shape[-1], terms.codebook.shape[1]
         mine = None if lengths is None else jnp.clip(lengths - here * tokens, 0, tokens)
-        tape = Tape(inputs, codes, how, _window(inputs, how, codes, state, here, ways), mine)
+        tape = TokenBlocks(inputs, codes, how, _window(inputs, how, codes, state, here, ways), mine)
         tape.cache = _prefix(tape, None if state is None else state.cache, here)
-        out, cache = run(tape, terms, how)
+        out, cache = run_blocks(tape, terms, how)
         if state is None:
             return out, None
         begun = state._replace(position=state.position + here * tokens)
@@ -124,7 +136,7 @@ def attend(
     return jax.jit(call)(inputs, terms, state, lengths)
 
 
-def _split(mesh: Mesh, inputs: Inputs) -> dict[str, Any]:
+def _split(mesh: Mesh, inputs: AttentionInputs) -> dict[str, Any]:
     """Return the axes of the mesh that cut each kind of axis, where their size divides it."""
     batch, heads, groups = inputs.query.shape[:3]
     rows = tuple(name for name in ("data", "fsdp") if name in mesh.shape)
@@ -142,7 +154,9 @@ def _spec(kinds: str, split: dict[str, Any]) -> PartitionSpec:
 
 
 def _specs(
-    leaves: Inputs | Terms | State | None, kinds: dict[str, str], split: dict[str, Any]
+    leaves: AttentionInputs | ScoreTerms | State | None,
+    kinds: dict[str, str],
+    split: dict[str, Any],
 ) -> Any:
     """Return where each of the named ``leaves`` lies; None where there is none."""
     if leaves is None:
@@ -156,11 +170,16 @@ def _specs(
 
 
 def _window(
-    inputs: Inputs, how: How, codes: int, state: State | None, here: jax.Array, ways: int
-) -> Past:
+    inputs: AttentionInputs,
+    how: AttentionOptions,
+    codes: int,
+    state: State | None,
+    here: jax.Array,
+    ways: int,
+) -> PastTokens:
     """Return the M tokens before this piece; the cache is still to be found."""
     batch, heads, _ = inputs.code.shape
-    before: tuple[Any, ...] = (None, None, None) if state is None else in_order(state)
+    before: tuple[Any, ...] = (None, None, None) if state is None else window_in_order(state)
 
     def of(x: jax.Array, earlier: jax.Array | None, fill: int, axis: int) -> jax.Array:
         if earlier is None:
@@ -192,7 +211,7 @@ def _window(
         jnp.zeros((batch, heads, codes, inputs.value.shape[-1])),
         jnp.zeros((batch, heads, codes), jnp.int32),
     )
-    return Past(
+    return PastTokens(
         of(inputs.key, before[0], 0, 2),
         of(inputs.value, before[1], 0, 2),
         of(inputs.code, before[2], codes, 2),
@@ -208,7 +227,7 @@ def _shift(x: jax.Array, places: int, ways: int) -> jax.Array:
     return lax.ppermute(x, AXIS, pairs) if pairs else jnp.zeros_like(x)
 
 
-def _prefix(tape: Tape, start: Cache | None, here: jax.Array) -> Cache:
+def _prefix(tape: TokenBlocks, start: Cache | None, here: jax.Array) -> Cache:
     """Return the cache before this piece: what has left the window in all pieces before it.
 
     Of packed rows only what belongs to the document that the piece begins with.
@@ -220,7 +239,7 @@ def _prefix(tape: Tape, start: Cache | None, here: jax.Array) -> Cache:
     if first is not None and tape.segment is not None:
         own = tape.segment[:, : code.shape[-1]] == first[-1][:, None]
         code = jnp.where(own[:, None], code, tape.codes)
-    totals = lax.all_gather(summarise(value, code, tape.codes), AXIS)
+    totals = lax.all_gather(summarize_by_code(value, code, tape.codes), AXIS)
     places = jnp.arange(len(totals.count))
     taken = jnp.broadcast_to((places < here)[:, None], totals.count.shape[:2])
     if first is not None:

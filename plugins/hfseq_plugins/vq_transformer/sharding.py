@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hfseq import nn
 
 if TYPE_CHECKING:
-    from hfseq_plugins.vq_transformer.tape import Inputs
+    from hfseq_plugins.vq_transformer.blocks import AttentionInputs
 
 #: Queries, keys and codes of a gated head are needed whole where its values are split by columns.
 RULES = [
@@ -27,7 +27,7 @@ RULES = [
 _ANY = PartitionSpec.UNCONSTRAINED
 
 
-def split_heads(inputs: Inputs) -> Inputs:
+def split_heads(inputs: AttentionInputs) -> AttentionInputs:
     """Give each device of the ``tensor`` axis its heads, where it divides their number.
 
     Key heads with all that is theirs, or else the query heads of one key head, which all need its

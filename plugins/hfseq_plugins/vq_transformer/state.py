@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 if TYPE_CHECKING:
     from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
-RANKS = {
+STATE_RANKS = {
     "window_key": 4,
     "window_value": 4,
     "window_code": 3,
@@ -75,7 +75,7 @@ def reset(state: State, rows: jax.Array, codes: int) -> State:
     return State(*(clear(leaf, name) for name, leaf in state._asdict().items()))
 
 
-def in_order(state: State) -> tuple[jax.Array, jax.Array, jax.Array]:
+def window_in_order(state: State) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return keys, values and codes of the window, the oldest token first."""
     window = state.window_code.shape[-1]
     slots = (state.position[:, None] + jnp.arange(window)) % max(window, 1)
@@ -86,7 +86,7 @@ def in_order(state: State) -> tuple[jax.Array, jax.Array, jax.Array]:
     )
 
 
-def as_ring(position: jax.Array, window: int) -> jax.Array:
+def ring_order(position: jax.Array, window: int) -> jax.Array:
     """Return (B, M): which of the last M tokens, the oldest being 0, lies in each slot."""
     return (jnp.arange(window) - position[:, None]) % max(window, 1)
 
@@ -105,7 +105,7 @@ def merge(cache: Cache, new: Cache) -> Cache:
     return Cache(old[..., None] * cache.mean + young[..., None] * new.mean, count)
 
 
-def summarise(value: jax.Array, code: jax.Array, codes: int) -> Cache:
+def summarize_by_code(value: jax.Array, code: jax.Array, codes: int) -> Cache:
     """Gather values (..., T, V) by their codes (..., T); codes of ``codes`` and up are left out."""
     lead, width = code.shape[:-1], value.shape[-1]
     groups = code.size // max(code.shape[-1], 1)

@@ -541,7 +541,7 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
     ):
         """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
         given = {
-            "input_values": self._sound(input_values),
+            "input_values": self._prepare_audio(input_values),
             "attention_mask": attention_mask,
             "mask_time_indices": mask_time_indices,
             **inputs,
@@ -559,7 +559,7 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
             extra=extra,
         )
 
-    def _sound(self, values: Any) -> jax.Array:
+    def _prepare_audio(self, values: Any) -> jax.Array:
         """Return sound as floats; refuse what has another shape, or is too short for one vector."""
         try:
             values = jnp.asarray(values, jnp.float32)

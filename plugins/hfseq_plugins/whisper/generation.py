@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hfseq.errors import UsageError, nearest
+from hfseq.errors import UsageError, did_you_mean
 from hfseq.generation.generate import Programs
 from hfseq.nn.outputs import FlaxModelOutput
 
@@ -28,7 +28,7 @@ else:
     _Model = object  # a mixin: the model class stands beside it
 
 #: Frames of a spectrogram for each place of the encoder, and seconds that a timestamp counts.
-STRIDE, PRECISION = 2, 0.02
+ENCODER_STRIDE, TIME_PRECISION = 2, 0.02
 
 
 @dataclasses.dataclass
@@ -89,7 +89,7 @@ class WhisperGeneration(_Model):
         if input_features is None and outputs is None:
             raise UsageError("generate: Whisper needs input_features (or encoder_outputs)")
         known = _Known(self, generation_config, kwargs)
-        window = STRIDE * self.config.max_source_positions
+        window = ENCODER_STRIDE * self.config.max_source_positions
         frames = window
         if input_features is not None:
             lazy = hasattr(input_features, "window")
@@ -262,7 +262,7 @@ def _starts(
     tasks = known("task_to_id") or {}
     if task is not None and task not in tasks:
         raise UsageError(
-            f"generate: no task '{task}'{nearest(task, tasks)} (known: {', '.join(tasks)})"
+            f"generate: no task '{task}'{did_you_mean(task, tasks)} (known: {', '.join(tasks)})"
         )
     tail = [token for token in forced[1:] if token is not None]
     if task is not None or (language is not None and tasks):
@@ -290,7 +290,7 @@ def _language_token(name: str, tokens: Mapping[str, int]) -> int:
         codes = [known.strip("<|>") for known in tokens]
         full = [word for word, code in TO_LANGUAGE_CODE.items() if code in codes]
         raise UsageError(
-            f"generate: the model knows no language '{name}'{nearest(word, [*codes, *full])} "
+            f"generate: the model knows no language '{name}'{did_you_mean(word, [*codes, *full])} "
             f"(known: {', '.join(codes)})"
         )
     return tokens[token]
@@ -309,7 +309,7 @@ class _Reader:
         write: Callable[..., Any],
     ):
         self.starts, self.shown, self.conditioned, self.write = starts, shown, conditioned, write
-        self.window = STRIDE * model.config.max_source_positions
+        self.window = ENCODER_STRIDE * model.config.max_source_positions
         self.positions: int = model.config.max_target_positions
         self.stamp: int = known("no_timestamps_token_id") + 1
         end = known("eos_token_id")
@@ -348,7 +348,7 @@ class _Reader:
             for row, place in {row: place for place, row in enumerate(active)}.items():
                 segments, offset = self.cut(
                     self.bare(tokens[place]),
-                    float(seek[row]) * PRECISION / STRIDE,
+                    float(seek[row]) * TIME_PRECISION / ENCODER_STRIDE,
                     int(lengths[place]),
                 )
                 found[row] += segments
@@ -422,12 +422,12 @@ class _Reader:
         # comes after it, and without any all of it is one segment.
         pairs = np.flatnonzero(stamps[:-1] & stamps[1:]) + 1
         if not pairs.size:
-            until = frames / STRIDE
+            until = frames / ENCODER_STRIDE
             if stamps.any() and tokens[np.flatnonzero(stamps)[-1]] != self.stamp:
                 until = int(tokens[np.flatnonzero(stamps)[-1]]) - self.stamp
             else:
                 until = int(until)
-            segment = {"start": time, "end": time + until * PRECISION, "tokens": tokens}
+            segment = {"start": time, "end": time + until * TIME_PRECISION, "tokens": tokens}
             return [segment], frames
         alone = stamps[-2:].tolist() == [False, True]
         borders = [*pairs.tolist(), len(tokens)] if alone else pairs.tolist()
@@ -439,10 +439,14 @@ class _Reader:
             closing = part[-2 if border == borders[-1] and not alone else -1]
             begin, end = (int(token) - self.stamp for token in (part[0], closing))
             segments.append(
-                {"start": time + begin * PRECISION, "end": time + end * PRECISION, "tokens": part}
+                {
+                    "start": time + begin * TIME_PRECISION,
+                    "end": time + end * TIME_PRECISION,
+                    "tokens": part,
+                }
             )
             last = border
-        done = frames if alone else (int(tokens[last - 2]) - self.stamp) * STRIDE
+        done = frames if alone else (int(tokens[last - 2]) - self.stamp) * ENCODER_STRIDE
         return segments, done
 
 

@@ -78,7 +78,7 @@ class Encoder(layers.Encoder):
     embedding_norm, norm_first = False, True
 
     def __init__(self, config: WhisperConfig, rngs: nnx.Rngs):
-        super().__init__(config, rngs, own_table=False)
+        super().__init__(config, rngs, own_token_embedding=False)
         width, init = config.d_model, nn.normal(config.init_std)
         self.conv1 = nn.Conv(config.num_mel_bins, width, (3,), init, rngs, padding=1)
         self.conv2 = nn.Conv(width, width, (3,), init, rngs, stride=2, padding=1)
@@ -109,7 +109,7 @@ class Decoder(layers.Decoder):
     embedding_norm, norm_first = False, True
 
     def __init__(self, config: WhisperConfig, rngs: nnx.Rngs):
-        super().__init__(config, rngs, own_table=True)
+        super().__init__(config, rngs, own_token_embedding=True)
         self.scale = 1.0  # whatever scale_embedding says, as in PyTorch
 
 
@@ -120,7 +120,7 @@ class WhisperModule(nnx.Module):
         self.encoder, self.decoder = Encoder(config, rngs), Decoder(config, rngs)
 
     @property
-    def target_table(self) -> nn.Embed:
+    def decoder_embedding(self) -> nn.Embed:
         """The table that the decoder reads, and a tied head multiplies with."""
         return self.decoder.embed_tokens
 
@@ -184,10 +184,10 @@ class WhisperModule(nnx.Module):
             decoder_position_ids,
             **options,
         )
-        return heads.both_sides(decoded, encoded)
+        return heads.seq2seq_output(decoded, encoded)
 
 
-class ConditionalGeneration(heads.Headed):
+class ConditionalGeneration(heads.ModelWithHead):
     """The next token of what is said."""
 
     module = WhisperModule
@@ -198,20 +198,20 @@ class ConditionalGeneration(heads.Headed):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Map hidden states to logits over the vocabulary."""
-        return (self.model.target_table.attend if self.lm_head is None else self.lm_head)(x)
+        return (self.model.decoder_embedding.attend if self.lm_head is None else self.lm_head)(x)
 
     @functools.wraps(WhisperModule.decode, assigned=())
     def decode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Run the decoder and the head."""
         decoded = self.model.decode(*args, **kwargs)
         logits = self.logits(decoded.last_hidden_state)
-        return heads.headed(out.FlaxCausalLMOutputWithCrossAttentions, decoded, logits=logits)
+        return heads.head_output(out.FlaxCausalLMOutputWithCrossAttentions, decoded, logits=logits)
 
     @functools.wraps(WhisperModule.__call__, assigned=())
     def __call__(self, *args: Any, **kwargs: Any):
         output = self.model(*args, **kwargs)
         logits = self.logits(output.last_hidden_state)
-        return heads.headed(out.FlaxSeq2SeqLMOutput, output, logits=logits)
+        return heads.head_output(out.FlaxSeq2SeqLMOutput, output, logits=logits)
 
 
 class AudioClassification(nnx.Module):

@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PretrainedConfig
 
 from hfseq.errors import UsageError
-from hfseq_plugins.common import Presets, beyond_twin, wrong_choices
+from hfseq_plugins.common import Presets, invalid_choices, options_not_in_twin
 
 CHOICES = {
     "norm": ("pre", "post"),
@@ -136,7 +136,7 @@ class WMTTransformerConfig(Presets, PretrainedConfig):
 
     def check(self) -> None:
         """Raise one UsageError that lists every option that cannot work."""
-        problems = [*wrong_choices(self, CHOICES), *self._wrong_sizes()]
+        problems = [*invalid_choices(self, CHOICES), *self._wrong_sizes()]
         if problems:
             raise UsageError("WMTTransformerConfig: " + "; ".join(problems))
 
@@ -222,7 +222,7 @@ class WMTTransformerConfig(Presets, PretrainedConfig):
         kind = PegasusConfig if self.norm == "pre" else MarianConfig
         twin = kind.from_dict(described)
         twin.architectures = self.architectures
-        twin.hfseq = beyond_twin(self, twin.to_diff_dict())
+        twin.hfseq = options_not_in_twin(self, twin.to_diff_dict())
         return twin
 
 

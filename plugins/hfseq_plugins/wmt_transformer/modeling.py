@@ -15,13 +15,13 @@ import numpy as np
 from flax import nnx
 
 from hfseq import nn
-from hfseq.modeling import Derived, Seq2SeqGeneration
+from hfseq.modeling import DerivedTensor, Seq2SeqGeneration
 from hfseq.nn.layers import dropout
 from hfseq.nn.scores import attention_weights, softmax_scale
-from hfseq.nn.visible import as_visible
+from hfseq.nn.visible import as_visibility
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
-from hfseq_plugins.bart.positions import PositionTable, SinusoidalPositions, sinusoids
+from hfseq_plugins.bart.positions import SinusoidalPositions, UnshiftedPositions, sinusoids
 from hfseq_plugins.common import StoredAsTwin
 from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 EPSILON = 1e-5
-NAMES = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+LAMBDA_NAMES = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
 
 def initial_lambdas(depth: int) -> jax.Array:
@@ -50,12 +50,12 @@ class DifferentialMix:
         self: Attention, config: WMTTransformerConfig, heads: int, rngs: nnx.Rngs, **kind: bool
     ):
         super().__init__(config, heads, rngs, **kind)  # type: ignore[call-arg]
-        for name in NAMES:
+        for name in LAMBDA_NAMES:
             drawn = nn.normal(0.1)(rngs.params(), (self.head_dim,), jnp.float32)
             setattr(self, name, nnx.Param(drawn))
         self.head_norm = nn.RMSNorm(2 * self.head_dim, EPSILON)
 
-    def mix(
+    def compute_attention(
         self: Attention,
         query,
         key,
@@ -75,7 +75,7 @@ class DifferentialMix:
         """
         rows, keys = key.shape[:2]
         folded = query.reshape(rows, -1, *query.shape[2:])
-        visible = as_visible(mask, causal)
+        visible = as_visibility(mask, causal)
         maps = attention_weights(folded, key, visible, scale=softmax_scale(None, query))
         first, second = maps[:, 0::2], maps[:, 1::2]
         weights = first - self.strength(initial).astype(maps.dtype) * second
@@ -92,7 +92,7 @@ class DifferentialMix:
 
     def strength(self: Attention, initial: jax.Array) -> jax.Array:
         """Return lambda, a float32 number."""
-        q1, k1, q2, k2 = (getattr(self, name)[...].astype(jnp.float32) for name in NAMES)
+        q1, k1, q2, k2 = (getattr(self, name)[...].astype(jnp.float32) for name in LAMBDA_NAMES)
         return jnp.exp(jnp.sum(q1 * k1)) - jnp.exp(jnp.sum(q2 * k2)) + initial
 
     @staticmethod
@@ -118,7 +118,9 @@ def dense(
     return nn.Linear(features_in, features_out, kernel_init(config), rngs)
 
 
-def token_table(config: WMTTransformerConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
+def token_embedding(
+    config: WMTTransformerConfig, rngs: nnx.Rngs, size: int | None = None
+) -> nn.Embed:
     """Vectors of the vocabulary, of unit variance after ``scale_embedding`` unless told."""
     std = config.d_model**-0.5 if config.embedding_init_std is None else config.embedding_init_std
     return nn.Embed(size or config.vocab_size, config.d_model, nn.normal(std), rngs)
@@ -151,7 +153,7 @@ def attention(config: WMTTransformerConfig, *args: Any, **kind: Any) -> Attentio
     return made(config, *args, **kind)
 
 
-class Optional:
+class ConfigurableLayer:
     """What layers of both sides take from the configuration."""
 
     attention, dense = staticmethod(attention), staticmethod(dense)
@@ -161,49 +163,49 @@ class Optional:
         super().__init__(config, rngs)  # type: ignore[call-arg]
 
 
-class EncoderLayer(Optional, layers.EncoderLayer):
+class EncoderLayer(ConfigurableLayer, layers.EncoderLayer):
     """Self-attention and feed-forward."""
 
 
-class DecoderLayer(Optional, layers.DecoderLayer):
+class DecoderLayer(ConfigurableLayer, layers.DecoderLayer):
     """Causal self-attention, attention to the encoder's output, feed-forward."""
 
 
-class OptionalSide:
+class ConfigurableSide:
     """What both sides take from the configuration."""
 
     embedding_norm = False
-    token_table = staticmethod(token_table)
+    token_embedding = staticmethod(token_embedding)
 
     def __init__(
-        self: layers.Side,
+        self: layers.Stack,
         config: WMTTransformerConfig,
         rngs: nnx.Rngs,
-        own_table: bool,
+        own_token_embedding: bool,
         **kwargs: Any,
     ):
         self.norm_first, self.differential = config.norm == "pre", config.attention != "softmax"
-        super().__init__(config, rngs, own_table, **kwargs)  # type: ignore[call-arg]
+        super().__init__(config, rngs, own_token_embedding, **kwargs)  # type: ignore[call-arg]
         self.depth = getattr(config, f"{self.side}_layers")
 
     @staticmethod
     def positions(config: WMTTransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
         """Places: a table that is trained, or sines and cosines."""
         learned = config.positions == "learned"
-        return (PositionTable if learned else SinusoidalPositions)(config, rngs)
+        return (UnshiftedPositions if learned else SinusoidalPositions)(config, rngs)
 
-    def per_layer(self: layers.Side) -> dict[str, jax.Array] | None:
+    def per_layer(self: layers.Stack) -> dict[str, jax.Array] | None:
         """Tell each layer how much of the second map it subtracts at the start."""
         return {"initial": initial_lambdas(self.depth)} if self.differential else None
 
 
-class Encoder(OptionalSide, layers.Encoder):
+class Encoder(ConfigurableSide, layers.Encoder):
     """The encoder."""
 
     layer, side = EncoderLayer, "encoder"
 
 
-class Decoder(OptionalSide, layers.Decoder):
+class Decoder(ConfigurableSide, layers.Decoder):
     """The decoder."""
 
     layer, side = DecoderLayer, "decoder"
@@ -212,12 +214,12 @@ class Decoder(OptionalSide, layers.Decoder):
 class WMTTransformerModule(heads.BartModule):
     """Encoder and decoder without a head."""
 
-    sides = (Encoder, Decoder)
+    stack_classes = (Encoder, Decoder)
 
     def __init__(self, config: WMTTransformerConfig, rngs: nnx.Rngs):
         config.check()  # options may have been set since it was made
-        self.shared = token_table(config, rngs) if config.share_embeddings else nnx.data(None)
-        self.add_sides(config, rngs, own_tables=not config.share_embeddings)
+        self.shared = token_embedding(config, rngs) if config.share_embeddings else nnx.data(None)
+        self.add_stacks(config, rngs, separate_embeddings=not config.share_embeddings)
 
 
 def head(config: WMTTransformerConfig, rngs: nnx.Rngs, size: int) -> nn.Linear | None:
@@ -252,7 +254,7 @@ class FlaxWMTTransformerPreTrainedModel(StoredAsTwin, FlaxBartPreTrainedModel):
 
     config_class = WMTTransformerConfig
 
-    def derived_weights(self) -> dict[str, Derived]:
+    def derived_weights(self) -> dict[str, DerivedTensor]:
         """Return what the twin stores beside our parameters: zero biases, copies, places."""
         if self.config.twin_problems():
             return {}
@@ -263,19 +265,19 @@ class FlaxWMTTransformerPreTrainedModel(StoredAsTwin, FlaxBartPreTrainedModel):
             table = sinusoids(self.config.max_position_embeddings, self.config.d_model)
             remedy = "load it with positions='learned'"
             for side in SIDES:
-                found[f"model.{side}.embed_positions.weight"] = Derived(table, remedy)
+                found[f"model.{side}.embed_positions.weight"] = DerivedTensor(table, remedy)
         if has_head:
             return found
         bare = {n.removeprefix("model."): one for n, one in found.items() if n[:5] == "model"}
         for name, one in bare.items():
             if isinstance(one.value, str):
-                bare[name] = Derived(one.value.removeprefix("model."), one.remedy)
+                bare[name] = DerivedTensor(one.value.removeprefix("model."), one.remedy)
         return bare
 
-    def _zero_biases(self) -> dict[str, Derived]:
+    def _zero_biases(self) -> dict[str, DerivedTensor]:
         if self.config.attention_bias:
             return {}
-        zeros = Derived(
+        zeros = DerivedTensor(
             np.zeros(self.config.d_model, np.float32), "load it with attention_bias=True"
         )
         return {
@@ -286,20 +288,20 @@ class FlaxWMTTransformerPreTrainedModel(StoredAsTwin, FlaxBartPreTrainedModel):
             for projection in PROJECTIONS
         }
 
-    def _copies(self) -> dict[str, Derived]:
+    def _copies(self) -> dict[str, DerivedTensor]:
         """Return the tables that the twin has several times."""
         config, tables = self.config, [f"model.{side}.embed_tokens.weight" for side in SIDES]
         if config.tied:
             return {}
         if config.share_embeddings:
             remedy = "load it with share_embeddings=False"
-            return {table: Derived("model.shared.weight", remedy) for table in tables}
+            return {table: DerivedTensor("model.shared.weight", remedy) for table in tables}
         if config.norm == "post":
             return {}
-        copies = {"model.shared.weight": Derived(tables[0])}
+        copies = {"model.shared.weight": DerivedTensor(tables[0])}
         if config.logits_via_embedding:
             remedy = "load it with logits_via_embedding=False"
-            copies["lm_head.weight"] = Derived(tables[1], remedy)
+            copies["lm_head.weight"] = DerivedTensor(tables[1], remedy)
         return copies
 
 

@@ -63,12 +63,12 @@ class DecoderLayer(layers.DecoderLayer):
     norm_first = True
 
     @staticmethod
-    def sizes(config: XGLMConfig) -> tuple[int, int, float]:
+    def layer_sizes(config: XGLMConfig) -> tuple[int, int, float]:
         """Return the heads, the width of the feed-forward block, and how often it is skipped."""
         return config.attention_heads, config.ffn_dim, config.layerdrop
 
     @staticmethod
-    def crossed(config: XGLMConfig) -> bool:
+    def has_cross_attention(config: XGLMConfig) -> bool:
         """Tell whether there is attention to an encoder's output."""
         return config.add_cross_attention
 
@@ -80,7 +80,7 @@ class XGLMModule(layers.Decoder):
     embedding_norm, norm_first = False, True
 
     def __init__(self, config: XGLMConfig, rngs: nnx.Rngs):
-        super().__init__(config, rngs, own_table=True, depth=config.num_layers)
+        super().__init__(config, rngs, own_token_embedding=True, depth=config.num_layers)
         self.crossed = config.add_cross_attention
 
     def __call__(
@@ -123,7 +123,7 @@ class CausalLM(nnx.Module):
         output = self.model(*args, **kwargs)
         head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
         logits = head(output.last_hidden_state)
-        return heads.headed(out.FlaxCausalLMOutputWithCrossAttentions, output, logits=logits)
+        return heads.head_output(out.FlaxCausalLMOutputWithCrossAttentions, output, logits=logits)
 
 
 class FlaxXGLMPreTrainedModel(FlaxPreTrainedModel):

@@ -8,13 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.nn.choice import Facts
+from hfseq.nn.dispatch import AttentionSpec
 from hfseq.nn.kernels import cudnn
 
-FACTS = Facts("cuda", 8, 512, 512, 12, 12, 64, "bfloat16", capability=(9, 0))
+FACTS = AttentionSpec("cuda", 8, 512, 512, 12, 12, 64, "bfloat16", capability=(9, 0))
 
 
-@pytest.mark.parametrize("refuses", [cudnn.refuses, cudnn.refuses_packed, cudnn.refuses_mask])
+@pytest.mark.parametrize(
+    "refuses",
+    [cudnn.unsupported_reason, cudnn.packed_unsupported_reason, cudnn.mask_unsupported_reason],
+)
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -31,7 +34,9 @@ FACTS = Facts("cuda", 8, 512, 512, 12, 12, 64, "bfloat16", capability=(9, 0))
     ],
 )
 def test_what_no_form_serves_is_refused_with_the_reason(refuses, changes, why):
-    packed = {"segments": "same", "max_runs": 8} if refuses is cudnn.refuses_packed else {}
+    packed = (
+        {"segments": "same", "max_runs": 8} if refuses is cudnn.packed_unsupported_reason else {}
+    )
     facts = dataclasses.replace(FACTS, **packed)
     assert refuses(facts) is None
     told = refuses(dataclasses.replace(facts, **changes))
@@ -41,26 +46,34 @@ def test_what_no_form_serves_is_refused_with_the_reason(refuses, changes, why):
 @pytest.mark.parametrize(
     ("refuses", "changes", "why"),
     [
-        (cudnn.refuses, {"segments": "keys"}, "lengths only"),
-        (cudnn.refuses, {"mask": (8, 1, 1, 512)}, "cudnn_bias"),
-        (cudnn.refuses, {"window": (64, 64)}, "causal"),
-        (cudnn.refuses, {"window": (64, 0), "causal": True, "lengths": True}, "beside lengths"),
-        (cudnn.refuses_packed, {"segments": "keys", "max_runs": 8}, "packed"),
-        (cudnn.refuses_packed, {"segments": "same"}, "nobody counted"),
+        (cudnn.unsupported_reason, {"segments": "keys"}, "lengths only"),
+        (cudnn.unsupported_reason, {"mask": (8, 1, 1, 512)}, "cudnn_bias"),
+        (cudnn.unsupported_reason, {"window": (64, 64)}, "causal"),
         (
-            cudnn.refuses_packed,
+            cudnn.unsupported_reason,
+            {"window": (64, 0), "causal": True, "lengths": True},
+            "beside lengths",
+        ),
+        (cudnn.packed_unsupported_reason, {"segments": "keys", "max_runs": 8}, "packed"),
+        (cudnn.packed_unsupported_reason, {"segments": "same"}, "nobody counted"),
+        (
+            cudnn.packed_unsupported_reason,
             {"segments": "same", "max_runs": 99, "memory": 1e8},
             "10% of the memory",
         ),
         (
-            cudnn.refuses_packed,
+            cudnn.packed_unsupported_reason,
             {"segments": "same", "max_runs": 8, "capability": (8, 0)},
             "9.0 or more",
         ),
-        (cudnn.refuses_bias, {}, "neither"),
-        (cudnn.refuses_bias, {"bias": (1, 12, 512, 512), "segments": "same"}, "as a mask"),
-        (cudnn.refuses_mask, {"queries": 511, "keys": 511}, "even"),
-        (cudnn.refuses_mask, {"window": (64, 0), "causal": True}, "no window"),
+        (cudnn.bias_unsupported_reason, {}, "neither"),
+        (
+            cudnn.bias_unsupported_reason,
+            {"bias": (1, 12, 512, 512), "segments": "same"},
+            "as a mask",
+        ),
+        (cudnn.mask_unsupported_reason, {"queries": 511, "keys": 511}, "even"),
+        (cudnn.mask_unsupported_reason, {"window": (64, 0), "causal": True}, "no window"),
     ],
 )
 def test_each_form_says_what_it_is_not_for(refuses, changes, why):

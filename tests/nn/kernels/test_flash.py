@@ -13,11 +13,11 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from hfseq import nn
-from hfseq.nn.choice import Facts
+from hfseq.nn.dispatch import AttentionSpec
 from hfseq.nn.kernels import flash
-from hfseq.nn.layers import drop
-from hfseq.nn.random import Drawn, batch_keys
-from hfseq.nn.visible import Visible
+from hfseq.nn.layers import dropout_with_bits
+from hfseq.nn.random import LazyBits, batch_keys
+from hfseq.nn.visible import Visibility
 
 # Neither the positions nor the width of a head fill whole tiles; there are several tiles.
 BATCH, LENGTH, HEADS, WIDTH = 4, 150, 4, 24
@@ -71,7 +71,7 @@ def arrays(
     )
 
 
-def bits(queries: int = LENGTH, keys: int = LENGTH, per_row: bool = True) -> Drawn:
+def bits(queries: int = LENGTH, keys: int = LENGTH, per_row: bool = True) -> LazyBits:
     key = jax.random.key(7)
     chosen = batch_keys(key, jnp.arange(BATCH)) if per_row else nn.make_keys(key)
     return chosen.draw((BATCH, HEADS, queries, keys))
@@ -86,7 +86,7 @@ def dense(query, key, value, visible, *, scale, rate, drawn, bias=0.0):
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1)
     weights = jnp.where(mask, weights, 0.0)
     if rate:
-        weights = drop(weights, rate, drawn.all())
+        weights = dropout_with_bits(weights, rate, drawn.all())
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value, precision="highest")
 
 
@@ -139,7 +139,7 @@ def assert_close(ours, theirs, forward: float, backward: float) -> None:
     ],
 )
 def test_output_and_gradients_are_those_of_the_dense_form(hidden, band, kv_heads, rate):
-    visible, inputs, drawn = Visible(**HIDDEN[hidden], **BANDS[band]), arrays(kv_heads), bits()
+    visible, inputs, drawn = Visibility(**HIDDEN[hidden], **BANDS[band]), arrays(kv_heads), bits()
     ours = results(flash.flash_attention, inputs, visible, rate, drawn, interpret=True)
     theirs = results(dense, inputs, visible, rate, drawn)
     assert_close(ours, theirs, 1e-5, 1e-5)
@@ -155,7 +155,7 @@ def test_output_and_gradients_are_those_of_the_dense_form(hidden, band, kv_heads
 )
 def test_half_types_round_and_no_more(dtype, width):
     inputs = [leaf.astype(dtype) for leaf in arrays(2, 200, 200, width)]
-    visible, drawn = Visible(causal=True, window=(130, 0)), bits(200, 200)
+    visible, drawn = Visibility(causal=True, window=(130, 0)), bits(200, 200)
     ours = results(flash.flash_attention, inputs, visible, 0.1, drawn, interpret=True)
     wide = [leaf.astype(jnp.float32) for leaf in inputs]
     assert_close(ours, results(dense, wide, visible, 0.1, drawn), 2e-2, 4e-2)
@@ -170,7 +170,7 @@ def test_half_types_round_and_no_more(dtype, width):
     ],
 )
 def test_a_bias_is_added_and_has_a_gradient(own, hidden, band, rate):
-    visible, inputs = Visible(**HIDDEN[hidden], **BANDS[band]), arrays(2)
+    visible, inputs = Visibility(**HIDDEN[hidden], **BANDS[band]), arrays(2)
     bias = jax.random.normal(jax.random.key(8), (own, HEADS, LENGTH, LENGTH))
     given = inputs, visible, rate, bits() if rate else None
     ours = gradients_with(bias, flash.flash_attention, *given, interpret=True)
@@ -181,7 +181,7 @@ def test_a_bias_is_added_and_has_a_gradient(own, hidden, band, rate):
 @pytest.mark.parametrize(("queries", "keys"), [(70, 130), (130, 70)])
 def test_other_numbers_of_keys_and_queries_that_see_none(queries, keys, band):
     """Aligned at the end, the first of more queries than keys see nothing: 0, and no gradient."""
-    visible, inputs = Visible(**BANDS[band]), arrays(2, queries, keys)
+    visible, inputs = Visibility(**BANDS[band]), arrays(2, queries, keys)
     ours = results(flash.flash_attention, inputs, visible, interpret=True)
     assert_close(ours, results(dense, inputs, visible), 1e-5, 1e-5)
     blind = ~np.broadcast_to(np.asarray(visible.array(queries, keys)).any(-1)[0, 0], (queries,))
@@ -192,7 +192,7 @@ def test_other_numbers_of_keys_and_queries_that_see_none(queries, keys, band):
 def test_queries_of_a_segment_without_keys_are_zero_and_count_nowhere():
     """Also inside of a tile whose other queries see something."""
     segments = PACKED.at[:, 100:107].set(9)
-    visible = Visible(query_segments=segments, key_segments=PACKED)
+    visible = Visibility(query_segments=segments, key_segments=PACKED)
     inputs = arrays(2)
     ours = results(flash.flash_attention, inputs, visible, interpret=True)
     assert_close(ours, results(dense, inputs, visible), 1e-5, 1e-5)
@@ -201,7 +201,7 @@ def test_queries_of_a_segment_without_keys_are_zero_and_count_nowhere():
 
 def test_no_document_feels_another():
     """All that row 0's second document is made of changes; nothing of the first does, to a bit."""
-    visible = Visible(query_segments=PACKED)
+    visible = Visibility(query_segments=PACKED)
     inputs = arrays(2)
     other = [leaf.at[0, 70:].set(37.0 * leaf[0, 70:] + 1.0) for leaf in inputs]
     before, after = (
@@ -221,9 +221,9 @@ def test_the_very_weights_of_the_explicit_form_are_dropped(per_row):
     eye = jnp.broadcast_to(jnp.eye(size)[None, :, None], query.shape)
     drawn = bits(size, size, per_row)
     out, _, _, of_value = results(
-        flash.flash_attention, (query, key, eye, eye), Visible(), 0.3, drawn, interpret=True
+        flash.flash_attention, (query, key, eye, eye), Visibility(), 0.3, drawn, interpret=True
     )
-    kept = np.asarray(drop(jnp.ones(drawn.shape), 0.3, drawn.all())) > 0
+    kept = np.asarray(dropout_with_bits(jnp.ones(drawn.shape), 0.3, drawn.all())) > 0
     assert 0.68 < kept.mean() < 0.72
     np.testing.assert_array_equal(out.transpose(0, 2, 1, 3) > 0, kept)
     np.testing.assert_array_equal(of_value.transpose(0, 2, 3, 1) > 0, kept)
@@ -237,7 +237,11 @@ def test_a_mesh_divides_rows_and_heads_and_changes_nothing(kv_heads):
         axis_types=(AxisType.Auto,) * 4,
         devices=jax.devices()[:4],
     )
-    visible, inputs, drawn = Visible(query_segments=PACKED, causal=True), arrays(kv_heads), bits()
+    visible, inputs, drawn = (
+        Visibility(query_segments=PACKED, causal=True),
+        arrays(kv_heads),
+        bits(),
+    )
     whole = results(flash.flash_attention, inputs, visible, 0.1, drawn, interpret=True)
     over = {1: PartitionSpec("data"), 2: PartitionSpec("data", None, "tensor")}[kv_heads]
     placed = [
@@ -275,13 +279,13 @@ def test_over_a_mesh_the_gradient_of_a_bias_is_that_of_all_rows(own):
         (2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4]
     )
     bias = jax.random.normal(jax.random.key(8), (own, HEADS, LENGTH, LENGTH))
-    given = arrays(2), Visible(key_segments=THERE), 0.1, bits()
+    given = arrays(2), Visibility(key_segments=THERE), 0.1, bits()
     whole = gradients_with(bias, flash.flash_attention, *given, interpret=True)
     parts = gradients_with(bias, flash.flash_attention, *given, interpret=True, mesh=mesh)
     assert_close(parts, whole, 1e-6, 1e-6)
 
 
-SERVED = Facts(
+SERVED = AttentionSpec(
     *("cuda", 8, 512, 512, 12, 4, 64, "bfloat16"),
     capability=(9, 0),
     causal=True,
@@ -318,7 +322,7 @@ SERVED = Facts(
     ],
 )
 def test_what_it_cannot_serve_it_refuses_with_the_reason(change, reason):
-    said = flash.refuses(dataclasses.replace(SERVED, **change))
+    said = flash.unsupported_reason(dataclasses.replace(SERVED, **change))
     assert said is None if reason is None else said is not None and reason in said
 
 
@@ -326,6 +330,6 @@ def test_what_it_would_not_see_is_never_passed_over():
     whole = jnp.ones((1, 1, LENGTH, LENGTH), bool)
     attend = functools.partial(flash.flash_attention, *arrays()[:3], scale=SCALE, interpret=True)
     with pytest.raises(ValueError, match="dense mask"):
-        attend(Visible(dense=whole))
+        attend(Visibility(dense=whole))
     with pytest.raises(ValueError, match=r"bias of \(1, 1, 150, 150\)"):
-        attend(Visible(), bias=whole.astype(jnp.float32))
+        attend(Visibility(), bias=whole.astype(jnp.float32))

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.nn.choice import Facts
+from hfseq.nn.dispatch import AttentionSpec
 from hfseq.nn.kernels import splash
-from hfseq.nn.visible import Visible
+from hfseq.nn.visible import Visibility
 from tests.support.tiers import first
 
-FACTS = Facts("tpu", 8, 512, 512, 12, 12, 64, "bfloat16")
+FACTS = AttentionSpec("tpu", 8, 512, 512, 12, 12, 64, "bfloat16")
 
 
 def segments(kind: str, length: int, rows: int = 2) -> jax.Array:
@@ -56,9 +56,9 @@ def test_outputs_and_gradients_are_those_of_all_scores(name):
     )
     shown = segments(kind, keys)
     if kind == "documents":
-        visible = Visible(query_segments=shown, **band)
+        visible = Visibility(query_segments=shown, **band)
     else:
-        visible = Visible(key_segments=None if kind == "none" else shown, **band)
+        visible = Visibility(key_segments=None if kind == "none" else shown, **band)
     mask = visible.array(queries, keys)
     mask = jnp.ones((1, 1, queries, keys), bool) if mask is None else mask
     seeing = visible.sees_any(queries, keys)
@@ -89,7 +89,7 @@ def test_a_document_does_not_see_another_to_the_last_bit():
     q, k, v = (jnp.asarray(random.normal(size=(2, 128, 2, 32)), jnp.float32) for _ in range(3))
     run = jax.jit(
         lambda k, v: splash.splash_attention(
-            q, k, v, Visible(query_segments=shown), scale=1.0, interpret=True
+            q, k, v, Visibility(query_segments=shown), scale=1.0, interpret=True
         )
     )
     before, after = run(k, v), run(k.at[0, 10].add(3.0), v.at[0, 10].add(3.0))
@@ -112,5 +112,5 @@ def test_a_document_does_not_see_another_to_the_last_bit():
     ],
 )
 def test_what_it_cannot_do_is_refused_with_the_reason(changes, why):
-    assert splash.refuses(FACTS) is None
-    assert why in (splash.refuses(dataclasses.replace(FACTS, **changes)) or "")
+    assert splash.unsupported_reason(FACTS) is None
+    assert why in (splash.unsupported_reason(dataclasses.replace(FACTS, **changes)) or "")

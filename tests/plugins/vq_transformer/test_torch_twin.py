@@ -11,7 +11,13 @@ torch = pytest.importorskip("torch")
 
 from hfseq_plugins.vq_transformer.torch_files import modeling_vq_transformer as modeling
 from tests.plugins.vq_transformer import torch_twins, vq_cases
-from tests.plugins.vq_transformer.torch_twins import apart, by_steps, ids, leaves, tiny
+from tests.plugins.vq_transformer.torch_twins import (
+    ids,
+    leaves,
+    max_difference,
+    run_in_steps,
+    tiny_model,
+)
 from tests.support.tiers import first
 
 HEADS = list(vq_cases.HEADS)
@@ -19,16 +25,16 @@ HEADS = list(vq_cases.HEADS)
 
 def golden_twin(golden, case):
     reference = golden.reference(case)
-    return torch_twins.twin(reference.config, reference.params, reference.extra)
+    return torch_twins.make_torch_model(reference.config, reference.params, reference.extra)
 
 
 @pytest.mark.parametrize("case", vq_cases.CASES)
 def test_twin_gives_the_logits_of_the_reference(golden, case):
     model, tokens = golden_twin(golden, case), torch.from_numpy(golden["common/inputs"]).long()
     main = case.startswith("main")
-    for logits in (model(tokens).logits, by_steps(model, tokens)[0]):
+    for logits in (model(tokens).logits, run_in_steps(model, tokens)[0]):
         logits = logits.log_softmax(-1) if main else logits
-        assert apart(logits, golden[f"{case}/{'logprobs' if main else 'logits'}"]) <= 2e-5
+        assert max_difference(logits, golden[f"{case}/{'logprobs' if main else 'logits'}"]) <= 2e-5
 
 
 @pytest.mark.parametrize("case", vq_cases.CASES)
@@ -43,14 +49,14 @@ def test_twin_trains_as_the_reference_does(golden, case):
     loss.backward()
     wanted = golden.reference(case, "grads")
     found = torch_twins.gradients(model)
-    for name, leaf in torch_twins.tensors(wanted.params).items():
-        assert apart(found[name], leaf) <= 2e-5 * float(leaf.abs().max()) + 1e-8, name
+    for name, leaf in torch_twins.to_state_dict(wanted.params).items():
+        assert max_difference(found[name], leaf) <= 2e-5 * float(leaf.abs().max()) + 1e-8, name
     if main:  # the other family's own statistics are wrong, see vq_golden.md
-        before = torch_twins.tensors({}, golden.reference(case).extra)
+        before = torch_twins.to_state_dict({}, golden.reference(case).extra)
         model.update_codebooks()
-        for name, step in torch_twins.tensors({}, wanted.extra).items():
+        for name, step in torch_twins.to_state_dict({}, wanted.extra).items():
             limit = 2e-5 * float(before[name].abs().max())
-            assert apart(model.state_dict()[name], before[name] - step) <= limit, name
+            assert max_difference(model.state_dict()[name], before[name] - step) <= limit, name
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -59,25 +65,25 @@ def test_twin_trains_as_the_reference_does(golden, case):
 )
 def test_result_depends_on_neither_block_nor_cut_of_the_text(head, window, block):
     tokens, sizes = ids(2, 23), {"window_size": window}
-    wanted, whole = by_steps(tiny(head, **sizes, block_size=64), tokens, 23)
+    wanted, whole = run_in_steps(tiny_model(head, **sizes, block_size=64), tokens, 23)
     for length in (1, 4, 23):
-        logits, state = by_steps(tiny(head, **sizes, block_size=block), tokens, length)
-        assert apart(logits, wanted) <= 1e-5
+        logits, state = run_in_steps(tiny_model(head, **sizes, block_size=block), tokens, length)
+        assert max_difference(logits, wanted) <= 1e-5
         for ours, theirs in zip(leaves(state), leaves(whole), strict=True):
-            assert apart(ours, theirs) <= 1e-5
+            assert max_difference(ours, theirs) <= 1e-5
 
 
 @pytest.mark.parametrize("changes", [{}, {"use_compressive_cache": False}, {"num_codes": 1}])
 def test_quadratic_type_is_the_same_function(changes):
     tokens = ids(2, 23)
-    wanted = tiny("gqa", attention_type="vq_quadratic", **changes)(tokens).logits
-    assert apart(tiny("gqa", **changes)(tokens).logits, wanted) <= 1e-5
+    wanted = tiny_model("gqa", attention_type="vq_quadratic", **changes)(tokens).logits
+    assert max_difference(tiny_model("gqa", **changes)(tokens).logits, wanted) <= 1e-5
 
 
 @pytest.mark.parametrize("head", ["shga", "gqa"])
 @pytest.mark.parametrize("kind", ["vq", "full"])
 def test_hidden_tokens_leave_no_trace(head, kind):
-    model, tokens = tiny(head, attention_type=kind), ids(1, 17)
+    model, tokens = tiny_model(head, attention_type=kind), ids(1, 17)
     wanted = model(tokens, use_cache=True)
     places = torch.tensor([[3 + i for i in range(17)], list(range(17)), [2 * i for i in range(17)]])
     rows, mask = torch.full((3, 40), 5), torch.zeros(3, 40, dtype=torch.long)
@@ -85,19 +91,19 @@ def test_hidden_tokens_leave_no_trace(head, kind):
     mask.scatter_(1, places, 1)
     found = model(rows, attention_mask=mask, use_cache=True)
     for row in range(3):
-        assert apart(found.logits[row, places[row]], wanted.logits[0]) <= 1e-5
+        assert max_difference(found.logits[row, places[row]], wanted.logits[0]) <= 1e-5
     # what follows a row's tokens shows the last of them again, so right-padded prompts go on
-    assert apart(found.logits[:, -1], wanted.logits[:, -1].expand(3, -1)) <= 1e-5
+    assert max_difference(found.logits[:, -1], wanted.logits[:, -1].expand(3, -1)) <= 1e-5
     if kind == "vq":
         for ours, theirs in zip(
             leaves(found.past_key_values), leaves(wanted.past_key_values), strict=True
         ):
-            assert apart(ours, theirs.expand_as(ours)) <= 1e-5
+            assert max_difference(ours, theirs.expand_as(ours)) <= 1e-5
 
 
 def test_one_hidden_token_changes_no_state():
-    model, tokens = tiny("mha"), ids(2, 9)
-    _, state = by_steps(model, tokens, 9)
+    model, tokens = tiny_model("mha"), ids(2, 9)
+    _, state = run_in_steps(model, tokens, 9)
     before = copy.deepcopy(state)
     with torch.no_grad():
         mask = torch.tensor([[0], [1]])
@@ -109,7 +115,7 @@ def test_one_hidden_token_changes_no_state():
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_both_names_of_the_state_are_understood(name):
-    model, tokens = tiny("shga"), ids(2, 12)
+    model, tokens = tiny_model("shga"), ids(2, 12)
     given = {name: model(tokens[:, :6], use_cache=True).past_key_values}
     rest = model(tokens[:, 6:], **given)
     torch.testing.assert_close(rest.logits, model(tokens).logits[:, 6:], atol=1e-5, rtol=1e-4)
@@ -117,7 +123,7 @@ def test_both_names_of_the_state_are_understood(name):
 
 
 def test_state_carries_gradients_until_it_is_detached():
-    model, tokens = tiny("shga").train(), ids(2, 12)
+    model, tokens = tiny_model("shga").train(), ids(2, 12)
     first = model(tokens[:, :6], use_cache=True)
     second = model(tokens[:, 6:], past_key_values=first.past_key_values)
     (grad,) = torch.autograd.grad(second.logits.sum(), first.logits, allow_unused=True)
@@ -132,7 +138,7 @@ def test_state_carries_gradients_until_it_is_detached():
 
 
 def test_labels_give_the_mean_over_those_that_count():
-    model, tokens = tiny("mqa"), ids(2, 11)
+    model, tokens = tiny_model("mqa"), ids(2, 11)
     labels = tokens.clone()
     labels[1, 5:] = -100
     output = model(tokens, labels=labels)
@@ -152,7 +158,7 @@ def test_labels_give_the_mean_over_those_that_count():
 def test_checkpointed_layers_have_the_same_gradients_and_count_once(head, reentrant):
     # with dropout: what is computed again has to be the same
     rates = {"residual_dropout": 0.3, "layer_dropout": 0.3, "sinusoid_dropout": 0.2}
-    plain, saving = (tiny(head, num_hidden_layers=2, **rates).train() for _ in range(2))
+    plain, saving = (tiny_model(head, num_hidden_layers=2, **rates).train() for _ in range(2))
     saving.activation_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:
         saving.enable_input_require_grads()
@@ -163,7 +169,7 @@ def test_checkpointed_layers_have_the_same_gradients_and_count_once(head, reentr
         model(tokens, labels=tokens).loss.backward()
     assert len(calls) == 2
     wanted, found = torch_twins.gradients(plain), torch_twins.gradients(saving)
-    assert all(apart(found[name], leaf) <= 1e-6 for name, leaf in wanted.items())
+    assert all(max_difference(found[name], leaf) <= 1e-6 for name, leaf in wanted.items())
     assert all(np.abs(leaf).max() > 0 for leaf in wanted.values())
     plain.update_codebooks()
     saving.update_codebooks()
@@ -172,7 +178,7 @@ def test_checkpointed_layers_have_the_same_gradients_and_count_once(head, reentr
 
 
 def test_codebooks_move_once_for_all_passes_of_a_step():
-    model, tokens = tiny("gqa").train(), ids(4, 9)
+    model, tokens = tiny_model("gqa").train(), ids(4, 9)
     whole = copy.deepcopy(model)
     whole(tokens)
     before = {name: leaf.clone() for name, leaf in model.named_buffers()}
@@ -184,11 +190,11 @@ def test_codebooks_move_once_for_all_passes_of_a_step():
         twin.update_codebooks()  # nothing new was read
     for name, leaf in model.named_buffers():
         assert not torch.equal(leaf, before[name])
-        assert apart(leaf, dict(whole.named_buffers())[name]) <= 1e-6
+        assert max_difference(leaf, dict(whole.named_buffers())[name]) <= 1e-6
 
 
 def test_layers_are_dropped_for_whole_rows():
-    model, tokens = tiny("shga", layer_dropout=0.5).train(), ids(1, 5).repeat(64, 1)
+    model, tokens = tiny_model("shga", layer_dropout=0.5).train(), ids(1, 5).repeat(64, 1)
     torch.manual_seed(0)
     states = model(tokens, output_hidden_states=True).hidden_states
     # with two parts that are kept or left out, rows differ in four ways at most
@@ -196,7 +202,7 @@ def test_layers_are_dropped_for_whole_rows():
 
 
 def test_a_few_steps_of_adam_lower_the_loss():
-    model, tokens = tiny("shga").train(), ids(4, 24)
+    model, tokens = tiny_model("shga").train(), ids(4, 24)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     losses = []
     for _ in range(12):
@@ -215,19 +221,19 @@ def test_a_few_steps_of_adam_lower_the_loss():
 
 @pytest.mark.parametrize("head", first(HEADS, "shga"))
 def test_bfloat16_is_close_and_keeps_codebooks_in_float32(head):
-    model, tokens = tiny(head), ids(2, 19)
+    model, tokens = tiny_model(head), ids(2, 19)
     wanted = model(tokens).logits
     narrow = model.to(torch.bfloat16)
     books = [leaf for name, leaf in narrow.named_buffers() if "codebook" in name]
     assert books and all(leaf.dtype == torch.float32 for leaf in books)
-    for logits in (narrow(tokens).logits, by_steps(narrow, tokens)[0]):
+    for logits in (narrow(tokens).logits, run_in_steps(narrow, tokens)[0]):
         assert torch.isfinite(logits).all()
         # codes of keys on the edge may flip, so a few places may differ by more
         assert (logits - wanted).abs().median() <= 0.1 * wanted.abs().median()
 
 
 def test_autocast_keeps_codes_in_float32():
-    model, tokens = tiny("mha").train(), ids(2, 9)
+    model, tokens = tiny_model("mha").train(), ids(2, 9)
     with torch.autocast("cpu", torch.bfloat16):
         output = model(tokens, labels=tokens)
     output.loss.backward()
@@ -249,7 +255,7 @@ def test_fresh_weights_are_those_of_the_paper():
 
 @pytest.mark.parametrize("present", [0, 1])
 def test_unused_codes_and_short_texts_stay_finite(present):
-    model = tiny("shga", window_size=8).train()
+    model = tiny_model("shga", window_size=8).train()
     for module in model.modules():
         if hasattr(module, "counts"):
             module.counts.fill_(present)
@@ -260,18 +266,18 @@ def test_unused_codes_and_short_texts_stay_finite(present):
 
 
 def test_state_of_other_rows_or_another_model_is_refused():
-    model, tokens = tiny("shga"), ids(2, 5)
+    model, tokens = tiny_model("shga"), ids(2, 5)
     state = model(tokens).past_key_values
     with pytest.raises(ValueError, match="state of 2 rows and the input has 3"):
         model(ids(3, 1), past_key_values=state)
     with pytest.raises(ValueError, match="another model.*this model has"):
-        tiny("shga", window_size=5)(tokens, past_key_values=state)
+        tiny_model("shga", window_size=5)(tokens, past_key_values=state)
     with pytest.raises(ValueError, match="is a tuple; this model takes"):
         model(tokens, past_key_values=(1,))
     with pytest.raises(ValueError, match="cannot be cropped"):
         state.crop(-1)
     with pytest.raises(ValueError, match="attention_type='full' has no state"):
-        tiny("shga", attention_type="full")(tokens, past_key_values=state)
+        tiny_model("shga", attention_type="full")(tokens, past_key_values=state)
     with pytest.raises(ValueError, match=r"\(2, 4\) and has to be \(2, 5\)"):
         model(tokens, attention_mask=torch.ones(2, 4))
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):

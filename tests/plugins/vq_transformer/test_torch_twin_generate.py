@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from hfseq_plugins.vq_transformer.torch_files import modeling_vq_transformer as modeling
 from tests.plugins.vq_transformer import vq_cases
-from tests.plugins.vq_transformer.torch_twins import by_steps, ids, leaves, tiny
+from tests.plugins.vq_transformer.torch_twins import ids, leaves, run_in_steps, tiny_model
 from tests.support.tiers import first
 
 MODES = {
@@ -30,7 +30,7 @@ def generate(model, tokens, **options):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("head", first(vq_cases.HEADS, "gqa"))
 def test_state_gives_what_reading_the_whole_text_gives(head, mode):
-    model, tokens = tiny(head, window_size=3, block_size=2), ids(2, 5)
+    model, tokens = tiny_model(head, window_size=3, block_size=2), ids(2, 5)
     options = MODES[mode]
     with_state = generate(model, tokens, **options)
     assert torch.equal(with_state, generate(model, tokens, use_cache=False, **options))
@@ -39,7 +39,7 @@ def test_state_gives_what_reading_the_whole_text_gives(head, mode):
 
 @pytest.mark.parametrize("kind", ["vq_quadratic", "full"])
 def test_quadratic_types_generate(kind):
-    model, tokens = tiny("mha", attention_type=kind), ids(2, 5)
+    model, tokens = tiny_model("mha", attention_type=kind), ids(2, 5)
     for mode in ("greedy", "beams"):
         wanted = generate(model, tokens, use_cache=False, **MODES[mode])
         assert torch.equal(generate(model, tokens, **MODES[mode]), wanted)
@@ -48,7 +48,7 @@ def test_quadratic_types_generate(kind):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("mode", ["greedy", "beams"])
 def test_padded_prompts_generate_as_they_do_alone(mode, side):
-    model, options = tiny("gqa", window_size=3, block_size=2), MODES[mode]
+    model, options = tiny_model("gqa", window_size=3, block_size=2), MODES[mode]
     rows, mask = torch.zeros(3, 9, dtype=torch.long), torch.zeros(3, 9, dtype=torch.long)
     lengths = (2, 9, 5)
     for row, length in enumerate(lengths):
@@ -62,7 +62,7 @@ def test_padded_prompts_generate_as_they_do_alone(mode, side):
 
 
 def test_end_of_text_stops_a_row():
-    model, tokens = tiny("shga"), ids(2, 5)
+    model, tokens = tiny_model("shga"), ids(2, 5)
     free = generate(model, tokens)
     end = free[0, 8].item()
     stopped = generate(model, tokens, eos_token_id=end)
@@ -72,7 +72,7 @@ def test_end_of_text_stops_a_row():
 
 
 def test_state_never_grows_and_generation_goes_on_from_it():
-    model, tokens = tiny("shga"), ids(2, 5)
+    model, tokens = tiny_model("shga"), ids(2, 5)
     whole = generate(model, tokens, max_new_tokens=40)
     sizes = []
     for length in (5, 30):
@@ -86,12 +86,12 @@ def test_state_never_grows_and_generation_goes_on_from_it():
 
 
 def test_prompts_can_be_read_in_chunks():
-    model, tokens = tiny("mqa"), ids(2, 11)
+    model, tokens = tiny_model("mqa"), ids(2, 11)
     assert torch.equal(generate(model, tokens, prefill_chunk_size=4), generate(model, tokens))
 
 
 def test_embeddings_can_be_the_prompt():
-    model, tokens = tiny("mqa"), ids(2, 11)
+    model, tokens = tiny_model("mqa"), ids(2, 11)
     embedded = model.get_input_embeddings()(tokens)
     found = generate(model, None, inputs_embeds=embedded)
     assert torch.equal(found, generate(model, tokens)[:, 11:])
@@ -99,12 +99,12 @@ def test_embeddings_can_be_the_prompt():
 
 def test_prompt_lookup_is_refused_since_a_state_cannot_go_back():
     with pytest.raises(ValueError, match="not supported with stateful models"):
-        generate(tiny("shga"), ids(1, 5), prompt_lookup_num_tokens=2)
+        generate(tiny_model("shga"), ids(1, 5), prompt_lookup_num_tokens=2)
 
 
 def test_rows_of_a_state_can_be_chosen_and_copied():
-    model, tokens = tiny("mhga"), ids(3, 9)
-    _, state = by_steps(model, tokens, 9)
+    model, tokens = tiny_model("mhga"), ids(3, 9)
+    _, state = run_in_steps(model, tokens, 9)
     for change, rows in (
         (lambda s: s.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
         (lambda s: s.batch_select_indices(torch.tensor([1])), [1]),
@@ -120,7 +120,7 @@ def test_rows_of_a_state_can_be_chosen_and_copied():
 
 
 def test_an_empty_state_is_the_same_as_none():
-    model, tokens = tiny("mha"), ids(2, 9)
+    model, tokens = tiny_model("mha"), ids(2, 9)
     with torch.no_grad():
         wanted = model(tokens).logits
         for state in (model.init_cache(2), type(model.init_cache(2))()):
@@ -129,7 +129,7 @@ def test_an_empty_state_is_the_same_as_none():
 
 @pytest.mark.slow
 def test_long_texts_decode_in_constant_memory():
-    model = tiny("shga", num_codes=16, window_size=8)
+    model = tiny_model("shga", num_codes=16, window_size=8)
     with torch.no_grad():
         state, token = model.init_cache(1), ids(1, 1)
         for _ in range(800):

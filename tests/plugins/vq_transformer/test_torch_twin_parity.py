@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from hfseq.testing.case import jit
 from hfseq_plugins.vq_transformer import modeling as ours_modeling
 from tests.plugins.vq_transformer import torch_twins, vq_cases
-from tests.plugins.vq_transformer.torch_twins import apart, ids, pair, tensors
+from tests.plugins.vq_transformer.torch_twins import ids, max_difference, model_pair, to_state_dict
 from tests.support.tiers import first
 
 HEADS = list(vq_cases.HEADS)
@@ -40,7 +40,7 @@ MASK = np.array([[1] * 21, [0] * 6 + [1] * 15, [1, 0, 1] * 7, [1] * 9 + [0] * 12
     ],
 )
 def test_logits_and_hidden_states_are_those_of_jax(head, changes):
-    ours, params, extra, model = pair(head, num_hidden_layers=2, **changes)
+    ours, params, extra, model = model_pair(head, num_hidden_layers=2, **changes)
     tokens, mask = ids(4, 21), torch.from_numpy(MASK)
     theirs = model(tokens, attention_mask=mask, output_hidden_states=True)
     shown = MASK[..., None]
@@ -51,15 +51,15 @@ def test_logits_and_hidden_states_are_those_of_jax(head, changes):
         )
 
     output, _ = jit(run)(params)
-    assert apart(theirs.logits.detach().numpy() * shown, output.logits * shown) <= 1e-5
+    assert max_difference(theirs.logits.detach().numpy() * shown, output.logits * shown) <= 1e-5
     for a, b in zip(theirs.hidden_states, output.hidden_states, strict=True):
-        assert apart(a.detach().numpy() * shown, b * shown) <= 1e-5
+        assert max_difference(a.detach().numpy() * shown, b * shown) <= 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 def test_gradients_commitment_and_statistics_are_those_of_jax(head):
-    ours, params, extra, model = pair(head, sinusoid_base=100.0)
+    ours, params, extra, model = model_pair(head, sinusoid_base=100.0)
     tokens, counted = ids(4, 21), torch.from_numpy(MASK[::-1].copy())
     shown = MASK[..., None]
 
@@ -80,16 +80,16 @@ def test_gradients_commitment_and_statistics_are_those_of_jax(head):
     assert found.item() == pytest.approx(float(value), rel=1e-5)
     found.backward()
     theirs = torch_twins.gradients(model)
-    for name, leaf in tensors(gradient).items():
-        assert apart(theirs[name], leaf) <= 2e-5 * float(leaf.abs().max()) + 1e-8, name
+    for name, leaf in to_state_dict(gradient).items():
+        assert max_difference(theirs[name], leaf) <= 2e-5 * float(leaf.abs().max()) + 1e-8, name
     model.update_codebooks()
-    for name, leaf in tensors({}, ours.settle_extra(after)).items():
-        assert apart(model.state_dict()[name], leaf) <= 1e-5, name
+    for name, leaf in to_state_dict({}, ours.finalize_extra(after)).items():
+        assert max_difference(model.state_dict()[name], leaf) <= 1e-5, name
 
 
 @pytest.mark.parametrize("head", first(HEADS, "shga"))
 def test_states_are_those_of_jax(head):
-    ours, params, extra, model = pair(head, window_size=3)
+    ours, params, extra, model = model_pair(head, window_size=3)
     tokens, mask = ids(4, 21), torch.from_numpy(MASK)
     output, _ = jit(
         lambda params: ours(
@@ -106,7 +106,7 @@ def test_states_are_those_of_jax(head):
         state.attentions, vq_cases.attentions(output.past_key_values), strict=True
     ):
         for name, leaf in theirs._asdict().items():
-            assert apart(leaf, leaves[name]) <= 1e-5, name
+            assert max_difference(leaf, leaves[name]) <= 1e-5, name
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_states_are_those_of_jax(head):
     ],
 )
 def test_generated_tokens_are_those_of_jax(head, options):
-    ours, params, extra, model = pair(head, window_size=3)
+    ours, params, extra, model = model_pair(head, window_size=3)
     tokens, mask = ids(3, 7), np.array([[1] * 7, [0] * 4 + [1] * 3, [0] * 2 + [1] * 5], np.int32)
     options = {"max_new_tokens": 14, "eos_token_id": 4, "pad_token_id": 2, **options}
     found = model.generate(tokens, attention_mask=torch.from_numpy(mask), **options)
@@ -136,12 +136,12 @@ def test_classification_is_that_of_jax():
     config = vq_cases.config("gqa", num_labels=3)
     ours = ours_modeling.FlaxVQTransformerForSequenceClassification(config, _do_init=False)
     params, extra = vq_cases.variables(ours)
-    model = torch_twins.twin(config, params, extra, "ForSequenceClassification")
+    model = torch_twins.make_torch_model(config, params, extra, "ForSequenceClassification")
     tokens, mask = ids(4, 21), torch.from_numpy(MASK)
     output, _ = ours(tokens.int().numpy(), MASK, params=params, extra=extra)
     theirs = model(tokens, attention_mask=mask, labels=torch.tensor([0, 2, 1, 1]))
-    assert apart(theirs.logits, output.logits) <= 1e-5
+    assert max_difference(theirs.logits, output.logits) <= 1e-5
     assert theirs.loss.item() > 0
     tokens[:, 18:] = config.pad_token_id  # found without a mask
     output, _ = ours(tokens.int().numpy(), params=params, extra=extra)
-    assert apart(model(tokens).logits, output.logits) <= 1e-5
+    assert max_difference(model(tokens).logits, output.logits) <= 1e-5

@@ -21,7 +21,7 @@ from hfseq_plugins.vq_transformer.modeling import (
     FlaxVQTransformerModel,
 )
 from tests.plugins.vq_transformer import torch_twins, vq_cases
-from tests.plugins.vq_transformer.torch_twins import apart, ids, tensors
+from tests.plugins.vq_transformer.torch_twins import ids, max_difference, to_state_dict
 
 SIZES = {"num_hidden_layers": 2, "window_size": 3, "head_bias": True}
 # A user's Python: no hfseq, no jax. It loads all heads, generates, trains a step and saves.
@@ -125,11 +125,11 @@ def test_checkpoints_name_their_pytorch_classes(tmp_path):
 
 
 def test_shipped_files_need_torch_and_transformers_only():
-    for file in torch_twin.FILES.glob("*.py"):
+    for file in torch_twin.TORCH_FILES.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
-                assert node.level == 0 or (torch_twin.FILES / f"{node.module}.py").is_file()
+                assert node.level == 0 or (torch_twin.TORCH_FILES / f"{node.module}.py").is_file()
                 names = [] if node.level else [node.module]
             roots = {name.partition(".")[0] for name in names}
             assert roots <= {"torch", "transformers", *sys.stdlib_module_names}, file.name
@@ -146,14 +146,14 @@ def test_pytorch_without_hfseq_computes_the_same(shipped):
     ]
     assert found["classes"][-1][2] == []
     logits = np.load(folder / "jax" / "logits.npy")
-    assert apart(np.load(folder / "torch.npy"), logits) <= 1e-5
+    assert max_difference(np.load(folder / "torch.npy"), logits) <= 1e-5
     assert found["types"] == ["torch.float32", "torch.bfloat16"]
 
 
 @pytest.mark.slow
 def test_pytorch_without_hfseq_generates_the_same(shipped):
     folder, ours, params, found = shipped
-    model = torch_twins.twin(ours.config, params, ours.extra)
+    model = torch_twins.make_torch_model(ours.config, params, ours.extra)
     tokens = torch.from_numpy(np.load(folder / "jax" / "tokens.npy")).long()
     options = {"max_new_tokens": 10, "eos_token_id": None, "pad_token_id": 0}
     for name, beams in (("greedy", 1), ("beams", 3)):
@@ -164,14 +164,14 @@ def test_pytorch_without_hfseq_generates_the_same(shipped):
 def test_what_pytorch_saves_loads_in_jax(shipped):
     folder, ours, _, found = shipped
     assert found["same"]
-    assert {path.name for path in torch_twin.FILES.glob("*_vq_transformer.py")} <= {
+    assert {path.name for path in torch_twin.TORCH_FILES.glob("*_vq_transformer.py")} <= {
         path.name for path in (folder / "torch").iterdir()
     }
     stored = json.loads((folder / "torch" / "config.json").read_text())
     assert stored["auto_map"] == torch_twin.AUTO_MAP
     loaded = FlaxVQTransformerForCausalLM.from_pretrained(folder / "torch")
     theirs = np.load(folder / "torch" / "state.npz")
-    for name, leaf in tensors(loaded.params, loaded.extra).items():
+    for name, leaf in to_state_dict(loaded.params, loaded.extra).items():
         assert np.array_equal(leaf.numpy(), theirs[name]), name
     assert loaded.config.to_diff_dict().keys() == ours.config.to_diff_dict().keys() | {"dtype"}
 
@@ -203,15 +203,15 @@ def test_other_heads_load_from_jax(kind, tmp_path):
     )
     tokens = ids(2, 9)
     wanted = ours(tokens.int().numpy(), params=params, extra=extra)[0]
-    assert apart(theirs(tokens)[0], wanted[0]) <= 1e-5
+    assert max_difference(theirs(tokens)[0], wanted[0]) <= 1e-5
     theirs.save_pretrained(tmp_path / "torch")
     loaded = kind.from_pretrained(tmp_path / "torch")
-    assert tensors(loaded.params, loaded.extra).keys() == theirs.state_dict().keys()
+    assert to_state_dict(loaded.params, loaded.extra).keys() == theirs.state_dict().keys()
 
 
 def test_shipping_leaves_other_files_alone(tmp_path):
     (tmp_path / "README.md").write_text("mine")
-    torch_twin.ship(tmp_path)
-    torch_twin.ship(tmp_path)
+    torch_twin.copy_torch_files(tmp_path)
+    torch_twin.copy_torch_files(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"README.md", *(p.name for p in Path(torch_twin.FILES).glob("*_vq_*.py"))}
+    assert names == {"README.md", *(p.name for p in Path(torch_twin.TORCH_FILES).glob("*_vq_*.py"))}

@@ -9,10 +9,10 @@ import pytest
 
 from hfseq.errors import UsageError
 from hfseq_plugins.vq_transformer import layers as attention
-from hfseq_plugins.vq_transformer.configuration import RATES, VQTransformerConfig
+from hfseq_plugins.vq_transformer.blocks import AttentionInputs, AttentionOptions, ScoreTerms
+from hfseq_plugins.vq_transformer.configuration import DROPOUT_RATES, VQTransformerConfig
 from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
 from hfseq_plugins.vq_transformer.state import empty_state
-from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms
 
 SIZES = {
     "vocab_size": 17,
@@ -30,7 +30,7 @@ def model(**changes):
     return FlaxVQTransformerForCausalLM(VQTransformerConfig(**{**SIZES, **changes}))
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", DROPOUT_RATES)
 def test_training_with_any_dropout_needs_a_key(rate):
     made = FlaxVQTransformerForCausalLM(VQTransformerConfig(**SIZES, **{rate: 0.5}), _do_init=False)
     with pytest.raises(UsageError, match="dropout_rng"):
@@ -57,7 +57,7 @@ def one_token_of(value, **changes):
         window_code=jnp.array([[[1, 2, 3]], [[4, 5, 6]]]),
         position=jnp.full(2, 3),
     )
-    inputs = Inputs(
+    inputs = AttentionInputs(
         jax.random.normal(key, (2, 1, 1, 1, 8)),
         jax.random.normal(key, (2, 1, 1, 8)),
         jnp.ones((2, 1, 1, 4)),
@@ -65,8 +65,10 @@ def one_token_of(value, **changes):
     )
     relative = jnp.ones((4, 16)), jax.random.normal(key, (16, 1, 8))
     offsets = jnp.zeros((1, 1, 1, 8))
-    terms = Terms(jax.random.normal(key, (1, 10, 8)), relative, offsets, offsets)
-    return attention.step(inputs, terms, How(window=3, block=4, **changes), state)
+    terms = ScoreTerms(jax.random.normal(key, (1, 10, 8)), relative, offsets, offsets)
+    return attention.attend_one_token(
+        inputs, terms, AttentionOptions(window=3, block=4, **changes), state
+    )
 
 
 @pytest.mark.slow

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq_plugins.vq_transformer.codebook import Codebook, quantise, sum_by_code
+from hfseq_plugins.vq_transformer.codebook import Codebook, quantize, sum_by_code
 from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
-from hfseq_plugins.vq_transformer.state import summarise
+from hfseq_plugins.vq_transformer.state import summarize_by_code
 from tests.plugins.vq_transformer.vq_cases import (
-    apart,
     attentions,
     ids,
+    max_difference,
     model,
     statistics,
     variables,
@@ -33,24 +33,24 @@ def planted(heads=2, codes=7, width=8, length=20):
 
 def test_planted_codes_are_found_by_each_head():
     rows, chosen, keys = planted()
-    found = quantise(keys, rows)
+    found = quantize(keys, rows)
     assert np.array_equal(found.codes, chosen) and found.codes.dtype == jnp.int32
     for head in range(2):
         assert np.array_equal(found.keys[:, :, head], rows[head][chosen[:, :, head]])
     wanted = jnp.square(keys - found.keys).sum(-1)
-    assert apart(found.errors, wanted) <= 1e-7
+    assert max_difference(found.errors, wanted) <= 1e-7
 
 
 def test_values_are_the_codebooks_to_the_last_bit_and_gradients_the_keys():
     rows, chosen, keys = planted()
     weights = jnp.asarray(np.random.default_rng(1).normal(size=keys.shape), jnp.float32)
-    slope = jax.grad(lambda k: (quantise(k, rows).keys * weights).sum())(keys)
+    slope = jax.grad(lambda k: (quantize(k, rows).keys * weights).sum())(keys)
     assert np.array_equal(slope, weights)
-    table = jax.grad(lambda r: (quantise(keys, r).keys * weights).sum())(rows)
+    table = jax.grad(lambda r: (quantize(keys, r).keys * weights).sum())(rows)
     assert (
-        apart(
-            jax.grad(lambda k: quantise(k, rows).errors.sum())(keys),
-            2 * (keys - quantise(keys, rows).keys),
+        max_difference(
+            jax.grad(lambda k: quantize(k, rows).errors.sum())(keys),
+            2 * (keys - quantize(keys, rows).keys),
         )
         <= 1e-6
     )
@@ -61,13 +61,13 @@ def test_values_are_the_codebooks_to_the_last_bit_and_gradients_the_keys():
     book = Codebook(2, 7, 8, 0.01, nnx.Rngs(0))
     before = nnx.state(book)
     graph = nnx.graphdef(book)
-    slopes = jax.grad(lambda s: quantise(keys, nnx.merge(graph, s).rows()).keys.sum())(before)
+    slopes = jax.grad(lambda s: quantize(keys, nnx.merge(graph, s).rows()).keys.sum())(before)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(slopes))
 
 
 def test_first_of_equally_near_codes_is_taken():
     rows = jnp.asarray([[[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]])
-    found = quantise(jnp.asarray([[[[1.0, 0.0]]]]), rows)
+    found = quantize(jnp.asarray([[[[1.0, 0.0]]]]), rows)
     assert found.codes.item() == 0
 
 
@@ -75,13 +75,13 @@ def test_codes_beyond_the_codebook_count_nowhere():
     keys = jnp.ones((1, 4, 1, 2))
     sums, counts = sum_by_code(keys, jnp.asarray([[[0], [3], [2], [3]]]), 3)
     assert counts.tolist() == [[1.0, 0.0, 1.0]] and sums[0, :, 0].tolist() == [1.0, 0.0, 1.0]
-    cache = summarise(jnp.ones((1, 4, 2)), jnp.asarray([[0, 3, 2, 3]]), 3)
+    cache = summarize_by_code(jnp.ones((1, 4, 2)), jnp.asarray([[0, 3, 2, 3]]), 3)
     assert cache.count.tolist() == [[1, 0, 1]] and cache.mean[0, :, 0].tolist() == [1, 0, 1]
 
 
 def test_a_code_scores_as_its_tokens_together():
     """A code of n keys has the score of one and log n, for 0 to 1023, to the last bit but one."""
-    from hfseq_plugins.vq_transformer.tape import cache_scores
+    from hfseq_plugins.vq_transformer.blocks import cache_scores
 
     counts = jnp.arange(1024, dtype=jnp.int32)[None, None]
     scores = cache_scores(jnp.zeros((1, 1, 1, 1, 2)), counts, jnp.zeros((1, 1024, 2)))
@@ -108,12 +108,12 @@ def test_averages_move_once_a_step_over_all_its_micro_batches():
         out, parts = call(tokens[start : start + 2], mask[start : start + 2], parts)
         losses += float(out.auxiliary_loss)
     assert losses == pytest.approx(float(output.auxiliary_loss), rel=1e-6)
-    settled = [made.settle_extra(tree) for tree in (whole, parts)]
+    settled = [made.finalize_extra(tree) for tree in (whole, parts)]
     for name in ("sums", "counts"):
         before, new = statistics(extra, name)[0], statistics(whole, f"new_{name}")[0]
         assert np.array_equal(statistics(whole, name)[0], before)
-        assert apart(statistics(settled[0], name)[0], 0.9 * before + 0.1 * new) <= 1e-6
-        assert apart(*(statistics(tree, name)[0] for tree in settled)) <= 1e-6
+        assert max_difference(statistics(settled[0], name)[0], 0.9 * before + 0.1 * new) <= 1e-6
+        assert max_difference(*(statistics(tree, name)[0] for tree in settled)) <= 1e-6
         assert not np.any(statistics(settled[0], f"new_{name}"))
     # A second step counts from 0 again.
     again = statistics(call(tokens, mask, settled[0])[1], "new_counts")[0]
@@ -131,7 +131,9 @@ def test_statistics_do_not_depend_on_the_blocks():
             )[1]
         )()
         found.append([np.stack(statistics(after, name)) for name in ("new_sums", "new_counts")])
-    assert apart(found[0][0], found[1][0]) <= 1e-5 and np.array_equal(found[0][1], found[1][1])
+    assert max_difference(found[0][0], found[1][0]) <= 1e-5 and np.array_equal(
+        found[0][1], found[1][1]
+    )
 
 
 @pytest.mark.slow
@@ -193,5 +195,5 @@ def test_cache_keeps_means_and_counts_wide_in_bfloat16():
 
 @pytest.mark.slow
 def test_many_tokens_of_one_code_are_counted_exactly():
-    cache = summarise(jnp.ones((1, 70000, 1)), jnp.zeros((1, 70000), jnp.int32), 2)
+    cache = summarize_by_code(jnp.ones((1, 70000, 1)), jnp.zeros((1, 70000), jnp.int32), 2)
     assert cache.count.tolist() == [[70000, 0]] and cache.mean[0, 0, 0] == 1.0

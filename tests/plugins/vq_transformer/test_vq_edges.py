@@ -9,7 +9,13 @@ import pytest
 
 from hfseq.nn import trees
 from tests.plugins.vq_transformer import vq_oracle as oracle
-from tests.plugins.vq_transformer.vq_cases import apart, ids, model, token_losses, variables
+from tests.plugins.vq_transformer.vq_cases import (
+    ids,
+    max_difference,
+    model,
+    token_losses,
+    variables,
+)
 
 
 def far(book):
@@ -52,14 +58,16 @@ def test_values_and_gradients_are_finite_and_right(case):
             tokens, params=params, extra=extra, train=True, past_key_values=made.init_cache(2)
         )
         own = token_losses(output.logits, tokens).mean() + output.auxiliary_loss
-        return own, (output, made.settle_extra(after))
+        return own, (output, made.finalize_extra(after))
 
     (value, (output, after)), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     for path, leaf in trees.flatten({"p": slopes, "e": after, "s": output.past_key_values}).items():
         assert np.isfinite(leaf).all(), trees.join(path)
     wanted = oracle.evaluate(made.config, params, extra["codebook"], tokens)
     assert np.isfinite(value)
-    assert apart(output.logits, wanted.logits) <= 1e-5 * max(1, np.abs(wanted.logits).max())
+    assert max_difference(output.logits, wanted.logits) <= 1e-5 * max(
+        1, np.abs(wanted.logits).max()
+    )
 
 
 @pytest.mark.slow
@@ -101,7 +109,7 @@ def test_an_empty_cache_takes_no_part():
     )
     first = oracle.evaluate(made.config, params, extra["codebook"], ids(2, 9)).modules[0].codes
     if (first != 4).all():
-        assert apart(one, two) <= 1e-6
+        assert max_difference(one, two) <= 1e-6
     assert np.isfinite(two).all()
 
 

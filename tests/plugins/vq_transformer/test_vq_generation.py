@@ -12,7 +12,7 @@ import pytest
 
 from hfseq.errors import UsageError
 from hfseq.generation.request import make_request
-from hfseq.generation.search import Session
+from hfseq.generation.search import Search
 from tests.plugins.vq_transformer import vq_cases
 from tests.support.tiers import first
 
@@ -165,7 +165,7 @@ def test_nothing_but_the_text_itself_grows_with_the_length():
     for new in (10, 3000):
         given = {**OPTIONS, "max_new_tokens": new}
         request = make_request(model(), vq_cases.ids(2, 9), kwargs=given)
-        session = Session(model(), request.plan, request.operands)
+        session = Search(model(), request.plan, request.operands)
         inputs = jax.eval_shape(session.first_inputs)
         tokens = jax.ShapeDtypeStruct((2,), jnp.int32)
         following = jax.eval_shape(session.next_logits, tokens, inputs)[1]

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from hfseq.generation import FlaxTopPLogitsWarper
-from hfseq_plugins.vq_transformer.codebook import quantise
+from hfseq_plugins.vq_transformer.codebook import quantize
 from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
 from hfseq_plugins.vq_transformer.positions import sinusoids
 from tests.plugins.vq_transformer.vq_cases import (
     CASES,
     MAIN,
     REDUCTIONS,
-    apart,
     assert_gradients_close,
     attentions,
+    max_difference,
     statistics,
     token_losses,
 )
@@ -84,7 +84,7 @@ def wanted_logits(golden, case, logits):
 @pytest.mark.parametrize("case", SOME)
 def test_logits_and_losses(golden, case):
     (loss, (token_loss, output, _)), _ = evaluated(golden, case)
-    assert apart(*wanted_logits(golden, case, output.logits)) <= 2e-5
+    assert max_difference(*wanted_logits(golden, case, output.logits)) <= 2e-5
     assert float(loss) == pytest.approx(float(golden[f"{case}/loss_total"]), rel=1e-5)
     assert float(token_loss) == pytest.approx(float(golden[f"{case}/loss_lm"]), rel=1e-5)
     chosen = golden.reference(case).config
@@ -114,17 +114,19 @@ def test_hidden_states_of_every_layer(golden, case):
     for number in range(2):
         wanted = residuals[2 * number] + residuals[2 * number + 1]
         after = golden[f"{case}/x_final"] if number else states[1]
-        assert apart(after - np.asarray(states[number]), wanted) <= 2e-5
+        assert max_difference(after - np.asarray(states[number]), wanted) <= 2e-5
 
 
 @pytest.mark.parametrize("case", SOME)
 def test_nearest_codes_and_distances_of_the_golden_keys(golden, case):
     for number, keys in enumerate(golden[f"{case}/keys"]):
         rows = jnp.asarray(golden[f"{case}/codebooks"][number])
-        found = quantise(jnp.moveaxis(jnp.asarray(keys), 1, 2), rows)
+        found = quantize(jnp.moveaxis(jnp.asarray(keys), 1, 2), rows)
         wanted = np.moveaxis(golden[f"{case}/shortcodes"][number], 1, 2)
         assert np.array_equal(found.codes, wanted)
-        assert apart(found.errors, np.moveaxis(golden[f"{case}/errs2"][number], 1, 2)) <= 2e-5
+        assert (
+            max_difference(found.errors, np.moveaxis(golden[f"{case}/errs2"][number], 1, 2)) <= 2e-5
+        )
 
 
 @pytest.mark.parametrize("case", SOME)
@@ -138,10 +140,10 @@ def test_statistics_of_the_codes(golden, case):
         chosen = np.eye(10)[codes] * mask[:, None, :, None]
         assert np.array_equal(counts[number], chosen.sum((0, 2)))
         keys = golden[f"{case}/keys"][number]
-        assert apart(sums[number], np.einsum("bhts,bhtk->hsk", chosen, keys)) <= 2e-5
+        assert max_difference(sums[number], np.einsum("bhts,bhtk->hsk", chosen, keys)) <= 2e-5
     if not main:
         assert np.array_equal(counts, golden[f"{case}/ema_count_hat"])
-        assert apart(sums, golden[f"{case}/ema_sum_hat"]) <= 2e-5
+        assert max_difference(sums, golden[f"{case}/ema_sum_hat"]) <= 2e-5
 
 
 @pytest.mark.parametrize("case", SOME)
@@ -149,7 +151,7 @@ def test_moving_averages(golden, case):
     """The stacked family's own gradients count each of its 6 blocks six times; ours do not."""
     (_, (_, _, extra)), _ = evaluated(golden, case)
     model, reference = model_of(golden, case)
-    settled = model.settle_extra(extra)
+    settled = model.finalize_extra(extra)
     gradients = golden.reference(case, "grads").extra
     for name in ("sums", "counts"):
         before = np.stack(statistics(reference.extra, name))
@@ -158,7 +160,7 @@ def test_moving_averages(golden, case):
         else:
             hat = golden[f"{case}/ema_{name.removesuffix('s')}_hat"]
             wanted = 0.99 * before + 0.01 * hat
-        assert apart(statistics(settled, name), wanted) <= 1e-5
+        assert max_difference(statistics(settled, name), wanted) <= 1e-5
         assert not np.any(statistics(settled, f"new_{name}"))
 
 
@@ -177,7 +179,7 @@ def check_state(golden, case, state):
             found = found[:, :, slots] if ours.startswith("window") else found
             wanted = golden[f"{case}/final_state/attn{number}/{theirs}"]
             exact = ours in ("window_code", "cache_count")
-            assert apart(found, wanted) <= (0 if exact else 2e-5), (number, ours)
+            assert max_difference(found, wanted) <= (0 if exact else 2e-5), (number, ours)
         assert np.array_equal(part["position"], [24, 24])
 
 
@@ -193,7 +195,7 @@ def test_one_token_after_the_other(golden, case):
 
     ids = jnp.asarray(golden["common/inputs"]).T
     state, logits = jax.jit(functools.partial(jax.lax.scan, step))(model.init_cache(2, 0), ids)
-    assert apart(*wanted_logits(golden, case, jnp.moveaxis(logits, 0, 1))) <= 2e-5
+    assert max_difference(*wanted_logits(golden, case, jnp.moveaxis(logits, 0, 1))) <= 2e-5
     if case.startswith("main"):
         check_state(golden, case, state)
 
@@ -203,7 +205,7 @@ def test_one_token_after_the_other(golden, case):
 def test_every_reduction_gives_the_same(golden, reduction):
     case = "opt/mqa"
     (loss, (_, output, _)), gradients = evaluate(golden, case, reduction=reduction)
-    assert apart(output.logits, golden[f"{case}/logits"]) <= 2e-5
+    assert max_difference(output.logits, golden[f"{case}/logits"]) <= 2e-5
     assert float(loss) == pytest.approx(float(golden[f"{case}/loss_total"]), rel=1e-5)
     assert_gradients_close(gradients, golden.reference(case, "grads").params)
 
@@ -213,19 +215,19 @@ def test_every_reduction_gives_the_same(golden, reduction):
 def test_quadratic_baseline(golden, case):
     model, reference = model_of(golden, case, attention_type="full")
     output = model(golden["common/inputs"], params=reference.params, extra=reference.extra)[0]
-    assert apart(output.logits, golden[f"{case}/full_attention_logits"]) <= 2e-5
+    assert max_difference(output.logits, golden[f"{case}/full_attention_logits"]) <= 2e-5
 
 
 @pytest.mark.parametrize("case", ["main/mhga", "main/gau_noagg", "opt/mqa"])
 def test_quadratic_attention_over_codes(golden, case):
     model, reference = model_of(golden, case, attention_type="vq_quadratic")
     output = model(golden["common/inputs"], params=reference.params, extra=reference.extra)[0]
-    assert apart(*wanted_logits(golden, case, output.logits)) <= 2e-5
+    assert max_difference(*wanted_logits(golden, case, output.logits)) <= 2e-5
 
 
 def test_sinusoids(golden):
     found = sinusoids(jnp.arange(9), 16, 1000.0)
-    assert apart(found, golden["pieces/sinusoid_pos0to8_width16_lam1000"]) <= 1e-6
+    assert max_difference(found, golden["pieces/sinusoid_pos0to8_width16_lam1000"]) <= 1e-6
 
 
 @pytest.mark.slow

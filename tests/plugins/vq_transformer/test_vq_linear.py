@@ -14,9 +14,9 @@ from tests.plugins.vq_transformer import vq_oracle as oracle
 from tests.plugins.vq_transformer.vq_cases import (
     HEADS,
     REDUCTIONS,
-    apart,
     assert_gradients_close,
     ids,
+    max_difference,
     model,
     statistics,
     token_losses,
@@ -91,10 +91,10 @@ def check(head, reduction, block, window, length, gradients=True, **changes):
         (_, (output, after)), found = jax.jit(call)(params)
         assert_gradients_close(found, slopes, 1e-5)
     scale = max(1.0, float(np.abs(wanted.logits).max()))
-    assert apart(output.logits, wanted.logits[:, :length]) <= 1e-5 * scale
+    assert max_difference(output.logits, wanted.logits[:, :length]) <= 1e-5 * scale
     for number, seen in enumerate(wanted.modules):
         assert np.array_equal(statistics(after, "new_counts")[number], seen.counts)
-        assert apart(statistics(after, "new_sums")[number], seen.sums) <= 1e-5
+        assert max_difference(statistics(after, "new_sums")[number], seen.sums) <= 1e-5
 
 
 @pytest.mark.parametrize("head, reduction", first(FEW, *list(FEW)[:4]), ids=str)
@@ -132,7 +132,7 @@ def test_quadratic_evaluation_has_the_gradients_of_the_blocks(window, block):
 
     (_, output), found = jax.jit(jax.value_and_grad(objective, has_aux=True))(params)
     scale = max(1.0, float(np.abs(wanted.logits).max()))
-    assert apart(output.logits, wanted.logits) <= 1e-5 * scale
+    assert max_difference(output.logits, wanted.logits) <= 1e-5 * scale
     assert_gradients_close(found, slopes, 1e-5)
 
 
@@ -153,7 +153,7 @@ def test_reductions_agree():
         params, extra = oracle.float64(params), oracle.float64(extra)
         (first, gradients), *others = call(params)
     for value, slopes in others:
-        assert apart(value, first) <= 1e-6
+        assert max_difference(value, first) <= 1e-6
         assert_gradients_close(slopes, gradients, 1e-6)
 
 

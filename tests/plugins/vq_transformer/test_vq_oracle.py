@@ -11,9 +11,9 @@ from tests.plugins.vq_transformer import vq_oracle as oracle
 from tests.plugins.vq_transformer.vq_cases import (
     CASES,
     MAIN,
-    apart,
     assert_gradients_close,
     attentions,
+    max_difference,
 )
 from tests.support.tiers import first
 
@@ -47,16 +47,16 @@ def test_oracle_gives_the_numbers_of_the_reference(golden, case):
     main = case.startswith("main")
     chosen, ((loss, (token_loss, result)), gradients) = evaluated(golden, case)
     logits = np.asarray(jax.nn.log_softmax(result.logits)) if main else result.logits
-    assert apart(logits, golden[f"{case}/{'logprobs' if main else 'logits'}"]) <= 2e-5
+    assert max_difference(logits, golden[f"{case}/{'logprobs' if main else 'logits'}"]) <= 2e-5
     assert loss == pytest.approx(float(golden[f"{case}/loss_total"]), rel=1e-5)
     assert token_loss == pytest.approx(float(golden[f"{case}/loss_lm"]), rel=1e-5)
     size = golden["common/inputs"].size
     assert result.commitment / size == pytest.approx(float(golden[f"{case}/l_commit"]), rel=1e-5)
-    assert apart(result.final, golden[f"{case}/x_final"]) <= 2e-5
+    assert max_difference(result.final, golden[f"{case}/x_final"]) <= 2e-5
     for ours, theirs in zip(
         result.residuals, golden[f"{case}/{'attn_res' if main else 'residuals'}"], strict=True
     ):
-        assert apart(ours, theirs) <= 2e-5
+        assert max_difference(ours, theirs) <= 2e-5
     assert_gradients_close(gradients, golden.reference(case, "grads").params)
 
 
@@ -66,8 +66,10 @@ def test_oracle_chooses_the_codes_of_the_reference(golden, case):
     for number, seen in enumerate(result.modules):
         codes = np.moveaxis(seen.codes, 2, 1)
         assert np.array_equal(codes, golden[f"{case}/shortcodes"][number])
-        assert apart(np.moveaxis(seen.keys, 2, 1), golden[f"{case}/keys"][number]) <= 2e-5
-        assert apart(np.moveaxis(seen.errors, 2, 1), golden[f"{case}/errs2"][number]) <= 2e-5
+        assert max_difference(np.moveaxis(seen.keys, 2, 1), golden[f"{case}/keys"][number]) <= 2e-5
+        assert (
+            max_difference(np.moveaxis(seen.errors, 2, 1), golden[f"{case}/errs2"][number]) <= 2e-5
+        )
 
 
 @pytest.mark.parametrize("case", SOME[: len(MAIN)])
@@ -84,7 +86,7 @@ def test_oracle_ends_in_the_state_of_the_reference(golden, case):
         state = oracle.final_state(chosen, seen)
         for ours, theirs in names.items():
             wanted = golden[f"{case}/final_state/attn{number}/{theirs}"]
-            assert apart(state[ours], wanted) <= 2e-5, ours
+            assert max_difference(state[ours], wanted) <= 2e-5, ours
 
 
 @pytest.mark.parametrize("case", ["main/mhga", "opt/mqa"])
@@ -97,7 +99,7 @@ def test_oracle_counts_what_the_moving_averages_take_in(golden, case):
     for seen, old, gradient in zip(result.modules, before, after, strict=True):
         for name, new in (("sums", seen.sums), ("counts", seen.counts)):
             wanted = old["codebook"][name] - gradient["codebook"][name]
-            assert apart(0.99 * old["codebook"][name] + 0.01 * over * new, wanted) <= 1e-6
+            assert max_difference(0.99 * old["codebook"][name] + 0.01 * over * new, wanted) <= 1e-6
 
 
 @pytest.mark.parametrize("case", SOME[len(MAIN) :])
@@ -106,7 +108,7 @@ def test_oracle_has_the_quadratic_baseline_of_the_reference(golden, case):
     reference.config.attention_type = "full"
     books = reference.extra["codebook"]
     result = oracle.evaluate(reference.config, reference.params, books, golden["common/inputs"])
-    assert apart(result.logits, golden[f"{case}/full_attention_logits"]) <= 2e-5
+    assert max_difference(result.logits, golden[f"{case}/full_attention_logits"]) <= 2e-5
 
 
 def test_every_case_has_every_parameter(golden):

@@ -8,8 +8,8 @@ import pytest
 
 from tests.plugins.vq_transformer.vq_cases import (
     REDUCTIONS,
-    apart,
     ids,
+    max_difference,
     model,
     statistics,
     variables,
@@ -54,7 +54,7 @@ def test_packed_rows_may_be_padded_on_any_side(kind):
         logits, after, loss = call(padded, segments)
         found.append((np.asarray(logits)[here], statistics(after, "new_counts")[0], loss))
     for logits, counts, loss in found[1:]:
-        assert apart(logits, found[0][0]) <= 1e-5
+        assert max_difference(logits, found[0][0]) <= 1e-5
         assert np.array_equal(counts, found[0][1])
         assert float(loss) == pytest.approx(float(found[0][2]), rel=1e-5)
 
@@ -68,8 +68,8 @@ def test_tokens_that_a_mask_hides_in_documents_are_not_seen(kind):
         call(np.where(real, tokens, other), segments, shown)
         for other, shown in ((3, mask), (11, mask), (3, np.ones_like(mask)))
     )
-    assert apart(np.asarray(one[0])[real], np.asarray(two[0])[real]) <= 1e-6
-    assert apart(np.asarray(one[0])[real], np.asarray(plain[0])[real]) > 1e-2
+    assert max_difference(np.asarray(one[0])[real], np.asarray(two[0])[real]) <= 1e-6
+    assert max_difference(np.asarray(one[0])[real], np.asarray(plain[0])[real]) > 1e-2
     assert float(one[2]) == pytest.approx(float(two[2]), rel=1e-6)
     for name in ("new_counts", "new_sums"):
         assert np.array_equal(*(statistics(after, name)[0] for _, after, _ in (one, two)))
@@ -84,4 +84,4 @@ def test_hidden_tokens_keep_their_places_however_rows_are_computed():
     wanted = np.asarray(caller("vq_quadratic")(ids(2, LENGTH), segments, mask)[0])
     for kind in REDUCTIONS:
         found = np.asarray(caller(kind)(ids(2, LENGTH), segments, mask)[0])
-        assert apart(found[real], wanted[real]) <= 1e-5, kind
+        assert max_difference(found[real], wanted[real]) <= 1e-5, kind

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hfseq_plugins.vq_transformer.codebook import quantise
-from hfseq_plugins.vq_transformer.layers import attend, step
+from hfseq_plugins.vq_transformer.blocks import AttentionInputs, AttentionOptions, ScoreTerms
+from hfseq_plugins.vq_transformer.codebook import quantize
+from hfseq_plugins.vq_transformer.layers import attend, attend_one_token
 from hfseq_plugins.vq_transformer.state import empty_state
-from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms
 from tests.support.tiers import first
 
 TOKENS = 600
@@ -24,15 +24,15 @@ def case(window, reduction):
     """Keys that differ by less than bfloat16 can tell at their scores, and values that show it."""
     key = jnp.ones((1, 1, TOKENS, 1)).at[:, :, -1].set(1.001)
     value = jnp.zeros((1, 1, TOKENS, 1), jnp.bfloat16).at[:, :, -1].set(1)
-    inputs = Inputs(
+    inputs = AttentionInputs(
         jnp.full((1, 1, 1, TOKENS, 2), 60.0).at[..., 1].set(0),
         jnp.concatenate([key, jnp.zeros_like(key)], -1),
         value,
         jnp.zeros((1, 1, TOKENS), jnp.int32),
     )
     offset = jnp.zeros((1, 1, 1, 2))
-    terms = Terms(jnp.array([[[1.0, 0.0]]]), jnp.zeros((window + 1, 1, 2)), offset, offset)
-    return inputs, terms, How(window, 128, reduction)
+    terms = ScoreTerms(jnp.array([[[1.0, 0.0]]]), jnp.zeros((window + 1, 1, 2)), offset, offset)
+    return inputs, terms, AttentionOptions(window, 128, reduction)
 
 
 WAYS = [(600, "recurrent"), (0, "serial"), (7, "matmul")]
@@ -63,7 +63,7 @@ def test_scores_and_sums_of_a_single_token_are_float32_in_bfloat16(window, reduc
     _, state = attend(part(0, TOKENS - 1), terms, how, state, None)
     # A single token's positions come in two factors.
     terms = terms._replace(relative=(jnp.zeros((window + 1, 4)), jnp.zeros((4, 1, 2))))
-    out, _ = step(part(TOKENS - 1, TOKENS), terms, how, state)
+    out, _ = attend_one_token(part(TOKENS - 1, TOKENS), terms, how, state)
     assert out.dtype == jnp.float32
     assert float(out[0, 0, 0, 0, 0]) == pytest.approx(SHARE, rel=0.01)
 
@@ -82,7 +82,7 @@ def products(jaxpr):
 def test_distances_to_codes_are_never_rounded():
     keys, rows = jnp.ones((1, 3, 2, 4)), jnp.ones((2, 5, 4))
     with jax.default_matmul_precision("bfloat16"):
-        found = [*products(jax.make_jaxpr(quantise)(keys, rows).jaxpr)]
+        found = [*products(jax.make_jaxpr(quantize)(keys, rows).jaxpr)]
     assert found
     highest = jax.lax.Precision.HIGHEST
     assert all(precision == (highest, highest) for precision in found)

@@ -14,9 +14,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from hfseq import nn
 from hfseq.nn.context import Options
 from hfseq_plugins.vq_transformer import sequence
+from hfseq_plugins.vq_transformer.blocks import AttentionInputs, AttentionOptions, ScoreTerms
 from hfseq_plugins.vq_transformer.layers import attend
 from hfseq_plugins.vq_transformer.state import State
-from hfseq_plugins.vq_transformer.tape import How, Inputs, Terms
 
 BATCH, HEADS, GROUPS, WIDTH, VALUES, CODES = 4, 2, 2, 4, 3, 5
 LENGTHS = np.array([32, 9, 8, 0])
@@ -40,7 +40,7 @@ def codes(tokens: int, lengths: np.ndarray | None, seed: int = 0) -> jax.Array:
     )
 
 
-def operands(tokens: int, how: How, kind: str):
+def operands(tokens: int, how: AttentionOptions, kind: str):
     """Inputs, terms, state and lengths of a plain, a packed or a continued batch."""
     lengths = None if kind == "plain" else LENGTHS
     segment = None
@@ -51,7 +51,7 @@ def operands(tokens: int, how: How, kind: str):
     book = drawn(HEADS, CODES, WIDTH, seed=9)
     code = codes(tokens, lengths)
     key = book[jnp.arange(HEADS)[:, None], jnp.minimum(code, CODES - 1)]
-    inputs = Inputs(
+    inputs = AttentionInputs(
         drawn(BATCH, HEADS, GROUPS, tokens, WIDTH, seed=1),
         key,
         drawn(BATCH, HEADS, tokens, VALUES, seed=3),
@@ -59,12 +59,12 @@ def operands(tokens: int, how: How, kind: str):
         segment,
     )
     offsets = drawn(2, HEADS, GROUPS, 1, WIDTH, seed=4)
-    terms = Terms(book, drawn(how.window + 1, HEADS, WIDTH, seed=5), *offsets)
+    terms = ScoreTerms(book, drawn(how.window + 1, HEADS, WIDTH, seed=5), *offsets)
     held = np.array([7, 0, how.window + 3, 2]) if kind == "continued" else None
     return inputs, terms, None if held is None else state(how, held), lengths
 
 
-def state(how: How, seen: np.ndarray) -> State:
+def state(how: AttentionOptions, seen: np.ndarray) -> State:
     """A state after ``seen`` (B,) tokens."""
     window = how.window
     slots = (seen[:, None] - 1 - np.arange(window)) % max(window, 1)
@@ -86,7 +86,7 @@ def state(how: How, seen: np.ndarray) -> State:
     )
 
 
-def evaluate(how: How, on: Mesh | None, given):
+def evaluate(how: AttentionOptions, on: Mesh | None, given):
     """Outputs, the state after them, and gradients of something of both."""
     inputs, terms, held, lengths = given
 
@@ -125,7 +125,7 @@ THOROUGH = [
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in THOROUGH)],
 )
 def test_pieces_give_what_the_whole_gives(window, block, ways, kind):
-    how = How(window, block)
+    how = AttentionOptions(window, block)
     given = operands(32, how, kind)
     assert_close(evaluate(how, mesh(ways), given), evaluate(how, None, given))
 
@@ -145,7 +145,7 @@ def test_pieces_give_what_the_whole_gives(window, block, ways, kind):
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_every_way_of_computing_can_be_cut(options, kind):
-    how = How(6, 4, **options)
+    how = AttentionOptions(6, 4, **options)
     given = operands(32, how, kind)
     assert_close(evaluate(how, mesh(4, data=2), given), evaluate(how, None, given))
 
@@ -162,10 +162,10 @@ def test_lengths_that_do_not_divide_are_computed_whole_with_a_warning(caplog):
 
 @pytest.mark.slow
 def test_keys_and_values_never_come_together_on_a_device():
-    how, tokens = How(4, 4), 512
+    how, tokens = AttentionOptions(4, 4), 512
     inputs, terms, _, _ = operands(tokens, how, "plain")
-    axes = Inputs(3, 2, 2, 2)
-    placed = Inputs(
+    axes = AttentionInputs(3, 2, 2, 2)
+    placed = AttentionInputs(
         *(
             jax.device_put(leaf, NamedSharding(mesh(8), PartitionSpec(*(None,) * axis, "sequence")))
             for leaf, axis in zip(inputs[:4], axes[:4], strict=True)
@@ -175,7 +175,7 @@ def test_keys_and_values_never_come_together_on_a_device():
     @functools.partial(jax.grad, argnums=(0, 1, 2))
     def gradient(query, key, value, code):
         with nn.options(Options(mesh=mesh(8))):
-            out, _ = attend(Inputs(query, key, value, code), terms, how, None, None)
+            out, _ = attend(AttentionInputs(query, key, value, code), terms, how, None, None)
         return jnp.sin(out).sum()
 
     program = jax.jit(gradient).lower(*placed[:4]).compile().as_text()

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq_plugins.vq_transformer.state import Cache, merge, summarise
+from hfseq_plugins.vq_transformer.state import Cache, merge, summarize_by_code
 from tests.plugins.vq_transformer import vq_oracle as oracle
 from tests.plugins.vq_transformer.vq_cases import (
-    apart,
     attentions,
     ids,
+    max_difference,
     model,
     statistics,
     variables,
@@ -59,7 +59,7 @@ def check_state(state, head, counts):
                 found = np.asarray(part[name][row])
                 found = found[:, slots] if name.startswith("window") else found
                 exact = name in ("window_code", "cache_count", "position")
-                assert apart(found, leaf[row]) <= (0 if exact else 1e-5), name
+                assert max_difference(found, leaf[row]) <= (0 if exact else 1e-5), name
 
 
 def start(rows=3, head="gqa"):
@@ -75,11 +75,11 @@ def test_decoding_goes_on_from_a_prompt_of_any_length(head):
     for count in (1, 3, 4, 5, 7, 8, 9, 12):
         mask = np.broadcast_to(np.arange(LENGTH) < count, TOKENS.shape).astype(np.int32)
         found, state = call(start(head=head), jnp.asarray(TOKENS), jnp.asarray(mask))
-        assert apart(found[:, :count], logits[:, :count]) <= 1e-5
+        assert max_difference(found[:, :count], logits[:, :count]) <= 1e-5
         check_state(state, head, [count] * 3)
         for place in range(count, min(count + 2, LENGTH)):
             found, state = call(state, jnp.asarray(TOKENS[:, place : place + 1]))
-            assert apart(found[:, 0], logits[:, place]) <= 1e-5
+            assert max_difference(found[:, 0], logits[:, place]) <= 1e-5
     check_state(state, head, [LENGTH] * 3)
 
 
@@ -91,7 +91,7 @@ def test_a_text_may_be_cut_into_windows(reduction):
     for begin, end in ((0, 6), (6, 7), (7, 13)):
         logits, state = call(state, jnp.asarray(TOKENS[:, begin:end]))
         found.append(logits)
-    assert apart(np.concatenate(found, 1), whole().logits) <= 1e-5
+    assert max_difference(np.concatenate(found, 1), whole().logits) <= 1e-5
     check_state(state, "gqa", [LENGTH] * 3)
 
 
@@ -104,7 +104,7 @@ def test_padding_on_any_side_leaves_no_trace():
     padded[mask > 0] = TOKENS.reshape(-1)
     logits, state = call(start(), jnp.asarray(padded), jnp.asarray(mask))
     found = np.asarray(logits)[mask > 0].reshape(3, LENGTH, -1)
-    assert apart(found, whole().logits) <= 1e-5
+    assert max_difference(found, whole().logits) <= 1e-5
     check_state(state, "gqa", [LENGTH] * 3)
 
 
@@ -126,7 +126,7 @@ def test_hidden_tokens_are_in_no_statistics():
         )
         assert statistics(after, "new_counts")[0].sum() == 2 * (mask * counted).sum()
         assert np.array_equal(statistics(after, "new_counts")[0], result.modules[0].counts)
-        assert apart(statistics(after, "new_sums")[0], result.modules[0].sums) <= 1e-5
+        assert max_difference(statistics(after, "new_sums")[0], result.modules[0].sums) <= 1e-5
         wanted = made.config.commitment_cost * result.commitment
         assert float(output.auxiliary_loss) == pytest.approx(float(wanted), rel=1e-5)
 
@@ -135,20 +135,20 @@ def test_a_row_may_begin_afresh():
     call = chosen()[-1]
     _, state = call(start(), jnp.asarray(TOKENS))
     logits, state = call(state, jnp.asarray(TOKENS), None, jnp.asarray([True, True, True]))
-    assert apart(logits, whole().logits) <= 1e-5
+    assert max_difference(logits, whole().logits) <= 1e-5
     check_state(state, "gqa", [LENGTH] * 3)
     _, before = call(start(), jnp.asarray(TOKENS[:, ::-1].copy()))
     on, _ = call(before, jnp.asarray(TOKENS))
     some, _ = call(before, jnp.asarray(TOKENS), None, jnp.asarray([False, True, False]))
-    assert apart(some[1], whole().logits[1]) <= 1e-5
-    assert np.array_equal(some[::2], on[::2]) and apart(some[1], on[1]) > 0.01
+    assert max_difference(some[1], whole().logits[1]) <= 1e-5
+    assert np.array_equal(some[::2], on[::2]) and max_difference(some[1], on[1]) > 0.01
 
 
 def test_a_single_token_may_begin_afresh():
     call = chosen()[-1]
     _, state = call(start(), jnp.asarray(TOKENS))
     logits, state = call(state, jnp.asarray(TOKENS[:, :1]), None, jnp.asarray([True, True, True]))
-    assert apart(logits, whole().logits[:, :1]) <= 1e-5
+    assert max_difference(logits, whole().logits[:, :1]) <= 1e-5
     check_state(state, "gqa", [1] * 3)
 
 
@@ -175,14 +175,14 @@ def test_packed_documents_do_not_see_each_other(reduction):
     wanted = oracle.evaluate(made.config, params, extra["codebook"], TOKENS[:2], segments=segments)
     real = segments > 0
     found = np.asarray(call(TOKENS[:2]).logits)
-    assert apart(found[real], wanted.logits[real]) <= 1e-5
+    assert max_difference(found[real], wanted.logits[real]) <= 1e-5
 
 
 @pytest.mark.slow
 def test_caches_can_be_put_together_in_any_grouping():
     rng = np.random.default_rng(0)
     parts = [
-        summarise(
+        summarize_by_code(
             jnp.asarray(rng.normal(size=(2, n, 4)), jnp.float32),
             jnp.asarray(rng.integers(0, 6, (2, n)), jnp.int32),
             5,
@@ -193,7 +193,9 @@ def test_caches_can_be_put_together_in_any_grouping():
     left = merge(merge(parts[0], parts[1]), parts[2])
     right = merge(parts[0], merge(parts[1], parts[2]))
     for one, other in ((left, right), (merge(empty, left), left), (merge(left, empty), left)):
-        assert np.array_equal(one.count, other.count) and apart(one.mean, other.mean) <= 1e-6
+        assert (
+            np.array_equal(one.count, other.count) and max_difference(one.mean, other.mean) <= 1e-6
+        )
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ from hfseq.training.optimizers import NO_DECAY, path_mask
 from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
 from hfseq_plugins.vq_transformer.reference import convert_reference
 from tests.plugins.vq_transformer.vq_cases import (
-    apart,
     assert_gradients_close,
     config,
     ids,
+    max_difference,
     model,
     statistics,
     token_losses,
@@ -78,7 +78,7 @@ def golden_run(golden):
         changes, memory = optimizer.update(slopes, memory, params)
         params = optax.apply_updates(params, changes)
         norm = sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(slopes)) ** 0.5
-        return params, memory, made.settle_extra(extra), state, (own, commitment, norm)
+        return params, memory, made.finalize_extra(extra), state, (own, commitment, norm)
 
     params = jax.tree.map(jnp.asarray, start.params)
     extra = jax.tree.map(jnp.asarray, start.extra)
@@ -106,7 +106,7 @@ def test_parameters_and_codebooks_after_updates(golden, updates):
     for ours, theirs in ((params, wanted.params), (extra, wanted.extra)):
         mine = trees.flatten(ours)
         for path, leaf in trees.flatten(theirs).items():
-            assert apart(mine[path], leaf) <= 1e-5, trees.join(path)
+            assert max_difference(mine[path], leaf) <= 1e-5, trees.join(path)
 
 
 def test_losses_of_updates_and_of_the_evaluation_after_them(golden):
@@ -146,7 +146,7 @@ def test_scanned_layers_train_as_the_loop_does():
 
         (value, (after, state)), slopes = jax.value_and_grad(loss, has_aux=True)(params)
         changes, _ = optimizer.update(slopes, optimizer.init(params), params)
-        return value, optax.apply_updates(params, changes), made.settle_extra(after), state
+        return value, optax.apply_updates(params, changes), made.finalize_extra(after), state
 
     one = jax.jit(functools.partial(step, loop))(params, extra)
     two = jax.jit(functools.partial(step, scan))(
@@ -162,7 +162,7 @@ def test_scanned_layers_train_as_the_loop_does():
         mine, wanted = trees.flatten(ours), trees.flatten(theirs)
         assert mine.keys() == wanted.keys()
         for path, leaf in wanted.items():
-            assert apart(mine[path], leaf) <= 1e-5, trees.join(path)
+            assert max_difference(mine[path], leaf) <= 1e-5, trees.join(path)
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -248,9 +248,9 @@ def test_sinusoids_and_layers_are_dropped_for_whole_sequences():
     whole, _ = call(tokens, made.init_cache(2), keys_of(7))
     first, state = call(tokens[:, :5], made.init_cache(2), keys_of(7))
     second, _ = call(tokens[:, 5:], state, keys_of(8, steady=7))
-    assert apart(np.concatenate([first, second], 1), whole) <= 1e-5
+    assert max_difference(np.concatenate([first, second], 1), whole) <= 1e-5
     other, _ = call(tokens, made.init_cache(2), keys_of(9))
-    assert apart(other, whole) > 1e-3
+    assert max_difference(other, whole) > 1e-3
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_residuals_and_embeddings_are_dropped_afresh():
         found = [
             call(ids(2, 6), made.init_cache(2), keys_of(number, steady=7))[0] for number in (7, 8)
         ]
-        assert apart(*found) > 1e-3
+        assert max_difference(*found) > 1e-3
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_masks_belong_to_rows_and_not_to_batches():
     tokens, keys = ids(4, 6), keys_of(3, 4)
     whole, _ = call(tokens, None, keys)
     part = jax.tree.map(lambda leaf: leaf[2:] if leaf.ndim else leaf, keys)
-    assert apart(call(tokens[2:], None, part)[0], whole[2:]) <= 1e-5
+    assert max_difference(call(tokens[2:], None, part)[0], whole[2:]) <= 1e-5
 
 
 @pytest.mark.slow
@@ -360,4 +360,4 @@ def test_gradients_with_rematerialised_layers_are_the_same():
     assert_gradients_close(found[1][1], found[0][1], 1e-6)
     for name in ("new_sums", "new_counts"):
         ours, theirs = (statistics(after, name) for (_, after), _ in found)
-        assert apart(np.stack(ours), np.stack(theirs)) <= 1e-6
+        assert max_difference(np.stack(ours), np.stack(theirs)) <= 1e-6

@@ -19,7 +19,7 @@ NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 torch.set_num_threads(1)
 
 
-def tensors(params: Any, extra: Any = None) -> dict[str, torch.Tensor]:
+def to_state_dict(params: Any, extra: Any = None) -> dict[str, torch.Tensor]:
     """The state dict that our tree of parameters and codebooks is in PyTorch."""
     found = {}
     for tree in (params, (extra or {}).get("codebook", {})):
@@ -32,34 +32,34 @@ def tensors(params: Any, extra: Any = None) -> dict[str, torch.Tensor]:
     return found
 
 
-def twin(config: Any, params: Any, extra: Any, head: str = "ForCausalLM") -> Any:
+def make_torch_model(config: Any, params: Any, extra: Any, head: str = "ForCausalLM") -> Any:
     """A twin in evaluation mode with these parameters, every one of them."""
     own = VQTransformerConfig.from_dict(config.to_dict())
     model = getattr(modeling, f"VQTransformer{head}")(own).eval()
-    state = tensors(params, extra)
+    state = to_state_dict(params, extra)
     if head == "ForCausalLM" and config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state)
     return model
 
 
-def pair(head: str = "shga", seed: int = 0, **changes: Any) -> tuple[Any, Any, Any, Any]:
+def model_pair(head: str = "shga", seed: int = 0, **changes: Any) -> tuple[Any, Any, Any, Any]:
     """A JAX model, its parameters and collections, and its twin."""
     ours = vq_cases.model(head, **changes)
     params, extra = vq_cases.variables(ours, seed)
-    return ours, params, extra, twin(ours.config, params, extra)
+    return ours, params, extra, make_torch_model(ours.config, params, extra)
 
 
-def tiny(head: str = "shga", seed: int = 0, **changes: Any) -> Any:
+def tiny_model(head: str = "shga", seed: int = 0, **changes: Any) -> Any:
     """A twin with parameters in which nothing is special."""
-    return pair(head, seed, **changes)[3]
+    return model_pair(head, seed, **changes)[3]
 
 
 def ids(rows: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(vq_cases.ids(rows, length, seed)).long()
 
 
-def by_steps(model: Any, tokens: torch.Tensor, length: int = 1) -> tuple[torch.Tensor, Any]:
+def run_in_steps(model: Any, tokens: torch.Tensor, length: int = 1) -> tuple[torch.Tensor, Any]:
     """The logits and the state of a text read ``length`` tokens at a time."""
     state, parts = None, []
     with torch.no_grad():
@@ -75,9 +75,9 @@ def leaves(state: Any) -> list[torch.Tensor]:
     return [leaf for attention in state.attentions for leaf in attention] + [state.position]
 
 
-def apart(ours: Any, theirs: Any) -> float:
+def max_difference(ours: Any, theirs: Any) -> float:
     ours, theirs = (x.detach().numpy() if torch.is_tensor(x) else x for x in (ours, theirs))
-    return vq_cases.apart(ours, theirs)
+    return vq_cases.max_difference(ours, theirs)
 
 
 def gradients(model: Any) -> Mapping[str, np.ndarray]:

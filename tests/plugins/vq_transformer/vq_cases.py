@@ -16,7 +16,7 @@ import numpy as np
 from hfseq.nn import trees
 from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 from hfseq_plugins.vq_transformer.modeling import FlaxVQTransformerForCausalLM
-from hfseq_plugins.vq_transformer.reference import Reference, convert_reference
+from hfseq_plugins.vq_transformer.reference import ConvertedReference, convert_reference
 
 MAIN = ("gau", "gau_l6_m3", "gau_noagg", "gau_untied", "mhga")
 CASES = (*(f"main/{case}" for case in MAIN), "opt/shga", "opt/mqa")
@@ -51,9 +51,9 @@ class Golden:
     def options(self, case: str) -> dict[str, Any]:
         return json.loads(str(self.arrays[f"{case}/config_json"]))
 
-    def reference(self, case: str, what: str = "params") -> Reference:
+    def reference(self, case: str, entry: str = "params") -> ConvertedReference:
         """The parameters (or gradients) of a case in our layout."""
-        found = convert_reference(self.tree(f"{case}/{what}"), self.options(case))
+        found = convert_reference(self.tree(f"{case}/{entry}"), self.options(case))
         return found._replace(extra=jax.tree.map(jnp.asarray, found.extra))
 
     def batch(self) -> dict[str, np.ndarray]:
@@ -144,7 +144,7 @@ def token_losses(logits: Any, targets: Any) -> Any:
     return -jnp.take_along_axis(logs, jnp.asarray(targets)[..., None], -1)[..., 0]
 
 
-def apart(ours: Any, theirs: Any) -> float:
+def max_difference(ours: Any, theirs: Any) -> float:
     """The largest absolute difference of two arrays, which have to be of one shape."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     assert a.shape == b.shape, (a.shape, b.shape)
@@ -157,4 +157,8 @@ def assert_gradients_close(ours: Any, theirs: Any, relative: float = 2e-5) -> No
     assert mine.keys() == wanted.keys()
     for path, leaf in wanted.items():
         limit = relative * float(np.abs(leaf).max(initial=0.0)) + 1e-8
-        assert apart(mine[path], leaf) <= limit, (trees.join(path), apart(mine[path], leaf), limit)
+        assert max_difference(mine[path], leaf) <= limit, (
+            trees.join(path),
+            max_difference(mine[path], leaf),
+            limit,
+        )

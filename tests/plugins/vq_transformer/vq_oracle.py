@@ -38,7 +38,7 @@ class Result(NamedTuple):
     modules: list[Module]
 
 
-class Place(NamedTuple):
+class TokenPlaces(NamedTuple):
     """Where tokens stand: their positions, pairs that may be seen, pairs that keys learn from."""
 
     positions: Any
@@ -78,7 +78,7 @@ def find_place(config: Any, mask: Any, segments: Any, code_mask: Any, window: An
     if config.stop_gradient_cache:
         exact = index[None, :] >= start[:, None]
     counted = valid if code_mask is None else valid & code_mask.astype(bool)
-    return Place(positions, seen, exact[None], counted, window)
+    return TokenPlaces(positions, seen, exact[None], counted, window)
 
 
 def quantise(config: Any, codebook: Any, keys: Any):
@@ -91,7 +91,7 @@ def quantise(config: Any, codebook: Any, keys: Any):
     return table, codes, chosen
 
 
-def scores_of(config: Any, params: Any, query: Any, keys: Any, nearest: Any, place: Place):
+def scores_of(config: Any, params: Any, query: Any, keys: Any, nearest: Any, place: TokenPlaces):
     """Return scores (batch, Hk, group, query, key)."""
     heads, width = keys.shape[2:]
     groups, scale = query.shape[3], width**-0.25
@@ -132,7 +132,7 @@ def project(config: Any, params: Any, x: Any):
     return query, keys, jax.nn.silu(values), jax.nn.silu(part("g_proj", -1))
 
 
-def attend(config: Any, params: Any, codebook: Any, x: Any, place: Place):
+def attend(config: Any, params: Any, codebook: Any, x: Any, place: TokenPlaces):
     """Return an attention's residual (batch, length, D) and what it saw."""
     query, keys, values, gate = project(config, params, x)
     table, codes, errors = quantise(config, codebook, keys)
@@ -159,7 +159,7 @@ def softmax(scores: Any, allowed: Any) -> Any:
     return weights / jnp.where(total == 0, 1.0, total)
 
 
-def mix(config: Any, weights: Any, values: Any, place: Place) -> Any:
+def mix(config: Any, weights: Any, values: Any, place: TokenPlaces) -> Any:
     mixed = jnp.einsum("bhgij,bjhv->bihgv", weights, values)
     if config.stop_gradient_cache and config.attention_type == "vq":
         near = jnp.where(place.exact[:, None, None], weights, 0.0)

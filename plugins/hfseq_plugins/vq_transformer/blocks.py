@@ -17,13 +17,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from hfseq_plugins.vq_transformer.positions import EXACT, window_scores
-from hfseq_plugins.vq_transformer.state import Cache, State, as_ring, merge, summarise, take
+from hfseq_plugins.vq_transformer.state import (
+    Cache,
+    State,
+    merge,
+    ring_order,
+    summarize_by_code,
+    take,
+)
 
 #: Below every score, and finite: what is masked keeps finite gradients.
-LOWEST = -1e30
+MASKED_SCORE = -1e30
 
 
-class Inputs(NamedTuple):
+class AttentionInputs(NamedTuple):
     """One call's tokens: ``query`` (B, Hk, G, T, K), ``key`` (B, Hk, T, K) by their codes, both
     float32; ``value`` (B, Hk, T, V); ``code`` (B, Hk, T), S where a token is none; ``segment``
     (B, T) numbers the documents of a packed row.
@@ -36,7 +43,7 @@ class Inputs(NamedTuple):
     segment: jax.Array | None = None
 
 
-class Terms(NamedTuple):
+class ScoreTerms(NamedTuple):
     """What scores are made of: the ``codebook`` (Hk, S, K), the ``relative`` rows (M + 1, Hk, K),
     and the offsets of queries, ``content`` and ``position`` (Hk, G, 1, K).
 
@@ -50,7 +57,7 @@ class Terms(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class How:
+class AttentionOptions:
     """Static choices: window M, block L, how blocks are reduced, and what the cache does."""
 
     window: int
@@ -74,7 +81,7 @@ class Block(NamedTuple):
     first: jax.Array | None
 
 
-def mix(block: Block, cache: Cache, terms: Terms, how: How) -> jax.Array:
+def attend_block(block: Block, cache: Cache, terms: ScoreTerms, how: AttentionOptions) -> jax.Array:
     """Return the values that a block's queries attend to, (B, Hk, G, L, V) float32.
 
     One softmax over the keys and the codes; a code that stands for n keys has the score of one and
@@ -91,28 +98,28 @@ def mix(block: Block, cache: Cache, terms: Terms, how: How) -> jax.Array:
     seen = seen[None] & (block.code[:, 0, None] < terms.codebook.shape[1])
     if block.segment is not None:
         seen &= block.segment[:, how.window :, None] == block.segment[:, None]
-    near = jnp.where(seen[:, None, None], near, LOWEST)
+    near = jnp.where(seen[:, None, None], near, MASKED_SCORE)
     top = near.max(-1, keepdims=True)
     far = None
     if how.compressive:
         far = cache_scores(content, cache.count, terms.codebook)
         if block.first is not None and block.segment is not None:
             same = block.segment[:, how.window :] == block.first[:, None]
-            far = jnp.where(same[:, None, None, :, None], far, LOWEST)
+            far = jnp.where(same[:, None, None, :, None], far, MASKED_SCORE)
         top = jnp.maximum(top, far.max(-1, keepdims=True))
     top = lax.stop_gradient(top)
     near = jnp.exp(near - top)
     total = near.sum(-1, keepdims=True)
     if far is None:
-        return weigh(near / total, block.value, block.value.dtype)
+        return weighted_sum(near / total, block.value, block.value.dtype)
     far = jnp.exp(far - top)
     total += far.sum(-1, keepdims=True)
     mean = lax.stop_gradient(cache.mean) if how.stop_gradient else cache.mean
     dtype = block.value.dtype
-    return weigh(near / total, block.value, dtype) + weigh(far / total, mean, dtype)
+    return weighted_sum(near / total, block.value, dtype) + weighted_sum(far / total, mean, dtype)
 
 
-def weigh(weights: jax.Array, values: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def weighted_sum(weights: jax.Array, values: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Multiply in ``dtype``, summing in float32: (B, H, G, L, C) and (B, H, C, V)."""
     return jnp.einsum(
         "bhglc,bhcv->bhglv",
@@ -124,7 +131,7 @@ def weigh(weights: jax.Array, values: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 def cache_scores(content: jax.Array, count: jax.Array, codebook: jax.Array) -> jax.Array:
     """Score the codes, (B, Hk, G, L, S); one that stands for n tokens has log n added."""
-    bonus = jnp.where(count > 0, jnp.log(jnp.maximum(count, 1).astype(jnp.float32)), LOWEST)
+    bonus = jnp.where(count > 0, jnp.log(jnp.maximum(count, 1).astype(jnp.float32)), MASKED_SCORE)
     scores = jnp.einsum("bhglk,hsk->bhgls", content, codebook, precision=EXACT)
     return scores + bonus[:, :, None, None]
 
@@ -133,7 +140,7 @@ def cache_scores(content: jax.Array, count: jax.Array, codebook: jax.Array) -> j
 # ---------------------------------------------------------------------------------------
 
 
-class Past(NamedTuple):
+class PastTokens(NamedTuple):
     """What comes before a call's tokens: ``key``, ``value`` and ``code`` of the M last ones, oldest
     first, and the ``cache`` of all others.
 
@@ -148,7 +155,7 @@ class Past(NamedTuple):
     following: jax.Array | None = None
 
 
-class Tape:
+class TokenBlocks:
     """The window before a call and the call's tokens in a row, padded to whole blocks.
 
     ``key``, ``value``, ``code`` (and ``segment``) have M + R * L places along their tokens; the
@@ -156,7 +163,12 @@ class Tape:
     """
 
     def __init__(
-        self, inputs: Inputs, codes: int, how: How, past: Past | None, lengths: jax.Array | None
+        self,
+        inputs: AttentionInputs,
+        codes: int,
+        how: AttentionOptions,
+        past: PastTokens | None,
+        lengths: jax.Array | None,
     ):
         self.inputs, self.how, self.codes, self.lengths = inputs, how, codes, lengths
         batch, heads, self.tokens = inputs.code.shape
@@ -234,7 +246,9 @@ class Tape:
         """
         new = self.tokens if self.lengths is None else self.lengths
         position = state.position + new
-        places = as_ring(position, self.how.window) + jnp.broadcast_to(new, position.shape)[:, None]
+        places = (
+            ring_order(position, self.how.window) + jnp.broadcast_to(new, position.shape)[:, None]
+        )
         after = State(
             take(self.key, places),
             take(self.value, places).astype(state.window_value.dtype),
@@ -246,7 +260,9 @@ class Tape:
         return jax.tree.map(lax.stop_gradient, after) if self.how.stop_gradient else after
 
 
-def attend_in_blocks(tape: Tape, terms: Terms, how: How) -> tuple[jax.Array, Cache]:
+def attend_in_blocks(
+    tape: TokenBlocks, terms: ScoreTerms, how: AttentionOptions
+) -> tuple[jax.Array, Cache]:
     """Run the blocks one after the other; returns (B, Hk, G, T, V) and the last cache."""
     window, first = how.window, tape.first_segments()
     _, codes = tape.leaving()  # the carried window has the values
@@ -282,9 +298,9 @@ def attend_in_blocks(tape: Tape, terms: Terms, how: How) -> tuple[jax.Array, Cac
             seen.get("segment"),
             x.get("first"),
         )
-        out = mix(block, cache, terms, how)
-        left = summarise(seen["value"][:, :, : how.block], x["leaving"], tape.codes)
-        cache = merge(kept(cache, x.get("continues")), left)
+        out = attend_block(block, cache, terms, how)
+        left = summarize_by_code(seen["value"][:, :, : how.block], x["leaving"], tape.codes)
+        cache = merge(mask_cache(cache, x.get("continues")), left)
         after = {n: lax.slice_in_dim(s, how.block, None, axis=_axis(n)) for n, s in seen.items()}
         return (after, cache), out
 
@@ -296,7 +312,7 @@ def _axis(name: str) -> int:
     return 1 if name == "segment" else 2
 
 
-def kept(cache: Cache, rows: jax.Array | None) -> Cache:
+def mask_cache(cache: Cache, rows: jax.Array | None) -> Cache:
     """Empty the cache of rows (B,) that are False: another document begins."""
     if rows is None:
         return cache

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 #: The columns of SQuAD.
-COLUMNS = ("id", "question", "context", "answers")
+SQUAD_COLUMNS = ("id", "question", "context", "answers")
 
 
 @dataclass(frozen=True)
-class Windows:
+class ContextWindows:
     """Questions with parts of their contexts, a row each; windows of one context overlap.
 
     ids, types: of the tokens. offsets: (tokens, 2) characters of the context, -1 elsewhere.
@@ -28,14 +28,14 @@ class Windows:
     """
 
     ids: list[list[int]]
-    types: list[list[int]] | None
+    token_type_ids: list[list[int]] | None
     offsets: list[np.ndarray]
-    words: list[np.ndarray]
-    example: np.ndarray
+    word_ids_of_tokens: list[np.ndarray]
+    example_indices: np.ndarray
 
-    def of(self, count: int) -> list[np.ndarray]:
+    def by_example(self, count: int) -> list[np.ndarray]:
         """Return the windows of each of ``count`` questions."""
-        starts = np.searchsorted(self.example, np.arange(count + 1))
+        starts = np.searchsorted(self.example_indices, np.arange(count + 1))
         return [np.arange(a, b) for a, b in zip(starts, starts[1:], strict=False)]
 
 
@@ -45,7 +45,7 @@ def make_windows(
     contexts: Sequence[str],
     max_length: int,
     stride: int,
-) -> Windows:
+) -> ContextWindows:
     """Put questions and contexts together, cut into windows that share ``stride`` tokens.
 
     **Raises:** UsageError for a tokenizer that does not say where a token stands, and where a
@@ -81,7 +81,7 @@ def make_windows(
         offsets.append(np.where(inside[:, None], np.array(spans, np.int32), -1))
         own = np.array([-1 if word is None else word for word in encoded.word_ids(row)])
         words.append(np.where(inside, own, -1))
-    return Windows(
+    return ContextWindows(
         encoded["input_ids"],
         encoded.get("token_type_ids"),
         offsets,
@@ -101,7 +101,7 @@ def find_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] | No
 
 
 @dataclass(frozen=True)
-class Found:
+class AnswerSpan:
     """A span of a context: its characters, its score, and the logits that it is the sum of."""
 
     start: int
@@ -112,12 +112,12 @@ class Found:
 
 
 def best_spans(
-    starts: Sequence[np.ndarray],
-    ends: Sequence[np.ndarray],
+    start_logits: Sequence[np.ndarray],
+    end_logits: Sequence[np.ndarray],
     offsets: Sequence[np.ndarray],
-    count: int,
-    longest: int,
-) -> tuple[list[Found], float]:
+    n_best: int,
+    max_answer_length: int,
+) -> tuple[list[AnswerSpan], float]:
     """Return the ``count`` best spans of all windows of a context, and the score of no answer.
 
     ``starts`` and ``ends`` are logits of the tokens of each window. Of each window ``count`` starts
@@ -125,24 +125,24 @@ def best_spans(
     there is no answer is what the first token says, in the window where it says so least.
     """
     found, nothing = [], np.inf
-    for start, end, spans in zip(starts, ends, offsets, strict=True):
+    for start, end, spans in zip(start_logits, end_logits, offsets, strict=True):
         start, end = start[: len(spans)], end[: len(spans)]
         nothing = min(nothing, float(start[0] + end[0]))
-        first, last = (np.argsort(-part, kind="stable")[:count] for part in (start, end))
+        first, last = (np.argsort(-part, kind="stable")[:n_best] for part in (start, end))
         first, last = first[spans[first, 0] >= 0], last[spans[last, 0] >= 0]
         length = last[None, :] - first[:, None] + 1
-        rows, columns = np.nonzero((length > 0) & (length <= longest))
+        rows, columns = np.nonzero((length > 0) & (length <= max_answer_length))
         for a, b in zip(first[rows].tolist(), last[columns].tolist(), strict=True):
             logits = float(start[a]), float(end[b])
             place = int(spans[a, 0]), int(spans[b, 1])
-            found.append(Found(*place, sum(logits), *logits))
+            found.append(AnswerSpan(*place, sum(logits), *logits))
     found.sort(key=lambda one: -one.score)
-    return found[:count], float(nothing)
+    return found[:n_best], float(nothing)
 
 
-def check_answers(example: dict[str, Any], negatives: bool) -> str | None:
+def answer_problem(example: dict[str, Any], allow_unanswerable: bool) -> str | None:
     """Say why an example with "question", "context" and "answers" is of no use, if it is."""
-    for name in COLUMNS[1:3]:
+    for name in SQUAD_COLUMNS[1:3]:
         text = example.get(name)
         if not isinstance(text, str) or not text.strip():
             return f"there is no {name}"
@@ -154,7 +154,7 @@ def check_answers(example: dict[str, Any], negatives: bool) -> str | None:
     texts, starts = answers["text"], answers.get("answer_start")
     if not isinstance(starts, list) or len(starts) != len(texts):
         return f"{len(texts)} answers and not as many places"
-    if not texts and not negatives:
+    if not texts and not allow_unanswerable:
         return "it has no answer (--version_2_with_negative learns from that, too)"
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or type(start) is not int or start < 0 or not text:
@@ -165,7 +165,7 @@ def check_answers(example: dict[str, Any], negatives: bool) -> str | None:
     return None
 
 
-def flat_table(table: Table) -> Table:
+def flatten_squad(table: Table) -> Table:
     """Return the questions of SQuAD's own files, of articles with paragraphs, as a table.
 
     Other tables are returned as they are, and so are version 4's: ``{"data": [questions]}``.
@@ -190,5 +190,5 @@ def flat_table(table: Table) -> Table:
                 )
         if "paragraphs" not in article:
             rows.append(article)
-    columns = {name: [row.get(name) for row in rows] for name in COLUMNS}
+    columns = {name: [row.get(name) for row in rows] for name in SQUAD_COLUMNS}
     return Table(columns, table.origin)

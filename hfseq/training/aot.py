@@ -28,10 +28,10 @@ from hfseq.training.hardware import Accelerator
 if TYPE_CHECKING:
     import jax
 
-INSTALL = "pip install 'hfseq[aot]'"
+INSTALL_COMMAND = "pip install 'hfseq[aot]'"
 #: Where descriptions of GPUs lie, as XLA writes them (``xla.StreamExecutorGpuTargetConfigProto``).
-TARGETS = resources.files("hfseq.training") / "targets"
-PLUGIN, ASSEMBLER = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
+TARGET_CONFIGS = resources.files("hfseq.training") / "targets"
+CUDA_PLUGIN, CUDA_ASSEMBLER = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
 _SHAPES_2D = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16")
 #: By accelerator: what libtpu calls it, its slices, how many devices jax sees in a chip.
@@ -44,7 +44,7 @@ _TPUS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "tpu-v7": ("tpu7x", _SHAPES_3D, 2),
 }
 #: What JAX_OPTIMIZATION_LEVEL=O0 (9) and JAX_EXEC_TIME_OPTIMIZATION_EFFORT=-1.0 set.
-STRUCTURE_ONLY = {"optimization_level": 9, "exec_time_optimization_effort": -1.0}
+FAST_COMPILE_OPTIONS = {"optimization_level": 9, "exec_time_optimization_effort": -1.0}
 #: What libtpu reads: there is no TPU to look for, and others may have loaded it, too. A description
 #: takes nobody's chip away.
 _FOR_LIBTPU = {
@@ -69,7 +69,7 @@ def parse(text: str) -> tuple[Accelerator, int]:
         raise UsageError(
             f"--devices {text}: give an accelerator and a number, e.g. h200:64 or v5e:4"
         )
-    return hardware.named(name), int(number or 1)
+    return hardware.get_accelerator(name), int(number or 1)
 
 
 def describe(name: str, count: int = 1) -> list[jax.Device]:
@@ -83,7 +83,7 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
         UsageError: no such accelerator is known. NoCompiler: its compiler is not installed, is of
         another version than jax, is held by another process, or has no description of it.
     """
-    device = hardware.named(name)
+    device = hardware.get_accelerator(name)
     _check(device)
     from jax.experimental import topologies
 
@@ -100,11 +100,11 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
         for variable, value in _FOR_LIBTPU.items():
             os.environ.setdefault(variable, value)
     else:
-        machine = min(count, device.machine)
+        machine = min(count, device.devices_per_machine)
         arguments = {
             "platform": "cuda",
             "topology_name": device.name,
-            "target_config": (TARGETS / f"{device.name}.txtpb").read_text(),
+            "target_config": (TARGET_CONFIGS / f"{device.name}.txtpb").read_text(),
             "topology": f"1x{-(-count // machine)}x{machine}",
         }
     try:
@@ -120,10 +120,10 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
     return list(found[:count])
 
 
-def outline(name: str) -> Any:
+def device_stub(name: str) -> Any:
     """Return what can be traced for as if it were a device of ``name``, without any compiler."""
-    device = hardware.named(name)
-    kind = device.kinds[0]
+    device = hardware.get_accelerator(name)
+    kind = device.device_kinds[0]
     if device.capability:
         return SimpleNamespace(
             platform="gpu", device_kind=kind, compute_capability=device.capability
@@ -140,18 +140,18 @@ def environment() -> dict[str, str]:
     return {**os.environ, "JAX_PLATFORMS": "cpu", **_FOR_LIBTPU}
 
 
-def only_compilers() -> bool:
+def has_only_compilers() -> bool:
     """Tell whether compilers for accelerators are installed here, and only they are there.
 
     jax would say at length that it finds no devices: no driver (``libcuda``) or cuDNN for the CUDA
     plugin, and no PCI device of Google's for libtpu.
     """
-    if _place(PLUGIN) is None and _place("libtpu") is None:
+    if _place(CUDA_PLUGIN) is None and _place("libtpu") is None:
         return False
     plugins = _place("jax_plugins")
     if plugins and any(not p.name.startswith(("xla_cuda", "_")) for p in plugins.iterdir()):
         return False
-    if _place(PLUGIN) is not None:
+    if _place(CUDA_PLUGIN) is not None:
         with contextlib.suppress(OSError):
             ctypes.CDLL("libcuda.so.1")
             return False
@@ -163,7 +163,7 @@ def only_compilers() -> bool:
 
 def start_quietly() -> None:
     """Let jax, which has not begun, look for no accelerators where there are only compilers."""
-    if only_compilers():
+    if has_only_compilers():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
@@ -176,10 +176,10 @@ def jax_has_started() -> bool:
     return xla_bridge.backends_are_initialized()
 
 
-def missing(name: str) -> str:
+def unavailable_reason(name: str) -> str:
     """Say why no program can be compiled for the accelerator ``name`` here; empty if it can."""
     try:
-        _check(hardware.named(name))
+        _check(hardware.get_accelerator(name))
     except NoCompiler as error:
         return str(error)
     return ""
@@ -224,7 +224,7 @@ def compile_for(
     device: jax.Device,
     step: Any,
     *arguments: Any,
-    structure_only: bool = False,
+    fast_compile: bool = False,
     traced_for: jax.Device | None = None,
 ) -> jax.stages.Compiled:
     """Compile the jitted ``step`` for devices like ``device``, on which ``arguments`` are laid.
@@ -237,7 +237,9 @@ def compile_for(
     with compiling_for(traced_for or device):
         lowered = step.trace(*arguments).lower(lowering_platforms=(platform,))
     with _without_cache(), _flags_hidden():
-        program: jax.stages.Compiled = lowered.compile(STRUCTURE_ONLY if structure_only else None)
+        program: jax.stages.Compiled = lowered.compile(
+            FAST_COMPILE_OPTIONS if fast_compile else None
+        )
     return program
 
 
@@ -275,19 +277,26 @@ def _check(device: Accelerator) -> None:
     """See that there is a compiler that knows ``device``."""
     if device.name in _TPUS:
         if _place("libtpu") is None:
-            raise NoCompiler(f"programs for {device.name} are compiled by libtpu: {INSTALL}")
+            raise NoCompiler(
+                f"programs for {device.name} are compiled by libtpu: {INSTALL_COMMAND}"
+            )
         return
-    if not (TARGETS / f"{device.name}.txtpb").is_file():
+    if not (TARGET_CONFIGS / f"{device.name}.txtpb").is_file():
         known = sorted(
-            p.name.removesuffix(".txtpb") for p in TARGETS.iterdir() if "txtpb" in p.name
+            p.name.removesuffix(".txtpb") for p in TARGET_CONFIGS.iterdir() if "txtpb" in p.name
         )
         raise NoCompiler(
             f"no description of {device.name} is here to compile for (there are those of "
             f"{', '.join([*known, *_TPUS])})"
         )
-    for module, package in ((PLUGIN, "jax-cuda12-plugin"), (ASSEMBLER, "nvidia-cuda-nvcc-cu12")):
+    for module, package in (
+        (CUDA_PLUGIN, "jax-cuda12-plugin"),
+        (CUDA_ASSEMBLER, "nvidia-cuda-nvcc-cu12"),
+    ):
         if _place(module) is None:
-            raise NoCompiler(f"programs for {device.name} are compiled by {package}: {INSTALL}")
+            raise NoCompiler(
+                f"programs for {device.name} are compiled by {package}: {INSTALL_COMMAND}"
+            )
     wanted = metadata.version("jaxlib")
     for package in ("jax-cuda12-plugin", "jax-cuda12-pjrt"):
         try:

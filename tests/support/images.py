@@ -28,7 +28,7 @@ def draw_digits(folder: Path, count: int, seed: int = 0, size: int = 32) -> Path
     return folder
 
 
-def bad_pictures(folder: Path) -> dict[str, str]:
+def write_bad_images(folder: Path) -> dict[str, str]:
     """Write pictures that cannot be read as one, and say what is told of each."""
     image = pytest.importorskip("PIL.Image")
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def bad_pictures(folder: Path) -> dict[str, str]:
     frames[0].save(folder / "moving.gif", save_all=True, append_images=frames[1:])
     deep = np.arange(2400, dtype=np.uint16).reshape(40, 60) * 20
     image.fromarray(deep).save(folder / "deep.png")
-    bomb(folder / "bomb.png", 40_000, 25_000)
+    write_bomb(folder / "bomb.png", 40_000, 25_000)
     return {
         "text.png": "no picture of a known kind",
         "empty.png": "no picture of a known kind",
@@ -54,7 +54,7 @@ def bad_pictures(folder: Path) -> dict[str, str]:
     }
 
 
-def bomb(path: Path, width: int, height: int) -> None:
+def write_bomb(path: Path, width: int, height: int) -> None:
     """Write a PNG of so many pixels, which is small as a file."""
     import struct
     import zlib

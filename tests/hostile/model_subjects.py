@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.hostile.made_data import TEXTS
+from tests.hostile.data_subjects import TEXTS
 
 
 def save_bert(folder: Path, **options: Any) -> None:
@@ -75,7 +75,7 @@ def load_tensors(folder: Path) -> None:
     """Open the weights and read every tensor, without building the model."""
     from hfseq.checkpoints import config as resolve
 
-    opened = resolve.open_source(str(folder), {}, (folder / "pytorch_model.bin").exists())
+    opened = resolve.open_checkpoint(str(folder), {}, (folder / "pytorch_model.bin").exists())
     for tensor in opened.tensors.values():
         assert tensor.read(...).shape == tensor.shape
 
@@ -140,7 +140,7 @@ def save_tokenizer(folder: Path) -> None:
 def load_tokenizer(folder: Path) -> None:
     from types import SimpleNamespace
 
-    from hfseq.data.tokenize import Encoder
+    from hfseq.data.tokenize import DocumentEncoder
     from hfseq.data.tokenizers import check_vocabulary
     from hfseq.objectives.base import Objective
     from hfseq.training import setup
@@ -149,4 +149,4 @@ def load_tokenizer(folder: Path) -> None:
     arguments = SimpleNamespace(model=ModelArguments(tokenizer_name=str(folder)), data=None)
     tokenizer = setup.load_tokenizer(arguments, Objective, folder)  # type: ignore[arg-type]
     check_vocabulary(tokenizer, SimpleNamespace(vocab_size=120))
-    Encoder(tokenizer)(TEXTS[:2])
+    DocumentEncoder(tokenizer)(TEXTS[:2])

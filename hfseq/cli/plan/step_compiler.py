@@ -20,8 +20,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from hfseq.cli.plan.options import Options
-from hfseq.errors import HfseqError, end_with, first_line
-from hfseq.training import described
+from hfseq.errors import HfseqError, exit_with_parent, first_line
+from hfseq.training import aot
 
 if TYPE_CHECKING:
     import jax
@@ -31,7 +31,7 @@ _FORCED = re.compile(r"--xla_force_host_platform_device_count=\d+")
 _FULL = re.compile(
     r"(?:Used |memory required for HLO temporaries \()([\d.]+)([KMGT]?)(?: of [\d.]+[KMGT]? hbm|\))"
 )
-HOST = "XLA for CPUs"
+HOST_COMPILER = "XLA for CPUs"
 
 
 @dataclasses.dataclass
@@ -42,15 +42,15 @@ class Programs:
     accelerator's own compiler did not speak.
     """
 
-    found: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    results: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     compiler: str = ""
     problem: str = ""
-    passed_over: str = ""
+    skip_reason: str = ""
 
     @property
-    def real(self) -> bool:
+    def is_accelerator(self) -> bool:
         """Whether the compiler is that of the accelerator."""
-        return self.compiler not in ("", HOST)
+        return self.compiler not in ("", HOST_COMPILER)
 
 
 def compiler_for(accelerator: str) -> str:
@@ -59,13 +59,13 @@ def compiler_for(accelerator: str) -> str:
     Raises:
         described.NoCompiler: there is none, or it does not know the accelerator.
     """
-    if reason := described.missing(accelerator):
-        raise described.NoCompiler(reason)
+    if reason := aot.unavailable_reason(accelerator):
+        raise aot.NoCompiler(reason)
     package = "libtpu" if accelerator.startswith("tpu") else "jax-cuda12-plugin"
     return f"{package} {metadata.version(package)}"
 
 
-def measure_apart(options: Options, variants: Sequence[dict[str, Any]]) -> Programs:
+def compile_in_subprocess(options: Options, variants: Sequence[dict[str, Any]]) -> Programs:
     """Compile each variant (``rows`` a data shard, ``remat``) in another process.
 
     Where the accelerator's compiler is not there or fails, XLA for CPUs is asked; there is one
@@ -76,26 +76,26 @@ def measure_apart(options: Options, variants: Sequence[dict[str, Any]]) -> Progr
     try:
         compiler = compiler_for(options.accelerator.name)
         programs = _measure_apart(options, variants, compiler, end)
-        if programs.found or time.monotonic() >= end:
+        if programs.results or time.monotonic() >= end:
             return programs
         passed_over = programs.problem
-    except described.NoCompiler as error:
+    except aot.NoCompiler as error:
         passed_over = str(error)
-    programs = _measure_apart(options, variants, HOST, end)
-    return dataclasses.replace(programs, passed_over=passed_over)
+    programs = _measure_apart(options, variants, HOST_COMPILER, end)
+    return dataclasses.replace(programs, skip_reason=passed_over)
 
 
 def _measure_apart(
     options: Options, variants: Sequence[dict[str, Any]], compiler: str, end: float
 ) -> Programs:
-    environment = described.environment()
+    environment = aot.environment()
     # A program that comes from a cache has no memory analysis.
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-    if compiler == HOST:
+    if compiler == HOST_COMPILER:
         flags = _FORCED.sub("", os.environ.get("XLA_FLAGS", ""))
         forced = f"{flags} --xla_force_host_platform_device_count={options.count}"
         environment["XLA_FLAGS"] = forced.strip()
-    what = f"{options.count} host devices" if compiler == HOST else options.devices
+    what = f"{options.count} host devices" if compiler == HOST_COMPILER else options.devices
     print(
         f"compiling the step for {what} by {compiler}, {len(variants)} times",
         file=sys.stderr,
@@ -105,11 +105,11 @@ def _measure_apart(
         "parent": os.getpid(),
         "options": dataclasses.asdict(options),
         "variants": variants,
-        "host": compiler == HOST,
+        "host": compiler == HOST_COMPILER,
     }
     problem, pipe = "", subprocess.PIPE
     process = subprocess.Popen(
-        [sys.executable, "-m", "hfseq.cli.plan.compile"],
+        [sys.executable, "-m", "hfseq.cli.plan.step_compiler"],
         stdin=pipe,
         stdout=pipe,
         stderr=pipe,
@@ -132,7 +132,7 @@ def _measure_apart(
     return Programs(found, compiler, problem)
 
 
-def measure(
+def compile_step(
     options: Options,
     rows: int,
     remat: bool,
@@ -149,19 +149,24 @@ def measure(
     """
     import jax
 
-    from hfseq.cli.plan.run import abstract_batch, build, choices, for_host
+    from hfseq.cli.plan.run import (
+        abstract_batch,
+        build,
+        record_attention_choices,
+        with_host_attention,
+    )
     from hfseq.training import collectives
 
     started = time.perf_counter()
-    target = described.outline(options.accelerator.name) if stand_in else devices[0]
-    with described.compiling_for(target):
+    target = aot.device_stub(options.accelerator.name) if stand_in else devices[0]
+    with aot.compiling_for(target):
         run = build(options, devices, gradient_checkpointing=remat)
         arguments = run.abstract_state(), run.abstract_frozen(), abstract_batch(run, rows)
-        step = (for_host(run) if stand_in else run).step_function()
+        step = (with_host_attention(run) if stand_in else run).step_function()
     found: dict[str, Any] = {"rows": rows, "remat": remat}
     try:
-        with choices() as chosen:
-            program = described.compile_for(devices[0], step, *arguments, traced_for=target)
+        with record_attention_choices() as chosen:
+            program = aot.compile_for(devices[0], step, *arguments, traced_for=target)
     except jax.errors.JaxRuntimeError as error:  # libtpu's, where it does not fit
         if (full := _FULL.search(str(error))) is None:
             raise
@@ -187,10 +192,10 @@ def measure(
             "temporary": memory.temp_size_in_bytes,
             "alias": memory.alias_size_in_bytes,
             "peak": getattr(memory, "peak_memory_in_bytes", None) or None,
-            "collectives": _grouped(collectives.collectives(text, run.mesh)),
+            "collectives": _grouped(collectives.find_collectives(text, run.mesh)),
             "cudnn": "__cudnn$" in text,
         }
-    chosen = [one for one in chosen if one["name"] != HOST]
+    chosen = [one for one in chosen if one["name"] != HOST_COMPILER]
     return found | {"attention": chosen, "seconds": time.perf_counter() - started}
 
 
@@ -207,7 +212,7 @@ def _grouped(exchanged: Sequence[Any]) -> list[dict[str, Any]]:
 def main() -> None:
     """Read a request from standard input and write a line of JSON for each variant."""
     request = json.load(sys.stdin)
-    end_with(request["parent"])
+    exit_with_parent(request["parent"])
     options = Options(**request["options"])
     import jax
 
@@ -215,9 +220,9 @@ def main() -> None:
         if request["host"]:
             devices = jax.devices()
         else:
-            devices = described.describe(options.accelerator.name, options.count)
+            devices = aot.describe(options.accelerator.name, options.count)
         for variant in request["variants"]:
-            found = measure(
+            found = compile_step(
                 options, variant["rows"], variant["remat"], devices, stand_in=request["host"]
             )
             print(json.dumps(found), flush=True)

@@ -12,9 +12,9 @@ import numpy as np
 
 from hfseq.data.images import (
     MAX_PIXELS,
-    Decoder,
-    Source,
-    check_pictures,
+    ImageDecoder,
+    MediaSource,
+    check_image_shape,
     load_image_processor,
 )
 from hfseq.errors import UsageError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Answer:
+class ImageResult:
     """What a model says of a picture: a caption, or classes with their probabilities."""
 
     name: str
@@ -35,7 +35,7 @@ class Answer:
     labels: list[tuple[str, float]] = field(default_factory=list)
     error: str | None = None
 
-    def record(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it, under the names of Transformers' pipelines."""
         if self.error:
             return {"file": self.name, "error": self.error}
@@ -45,7 +45,7 @@ class Answer:
         return {"file": self.name, "labels": shown}
 
 
-class PicturePipeline:
+class ImagePipeline:
     """Reads pictures, ``batch_size`` at a time, by ``workers`` processes (0: in this one).
 
     Memory holds a batch of them. Every batch is as large as the others, so that one program is
@@ -64,38 +64,38 @@ class PicturePipeline:
         if batch_size < 1:
             raise UsageError(f"batch_size {batch_size}: give a number of at least 1")
         self.model, self.batch_size = model, batch_size
-        self.decoder = Decoder(processor, workers, max_image_pixels)
-        check_pictures(model, self.decoder)
+        self.decoder = ImageDecoder(processor, workers, max_image_pixels)
+        check_image_shape(model, self.decoder)
 
     def __call__(
-        self, sources: Iterable[str | Source], params: Mapping[str, Any] | None = None
-    ) -> Iterator[Answer]:
+        self, sources: Iterable[str | MediaSource], params: Mapping[str, Any] | None = None
+    ) -> Iterator[ImageResult]:
         """Yield an :class:`Answer` for each picture, in order; broken ones have an ``error``."""
-        pictures = (Source(one) if isinstance(one, str) else one for one in sources)
+        pictures = (MediaSource(one) if isinstance(one, str) else one for one in sources)
         try:
             while batch := list(itertools.islice(pictures, self.batch_size)):
                 decoded = self.decoder(batch)
                 made = [
-                    Answer(one.name, error=why)
+                    ImageResult(one.name, error=why)
                     for one, why in zip(batch, decoded.reasons, strict=True)
                 ]
                 good = [row for row, one in enumerate(made) if one.error is None]
                 if good:
                     pixels = np.zeros((self.batch_size, *self.decoder.shape), np.float32)
-                    pixels[: len(good)] = decoded.pixels[good]
+                    pixels[: len(good)] = decoded.pixel_values[good]
                     self.answer([made[row] for row in good], pixels, params)
                 yield from made
         finally:
             self.decoder.close()
 
     def answer(
-        self, answers: Sequence[Answer], pixels: np.ndarray, params: Mapping[str, Any] | None
+        self, answers: Sequence[ImageResult], pixels: np.ndarray, params: Mapping[str, Any] | None
     ) -> None:
         """Fill in the answers to the first rows of ``pixels``."""
         raise NotImplementedError
 
 
-class Captioner(PicturePipeline):
+class Captioner(ImagePipeline):
     """Writes a caption for each picture; ``generation`` are options of the model's ``generate``."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Captioner(PicturePipeline):
         return cls(model, load_image_processor(name, None), tokenizer, **options)
 
     def answer(
-        self, answers: Sequence[Answer], pixels: np.ndarray, params: Mapping[str, Any] | None
+        self, answers: Sequence[ImageResult], pixels: np.ndarray, params: Mapping[str, Any] | None
     ) -> None:
         """Generate, and decode without special tokens."""
         made = self.model.generate(pixels, params=params, **self._options)
@@ -141,7 +141,7 @@ class Captioner(PicturePipeline):
             one.text = str(self.tokenizer.decode(row.tolist(), skip_special_tokens=True)).strip()
 
 
-class PictureClassifier(PicturePipeline):
+class ImageClassifier(ImagePipeline):
     """Says which classes a picture has, the ``top_k`` likeliest first."""
 
     def __init__(
@@ -165,7 +165,7 @@ class PictureClassifier(PicturePipeline):
         return cls(model, load_image_processor(name, None), **options)
 
     def answer(
-        self, answers: Sequence[Answer], pixels: np.ndarray, params: Mapping[str, Any] | None
+        self, answers: Sequence[ImageResult], pixels: np.ndarray, params: Mapping[str, Any] | None
     ) -> None:
         """Give the likeliest classes."""
         shares = np.asarray(self._forward(params or self.model.params, pixels), np.float64)

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from hfseq.errors import UsageError
-from hfseq.generation.request import SMALLEST_ENCODER_BUCKET, bucket
-from hfseq.pipelines.base import Options, Outputs, Pipeline, Refused, Row, distribute, text_of
+from hfseq.generation.request import SMALLEST_ENCODER_BUCKET, bucket_length
+from hfseq.pipelines.base import (
+    Options,
+    Outputs,
+    Pipeline,
+    RejectedInput,
+    Row,
+    distribute,
+    input_text,
+)
 from hfseq.pipelines.translation import Direction, find_direction
 
 if TYPE_CHECKING:
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
 MAX_NEW_TOKENS = 256
 
 
-class Writer(Pipeline):
+class GenerationPipeline(Pipeline):
     """What all that write share: options of ``generate`` and the room that is left."""
 
     defaults = None
@@ -32,7 +40,7 @@ class Writer(Pipeline):
 
     def width(self, longest: int) -> int:
         """Pad to fewer widths: programs that generate take long to compile."""
-        return bucket(longest, self.room, SMALLEST_ENCODER_BUCKET)
+        return bucket_length(longest, self.room, SMALLEST_ENCODER_BUCKET)
 
     def rows(self, width: int, size: int) -> int:
         """Let all rows be continued together, as every step reads all weights."""
@@ -49,12 +57,12 @@ class Writer(Pipeline):
             chosen["max_new_tokens"] = max(1, most)
         return chosen
 
-    def _text(self, given: Any) -> str | Refused:
+    def _text(self, given: Any) -> str | RejectedInput:
         """Return the text of an input: itself, or the first of its columns that there is."""
         names = self.columns_of_text
         if isinstance(given, Mapping):
-            return text_of(given, next((name for name in names if name in given), names[0]))
-        return text_of(given, "text")
+            return input_text(given, next((name for name in names if name in given), names[0]))
+        return input_text(given, "text")
 
     def _sequences(
         self, inputs: Mapping[str, np.ndarray], chosen: Mapping[str, Any]
@@ -78,7 +86,7 @@ class Writer(Pipeline):
         return ids[: stops[0]].tolist() if len(stops) else ids.tolist()
 
 
-class TextGeneration(Writer):
+class TextGeneration(GenerationPipeline):
     """What follows a prompt: ``[{"generated_text": …}]``.
 
     A prompt is a text, or a chat: a list of messages with ``role`` and ``content``, which comes
@@ -94,16 +102,16 @@ class TextGeneration(Writer):
         chat = isinstance(inputs, list) and inputs and isinstance(inputs[0], Mapping)
         return super().is_one(inputs) or bool(chat and "role" in inputs[0])
 
-    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | Refused]:
+    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
         """Make a row of each prompt or chat."""
-        made: list[list[Row] | Refused] = []
+        made: list[list[Row] | RejectedInput] = []
         for given in inputs:
             chat = given.get("messages") if isinstance(given, Mapping) else given
             if isinstance(chat, list):
                 made.append(self._chat(chat))
                 continue
             text = self._text(given)
-            if isinstance(text, Refused):
+            if isinstance(text, RejectedInput):
                 made.append(text)
                 continue
             encoded = self.tokenize([text], truncation=options.get("truncation", False))
@@ -114,10 +122,10 @@ class TextGeneration(Writer):
             made.append([Row(ids, notes=text)])
         return made
 
-    def _chat(self, messages: list[Any]) -> list[Row] | Refused:
+    def _chat(self, messages: list[Any]) -> list[Row] | RejectedInput:
         for message in messages:
             if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                return Refused(f"a message has a role and a content, and not {message!r:.60}")
+                return RejectedInput(f"a message has a role and a content, and not {message!r:.60}")
         if not getattr(self.tokenizer, "chat_template", None):
             raise UsageError(
                 "the tokenizer has no chat_template: give a text, or a model that was trained to "
@@ -172,7 +180,7 @@ class TextGeneration(Writer):
         return answers
 
 
-class Text2Text(Writer):
+class Text2Text(GenerationPipeline):
     """A text made of another by an encoder-decoder: ``[{"generated_text": …}]``.
 
     Options are those of ``generate``; the model's ``task_specific_params`` hold, its prefix too.
@@ -203,17 +211,17 @@ class Text2Text(Writer):
         two = hasattr(tokenizer, "spm_target")
         self._decoding: dict[str, Any] = {"use_source_tokenizer": False} if two else {}
 
-    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | Refused]:
+    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
         """Make a row of each text, behind the prefix."""
         self.direct(options)
         texts = [self._text(given) for given in inputs]
         prefix = self.direction.source_prefix
-        good = [prefix + one for one in texts if not isinstance(one, Refused)]
+        good = [prefix + one for one in texts if not isinstance(one, RejectedInput)]
         ids: Iterator[Any] = iter(())
         if good:
             cut = options.get("truncation", False)
             ids = iter(self.tokenize(good, truncation=cut)["input_ids"])
-        return [one if isinstance(one, Refused) else [Row(list(next(ids)))] for one in texts]
+        return [one if isinstance(one, RejectedInput) else [Row(list(next(ids)))] for one in texts]
 
     def direct(self, options: Options) -> None:
         """Choose the languages; for translation."""

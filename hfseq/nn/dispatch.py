@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from hfseq.errors import UsageError
-from hfseq.nn.random import Drawn
-from hfseq.nn.visible import Visible
+from hfseq.nn.random import LazyBits
+from hfseq.nn.visible import Visibility
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class AttentionSpec:
     """All that the choice depends on. Sizes are those of the whole arrays, over all devices.
 
     ``platform`` is "cpu", "cuda", "rocm" or "tpu"; ``capability`` CUDA's, as (9, 0); ``memory``
@@ -57,7 +57,7 @@ class Facts:
         """Whether it is computed in a type of two bytes."""
         return jnp.dtype(self.dtype).itemsize == 2
 
-    def ways(self, *axes: str) -> int:
+    def num_shards(self, *axes: str) -> int:
         """Return over how many devices the mesh lays these axes together."""
         return math.prod(size for name, size in self.mesh if name in axes)
 
@@ -73,7 +73,7 @@ class Facts:
         return ", ".join(parts)
 
 
-class Attend(Protocol):
+class AttendFunction(Protocol):
     """Attention itself: (batch, queries, heads, head_dim), in the type of ``value``.
 
     ``drawn`` are the random bits of the weights, which are dropped at ``rate``; ``mesh`` has more
@@ -85,12 +85,12 @@ class Attend(Protocol):
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        visible: Visible,
+        visible: Visibility,
         *,
         bias: jax.Array | None,
         scale: float,
         rate: float,
-        drawn: Drawn | None,
+        drawn: LazyBits | None,
         mesh: Mesh | None,
     ) -> jax.Array:
         """Attend."""
@@ -107,13 +107,13 @@ class Implementation:
     """
 
     name: str
-    attend: Attend
-    refuses: Callable[[Facts], str | None] = lambda facts: None
-    blind: bool = False
+    attend: AttendFunction
+    unsupported_reason: Callable[[AttentionSpec], str | None] = lambda facts: None
+    zeroes_masked_queries: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class Selection:
     """The name of what serves, and for each that was asked before it why it does not."""
 
     name: str
@@ -123,7 +123,9 @@ class Choice:
         return "; ".join([self.name, *(f"not {name}: {why}" for name, why in self.reasons)])
 
 
-def choose(facts: Facts, candidates: Sequence[Implementation], wanted: str = "auto") -> Choice:
+def first_supported(
+    facts: AttentionSpec, candidates: Sequence[Implementation], wanted: str = "auto"
+) -> Selection:
     """Return the first of ``candidates`` that serves; ``wanted`` is what the user called them.
 
     Raises:
@@ -131,9 +133,9 @@ def choose(facts: Facts, candidates: Sequence[Implementation], wanted: str = "au
     """
     reasons: list[tuple[str, str]] = []
     for candidate in candidates:
-        why = candidate.refuses(facts)
+        why = candidate.unsupported_reason(facts)
         if why is None:
-            return Choice(candidate.name, tuple(reasons))
+            return Selection(candidate.name, tuple(reasons))
         reasons.append((candidate.name, why))
     told = "; ".join(f"{name}: {why}" for name, why in reasons)
     raise UsageError(
@@ -143,6 +145,6 @@ def choose(facts: Facts, candidates: Sequence[Implementation], wanted: str = "au
 
 
 @functools.cache
-def tell(facts: Facts, choice: Choice) -> None:
+def log_selection(facts: AttentionSpec, choice: Selection) -> None:
     """Log once for the same facts what was chosen, and why not another."""
     logger.info("attention of %s on %s: %s", facts, facts.platform, choice)

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 
-def twin(model: Any, folder: Path, kind: str | None = None) -> Any:
+def torch_counterpart(model: Any, folder: Path, class_name: str | None = None) -> Any:
     """Save ``model`` and load it with PyTorch's class of that name."""
     pytest.importorskip("torch")
     import transformers
 
     model.save_pretrained(folder)
-    return getattr(transformers, kind or model.torch_class_name()).from_pretrained(folder).eval()
+    return (
+        getattr(transformers, class_name or model.torch_class_name()).from_pretrained(folder).eval()
+    )
 
 
 def tensors(**arrays: Any) -> dict[str, Any]:

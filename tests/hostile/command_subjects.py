@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.hostile import made_models as models
-from tests.hostile.made_data import TEXTS
+from tests.hostile import model_subjects as models
+from tests.hostile.data_subjects import TEXTS
 
 
 def command(*words: object) -> None:

@@ -25,11 +25,11 @@ except ImportError:  # not a Unix
 
 logger = logging.getLogger(__name__)
 
-FILE = ".hfseq-run.lock"
+LOCK_FILE = ".hfseq-run.lock"
 
 
 @contextlib.contextmanager
-def claim(training: TrainingArguments, model: str | None) -> Iterator[Workspace]:
+def prepare_output_dir(training: TrainingArguments, model: str | None) -> Iterator[Workspace]:
     """Make the output directory ready, and hold it while the body runs where that trains.
 
     The local copy of a remote directory is brought up to date, and damaged checkpoints are set
@@ -42,11 +42,11 @@ def claim(training: TrainingArguments, model: str | None) -> Iterator[Workspace]
     workspace = Workspace(training.output_dir)
     folder = workspace.path
     with contextlib.ExitStack() as stack:
-        with processes.first() as leads:
+        with processes.main_process_first() as leads:
             processes.check_writable(folder)
             if leads:
                 if training.do_train:
-                    stack.enter_context(hold(folder))
+                    stack.enter_context(lock_directory(folder))
                 workspace.pull()
                 if training.do_train:
                     same = model and Path(model).absolute() == folder.absolute()
@@ -58,14 +58,14 @@ def claim(training: TrainingArguments, model: str | None) -> Iterator[Workspace]
                         )
                     check_output_dir(folder, training.overwrite_output_dir)
                     if not training.resume_from_checkpoint:
-                        set_damaged_aside(folder)
+                        move_damaged_checkpoints(folder)
         if training.do_train or workspace.is_remote:
             processes.check_shared(folder)
         yield workspace
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def lock_directory(folder: Path) -> Iterator[None]:
     """Hold the lock of an output directory while the body runs.
 
     The system frees it when its holder ends, however that ends, so a file that a killed run left
@@ -78,7 +78,9 @@ def hold(folder: Path) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with open(os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+") as file:
+    with open(
+        os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+"
+    ) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -107,7 +109,7 @@ def hold(folder: Path) -> Iterator[None]:
         yield
 
 
-def set_damaged_aside(output_dir: Path) -> None:
+def move_damaged_checkpoints(output_dir: Path) -> None:
     """Move the newest checkpoints out of the way while they are damaged, and say so.
 
     They stay beside ``checkpoints`` as ``checkpoint-<step>-damaged``: the steps after the last
@@ -116,11 +118,11 @@ def set_damaged_aside(output_dir: Path) -> None:
     Raises:
         CheckpointError: every checkpoint is damaged.
     """
-    folder = output_dir / checkpointer.FOLDER
+    folder = output_dir / checkpointer.CHECKPOINTS_FOLDER
     steps = sorted(int(p.name) for p in folder.glob("*") if p.name.isdigit() and p.is_dir())
     damaged: dict[int, str] = {}
     for step in reversed(steps):
-        text = checkpointer.problem(folder / str(step))
+        text = checkpointer.find_damage(folder / str(step))
         if not text:
             break
         damaged[step] = text

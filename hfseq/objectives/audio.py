@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hfseq.data.arguments import SPLITS, SoundArguments, SpeechArguments, TextArguments
-from hfseq.data.audio import Reader, Sounds, load_sounds
-from hfseq.data.batches import NumberedRows, RowRandom
+from hfseq.data.arguments import SPLITS, AudioArguments, SpeechArguments, TextArguments
+from hfseq.data.audio import AudioDataset, AudioReader, load_audio
+from hfseq.data.batches import IndexRows, RowRandom
 from hfseq.errors import DataError, UsageError, first_line
-from hfseq.objectives.base import Arrays, LeavesOut, Made
+from hfseq.objectives.base import Arrays, RowsAndStats, SkippedExamplesMixin
 
 if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
 
 logger = logging.getLogger(__name__)
 #: Spans that are hidden of every row, however short, as in PyTorch's script.
-FEWEST_SPANS = 2
+MIN_SPANS = 2
 
 
-def hide_spans(
+def draw_time_mask(
     frames: np.ndarray,
     width: int,
     probability: float,
@@ -36,7 +36,7 @@ def hide_spans(
     hidden = np.zeros((len(frames), width), bool)
     for row, own, draw in zip(hidden, frames.tolist(), generators, strict=True):
         rounding, room = draw.random(), own - length + 1
-        spans = max(int(probability * own / length + rounding), FEWEST_SPANS)
+        spans = max(int(probability * own / length + rounding), MIN_SPANS)
         spans = min(spans, own // length, room)
         if spans < 1:
             continue
@@ -47,7 +47,7 @@ def hide_spans(
     return hidden
 
 
-class Heard(NamedTuple):
+class AudioBatch(NamedTuple):
     """The samples of a batch, float32 (rows, width), and how many are each row's own.
 
     Rows that do not count, as they are copies or could not be read, have none.
@@ -57,7 +57,7 @@ class Heard(NamedTuple):
     lengths: np.ndarray
 
 
-class ReadsSound(LeavesOut):
+class AudioInputMixin(SkippedExamplesMixin):
     """Reads the samples of a batch, and counts sounds that cannot be read."""
 
     unit = "sounds"
@@ -73,7 +73,7 @@ class ReadsSound(LeavesOut):
     def setup(self) -> None:
         """Find the sounds."""
         self.extractor = getattr(self.tokenizer, "inputs", self.tokenizer)
-        self.splits, self.left_out = load_sounds(self.arguments), {}
+        self.splits, self.skipped_examples = load_audio(self.arguments), {}
         self.heard = set()
 
     @classmethod
@@ -100,7 +100,7 @@ class ReadsSound(LeavesOut):
                 f"{type(model).__name__} does not read the samples of sound: take wav2vec2"
             )
         self.frames_of = lambda samples: np.maximum(frames_of(samples, False), 0)
-        given: SoundArguments = self.arguments
+        given: AudioArguments = self.arguments
         rate = self.extractor.sampling_rate
         most, step = round(given.max_duration_in_seconds * rate), given.pad_to_multiple_of
         fewest = max(round(given.min_duration_in_seconds * rate), 1)
@@ -111,7 +111,7 @@ class ReadsSound(LeavesOut):
                 f"--max_duration_in_seconds {given.max_duration_in_seconds} are {most} samples; "
                 f"the model makes nothing of fewer than {fewest}"
             )
-        self.reader = Reader(rate, fewest, most, given.decode_workers, self.cuts)
+        self.reader = AudioReader(rate, fewest, most, given.decode_workers, self.cuts)
         # Four widths at most: the step is compiled for each.
         self.widths = sorted({-(-most * part // (4 * step)) * step for part in (1, 2, 3, 4)})
 
@@ -135,9 +135,9 @@ class ReadsSound(LeavesOut):
         texts = (text.lower() for text in texts) if arguments.do_lower_case else texts
         return [" ".join(text.split()) for text in texts]
 
-    def make_rows(self, splits: Any, split: str, length: int) -> Made:
+    def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
         """Number the sounds of a split."""
-        rows = NumberedRows(splits[split], length, split, {})
+        rows = IndexRows(splits[split], length, split, {})
         logger.info("%s: %d sounds", split, len(rows))
         return rows, {"documents": len(rows)}
 
@@ -145,14 +145,14 @@ class ReadsSound(LeavesOut):
         """Return the samples of each sound of a batch, or why there are none, and which count."""
         split = SPLITS[int(rows["split"][0])]
         sounds = self.splits[split]
-        assert isinstance(sounds, Sounds)
+        assert isinstance(sounds, AudioDataset)
         numbers, valid = rows["numbers"].tolist(), rows["valid"]
         starts = random.uniform(1)[:, 0] if split == "train" else np.zeros(len(numbers))
         sources = [sounds.source(number) for number in numbers]
         found = self.reader(sources, starts.tolist())
         for number, source, made in zip(numbers, sources, found, strict=True):
             if isinstance(made, str):
-                self.leave_out(split, number, source.name, made)
+                self.skip_example(split, number, source.name, made)
         counts = valid & np.array([not isinstance(made, str) for made in found])
         if counts.any():
             self.heard.add(split)
@@ -163,7 +163,7 @@ class ReadsSound(LeavesOut):
             )
         return found, counts
 
-    def read(self, rows: Arrays, random: RowRandom) -> Heard:
+    def read(self, rows: Arrays, random: RowRandom) -> AudioBatch:
         """Return the samples of a batch as the model reads them."""
         found, counts = self.hear(rows, random)
         lengths = np.array([len(made) for made in found]) * counts
@@ -175,9 +175,9 @@ class ReadsSound(LeavesOut):
             )
             values[row, : lengths[row]] = made["input_values"][0]
         rows["frames"] = self.frames_of(lengths)  # for `tokens`
-        return Heard(values, lengths)
+        return AudioBatch(values, lengths)
 
-    def inputs(self, heard: Heard) -> Arrays:
+    def inputs(self, heard: AudioBatch) -> Arrays:
         """Return what the model is given: a mask if it was trained to have one."""
         values, lengths = heard
         if not self.extractor.return_attention_mask:

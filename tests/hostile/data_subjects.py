@@ -184,7 +184,7 @@ def write_store(folder: Path) -> None:
 
     ids = np.arange(40, dtype=np.int32)
     chunks = [(ids, np.array([10, 30]), (ids % 2).astype(np.uint8))]
-    store.build(folder / "tokens", lambda: chunks, {"fingerprint": "x", "pad_token_id": 0})
+    store.build_store(folder / "tokens", lambda: chunks, {"fingerprint": "x", "pad_token_id": 0})
     (folder / "tokens.lock").unlink(missing_ok=True)
 
 
@@ -209,7 +209,7 @@ def load_arrays(folder: Path) -> None:
     from hfseq.data import sources
 
     for name in ("x.npy", "x.npz"):
-        images = sources.Images.read([str(folder / name)], "--train_file")
+        images = sources.ByteArrays.read([str(folder / name)], "--train_file")
         assert images.content.reshape(len(images), -1).sum() >= 0
 
 
@@ -243,7 +243,7 @@ def load_checkpoint(folder: Path) -> None:
 
     checkpoints = Checkpointer(folder)
     for step in checkpoints.steps():
-        checkpoints.check(step)
+        checkpoints.verify_checksums(step)
         checkpoints.read_progress(step)
         shapes = {"params": {"kernel": (4, 8), "bias": (8,)}}
         place = jax.sharding.SingleDeviceSharding(jax.devices()[0])

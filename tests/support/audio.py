@@ -7,18 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-RATE = 16000
+SAMPLING_RATE = 16000
 #: The tones of a letter, in hertz.
-LETTERS = {"a": (300, 900), "b": (500, 1500), "c": (800, 2200), "d": (400, 3000)}
+LETTER_TONES = {"a": (300, 900), "b": (500, 1500), "c": (800, 2200), "d": (400, 3000)}
 
 
-def say(word: str, seed: int = 0, seconds: float = 0.06) -> np.ndarray:
+def synthesize_word(word: str, seed: int = 0, seconds: float = 0.06) -> np.ndarray:
     """Return the samples of a word: a tone a letter, a little noise, silence between letters."""
-    random, time = np.random.default_rng(seed), np.arange(round(RATE * seconds)) / RATE
+    random, time = (
+        np.random.default_rng(seed),
+        np.arange(round(SAMPLING_RATE * seconds)) / SAMPLING_RATE,
+    )
     silence = np.zeros(len(time) // 3)
     parts = [silence]
     for letter in word:
-        wave = sum(np.sin(2 * np.pi * hertz * time) for hertz in LETTERS[letter])
+        wave = sum(np.sin(2 * np.pi * hertz * time) for hertz in LETTER_TONES[letter])
         parts += [0.2 * wave * np.hanning(len(time)), silence]
     sound = np.concatenate(parts)
     return (sound + 0.005 * random.normal(size=sound.shape)).astype(np.float32)
@@ -33,20 +36,22 @@ def write_words(
     folder.mkdir(parents=True, exist_ok=True)
     words = []
     for number in range(count):
-        word = "".join(random.choice(list(LETTERS), int(random.integers(4, longest + 1))))
-        soundfile.write(folder / f"{number:03}.wav", say(word, number, seconds), RATE)
+        word = "".join(random.choice(list(LETTER_TONES), int(random.integers(4, longest + 1))))
+        soundfile.write(
+            folder / f"{number:03}.wav", synthesize_word(word, number, seconds), SAMPLING_RATE
+        )
         words.append(word)
     return words
 
 
-def bad_sounds(folder: Path) -> dict[str, str]:
+def write_bad_audio(folder: Path) -> dict[str, str]:
     """Write files that are no sound to train on, and say what is told of each."""
     soundfile = pytest.importorskip("soundfile")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.wav").write_text("no sound")
     (folder / "zero.wav").write_bytes(b"")
-    soundfile.write(folder / "none.wav", np.zeros(0, np.float32), RATE)
-    soundfile.write(folder / "short.wav", np.zeros(500, np.float32), RATE)
+    soundfile.write(folder / "none.wav", np.zeros(0, np.float32), SAMPLING_RATE)
+    soundfile.write(folder / "short.wav", np.zeros(500, np.float32), SAMPLING_RATE)
     return {
         "text.wav": "no sound of a known kind",
         "zero.wav": "it is empty",
