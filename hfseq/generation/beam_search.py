@@ -23,12 +23,20 @@ from hfseq.generation.search import (
 )
 from hfseq.nn import cpu, kv_cache
 
-#: Added to the score of a beam that must not be chosen.
+#: Added to the score of a beam that must not be selected.
 NEVER = -1.0e9
 
 
 class Beams(NamedTuple):
-    """``num_beams`` hypotheses of each row: (batch, beams, …). ``parents`` only if recorded."""
+    """``num_beams`` hypotheses of each input row.
+
+    Attributes:
+        sequences: Token buffers, `(batch, num_beams, buffer)`.
+        scores: Sums of log-probabilities, `(batch, num_beams)`. Finished beams are normalized by
+            length.
+        parents: The beam row that each step continued, `(batch, num_beams, buffer)`. The last axis
+            is empty if parents are not recorded.
+    """
 
     sequences: jax.Array
     scores: jax.Array
@@ -36,7 +44,18 @@ class Beams(NamedTuple):
 
 
 class BeamState(NamedTuple):
-    """Running and finished beams; ``improvable`` (batch, 1): could running ones still win?"""
+    """The state of the search between two steps.
+
+    Attributes:
+        length: Number of filled columns.
+        running: Hypotheses that can be extended.
+        finished: The best hypotheses that have ended.
+        is_finished: Which entries of ``finished`` are in use, `(batch, num_beams)`.
+        improvable: Whether a running beam can still beat a finished one, `(batch, 1)`.
+        all_ended: Whether every candidate of the last step ended.
+        inputs: Keyword arguments of the next call of the model.
+        recorded: Scores and logits of all steps, if they were requested.
+    """
 
     length: jax.Array
     running: Beams
@@ -49,7 +68,14 @@ class BeamState(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The best continuations, (batch, candidates): score, parent beam, token, does it end?"""
+    """The best continuations of a step, `(batch, candidates)`.
+
+    Attributes:
+        scores: Sums of log-probabilities.
+        beams: Index of the continued beam.
+        tokens: The new token.
+        ended: Whether the continuation ends with this token.
+    """
 
     scores: jax.Array
     beams: jax.Array
@@ -58,23 +84,23 @@ class Candidates(NamedTuple):
 
 
 class BeamSearch(Search):
-    """Keeps ``num_beams`` hypotheses a row, extends them, and collects those that end."""
+    """Keeps and extends the ``num_beams`` best hypotheses per row and collects those that end."""
 
     def __init__(self, model: GenerativeModel, plan: Plan, operands: Operands):
         super().__init__(model, plan, operands)
         self.options = plan.options
         self.processors += plan.options.warpers()
         self.beams, self.batch = plan.options.num_beams, operands.prompt.shape[0]
-        # So many that num_beams of them go on even if all others end.
-        self.candidates = max(2, 1 + len(plan.options.eos_token_id)) * self.beams
+        # Enough that num_beams of them continue even if all others end.
+        self.num_candidates = max(2, 1 + len(plan.options.eos_token_id)) * self.beams
         self.norms = jnp.asarray(length_norms(plan.options, plan.buffer + 1))
         self.keeps_parents = plan.options.output_scores or plan.options.output_logits
 
     def begin(self) -> BeamState:
-        """Return the state before the first token: only the first beam of each row counts."""
-        rows = self.rows()
+        """Returns the state before the first token. Only the first beam of each row counts."""
+        rows = self.token_buffer()
         sequences = rows.reshape(self.batch, self.beams, -1)
-        words = self.model.vocab_size("decoder_input_ids")
+        vocab_size = self.model.vocab_size("decoder_input_ids")
         width = self.plan.buffer if self.keeps_parents else 0
         parents = jnp.full((self.batch, self.beams, width), -1, jnp.int32)
         first = jnp.where(jnp.arange(self.beams) == 0, 0.0, NEVER)
@@ -87,57 +113,62 @@ class BeamSearch(Search):
             improvable=jnp.ones((self.batch, 1), bool),
             all_ended=jnp.zeros((), bool),
             inputs=self.first_inputs(),
-            recorded=empty_record_buffers(self.plan, len(rows), words),
+            recorded=empty_record_buffers(self.plan, len(rows), vocab_size),
         )
 
     def unfinished(self, state: BeamState) -> jax.Array:
-        """Tell whether a better result is possible."""
+        """Returns whether a better result is possible, as a scalar."""
         improvable = state.improvable.any()
         if self.options.early_stopping is True:
             improvable &= ~state.is_finished.all()
         return improvable & ~state.all_ended
 
     def done(self, state: BeamState) -> jax.Array:
-        """Tell for each row of the input (batch,) that nothing will change its best beams."""
-        done = ~state.improvable[:, 0]
-        return done | state.is_finished.all(-1) if self.options.early_stopping is True else done
+        """Returns for each input row whether its best beams are final, `(batch,)`."""
+        is_done = ~state.improvable[:, 0]
+        return (
+            is_done | state.is_finished.all(-1) if self.options.early_stopping is True else is_done
+        )
 
     def advance(self, state: BeamState) -> BeamState:
-        """Add one token to every running beam and move those that end to the finished ones."""
+        """Adds one token to every running beam and collects the beams that end."""
         step = state.length - self.operands.prompt_length
         scores, maxima, inputs, recorded = self._score(state, step)
-        found = self._candidates(state, scores, maxima, step)
-        running, parents = self._continue(state, found, step)
+        candidates = self._candidates(state, scores, maxima, step)
+        running, parents = self._continue(state, candidates, step)
         rows = (jnp.arange(self.batch)[:, None] * self.beams + parents).reshape(-1)
         inputs |= {"past_key_values": kv_cache.reorder(inputs["past_key_values"], rows)}
-        finished, is_finished = self._finish(state, found, step)
+        finished, is_finished = self._finish(state, candidates, step)
         improvable = state.improvable & self._can_improve(running, finished, is_finished, step + 1)
-        ended = found.ended.all()
+        ended = candidates.ended.all()
         return BeamState(
             state.length + 1, running, finished, is_finished, improvable, ended, inputs, recorded
         )
 
     def result(self, state: BeamState) -> FlaxBeamSearchOutput:
-        """Return the best beams; sequences still have the width of the buffer."""
-        best = self.options.num_return_sequences
-        kept = jax.tree.map(
-            lambda leaf: leaf[:, :best].reshape(self.batch * best, *leaf.shape[2:]), state.finished
+        """Returns the best beams. Sequences still have the width of the buffer."""
+        num_returned = self.options.num_return_sequences
+        finished = jax.tree.map(
+            lambda leaf: leaf[:, :num_returned].reshape(self.batch * num_returned, *leaf.shape[2:]),
+            state.finished,
         )
         return FlaxBeamSearchOutput(
-            sequences=kept.sequences,
-            scores=kept.scores,
-            sequences_scores=kept.scores,
+            sequences=finished.sequences,
+            scores=finished.scores,
+            sequences_scores=finished.scores,
             step_scores=state.recorded.get("scores"),
             logits=state.recorded.get("logits"),
-            beam_indices=kept.parents if self.keeps_parents else None,
+            beam_indices=finished.parents if self.keeps_parents else None,
         )
 
     def _score(
         self, state: BeamState, step: Length
     ) -> tuple[jax.Array, jax.Array | None, dict[str, Any], dict[str, jax.Array]]:
-        """Return processed log-probabilities (rows, vocabulary) of the next tokens.
+        """Scores the next tokens.
 
-        With them the maxima of their blocks, if of use, the model's inputs and what is recorded.
+        Returns:
+            Processed log-probabilities, `(rows, vocab_size)`; the maxima of their blocks, or `None`
+            if they are not used; the model's next inputs; the recorded values.
         """
         flat = state.running.sequences.reshape(self.batch * self.beams, -1)
         logits, inputs = self.next_logits(take_column(flat, state.length - 1), state.inputs)
@@ -156,8 +187,9 @@ class BeamSearch(Search):
             if changed is None:
                 maxima = cpu.block_maxima(scores, width)
             else:
-                known = cast(list[FlaxLogitsProcessor], self.processors)  # else nothing is known
-                maxima = cpu.update_block_maxima(known, maxima, scores, state.length, changed)
+                # changed_blocks returns None for any other kind of processor
+                processors = cast(list[FlaxLogitsProcessor], self.processors)
+                maxima = cpu.update_block_maxima(processors, maxima, scores, state.length, changed)
         recorded = record_step(state.recorded, step, scores=scores, logits=logits)
         return scores, maxima, inputs, recorded
 
@@ -167,18 +199,18 @@ class BeamSearch(Search):
         vocab = scores.shape[-1]
 
         def totals(scores: jax.Array) -> jax.Array:
-            apart = scores.reshape(self.batch, self.beams, -1) + state.running.scores[..., None]
-            return apart.reshape(self.batch, -1)
+            per_beam = scores.reshape(self.batch, self.beams, -1) + state.running.scores[..., None]
+            return per_beam.reshape(self.batch, -1)
 
         total = totals(scores)
         if self.options.do_sample:
             keys = row_keys(self.operands.key, self.batch, step)
-            best, places = sample_without_replacement(keys, total, self.candidates)
+            best, indices = sample_without_replacement(keys, total, self.num_candidates)
         elif maxima is None:
-            best, places = jax.lax.top_k(total, self.candidates)
+            best, indices = jax.lax.top_k(total, self.num_candidates)
         else:
-            best, places = cpu.top_k(total, self.candidates, totals(maxima))
-        beams, tokens = places // vocab, (places % vocab).astype(jnp.int32)
+            best, indices = cpu.top_k(total, self.num_candidates, totals(maxima))
+        beams, tokens = indices // vocab, (indices % vocab).astype(jnp.int32)
         length = state.length + 1
         if self.plan.criteria or self.options.stop_token_sequences:
             sequences = _write(_pick(state.running.sequences, beams), tokens, state.length)
@@ -190,87 +222,100 @@ class BeamSearch(Search):
         return Candidates(best, beams, tokens, ended)
 
     def _continue(
-        self, state: BeamState, found: Candidates, step: Length
+        self, state: BeamState, candidates: Candidates, step: Length
     ) -> tuple[Beams, jax.Array]:
-        """Return the best beams that do not end, and the beams that they continue."""
-        scores, order = jax.lax.top_k(found.scores + found.ended * NEVER, self.beams)
-        parents, tokens = _pick(found.beams, order), _pick(found.tokens, order)
+        """Returns the best beams that do not end, and the indices of their parent beams."""
+        scores, order = jax.lax.top_k(candidates.scores + candidates.ended * NEVER, self.beams)
+        parents, tokens = _pick(candidates.beams, order), _pick(candidates.tokens, order)
         sequences = _write(_pick(state.running.sequences, parents), tokens, state.length)
         history = state.running.parents
-        if self.keeps_parents:  # append the rows that were continued
+        if self.keeps_parents:  # append the rows that are continued
             rows = (jnp.arange(self.batch)[:, None] * self.beams + parents).astype(jnp.int32)
             history = _write(_pick(history, parents), rows, step)
         return Beams(sequences, scores, history), parents
 
-    def _finish(self, state: BeamState, found: Candidates, step: Length) -> tuple[Beams, jax.Array]:
-        """Merge what just ended with what had ended, and keep the best."""
-        top = jnp.arange(self.candidates) < self.beams
-        ended = found.ended & top
-        scores = found.scores / self.norms[step + 1]
+    def _finish(
+        self, state: BeamState, candidates: Candidates, step: Length
+    ) -> tuple[Beams, jax.Array]:
+        """Merges the beams that end in this step with the finished ones and keeps the best."""
+        top = jnp.arange(self.num_candidates) < self.beams
+        ended = candidates.ended & top
+        scores = candidates.scores / self.norms[step + 1]
         full = state.is_finished.all(-1, keepdims=True) & (self.options.early_stopping is True)
-        # One after the other, as PyTorch adds them: sums of float32 depend on the order.
+        # Added one after the other as in PyTorch, because float32 sums depend on the order.
         scores = scores + full * NEVER
         scores = scores + ~state.improvable * NEVER
         scores = scores + ~ended * NEVER
         merged = jnp.concatenate([state.finished.scores, scores], axis=1)
         scores, order = jax.lax.top_k(merged, self.beams)
-        new = order >= self.beams
+        is_new = order >= self.beams
         parents, tokens = (
             _pick(jnp.pad(part, ((0, 0), (self.beams, 0))), order)
-            for part in (found.beams, found.tokens)
+            for part in (candidates.beams, candidates.tokens)
         )
-        places = jnp.where(new, self.beams + parents, order)
+        indices = jnp.where(is_new, self.beams + parents, order)
 
         def merge(old: jax.Array, running: jax.Array) -> jax.Array:
-            return _pick(jnp.concatenate([old, running], axis=1), places)
+            return _pick(jnp.concatenate([old, running], axis=1), indices)
 
         sequences = merge(state.finished.sequences, state.running.sequences)
-        sequences = _write(sequences, tokens, state.length, new)
+        sequences = _write(sequences, tokens, state.length, is_new)
         history = merge(state.finished.parents, state.running.parents)
         if self.keeps_parents:
             rows = jnp.arange(self.batch)[:, None] * self.beams + parents
-            history = _write(history, rows.astype(jnp.int32), step, new)
+            history = _write(history, rows.astype(jnp.int32), step, is_new)
         is_finished = _pick(jnp.concatenate([state.is_finished, ended], axis=1), order)
         return Beams(sequences, scores, history), is_finished
 
     def _can_improve(
-        self, running: Beams, finished: Beams, is_finished: jax.Array, new: Length
+        self, running: Beams, finished: Beams, is_finished: jax.Array, num_new: Length
     ) -> jax.Array:
-        """Tell where (batch, 1) the best running beam may still beat a finished one.
+        """Returns where the best running beam can still beat a finished one, `(batch, 1)`.
 
-        By PyTorch's heuristic, or for certain with ``early_stopping="never"`` and in GNMT's search.
-        ``new`` is the number of new tokens.
+        The default is PyTorch's heuristic. With ``early_stopping="never"``, and with GNMT's length
+        penalty unless ``early_stopping=True``, the result is exact.
+
+        Args:
+            running: The running beams.
+            finished: The finished beams.
+            is_finished: Which finished beams are in use, `(batch, num_beams)`.
+            num_new: Number of new tokens.
         """
         patient = self.options.early_stopping == "never"
         if self.options.length_penalty_type == "gnmt":
             patient = self.options.early_stopping is not True
-        # Sums of log-probabilities only fall: divided by the largest norm they are a bound.
+        # Sums of log-probabilities only decrease, so dividing by the largest norm gives a bound.
         longest = patient and self.options.length_penalty > 0
-        place = self.operands.stop_length - self.operands.prompt_length if longest else new
-        best = running.scores[:, :1] / self.norms[place]
+        num_tokens = self.operands.stop_length - self.operands.prompt_length if longest else num_new
+        best = running.scores[:, :1] / self.norms[num_tokens]
         worst = jnp.where(is_finished, finished.scores.min(-1, keepdims=True), NEVER)
         return (best > worst).any(-1, keepdims=True)
 
 
 def length_norms(options: Options, count: int) -> np.ndarray:
-    """Return what the score of a beam with 0 to ``count`` - 1 new tokens is divided by, float32."""
-    # Python's floats, rounded once, as PyTorch does: at half a unit in the last place less.
+    """Returns the divisors of beam scores for 0 to ``count - 1`` new tokens, float32.
+
+    Args:
+        options: Options with ``length_penalty`` and ``length_penalty_type``.
+        count: Number of lengths.
+    """
+    # Computed in float64 and rounded once, as PyTorch does with Python floats.
     lengths = np.maximum(np.arange(count, dtype=np.float64), 1)
     if options.length_penalty_type == "gnmt":
         lengths = (5 + lengths) / 6
     return (lengths**options.length_penalty).astype(np.float32)
 
 
-def _pick(values: jax.Array, places: jax.Array) -> jax.Array:
-    """Pick beams: ``values`` (batch, beams, …) at ``places`` (batch, picks)."""
-    places = places.reshape(*places.shape, *[1] * (values.ndim - 2))
-    return jnp.take_along_axis(values, places, axis=1)
+def _pick(values: jax.Array, indices: jax.Array) -> jax.Array:
+    """Picks beams: ``values`` `(batch, beams, ...)` at ``indices`` `(batch, picks)`."""
+    indices = indices.reshape(*indices.shape, *[1] * (values.ndim - 2))
+    return jnp.take_along_axis(values, indices, axis=1)
 
 
 def _write(
-    sequences: jax.Array, tokens: jax.Array, place: Length, where: bool | jax.Array = True
+    sequences: jax.Array, tokens: jax.Array, column: Length, mask: bool | jax.Array = True
 ) -> jax.Array:
-    """Write ``tokens`` (batch, beams) into the column ``place``, in beams ``where`` it is True."""
-    here = jnp.arange(sequences.shape[-1]) == place
-    wanted = here & jnp.broadcast_to(where, tokens.shape)[..., None]
-    return jnp.where(wanted, tokens[..., None], sequences)
+    """Writes ``tokens`` `(batch, beams)` into one column of the beams where ``mask`` is true."""
+    is_column = jnp.arange(sequences.shape[-1]) == column
+    is_written = is_column & jnp.broadcast_to(mask, tokens.shape)[..., None]
+    return jnp.where(is_written, tokens[..., None], sequences)

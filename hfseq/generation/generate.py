@@ -1,4 +1,8 @@
-"""``generate`` of every model with a language-modelling head: whole, stepwise, eager, compacted."""
+"""``generate`` for every model with a language-modeling head.
+
+The search runs as one compiled loop, step by step for streaming, eagerly for debugging, or with
+finished rows removed from the batch.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +38,10 @@ Output = FlaxGreedySearchOutput | FlaxBeamSearchOutput
 State = SearchState | BeamState
 T = TypeVar("T")
 
-#: Compiled programs that a model keeps; the oldest goes when there are more plans than this.
+#: Maximum number of compiled programs per model. The oldest program is dropped first.
 MAX_PROGRAMS = 64
 
-#: Fewer sentences than this stay together: reading the weights takes all the time then.
+#: Batches up to this size are not compacted: reading the weights dominates their cost.
 SMALLEST_BATCH = 8
 
 
@@ -54,22 +58,35 @@ class FlaxGenerationMixin:
         logits_processor: Sequence[Processor] | Processor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Continue a batch of prompts, or write the output of an encoder-decoder.
+        """Continues a batch of prompts, or generates the output of an encoder-decoder.
 
-        ``input_ids`` (batch, length) are prompts, or the input of the encoder. Options are those
-        of ``generation_config`` (``transformers.GenerationConfig``), and each may be given as a
-        keyword; ``attention_mask`` (batch, length) hides padding, on whichever side it is;
-        ``prng_key`` is a key or a seed; ``trace=False`` runs the loop in Python, for debugging;
-        ``logits_processor`` and ``stopping_criteria`` are lists of traceable functions
-        ``(input_ids, scores, cur_len)`` and ``(input_ids, cur_len)``; ``streamer`` gets tokens as
-        they come; ``compact_finished=True`` keeps finished rows out of the work of greedy and beam
-        search; ``extra`` are collections to use instead of the model's own. Returns
-        :class:`FlaxGreedySearchOutput`, :class:`FlaxSampleOutput` or :class:`FlaxBeamSearchOutput`,
-        whose ``sequences`` are padded to ``max_length``. The loop is compiled once for a bucket of
-        lengths; under ``jax.jit`` and ``pmap`` it is traced.
+        The loop is compiled once per bucket of lengths. Under ``jax.jit`` and ``pmap`` it is traced
+        as part of the caller's program.
 
-        **Raises:** TypeError for a class without a head; UsageError (a ValueError) for unknown or
-        contradictory options and inputs that cannot be continued, saying what would work.
+        Args:
+            input_ids: Prompts, or the input of the encoder, `(batch, length)`.
+            generation_config: A ``transformers.GenerationConfig``. Every option can also be passed
+                as a keyword argument.
+            prng_key: A PRNG key or an integer seed. The default is seed 0.
+            trace: Whether to trace the loop. ``False`` runs it in Python, for debugging.
+            params: Parameters to use instead of the model's own.
+            logits_processor: Traceable functions ``(input_ids, scores, cur_len)`` that return new
+                scores.
+            **kwargs: Options of generation and inputs of the model. Besides the options of
+                ``GenerationConfig``: ``attention_mask`` `(batch, length)` hides padding on either
+                side; ``stopping_criteria`` is a list of traceable functions ``(input_ids,
+                cur_len)``; ``streamer`` receives tokens as they are generated;
+                ``compact_finished=True`` removes finished rows from the batch in greedy and beam
+                search; ``extra`` replaces the model's own collections.
+
+        Returns:
+            A :class:`FlaxGreedySearchOutput`, :class:`FlaxSampleOutput` or
+            :class:`FlaxBeamSearchOutput`, whose ``sequences`` are padded to ``max_length``.
+
+        Raises:
+            TypeError: The class has no head that can generate.
+            UsageError: Options are unknown or contradictory, or the inputs cannot be continued. It
+                is a ``ValueError``, and the message says what would work.
         """
         model = cast(GenerativeModel, self)
         request = make_request(
@@ -86,18 +103,18 @@ class FlaxGenerationMixin:
                 state = new
             request.streamer.end()
             return _trim_output(make_search(model, plan, operands).result(state), request)
-        if not trace:  # each operation at once: a debugger can look at everything
-            chosen = make_search(model, plan, operands)
-            state = chosen.begin()
-            while chosen.unfinished(state):
-                state = chosen.advance(state)
-            return _trim_output(chosen.result(state), request)
+        if not trace:  # one operation at a time, so that a debugger can inspect everything
+            search = make_search(model, plan, operands)
+            state = search.begin()
+            while search.unfinished(state):
+                state = search.advance(state)
+            return _trim_output(search.result(state), request)
         if request.traced:
             return run_traced(model, plan, operands)
-        # Rows may leave without chance, recorded steps and several devices.
+        # Rows can be dropped without sampling, without recorded steps and on a single device.
         devices = getattr(getattr(operands.prompt, "sharding", None), "device_set", (None,))
-        alone = not plan.options.do_sample and not plan.steps and len(devices) == 1
-        compact = request.compact and alone
+        can_compact = not plan.options.do_sample and not plan.steps and len(devices) == 1
+        compact = request.compact and can_compact
         return _trim_output(
             (run_compacted if compact else run_compiled)(model, plan, operands), request
         )
@@ -111,10 +128,23 @@ class FlaxGenerationMixin:
         logits_processor: Sequence[Processor] | Processor | None = None,
         **kwargs: Any,
     ) -> Iterator[np.ndarray]:
-        """Yield the tokens (batch,) of each step as soon as they are known.
+        """Yields the tokens of each step as soon as they are known.
 
-        Arguments are those of :meth:`generate`; rows that have ended yield ``pad_token_id``. The
-        tokens are the same that :meth:`generate` returns.
+        Args:
+            input_ids: See :meth:`generate`.
+            generation_config: See :meth:`generate`.
+            prng_key: See :meth:`generate`.
+            params: See :meth:`generate`.
+            logits_processor: See :meth:`generate`.
+            **kwargs: See :meth:`generate`.
+
+        Returns:
+            An iterator over arrays `(batch,)`. They contain the tokens that :meth:`generate`
+            returns. Rows that have ended yield ``pad_token_id``.
+
+        Raises:
+            UsageError: ``num_beams`` is greater than 1, or the method is called under a
+                transformation.
         """
         model = cast(GenerativeModel, self)
         request = make_request(
@@ -124,25 +154,25 @@ class FlaxGenerationMixin:
         return (tokens for tokens, _ in run_steps(model, request.plan, request.operands))
 
     def _adapt_logits_for_beam_search(self, logits: jax.Array) -> jax.Array:
-        """Change logits before beam search scores them; for subclasses."""
+        """Changes logits before beam search scores them. Subclasses can override this."""
         return logits
 
 
 def _check_streaming(request: Request) -> None:
     if request.plan.options.num_beams > 1:
         raise UsageError(
-            f"generate: a streamer cannot follow num_beams={request.plan.options.num_beams}: beams "
-            "change what was written; set num_beams=1"
+            f"generate: streaming does not support num_beams={request.plan.options.num_beams}, "
+            "because beam search revises earlier tokens; set num_beams=1"
         )
     if request.traced:
-        raise UsageError("generate: streaming needs arrays, not tracers: call it outside of jit")
+        raise UsageError("generate: streaming requires arrays, not tracers: call it outside of jit")
 
 
 def _trim_output(output: Output, request: Request) -> Output:
-    """Cut what the buckets added."""
+    """Removes the columns and steps that the buckets added."""
     sequences, stop = output.sequences, request.lengths.stop
     if sequences is not None and sequences.shape[1] > stop:
-        # On the host: a slice on the device would be compiled for every length.
+        # On the host, because a slice on the device would be compiled for every length.
         sequences = jax.device_put(np.asarray(sequences)[:, :stop])
     new, changes = stop - request.lengths.prompt, {"sequences": sequences}
     for name in ("scores", "logits", "step_scores"):
@@ -157,19 +187,19 @@ def _trim_output(output: Output, request: Request) -> Output:
 
 
 def make_search(model: GenerativeModel, plan: Plan, operands: Operands) -> Any:
-    """Return the search that the options ask for."""
-    kind = BeamSearch if plan.options.num_beams > 1 else TokenSearch
-    return kind(model, plan, operands)
+    """Returns the search that the options select."""
+    search_class = BeamSearch if plan.options.num_beams > 1 else TokenSearch
+    return search_class(model, plan, operands)
 
 
 def run_traced(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
-    """Search with one ``lax.while_loop``; everything is traced."""
-    chosen = make_search(model, plan, operands)
-    return chosen.result(jax.lax.while_loop(chosen.unfinished, chosen.advance, chosen.begin()))
+    """Searches with one ``lax.while_loop``. Everything is traced."""
+    search = make_search(model, plan, operands)
+    return search.result(jax.lax.while_loop(search.unfinished, search.advance, search.begin()))
 
 
 def run_compiled(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
-    """Search with a program that is compiled once for a plan and the shapes of the operands."""
+    """Searches with a program that is compiled once per plan and operand shapes."""
     return get_program(
         model, plan, "run", lambda: jax.jit(lambda operands: run_traced(model, plan, operands))
     )(operands)
@@ -178,15 +208,19 @@ def run_compiled(model: GenerativeModel, plan: Plan, operands: Operands) -> Outp
 def run_steps(
     model: GenerativeModel, plan: Plan, operands: Operands
 ) -> Iterator[tuple[np.ndarray, SearchState]]:
-    """Search step by step: yield the new tokens (rows,) and the state after each step."""
+    """Searches step by step.
+
+    Yields:
+        The new tokens, `(rows,)`, and the state after each step.
+    """
 
     def begin(operands: Operands) -> SearchState:
         return TokenSearch(model, plan, operands).begin()
 
     def advance(operands: Operands, state: SearchState) -> tuple[SearchState, jax.Array]:
         new = TokenSearch(model, plan, operands).advance(state)
-        place = state.length
-        return new, jax.lax.dynamic_slice_in_dim(new.sequences, place, 1, axis=1)[:, 0]
+        column = state.length
+        return new, jax.lax.dynamic_slice_in_dim(new.sequences, column, 1, axis=1)[:, 0]
 
     first, following = get_program(
         model, plan, "steps", lambda: (jax.jit(begin), jax.jit(advance, donate_argnums=1))
@@ -207,10 +241,10 @@ class Programs(dict):
         return Programs, ()
 
 
-def get_program(model: GenerativeModel, plan: Plan, kind: str, make: Callable[[], T]) -> T:
-    """Return what the model keeps as ``kind`` for a plan, made if need be."""
+def get_program(model: GenerativeModel, plan: Plan, name: str, make: Callable[[], T]) -> T:
+    """Returns the model's cached program ``name`` for a plan, and creates it if needed."""
     programs = vars(model).setdefault("_generation_programs", Programs())
-    key = kind, plan.key(), getattr(model, "_options", None)
+    key = name, plan.key(), getattr(model, "_options", None)
     if key not in programs:
         while len(programs) >= MAX_PROGRAMS:
             del programs[next(iter(programs))]
@@ -218,105 +252,116 @@ def get_program(model: GenerativeModel, plan: Plan, kind: str, make: Callable[[]
     return programs[key]
 
 
-# -- finished sentences leave the work
+# -- dropping finished rows
 
 
 def next_batch_size(batch: int) -> int:
-    """Return the number of sentences after the next move; the same number if there is none."""
+    """Returns the batch size after the next compaction, or ``batch`` if there is none."""
     return (batch + 1) // 2 if batch > SMALLEST_BATCH else batch
 
 
 def run_compacted(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
-    """Search like ``run_compiled``, with the same result; finished sentences leave the work."""
-    begin, go_on, shrink = get_program(
+    """Searches like :func:`run_compiled`, but drops finished rows from the batch."""
+    begin, advance_until_smaller, shrink = get_program(
         model, plan, "compacted", lambda: _compacting_programs(model, plan)
     )
     count = operands.prompt.shape[0]
     rows, state = np.arange(count), begin(operands)
-    results: dict[str, np.ndarray] = {}  # of each sentence as it was when last looked at
+    results: dict[str, np.ndarray] = {}  # the latest values of each input row
     while True:
-        state, output, done, ended = go_on(operands, state)
+        state, output, is_done, all_ended = advance_until_smaller(operands, state)
         for name, value in output.items():
             new = np.asarray(value)
             times = len(new) // len(rows)
             if name not in results:
                 results[name] = np.zeros((count * times, *new.shape[1:]), new.dtype)
             results[name][_rows_of(rows, times)] = new
-        if ended:
+        if all_ended:
             return dataclasses.replace(output, **jax.device_put(results))
-        done = np.asarray(done)
-        # Finished ones fill up what is spare: they stay as they are.
-        places = np.argsort(done, kind="stable")[: next_batch_size(len(rows))].astype(np.int32)
-        logger.debug("%d of %d sentences go on", int((~done).sum()), len(rows))
-        operands, state = shrink(operands, state, places)
-        rows = rows[places]
+        is_done = np.asarray(is_done)
+        # Finished rows fill the spare slots. They do not change.
+        kept_rows = np.argsort(is_done, kind="stable")[: next_batch_size(len(rows))].astype(
+            np.int32
+        )
+        logger.debug("%d of %d rows continue", int((~is_done).sum()), len(rows))
+        operands, state = shrink(operands, state, kept_rows)
+        rows = rows[kept_rows]
 
 
 def _compacting_programs(model: GenerativeModel, plan: Plan) -> tuple[Any, Any, Any]:
     def begin(operands: Operands) -> State:
         return make_search(model, plan, operands).begin()
 
-    def go_on(operands: Operands, state: State) -> tuple[State, Output, jax.Array, jax.Array]:
-        chosen = make_search(model, plan, operands)
+    def advance_until_smaller(
+        operands: Operands, state: State
+    ) -> tuple[State, Output, jax.Array, jax.Array]:
+        search = make_search(model, plan, operands)
         batch = operands.prompt.shape[0]
-        fewer = next_batch_size(batch)
+        smaller_batch = next_batch_size(batch)
 
-        def crowded(state: State) -> jax.Array:
-            many = (~chosen.done(state)).sum() > fewer if fewer < batch else True
-            return chosen.unfinished(state) & many
+        def needs_this_batch(state: State) -> jax.Array:
+            is_crowded = (
+                (~search.done(state)).sum() > smaller_batch if smaller_batch < batch else True
+            )
+            return search.unfinished(state) & is_crowded
 
-        state = jax.lax.while_loop(crowded, chosen.advance, state)
-        return state, chosen.result(state), chosen.done(state), ~chosen.unfinished(state)
+        state = jax.lax.while_loop(needs_this_batch, search.advance, state)
+        return state, search.result(state), search.done(state), ~search.unfinished(state)
 
-    def shrink(operands: Operands, state: State, places: jax.Array) -> tuple[Operands, State]:
+    def shrink(operands: Operands, state: State, kept_rows: jax.Array) -> tuple[Operands, State]:
         batch, times = operands.prompt.shape[0], plan.options.rows_per_input
         names = ("prompt", "mask", "encoder", "encoder_outputs", "model_kwargs")
-        fewer = {name: pick_rows(getattr(operands, name), batch, places) for name in names}
-        rows = _rows_of(places, times)
+        smaller_operands = {
+            name: pick_rows(getattr(operands, name), batch, kept_rows) for name in names
+        }
+        rows = _rows_of(kept_rows, times)
         inputs = {}
         for name, value in state.inputs.items():
             if name == "past_key_values":
-                inputs[name] = kv_cache.select_rows(value, rows, places)
+                inputs[name] = kv_cache.select_rows(value, rows, kept_rows)
             elif name.startswith("encoder"):
-                inputs[name] = pick_rows(value, batch, places)
+                inputs[name] = pick_rows(value, batch, kept_rows)
             else:
                 inputs[name] = pick_rows(value, batch * times, rows)
-        kept = {"inputs", "length", "recorded"}
+        unchanged_fields = {"inputs", "length", "recorded"}
         picked = {
-            name: pick_rows(value, batch, places)
+            name: pick_rows(value, batch, kept_rows)
             for name, value in state._asdict().items()
-            if name not in kept
+            if name not in unchanged_fields
         }
-        return operands._replace(**fewer), state._replace(inputs=inputs, **picked)
+        return operands._replace(**smaller_operands), state._replace(inputs=inputs, **picked)
 
-    return jax.jit(begin), jax.jit(go_on, donate_argnums=1), jax.jit(shrink)
+    return jax.jit(begin), jax.jit(advance_until_smaller, donate_argnums=1), jax.jit(shrink)
 
 
-def _rows_of(sentences: Any, times: int) -> Any:
-    """Return the places of the ``times`` beams of each of ``sentences``."""
-    return (sentences[:, None] * times + np.arange(times, dtype=sentences.dtype)).reshape(-1)
+def _rows_of(inputs: Any, times: int) -> Any:
+    """Returns the row indices of the ``times`` beams of each of ``inputs``."""
+    return (inputs[:, None] * times + np.arange(times, dtype=inputs.dtype)).reshape(-1)
 
 
 # -- first and next inputs
 
 
 class CausalGeneration:
-    """The first and the next step of generation, for decoders with a language-modelling head."""
+    """Prepares and updates the inputs of generation for decoders with a language-modeling head."""
 
     def prepare_inputs_for_generation(
         self, input_ids: jax.Array, max_length: int, attention_mask: jax.Array | None = None
     ) -> dict[str, Any]:
-        """Return the keyword arguments of the first call; the cache holds ``max_length`` tokens.
+        """Returns the keyword arguments of the first call.
 
-        ``input_ids`` and ``attention_mask`` are (batch, length).
+        Args:
+            input_ids: Prompts, `(batch, length)`.
+            max_length: Number of tokens that the cache can contain.
+            attention_mask: Mask of the prompts, `(batch, length)`.
         """
         batch, length = input_ids.shape
         mask = jnp.ones((batch, max_length), jnp.int32)
         positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
         if attention_mask is not None:
-            given = jnp.asarray(attention_mask, jnp.int32)
-            mask = jax.lax.dynamic_update_slice(mask, given, (0, 0))
-            positions = jnp.maximum(given.cumsum(-1) - 1, 0)
+            prompt_mask = jnp.asarray(attention_mask, jnp.int32)
+            mask = jax.lax.dynamic_update_slice(mask, prompt_mask, (0, 0))
+            positions = jnp.maximum(prompt_mask.cumsum(-1) - 1, 0)
         return {
             "past_key_values": cast(GenerativeModel, self).init_cache(batch, max_length),
             "attention_mask": mask,
@@ -326,7 +371,9 @@ class CausalGeneration:
     def update_inputs_for_generation(
         self, model_outputs: Any, model_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the keyword arguments of the next call: the new cache, one position further on."""
+        """Returns the keyword arguments of the next call: the new cache, and positions advanced by
+        one.
+        """
         return {
             **model_kwargs,
             "past_key_values": model_outputs.past_key_values,
@@ -335,17 +382,20 @@ class CausalGeneration:
 
 
 class FixedStateGeneration:
-    """The first and the next step of generation, for models whose cache is a fixed-size state.
+    """Prepares and updates the inputs of generation for models whose cache is a fixed-size state.
 
-    Nothing that they carry from step to step is as wide as the text is long.
+    No array that is carried from step to step depends on the length of the text.
     """
 
     def prepare_inputs_for_generation(
         self, input_ids: jax.Array, max_length: int, attention_mask: jax.Array | None = None
     ) -> dict[str, Any]:
-        """Return the keyword arguments of the first call, which reads ``input_ids`` into the state.
+        """Returns the keyword arguments of the first call, which reads the prompts into the state.
 
-        ``input_ids`` and ``attention_mask`` are (batch, length).
+        Args:
+            input_ids: Prompts, `(batch, length)`.
+            max_length: Maximum number of tokens.
+            attention_mask: Mask of the prompts, `(batch, length)`.
         """
         mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
         cache = cast(GenerativeModel, self).init_cache(input_ids.shape[0], max_length)
@@ -354,7 +404,7 @@ class FixedStateGeneration:
     def update_inputs_for_generation(
         self, model_outputs: Any, model_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the keyword arguments of the next call, which reads one real token a row."""
+        """Returns the keyword arguments of the next call, which reads one token per row."""
         rows = model_kwargs["attention_mask"].shape[0]
         return {
             **model_kwargs,

@@ -1,7 +1,8 @@
 """Logits processors and warpers: functions that change the scores of the next token.
 
-Warpers neither sort the vocabulary nor scatter into it, both slow: they search for a threshold. All
-work on any set of candidates, so that after top-k the others need look at k tokens only.
+Warpers neither sort the vocabulary nor scatter into it, because both are slow. They search for a
+threshold instead. All of them work on any set of candidates, so the warpers after top-k process
+only k scores.
 """
 
 from __future__ import annotations
@@ -20,48 +21,66 @@ from jax import lax
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig
 
-#: A number of tokens: known, or an array, inside of the compiled loop a tracer.
+#: A number of tokens: an integer, or an array, which is a tracer inside of the compiled loop.
 Length = int | jax.Array
 TokenIds = int | Sequence[int]
 Biases = Mapping[tuple[int, ...], float] | Sequence[Sequence[Any]]
 
 
 class FlaxLogitsProcessor(ABC):
-    """Changes the scores of the next token.
+    """Base class of functions that change the scores of the next token.
 
-    It is called with ``input_ids`` (rows, width), a buffer of which only the first ``cur_len``
-    columns hold tokens; ``scores`` (rows, vocabulary) in float32, logits in sampling and greedy
-    search and log-probabilities in beam search; and ``cur_len``, a number or, inside the compiled
-    loop, a tracer. It returns new scores and must be traceable: ``jnp.where`` instead of ``if``.
+    A processor must be traceable: it uses ``jnp.where`` instead of ``if``.
     """
 
-    #: The tokens whose scores it may change, in any row; ``None`` if that is unknown.
+    #: The tokens whose scores the processor can change in any row, or `None` if unknown.
     tokens: Sequence[int] | None = None
 
     @abstractmethod
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
-        """Return the new scores."""
+        """Returns the new scores.
+
+        Args:
+            input_ids: Token buffer, `(rows, width)`. Only the first ``cur_len`` columns contain
+                tokens.
+            scores: Scores, float32 `(rows, vocab_size)`: logits in greedy search and sampling,
+                log-probabilities in beam search.
+            cur_len: Number of tokens. A tracer inside of the compiled loop.
+        """
 
     def affected_tokens(self) -> Sequence[int] | None:
-        """Return :attr:`tokens`; the search looks at the others once, before all processors."""
+        """Returns :attr:`tokens`.
+
+        The search computes the maxima of all other tokens once, before the processors run.
+        """
         return self.tokens
 
     def forces(self, cur_len: Length) -> bool | jax.Array:
-        """Tell whether all tokens but the touched ones become impossible at this step."""
+        """Returns whether only the affected tokens remain possible at this step."""
         return False
 
 
 class FlaxLogitsWarper(FlaxLogitsProcessor):
-    """A processor that reshapes the distribution and so is only used when sampling."""
+    """A processor that reshapes the distribution and is used only for sampling."""
 
 
 class FlaxLogitsProcessorList(list):
-    """Processors that are applied one after the other."""
+    """A list of processors that are applied in order."""
 
     def __call__(
         self, input_ids: jax.Array, scores: jax.Array, cur_len: Length, **kwargs: Any
     ) -> jax.Array:
-        """Apply all; a processor with further parameters gets them from ``kwargs``."""
+        """Applies all processors.
+
+        Args:
+            input_ids: See :class:`FlaxLogitsProcessor`.
+            scores: See :class:`FlaxLogitsProcessor`.
+            cur_len: See :class:`FlaxLogitsProcessor`.
+            **kwargs: Values for further parameters of processors, by name.
+
+        Raises:
+            ValueError: A parameter of a processor is missing in ``kwargs``.
+        """
         for processor in self:
             extra = list(inspect.signature(processor).parameters)[3:]
             missing = [name for name in extra if name not in kwargs]
@@ -83,8 +102,8 @@ class FlaxTemperatureLogitsWarper(FlaxLogitsWarper):
 
     def __init__(self, temperature: float):
         hint = "; for greedy search set do_sample=False" if temperature == 0 else ""
-        good = isinstance(temperature, float) and temperature > 0
-        _check(good, "temperature", "a strictly positive float", temperature, hint)
+        valid = isinstance(temperature, float) and temperature > 0
+        _check(valid, "temperature", "a strictly positive float", temperature, hint)
         self.temperature = temperature
 
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
@@ -105,12 +124,12 @@ class _Filter(FlaxLogitsWarper):
         return jnp.where(self._keep(scores), scores, self.filter_value)
 
     def _best(self, scores: jax.Array) -> jax.Array:
-        """Return True at the ``min_tokens_to_keep`` highest scores."""
+        """Returns a mask of the ``min_tokens_to_keep`` highest scores."""
         return scores >= kth_largest(scores, self.min_tokens_to_keep)
 
 
 def kth_largest(scores: jax.Array, k: int) -> jax.Array:
-    """Return the ``k``-th largest score of each row, (rows, 1); the smallest if there are fewer."""
+    """Returns the ``k``-th largest score of each row, `(rows, 1)`, or the smallest score."""
     if k == 1:
         return scores.max(-1, keepdims=True)
     return lax.top_k(scores, min(k, scores.shape[-1]))[0][:, -1:]
@@ -119,11 +138,18 @@ def kth_largest(scores: jax.Array, k: int) -> jax.Array:
 def smallest_reaching(
     values: jax.Array, weights: jax.Array, reached: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
-    """Return the smallest of ``values`` so that the weights up to it are enough, (rows, 1).
+    """Returns the smallest value per row up to which the sum of weights is sufficient, `(rows, 1)`.
 
-    ``values`` and ``weights`` are (rows, n) and not negative; ``reached`` judges sums of weights.
-    The largest value comes back where not even all are enough. The bits of such floats are in
-    order as integers, so 31 halvings find it; sorting a vocabulary takes 20 times as long on a CPU.
+    The bits of non-negative floats have the order of integers, so 31 bisection steps find the
+    value. On a CPU, sorting a vocabulary takes 20 times as long.
+
+    Args:
+        values: Non-negative values, `(rows, n)`.
+        weights: Non-negative weights, same shape.
+        reached: Returns whether a sum of weights is sufficient.
+
+    Returns:
+        The value, or the largest value of rows whose total is not sufficient.
     """
     bits = lax.bitcast_convert_type(values, jnp.int32)
     high = bits.max(-1, keepdims=True)
@@ -140,7 +166,7 @@ def smallest_reaching(
 
 
 def _entropy_terms(scores: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return log-probabilities, probabilities and what each token adds to the entropy."""
+    """Returns log-probabilities, probabilities and the entropy terms of all tokens."""
     log_probabilities = jax.nn.log_softmax(scores, axis=-1)
     probabilities = jnp.exp(log_probabilities)
     terms = jnp.where(probabilities > 0, -probabilities * log_probabilities, 0.0)
@@ -148,7 +174,7 @@ def _entropy_terms(scores: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 class FlaxTopKLogitsWarper(_Filter):
-    """Keeps the ``top_k`` highest scores (and those equal to the last of them)."""
+    """Keeps the ``top_k`` highest scores, and all scores equal to the lowest of them."""
 
     def __init__(
         self, top_k: int, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
@@ -161,14 +187,16 @@ class FlaxTopKLogitsWarper(_Filter):
 
 
 class FlaxTopPLogitsWarper(_Filter):
-    """Keeps the smallest set of tokens with a probability of ``top_p`` (Holtzman et al., 2019)."""
+    """Keeps the smallest set of tokens whose probabilities add up to ``top_p`` (Holtzman et al.,
+    2019).
+    """
 
     def __init__(
         self, top_p: float, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
     ) -> None:
         super().__init__(filter_value, min_tokens_to_keep)
-        good = isinstance(top_p, float) and 0 <= top_p <= 1
-        _check(good, "top_p", "a float > 0 and < 1", top_p)
+        valid = isinstance(top_p, float) and 0 <= top_p <= 1
+        _check(valid, "top_p", "a float > 0 and < 1", top_p)
         self.top_p = top_p
 
     def _keep(self, scores: jax.Array) -> jax.Array:
@@ -178,22 +206,22 @@ class FlaxTopPLogitsWarper(_Filter):
         tied = probabilities == least
 
         def last_of(probabilities: jax.Array, least: jax.Array, dropped: jax.Array) -> jax.Array:
-            """Of equal ones the last stay, as after a stable sort."""
+            """Keeps the last of equal probabilities, as a stable sort does."""
             tied = probabilities == least
             mass = jnp.where(probabilities <= least, probabilities, 0.0).sum(-1, keepdims=True)
-            after = tied.sum(-1, keepdims=True) - jnp.cumsum(tied, axis=-1)
-            return tied & ((after == 0) | (mass - after * least > dropped))
+            num_later_ties = tied.sum(-1, keepdims=True) - jnp.cumsum(tied, axis=-1)
+            return tied & ((num_later_ties == 0) | (mass - num_later_ties * least > dropped))
 
-        # Equal ones are rare, and to count them takes a while.
+        # Ties are rare, and counting them is slow.
         tied = lax.cond(
             (tied.sum(-1) > 1).any(), last_of, lambda *_: tied, probabilities, least, dropped
         )
-        kept = (probabilities > least) | tied
-        return kept if self.min_tokens_to_keep == 1 else kept | self._best(scores)
+        is_kept = (probabilities > least) | tied
+        return is_kept if self.min_tokens_to_keep == 1 else is_kept | self._best(scores)
 
 
 class FlaxTopHLogitsWarper(FlaxLogitsWarper):
-    """Keeps the most probable tokens, best first, up to a part ``top_h`` of the entropy.
+    """Keeps the most probable tokens up to the fraction ``top_h`` of the entropy.
 
     Only the 100 most probable tokens are considered, as in PyTorch.
     """
@@ -207,14 +235,14 @@ class FlaxTopHLogitsWarper(FlaxLogitsWarper):
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         best = lax.top_k(scores, min(self.candidates, scores.shape[-1]))[0]
         _, _, terms = _entropy_terms(best)
-        kept = jnp.cumsum(terms, -1) <= terms.sum(-1, keepdims=True) * self.top_h
-        last = jnp.maximum(kept.sum(-1, keepdims=True) - 1, 0)
+        is_kept = jnp.cumsum(terms, -1) <= terms.sum(-1, keepdims=True) * self.top_h
+        last = jnp.maximum(is_kept.sum(-1, keepdims=True) - 1, 0)
         threshold = jnp.take_along_axis(best, last, axis=-1)
         return jnp.where(scores >= threshold, scores, self.filter_value)
 
 
 class FlaxMinPLogitsWarper(_Filter):
-    """Keeps tokens with at least ``min_p`` times the probability of the most probable one."""
+    """Keeps tokens with at least ``min_p`` times the highest probability."""
 
     def __init__(
         self, min_p: float, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
@@ -230,7 +258,9 @@ class FlaxMinPLogitsWarper(_Filter):
 
 
 class FlaxTypicalLogitsWarper(_Filter):
-    """Keeps tokens of a surprise near the entropy, up to ``mass`` (Meister et al., 2022)."""
+    """Keeps tokens whose information content is near the entropy, up to ``mass`` (Meister et al.,
+    2022).
+    """
 
     def __init__(
         self, mass: float = 0.9, filter_value: float = -float("inf"), min_tokens_to_keep: int = 1
@@ -242,14 +272,14 @@ class FlaxTypicalLogitsWarper(_Filter):
     def _keep(self, scores: jax.Array) -> jax.Array:
         log_probabilities, probabilities, terms = _entropy_terms(scores)
         distance = jnp.abs(-log_probabilities - terms.sum(-1, keepdims=True))
-        wanted = jnp.float32(self.mass)
-        furthest = smallest_reaching(distance, probabilities, lambda mass: mass >= wanted)
+        target_mass = jnp.float32(self.mass)
+        furthest = smallest_reaching(distance, probabilities, lambda mass: mass >= target_mass)
         nearest = -kth_largest(-distance, self.min_tokens_to_keep)
         return distance <= jnp.maximum(furthest, nearest)
 
 
 class FlaxEpsilonLogitsWarper(_Filter):
-    """Drops tokens with a probability below ``epsilon`` (Hewitt et al., 2022)."""
+    """Removes tokens with a probability below ``epsilon`` (Hewitt et al., 2022)."""
 
     option = "epsilon_cutoff"
 
@@ -265,7 +295,7 @@ class FlaxEpsilonLogitsWarper(_Filter):
 
 
 class FlaxEtaLogitsWarper(FlaxEpsilonLogitsWarper):
-    """Drops tokens below a probability that falls with the entropy (Hewitt et al., 2022)."""
+    """Removes tokens below a probability that decreases with the entropy (Hewitt et al., 2022)."""
 
     option = "eta_cutoff"
 
@@ -287,7 +317,7 @@ class FlaxInfNanRemoveLogitsProcessor(FlaxLogitsProcessor):
 
 
 class FlaxLogitNormalization(FlaxLogitsProcessor):
-    """Turns scores into log-probabilities."""
+    """Normalizes scores to log-probabilities."""
 
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
         return jax.nn.log_softmax(scores, axis=-1)
@@ -298,7 +328,7 @@ def _forbid(scores: jax.Array, tokens: Sequence[int], when: bool | jax.Array) ->
 
 
 class FlaxMinLengthLogitsProcessor(FlaxLogitsProcessor):
-    """Forbids the end token before ``min_length`` tokens, the prompt counted."""
+    """Forbids the end token before ``min_length`` tokens, including the prompt."""
 
     def __init__(self, min_length: Length, eos_token_id: TokenIds):
         self.min_length = _integer("min_length", min_length, 0)
@@ -318,7 +348,7 @@ class FlaxMinNewTokensLengthLogitsProcessor(FlaxMinLengthLogitsProcessor):
 
 
 class _Forced(FlaxLogitsProcessor):
-    """Makes ``tokens`` the only possible ones at the steps that :meth:`forces` names."""
+    """Makes ``tokens`` the only possible tokens at the steps for which :meth:`forces` is true."""
 
     tokens: tuple[int, ...]
 
@@ -328,30 +358,35 @@ class _Forced(FlaxLogitsProcessor):
 
 
 class FlaxForcedBOSTokenLogitsProcessor(_Forced):
-    """Makes ``bos_token_id`` the token after a prompt of one token (the decoder start)."""
+    """Forces ``bos_token_id`` after a prompt of one token, the decoder start token."""
 
     def __init__(self, bos_token_id: int):
         self.bos_token_id, self.tokens = bos_token_id, token_ids("bos_token_id", bos_token_id)
 
     def forces(self, cur_len: Length) -> bool | jax.Array:
-        """Force it at ``cur_len == 1``."""
+        """Returns ``cur_len == 1``."""
         return cur_len == 1
 
 
 class FlaxForcedEOSTokenLogitsProcessor(_Forced):
-    """Makes ``eos_token_id`` the last token when ``max_length`` is reached."""
+    """Forces ``eos_token_id`` as the last token when ``max_length`` is reached."""
 
     def __init__(self, max_length: Length, eos_token_id: TokenIds):
         self.max_length = max_length
         self.tokens = self.eos_token_id = token_ids("eos_token_id", eos_token_id)
 
     def forces(self, cur_len: Length) -> bool | jax.Array:
-        """Force it at ``cur_len == max_length - 1``."""
+        """Returns ``cur_len == max_length - 1``."""
         return cur_len == self.max_length - 1
 
 
 class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
-    """Forces tokens at places: pairs (place, token); ``offset`` is added to the places."""
+    """Forces tokens at positions.
+
+    Args:
+        force_token_map: Pairs of position and token. A token of `None` forces nothing.
+        offset: Number that is added to the positions.
+    """
 
     def __init__(
         self,
@@ -359,7 +394,9 @@ class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
         offset: Length = 0,
     ):
         pairs: dict[Any, int | None] = dict(force_token_map)  # type: ignore[arg-type]
-        forced = {int(place): -1 if token is None else int(token) for place, token in pairs.items()}
+        forced = {
+            int(position): -1 if token is None else int(token) for position, token in pairs.items()
+        }
         self.force_token_array = [forced.get(n, -1) for n in range(max(forced, default=-1) + 1)]
         self.tokens, self.offset = [n for n in self.force_token_array if n >= 0], offset
 
@@ -369,21 +406,25 @@ class FlaxForceTokensLogitsProcessor(FlaxLogitsProcessor):
         return jnp.where(token >= 0, only, scores)
 
     def forces(self, cur_len: Length) -> bool | jax.Array:
-        """Tell whether the place has a token."""
+        """Returns whether a token is forced at this position."""
         return self._token(cur_len) >= 0
 
     def _token(self, cur_len: Length) -> jax.Array:
-        """Return the token of the place, or -1."""
-        place = cur_len - self.offset
+        """Returns the token of this position, or -1."""
+        position = cur_len - self.offset
         table = jnp.asarray(self.force_token_array, jnp.int32)
-        inside = (place >= 0) & (place < len(table))
-        return jnp.where(inside, table[jnp.clip(place, 0, len(table) - 1)], -1)
+        inside = (position >= 0) & (position < len(table))
+        return jnp.where(inside, table[jnp.clip(position, 0, len(table) - 1)], -1)
 
 
 class FlaxExponentialDecayLengthPenalty(FlaxLogitsProcessor):
-    """Raises finite scores of the end by ``abs(score) * (factor ** steps - 1)``.
+    """Raises finite scores of the end token by ``abs(score) * (factor ** steps - 1)``.
 
-    ``steps`` are the new tokens after the first ``start``.
+    Args:
+        exponential_decay_length_penalty: ``(start, factor)``. ``steps`` counts the new tokens after
+            the first ``start``.
+        eos_token_id: The end token, or several.
+        input_ids_seq_length: Length of the prompt.
     """
 
     def __init__(
@@ -404,7 +445,7 @@ class FlaxExponentialDecayLengthPenalty(FlaxLogitsProcessor):
 
 
 class FlaxSuppressTokensLogitsProcessor(FlaxLogitsProcessor):
-    """Forbids ``suppress_tokens`` everywhere."""
+    """Forbids ``suppress_tokens`` at every position."""
 
     def __init__(self, suppress_tokens: Sequence[int]):
         self.tokens = self.suppress_tokens = list(suppress_tokens)
@@ -414,7 +455,7 @@ class FlaxSuppressTokensLogitsProcessor(FlaxLogitsProcessor):
 
 
 class FlaxSuppressTokensAtBeginLogitsProcessor(FlaxLogitsProcessor):
-    """Forbids ``begin_suppress_tokens`` as the token at place ``begin_index``."""
+    """Forbids ``begin_suppress_tokens`` at the position ``begin_index``."""
 
     def __init__(self, begin_suppress_tokens: Sequence[int], begin_index: Length):
         self.tokens = self.begin_suppress_tokens = list(begin_suppress_tokens)
@@ -428,27 +469,34 @@ class FlaxSuppressTokensAtBeginLogitsProcessor(FlaxLogitsProcessor):
 
 
 class FlaxRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
-    """Makes tokens that are there already less probable (Keskar et al., 2019), each once.
+    """Makes tokens that already occur less probable (Keskar et al., 2019).
 
-    Positive scores are divided and negative ones multiplied by ``penalty``. The first
-    ``prompt_ignore_length`` tokens, a number or an array (rows,), do not count.
+    Positive scores are divided by the penalty and negative scores are multiplied by it, once per
+    token.
+
+    Args:
+        penalty: A float above 0. Values below 1 favor repetition.
+        prompt_ignore_length: Number of leading tokens to ignore, an integer or an array `(rows,)`.
     """
 
     def __init__(self, penalty: float, prompt_ignore_length: Length | None = None):
         self.penalty, self.ignored = _positive_float(penalty), prompt_ignore_length
 
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
-        places = jnp.arange(input_ids.shape[1])[None]
+        positions = jnp.arange(input_ids.shape[1])[None]
         start = 0 if self.ignored is None else jnp.reshape(jnp.asarray(self.ignored), (-1, 1))
-        valid = jnp.broadcast_to((places >= start) & (places < cur_len), input_ids.shape)
+        valid = jnp.broadcast_to((positions >= start) & (positions < cur_len), input_ids.shape)
         return _penalize(scores, tokens_present(input_ids, valid, scores.shape[-1]), self.penalty)
 
 
 class FlaxEncoderRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
-    """Makes tokens of the input more probable: a penalty on what is not there ("hallucination").
+    """Makes tokens of the input more probable, to penalize "hallucinations".
 
-    ``encoder_input_ids`` is (batch, width), of which ``length`` columns count (all by default); a
-    row of it serves several rows of scores where there are beams.
+    Args:
+        penalty: A float above 0.
+        encoder_input_ids: Input tokens, `(batch, width)`. With beams, each row applies to several
+            rows of scores.
+        length: Number of columns that count. The default is all.
     """
 
     def __init__(self, penalty: float, encoder_input_ids: jax.Array, length: Length | None = None):
@@ -464,8 +512,8 @@ class FlaxEncoderRepetitionPenaltyLogitsProcessor(FlaxLogitsProcessor):
 
 
 def _positive_float(penalty: float) -> float:
-    good = isinstance(penalty, float) and penalty > 0
-    _check(good, "penalty", "a strictly positive float", penalty)
+    valid = isinstance(penalty, float) and penalty > 0
+    _check(valid, "penalty", "a strictly positive float", penalty)
     return penalty
 
 
@@ -474,7 +522,7 @@ def _penalize(scores: jax.Array, present: jax.Array, penalty: float) -> jax.Arra
 
 
 class FlaxNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
-    """Forbids every n-gram of ``ngram_size`` tokens that the row already has."""
+    """Forbids n-grams of ``ngram_size`` tokens that already occur in the row."""
 
     def __init__(self, ngram_size: int):
         self.ngram_size = _integer("ngram_size", ngram_size)
@@ -484,7 +532,13 @@ class FlaxNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
 
 
 class FlaxEncoderNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
-    """Forbids every n-gram of the input; ``length`` columns of ``encoder_input_ids`` count."""
+    """Forbids n-grams that occur in the input.
+
+    Args:
+        encoder_ngram_size: Number of tokens per n-gram.
+        encoder_input_ids: Input tokens, `(batch, width)` or `(width,)`.
+        length: Number of columns that count. The default is all.
+    """
 
     def __init__(
         self, encoder_ngram_size: int, encoder_input_ids: jax.Array, length: Length | None = None
@@ -502,33 +556,36 @@ class FlaxEncoderNoRepeatNGramLogitsProcessor(FlaxLogitsProcessor):
 def _forbid_ngrams(
     source: jax.Array, length: Length, ids: jax.Array, cur_len: Length, size: int, scores: jax.Array
 ) -> jax.Array:
-    """Forbid the last tokens of those n-grams of ``source`` that begin as ``ids`` ends."""
+    """Forbids tokens that complete an n-gram of ``source`` with the last tokens of ``ids``."""
     windows = source.shape[1] - size + 1
     if windows < 1 or ids.shape[1] < size - 1:
         return scores
     matches = jnp.broadcast_to(jnp.arange(windows)[None] + size <= length, (len(ids), windows))
     if size > 1:
         end = lax.dynamic_slice_in_dim(ids, cur_len - (size - 1), size - 1, axis=1)
-        for place in range(size - 1):
-            matches &= source[:, place : place + windows] == end[:, place, None]
+        for offset in range(size - 1):
+            matches &= source[:, offset : offset + windows] == end[:, offset, None]
         matches &= cur_len >= size - 1
     banned = tokens_present(source[:, size - 1 :], matches, scores.shape[-1])
     return jnp.where(banned, -jnp.inf, scores)
 
 
 class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
-    """Adds a bias to the last token of a sequence when the others have just been generated.
+    """Adds a bias to the last token of a sequence if the other tokens have just been generated.
 
-    ``sequence_bias`` maps tuples of tokens to floats, or is a list of ``[tokens, bias]``.
+    Args:
+        sequence_bias: A dict from tuples of tokens to floats, or a list of ``[tokens, bias]``.
     """
 
     def __init__(self, sequence_bias: Biases):
-        given = sequence_bias.items() if isinstance(sequence_bias, Mapping) else sequence_bias
-        pairs: list[Any] = list(given) if isinstance(sequence_bias, (Mapping, list, tuple)) else []
-        good = pairs and all(len(pair) == 2 and isinstance(pair[1], float) for pair in pairs)
-        good = good and all(isinstance(pair[0], (tuple, list)) and pair[0] for pair in pairs)
-        wanted = "a non-empty dict from tuples of tokens to floats, or a list of [tokens, float]"
-        _check(bool(good), "sequence_bias", wanted, sequence_bias)
+        items = sequence_bias.items() if isinstance(sequence_bias, Mapping) else sequence_bias
+        pairs: list[Any] = list(items) if isinstance(sequence_bias, (Mapping, list, tuple)) else []
+        valid = pairs and all(len(pair) == 2 and isinstance(pair[1], float) for pair in pairs)
+        valid = valid and all(isinstance(pair[0], (tuple, list)) and pair[0] for pair in pairs)
+        requirement = (
+            "a non-empty dict from tuples of tokens to floats, or a list of [tokens, float]"
+        )
+        _check(bool(valid), "sequence_bias", requirement, sequence_bias)
         self._set({token_ids("sequence_bias", tuple(tokens)): bias for tokens, bias in pairs})
 
     def _set(self, sequence_bias: dict[tuple[int, ...], float]) -> None:
@@ -536,18 +593,20 @@ class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
         self.tokens = sorted({sequence[-1] for sequence in sequence_bias})
 
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
-        """Add the biases of all sequences that the next token may complete."""
+        """Adds the biases of all sequences that the next token can complete."""
         size = scores.shape[-1]
         outside = [i for sequence in self.sequence_bias for i in sequence if i >= size]
         if outside:
             raise ValueError(
-                f"the vocabulary has {size} tokens, but `sequence_bias` (or `bad_words_ids`) names "
-                f"{outside}"
+                f"the vocabulary has {size} tokens, but `sequence_bias` (or `bad_words_ids`) "
+                f"contains {outside}"
             )
         groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}
         for sequence, value in self.sequence_bias.items():
             groups.setdefault(len(sequence), []).append((sequence, value))
-        always = np.zeros(size, np.float32)  # a constant: nothing of the scores' size is written
+        always = np.zeros(
+            size, np.float32
+        )  # a constant, so no array of the size of the scores is written
         for (token,), value in groups.pop(1, []):
             always[token] += value
         bias = jnp.asarray(always, scores.dtype)
@@ -562,28 +621,39 @@ class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
 
 
 class FlaxNoBadWordsLogitsProcessor(FlaxSequenceBiasLogitsProcessor):
-    """Forbids sequences of tokens: the last token of each after the others.
+    """Forbids sequences of tokens, by forbidding the last token after the others.
 
-    A single end token is not forbidden: use ``min_new_tokens`` for that.
+    A single end token is not forbidden. Use ``min_new_tokens`` for that.
+
+    Args:
+        bad_words_ids: A list of token sequences.
+        eos_token_id: The end token, or several.
     """
 
     def __init__(
         self, bad_words_ids: Sequence[Sequence[int]], eos_token_id: TokenIds | None = None
     ):
         words = list(bad_words_ids) if isinstance(bad_words_ids, (list, tuple)) else []
-        good = words and all(isinstance(word, (list, tuple)) and word for word in words)
-        wanted = "a non-empty list of non-empty lists of tokens"
-        _check(bool(good), "bad_words_ids", wanted, bad_words_ids)
+        valid = words and all(isinstance(word, (list, tuple)) and word for word in words)
+        requirement = "a non-empty list of non-empty lists of tokens"
+        _check(bool(valid), "bad_words_ids", requirement, bad_words_ids)
         ends = () if eos_token_id is None else token_ids("eos_token_id", eos_token_id)
         sequences = [token_ids("bad_words_ids", tuple(word)) for word in words]
         self._set({s: -float("inf") for s in sequences if len(s) > 1 or s[0] not in ends})
 
 
 class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
-    """Lets timestamps come first, in pairs and in order, and when they are more probable than text.
+    """Applies Whisper's rules for timestamps, as in PyTorch.
 
-    The rules of Whisper's authors, as PyTorch has them. New tokens begin at ``begin_index``, which
-    may be traced; without it they begin where Transformers 4 thought.
+    Timestamps come first, in pairs, and do not decrease. A timestamp is forced if timestamps are
+    together more probable than any text token.
+
+    Args:
+        generate_config: A generation configuration with Whisper's entries.
+        model_config: The model's configuration.
+        decoder_input_length: Length of the decoder's prompt.
+        begin_index: Position of the first new token. It may be traced. The default is that of
+            Transformers 4.
     """
 
     def __init__(
@@ -593,55 +663,62 @@ class FlaxWhisperTimeStampLogitsProcessor(FlaxLogitsProcessor):
         decoder_input_length: int,
         begin_index: Length | None = None,
     ) -> None:
-        config: Any = generate_config  # with Whisper's own entries
+        config: Any = generate_config  # with Whisper's entries
         end = config.eos_token_id
         self.eos_token_id = end[0] if isinstance(end, (list, tuple)) else end
         self.no_timestamps_token_id = config.no_timestamps_token_id
         self.timestamp_begin = config.no_timestamps_token_id + 1
-        if begin_index is None:  # language and task come between
+        if begin_index is None:  # the language and task tokens follow
             begin_index = decoder_input_length + (3 if config.is_multilingual else 1)
         self.begin_index = begin_index
         limit = getattr(config, "max_initial_timestamp_index", None)
         self.max_initial_timestamp_index = model_config.vocab_size if limit is None else limit
 
     def __call__(self, input_ids: jax.Array, scores: jax.Array, cur_len: Length) -> jax.Array:
-        """Forbid what breaks the rules."""
+        """Forbids tokens that violate the rules."""
         begin, tokens = self.timestamp_begin, jnp.arange(scores.shape[-1])[None]
-        stamp, new = tokens >= begin, cur_len - self.begin_index
+        is_stamp, new = tokens >= begin, cur_len - self.begin_index
         scores = jnp.where(tokens == self.no_timestamps_token_id, -jnp.inf, scores)
-        last, before = (self._was_stamp(input_ids, cur_len, back) for back in (1, 2))
-        last, before = last & (new >= 1), before | (new < 2)
-        opened = last & ~before  # its partner, or the end, must follow
-        scores = jnp.where((last & before)[:, None] & stamp, -jnp.inf, scores)
-        scores = jnp.where(opened[:, None] & (tokens < self.eos_token_id), -jnp.inf, scores)
-        # Time does not run backwards, and a pair closed is not repeated.
-        places = jnp.arange(input_ids.shape[1])[None]
-        seen = (places >= self.begin_index) & (places < cur_len) & (input_ids >= begin)
-        latest = jnp.max(jnp.where(seen, places, -1), axis=1, keepdims=True)
-        at = jnp.take_along_axis(input_ids, jnp.maximum(latest, 0), axis=1)
-        least = jnp.where(latest < 0, begin, jnp.where(opened[:, None], at, at + 1))
-        scores = jnp.where(stamp & (tokens < least), -jnp.inf, scores)
+        last, second_last = (self._was_stamp(input_ids, cur_len, back) for back in (1, 2))
+        last, second_last = last & (new >= 1), second_last | (new < 2)
+        is_open = last & ~second_last  # a second timestamp or the end token must follow
+        scores = jnp.where((last & second_last)[:, None] & is_stamp, -jnp.inf, scores)
+        scores = jnp.where(is_open[:, None] & (tokens < self.eos_token_id), -jnp.inf, scores)
+        # Timestamps do not decrease, and a complete pair is not repeated.
+        positions = jnp.arange(input_ids.shape[1])[None]
+        is_timestamp = (
+            (positions >= self.begin_index) & (positions < cur_len) & (input_ids >= begin)
+        )
+        latest = jnp.max(jnp.where(is_timestamp, positions, -1), axis=1, keepdims=True)
+        latest_token = jnp.take_along_axis(input_ids, jnp.maximum(latest, 0), axis=1)
+        first_allowed = jnp.where(
+            latest < 0, begin, jnp.where(is_open[:, None], latest_token, latest_token + 1)
+        )
+        scores = jnp.where(is_stamp & (tokens < first_allowed), -jnp.inf, scores)
         late = tokens > begin + self.max_initial_timestamp_index
-        scores = jnp.where((new == 0) & (late | ~stamp), -jnp.inf, scores)
+        scores = jnp.where((new == 0) & (late | ~is_stamp), -jnp.inf, scores)
         log_probabilities = jax.nn.log_softmax(scores.astype(jnp.float32), axis=-1)
         stamps = jax.nn.logsumexp(
-            jnp.where(stamp, log_probabilities, -jnp.inf), axis=-1, keepdims=True
+            jnp.where(is_stamp, log_probabilities, -jnp.inf), axis=-1, keepdims=True
         )
-        text = jnp.where(stamp, -jnp.inf, log_probabilities).max(-1, keepdims=True)
-        return jnp.where((stamps > text) & ~stamp, -jnp.inf, scores)
+        text = jnp.where(is_stamp, -jnp.inf, log_probabilities).max(-1, keepdims=True)
+        return jnp.where((stamps > text) & ~is_stamp, -jnp.inf, scores)
 
     def _was_stamp(self, input_ids: jax.Array, cur_len: Length, back: int) -> jax.Array:
-        place = jnp.maximum(cur_len - back, 0)
-        column = lax.dynamic_slice_in_dim(input_ids, place, 1, axis=1)
+        index = jnp.maximum(cur_len - back, 0)
+        column = lax.dynamic_slice_in_dim(input_ids, index, 1, axis=1)
         return column[:, 0] >= self.timestamp_begin
 
 
 def whisper_timestamps(
     value: tuple[int, int, int | None], begin: Length
 ) -> FlaxWhisperTimeStampLogitsProcessor:
-    """Return the rules of timestamps for new tokens from ``begin`` on.
+    """Returns the timestamp processor for new tokens from the position ``begin`` on.
 
-    ``value`` are the tokens of no timestamps and of the end, and how late the first one may be.
+    Args:
+        value: The token ``<|notimestamps|>``, the end token, and the latest first timestamp or
+            `None`.
+        begin: Position of the first new token.
     """
     no_timestamps, end, latest_start = value
     config: Any = types.SimpleNamespace(
@@ -653,50 +730,65 @@ def whisper_timestamps(
     return FlaxWhisperTimeStampLogitsProcessor(config, config, 0, begin)
 
 
-# -- what they share
+# -- shared functions
 
 
-def _check(good: bool, name: str, wanted: str, value: object, hint: str = "") -> None:
-    if not good:
-        raise ValueError(f"`{name}` has to be {wanted}, but is {value!r}{hint}")
+def _check(valid: bool, name: str, requirement: str, value: object, hint: str = "") -> None:
+    if not valid:
+        raise ValueError(f"`{name}` has to be {requirement}, but is {value!r}{hint}")
 
 
 def _integer(name: str, value: Any, lowest: int = 1) -> Any:
-    """Return ``value`` if it is an integer of at least ``lowest``, or traced; else ValueError."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    good = isinstance(value, jax.Array) or (whole and value >= lowest)
-    kind = "strictly positive" if lowest else "non-negative"
-    _check(good, name, f"a {kind} integer", value)
+    """Returns ``value`` if it is traced or an integer of at least ``lowest``. Raises a ValueError
+    otherwise.
+    """
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    valid = isinstance(value, jax.Array) or (is_integer and value >= lowest)
+    sign = "strictly positive" if lowest else "non-negative"
+    _check(valid, name, f"a {sign} integer", value)
     return value
 
 
 def token_ids(name: str, value: TokenIds) -> tuple[int, ...]:
-    """Return one or several token ids as a tuple; ValueError if they are not natural numbers."""
+    """Returns one or several token ids as a tuple.
+
+    Raises:
+        ValueError: The value contains anything but non-negative integers.
+    """
     ids = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    good = all(hasattr(i, "__index__") and not isinstance(i, bool) and int(i) >= 0 for i in ids)
-    _check(good, name, "a (list of) non-negative integers", value)
+    valid = all(hasattr(i, "__index__") and not isinstance(i, bool) and int(i) >= 0 for i in ids)
+    _check(valid, name, "a (list of) non-negative integers", value)
     return tuple(map(int, ids))
 
 
 def is_one_of(ids: Sequence[int], size: int) -> jax.Array:
-    """Return a boolean vector of ``size`` with True at ``ids``; ids outside are ignored."""
-    mask = np.zeros(size, bool)  # NumPy: a constant of the compiled program
+    """Returns a boolean vector of length ``size``, true at ``ids``. Other ids are ignored."""
+    mask = np.zeros(size, bool)  # NumPy, so that it is a constant of the compiled program
     mask[[i for i in ids if i < size]] = True
     return jnp.asarray(mask)
 
 
 def tokens_present(ids: jax.Array, valid: jax.Array, vocab_size: int) -> jax.Array:
-    """Return (rows, vocabulary): which tokens ``ids`` (rows, width) holds where ``valid``."""
-    places = jnp.where(valid, ids, vocab_size)
+    """Returns which tokens occur, `(rows, vocab_size)`.
+
+    Args:
+        ids: Tokens, `(rows, width)`.
+        valid: Which tokens count, same shape.
+        vocab_size: Size of the vocabulary.
+    """
+    token_indices = jnp.where(valid, ids, vocab_size)
     rows = jnp.arange(ids.shape[0])[:, None]
     present = jnp.zeros((ids.shape[0], vocab_size), bool)
-    return present.at[rows, places].set(True, mode="drop")
+    return present.at[rows, token_indices].set(True, mode="drop")
 
 
 def ends_with(input_ids: jax.Array, cur_len: Length, sequences: jax.Array) -> jax.Array:
-    """Return (rows, sequences): whether the first ``cur_len`` tokens of a row end with a sequence.
+    """Returns which rows end with which sequence, `(rows, sequences)`.
 
-    ``sequences`` is (sequences, length), all of one length.
+    Args:
+        input_ids: Token buffer, `(rows, width)`.
+        cur_len: Number of tokens in the buffer.
+        sequences: Sequences of equal length, `(sequences, length)`.
     """
     length = sequences.shape[1]
     if length > input_ids.shape[1]:

@@ -1,15 +1,15 @@
-"""The options of ``generate``: one table, from which checks, processors and the page come.
+"""The options of ``generate``, defined in one table.
 
-:class:`Options` has a field for each option that a compiled program depends on. Beside its default
-a field says what the option means, what its value has to be, how it is read, and which processor or
-warper it makes; the order of the fields is the order of the processors. ``documentation`` prints
-the table of docs/generation.md.
+:class:`Options` has a field for each option that a compiled program depends on. Next to its
+default, a field defines the option's description, the allowed values, how the value is read, and
+the processor or warper that it creates. The order of the fields is the order of the processors.
+:func:`options_table` generates the table of docs/generation.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -26,18 +26,24 @@ if TYPE_CHECKING:
 Tokens = tuple[int, ...]
 Processor = Callable[[jax.Array, jax.Array, Length], jax.Array]
 Criterion = Callable[[jax.Array, Length], jax.Array]
-#: A test of an option's value, and what the value has to be.
+#: A test of an option's value, and a description of the allowed values.
 Rule = tuple[Callable[[Any], bool], str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What is known about an option beside its default.
+    """The definition of an option, apart from its default.
 
-    ``differs`` says how it differs from PyTorch; ``off`` is a value that changes nothing, for which
-    nothing is compiled; ``read`` makes a hashable value of what a configuration holds. A value
-    other than the default makes a ``processor``, of (value, options, operands), or when sampling a
-    ``warper``, of (value, ``min_tokens_to_keep``).
+    Attributes:
+        meaning: Description for the documentation. Empty for internal options.
+        differs: How the option differs from PyTorch.
+        rule: A test of the value, and a description of the allowed values.
+        off: A value that has no effect, for which nothing is compiled.
+        read: Converts the value of a configuration, ``(name, value)``, to a hashable value.
+        processor: Creates a processor from ``(value, options, operands)`` if the value is not the
+            default.
+        warper: Creates a warper for sampling from ``(value, min_tokens_to_keep)`` if the value is
+            not the default.
     """
 
     meaning: str
@@ -49,8 +55,8 @@ class Option:
     warper: Callable[[Any, int], Processor] | None = None
 
 
-def _option(default: bool | float | str | Tokens | None, meaning: str, **more: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"option": Option(meaning, **more)})
+def _option(default: bool | float | str | Tokens | None, meaning: str, **fields: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"option": Option(meaning, **fields)})
 
 
 def _is_number(value: object) -> bool:
@@ -68,7 +74,7 @@ def _read_sequences(name: str, value: Any) -> tuple[Tokens, ...]:
     rows = list(value) if isinstance(value, (list, tuple)) else []
     if not rows or any(not isinstance(row, (list, tuple)) or not row for row in rows):
         raise UsageError(
-            f"{name}={value!r} has to be a list of non-empty lists of token ids, "
+            f"{name}={value!r} must be a list of non-empty lists of token ids, "
             "such as [[13], [198, 198]]"
         )
     return tuple(token_ids(name, tuple(row)) for row in rows)
@@ -76,77 +82,85 @@ def _read_sequences(name: str, value: Any) -> tuple[Tokens, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the compiled program depends on: hashable, and checked. Names as in GenerationConfig."""
+    """The options that a compiled program depends on, hashable. The names are those of
+    GenerationConfig.
+    """
 
     do_sample: bool = _option(
-        False, "draw tokens instead of taking the best", read=lambda name, value: bool(value)
+        False,
+        "sample tokens instead of selecting the most probable one",
+        read=lambda name, value: bool(value),
     )
-    num_beams: int = _option(1, "beam search with so many hypotheses", rule=_COUNT)
-    num_return_sequences: int = _option(1, "samples or best beams of each row", rule=_COUNT)
-    early_stopping: bool | str = _option(False, 'when beam search ends: `True`, `False`, `"never"`')
+    num_beams: int = _option(1, "number of beams; above 1 beam search is used", rule=_COUNT)
+    num_return_sequences: int = _option(
+        1, "number of samples or best beams per input row", rule=_COUNT
+    )
+    early_stopping: bool | str = _option(
+        False, 'when beam search stops: `True`, `False` or `"never"`'
+    )
     length_penalty: float = _option(
         1.0,
-        "above 0 longer beams score higher",
+        "exponent of the length; values above 0 favor longer beams",
         rule=(lambda x: _is_number(x) and not isinstance(x, bool), "a number"),
     )
     length_penalty_type: str = _option(
         "transformers",
-        '`"transformers"` or `"gnmt"`, [below](#length-penalties)',
-        differs="PyTorch has only the first",
-        rule=(lambda kind: kind in ("transformers", "gnmt"), '"transformers" or "gnmt"'),
+        '`"transformers"` or `"gnmt"`, see [below](#length-penalties)',
+        differs='PyTorch has only `"transformers"`',
+        rule=(lambda name: name in ("transformers", "gnmt"), '"transformers" or "gnmt"'),
     )
     # Warpers, in PyTorch's order.
     temperature: float | None = _option(
         None,
-        "scores are divided by it: below 1 sharper, above 1 flatter",
+        "divisor of the scores: the distribution is sharper below 1 and flatter above 1",
         off=1,
         rule=(_PENALTY[0], "a float above 0; for greedy search set do_sample=False"),
         warper=lambda value, keep: p.FlaxTemperatureLogitsWarper(value),
     )
     top_h: float | None = _option(
         None,
-        "sample up to this part of the entropy",
+        "sample from the most probable tokens up to this fraction of the entropy",
         rule=_PART,
         warper=lambda value, keep: p.FlaxTopHLogitsWarper(value),
     )
     top_k: int | None = _option(
         None,
-        "sample from so many tokens; 50 unless you say 0",
+        "sample from the k most probable tokens; the default is 50, and 0 disables it",
         off=0,
         rule=_SIZE,
-        differs="of scores equal to the last only as many as fit stay",
+        differs="of scores equal to the k-th, only as many as fit are kept",
         warper=lambda value, keep: p.FlaxTopKLogitsWarper(value, min_tokens_to_keep=keep),
     )
     top_p: float | None = _option(
         None,
-        "sample from the fewest tokens with this probability",
+        "sample from the smallest set of tokens whose probabilities add up to this value",
         off=1,
         rule=_PART,
         warper=lambda value, keep: p.FlaxTopPLogitsWarper(value, min_tokens_to_keep=keep),
     )
     min_p: float | None = _option(
         None,
-        "sample from tokens with this part of the best one's probability",
+        "sample from tokens with at least this fraction of the highest probability",
         rule=(lambda x: _is_number(x) and 0 <= x <= 1, "between 0 and 1"),
         warper=lambda value, keep: p.FlaxMinPLogitsWarper(value, min_tokens_to_keep=keep),
     )
     typical_p: float | None = _option(
         None,
-        "sample from tokens of a surprise near the entropy, up to this mass",
+        "sample from tokens with information content near the entropy, up to this probability",
         off=1,
         rule=_PART,
         warper=lambda value, keep: p.FlaxTypicalLogitsWarper(value, min_tokens_to_keep=keep),
     )
     epsilon_cutoff: float | None = _option(
         None,
-        "no token of a lower probability",
+        "sample only from tokens with at least this probability",
         off=0,
         rule=_CUTOFF,
         warper=lambda value, keep: p.FlaxEpsilonLogitsWarper(value, min_tokens_to_keep=keep),
     )
     eta_cutoff: float | None = _option(
         None,
-        "no token below a probability that falls with the entropy",
+        "the same with a threshold that decreases with the entropy",
         off=0,
         rule=_CUTOFF,
         warper=lambda value, keep: p.FlaxEtaLogitsWarper(value, min_tokens_to_keep=keep),
@@ -154,7 +168,7 @@ class Options:
     # Processors, in PyTorch's order.
     sequence_bias: tuple[tuple[Tokens, float], ...] | None = _option(
         None,
-        "what is added to the scores of sequences",
+        "biases that are added to the scores of token sequences",
         read=lambda name, value: tuple(
             p.FlaxSequenceBiasLogitsProcessor(value).sequence_bias.items()
         ),
@@ -162,7 +176,7 @@ class Options:
     )
     encoder_repetition_penalty: float | None = _option(
         None,
-        "more of what is in the input",
+        "values above 1 favor tokens of the input",
         off=1,
         rule=_PENALTY,
         processor=lambda value, o, x: p.FlaxEncoderRepetitionPenaltyLogitsProcessor(
@@ -171,7 +185,7 @@ class Options:
     )
     repetition_penalty: float | None = _option(
         None,
-        "less of what is there",
+        "values above 1 penalize tokens that already occur",
         off=1,
         rule=_PENALTY,
         processor=lambda value, o, x: p.FlaxRepetitionPenaltyLogitsProcessor(
@@ -180,19 +194,19 @@ class Options:
     )
     no_repeat_ngram_size: int = _option(
         0,
-        "no n-gram of this size twice",
+        "size of n-grams that must not occur twice",
         rule=_SIZE,
         processor=lambda value, o, x: p.FlaxNoRepeatNGramLogitsProcessor(value),
     )
     encoder_no_repeat_ngram_size: int = _option(
         0,
-        "no n-gram of this size from the input",
+        "size of n-grams of the input that must not occur in the output",
         rule=_SIZE,
         processor=lambda value, o, x: p.FlaxEncoderNoRepeatNGramLogitsProcessor(value, *x.source()),
     )
     bad_words_ids: tuple[Tokens, ...] | None = _option(
         None,
-        "sequences of tokens that must not come",
+        "token sequences that must not be generated",
         processor=lambda value, o, x: p.FlaxNoBadWordsLogitsProcessor(
             list(value), o.eos_token_id or None
         ),
@@ -206,8 +220,8 @@ class Options:
     )
     min_new_tokens: int = _option(
         0,
-        "no end before so many new tokens",
-        differs="too large ones are an error",
+        "minimum number of new tokens",
+        differs="an error if it exceeds the maximum",
         processor=lambda value, o, x: (
             o.eos_token_id
             and p.FlaxMinNewTokensLengthLogitsProcessor(x.prompt_length, value, o.eos_token_id)
@@ -215,23 +229,23 @@ class Options:
     )
     forced_bos_token_id: int | None = _option(
         None,
-        "the first token after the decoder's start",
+        "first token after the decoder start token",
         processor=lambda value, o, x: p.FlaxForcedBOSTokenLogitsProcessor(value),
     )
     forced_eos_token_id: Tokens | None = _option(
         None,
-        "the last token where `max_length` is reached",
+        "last token of outputs that reach `max_length`",
         read=token_ids,
         processor=lambda value, o, x: p.FlaxForcedEOSTokenLogitsProcessor(x.stop_length, value),
     )
     remove_invalid_values: bool = _option(
         False,
-        "repair NaN and infinite scores",
+        "replace NaN and infinite scores by finite values",
         processor=lambda value, o, x: p.FlaxInfNanRemoveLogitsProcessor(),
     )
     exponential_decay_length_penalty: tuple[int, float] | None = _option(
         None,
-        "hurry to the end: (after so many new tokens, factor)",
+        "(start, factor): the score of the end token grows exponentially after `start` new tokens",
         read=lambda name, value: (int(value[0]), float(value[1])),
         processor=lambda value, o, x: p.FlaxExponentialDecayLengthPenalty(
             value, o.eos_token_id, x.prompt_length
@@ -239,13 +253,13 @@ class Options:
     )
     suppress_tokens: Tokens | None = _option(
         None,
-        "tokens that must not come",
+        "tokens that must not be generated",
         read=token_ids,
         processor=lambda value, o, x: p.FlaxSuppressTokensLogitsProcessor(value),
     )
     begin_suppress_tokens: Tokens | None = _option(
         None,
-        "tokens that must not come first",
+        "tokens that must not be generated first",
         read=token_ids,
         processor=lambda value, o, x: p.FlaxSuppressTokensAtBeginLogitsProcessor(
             value, o.first_free(x.prompt_length)
@@ -253,40 +267,42 @@ class Options:
     )
     forced_decoder_ids: tuple[tuple[int, int | None], ...] | None = _option(
         None,
-        "tokens that must come: pairs (place, token)",
-        differs="an option of Transformers 4 only",
+        "forced tokens: pairs (position, token)",
+        differs="an option of Transformers 4",
         read=lambda name, value: tuple(map(tuple, value)) or None,
         processor=lambda value, o, x: p.FlaxForceTokensLogitsProcessor(value, x.prompt_length - 1),
     )
     timestamp_rules: tuple[int, int, int | None] | None = _option(
         None,
-        "",  # Whisper's: <|notimestamps|>, the end, how late the first may be
+        "",  # Whisper: <|notimestamps|>, the end token, the latest first timestamp
         processor=lambda value, o, x: p.whisper_timestamps(value, x.prompt_length),
     )
-    # The last one, after the warpers too.
-    renormalize_logits: bool = _option(False, "make the scores log-probabilities")
+    # Applied last, after the warpers.
+    renormalize_logits: bool = _option(False, "normalize the scores to log-probabilities")
     output_scores: bool = _option(
         False,
-        "keep the scores of each step",
-        differs="`return_dict_in_generate` is not needed: results are always objects",
+        "return the scores of each step",
+        differs="`return_dict_in_generate` is not needed: the result is always an output object",
     )
-    output_logits: bool = _option(False, "keep the scores of each step before the processors")
-    pad_token_id: int | None = _option(None, "fills rows that have ended; by default the first end")
-    eos_token_id: Tokens = _option((), "what ends a row: one token or several", read=token_ids)
+    output_logits: bool = _option(False, "return the scores of each step before the processors")
+    pad_token_id: int | None = _option(
+        None, "token that fills rows that have ended; the default is the first end token"
+    )
+    eos_token_id: Tokens = _option((), "end token, or several end tokens", read=token_ids)
     stop_token_sequences: tuple[Tokens, ...] = _option(
         (),
-        "stop after any of these lists of tokens: `[[13], [198, 198]]`",
-        differs="PyTorch has it not",
+        "stop after any of these token sequences, such as `[[13], [198, 198]]`",
+        differs="not in PyTorch",
         read=_read_sequences,
     )
 
     @property
     def rows_per_input(self) -> int:
-        """Rows that decoding needs for each row of the input."""
+        """Number of decoded rows per input row."""
         return self.num_beams if self.num_beams > 1 else self.num_return_sequences
 
     def first_free(self, prompt_length: Length) -> Length:
-        """Return where the first token comes that no option forces."""
+        """Returns the position of the first token that no option forces."""
         begin = prompt_length
         if self.forced_bos_token_id is not None:
             begin = begin + jnp.where(begin > 1, 0, 1)
@@ -295,72 +311,91 @@ class Options:
         return begin
 
     def check(self, vocab_size: int) -> None:
-        """Raise one UsageError that lists the values and combinations that cannot work."""
+        """Raises a UsageError that lists all invalid values and combinations."""
         problems = [
-            f"{name}={value!r} has to be {option.rule[1]}"
-            for name, option in TABLE.items()
-            if option.rule and (value := getattr(self, name)) is not None
-            if not option.rule[0](value)
+            *self._value_problems(),
+            *self._beam_problems(vocab_size),
+            *self._token_problems(vocab_size),
         ]
-        beams, wanted = self.num_beams, self.num_return_sequences
-        if _COUNT[0](beams) and _COUNT[0](wanted):
-            candidates = max(2, 1 + len(self.eos_token_id)) * beams
-            of_beams = {
-                f"num_beams={beams} is more than the vocabulary's {vocab_size} tokens: there are "
-                "not so many first tokens; lower num_beams": beams > vocab_size,
-                f"the vocabulary of {vocab_size} is too small for beam search": beams > 1
-                and candidates > beams * vocab_size,
-                f"num_return_sequences={wanted} is more than num_beams={beams}: raise num_beams": 1
-                < beams
-                < wanted,
-                f"num_return_sequences={wanted} needs do_sample=True or num_beams>={wanted}: "
-                "greedy search finds only one": beams == 1 < wanted and not self.do_sample,
-            }
-            problems += [text for text, wrong in of_beams.items() if wrong]
-        ids = {"forced_bos_token_id": self.forced_bos_token_id}
-        if self.stop_token_sequences or any(token < vocab_size for token in self.eos_token_id):
-            ids["pad_token_id"] = self.pad_token_id  # rows that end are filled up with it
-        problems += [
-            f"{name}={token} is outside of the vocabulary of {vocab_size}"
-            for name, token in ids.items()
-            if token is not None and token >= vocab_size
-        ]
-        if self.exponential_decay_length_penalty is not None and not self.eos_token_id:
-            problems.append("exponential_decay_length_penalty needs eos_token_id: pass one")
         if problems:
             raise UsageError("generate: " + "; ".join(problems))
 
-    def processors(self, operands: Operands, user: Sequence[Processor]) -> list[Processor]:
-        """Return the processors of a run, without warpers: those of the options, then the user's.
+    def _value_problems(self) -> Iterator[str]:
+        """Yields the values that violate the rule of their option."""
+        for name, option in TABLE.items():
+            value = getattr(self, name)
+            if option.rule is not None and value is not None:
+                is_valid, allowed = option.rule
+                if not is_valid(value):
+                    yield f"{name}={value!r} must be {allowed}"
 
-        The lengths in ``operands`` may be traced. UsageError if the user passes one of a type that
-        the options make already.
+    def _beam_problems(self, vocab_size: int) -> Iterator[str]:
+        """Yields the problems of ``num_beams`` and ``num_return_sequences``."""
+        beams, returned = self.num_beams, self.num_return_sequences
+        if not (_COUNT[0](beams) and _COUNT[0](returned)):
+            return
+        if beams > vocab_size:
+            yield (
+                f"num_beams={beams} exceeds the vocabulary of {vocab_size} tokens, so there are "
+                "not enough first tokens; lower num_beams"
+            )
+        if beams > 1 and max(2, 1 + len(self.eos_token_id)) > vocab_size:
+            yield f"the vocabulary of {vocab_size} tokens is too small for beam search"
+        if 1 < beams < returned:
+            yield f"num_return_sequences={returned} exceeds num_beams={beams}: raise num_beams"
+        if beams == 1 < returned and not self.do_sample:
+            yield (
+                f"num_return_sequences={returned} requires do_sample=True or "
+                f"num_beams>={returned}: greedy search finds only one sequence"
+            )
+
+    def _token_problems(self, vocab_size: int) -> Iterator[str]:
+        """Yields tokens outside of the vocabulary and options that lack their token."""
+        ids = {"forced_bos_token_id": self.forced_bos_token_id}
+        if self.stop_token_sequences or any(token < vocab_size for token in self.eos_token_id):
+            ids["pad_token_id"] = self.pad_token_id  # it fills rows that end
+        for name, token in ids.items():
+            if token is not None and token >= vocab_size:
+                yield f"{name}={token} is outside of the vocabulary of {vocab_size}"
+        if self.exponential_decay_length_penalty is not None and not self.eos_token_id:
+            yield "exponential_decay_length_penalty requires eos_token_id: pass one"
+
+    def processors(self, operands: Operands, user: Sequence[Processor]) -> list[Processor]:
+        """Returns the processors of a run: those of the options without warpers, then the user's.
+
+        Args:
+            operands: The operands of the run. Its lengths may be traced.
+            user: Processors that the user passed.
+
+        Raises:
+            UsageError: The user passed a processor of a type that the options create too.
         """
-        made = [
+        created = [
             processor
             for name, value in self._changed()
             if (make := TABLE[name].processor) and (processor := make(value, self, operands))
         ]
-        types = {type(processor) for processor in made}
+        types = {type(processor) for processor in created}
         for processor in user:
             if type(processor) in types:
                 raise UsageError(
                     f"A custom logits processor of type {type(processor).__name__} was passed to "
-                    "`generate`, but the options make one already: drop the processor or the option"
+                    "`generate`, but the options already create one: drop the processor or the "
+                    "option"
                 )
-        return [*made, *user]
+        return [*created, *user]
 
     def warpers(self) -> list[Processor]:
-        """Return what comes after them: the warpers of sampling, and the normalisation."""
+        """Returns the warpers and the final normalization, which follow the processors."""
         keep = 1
-        if self.num_beams > 1:  # at least one token beside the ends must stay
+        if self.num_beams > 1:  # at least one token must remain besides the end tokens
             keep = len(self.eos_token_id) + 1 if self.eos_token_id else 2
-        made = [
+        warpers = [
             make(value, keep)
             for name, value in self._changed()
             if self.do_sample and (make := TABLE[name].warper)
         ]
-        return [*made, p.FlaxLogitNormalization()] if self.renormalize_logits else made
+        return [*warpers, p.FlaxLogitNormalization()] if self.renormalize_logits else warpers
 
     def _changed(self) -> list[tuple[str, Any]]:
         values = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
@@ -371,26 +406,32 @@ TABLE: dict[str, Option] = {
     field.name: field.metadata["option"] for field in dataclasses.fields(Options)
 }
 
-#: Options that say what a row begins with and how long it may become: meaning, what differs.
+#: Options of lengths and of the prompt: description, difference from PyTorch.
 LENGTH_AND_PROMPT_OPTIONS = {
-    "max_new_tokens": ("how many new tokens", "wins over `max_length`, as there"),
-    "max_length": (
-        "how long, the prompt counted",
-        "20 where nobody says anything, as in Transformers 4 (PyTorch: 20 new ones)",
+    "max_new_tokens": (
+        "maximum number of new tokens",
+        "takes precedence over `max_length`, as in PyTorch",
     ),
-    "min_length": ("no end before that, the prompt counted", "too large ones are an error"),
-    "bos_token_id": ("begins where there is no prompt", "no"),
-    "decoder_start_token_id": ("begins the output of encoder-decoders", "none is an error"),
+    "max_length": (
+        "maximum length, including the prompt",
+        "the default is 20, as in Transformers 4 (in PyTorch 20 new tokens)",
+    ),
+    "min_length": ("minimum length, including the prompt", "an error if it exceeds the maximum"),
+    "bos_token_id": ("first token if there is no prompt", "no"),
+    "decoder_start_token_id": (
+        "first token of the output of encoder-decoders",
+        "an error if it is not set",
+    ),
     "stop_strings": (
-        "with `tokenizer`: stop where a string was written",
-        "matches begin and end anywhere, in text that the tokenizer can decode token by token",
+        "stop after any of these strings; requires `tokenizer`",
+        "matches can begin and end anywhere; the text must be decodable token by token",
     ),
     "use_cache": ("no effect", "the cache is always used"),
     "cache_implementation": ("no effect", "the cache is always static"),
     "compile_config": ("no effect", "the loop is always compiled"),
 }
 
-#: Options that hfseq has no part for: what they must be left at, and what would work instead.
+#: Unsupported options: allowed values, and what to use instead.
 UNSUPPORTED_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
     "constraints": ((None,), "bias tokens with sequence_bias, or use a logits_processor"),
     "force_words_ids": ((None,), "bias tokens with sequence_bias, or use a logits_processor"),
@@ -400,17 +441,23 @@ UNSUPPORTED_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
     "diversity_penalty": ((None, 0, 0.0), "use do_sample=True with num_beams for diverse beams"),
     "guidance_scale": ((None, 1, 1.0), "use a logits_processor that calls the model"),
     "watermarking_config": ((None,), "use a logits_processor"),
-    "token_healing": ((None, False), "cut the last token off the prompt yourself"),
-    "max_time": ((None,), "loop over stream_generate and stop when the time is over"),
-    "prompt_lookup_num_tokens": ((None,), "leave it out: the text is the same, only slower"),
-    "assistant_early_exit": ((None,), "leave it out: the text is the same, only slower"),
+    "token_healing": ((None, False), "remove the last token of the prompt before the call"),
+    "max_time": ((None,), "loop over stream_generate and stop after the time limit"),
+    "prompt_lookup_num_tokens": (
+        (None,),
+        "leave it out; the text is the same, but generation is slower",
+    ),
+    "assistant_early_exit": (
+        (None,),
+        "leave it out; the text is the same, but generation is slower",
+    ),
     "is_assistant": ((None, False), "leave it out"),
-    "use_mtp": ((None, False), "leave it out: the text is the same, only slower"),
-    "speculation_type": ((None,), "leave it out: the text is the same, only slower"),
+    "use_mtp": ((None, False), "leave it out; the text is the same, but generation is slower"),
+    "speculation_type": ((None,), "leave it out; the text is the same, but generation is slower"),
     "assistant_ensemble_weight": ((None,), "leave it out"),
 }
 
-#: The same, where a model's own configuration may ask for it without harm.
+#: Options that are ignored in a model's configuration, and unsupported if the user sets them.
 UNSUPPORTED_IF_REQUESTED = {
     name: ((None, False), "call the model on the sequences that generate returns")
     for name in ("output_attentions", "output_hidden_states")
@@ -418,7 +465,7 @@ UNSUPPORTED_IF_REQUESTED = {
 
 
 def options_table() -> str:
-    """Return the table of options in docs/generation.md."""
+    """Returns the table of options for docs/generation.md."""
     rows = {name: (option.meaning, option.differs) for name, option in TABLE.items()}
     rows = {name: row for name, row in {**LENGTH_AND_PROMPT_OPTIONS, **rows}.items() if row[0]}
     lines = [f"| `{name}` | {' | '.join(row)} |" for name, row in rows.items()]
@@ -426,15 +473,17 @@ def options_table() -> str:
 
 
 def resolve_options(config: GenerationConfig, extras: Mapping[str, Any]) -> Options:
-    """Turn a complete GenerationConfig, and what goes beyond it, into :class:`Options`.
+    """Converts a complete GenerationConfig and additional arguments to :class:`Options`.
 
-    Options that GenerationConfig lacks come from ``extras``, or from a file that has them anyway.
+    Args:
+        config: A complete GenerationConfig. It may have entries that are only defined here.
+        extras: Options that GenerationConfig does not define. They take precedence.
     """
-    given = {**vars(config), "stop_token_sequences": None, **extras}
-    given["has_min_length"] = bool(config.min_length)
+    values_by_name = {**vars(config), "stop_token_sequences": None, **extras}
+    values_by_name["has_min_length"] = bool(config.min_length)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(Options):
-        value: Any = given.get(field.name)
+        value: Any = values_by_name.get(field.name)
         value = value.tolist() if hasattr(value, "tolist") else value
         if value is not None:
             option = TABLE[field.name]
@@ -443,21 +492,26 @@ def resolve_options(config: GenerationConfig, extras: Mapping[str, Any]) -> Opti
             if changes_nothing or option.warper and not config.do_sample:
                 value = None
         values[field.name] = field.default if value is None else value
-    ends = values["eos_token_id"]
-    if values["pad_token_id"] is None and ends:
-        values["pad_token_id"] = ends[0]
+    eos_token_ids = values["eos_token_id"]
+    if values["pad_token_id"] is None and eos_token_ids:
+        values["pad_token_id"] = eos_token_ids[0]
     if values["bad_words_ids"] is not None:
-        words = p.FlaxNoBadWordsLogitsProcessor(values["bad_words_ids"], ends)
+        words = p.FlaxNoBadWordsLogitsProcessor(values["bad_words_ids"], eos_token_ids)
         values["bad_words_ids"] = tuple(words.sequence_bias) or None
     return Options(**values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The static part: a program is compiled for each plan (and for the shapes of operands).
+    """The static part of a program. One program is compiled per plan and operand shapes.
 
-    ``buffer`` is the width of the token buffer and of the cache; ``steps`` the number of steps
-    whose scores are recorded (0: none).
+    Attributes:
+        options: The options.
+        buffer: Width of the token buffer and of the cache.
+        steps: Number of steps whose scores are recorded.
+        encoder_decoder: Whether the model is an encoder-decoder.
+        processors: Processors that the user passed.
+        criteria: Criteria that end rows.
     """
 
     options: Options
@@ -469,15 +523,15 @@ class Plan:
 
     @property
     def pad(self) -> int:
-        """What fills rows after their end; never seen where nothing ends a row early."""
+        """The token that fills rows after their end. Unused if no row ends early."""
         return 0 if self.options.pad_token_id is None else self.options.pad_token_id
 
     def key(self) -> tuple[Any, ...]:
-        """Return what tells plans apart: processors of equal type and settings are equal."""
+        """Returns a hashable key. Processors of the same type with equal attributes are equal."""
 
         def settings(part: Callable[..., jax.Array]) -> Any:
             if not isinstance(part, FlaxLogitsProcessor):
-                return part  # functions stand for themselves
+                return part  # functions are compared by identity
             try:
                 key = type(part), _frozen(vars(part))
                 hash(key)
@@ -485,12 +539,12 @@ class Plan:
                 return part
             return key
 
-        parts = [tuple(map(settings, held)) for held in (self.processors, self.criteria)]
+        parts = [tuple(map(settings, functions)) for functions in (self.processors, self.criteria)]
         return self.options, self.buffer, self.steps, self.encoder_decoder, *parts
 
 
 def _frozen(value: object) -> Any:
-    """Return lists, dicts and arrays as tuples."""
+    """Converts lists, dicts and arrays to tuples."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_frozen, value))
     if isinstance(value, dict):
@@ -503,9 +557,19 @@ def _frozen(value: object) -> Any:
 class Operands(NamedTuple):
     """The arrays that a program is called with.
 
-    ``prompt`` and ``mask`` are (batch, prefill width), of which ``prompt_length`` columns are real;
-    ``encoder`` holds the arguments of ``encode``, or ``encoder_outputs`` made by the caller;
-    ``extra`` the model's collections.
+    Attributes:
+        params: Parameters of the model.
+        prompt: Token ids, `(batch, prefill width)`, of which ``prompt_length`` columns are real.
+        mask: Attention mask of ``prompt``, same shape.
+        key: PRNG key.
+        prompt_length: Length of the prompt.
+        stop_length: Maximum length of the output.
+        min_length: Length before which no end token is generated.
+        encoder: Arguments of ``encode``.
+        encoder_outputs: Encoder outputs that the caller passed, if any.
+        encoder_length: Number of real columns of the encoder's token ids.
+        model_kwargs: Other inputs of the model.
+        extra: Collections of the model.
     """
 
     params: Mapping[str, Any]
@@ -522,13 +586,13 @@ class Operands(NamedTuple):
     extra: dict[str, Any]
 
     def source(self) -> tuple[jax.Array, Length]:
-        """Return the tokens that were put in and how many columns of them are real."""
+        """Returns the input tokens and the number of their real columns."""
         if "input_ids" in self.encoder:
             return self.encoder["input_ids"], self.encoder_length
         return self.prompt, self.prompt_length
 
     def padding(self, times: int) -> jax.Array | None:
-        """Return how many columns are padding before the prompt, (rows * times,), if any are."""
+        """Returns the number of padding columns per prompt, `(rows * times,)`, or `None`."""
         if self.mask is None:
             return None
         return jnp.repeat(jnp.argmax(self.mask != 0, axis=1), times)

@@ -34,7 +34,9 @@ def inputs(family: str, rows: int, seed: int = 0) -> dict:
 def moves(caplog) -> list[int]:
     """Return how many sentences went on at each move."""
     return [
-        int(record.message.split()[0]) for record in caplog.records if "go on" in record.message
+        int(record.message.split()[0])
+        for record in caplog.records
+        if "rows continue" in record.message
     ]
 
 

@@ -112,8 +112,8 @@ def test_it_comes_from_a_generation_config_too(model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length_penalty_type": "wmt"}, "length_penalty_type='wmt' has to be \"transformers\" or"),
-        ({"length_penalty": "0.6"}, "length_penalty='0.6' has to be a number"),
+        ({"length_penalty_type": "wmt"}, "length_penalty_type='wmt' must be \"transformers\" or"),
+        ({"length_penalty": "0.6"}, "length_penalty='0.6' must be a number"),
     ],
 )
 def test_what_it_cannot_be(model, options, message):
