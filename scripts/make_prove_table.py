@@ -42,8 +42,8 @@ def compare(name: str, head: str, older: list[str]) -> dict:
         params, extra = parallel.variables(name, head)
         model = parallel.make_model(name, head)
         model.save_pretrained(folder, params=params, extra=extra)
-        if model.has_input("input_ids") and model.vocabulary():
-            save_tokenizer(folder, model.vocabulary())
+        if model.has_input("input_ids") and model.vocab_size():
+            save_tokenizer(folder, model.vocab_size())
         return {"family": name, **prove.prove(folder, prove.CONSUMER_NAMES, older, 300)}
 
 

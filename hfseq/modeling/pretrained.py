@@ -279,7 +279,7 @@ class FlaxPreTrainedModel(FlaxModel):
         model._warn(report, source, _do_init, kept=param_dtype is None)
         model.load_generation_config(source, **download)
         if not _do_init:
-            return model, model.join(params)
+            return model, model.join_collections(params)
         model._is_initialized, model._params = True, params
         return model
 

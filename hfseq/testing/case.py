@@ -120,7 +120,7 @@ class Case:
     @property
     def params(self) -> Params:
         """The parameters alone, without collections that a family has beside them."""
-        return self.model.part(self.model.params)[0]
+        return self.model.split_collections(self.model.params)[0]
 
     @functools.cached_property
     def sides(self) -> tuple[Side, ...]:
@@ -141,7 +141,7 @@ class Case:
             drawn[TARGET] = ((ROWS, LENGTH), 1) if alike else ((ROWS, TARGET_LENGTH), 2)
         inputs: dict[str, np.ndarray] = {}
         for side, (shape, padded) in drawn.items():
-            words = self.model.vocabulary(side.ids)
+            words = self.model.vocab_size(side.ids)
             ids = random.integers(4 if words > 8 else 0, words, shape).astype(np.int32)
             mask = np.ones_like(ids)
             mask[padded, ..., 10:] = 0
@@ -294,7 +294,7 @@ def to_numpy(tree: Any) -> Any:
 
 def param_leaves(model: Any) -> dict[trees.Path, np.ndarray]:
     """Return the parameters of a model by their paths, on the host."""
-    return to_numpy(trees.flatten(model.part(model.params)[0]))
+    return to_numpy(trees.flatten(model.split_collections(model.params)[0]))
 
 
 def relative_error(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:

@@ -109,7 +109,7 @@ def scan_layers(case: Case) -> None:
         assert_close(outputs, expected[0], 0, "outputs with dropout, scan against loop")
     except AssertionError as error:
         raise AssertionError(f"{error}\n  {_first_different_layer(case, scanned)}") from None
-    ours = scanned.weight_map.listed(gradient)
+    ours = scanned.weight_map.unstack(gradient)
     theirs = {path: expected[1][path] for path in ours}
     assert_close(ours, theirs, 1e-6, "gradients, scan against loop", rounding=1e-7)
 
@@ -224,7 +224,7 @@ def devices(case: Case) -> None:
     mesh = make_mesh("data=2,fsdp=2,tensor=2" if rules else "data=2,fsdp=4", jax.devices()[:8])
     flat = trees.flatten(case.params)
     shapes = {path: leaf.shape for path, leaf in flat.items()}
-    layout = Layout(mesh, rules, case.model.vocabulary()).shardings(shapes)
+    layout = Layout(mesh, rules, case.model.vocab_size()).shardings(shapes)
     params = trees.unflatten({path: jax.device_put(flat[path], layout[path]) for path in flat})
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     inputs = {name: jax.device_put(value, rows) for name, value in case.inputs.items()}

@@ -51,7 +51,7 @@ def test_a_training_step_of_scanned_patterns_is_that_of_the_loop(models):
     loop, scanned, _ = models
     (wanted, logits), (ours, found) = step(loop), step(scanned)
     assert np.array_equal(found, logits)
-    ours = scanned.weight_map.listed(trees.flatten(ours))
+    ours = scanned.weight_map.unstack(trees.flatten(ours))
     for path, gradient in trees.flatten(wanted).items():
         np.testing.assert_allclose(ours[path], gradient, atol=1e-5, rtol=1e-4)
 

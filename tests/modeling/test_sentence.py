@@ -46,7 +46,7 @@ def one_by_one(model, text, modes, prompt=""):
 @pytest.mark.parametrize("modes", [("mean",), tuple(POOLING_MODES)], ids=str)
 def test_vectors_are_pooled_as_their_names_say_whatever_the_batch(folder, modes):
     model = hfseq.FlaxAutoModel.from_pretrained(folder)
-    model.sentences = SentenceConfig(modes)
+    model.sentence_config = SentenceConfig(modes)
     wanted = np.stack([one_by_one(model, text, modes) for text in TEXTS])
     for size in (1, 3, 32):
         np.testing.assert_allclose(model.encode(TEXTS, batch_size=size), wanted, atol=2e-5)
@@ -71,12 +71,12 @@ def test_the_files_are_written_and_read(folder, tmp_path, caplog):
         prompts={"query": "law: "},
         default_prompt_name="query",
     )
-    model.sentences = said
+    model.sentence_config = said
     model.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     again = hfseq.FlaxAutoModel.from_pretrained(tmp_path)
-    assert again.sentences.dense[0].activation == "Tanh"
+    assert again.sentence_config.dense[0].activation == "Tanh"
     with caplog.at_level(logging.WARNING):
         vectors = again.encode(TEXTS)
     assert "5 sentences are longer than 12 tokens and were cut" in caplog.text.replace("\n", " ")
@@ -116,7 +116,7 @@ def test_a_prompt_can_be_left_out_of_the_mean(folder):
     from transformers import AutoTokenizer
 
     model = hfseq.FlaxAutoModel.from_pretrained(folder)
-    model.sentences = SentenceConfig(include_prompt=False)
+    model.sentence_config = SentenceConfig(include_prompt=False)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("the law river", return_tensors="np")["input_ids"]
     hidden = np.asarray(model(ids, np.ones_like(ids)).last_hidden_state[0])
@@ -132,7 +132,7 @@ def test_what_cannot_be_encoded_is_told(folder, tmp_path):
     with pytest.raises(UsageError, match="pooling 'men'; did you mean 'mean'.*choose among cls"):
         model.encode("a", pooling="men")
     with pytest.raises(UsageError, match="prompt_name 'passage': the model has query"):
-        model.sentences = SentenceConfig(prompts={"query": "q: "})
+        model.sentence_config = SentenceConfig(prompts={"query": "q: "})
         model.encode("a", prompt_name="passage")
     head = hfseq.FlaxAutoModelForMaskedLM.from_config(model.config)
     with pytest.raises(UsageError, match="encode: give the tokenizer"):

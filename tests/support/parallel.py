@@ -135,7 +135,7 @@ def variables(name: str, task: str) -> tuple[Any, Any]:
     def shake(leaf: jax.Array) -> np.ndarray:
         return np.asarray(leaf) + random.normal(size=leaf.shape).astype(np.float32) * 0.05
 
-    params, _ = model.part(model.init_weights(jax.random.key(0)))
+    params, _ = model.split_collections(model.init_weights(jax.random.key(0)))
     return (
         jax.tree.map(shake, params),
         jax.device_get(model.init_extra(jax.random.key(1))),

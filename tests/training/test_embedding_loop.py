@@ -103,7 +103,7 @@ def test_the_loss_is_that_of_the_formula(embed, pairs, tmp_path):
     )
     model = hfseq.FlaxAutoModel.from_pretrained(tmp_path / "run")
     rows = [json.loads(line) for line in (pairs / "valid.jsonl").read_text().splitlines()]
-    model.sentences = (
+    model.sentence_config = (
         hfseq.modeling.sentence.SentenceConfig()
     )  # what is trained is not yet of length 1
     sides = [
