@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Write what the documentation says about the code: architectures, their classes, flags.
+"""Write the generated parts of the documentation: families, their classes, flags.
 
 python scripts/make_docs.py           # docs/{flags,families,flax_classes}.md; parts of others
-python scripts/make_docs.py --check   # exit code 1 if a file is not current
+python scripts/make_docs.py --check   # exit code 1 if a file is not up to date
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODEL = {"model_name_or_path": "Model"}
 DATA = {
     "dataset_name": "Sources",
     "max_seq_length": "Rows",
-    "preprocessing_num_workers": "Tokenising",
+    "preprocessing_num_workers": "Tokenization",
 }
 TRAINING = {
     "output_dir": "Run",
@@ -64,25 +64,25 @@ FLAGS = """# Flags
 
 <!-- Written by scripts/make_docs.py: change the dataclasses, not this file. -->
 
-`--help` of each script prints the same. A flag may be written with underscores or dashes; a switch
-needs no value (`--do_train`) but takes one (`--do_train False`), and a switch that is on is turned
-off by `--no_…` too. A flag with … takes several values, separated by spaces.
+`--help` of each script prints the same text. Flags accept underscores and dashes. A boolean flag
+needs no value (`--do_train`) but accepts one (`--do_train False`). If it is on by
+default, `--no_…` turns it off. A flag with … accepts several values, separated by spaces.
 
-A YAML or JSON file may come first, flags after it override it
+The first argument may be a YAML or JSON file. Flags after it override its values
 ([argument files](training.md#argument-files)).
 
-## Every training script
+## All training scripts
 
 {shared}
 {scripts}
 ## run_bert_flax.py
 
-It trains nothing, and takes these alone:
+This script runs inference only. It accepts these flags and no others:
 
 {inference}
 ## train_tokenizer.py
 
-It takes the flags below, and of the training scripts those of [Sources](#sources).
+This script accepts the flags below and those of [Sources](#sources).
 
 {tokenizer}"""
 
@@ -91,9 +91,10 @@ GALLERY = """# Families
 
 <!-- Written by scripts/make_docs.py from the registry: change the plugins, not this file. -->
 
-Each family is a plugin in `plugins/hfseq_plugins/`, with a page on its options, training and
-traps. {count} model types are here; [the Flax classes of Transformers 4](flax_classes.md) says
-which of its names they bring. A [model of your own](model_class.md) is one file more.
+Each family is a plugin in `plugins/hfseq_plugins/` and has a page on its options, training and
+known issues. There are {count} model types. [Flax classes of Transformers 4](flax_classes.md)
+lists the class names they provide. To add an architecture, write
+[a model class](model_class.md) in one file.
 
 {table}
 
@@ -104,20 +105,20 @@ which of its names they bring. A [model of your own](model_class.md) is one file
 ```
 """
 
-FLAX_CLASSES = """# The Flax classes of Transformers 4
+FLAX_CLASSES = """# Flax classes of Transformers 4
 
-<!-- Written by scripts/make_docs.py: a family that is registered is here. -->
+<!-- Written by scripts/make_docs.py from the registry. -->
 
-Transformers 4.57 exported {count} Flax names, of {families} families and its Auto classes.
-{here} of them are here, from `hfseq` and, once it is imported, from
-[where they were](migration.md#the-old-import-paths). What a name is called in PyTorch is its twin:
-the class of Transformers 5 that reads the same files.
+Transformers 4.57 exported {count} Flax names: those of {families} families and the Auto classes.
+hfseq provides {here} of them. Import them from `hfseq`, or, after `import hfseq`, from
+[their Transformers 4 paths](migration.md#the-old-import-paths). The last column is the PyTorch
+class of Transformers 5 that loads the same files.
 
 {table}
 """
 
-#: PyTorch classes that are not called like the Flax class; None where there is none.
-TWINS = {
+#: PyTorch classes whose name differs from the Flax class, or None if there is no such class.
+TORCH_NAMES = {
     "FlaxAutoModelForVision2Seq": "AutoModelForImageTextToText",
     "FlaxBartDecoderPreTrainedModel": None,
     "FlaxBertForCausalLM": "BertLMHeadModel",
@@ -126,13 +127,24 @@ TWINS = {
 }
 
 
+#: Rows of the table in README.md, in order.
+MODALITIES = (
+    "Text encoders",
+    "Text decoders",
+    "Text encoder-decoders",
+    "Images",
+    "Images and text",
+    "Audio",
+)
+
+
 def _plugins() -> dict[str, list[Any]]:
-    """Return the architectures of each plugin that has a page."""
-    found: dict[str, list[Any]] = {}
+    """Return the architectures of each plugin that has a page, sorted by the page's title."""
+    specs: dict[str, list[Any]] = {}
     for spec in _specs():
         if (ROOT / "docs" / "families" / f"{spec.plugin}.md").exists():
-            found.setdefault(spec.plugin, []).append(spec)
-    return dict(sorted(found.items(), key=lambda item: _title(item[0]).lower()))
+            specs.setdefault(spec.plugin, []).append(spec)
+    return dict(sorted(specs.items(), key=lambda item: _title(item[0]).lower()))
 
 
 def _title(plugin: str) -> str:
@@ -141,16 +153,33 @@ def _title(plugin: str) -> str:
 
 
 def architectures() -> str:
-    """Return the families in one paragraph, for the README."""
-    links = [f"[{_title(plugin)}](docs/families/{plugin}.md)" for plugin in _plugins()]
-    return ",\n".join(links) + "."
+    """Return the README's table of families by modality."""
+    links: dict[str, list[str]] = {modality: [] for modality in MODALITIES}
+    for plugin, specs in _plugins().items():
+        links[_modality(specs[0])].append(f"[{_title(plugin)}](docs/families/{plugin}.md)")
+    rows = [f"| {modality} | {', '.join(names)} |" for modality, names in links.items() if names]
+    return "\n".join(["| Modality | Families |", "|---|---|", *rows])
+
+
+def _modality(spec: Any) -> str:
+    """Return the row of a family, from the inputs and heads of its model class."""
+    model_class = spec.load_head("Model" if "Model" in spec.heads else next(iter(spec.heads)))
+    if hasattr(model_class, "get_image_features") or "ForVision2Seq" in spec.heads:
+        return "Images and text"
+    if model_class.main_input_name == "pixel_values":
+        return "Images"
+    if model_class.main_input_name != "input_ids":
+        return "Audio"
+    if "ForSeq2SeqLM" in spec.heads:
+        return "Text encoder-decoders"
+    return "Text encoders" if "ForMaskedLM" in spec.heads else "Text decoders"
 
 
 def families() -> str:
     """Return docs/families.md."""
     from hfseq.plugins import TASKS
 
-    known = _versions(ROOT / "docs" / "families.md")
+    versions = _versions(ROOT / "docs" / "families.md")
     lines = ["| Family | Model types | Tasks | Origin | PyTorch | Scripts | Since |"]
     lines.append("|---|---|---|---|---|---|---|")
     for plugin, specs in _plugins().items():
@@ -165,9 +194,9 @@ def families() -> str:
             types,
             ", ".join(tasks) or "features",
             _origin(specs[0].citation),
-            _twin(specs[0]),
+            _torch_class(specs[0]),
             ", ".join(f"`{script}`" for script in scripts) or "–",
-            known.get(name, _version()),
+            versions.get(name, _version()),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     pages = "\n".join(f"families/{plugin}" for plugin in _plugins())
@@ -187,7 +216,7 @@ def _origin(citation: str) -> str:
     return f"[{text}]({address[0]})" if address else text or "–"
 
 
-def _twin(spec: Any) -> str:
+def _torch_class(spec: Any) -> str:
     task = "Model" if "Model" in spec.heads else next(iter(spec.heads))
     if str(spec.config).startswith("transformers:"):
         return f"`{spec.load_head(task).torch_class_name()}`"
@@ -199,25 +228,25 @@ def flax_classes() -> str:
     import hfseq
     from hfseq.v4 import paths
 
-    known = _versions(ROOT / "docs" / "flax_classes.md")
+    versions = _versions(ROOT / "docs" / "flax_classes.md")
     pages = {plugin: f"[{plugin}](families/{plugin}.md)" for plugin in _plugins()}
-    lines = ["| Name | Family | Here since | Twin in PyTorch |", "|---|---|---|---|"]
+    lines = ["| Name | Family | Since | PyTorch class |", "|---|---|---|---|"]
     names = paths.flax_classes()
-    here = [name for name in names if hasattr(hfseq, name)]
+    available = [name for name in names if hasattr(hfseq, name)]
     for name, family in names.items():
-        since = known.get(f"`{name}`", "").removeprefix("not yet") or _version()
-        twin = TWINS.get(name, name.removeprefix("Flax"))
+        since = versions.get(f"`{name}`", "").removeprefix("not yet") or _version()
+        torch_name = TORCH_NAMES.get(name, name.removeprefix("Flax"))
         cells = [
             f"`{name}`",
             pages.get(family, family),
-            since if name in here else "not yet",
-            f"`{twin}`" if twin else "–",
+            since if name in available else "not yet",
+            f"`{torch_name}`" if torch_name else "–",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return FLAX_CLASSES.format(
         count=len(names),
         families=len({*names.values()} - {"auto"}),
-        here=len(here),
+        here=len(available),
         table="\n".join(lines),
     )
 
@@ -229,7 +258,7 @@ def _version() -> str:
 
 
 def _versions(page: Path) -> dict[str, str]:
-    """Return what the rows of a generated page say of the version that brought them: it stays."""
+    """Return the "since" column of a generated page by its first column, so that it is kept."""
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     column = next((i for i, cell in enumerate(rows[0]) if "ince" in cell), 0) if rows else 0
@@ -246,17 +275,15 @@ def classes(page: str) -> str:
     """Return the table of the public classes of the plugin that has this page."""
     from hfseq.plugins import TASKS
 
-    specs = [spec for spec in _specs() if spec.plugin == page]
-    found: dict[type, list[str]] = {}
-    for spec in specs:
-        for kind, tasks in _tasks(spec).items():
-            found.setdefault(kind, []).extend(tasks)
-    lines = ["| Class | Suffix of `FlaxAutoModel` | What it is |", "|---|---|---|"]
-    for kind, tasks in found.items():
-        loaded = [task for task in tasks if task in TASKS]
-        suffixes = ", ".join(f"`{task}`" if task != "Model" else "none" for task in loaded)
-        text = kind.__doc__.splitlines()[0].rstrip(".").replace("``", "`")
-        lines.append(f"| `{kind.__name__}` | {suffixes or '–'} | {text} |")
+    tasks_of_class: dict[type, list[str]] = {}
+    for spec in (spec for spec in _specs() if spec.plugin == page):
+        for model_class, tasks in _tasks(spec).items():
+            tasks_of_class.setdefault(model_class, []).extend(tasks)
+    lines = ["| Class | Suffix of `FlaxAutoModel` | Description |", "|---|---|---|"]
+    for model_class, tasks in tasks_of_class.items():
+        suffixes = [f"`{task}`" if task != "Model" else "none" for task in tasks if task in TASKS]
+        text = model_class.__doc__.splitlines()[0].rstrip(".").replace("``", "`")
+        lines.append(f"| `{model_class.__name__}` | {', '.join(suffixes) or '–'} | {text} |")
     return "\n".join(lines)
 
 
@@ -265,15 +292,15 @@ def _tasks(spec: Any) -> dict[type, list[str]]:
     tasks: dict[type, list[str]] = {}
     for task in spec.heads:
         tasks.setdefault(spec.load_head(task), []).append(task)
-    home = vars(sys.modules[spec.load_head(next(iter(spec.heads))).__module__])
-    others = [kind for kind in home.values() if _is_model(kind, home["__name__"])]
-    return {kind: tasks.get(kind, []) for kind in [*tasks, *others]}
+    module = vars(sys.modules[spec.load_head(next(iter(spec.heads))).__module__])
+    others = [value for value in module.values() if _is_model_class(value, module["__name__"])]
+    return {model_class: tasks.get(model_class, []) for model_class in [*tasks, *others]}
 
 
-def _is_model(kind: Any, module: str) -> bool:
-    if not isinstance(kind, type) or kind.__module__ != module:
+def _is_model_class(value: Any, module: str) -> bool:
+    if not isinstance(value, type) or value.__module__ != module:
         return False
-    return getattr(kind, "module_class", None) is not None and hasattr(kind, "from_pretrained")
+    return getattr(value, "module_class", None) is not None and hasattr(value, "from_pretrained")
 
 
 def _words(task: str) -> str:
@@ -300,18 +327,19 @@ def flags() -> str:
     shared = "\n".join(_tables(part, titles) for part, titles in parts)
     common = {field.name for field in dataclasses.fields(TextArguments)}
     scripts = "\n".join(
-        f"## {script}\n\nBeside those of [every training script](#every-training-script)"
-        + "".join(f", of which `--{k}` is `{v}` by default" for k, v in defaults.items())
+        f"## {script}\n\nIn addition to the flags of [all training scripts](#all-training-scripts)"
+        + "".join(f" (here `--{name}` defaults to `{value}`)" for name, value in defaults.items())
         + ":\n\n"
         + _tables(OBJECTIVES[objective], {}, leave_out=common)
         for script, objective in SCRIPTS.items()
         for defaults in [OBJECTIVES[objective].defaults]
     )
-    own = {
-        "inference": _tables(InferenceArguments, {}),
-        "tokenizer": _tables(TokenizerArguments, {}),
-    }
-    return FLAGS.format(shared=shared, scripts=scripts, **own)
+    return FLAGS.format(
+        shared=shared,
+        scripts=scripts,
+        inference=_tables(InferenceArguments, {}),
+        tokenizer=_tables(TokenizerArguments, {}),
+    )
 
 
 def _tables(part: type, titles: dict[str, str], leave_out: Container[str] = ()) -> str:
@@ -334,24 +362,24 @@ def _head() -> list[str]:
 
 
 def _row(field: dataclasses.Field, hint: Any) -> str:
-    kinds = {kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)}
-    several = typing.get_origin(hint) is list or any(typing.get_origin(k) is list for k in kinds)
-    value = {int: " N", float: " X"}.get(next(iter(kinds)), "")
-    if bool in kinds and len(typing.get_args(hint)) < 2:
+    types = {option for option in typing.get_args(hint) or (hint,) if option is not type(None)}
+    is_list = typing.get_origin(hint) is list or any(
+        typing.get_origin(option) is list for option in types
+    )
+    value = {int: " N", float: " X"}.get(next(iter(types)), "")
+    if bool in types and len(typing.get_args(hint)) < 2:
         value = ""
-    shown = f"`--{field.name}{value}{' …' if several else ''}`"
+    flag = f"`--{field.name}{value}{' …' if is_list else ''}`"
     text = field.metadata["help"].replace("|", "\\|")
-    return f"| {shown} | {_default(field)} | {text} |"
+    return f"| {flag} | {_default(field)} | {text} |"
 
 
 def _default(field: dataclasses.Field) -> str:
-    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-        return "required"
-    if field.name == "output_dir":
-        return "required"
     value = field.default
-    if value is dataclasses.MISSING:
+    if value is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
         value = field.default_factory()
+    if value is dataclasses.MISSING or field.name == "output_dir":
+        return "required"
     if value is None or value == []:
         return ""
     if isinstance(value, bool):
@@ -360,29 +388,32 @@ def _default(field: dataclasses.Field) -> str:
 
 
 def documents() -> dict[Path, str]:
-    """Return the text that each generated file should have."""
+    """Return the expected text of each generated file."""
     from hfseq.generation.options import options_table
 
     readme, generation = ROOT / "README.md", ROOT / "docs" / "generation.md"
-    found = {
+    texts = {
         readme: _between(readme, BEGIN, END, architectures()),
         generation: _between(generation, BEGIN_OPTIONS, END_OPTIONS, options_table()),
     }
     for page in sorted((ROOT / "docs" / "families").glob("*.md")):
-        found[page] = _between(page, BEGIN_CLASSES, END_CLASSES, classes(page.stem))
+        texts[page] = _between(page, BEGIN_CLASSES, END_CLASSES, classes(page.stem))
     docs = ROOT / "docs"
-    written = {"flags.md": flags(), "families.md": families(), "flax_classes.md": flax_classes()}
-    return found | {docs / name: text for name, text in written.items()}
+    return texts | {
+        docs / "flags.md": flags(),
+        docs / "families.md": families(),
+        docs / "flax_classes.md": flax_classes(),
+    }
 
 
 def _between(path: Path, begin: str, end: str, table: str) -> str:
-    """Return the text of ``path`` with ``table`` between its two markers."""
+    """Return the text of `path` with `table` between the two markers."""
     before, rest = path.read_text(encoding="utf-8").split(begin)
     return f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end)[1]}"
 
 
 def main(check: bool) -> int:
-    """Write the files, or with ``check`` say which are not current."""
+    """Write the files, or with `check` list those that are not up to date."""
     stale = []
     for path, text in documents().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -390,11 +421,13 @@ def main(check: bool) -> int:
             if not check:
                 path.write_text(text, encoding="utf-8")
     for path in stale:
-        print(f"{path}: {'not current, run python scripts/make_docs.py' if check else 'written'}")
+        print(
+            f"{path}: {'not up to date: run python scripts/make_docs.py' if check else 'written'}"
+        )
     return int(check and bool(stale))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="List stale files and write nothing.")
     sys.exit(main(parser.parse_args().check))

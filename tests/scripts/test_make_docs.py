@@ -1,4 +1,4 @@
-"""What the documentation says about the code is current."""
+"""Tests that the generated parts of the documentation are up to date."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ PAGES = ["README.md", "docs/families.md", "docs/flags.md", "docs/flax_classes.md
 
 @pytest.mark.parametrize("path", PAGES)
 def test_the_generated_documentation_is_current(path):
-    wanted = make_docs.documents()[ROOT / path]
+    expected = make_docs.documents()[ROOT / path]
     current = (ROOT / path).read_text(encoding="utf-8")
-    assert current == wanted, "run python scripts/make_docs.py"
+    assert current == expected, "run python scripts/make_docs.py"
 
 
 @pytest.mark.parametrize("part", [*PARTS, train_tokenizer.TokenizerArguments])
@@ -56,7 +56,7 @@ def test_every_script_with_an_objective_has_its_flags_listed():
     for script, objective in make_docs.SCRIPTS.items():
         assert (ROOT / "scripts" / script).exists()
         own = next(section for section in sections if section.startswith(script))
-        shared = next(section for section in sections if section.startswith("Every"))
+        shared = next(section for section in sections if section.startswith("All"))
         listed = set(re.findall(r"^\| `--(\w+)", own + shared, flags=re.M))
         assert {field.name for field in dataclasses.fields(OBJECTIVES[objective])} <= listed
 
@@ -119,7 +119,7 @@ def test_check_names_what_is_stale_and_writes_nothing(tmp_path, monkeypatch, cap
     (tmp_path / "docs" / "generation.md").write_text(options)
     monkeypatch.setattr(make_docs, "ROOT", tmp_path)
     assert make_docs.main(check=True) == 1
-    assert capsys.readouterr().out.count("not current") == 6
+    assert capsys.readouterr().out.count("not up to date") == 6
     assert (tmp_path / "README.md").read_text() == readme
     assert make_docs.main(check=False) == 0 and make_docs.main(check=True) == 0
     assert "[RoBERTa](docs/families/roberta.md)" in (tmp_path / "README.md").read_text()
