@@ -68,7 +68,7 @@ class Step:
         for one in program:
             if one.opcode not in ("dot", "convolution"):
                 continue
-            names = re.findall(r"%([\w.\-]+)", one.rest.split(")")[0])
+            names = re.findall(r"%([\w.\-]+)", one.attributes.split(")")[0])
             given = [shapes.get((one.computation, name), "") for name in names[:2]]
             sizes = [math.prod(map(int, re.findall(r"\d+", s.split("{")[0][4:]))) for s in given]
             if all(s.startswith("f32[") for s in given) and min(sizes) >= WIDTH * WIDTH:
@@ -112,7 +112,7 @@ def compiled(
     memory, text = program.memory_analysis(), program.as_text() or ""
     groups: dict[tuple, list] = {}
     for one in collectives.find_collectives(text, run.mesh):
-        key = (one.kind, "x".join(one.axes))
+        key = (one.op, "x".join(one.axes))
         group = groups.setdefault(key, [*key, 0, 0])
         group[2] += one.times
         group[3] += one.size * one.times
