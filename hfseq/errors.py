@@ -1,8 +1,8 @@
-"""How hfseq fails: typed errors with exit codes, one line without secrets, files whole or not.
+"""Errors with exit codes, redaction of secrets, and atomic file writes.
 
-Every message names the value, where it came from and what would work. Commands end with exit code 2
-for usage (wrong flags, impossible combinations) and 1 for everything else; a traceback is shown
-only with ``--debug``.
+Each error message names the value, its source, and a solution. Commands end with exit code 2 for
+usage errors (wrong flags, impossible combinations) and 1 for all other errors. Tracebacks are only
+shown with `--debug`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-#: What shells give a program that wrote to a closed pipe: 128 + SIGPIPE.
+#: Exit code after writing to a closed pipe, as in shells: 128 + SIGPIPE.
 CLOSED_PIPE_EXIT_CODE = 141
 
-#: Variables whose values must be nowhere but in the environment.
+#: Environment variables whose values must not appear in any output.
 SECRET_VARIABLES = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "WANDB_API_KEY"),
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
 )
 
-_SHORT = 6  # letters; a variable that holds less is no secret, and would blank out words
-# Not a part of a path or of a longer name, as `hf_corpus/train.txt` is.
+_SHORT = 6  # characters; shorter values are not secrets, and redacting them would hide words
+# Not a part of a path or of a longer name such as `hf_corpus/train.txt`.
 _HUB_TOKEN = re.compile(r"(?<![\w/\\-])(?<!\w\.)hf_[A-Za-z0-9]{30,}(?![\w/\\-]|\.\w)")
 _URL_USER = re.compile(r"(?<=://)[^/@\s'\"]+@")
 _URL_QUERY = re.compile(
@@ -43,54 +43,60 @@ _URL_QUERY = re.compile(
 
 
 class HfseqError(Exception):
-    """Anything that goes wrong for a reason the user can see and mend."""
+    """Base class of errors that the user can fix."""
 
     exit_code = 1
 
 
 class UsageError(HfseqError, ValueError):
-    """A flag, an argument or a combination of them that cannot work."""
+    """A flag, an argument, or a combination of them is invalid."""
 
     exit_code = 2
 
 
 class PluginError(HfseqError):
-    """A plugin that cannot be found, imported or registered."""
+    """A plugin cannot be found, imported or registered."""
 
 
 class PluginConflict(PluginError):
-    """Two plugins claim one name."""
+    """Two plugins register the same name."""
 
 
 class DataError(HfseqError, ValueError):
-    """Training or evaluation data that cannot be read or used."""
+    """Training or evaluation data cannot be read or used."""
 
 
 class CheckpointError(HfseqError, OSError):
-    """A checkpoint file or directory that is absent, unreadable or damaged."""
+    """A checkpoint file or directory is missing, unreadable or damaged."""
 
 
 class ConfigError(CheckpointError, ValueError):
-    """A configuration that cannot be read, or that describes no model."""
+    """A configuration cannot be read, or does not describe a model."""
 
 
 class WeightsError(HfseqError, ValueError):
-    """Weights whose names, shapes or types do not fit the model."""
+    """Names, shapes or dtypes of weights do not match the model."""
 
 
 class NonFiniteLoss(HfseqError):
-    """The loss became NaN or infinite; the last good checkpoint is kept."""
+    """The loss became NaN or infinite. The last good checkpoint is kept."""
 
 
 def run_command(
     function: Callable[[], int | None], debug: bool = False, show_log: bool = False
 ) -> int:
-    """Run ``function`` and turn its outcome into an exit code.
+    """Runs a function as a command, and converts its outcome to an exit code.
 
-    Errors of hfseq and of the operating system become one line on standard error; with ``debug``
-    they keep their traceback. Ctrl-C gives 130, and a reader that has had enough (``| head -1``)
-    141, as shells expect. ``messages`` shows what hfseq has to tell by the way, too, such as
-    "resumed from step 500".
+    Errors of hfseq and of the operating system are printed as one line on standard error. Ctrl-C
+    results in 130, and a closed output pipe (`| head -1`) in 141, as in shells.
+
+    Args:
+        function: The function. Returns an exit code, or `None` for 0.
+        debug: Whether to print tracebacks.
+        show_log: Whether to print log messages of level INFO, such as "resumed from step 500".
+
+    Returns:
+        The exit code.
     """
     if show_log:
         handler = logging.StreamHandler()
@@ -99,13 +105,15 @@ def run_command(
             log = logging.getLogger(name)
             log.addHandler(handler)
             log.setLevel(logging.INFO)
-            log.propagate = False  # absl, which orbax brings, prints what arrives at the root
+            log.propagate = (
+                False  # absl, a dependency of orbax, prints all records of the root logger
+            )
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Strangers' texts have what no encoding has: half of a pair, from an escape in JSON.
+        # Texts can contain unpaired surrogates from JSON escapes, which no encoding supports.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = function() or 0
-        sys.stdout.flush()  # what goes wrong here would else go wrong after the end
+        sys.stdout.flush()  # raise write errors here instead of at exit
         return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -121,40 +129,47 @@ def run_command(
             _drop_output()
         print(f"error: {redact(str(error))}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
-    except Exception:  # a fault of ours, with all that helps to mend it
+    except Exception:  # a bug: print the traceback
         print(redact(traceback.format_exc()), file=sys.stderr)
         return 1
 
 
 def exit_with_parent(parent: int) -> None:
-    """Let this process end within a second of ``parent``, which started it, whatever ended that.
+    """Makes this process exit within a second after its parent, for whatever reason that ended.
 
-    A killed process cannot end its children, and they would go on without it.
+    A process that is killed cannot end its child processes itself.
+
+    Args:
+        parent: The ID of the parent process.
     """
 
     def watch() -> None:
-        # Not PR_SET_PDEATHSIG: it comes when the thread ends that started this process.
+        # PR_SET_PDEATHSIG would signal the end of the thread that started this process.
         while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)
 
-    threading.Thread(target=watch, name="end_with", daemon=True).start()
+    threading.Thread(target=watch, name="exit_with_parent", daemon=True).start()
 
 
 def _drop_output() -> None:
-    """Send to nowhere what standard output still holds; Python writes it at the very end."""
+    """Discards buffered standard output, which Python would write at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def redact(text: str, token: str | None = None) -> str:
-    """Hide ``token``, tokens of the Hub, values of secret variables and credentials in URLs.
+    """Removes secrets from a text: Hub tokens, values of secret variables, and credentials in URLs.
 
-    Values are hidden where they stand as whole words. A token of the Hub is ``hf_`` and at least
-    30 letters or digits, and no part of a path or of a longer name.
+    Secret values are only removed as whole words. A Hub token consists of `hf_` and at least 30
+    letters or digits, and is not a part of a path or of a longer name.
+
+    Args:
+        text: The text.
+        token: A further secret to remove.
     """
-    known = [token, *(os.environ.get(name) for name in SECRET_VARIABLES)]
-    for secret in known:
+    secrets = [token, *(os.environ.get(name) for name in SECRET_VARIABLES)]
+    for secret in secrets:
         if secret and (secret == token or len(secret) > _SHORT):
             text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "<token>", text)
     text = _HUB_TOKEN.sub("<token>", text)
@@ -162,7 +177,7 @@ def redact(text: str, token: str | None = None) -> str:
 
 
 def redact_values(values: object, hide: Callable[[str], str] = redact) -> Any:
-    """Apply ``hide`` to every text in lists and dictionaries."""
+    """Applies `hide` to all texts in nested lists and dictionaries."""
     if isinstance(values, str):
         return hide(values)
     if isinstance(values, dict):
@@ -173,7 +188,7 @@ def redact_values(values: object, hide: Callable[[str], str] = redact) -> Any:
 
 
 def redact_private(text: str) -> str:
-    """Hide tokens and the user's home directory."""
+    """Removes secrets, and replaces the user's home directory with `~`."""
     text, home = redact(text), str(Path.home())
     if len(home) == 1:
         return text
@@ -181,55 +196,58 @@ def redact_private(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or the name of its type where it has none."""
+    """Returns the first line of an error message, or the error type if it has none."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def one_line(text: object, most: int = 300) -> str:
-    """Fold a message of several lines into one of at most ``most`` characters."""
-    return " ".join(str(text).split())[:most]
+def one_line(text: object, max_length: int = 300) -> str:
+    """Joins the lines of a message, and truncates it to `max_length` characters."""
+    return " ".join(str(text).split())[:max_length]
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """Return a ``did you mean`` clause for the closest candidate, or an empty string."""
+    """Returns a "did you mean" clause with the closest candidate, or an empty string."""
     close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
-    """Parse JSON text.
+    """Parses JSON.
 
-    Python takes the last of equal keys; with ``unique`` they are an error.
+    Args:
+        text: The JSON text.
+        unique_keys: Whether duplicate keys are an error. Otherwise the last one is used.
 
-    **Raises:** ``json.JSONDecodeError`` (a ValueError) for text that is no JSON, no UTF-8, nested
-    too deeply, or has an integer of thousands of digits.
+    Raises:
+        json.JSONDecodeError: The text is not valid JSON or UTF-8, is nested too deeply, or contains
+        an integer with thousands of digits.
     """
 
-    def refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)
         if len(content) < len(pairs):
             names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"the key {twice!r:.80} stands there twice")
+            duplicate = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"duplicate key {duplicate!r:.80}")
         return content
 
     try:
-        return json.loads(text, object_pairs_hook=refuse_twins if unique_keys else None)
+        return json.loads(text, object_pairs_hook=reject_duplicates if unique_keys else None)
     except json.JSONDecodeError:
         raise
     except (RecursionError, ValueError) as error:
-        nested = isinstance(error, RecursionError)
+        is_nested = isinstance(error, RecursionError)
         begin = text[:100].decode("utf-8", "replace") if isinstance(text, bytes) else text[:100]
-        reason = "it is nested too deeply" if nested else str(error)
+        reason = "it is nested too deeply" if is_nested else str(error)
         raise json.JSONDecodeError(reason, begin, 0) from error
 
 
 @contextlib.contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
-    """Give the name of a file to write, which then replaces ``path``.
+    """Yields the path of a temporary file, which replaces `path` after the body.
 
-    A failure leaves what was there, and no file of its own.
+    If the body fails, the old file is kept and the temporary file is deleted.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
@@ -240,6 +258,6 @@ def atomic_replace(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8; a failure leaves what was there, and no file of its own."""
+    """Writes `text` as UTF-8. If that fails, the old file is kept."""
     with atomic_replace(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

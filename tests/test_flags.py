@@ -61,7 +61,7 @@ def test_help_shows_one_spelling_and_defaults_that_say_something():
             "unknown flag --savesteps; did you mean '--save_",
         ),
         (["--zzz"], "unknown flag --zzz"),
-        (["stray", "a b"], "no flag takes stray 'a b'"),
+        (["stray", "a b"], "argument stray 'a b'"),
         (["--seed", "-1"], "--seed -1: give 0 or more"),
     ],
 )

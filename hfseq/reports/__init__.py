@@ -1,1 +1,1 @@
-"""What a run left, read and shown: its log, its plots, its card. Nothing here imports jax."""
+"""Reports on runs: log, plots and model card. Does not import jax."""

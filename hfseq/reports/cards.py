@@ -1,6 +1,6 @@
-"""The model card: what was trained, on what, how, how well, and how to load it.
+"""The model card: training, data, hardware, results, and how to load the model.
 
-Its numbers come from the run's own log (`CardContext.with_log`), so card and log cannot disagree.
+Its numbers come from the log of the run (`CardContext.with_log`), so that they always agree.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MARKER = "<!-- This card was written by hfseq. Remove this line and it will not 
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
 
-#: Splits by the prefix of their metrics in the log.
+#: The split of each metric prefix in the log.
 SPLITS = {"eval": "validation", "predict": "test"}
 
 RATES = ("tokens_per_second", "mfu")
 
 LIMITS = (
-    "The model knows the language and the domain of its training data and nothing else. It repeats "
-    "that data's errors and biases. It was evaluated as shown above and in no other way; test it "
-    "on your own data before relying on it."
+    "The model is limited to the language and the domain of its training data, and reproduces the "
+    "errors and biases of that data. It was only evaluated as shown above. Test it on your own "
+    "data before you rely on it."
 )
 
 PIPELINES = {
@@ -48,22 +48,22 @@ PIPELINES = {
     "ForMultipleChoice": "multiple-choice",
 }
 
-#: Of models that read no text alone, by their class: what reads for them, the task, the call.
+#: The Hub task and the code of image and audio models, by class.
 AUDIO_INPUT = """\
-samples, rate = soundfile.read("speech.wav")  # as many samples a second as reader.sampling_rate
-inputs = reader(samples, sampling_rate=rate, return_tensors="{tensors}")
+samples, rate = soundfile.read("speech.wav")  # rate must equal processor.sampling_rate
+inputs = processor(samples, sampling_rate=rate, return_tensors="{tensors}")
 """
 IMAGE_INPUT = """\
-picture = Image.open("picture.png").convert("RGB")
-inputs = reader(picture, return_tensors="{tensors}")
+image = Image.open("image.png").convert("RGB")
+inputs = processor(image, return_tensors="{tensors}")
 """
 GENERATE_FROM_MEDIA = """\
-generated = model.generate(inputs["{given}"]){sequences}
+generated = model.generate(inputs["{input_name}"]){sequences}
 print(tokenizer.batch_decode(generated, skip_special_tokens=True))"""
 MEDIA = {
     "WhisperForConditionalGeneration": (
         "automatic-speech-recognition",
-        AUDIO_INPUT + GENERATE_FROM_MEDIA.replace("{given}", "input_features"),
+        AUDIO_INPUT + GENERATE_FROM_MEDIA.replace("{input_name}", "input_features"),
     ),
     "Wav2Vec2ForCTC": (
         "automatic-speech-recognition",
@@ -72,7 +72,7 @@ MEDIA = {
     "Wav2Vec2ForPreTraining": (None, AUDIO_INPUT + "outputs = model(**inputs)"),
     "VisionEncoderDecoderModel": (
         "image-to-text",
-        IMAGE_INPUT + GENERATE_FROM_MEDIA.replace("{given}", "pixel_values"),
+        IMAGE_INPUT + GENERATE_FROM_MEDIA.replace("{input_name}", "pixel_values"),
     ),
     **dict.fromkeys(
         ("CLIPModel", "VisionTextDualEncoderModel"),
@@ -88,7 +88,7 @@ print(model(**inputs, **captions).logits_per_image)""",
 
 ENDINGS = {"ForConditionalGeneration": "ForSeq2SeqLM", "LMHeadModel": "ForCausalLM"}
 
-#: How a model is loaded, and called by the head it has; with hfseq and with plain transformers.
+#: Code that loads a model, with hfseq and with transformers. `CALLS` contains the calls by head.
 HEADS = {
     "np": """\
 from transformers import AutoTokenizer
@@ -111,7 +111,7 @@ GENERATE = """\
 inputs = tokenizer("Some text", return_tensors="{tensors}")
 generated = model.generate(**inputs, max_new_tokens=40){sequences}
 print(tokenizer.batch_decode(generated, skip_special_tokens=True))"""
-#: What is said to a model that learned from conversations, and what it answers.
+#: Code for models that were trained on conversations.
 CHAT = """\
 messages = [{{"role": "user", "content": "Some text"}}]
 inputs = tokenizer.apply_chat_template(
@@ -120,7 +120,7 @@ inputs = tokenizer.apply_chat_template(
 generated = model.generate(**inputs, max_new_tokens=40){sequences}
 answer = generated[0, inputs["input_ids"].shape[1] :].tolist()
 print(tokenizer.decode(answer, skip_special_tokens=True))"""
-#: The tag of models whose directory sentence-transformers opens, and how vectors are made of texts.
+#: The tag of models that sentence-transformers can load, and code that computes embeddings.
 SENTENCE_TRANSFORMERS_TAG = "sentence-transformers"
 SENTENCE_HEADS = {
     "np": """\
@@ -160,8 +160,8 @@ print(tokenizer.decode(inputs["input_ids"][0][start : end + 1]))""",
     "ForImageClassification": """\
 from PIL import Image
 
-picture = Image.open("picture.png").convert("RGB")
-logits = model(**processor(picture, return_tensors="{tensors}")).logits[0]
+image = Image.open("image.png").convert("RGB")
+logits = model(**processor(image, return_tensors="{tensors}")).logits[0]
 print(model.config.id2label[int(logits.argmax())])""",
 }
 
@@ -175,11 +175,16 @@ def snippet(
     chat: bool = False,
     sentences: bool = False,
 ) -> str:
-    """Return the lines that load and call a model: with hfseq for "np", transformers for "pt".
+    """Returns code that loads and calls a model.
 
-    ``custom_code`` is for checkpoints that bring their PyTorch classes along; ``architecture`` is
-    the class of one that reads pictures or sound; ``chat`` is for a tokenizer with a chat template,
-    ``sentences`` for a model with sentence-transformers' files.
+    Args:
+        task: The suffix of the Auto class, e.g. "ForMaskedLM".
+        name: Directory or Hub ID of the model.
+        tensors: "np" for code with hfseq, "pt" for code with transformers.
+        custom_code: Whether the checkpoint contains its PyTorch classes.
+        architecture: The class of the model. Required for image and audio models.
+        chat: Whether the tokenizer has a chat template.
+        sentences: Whether the directory contains the files of sentence-transformers.
     """
     if sentences:
         return (SENTENCE_HEADS[tensors] + SENTENCE_CALL).format(name=name)
@@ -189,8 +194,8 @@ def snippet(
     if task == "ForImageClassification":
         head = head.replace("AutoTokenizer", "AutoImageProcessor")
         head = head.replace("tokenizer =", "processor =")
-    talks = chat and task == "ForCausalLM"
-    return (head + (CHAT if talks else CALLS.get(task, CALL))).format(
+    uses_chat = chat and task == "ForCausalLM"
+    return (head + (CHAT if uses_chat else CALLS.get(task, CALL))).format(
         task=task,
         name=name,
         tensors=tensors,
@@ -201,28 +206,34 @@ def snippet(
 
 def _media_snippet(architecture: str, name: str, tensors: str) -> str:
     call = MEDIA[architecture][1]
-    heard = call.startswith(AUDIO_INPUT)
-    reader = "AutoFeatureExtractor" if heard else "AutoImageProcessor"
-    ours = tensors == "np"
-    names = [reader, *(["AutoTokenizer"] if "tokenizer" in call else [])]
+    is_audio = call.startswith(AUDIO_INPUT)
+    processor = "AutoFeatureExtractor" if is_audio else "AutoImageProcessor"
+    uses_hfseq = tensors == "np"
+    names = [processor, *(["AutoTokenizer"] if "tokenizer" in call else [])]
     lines = [
-        "import soundfile" if heard else "from PIL import Image",
-        f"from transformers import {', '.join(names if ours else [*names, architecture])}",
+        "import soundfile" if is_audio else "from PIL import Image",
+        f"from transformers import {', '.join(names if uses_hfseq else [*names, architecture])}",
         "",
-        *([f"from hfseq import Flax{architecture}", ""] if ours else []),
-        f'reader = {reader}.from_pretrained("{name}")',
+        *([f"from hfseq import Flax{architecture}", ""] if uses_hfseq else []),
+        f'processor = {processor}.from_pretrained("{name}")',
         *([f'tokenizer = AutoTokenizer.from_pretrained("{name}")'] if names[1:] else []),
-        f'model = {"Flax" * ours}{architecture}.from_pretrained("{name}")',
-        call.format(tensors=tensors, sequences=".sequences" if ours else ""),
+        f'model = {"Flax" * uses_hfseq}{architecture}.from_pretrained("{name}")',
+        call.format(tensors=tensors, sequences=".sequences" if uses_hfseq else ""),
     ]
     return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class CardDataset:
-    """Data the model was trained on; ``files`` as given by the user, none for a Hub dataset.
+    """A training dataset.
 
-    ``source`` says where it is from and under which licence.
+    Attributes:
+        name: The name of the dataset.
+        config: The configuration of a Hub dataset.
+        files: The files as specified by the user. Empty for a Hub dataset.
+        documents: The number of documents.
+        tokens: The number of tokens.
+        source: The origin and license of the data.
     """
 
     name: str
@@ -245,7 +256,16 @@ class CardResult:
 
 @dataclass(frozen=True)
 class TrainingNumbers:
-    """What a run's log says: last values of all metrics, medians of the rates, the best loss."""
+    """The numbers in the log of a run.
+
+    Attributes:
+        steps: The last step.
+        last: The last value of each metric.
+        medians: The medians of the throughput and the MFU.
+        best_eval_loss: The lowest evaluation loss.
+        best_step: The step of the lowest evaluation loss.
+        duration_s: The time between the first and the last record in seconds.
+    """
 
     steps: int
     last: Mapping[str, float]
@@ -257,16 +277,45 @@ class TrainingNumbers:
 
 @dataclass
 class CardContext:
-    """Everything a card can say; what is left empty is left out of it.
+    """The content of a card. Empty fields are omitted.
 
-    ``architecture`` is a class name ("RobertaForMaskedLM"), ``repo_id`` the name on the Hub if the
-    model has one, ``command`` what the user typed, ``duration_s`` seconds, ``throughput`` tokens a
-    second, ``mfu`` a fraction, ``sample_outputs`` pairs of input and output. ``stock`` says whether
-    transformers has the architecture in PyTorch, ``custom_code`` whether the checkpoint brings its
-    PyTorch classes along; ``pipeline_tag`` overrides the architecture's. ``tags`` are for the Hub,
-    ``chat`` says whether the tokenizer has a chat template. ``about`` is a line on the
-    architecture, ``findings`` are Markdown sections that follow the results. ``emissions_g`` is the
-    CO2 equivalent of the training in grams and ``emissions_source`` how that is known.
+    Attributes:
+        model_name: The title.
+        architecture: The class name, e.g. "RobertaForMaskedLM".
+        model_type: The model type.
+        language: Language codes.
+        licence: The license of the model.
+        command: The command of the user.
+        datasets: The training data.
+        tokenizer: A description of the tokenizer.
+        hyperparameters: Flags and their values.
+        hardware: The devices.
+        versions: Package versions.
+        duration_s: Training time in seconds.
+        throughput: Tokens per second.
+        mfu: Model FLOPs utilization as a fraction.
+        parameters: The number of parameters.
+        steps: The number of steps.
+        tokens_seen: The number of training tokens.
+        eval_results: The evaluation results.
+        curve_file: File name of the learning curve.
+        sample_outputs: Pairs of input and output.
+        limits: The section on limitations.
+        citation: BibTeX entries.
+        about: A line about the architecture.
+        findings: Markdown sections after the results.
+        extra_sections: Markdown sections before the limitations.
+        description: The introduction. Default: `summary()`.
+        repo_id: The Hub ID of the model.
+        base_model: The model that was fine-tuned.
+        pipeline_tag: Overrides the Hub task of the architecture.
+        emissions_g: CO2 equivalent of the training in grams.
+        emissions_source: How `emissions_g` was determined.
+        stock: Whether transformers has the architecture in PyTorch.
+        custom_code: Whether the checkpoint contains its PyTorch classes.
+        adapter: A description of the LoRA adapter.
+        tags: Further Hub tags.
+        chat: Whether the tokenizer has a chat template.
     """
 
     model_name: str
@@ -308,7 +357,7 @@ class CardContext:
 
     @property
     def task(self) -> str:
-        """The Auto class suffix: "ForMaskedLM" of RobertaForMaskedLM, "" of RobertaModel."""
+        """The suffix of the Auto class, e.g. "ForMaskedLM", or an empty string."""
         for ending, task in ENDINGS.items():
             if self.architecture.endswith(ending):
                 return task
@@ -321,10 +370,13 @@ class CardContext:
         dataset: str = "",
         split_datasets: Mapping[str, str] | None = None,
     ) -> CardContext:
-        """Return a copy whose numbers are those of the run's log.
+        """Returns a copy with the numbers of the log of the run.
 
-        ``dataset`` names the evaluation data; without it, the training data's name is used.
-        ``own`` names that of splits ("validation", "test") that have data of their own.
+        Args:
+            metrics_jsonl: The log.
+            dataset: Name of the evaluation data. Default: the name of the training data.
+            split_datasets: Names of the data of the splits "validation" and "test", if they have
+                separate data.
         """
         numbers = load_training_numbers(metrics_jsonl)
         dataset = dataset or ", ".join(data.name for data in self.datasets) or "validation data"
@@ -348,11 +400,11 @@ class CardContext:
         )
 
     def metadata(self, results: Sequence[CardResult]) -> ModelCardData:
-        """Return what the Hub reads of the card: licence, data, ``results`` and so on."""
+        """Returns the metadata for the Hub: license, data, `results` and so on."""
         from huggingface_hub import EvalResult, ModelCardData
 
-        known = MEDIA[self.architecture][0] if self.architecture in MEDIA else None
-        pipeline = self.pipeline_tag or known or PIPELINES.get(self.task)
+        media_pipeline = MEDIA[self.architecture][0] if self.architecture in MEDIA else None
+        pipeline = self.pipeline_tag or media_pipeline or PIPELINES.get(self.task)
         evaluations = [
             EvalResult(
                 task_type=pipeline or "other",
@@ -403,50 +455,50 @@ class CardContext:
 
     @property
     def hub_base(self) -> str | None:
-        """The model that this one was fine-tuned from, if it has a name on the Hub."""
+        """The Hub ID of the model that was fine-tuned, if it has one."""
         name = self.base_model or ""
         on_hub = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) and not Path(name).exists()
         return name if on_hub else None
 
     def summary(self) -> str:
-        """Return a sentence on the model, for a card without a description."""
+        """Returns a sentence about the model, for cards without a description."""
         count, size = self.parameters or 0, ""
         for unit, word in ((1, ""), (1e3, " thousand"), (1e6, " million"), (1e9, " billion")):
             if count >= unit:
                 size = f" with {count / unit:.3g}{word} parameters"
         base = self.hub_base
-        begun = f", fine-tuned from [{base}](https://huggingface.co/{base})" if base else ""
+        origin = f", fine-tuned from [{base}](https://huggingface.co/{base})" if base else ""
         names = ", ".join(data.name for data in self.datasets)
         data = f" on {names}" if names else ""
-        return f"`{self.architecture}`{size}{begun}, trained{data} in JAX with hfseq."
+        return f"`{self.architecture}`{size}{origin}, trained{data} in JAX with hfseq."
 
     def training_facts(self) -> list[tuple[str, str]]:
-        """Return what is known of the training, by its label."""
-        carbon, took = "", ""
+        """Returns pairs of label and value about the training."""
+        carbon, duration = "", ""
         if self.emissions_g is not None:
             source = f" ({self.emissions_source})" if self.emissions_source else ""
             carbon = f"{self.emissions_g:,.0f} g{source}"
         if self.duration_s:
             minutes, seconds = divmod(round(self.duration_s), 60)
             hours, minutes = divmod(minutes, 60)
-            took = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-            took = f"{hours} h {minutes} min" if hours else took
-        facts = {
+            duration = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+            duration = f"{hours} h {minutes} min" if hours else duration
+        values = {
             "Adapter": self.adapter,
             "Steps": _count(self.steps),
             "Tokens seen": _count(self.tokens_seen),
-            "Training time": took,
+            "Training time": duration,
             "Throughput": f"{self.throughput:,.0f} tokens/s" if self.throughput else "",
-            "Model FLOPs utilisation": f"{self.mfu:.1%}" if self.mfu else "",
+            "Model FLOPs utilization": f"{self.mfu:.1%}" if self.mfu else "",
             "Hardware": self.hardware,
             "CO2 equivalent": carbon,
             "Software": ", ".join(f"{name} {version}" for name, version in self.versions.items()),
         }
-        return [(name, value) for name, value in facts.items() if value]
+        return [(name, value) for name, value in values.items() if value]
 
 
 def load_training_numbers(metrics_jsonl: str | os.PathLike[str]) -> TrainingNumbers:
-    """Read a ``metrics.jsonl``; metrics are found with and without the prefix ``train_``."""
+    """Reads a `metrics.jsonl`. Metrics may or may not have the prefix `train_`."""
     records = read_metrics(metrics_jsonl)
     values: dict[str, list[float]] = {}
     for record in records:
@@ -461,8 +513,8 @@ def load_training_numbers(metrics_jsonl: str | os.PathLike[str]) -> TrainingNumb
     times = [r["time"] for r in records if "time" in r]
     return TrainingNumbers(
         steps=max((r["step"] for r in records), default=0),
-        last={name: seen[-1] for name, seen in values.items()},
-        medians={name: median(seen) for name, seen in values.items() if name in RATES},
+        last={name: series[-1] for name, series in values.items()},
+        medians={name: median(series) for name, series in values.items() if name in RATES},
         best_eval_loss=best_loss,
         best_step=best_step,
         duration_s=times[-1] - times[0] if len(times) > 1 else None,
@@ -470,9 +522,12 @@ def load_training_numbers(metrics_jsonl: str | os.PathLike[str]) -> TrainingNumb
 
 
 def write_model_card(output_dir: str | os.PathLike[str], context: CardContext) -> Path:
-    """Write the card to README.md, or to MODEL_CARD.md if the README is the user's own.
+    """Writes the card to README.md, or to MODEL_CARD.md if the README was written by the user.
 
-    Sections that plugins add (hook ``model_card_sections``) come before the limits.
+    Sections of plugins (hook `model_card_sections`) precede the limitations.
+
+    Returns:
+        The path of the card.
     """
     directory = Path(output_dir)
     path = directory / "README.md"
@@ -484,15 +539,15 @@ def write_model_card(output_dir: str | os.PathLike[str], context: CardContext) -
 
 
 def render_model_card(context: CardContext) -> str:
-    """Return the card as Markdown with its metadata block."""
+    """Returns the card as Markdown with its metadata block."""
     import jinja2
 
     def cell(value: object) -> str:
-        """Keep text within one cell of a Markdown table."""
+        """Formats a value for one cell of a Markdown table."""
         return " ".join(str("" if value is None else value).split()).replace("|", r"\|")
 
     def fence(text: str, language: str = "") -> str:
-        """Write a code block whose fence is longer than any run of backticks inside."""
+        """Returns a code block with a fence that is longer than all backticks inside."""
         longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
         ticks = "`" * max(3, longest + 1)
         return f"{ticks}{language}\n{text}\n{ticks}"
@@ -516,7 +571,7 @@ def render_model_card(context: CardContext) -> str:
     name = context.repo_id or context.model_name
     torch = context.stock or context.custom_code
     sentences = SENTENCE_TRANSFORMERS_TAG in context.tags
-    variables = vars(context) | {  # plugins that add sections see them too
+    variables = vars(context) | {  # also passed to plugins that add sections
         "context": context,
         "card_data": context.metadata(results).to_yaml(),
         "marker": MARKER,

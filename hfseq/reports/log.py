@@ -1,7 +1,7 @@
-"""What the log of a run says: how far it is, how fast, how well, and what went wrong.
+"""Summaries of the log of a run: progress, throughput, results, problems.
 
-Everything comes from ``metrics.jsonl``, which is whole but for its last line while a run writes it;
-flags come from the record that a run begins with, or from ``training_args.json``.
+All values come from `metrics.jsonl`, which is complete except for its last line while a run writes
+it. Flags come from the first record of a run, or from `training_args.json`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from hfseq.errors import DataError, parse_json
 LOG_FILE = "metrics.jsonl"
 FLAGS_FILE = "training_args.json"
 
-#: Files that only a run that came to its end writes.
+#: Files that only finished runs contain.
 RESULT_FILES = ("train_results.json", "eval_results.json")
 
-#: Names of the training loss, today's and that of old logs.
+#: Names of the training loss in current and older logs.
 LOSS_NAMES = ("train_loss", "loss")
 
-#: Metrics, beside all that end in "_loss", of which the smallest is the best.
+#: Metrics for which smaller is better, in addition to names that end in "_loss".
 SMALLER_IS_BETTER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 
-#: Recent records that rates and the time to go are taken from.
+#: Number of recent records for rates and the remaining time.
 RECENT_RECORDS = 20
 
-#: A loss so much above the median of those before it is a spike: a share of it, and nats.
+#: A loss is a spike if it exceeds the median of the previous ones by this share and by these nats.
 SPIKE_SHARE, SPIKE_NATS, SPIKE_WINDOW = 0.25, 0.5, 10
 
-#: A run that has written nothing for so many of its usual intervals, and seconds, has ended.
+#: A run without new records for this number of usual intervals, and of seconds, has ended.
 SILENT_INTERVALS, SILENT_SECONDS = 10, 300
 
-#: Flags that say where something lies or what is shown, not what is trained.
+#: Flags about paths and output, which do not affect training.
 IGNORED_FLAGS = (
     *("output_dir", "run_name", "report_to", "hub_model_id", "push_to_hub", "disable_tqdm"),
     *("overwrite_output_dir", "data_cache_dir", "compilation_cache_dir", "cache_dir", "debug"),
@@ -50,17 +50,17 @@ Record = dict[str, Any]
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[Record]:
-    """Return the records of a ``metrics.jsonl`` in file order, without lines torn by a crash."""
+    """Returns the records of a `metrics.jsonl` in file order, without incomplete lines."""
     return [record for _, record in read_lines(path)]
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, Record]]:
-    """Yield each whole line of a ``metrics.jsonl`` and the record that it is."""
+    """Yields each complete line of a `metrics.jsonl`, and its record."""
 
-    def belongs(name: str, value: object) -> bool:
+    def is_valid(name: str, value: object) -> bool:
         if name == "run":
             return isinstance(value, dict)
-        if isinstance(value, int):  # nobody measures more, and a float holds no more than 1e308
+        if isinstance(value, int):  # larger integers are not metrics, and overflow a float
             return abs(value) < 2**63
         number = isinstance(value, float) or (value is None and name != "time")
         return name == "text" or number
@@ -69,30 +69,36 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, Record]]:
         for line in file:
             try:
                 record = parse_json(line)
-            except ValueError:  # torn by a crash
+            except ValueError:  # incomplete after a crash
                 continue
             if isinstance(record, dict) and type(record.get("step")) is int:
-                kept = {name: v for name, v in record.items() if belongs(name, v)}
-                if "step" in kept:
-                    yield line, kept
+                valid_record = {name: v for name, v in record.items() if is_valid(name, v)}
+                if "step" in valid_record:
+                    yield line, valid_record
 
 
 def smaller_is_better(name: str) -> bool:
-    """Tell of which metrics the smallest is the best, with or without the prefix "eval_"."""
+    """Returns whether smaller values of a metric are better, with or without the prefix "eval_"."""
     plain = name.removeprefix("eval_")
     return plain in SMALLER_IS_BETTER or plain.endswith("_loss")
 
 
 class RunLog:
-    """The log of one run; ``path`` is its output directory or the log itself.
+    """The log of a run.
 
-    **Raises:** DataError where there is no log, or nothing in it.
+    Args:
+        path: The output directory of the run, or the log file.
+
+    Raises:
+        DataError: The log does not exist, or is empty.
     """
 
     def __init__(self, path: str | Path):
         path = Path(path).expanduser()
         if not path.exists():
-            raise DataError(f"there is no '{path}' (in '{Path.cwd()}'): give a run's output_dir")
+            raise DataError(
+                f"'{path}' does not exist (in '{Path.cwd()}'): use the output_dir of a run"
+            )
         self.file = path / LOG_FILE if path.is_dir() else path
         self.folder = self.file.parent
         if not self.file.is_file():
@@ -104,33 +110,33 @@ class RunLog:
             self.is_truncated = file.read(1) not in (b"", b"\n")
         self.records = read_metrics(self.file)
         if not self.records:
-            raise DataError(f"{self.file} holds no records yet: nothing was logged")
+            raise DataError(f"{self.file} contains no records: nothing was logged yet")
 
     @property
     def name(self) -> str:
-        """The name of the directory."""
+        """The name of the output directory."""
         return self.folder.resolve().name
 
     def flags(self) -> Record:
-        """Return the flags of the run, as far as they are known."""
+        """Returns the flags of the run, as far as they are known."""
         flags: Record = {}
         path = self.folder / FLAGS_FILE
         if path.is_file():
             try:
                 content = parse_json(path.read_bytes())
                 flags = content if isinstance(content, dict) else {}
-            except (OSError, ValueError):  # the log is what is asked for
+            except (OSError, ValueError):  # optional: the log may contain the flags
                 flags = {}
         for record in self.starts():
             flags = {**flags, **record["run"]}
         return flags
 
     def starts(self) -> list[Record]:
-        """Return the records that beginnings and resumptions of the run left."""
+        """Returns the records that were written when the run started or resumed."""
         return [record for record in self.records if isinstance(record.get("run"), dict)]
 
     def points(self, *names: str) -> list[tuple[int, float]]:
-        """Return (step, value) of the first of ``names`` that occurs, finite values only."""
+        """Returns the finite (step, value) pairs of the first of `names` that is in the log."""
         for name in names:
             points = [(r["step"], float(r[name])) for r in self.records if _finite(r.get(name))]
             if points:
@@ -138,11 +144,11 @@ class RunLog:
         return []
 
     def train_records(self) -> list[Record]:
-        """Return the records of training steps."""
+        """Returns the records of training steps."""
         return [record for record in self.records if any(name in record for name in LOSS_NAMES)]
 
     def evaluations(self) -> list[Record]:
-        """Return a record a step with all that was evaluated there."""
+        """Returns one record per step with all evaluation metrics of that step."""
         steps: dict[int, Record] = {}
         for record in self.records:
             metrics = {k: v for k, v in record.items() if k.startswith("eval_") and _number(v)}
@@ -156,15 +162,19 @@ class RunLog:
         return max(record["step"] for record in self.records)
 
     def status(self, total: int | None, silence: float) -> str:
-        """Return finished, running or stopped; without a known end, what is silent has ended.
+        """Returns "finished", "running", "stopped", or "ended".
 
-        ``total`` is the last step that the run is to make, ``silence`` the seconds since a record.
+        A run without a known last step counts as ended after a long time without new records.
+
+        Args:
+            total: The last step of the run, if it is known.
+            silence: Seconds since the last record.
         """
         if total is not None and self.step >= total:
             return "finished"
         recent = self.train_records()[-RECENT_RECORDS:]
         times = [float(record["time"]) for record in recent if _number(record.get("time"))]
-        gaps = [after - before for before, after in itertools.pairwise(times)]
+        gaps = [following - previous for previous, following in itertools.pairwise(times)]
         if silence < max(SILENT_SECONDS, SILENT_INTERVALS * (median(gaps) if gaps else 0.0)):
             return "running"
         if total is not None:
@@ -174,7 +184,7 @@ class RunLog:
         )
 
     def best(self) -> Record | None:
-        """Return the evaluation that was best by the metric which the run chose."""
+        """Returns the best evaluation by the metric that the run selects checkpoints with."""
         flags = self.flags()
         name = flags.get("metric_for_best_model") or "eval_loss"
         name = name if str(name).startswith("eval_") else f"eval_{name}"
@@ -187,7 +197,12 @@ class RunLog:
         return best and {"metric": name, "value": best[name], "step": best["step"]}
 
     def warnings(self, status: str, total: int | None) -> Iterator[str]:
-        """Say where the loss was no number or jumped up, and whether run and log are whole."""
+        """Yields messages about problems: a bad or suddenly higher loss, an incomplete run or log.
+
+        Args:
+            status: The result of `status`.
+            total: The last step of the run, if it is known.
+        """
         points = self.points(*LOSS_NAMES)
         spikes = []
         for at in range(SPIKE_WINDOW, len(points)):
@@ -196,20 +211,28 @@ class RunLog:
                 spikes.append(points[at][0])
         train = self.train_records()
         bad = [r["step"] for r in train if not any(_finite(r.get(name)) for name in LOSS_NAMES)]
-        for steps, what in ((bad, "was NaN or infinite"), (spikes, "jumped up")):
+        for steps, problem in ((bad, "was NaN or infinite"), (spikes, "jumped up")):
             if steps:
-                shown = ", ".join(f"{at:,}" for at in steps[:6])
-                more = f" and {len(steps) - 6} more" if len(steps) > 6 else ""
+                step_list = ", ".join(f"{at:,}" for at in steps[:6])
+                omitted = f" and {len(steps) - 6} more" if len(steps) > 6 else ""
                 plural = "s" if len(steps) > 1 else ""
-                yield f"the loss {what} at step{plural} {shown}{more}"
+                yield f"the loss {problem} at step{plural} {step_list}{omitted}"
         if status == "stopped":
-            yield f"stopped at step {self.step:,} of {total:,}; the same command goes on from there"
+            yield f"stopped at step {self.step:,} of {total:,}; run the same command to resume"
         if self.is_truncated:
-            yield "the last line of the log is not complete (being written, or cut off)"
+            yield "the last line of the log is incomplete (still being written, or truncated)"
 
 
 def summarize(log: RunLog, now: float | None = None) -> Record:
-    """Return what people ask of a run; JSON's types, None where the log does not say."""
+    """Summarizes the log of a run.
+
+    Args:
+        log: The log.
+        now: The current time. Default: the system time.
+
+    Returns:
+        Values of JSON types by name. Unknown values are `None`.
+    """
     flags, train, step = log.flags(), log.train_records(), log.step
     last = {name: value for record in train for name, value in record.items()}
     totals = (flags.get(name) for name in ("total_steps", "max_steps"))
@@ -248,7 +271,7 @@ def summarize(log: RunLog, now: float | None = None) -> Record:
 
 
 def _recent(train: Sequence[Record], name: str) -> float | None:
-    """Return the median of a rate over the last records that have it, by either of its names."""
+    """Returns the median of a rate over the last records with it, under either name."""
     keys = (name, f"train_{name}")
     rates = [record[key] for record in train for key in keys if _finite(record.get(key))]
     return float(median(rates[-RECENT_RECORDS:])) if rates else None
@@ -263,13 +286,14 @@ def _finite(value: Any) -> bool:
 
 
 def unique_names(logs: Sequence[RunLog]) -> dict[str, RunLog]:
-    """Return the runs by names that differ: that of the directory, or of more of its path.
+    """Returns the runs by unique names: the directory name, or as much of the path as necessary.
 
-    **Raises:** DataError for a run that is given twice.
+    Raises:
+        DataError: A run is specified twice.
     """
     paths = [log.folder.resolve() for log in logs]
     if len(set(paths)) < len(paths):
-        raise DataError(f"{next(p for p in paths if paths.count(p) > 1)} is given twice")
+        raise DataError(f"{next(p for p in paths if paths.count(p) > 1)} is specified twice")
     depth = 1
     while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
@@ -277,21 +301,23 @@ def unique_names(logs: Sequence[RunLog]) -> dict[str, RunLog]:
 
 
 def compare(logs: Sequence[RunLog]) -> Record:
-    """Return a summary of each run by name, and the flags that differ; JSON's types."""
+    """Returns a summary of each run by name, and the flags that differ, as JSON types."""
     runs = unique_names(logs)
     flags = {
         name: {key: value for key, value in log.flags().items() if value not in (None, [])}
         for name, log in runs.items()
     }
-    known = {name: given for name, given in flags.items() if given}
-    keys = {key for given in known.values() for key in given if key not in IGNORED_FLAGS}
+    known_flags = {name: run_flags for name, run_flags in flags.items() if run_flags}
+    keys = {
+        key for run_flags in known_flags.values() for key in run_flags if key not in IGNORED_FLAGS
+    }
     different = {
-        key: {name: given.get(key) for name, given in known.items()}
+        key: {name: run_flags.get(key) for name, run_flags in known_flags.items()}
         for key in sorted(keys)
-        if len({repr(given.get(key)) for given in known.values()}) > 1
+        if len({repr(run_flags.get(key)) for run_flags in known_flags.values()}) > 1
     }
     return {
         "runs": {name: summarize(log) for name, log in runs.items()},
         "different_flags": different,
-        "without_flags": [name for name, given in flags.items() if not given],
+        "without_flags": [name for name, run_flags in flags.items() if not run_flags],
     }

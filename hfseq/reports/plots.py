@@ -1,4 +1,4 @@
-"""Pictures of runs, drawn from their ``metrics.jsonl``: one's learning curve, several compared."""
+"""Plots of runs from their `metrics.jsonl`: the learning curve of one run, or several compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TRAIN_COLOR, EVAL_COLOR, TEXT_COLOR, GRID_COLOR = "#3b76af", "#d95f30", "#333333", "#dddddd"
 DASHES = ((5, 3), (1.5, 2), (7, 2, 1.5, 2))
 
-#: Okabe and Ito's colours, which most colour-blind people tell apart, dark enough for white.
+#: Colors by Okabe and Ito for color-blind readers, dark enough for a white background.
 RUN_COLORS = (
     "#0072b2",
     "#d55e00",
@@ -33,7 +33,7 @@ RUN_COLORS = (
     "#8f7bd6",
 )
 
-#: Metrics of validation data by name, of which the first that a log has twice gets a panel.
+#: Validation metrics by name. The first one with several values in the log gets a panel.
 METRICS = {
     "eval_bleu": "BLEU",
     "eval_matthews_correlation": "Matthews correlation",
@@ -46,17 +46,17 @@ METRICS = {
 LEARNING_RATE = ("train_learning_rate", "learning_rate")
 TOKENS_SEEN = ("tokens_seen", "train_tokens_seen")
 
-#: What the horizontal axis shows: the metrics that say it, and its label.
+#: Horizontal axes: the metrics with the values, and the label.
 AXES = {
     "step": ((), "step"),
     "tokens": (TOKENS_SEEN, "tokens seen"),
-    "time": (("train_runtime",), "time of training"),
+    "time": (("train_runtime",), "training time"),
 }
 
-#: Points from which on a training loss is drawn as its running mean, its values faint behind it.
+#: Number of points from which the running mean of a loss is drawn over its faint values.
 SMOOTH_FROM = 30
 
-#: Values beyond are left out as infinite ones are: matplotlib's ticks overflow.
+#: Larger values are omitted like infinite ones, because matplotlib's ticks overflow.
 DRAWABLE = 1e100
 
 Curve = tuple["np.ndarray", "np.ndarray"]
@@ -68,21 +68,35 @@ def learning_curve(
     title: str | None = None,
     baselines: Mapping[str, float] | None = None,
 ) -> Path:
-    """Draw training and validation loss and, below, a metric and the learning rate over the steps.
+    """Draws training and validation loss and, below, a metric and the learning rate over the steps.
 
-    ``baselines`` are horizontal lines, for instance ``{"unigram entropy": 6.9}``. Steps without a
-    finite value are left out; DataError if no loss is left to draw.
+    Values that are not finite are omitted.
+
+    Args:
+        metrics_jsonl: The log of the run.
+        output_png: The file to write.
+        title: The title.
+        baselines: Values of horizontal lines by label, e.g. `{"unigram entropy": 6.9}`.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        DataError: The log contains no finite loss.
     """
     records = read_metrics(metrics_jsonl)
     if not any(len(read_curve(records, name)[0]) for name in (*LOSS_NAMES, "eval_loss")):
-        raise DataError(f"{metrics_jsonl} holds no finite train_loss or eval_loss to draw")
+        raise DataError(f"{metrics_jsonl} contains no finite train_loss or eval_loss to draw")
     return save_figure(draw_learning_curve(records, title, baselines or {}), Path(output_png))
 
 
 def draw_learning_curve(
     records: Sequence[Record], title: str | None, baselines: Mapping[str, float]
 ) -> Figure:
-    """Return the figure; not pyplot, so that it needs no display and leaves no global state."""
+    """Returns the figure of the learning curve.
+
+    It does not use pyplot, so it needs no display and does not change global state.
+    """
     import numpy as np
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -171,10 +185,19 @@ def draw_comparison(
     x: str = "step",
     metric: str | None = None,
 ) -> Path:
-    """Draw the training loss of each run, and its evaluations as points; or ``metric`` alone.
+    """Draws the training losses of several runs and their evaluations as points, or one metric.
 
-    ``x`` is "step", "tokens" or "time" (seconds of training). DataError if there is nothing to
-    draw.
+    Args:
+        logs: The logs of the runs.
+        output_png: The file to write.
+        x: The horizontal axis: "step", "tokens" or "time" (training time).
+        metric: The metric to draw instead of the losses.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        DataError: There is nothing to draw.
     """
     import numpy as np
     from matplotlib.figure import Figure
@@ -185,35 +208,39 @@ def draw_comparison(
     panel = figure.subplots()
     style_axes(panel)
     for number, (name, log) in enumerate(runs.items()):
-        colour = RUN_COLORS[number % len(RUN_COLORS)]
+        color = RUN_COLORS[number % len(RUN_COLORS)]
         label: str | None = name
-        known, places = read_curve(log.records, *AXES[x][0])
+        known_steps, x_values = read_curve(log.records, *AXES[x][0])
 
-        def place(steps: np.ndarray, known: np.ndarray = known, places: np.ndarray = places) -> Any:
+        def to_x(
+            steps: np.ndarray,
+            known_steps: np.ndarray = known_steps,
+            x_values: np.ndarray = x_values,
+        ) -> Any:
             if x == "step":
                 return steps
-            if not len(known):
-                raise DataError(f"a run's log has no {AXES[x][0][0]}: compare by --x step")
-            return np.interp(steps, [0, *known], [0, *places])
+            if not len(known_steps):
+                raise DataError(f"the log of a run has no {AXES[x][0][0]}: use --x step")
+            return np.interp(steps, [0, *known_steps], [0, *x_values])
 
         steps, losses = read_curve(log.records, *((metric,) if metric else LOSS_NAMES))
         if len(steps):
-            _draw_loss(panel, place(steps), losses, colour).set_label(label)
+            _draw_loss(panel, to_x(steps), losses, color).set_label(label)
             label = None
         steps, losses = read_curve(log.records, "eval_loss")
         if metric is None and len(steps):
             panel.plot(
-                place(steps),
+                to_x(steps),
                 losses,
                 "o",
-                color=colour,
+                color=color,
                 markersize=5,
                 markeredgecolor="white",
                 label=label,
             )
     if not panel.lines:
-        what = metric or "train_loss or eval_loss"
-        raise DataError(f"none of the runs has a finite {what} by {x} to draw")
+        metric_names = metric or "train_loss or eval_loss"
+        raise DataError(f"none of the runs has finite values of {metric_names} by {x} to draw")
     panel.set_ylabel(metric or "loss (nats); points: validation", color=TEXT_COLOR)
     panel.set_xlim(left=0)
     panel.set_xlabel(AXES[x][1], color=TEXT_COLOR)
@@ -229,36 +256,36 @@ def draw_comparison(
 
 
 def read_curve(records: Sequence[Record], *names: str) -> Curve:
-    """Return steps and values of the first of ``names`` that occurs, finite values only."""
+    """Returns steps and finite values of the first of `names` that is in the records."""
     import numpy as np
 
     for name in names:
         points = [(r["step"], r[name]) for r in records if isinstance(r.get(name), int | float)]
         if points:
             steps, values = np.array(points, dtype=np.float64).T
-            kept = np.abs(values) < DRAWABLE  # of NaN and infinities, too
-            return steps[kept], values[kept]
+            drawable = np.abs(values) < DRAWABLE  # false for NaN, too
+            return steps[drawable], values[drawable]
     return np.empty(0), np.empty(0)
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Return the centred running mean over ``window`` values, over fewer at the ends."""
+    """Returns the centered running mean over `window` values, or fewer at the ends."""
     import numpy as np
 
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
-    # As many values on either side: a lopsided window would bend the ends of a falling curve.
+    # The same number of values on both sides: otherwise the ends of a falling curve would bend.
     half = np.minimum(window // 2, np.minimum(index, len(values) - 1 - index))
     return (sums[index + half + 1] - sums[index - half]) / (2 * half + 1)
 
 
-def _draw_loss(panel: Axes, x: np.ndarray, losses: np.ndarray, colour: str) -> Line2D:
-    """Draw a loss that was logged often; returns the line that counts, which is smooth."""
+def _draw_loss(panel: Axes, x: np.ndarray, losses: np.ndarray, color: str) -> Line2D:
+    """Draws a loss curve, smoothed if it has many values, and returns its main line."""
     marker: str | None = "."
     if len(losses) >= SMOOTH_FROM:
-        panel.plot(x, losses, color=colour, alpha=0.25, linewidth=0.8)
+        panel.plot(x, losses, color=color, alpha=0.25, linewidth=0.8)
         losses, marker = smooth(losses, len(losses) // 25 | 1), None
-    (line,) = panel.plot(x, losses, color=colour, linewidth=1.8, marker=marker)
+    (line,) = panel.plot(x, losses, color=color, linewidth=1.8, marker=marker)
     return line
 
 
@@ -274,7 +301,7 @@ def _legend(panel: Axes, columns: int) -> None:
 
 
 def format_count(number: float) -> str:
-    """Write a count as people read it: 950, 12.5k, 3M, 1.2B."""
+    """Formats a number in short form: 950, 12.5k, 3M, 1.2B."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:.3g}{unit}"
@@ -282,7 +309,7 @@ def format_count(number: float) -> str:
 
 
 def style_axes(panel: Axes) -> None:
-    """Take away what distracts from the curves."""
+    """Applies a plain style to the axes."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color("#999999")
     panel.grid(axis="y", color=GRID_COLOR, linewidth=0.6)
@@ -291,7 +318,7 @@ def style_axes(panel: Axes) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure as PNG, whole or not at all; returns ``path``."""
+    """Writes the figure as PNG atomically, and returns `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})

@@ -1,7 +1,7 @@
-"""XLA's flags for accelerators: those worth trying, and those that a user gives, checked first.
+"""XLA flags for accelerators: the recommended sets and flags from the user, tested before use.
 
-XLA ends the process at a flag that it does not know, and reads all of them once, as jax starts. So
-they are tried in another process, without a device. Flags of TPUs are libtpu's.
+XLA aborts the process when it finds an unknown flag, and it reads all flags once, when jax starts.
+So flags are tested in a separate process, without a device. TPU flags are read by libtpu.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 NONE, RECOMMENDED = "none", "recommended"
 XLA_VARIABLE, LIBTPU_VARIABLE = "XLA_FLAGS", "LIBTPU_INIT_ARGS"
-#: For several devices: exchange runs beside products. No figures of ours stand behind them.
+#: For several devices: overlap communication with computation. Not benchmarked by hfseq.
 GPU_FLAGS = (
     "xla_gpu_enable_latency_hiding_scheduler=true",
     "xla_gpu_enable_pipelined_all_reduce=true",
@@ -37,22 +37,26 @@ TPU_FLAGS = (
     "xla_tpu_enable_data_parallel_all_reduce_opt=true",
 )
 _FLAG = re.compile(r"(--)?xla_\w+(=\S+)?")
-_SECONDS = 120.0  # that a trial may take
+_SECONDS = 120.0  # time limit of a test
 _TRIALS = {
     XLA_VARIABLE: "import jax; jax.jit(lambda x: x + 1)(1)",
-    LIBTPU_VARIABLE: "from hfseq.training import described; described.describe('v5e', 4)",
+    LIBTPU_VARIABLE: "from hfseq.training import aot; aot.describe('v5e', 4)",
 }
 
 
 def find_problem(value: str) -> str:
-    """Say what is wrong with the value of ``--accelerator_flags``; empty if it can be tried."""
+    """Checks the syntax of a value of `--accelerator_flags`.
+
+    Returns:
+        The error message, or an empty string. Whether XLA knows the flags is not checked.
+    """
     if value in (NONE, RECOMMENDED):
         return ""
-    wrong = [word for word in value.split() if not _FLAG.fullmatch(word)]
-    if not wrong and value.strip():
+    invalid = [word for word in value.split() if not _FLAG.fullmatch(word)]
+    if not invalid and value.strip():
         return ""
     return (
-        f"--accelerator_flags {value}: give {RECOMMENDED}, {NONE} or flags of XLA such as "
+        f"--accelerator_flags {value}: use {RECOMMENDED}, {NONE}, or XLA flags such as "
         f"'xla_gpu_enable_latency_hiding_scheduler=true'"
     )
 
@@ -60,9 +64,12 @@ def find_problem(value: str) -> str:
 def recommended_flags(
     platform: str | None = None, multiple_devices: bool | None = None
 ) -> tuple[str, ...]:
-    """Return what is recommended for the accelerators of this machine, or for ``kind``.
+    """Returns the recommended flags for a platform.
 
-    ``kind`` is "cuda", "tpu" or "" for none; for a single device there is nothing to recommend.
+    Args:
+        platform: "cuda", "tpu", or "" for no accelerator. Default: the platform of this machine.
+        multiple_devices: Whether the run uses several devices. Without them, no flags are
+            recommended. Default: whether this machine has several devices.
     """
     platform = local_accelerator() if platform is None else platform
     multiple_devices = local_device_count() > 1 if multiple_devices is None else multiple_devices
@@ -70,30 +77,39 @@ def recommended_flags(
 
 
 def local_accelerator() -> str:
-    """Return "cuda" or "tpu" for the accelerators of this machine, without starting jax."""
+    """Returns "cuda" or "tpu" for the accelerators of this machine, or "", without starting jax."""
     if "cpu" in os.environ.get("JAX_PLATFORMS", "").split(","):
         return ""
-    return "cuda" if Path("/proc/driver/nvidia/gpus").exists() else "tpu" if _chips() else ""
+    return (
+        "cuda"
+        if Path("/proc/driver/nvidia/gpus").exists()
+        else "tpu"
+        if _tpu_device_files()
+        else ""
+    )
 
 
 def local_device_count() -> int:
-    """Return how many accelerators this machine has; TPUs on several machines count as many."""
+    """Returns the number of accelerators of this machine, without starting jax.
+
+    Only the local chips of a TPU slice with several machines are counted.
+    """
     cards = Path("/proc/driver/nvidia/gpus")
-    return len(list(cards.iterdir())) if cards.exists() else len(_chips())
+    return len(list(cards.iterdir())) if cards.exists() else len(_tpu_device_files())
 
 
 def current_flags(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what is set of the variables that XLA and libtpu read."""
+    """Returns the variables that XLA and libtpu read flags from, as far as they are set."""
     return {name: environ[name] for name in (XLA_VARIABLE, LIBTPU_VARIABLE) if environ.get(name)}
 
 
 def apply_flags(value: str) -> None:
-    """Set the flags of ``--accelerator_flags`` in the environment; call it before jax starts.
+    """Sets the flags of `--accelerator_flags` in the environment. Must be called before jax starts.
 
-    Of those that are recommended the ones that this XLA does not know are left out, and said.
+    Recommended flags that the installed XLA does not know are skipped with a log message.
 
     Raises:
-        UsageError: a flag that was given is not known, or jax has started.
+        UsageError: A flag from the user is unknown, or jax has already started.
     """
     if value == NONE:
         return
@@ -101,47 +117,54 @@ def apply_flags(value: str) -> None:
     flags = [f"--{flag.removeprefix('--')}" for flag in flags]
     if not flags:
         logger.info(
-            "--accelerator_flags %s: there are not several accelerators here, none set", value
+            "--accelerator_flags %s: no flags set, this machine has at most one accelerator", value
         )
         return
     present = {name: os.environ.get(name, "").split() for name in (XLA_VARIABLE, LIBTPU_VARIABLE)}
-    wanted = [flag for flag in flags if flag not in present[variable_for(flag)]]
-    if wanted and aot.jax_has_started():
+    new_flags = [flag for flag in flags if flag not in present[variable_for(flag)]]
+    if new_flags and aot.jax_has_started():
         raise UsageError(
-            f"--accelerator_flags {value}: jax has started and reads no more flags: start Python "
-            f"with {' and '.join(f'{k}={v!r}' for k, v in _together(wanted).items())}"
+            f"--accelerator_flags {value}: jax has started and ignores new flags. Start Python "
+            f"with {' and '.join(f'{k}={v!r}' for k, v in _group_by_variable(new_flags).items())}"
         )
-    for name, flags_of_it in _together(wanted).items():
-        known = flags_of_it.split()
-        if try_flags(name, known):
-            failing = {flag: try_flags(name, [flag]) for flag in known}
-            failing = {flag: why for flag, why in failing.items() if why}
+    for name, flags_text in _group_by_variable(new_flags).items():
+        accepted = flags_text.split()
+        if try_flags(name, accepted):
+            failing = {flag: try_flags(name, [flag]) for flag in accepted}
+            failing = {flag: reason for flag, reason in failing.items() if reason}
             if value != RECOMMENDED or not failing:
-                told = "; ".join(failing.values()) or try_flags(name, known)
-                raise UsageError(f"--accelerator_flags: {told}")
-            for flag, why in failing.items():
-                logger.info("%s is left out: %s", flag, why)
-            known = [flag for flag in known if flag not in failing]
-        os.environ[name] = " ".join([*present[name], *known])
-        logger.info("%s: %s", name, " ".join(known))
+                reasons = "; ".join(failing.values()) or try_flags(name, accepted)
+                raise UsageError(f"--accelerator_flags: {reasons}")
+            for flag, reason in failing.items():
+                logger.info("skipping %s: %s", flag, reason)
+            accepted = [flag for flag in accepted if flag not in failing]
+        os.environ[name] = " ".join([*present[name], *accepted])
+        logger.info("%s: %s", name, " ".join(accepted))
 
 
 def variable_for(flag: str) -> str:
-    """Return the variable in which ``flag`` is read."""
+    """Returns the environment variable that `flag` is read from."""
     name = flag.removeprefix("--").partition("=")[0]
-    of_tpus = {one.partition("=")[0] for one in TPU_FLAGS}
-    return LIBTPU_VARIABLE if name.startswith("xla_tpu_") or name in of_tpus else XLA_VARIABLE
+    libtpu_flags = {tpu_flag.partition("=")[0] for tpu_flag in TPU_FLAGS}
+    return LIBTPU_VARIABLE if name.startswith("xla_tpu_") or name in libtpu_flags else XLA_VARIABLE
 
 
 def try_flags(variable: str, flags: Sequence[str]) -> str:
-    """Start jax elsewhere with ``flags``, in the variable that reads them; returns what went wrong.
+    """Starts jax with `flags` in a separate process, without using a device.
 
-    No device is taken for it. Where libtpu is not installed its flags do not start, either.
+    libtpu flags cannot be tested if libtpu is not installed; they count as failing.
+
+    Args:
+        variable: Environment variable that the flags are passed in.
+        flags: Flags with leading dashes.
+
+    Returns:
+        The reason why jax did not start, or an empty string.
     """
     environment = aot.environment()
     environment[variable] = " ".join([environment.get(variable, ""), *flags]).strip()
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", _TRIALS[variable]],
             env=environment,
             timeout=_SECONDS,
@@ -151,21 +174,20 @@ def try_flags(variable: str, flags: Sequence[str]) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"jax did not start within {_SECONDS:g} s with {' '.join(flags)}"
-    if done.returncode == 0:
+    if process.returncode == 0:
         return ""
-    unknown = re.search(r"(?i)unknown (?:command line )?flags?[^\n]*", done.stderr)
-    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    unknown = re.search(r"(?i)unknown (?:command line )?flags?[^\n]*", process.stderr)
+    last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
     return f"XLA does not start with {' '.join(flags)} ({unknown[0] if unknown else last})"
 
 
-def _together(flags: Sequence[str]) -> dict[str, str]:
-    """Return the flags by the variable that they belong into."""
-    found: dict[str, list[str]] = {}
+def _group_by_variable(flags: Sequence[str]) -> dict[str, str]:
+    """Returns the flags, joined by spaces, for each environment variable."""
+    groups: dict[str, list[str]] = {}
     for flag in flags:
-        found.setdefault(variable_for(flag), []).append(flag)
-    return {name: " ".join(some) for name, some in found.items()}
+        groups.setdefault(variable_for(flag), []).append(flag)
+    return {name: " ".join(group) for name, group in groups.items()}
 
 
-def _chips() -> list[Path]:
-    """Return the device files of TPU chips."""
+def _tpu_device_files() -> list[Path]:
     return [*Path("/dev").glob("accel*"), *Path("/dev/vfio").glob("[0-9]*")]

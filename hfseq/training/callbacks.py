@@ -1,9 +1,11 @@
-"""What happens around a step: what a callback is, and the ones that every run has.
+"""Callbacks: the interface, and the callbacks that every run has.
 
-A callback is a function ``f(info)``, called after each step, or an object with some of the moments
-of :class:`Callback`, which are those of Transformers' Trainer. A state that it returns replaces the
-run's. The order is a promise: before a step Calibrate, InspectSharding, Profile, Histograms; after
-it LogMetrics, Evaluate, the user's own, Save.
+A callback is a function `f(info)` that is called after each step, or an object with some of the
+methods of `Callback`, which are named as in the Transformers `Trainer`. A state that a callback
+returns replaces the state of the run.
+
+The order is fixed. Before a step: `Calibrate`, `InspectSharding`, `Profile`, `Histograms`. After a
+step: `LogMetrics`, `Evaluate`, the user's callbacks, `Save`.
 """
 
 from __future__ import annotations
@@ -46,12 +48,18 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class StepInfo:
-    """What a callback sees: the run, its state, where it stands, and what was measured last.
+    """The information that a callback receives.
 
-    ``batch`` is that of the step; ``metrics`` are the newest by name (``train_loss``,
-    ``eval_accuracy``); ``measured`` is what the last step returned, still on the devices: ``loss``,
-    ``grad_norm`` and ``bad``. The buffers of ``state`` are the next step's to overwrite: copy what
-    is to be kept.
+    The buffers of `state` are donated to the next step. Copy arrays that you want to keep.
+
+    Attributes:
+        run: The run.
+        state: The current training state.
+        progress: The number of completed steps, and other counters.
+        batch: The batch of the step.
+        metrics: The latest value of each metric by name, e.g. `train_loss` or `eval_accuracy`.
+        step_metrics: The outputs of the last step, still on the devices: `loss`, `grad_norm` and
+            `bad` (whether the loss or a gradient was not finite).
     """
 
     run: Run
@@ -63,23 +71,23 @@ class StepInfo:
 
 
 class Callback:
-    """The moments of a run; a state that one returns replaces the run's.
+    """Base class of callbacks. All methods are optional.
 
-    ``progress.step`` counts the steps that are done: before a step, and at the beginning, it is
-    that of the one before.
+    A state that a method returns replaces the state of the run. `progress.step` is the number of
+    completed steps, so in `on_step_begin` it is the number of the previous step.
     """
 
     def on_train_begin(self, info: StepInfo) -> TrainState | None:
-        """Before the first step of this process."""
+        """Called before the first step of this process."""
 
     def on_step_begin(self, info: StepInfo) -> TrainState | None:
-        """Before a step, whose batch is there."""
+        """Called before each step, with its batch."""
 
     def on_step_end(self, info: StepInfo) -> TrainState | None:
-        """After a step."""
+        """Called after each step."""
 
     def on_train_end(self, info: StepInfo) -> TrainState | None:
-        """After the last step, or the one after which a signal stops the run."""
+        """Called after the last step, or after the step at which a signal stops the run."""
 
 
 CallbackFunction: TypeAlias = Callable[[StepInfo], TrainState | None]
@@ -87,41 +95,45 @@ EVENTS = ("on_train_begin", "on_step_begin", "on_step_end", "on_train_end")
 
 
 def every(steps: int, function: CallbackFunction) -> CallbackFunction:
-    """Return a callback that calls ``function(info)`` after every ``steps``-th step."""
+    """Returns a callback that calls `function(info)` after every `steps`-th step."""
 
-    def called(info: StepInfo) -> TrainState | None:
+    def on_step_end(info: StepInfo) -> TrainState | None:
         return function(info) if info.progress.step % steps == 0 else None
 
-    return called
+    return on_step_end
 
 
 def find_handlers(
-    moment: str, callbacks: Sequence[Callback | CallbackFunction]
+    event: str, callbacks: Sequence[Callback | CallbackFunction]
 ) -> list[CallbackFunction]:
-    """Return what is called at a moment, in the order of ``callbacks``.
+    """Returns the functions to call for an event, in the order of `callbacks`.
+
+    Args:
+        event: A name from `EVENTS`.
+        callbacks: Functions, which are called at `on_step_end`, or objects with methods for events.
 
     Raises:
-        UsageError: one is neither a function nor an object with one of the moments.
+        UsageError: A callback is neither a function nor an object with one of the methods.
     """
-    found = []
+    handlers = []
     for callback in callbacks:
-        function = getattr(callback, moment, None)
+        handler = getattr(callback, event, None)
         if not any(hasattr(callback, name) for name in EVENTS):
             if not callable(callback):
                 raise UsageError(
-                    f"{callback!r} is no callback: give a function of a StepInfo, or an object "
-                    f"with one of {', '.join(EVENTS)}"
+                    f"{callback!r} is not a callback: use a function that accepts a StepInfo, or "
+                    f"an object with one of the methods {', '.join(EVENTS)}"
                 )
-            function = callback if moment == "on_step_end" else None
-        if function is not None:
-            found.append(function)
-    return found
+            handler = callback if event == "on_step_end" else None
+        if handler is not None:
+            handlers.append(handler)
+    return handlers
 
 
-def call_handlers(functions: Sequence[CallbackFunction], info: StepInfo) -> StepInfo:
-    """Call one after the other, each with the state that the one before it left."""
-    for function in functions:
-        state = function(info)
+def call_handlers(handlers: Sequence[CallbackFunction], info: StepInfo) -> StepInfo:
+    """Calls the functions in order, each with the state that the previous one returned."""
+    for handler in handlers:
+        state = handler(info)
         if state is not None:
             info = dataclasses.replace(info, state=state)
     return info
@@ -131,10 +143,10 @@ def call_handlers(functions: Sequence[CallbackFunction], info: StepInfo) -> Step
 
 
 class Calibrate(Callback):
-    """Measures what the products of an FP8 model need to know of the first batch."""
+    """Measures the scales of an FP8 model on the first batch."""
 
     def on_step_begin(self, info: StepInfo) -> TrainState | None:
-        """Run forwards and backwards once, of which nothing else is kept."""
+        """Runs one forward and backward pass before the first step and keeps only the scales."""
         if info.progress.step or not info.run.model.overwrite_with_gradient:
             return None
         logger.info("measuring the FP8 scales on the first batch")
@@ -144,19 +156,23 @@ class Calibrate(Callback):
 
 
 class InspectSharding(Callback):
-    """Prints for ``--inspect_sharding``, once, what lies where and what the devices exchange."""
+    """Prints the sharding report of `--inspect_sharding` once."""
 
     def on_step_begin(self, info: StepInfo) -> None:
-        """Report before the first step of this process."""
+        """Prints the report before the first step of this process."""
         if info.step_metrics is None:
             assert info.batch is not None
             collectives.print_report(info.run, info.state, info.batch)
 
 
 class Profile(Callback):
-    """Writes a jax profile of the steps ``first-last``, both included, to ``folder/profile``.
+    """Writes a jax profile of a range of steps to `folder/profile`.
 
-    Steps count from 1, as in the log. A run that goes on in the middle of them profiles the rest.
+    A run that resumes within the range profiles the remaining steps.
+
+    Args:
+        steps: `first-last`, counted from 1 and inclusive, or `None` for no profile.
+        folder: The output directory.
     """
 
     def __init__(self, steps: str | None, folder: Path):
@@ -164,10 +180,10 @@ class Profile(Callback):
         self.first, self.last = parse_profile_steps(steps) if steps else (0, 0)
 
     def on_step_begin(self, info: StepInfo) -> None:
-        """Start or stop before the next step."""
+        """Starts or stops the profiler before the next step."""
         step = info.progress.step + 1
         if not self.running and self.first <= step <= self.last:
-            # Steps run while the host is ahead of them, so the one before has to be over.
+            # Steps are dispatched asynchronously. The previous one must not be in the profile.
             jax.block_until_ready(info.step_metrics)
             jax.profiler.start_trace(str(self.folder))
             self.running = True
@@ -175,7 +191,7 @@ class Profile(Callback):
             self.on_train_end(info)
 
     def on_train_end(self, info: StepInfo) -> None:
-        """Write what was recorded, once the last step is there."""
+        """Waits for the last step and writes the profile."""
         if self.running:
             jax.block_until_ready(info.step_metrics)
             jax.profiler.stop_trace()
@@ -187,79 +203,89 @@ NUM_BINS = 40
 
 
 class Histograms(Callback):
-    """Reports, before every n-th step, the weights that it begins with and its gradients.
+    """Reports histograms of weights and gradients before every n-th step.
 
-    Gradients are those before clipping; tags are ``weights/<path>`` and ``gradients/<path>``. The
-    training step is left as it is, to the bit: the gradients come from a second program, which
-    takes the step's own batch and random numbers and an optimizer that only looks.
+    Gradients are reported before clipping. The tags are `weights/<path>` and `gradients/<path>`.
+    The
+    training step is not affected: the gradients are computed by a second program, with the batch
+    and the random numbers of the step and an optimizer that only records gradients.
+
+    Args:
+        trackers: The trackers to report to.
+        steps: The number of steps between two reports, or `None` for no histograms.
     """
 
     def __init__(self, trackers: Trackers, steps: int | None):
         self.trackers, self.steps = trackers, steps
-        self._look: Callable[[TrainState, Batch], dict] | None = None
+        self._compute_bins: Callable[[TrainState, Batch], dict] | None = None
 
     def on_step_begin(self, info: StepInfo) -> None:
-        """Report if the next step is one to look at; all processes take part."""
+        """Reports the histograms if they are due. All processes must call this."""
         step = info.progress.step + 1
         if not self.steps or step % self.steps:
             return
-        self._look = self._look or make_histogram_function(info.run)
+        self._compute_bins = self._compute_bins or make_histogram_function(info.run)
         assert info.batch is not None
-        bins = jax.device_get(self._look(info.state, info.batch))
+        bins = jax.device_get(self._compute_bins(info.state, info.batch))
         values = {
-            f"{kind}/{trees.join(path)}": to_histogram(leaf)
-            for kind, tree in bins.items()
+            f"{group}/{trees.join(path)}": to_histogram(leaf)
+            for group, tree in bins.items()
             for path, leaf in tree.items()
         }
         self.trackers.histograms(values, step)
 
 
 def make_histogram_function(run: Run) -> Callable[[TrainState, Batch], dict]:
-    """Return the jitted program that gives the bins of weights and gradients."""
+    """Returns the jitted function `(state, batch) -> bins` of weights and gradients."""
 
     def all_bins(tree: Tree) -> dict[trees.Path, dict[str, jax.Array]]:
         return {
-            path: count_bins(run.layout.cut(path, leaf))  # without the rows that pad the vocabulary
+            path: count_bins(run.layout.cut(path, leaf))  # without vocabulary padding
             for path, leaf in trees.flatten(tree).items()
             if jnp.issubdtype(leaf.dtype, jnp.floating)
         }
 
-    looking = optax.GradientTransformation(
+    recorder = optax.GradientTransformation(
         lambda params: all_bins(jax.tree.map(jnp.zeros_like, params)),
-        lambda grads, before, params: (jax.tree.map(jnp.zeros_like, grads), all_bins(grads)),
+        lambda grads, old_state, params: (jax.tree.map(jnp.zeros_like, grads), all_bins(grads)),
     )
     seed = run.arguments.training.seed
-    step = make_step(run.objective, run.model, looking, seed, False, run.carry)
+    step = make_step(run.objective, run.model, recorder, seed, False, run.carry)
 
-    def look(state: TrainState, batch: Batch) -> dict:
-        start = dataclasses.replace(state, opt_state=looking.init(state.params))
+    def compute_bins(state: TrainState, batch: Batch) -> dict:
+        start = dataclasses.replace(state, opt_state=recorder.init(state.params))
         return {
             "weights": all_bins(state.params),
             "gradients": step(start, run.frozen, batch)[0].opt_state,
         }
 
-    return jax.jit(look, out_shardings=jax.NamedSharding(run.mesh, jax.P()))
+    return jax.jit(compute_bins, out_shardings=jax.NamedSharding(run.mesh, jax.P()))
 
 
 def count_bins(leaf: jax.Array) -> dict[str, jax.Array]:
-    """Return counts (BINS,) of the finite values, their limits and their sums; float32."""
+    """Counts the finite values of an array in `NUM_BINS` bins.
+
+    Returns:
+        `counts` `(NUM_BINS,)`, and the scalars `low`, `high`, `total` (sum) and `squares` (sum of
+        squares) in float32.
+    """
     values = leaf.astype(jnp.float32).reshape(-1)
     finite = jnp.isfinite(values)
     low = jnp.min(jnp.where(finite, values, jnp.inf), initial=jnp.inf)
     high = jnp.max(jnp.where(finite, values, -jnp.inf), initial=-jnp.inf)
-    some = jnp.any(finite)
-    low, high = jnp.where(some, low, 0.0), jnp.where(some, high, 0.0)
-    kept = jnp.where(finite, values, low)
+    any_finite = jnp.any(finite)
+    low, high = jnp.where(any_finite, low, 0.0), jnp.where(any_finite, high, 0.0)
+    finite_values = jnp.where(finite, values, low)
     width = jnp.where(high > low, (high - low) / NUM_BINS, 1.0)
-    place = jnp.clip(((kept - low) / width).astype(jnp.int32), 0, NUM_BINS - 1)
-    counts = jnp.zeros(NUM_BINS, jnp.int32).at[place].add(finite.astype(jnp.int32))
-    kept = jnp.where(finite, values, 0.0)
-    sums = {"total": kept.sum(), "squares": jnp.square(kept).sum()}
+    bin_index = jnp.clip(((finite_values - low) / width).astype(jnp.int32), 0, NUM_BINS - 1)
+    counts = jnp.zeros(NUM_BINS, jnp.int32).at[bin_index].add(finite.astype(jnp.int32))
+    finite_values = jnp.where(finite, values, 0.0)
+    sums = {"total": finite_values.sum(), "squares": jnp.square(finite_values).sum()}
     return {"counts": counts, "low": low, "high": high, **sums}
 
 
 def to_histogram(bins: Mapping[str, np.ndarray]) -> Histogram:
-    """Return what :func:`bins_of` counted, with the edges of the bins."""
+    """Converts the output of `count_bins` to a `Histogram` with bin edges."""
     low, high = float(bins["low"]), float(bins["high"])
     edges = np.linspace(low, high if high > low else low + NUM_BINS, NUM_BINS + 1)
     counts = bins["counts"].tolist()
@@ -272,7 +298,14 @@ def to_histogram(bins: Mapping[str, np.ndarray]) -> Histogram:
 
 
 class LogMetrics(Callback):
-    """Reads the sums of the log window, empties it, and reports: every ``logging_steps``."""
+    """Logs the metrics every `logging_steps` and resets the sums of the log window.
+
+    Args:
+        trackers: The trackers to log to.
+        meter: The meter for throughput.
+        checkpointer: The checkpoints of the run, named in the error if the loss is not finite.
+        bar: The progress bar.
+    """
 
     def __init__(self, trackers: Trackers, meter: Meter, checkpointer: Checkpointer, bar: tqdm):
         self.trackers, self.meter, self.bar = trackers, meter, bar
@@ -280,72 +313,77 @@ class LogMetrics(Callback):
         self._tokens = 0
 
     def on_train_begin(self, info: StepInfo) -> None:
-        """Start the clock."""
+        """Starts measuring throughput."""
         self._tokens = info.progress.tokens_seen
         self.meter.reset()
 
     def on_step_end(self, info: StepInfo) -> TrainState | None:
-        """Count the step, and log where that is due."""
+        """Counts the step, and logs if due."""
         run, progress, training = info.run, info.progress, info.run.arguments.training
-        step, seen = progress.step, progress.tokens_seen
-        self.meter.add(seen - self._tokens)
-        self._tokens = seen
+        step, tokens_seen = progress.step, progress.tokens_seen
+        self.meter.add(tokens_seen - self._tokens)
+        self._tokens = tokens_seen
         self.bar.update(1)
-        first, last = step == 1 and training.logging_first_step, step == run.total_steps
-        if step % training.logging_steps and not first and not last:
+        is_first, is_last = step == 1 and training.logging_first_step, step == run.total_steps
+        if step % training.logging_steps and not is_first and not is_last:
             return None
         sums = {name: float(x) for name, x in jax.device_get(info.state.window).items()}
-        if bad := sums.pop("bad_steps"):
+        if bad_steps := sums.pop("bad_steps"):
             if training.on_non_finite == "stop":
                 raise non_finite_loss_error(self.checkpointer, step)
             logger.warning(
                 "%d steps up to %d had a non-finite loss or gradient and were skipped",
-                int(bad),
+                int(bad_steps),
                 step,
             )
         assert run.schedule is not None and info.step_metrics is not None and run.data is not None
-        rate = float(run.schedule(step - 1))
-        measured = run.objective.metrics(sums) | evaluation.extra_metrics(run, info.state)
+        learning_rate = float(run.schedule(step - 1))
+        step_metrics = run.objective.metrics(sums) | evaluation.extra_metrics(run, info.state)
         info.metrics.update(
-            {f"train_{name}": value for name, value in measured.items()},
-            train_learning_rate=rate,
+            {f"train_{name}": value for name, value in step_metrics.items()},
+            train_learning_rate=learning_rate,
             train_grad_norm=float(info.step_metrics["grad_norm"]),
-            tokens_seen=float(seen),
+            tokens_seen=float(tokens_seen),
             **self.meter.read(),
             peak_memory_gb=throughput.peak_memory_gb(),
             train_runtime=progress.seconds,
         )
         if isinstance(run.data.train, Batches):
             info.metrics["epoch"] = step / len(run.data.train)
-        own = {name: v for name, v in info.metrics.items() if not name.startswith("eval_")}
-        self.trackers.log(own, step)
-        self.bar.set_postfix(loss=f"{measured['loss']:.3f}")
+        logged_metrics = {
+            name: v for name, v in info.metrics.items() if not name.startswith("eval_")
+        }
+        self.trackers.log(logged_metrics, step)
+        self.bar.set_postfix(loss=f"{step_metrics['loss']:.3f}")
         if self.bar.disable and jax.process_index() == 0:
-            line = f"Step... ({step} | Loss: {measured['loss']:.6g}, Learning Rate: {rate:.6g})"
+            loss = step_metrics["loss"]
+            line = f"Step... ({step} | Loss: {loss:.6g}, Learning Rate: {learning_rate:.6g})"
             print(line, flush=True)
-        zeros: dict[str, jax.Array] = {  # device_put would have all processes compare theirs
+        zeros: dict[str, jax.Array] = {  # device_put would compare the values of all processes
             name: jax.make_array_from_callback(
-                old.shape, old.sharding, np.zeros(old.shape, old.dtype).__getitem__
+                old_sum.shape, old_sum.sharding, np.zeros(old_sum.shape, old_sum.dtype).__getitem__
             )
-            for name, old in info.state.window.items()
+            for name, old_sum in info.state.window.items()
         }
         return dataclasses.replace(info.state, window=zeros)
 
 
 def non_finite_loss_error(checkpointer: Checkpointer, step: int) -> NonFiniteLoss:
-    """Return the error that stops a run, which says what is kept of it."""
+    """Returns the error for a NaN or infinite loss, with the last saved step."""
     checkpointer.wait_and_log_errors()
-    kept = checkpointer.latest_step()
-    saved = f"the checkpoint of step {kept} is kept" if kept else "nothing was saved yet"
+    latest_step = checkpointer.latest_step()
+    saved = (
+        f"the checkpoint of step {latest_step} is kept" if latest_step else "nothing was saved yet"
+    )
     return NonFiniteLoss(
         f"the loss or a gradient became NaN or infinite at step {step} or since the last log; "
-        f"{saved}. Lower --learning_rate, set --max_grad_norm 1, warm up for longer, or use "
+        f"{saved}. Use a lower --learning_rate, --max_grad_norm 1, more --warmup_steps, or "
         "--on_non_finite skip"
     )
 
 
 def progress_bar(run: Run, progress: Progress) -> tqdm:
-    """Return a progress bar, which shows on a terminal only."""
+    """Returns a progress bar, which is visible only on the terminal of process 0."""
     from tqdm import tqdm
 
     hidden = run.arguments.training.disable_tqdm or jax.process_index() != 0
@@ -362,20 +400,21 @@ PREDICTIONS_FILE, REFERENCES_FILE = "generated_predictions.txt", "generated_refe
 
 
 class Evaluate(Callback):
-    """Evaluates, reports, and notes the best: when ``eval_strategy`` says so, and when asked.
+    """Evaluates according to `eval_strategy`, logs the metrics, and updates the best metric.
 
-    ``texts`` are what the model wrote last, ``step`` is that of the last evaluation of the whole
-    split.
+    Attributes:
+        texts: The last generated texts, or `None`.
+        evaluated_step: The step of the last evaluation of the whole validation split, or -1.
     """
 
     def __init__(self, trackers: Trackers, meter: Meter | None = None):
         self.trackers, self.meter = trackers, meter
         self.texts: GeneratedTexts | None = None
-        self.step = -1
+        self.evaluated_step = -1
         self._notes: dict[str, str] = {}
 
     def on_step_end(self, info: StepInfo) -> None:
-        """Evaluate if that is due, on at most ``max_eval_batches``."""
+        """Evaluates if due, on at most `max_eval_batches` batches."""
         training = info.run.arguments.training
         if is_due(info, training.eval_strategy, training.eval_steps):
             started = time.perf_counter()
@@ -384,64 +423,74 @@ class Evaluate(Callback):
                 self.meter.pause(time.perf_counter() - started)
 
     def evaluate(self, info: StepInfo, limit: int | None = None) -> None:
-        """Evaluate on the validation split now; numbers of a part do not count as its own."""
+        """Evaluates on the validation split.
+
+        Args:
+            info: The current step.
+            limit: Maximum number of batches. Default: all.
+        """
         training, progress = info.run.arguments.training, info.progress
-        done = evaluation.evaluate(info.run, info.state, "validation", limit)
-        self._report(info, "validation", done)
-        self.step = progress.step if done.is_complete else -1
+        result = evaluation.evaluate(info.run, info.state, "validation", limit)
+        self._report(info, "validation", result)
+        self.evaluated_step = progress.step if result.is_complete else -1
         assert info.run.data is not None
-        batches, most = info.run.data.evaluation, training.max_eval_batches
-        parts = most is not None and batches is not None and most < len(batches)
-        # Numbers of a part and of the whole do not compare: where there are parts, they count.
-        if not (done.is_complete and training.eval_strategy != "no" and parts):
-            update_best_metric(training, progress, done.metrics)
+        batches, max_batches = info.run.data.evaluation, training.max_eval_batches
+        uses_subset = max_batches is not None and batches is not None and max_batches < len(batches)
+        # Metrics of a subset and of the whole split are not comparable: only those of the subset
+        # count if the evaluations during training use one.
+        if not (result.is_complete and training.eval_strategy != "no" and uses_subset):
+            update_best_metric(training, progress, result.metrics)
 
     def predict(self, info: StepInfo) -> None:
-        """Judge the test split, and keep what was predicted or written in the run's folder."""
+        """Evaluates on the test split and saves predictions or texts in the run folder."""
         run = info.run
-        done = evaluation.evaluate(run, info.state, "test")
+        result = evaluation.evaluate(run, info.state, "test")
         if jax.process_index() == 0:
             run.folder.mkdir(parents=True, exist_ok=True)
-            if done.texts is None:
-                run.objective.save_predictions(done.per_example, "test", run.folder)
+            if result.texts is None:
+                run.objective.save_predictions(result.per_example, "test", run.folder)
             else:
                 for name, texts in (
-                    (PREDICTIONS_FILE, done.texts.hypotheses),
-                    (REFERENCES_FILE, done.texts.references),
+                    (PREDICTIONS_FILE, result.texts.hypotheses),
+                    (REFERENCES_FILE, result.texts.references),
                 ):
-                    # One text a line: line breaks within a text become spaces.
+                    # One text per line: line breaks within a text become spaces.
                     lines = (" ".join(text.split()) + "\n" for text in texts)
                     write_atomically(run.folder / name, "".join(lines))
-        self._report(info, "test", done)
+        self._report(info, "test", result)
 
-    def _report(self, info: StepInfo, split: str, done: evaluation.Evaluation) -> None:
+    def _report(self, info: StepInfo, split: str, result: evaluation.Evaluation) -> None:
         prefix, step = evaluation.PREFIXES[split], info.progress.step
-        if done.texts is not None:
-            self.texts = done.texts
-            for name, note in done.texts.notes.items():
-                if self._notes.get(f"{prefix}_{name}") != note:  # once a run
+        if result.texts is not None:
+            self.texts = result.texts
+            for name, note in result.texts.notes.items():
+                if self._notes.get(f"{prefix}_{name}") != note:  # once per run
                     self._notes[f"{prefix}_{name}"] = note
                     logger.info("%s_%s: %s", prefix, name, note)
             count = getattr(info.run.arguments.data, "text_samples", 0)
-            rows = evaluation.select_samples(done.texts, count)
+            rows = evaluation.select_samples(result.texts, count)
             if text := evaluation.markdown_table(("source", "reference", "model"), rows):
                 self.trackers.text(f"{prefix}_samples", text, step)
-        info.metrics.update(done.metrics)
-        self.trackers.log(done.metrics, step)
+        info.metrics.update(result.metrics)
+        self.trackers.log(result.metrics, step)
         if jax.process_index() == 0:
-            shown = {k: v for k, v in done.metrics.items() if not k.endswith("runtime")}
-            line = ", ".join(f"{name}: {value:.6g}" for name, value in shown.items())
+            printed_metrics = {k: v for k, v in result.metrics.items() if not k.endswith("runtime")}
+            line = ", ".join(f"{name}: {value:.6g}" for name, value in printed_metrics.items())
             title = "Eval" if split == "validation" else "Predict"
-            print(f"{title}... ({step} | {line or 'no labels to judge by'})", flush=True)
+            print(f"{title}... ({step} | {line or 'no labels to evaluate'})", flush=True)
 
 
 def update_best_metric(
     training: TrainingArguments, progress: Progress, metrics: Mapping[str, float]
 ) -> None:
-    """Remember the step whose ``metric_for_best_model`` is the best so far."""
+    """Updates `progress` if `metric_for_best_model` is the best so far.
+
+    Raises:
+        UsageError: The metrics do not contain `metric_for_best_model`.
+    """
     name = f"eval_{training.metric_for_best_model.removeprefix('eval_')}"
     if name not in metrics:
-        raise UsageError(f"--metric_for_best_model {name}: there is only {', '.join(metrics)}")
+        raise UsageError(f"--metric_for_best_model {name}: available are {', '.join(metrics)}")
     greater = training.greater_is_better
     if greater is None:
         greater = not smaller_is_better(name)
@@ -452,7 +501,13 @@ def update_best_metric(
 
 
 def is_due(info: StepInfo, strategy: str | None, steps: int | None) -> bool:
-    """Tell whether something is due after the step: every so many steps, or at an epoch's end."""
+    """Returns whether to act after this step: every `steps` steps, or at the end of an epoch.
+
+    Args:
+        info: The step.
+        strategy: "no", "steps" or "epoch".
+        steps: The interval for "steps".
+    """
     step = info.progress.step
     if strategy == "steps":
         return steps is not None and step % steps == 0
@@ -461,34 +516,38 @@ def is_due(info: StepInfo, strategy: str | None, steps: int | None) -> bool:
 
 
 class Save(Callback):
-    """Saves a checkpoint and the model itself, and publishes them: by ``save_strategy``."""
+    """Saves checkpoints and the model according to `save_strategy`, and publishes the model."""
 
     def __init__(self, checkpointer: Checkpointer, publisher: Publisher, meter: Meter):
         self.checkpointer, self.publisher, self.meter = checkpointer, publisher, meter
 
     def on_step_end(self, info: StepInfo) -> None:
-        """Save if that is due; after the last step the end of training does."""
+        """Saves if due. After the last step, `on_train_end` saves instead."""
         training = info.run.arguments.training
-        last = info.progress.step == info.run.total_steps
-        if is_due(info, training.save_strategy, training.save_steps) and not last:
+        is_last = info.progress.step == info.run.total_steps
+        if is_due(info, training.save_strategy, training.save_steps) and not is_last:
             started = time.perf_counter()
             self.save(info)
             self.meter.pause(time.perf_counter() - started)
 
     def on_train_end(self, info: StepInfo) -> None:
-        """Save, whatever the strategy, and wait for it."""
+        """Saves regardless of the strategy, and waits until the checkpoint is complete."""
         self.save(info)
         self.checkpointer.wait()
 
     def save(self, info: StepInfo) -> None:
-        """Save now, unless a step since the last log went wrong."""
+        """Saves the checkpoint and the model.
+
+        Raises:
+            NonFiniteLoss: A step since the last log had a NaN or infinite loss or gradient.
+        """
         run, progress = info.run, info.progress
-        stops = run.arguments.training.on_non_finite == "stop"
-        if stops and float(info.state.window["bad_steps"]):
+        stops_on_bad_steps = run.arguments.training.on_non_finite == "stop"
+        if stops_on_bad_steps and float(info.state.window["bad_steps"]):
             raise non_finite_loss_error(self.checkpointer, progress.step)
         self.checkpointer.save(info.state, progress)
         if not (run.folder / files.SAFETENSORS).exists():
-            # Weights without any checkpoint would look like somebody else's model after a kill.
+            # If the run is killed, weights without a checkpoint look like an unrelated model.
             self.checkpointer.wait()
         export(run, info.state, run.folder)
         self.publisher.publish(f"Training in progress, step {progress.step}")

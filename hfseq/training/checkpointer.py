@@ -1,8 +1,8 @@
-"""Training checkpoints: the one file that knows orbax.
+"""Training checkpoints. This is the only module that uses orbax.
 
-A checkpoint holds the whole state (parameters, optimizer, collections, log window) as a dict, and a
-small JSON record, the run's progress. Saving is asynchronous and atomic; restoring onto another
-mesh is a matter of passing other shardings.
+A checkpoint contains the whole training state (parameters, optimizer state, collections, log
+window) as a dict, and the progress of the run as a small JSON record. Saving is asynchronous and
+atomic. A checkpoint can be restored onto another mesh by passing other shardings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,19 @@ CHECKPOINTS_FOLDER = "checkpoints"
 
 @dataclasses.dataclass
 class Progress:
-    """Where the run stands: numbers of the host, saved with every checkpoint."""
+    """The counters of a run on the host, saved with every checkpoint.
+
+    Attributes:
+        step: Number of completed steps.
+        tokens_seen: Number of training tokens so far.
+        best_metric: The best value of `metric_for_best_model` so far.
+        best_step: The step of `best_metric`.
+        global_batch_size: Rows per step.
+        seconds: Training time in seconds, over all processes that continued the run.
+        stream: Position in streamed data.
+        windows: How rows are split into windows (`--update_length`).
+        collections: The collections in the state, and the precision recipe that they belong to.
+    """
 
     step: int = 0
     tokens_seen: int = 0
@@ -44,55 +56,57 @@ class Progress:
     best_step: int | None = None
     global_batch_size: int = 0
     seconds: float = 0.0
-    stream: dict | None = None  # position in streamed data
-    windows: dict | None = None  # how rows are cut
-    collections: dict | None = None  # what is beside the parameters, and by which recipe
+    stream: dict | None = None
+    windows: dict | None = None
+    collections: dict | None = None
 
 
 @functools.cache
 def _orbax() -> ModuleType:
-    """Import orbax, and keep it from saying a second time what is raised here.
+    """Imports orbax, and suppresses duplicate error output from its threads.
 
-    When a save has failed, tensorstore's threads report to an event loop that orbax has closed by
-    then: a traceback a file, by either of two hooks.
+    After a failed save, tensorstore threads report to an event loop that orbax has already closed.
+    That prints one traceback per file, through either of two hooks.
     """
     import orbax.checkpoint as ocp
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    on_raised, on_ignored = sys.excepthook, sys.unraisablehook
+    original_excepthook, original_unraisablehook = sys.excepthook, sys.unraisablehook
 
     def is_late(error: BaseException | None) -> bool:
         return type(error) is RuntimeError and str(error) == "Event loop is closed"
 
-    def raised(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    def excepthook(
+        error_type: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if not is_late(error):
-            on_raised(kind, error, trace)
+            original_excepthook(error_type, error, trace)
 
-    def ignored(unraisable: sys.UnraisableHookArgs) -> None:
+    def unraisablehook(unraisable: sys.UnraisableHookArgs) -> None:
         if not is_late(unraisable.exc_value):
-            on_ignored(unraisable)
+            original_unraisablehook(unraisable)
 
-    sys.excepthook, sys.unraisablehook = raised, ignored
+    sys.excepthook, sys.unraisablehook = excepthook, unraisablehook
     return ocp
 
 
 class Checkpointer:
-    """The checkpoints of a run, under ``<output_dir>/checkpoints/<step>``.
+    """The checkpoints of a run, in `<output_dir>/checkpoints/<step>`.
 
-    **Arguments:** ``limit`` is how many to keep (``None`` keeps all); the best one is kept besides.
+    Args:
+        output_dir: The output directory of the run.
+        limit: Number of checkpoints to keep, in addition to the best one. `None` keeps all.
     """
 
     def __init__(self, output_dir: str | Path, limit: int | None = 2):
         self.folder, self.limit = Path(output_dir).absolute() / CHECKPOINTS_FOLDER, limit
-        self._sealing: threading.Thread | None = None
-        self._over = threading.Event()
+        self._checksum_thread: threading.Thread | None = None
+        self._save_finished = threading.Event()
 
     @functools.cached_property
     def _manager(self) -> CheckpointManager:
         options = _orbax().CheckpointManagerOptions(create=True, enable_async_checkpointing=True)
-        # Compressed floats are 7 % smaller and take 2.6 times as long and half as much memory more.
+        # Compression makes floats 7 % smaller, but takes 2.6 times as long and 50 % more memory.
         handlers = {
             "state": _orbax().PyTreeCheckpointHandler(use_compression=False),
             "record": _orbax().JsonCheckpointHandler(),
@@ -103,28 +117,34 @@ class Checkpointer:
             raise CheckpointError(f"cannot use {self.folder} for checkpoints: {error}") from error
 
     def steps(self) -> list[int]:
-        """Return the steps that have a complete checkpoint."""
+        """Returns the steps that have a complete checkpoint, in ascending order."""
         return sorted(self._manager.all_steps()) if self.folder.is_dir() else []
 
     def latest_step(self) -> int | None:
-        """Return the newest of these steps; steps count, whatever the clock said."""
+        """Returns the largest step that has a complete checkpoint, or `None`."""
         return max(self.steps(), default=None)
 
     def save(self, state: TrainState, progress: Progress) -> None:
-        """Start saving; old checkpoints go only when the previous save is known to be complete."""
+        """Starts saving a checkpoint in the background.
+
+        Old checkpoints are deleted only after the previous save is known to be complete.
+
+        Raises:
+            CheckpointError: The checkpoint, or the previous one, could not be saved.
+        """
         step = progress.step
         if step in self.steps():
             return
         try:
             self._manager.wait_until_finished()
-            self._end_sealing()
+            self._join_checksum_thread()
             self._prune(progress.best_step)
             needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
             total, _, free = shutil.disk_usage(self.folder)
-            if jax.process_count() == 1 and total and free < needed:  # 0: it has no limit
+            if jax.process_count() == 1 and total and free < needed:  # total 0: unlimited
                 raise OSError(
-                    f"no space left: it needs about {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are "
-                    "free"
+                    f"no space left: the checkpoint needs about {needed / 1e6:.1f} MB, and "
+                    f"{free / 1e6:.1f} MB are free"
                 )
             items = _orbax().args.Composite(
                 state=_orbax().args.PyTreeSave(state.to_dict()),
@@ -132,15 +152,21 @@ class Checkpointer:
             )
             self._manager.save(step, args=items, force=True)
             if jax.process_index() == 0:
-                self._over.clear()
+                self._save_finished.clear()
                 folder = self.folder / str(step)
-                self._sealing = threading.Thread(target=self._seal, args=(folder,), daemon=True)
-                self._sealing.start()
-        except Exception as error:  # orbax wraps I/O errors in types of its own
+                self._checksum_thread = threading.Thread(
+                    target=self._write_checksums_when_complete, args=(folder,), daemon=True
+                )
+                self._checksum_thread.start()
+        except Exception as error:  # orbax wraps I/O errors in its own types
             raise self._not_saved(step, error) from error
 
     def wait(self) -> None:
-        """Wait until what was started is on disk."""
+        """Waits until all started saves are complete.
+
+        Raises:
+            CheckpointError: A save failed.
+        """
         if "_manager" not in vars(self):
             return
         try:
@@ -148,39 +174,43 @@ class Checkpointer:
         except Exception as error:
             raise self._not_saved(self._manager.latest_step() or 0, error) from error
         finally:
-            self._end_sealing()
+            self._join_checksum_thread()
 
-    def _seal(self, folder: Path) -> None:
-        """Note the sums of a checkpoint as soon as it is complete: it appears then."""
+    def _write_checksums_when_complete(self, folder: Path) -> None:
+        """Writes the checksums once the checkpoint folder appears, i.e. is complete."""
         while not folder.is_dir():
-            if self._over.wait(POLL_INTERVAL) and not folder.is_dir():
+            if self._save_finished.wait(POLL_INTERVAL) and not folder.is_dir():
                 return
-        with contextlib.suppress(OSError):  # a full disk: without sums there is no check
+        with contextlib.suppress(OSError):  # a full disk: then nothing can be verified later
             write_checksums(folder)
 
-    def _end_sealing(self) -> None:
-        """Return when that is done; whatever was being saved is complete, or never will be."""
-        if self._sealing is not None:
-            self._over.set()
-            self._sealing.join()
-            self._sealing = None
+    def _join_checksum_thread(self) -> None:
+        """Waits for the checksum thread. Must be called after the save has completed or failed."""
+        if self._checksum_thread is not None:
+            self._save_finished.set()
+            self._checksum_thread.join()
+            self._checksum_thread = None
 
     def wait_and_log_errors(self) -> None:
-        """Wait for a save under way on the way out, without hiding the error that leads there."""
+        """Waits until all started saves are complete, and logs errors instead of raising them.
+
+        For use while another exception is being handled, so that it is not hidden.
+        """
         try:
             self.wait()
         except CheckpointError as error:
             logger.warning("%s", error)
 
     def finish(self, best_step: int | None = None) -> None:
-        """Wait, and remove what the limit does not allow."""
+        """Waits until all saves are complete, and deletes checkpoints beyond the limit."""
         self.wait()
         self._prune(best_step, spare=0)
 
     def _prune(self, best_step: int | None, spare: int = 1) -> None:
-        """Delete all but the newest ``limit - spare`` and the best: one place is for the next save.
+        """Deletes all checkpoints but the newest `limit - spare` and the best one.
 
-        With a limit of 1 the last complete checkpoint stays until its successor is complete.
+        By default one more is deleted to make space for the next save. With a limit of 1, the last
+        complete checkpoint is kept until the next one is complete.
         """
         if self.limit is None:
             return
@@ -190,12 +220,20 @@ class Checkpointer:
                 self._manager.delete(step)
 
     def verify_checksums(self, step: int) -> None:
-        """Raise CheckpointError if the files of a checkpoint are not those that were saved."""
+        """Verifies the files of a checkpoint.
+
+        Raises:
+            CheckpointError: The files differ from the saved ones.
+        """
         if text := find_damage(self.folder / str(step)):
             raise self._damaged(step, ValueError(text))
 
     def read_progress(self, step: int) -> Progress:
-        """Read where the run stood at a checkpoint; a record of anything else is an error."""
+        """Reads the progress of the run from a checkpoint.
+
+        Raises:
+            CheckpointError: The record cannot be read, or has invalid fields.
+        """
         try:
             items = self._manager.restore(
                 step, args=_orbax().args.Composite(record=_orbax().args.JsonRestore())
@@ -203,30 +241,41 @@ class Checkpointer:
         except Exception as error:
             raise self._damaged(step, error) from error
         record = dict(items["record"])
-        kinds = get_type_hints(Progress)
-        kinds |= {"seconds": int | float, "best_metric": int | float | None}
-        wrong = [key for key, value in record.items() if not isinstance(value, kinds.get(key, ()))]
-        if wrong or record.get("step", step) != step:
-            names = ", ".join(sorted(map(str, wrong))) or "step"
+        types = get_type_hints(Progress)
+        types |= {"seconds": int | float, "best_metric": int | float | None}
+        invalid_keys = [
+            key for key, value in record.items() if not isinstance(value, types.get(key, ()))
+        ]
+        if invalid_keys or record.get("step", step) != step:
+            names = ", ".join(sorted(map(str, invalid_keys))) or "step"
             raise CheckpointError(
-                f"the checkpoint {self.folder / str(step)} has a record that no run wrote "
-                f"({names}): it is damaged; give an earlier one with --resume_from_checkpoint"
+                f"the record of the checkpoint {self.folder / str(step)} has invalid values "
+                f"({names}): it is damaged. Use an earlier one with --resume_from_checkpoint"
             )
         return Progress(**{"step": step, **record})
 
-    def restore(self, step: int, like: TrainState) -> TrainState:
-        """Read the state of a checkpoint into the shapes and shardings of ``like``."""
-        wanted = like.to_dict()  # orbax fails on a tree whose absent parts are None
+    def restore(self, step: int, abstract_state: TrainState) -> TrainState:
+        """Restores the state of a checkpoint.
+
+        Args:
+            step: The step of the checkpoint.
+            abstract_state: A state of `jax.ShapeDtypeStruct` with the shapes, dtypes and shardings
+                of the result.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, or belongs to another model.
+        """
+        abstract = abstract_state.to_dict()  # orbax does not support None in the tree
         try:
-            how = _orbax().checkpoint_utils.construct_restore_args(wanted)
-            args = _orbax().args.PyTreeRestore(wanted, restore_args=how)
+            restore_args = _orbax().checkpoint_utils.construct_restore_args(abstract)
+            args = _orbax().args.PyTreeRestore(abstract, restore_args=restore_args)
             items = self._manager.restore(step, args=_orbax().args.Composite(state=args))
             leaves, tree = jax.tree.flatten(items["state"])
         except Exception as error:
             raise self._damaged(step, error) from error
         del items
-        # Orbax's arrays may share buffers with the file cache; the step donates its input. One by
-        # one, so that the state is not there twice.
+        # Orbax arrays may share buffers with the file cache, and the step donates its input. Copy
+        # one leaf at a time, so that the whole state does not exist twice.
         for number, leaf in enumerate(leaves):
             leaves[number] = leaf.copy()
         return TrainState(**jax.tree.unflatten(tree, leaves))
@@ -234,26 +283,39 @@ class Checkpointer:
     def _damaged(self, step: int, error: Exception) -> CheckpointError:
         return CheckpointError(
             f"the checkpoint {self.folder / str(step)} cannot be restored ({first_line(error)}): "
-            "it is damaged, or belongs to another model; give an earlier one with "
-            "--resume_from_checkpoint, or start anew with --overwrite_output_dir"
+            "it is damaged, or belongs to another model. Use an earlier one with "
+            "--resume_from_checkpoint, or start a new run with --overwrite_output_dir"
         )
 
     def _not_saved(self, step: int, error: Exception) -> CheckpointError:
-        kept = self.latest_step()
+        latest_step = self.latest_step()
         return CheckpointError(
             f"could not save the checkpoint of step {step} to {self.folder} ({first_line(error)}); "
-            + (f"the checkpoint of step {kept} is kept" if kept else "there is no earlier one")
-            + ": free some space and run the same command again to go on"
+            + (
+                f"the checkpoint of step {latest_step} is kept"
+                if latest_step
+                else "no earlier one exists"
+            )
+            + ". Free some disk space and run the same command again to resume"
         )
 
 
-def find_checkpoint(own: Checkpointer, path: str | None) -> tuple[Checkpointer, Progress]:
-    """Return the checkpoints to go on from and the record of the one that is taken.
+def find_checkpoint(checkpointer: Checkpointer, path: str | None) -> tuple[Checkpointer, Progress]:
+    """Finds the checkpoint to resume from, and reads its progress.
 
-    ``path`` is ``--resume_from_checkpoint``: an output directory, or one checkpoint in it. Without
-    it the newest of the run's ``own`` is taken; where there is none, the progress is of step 0.
+    Args:
+        checkpointer: The checkpoints of this run.
+        path: The value of `--resume_from_checkpoint`: an output directory, or one checkpoint in it.
+            Default: the latest checkpoint of this run.
+
+    Returns:
+        The checkpoints to restore from, and the progress. Without any checkpoint, the progress is
+        that of step 0.
+
+    Raises:
+        CheckpointError: `path` contains no checkpoint, or the checkpoint is damaged.
     """
-    source, step = own, None
+    source, step = checkpointer, None
     if path:
         folder = Path(path)
         if folder.name.isdigit() and folder.parent.name == CHECKPOINTS_FOLDER:
@@ -262,15 +324,15 @@ def find_checkpoint(own: Checkpointer, path: str | None) -> tuple[Checkpointer, 
             folder, step = folder.parent.parent, int(folder.name)
         elif not (folder / CHECKPOINTS_FOLDER).is_dir():
             raise CheckpointError(
-                f"--resume_from_checkpoint {folder} holds no checkpoints: give an output directory "
-                f"or <output_dir>/{CHECKPOINTS_FOLDER}/<step>"
+                f"--resume_from_checkpoint {folder} contains no checkpoints: use an output "
+                f"directory or <output_dir>/{CHECKPOINTS_FOLDER}/<step>"
             )
-        if folder.absolute() != own.folder.parent:
+        if folder.absolute() != checkpointer.folder.parent:
             source = Checkpointer(folder, limit=None)
     step = source.latest_step() if step is None else step
     if step is None:
         return source, Progress()
-    if path and jax.process_index() == 0:  # the run's own were looked at when it began
+    if path and jax.process_index() == 0:  # this run's checkpoints are already verified
         source.verify_checksums(step)
     return source, source.read_progress(step)
 
@@ -279,32 +341,38 @@ def find_checkpoint(own: Checkpointer, path: str | None) -> tuple[Checkpointer, 
 
 CHECKSUMS_FILE = "checksums.json"
 CHUNK_SIZE = 1 << 22
-POLL_INTERVAL = 0.05  # seconds between two looks for a checkpoint that is being written
+POLL_INTERVAL = 0.05  # seconds between two checks whether a checkpoint is complete
 
 
 def write_checksums(folder: Path) -> None:
-    """Note size and CRC-32 of every file in ``folder``, which is complete."""
+    """Writes size and CRC-32 of each file in a complete checkpoint `folder`."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     names = sorted(path.relative_to(folder).as_posix() for path in paths)
-    sums = {
+    checksums = {
         name: _size_and_crc(folder / name) for name in names if not name.startswith(CHECKSUMS_FILE)
     }
-    write_atomically(folder / CHECKSUMS_FILE, json.dumps(sums))
+    write_atomically(folder / CHECKSUMS_FILE, json.dumps(checksums))
 
 
 def find_damage(folder: Path) -> str:
-    """Return what is wrong with the files of a checkpoint, or an empty text.
+    """Checks the files of a checkpoint.
 
-    Where no sums were noted (the run was killed right after the save) only the record is looked at.
+    Without checksums, which are missing if the run was killed right after the save, only the
+    presence of the state and the record are checked.
+
+    Returns:
+        A description of the damage, or an empty string.
     """
     try:
-        sums = errors.parse_json((folder / CHECKSUMS_FILE).read_bytes())
-        for name, due in sums.items():
+        checksums = errors.parse_json((folder / CHECKSUMS_FILE).read_bytes())
+        for name, expected in checksums.items():
             if not (folder / name).is_file():
                 return f"{name} is missing"
-            if (now := _size_and_crc(folder / name)) != due:
-                sizes = f"{now[0]} bytes where {due[0]} are due"
-                return f"{name} has {sizes if now[0] != due[0] else 'other bytes than were saved'}"
+            if (actual := _size_and_crc(folder / name)) != expected:
+                sizes = f"{actual[0]} bytes instead of {expected[0]}"
+                return (
+                    f"{name} has {sizes if actual[0] != expected[0] else 'changed since the save'}"
+                )
         return ""
     except FileNotFoundError:
         pass

@@ -1,7 +1,6 @@
-"""``--inspect_sharding``: what lies where, and what a compiled step sends between devices.
+"""The report of `--inspect_sharding`: how arrays are sharded, and which collectives a step runs.
 
-The second is read from the step's HLO: instructions, of these the collectives, each with the axes
-of the mesh that it runs over.
+Collectives are read from the HLO of the compiled step, each with the mesh axes that it runs over.
 """
 
 from __future__ import annotations
@@ -48,14 +47,20 @@ _PART = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One operation: what it leaves on each device, the mesh axes it runs over, where it is from.
+    """A collective operation in a compiled program.
 
-    ``arrays`` are the shapes of the results, ``size`` their bytes; ``dimension`` is the one that an
-    all-gather puts together; ``times`` counts the turns of the loops that it is in.
+    Attributes:
+        op: The operation, one of `COLLECTIVE_OPS`.
+        shapes: The shapes of the results on each device.
+        size: The bytes of the results on each device.
+        axes: The mesh axes that it runs over.
+        dimension: The dimension along which an all-gather concatenates.
+        source: The jax operation that it comes from.
+        times: How often it runs per call of the program, counting loop iterations.
     """
 
-    kind: str
-    arrays: tuple[tuple[int, ...], ...]
+    op: str
+    shapes: tuple[tuple[int, ...], ...]
     size: int
     axes: tuple[str, ...]
     dimension: int | None
@@ -64,69 +69,84 @@ class Collective:
 
 
 class Instruction(NamedTuple):
-    """A line of a computation: ``shape`` is its result as written, ``rest`` what follows ``(``."""
+    """An instruction in HLO text.
+
+    Attributes:
+        computation: The name of the computation that it belongs to.
+        entry: Whether this is the entry computation.
+        name: The name of the result.
+        shape: The shape of the result as written.
+        opcode: The operation.
+        attributes: The text after the opening parenthesis: operands and attributes.
+    """
 
     computation: str
     entry: bool
     name: str
     shape: str
     opcode: str
-    rest: str
+    attributes: str
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """The computations that it runs, each with its role."""
-        calls = _CALL.findall(self.rest)
+        """The computations that it calls, as pairs of role and name."""
+        calls = _CALL.findall(self.attributes)
         return [(role, name) for role, names in calls for name in re.findall(r"[\w.\-]+", names)]
 
     @property
     def op_name(self) -> str:
-        """Where it comes from, in jax's terms (``jit(step)/jvp()/dot_general``)."""
-        match = re.search(r'op_name="([^"]*)"', self.rest)
+        """The jax operation that it comes from, e.g. `jit(step)/jvp()/dot_general`."""
+        match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match[1] if match else ""
 
     def axes(self, mesh: Mesh) -> tuple[str, ...]:
-        """Return the axes of the mesh along which the members of a group differ."""
-        different: set[str] = set()
+        """Returns the mesh axes along which the devices of a group differ."""
+        varying_axes: set[str] = set()
         for group in self.groups(mesh.size):
             indices = np.stack(np.unravel_index(np.array(group), mesh.devices.shape))
-            moving = (indices != indices[:, :1]).any(1)
-            different |= {
-                name for name, moves in zip(mesh.axis_names, moving, strict=True) if moves
+            varies = (indices != indices[:, :1]).any(1)
+            varying_axes |= {
+                name
+                for name, axis_varies in zip(mesh.axis_names, varies, strict=True)
+                if axis_varies
             }
-        return tuple(name for name in mesh.axis_names if name in different)
+        return tuple(name for name in mesh.axis_names if name in varying_axes)
 
-    def groups(self, devices: int) -> list[list[int]]:
-        """Return the groups of devices, read from any of the forms in which XLA writes them."""
-        if match := _LISTED.search(self.rest):
+    def groups(self, num_devices: int) -> list[list[int]]:
+        """Returns the groups of devices, parsed from any of the notations that XLA uses.
+
+        Args:
+            num_devices: The number of devices of the program.
+        """
+        if match := _LISTED.search(self.attributes):
             return [list(_numbers(part)) for part in re.findall(r"\{([\d, ]+)\}", match[1])]
-        order = np.arange(devices)
-        listed = _IOTA.search(self.rest)
-        if (match := listed or _NAMED.search(self.rest)) is None:
-            return [order.tolist()]
+        device_ids = np.arange(num_devices)
+        iota_match = _IOTA.search(self.attributes)
+        if (match := iota_match or _NAMED.search(self.attributes)) is None:
+            return [device_ids.tolist()]
         if match[2]:
-            order = order.reshape(_numbers(match[2]))
+            device_ids = device_ids.reshape(_numbers(match[2]))
         if match[3]:
-            order = order.transpose(_numbers(match[3]))
-        if listed:
-            return order.reshape(_numbers(match[1])).tolist()
-        # mesh['a'=4,'b'=2] {'b'}: ``'a':(2)2`` is the part of an axis behind the first 2.
+            device_ids = device_ids.transpose(_numbers(match[3]))
+        if iota_match:
+            return device_ids.reshape(_numbers(match[1])).tolist()
+        # mesh['a'=4,'b'=2] {'b'}: ``'a':(2)2`` is the part of an axis after the first 2.
         parts = {
             name: (int(lead or 1), int(size or 0)) for name, lead, size in _PART.findall(match[4])
         }
         shape: list[int] = []
-        chosen = []
+        group_axes = []
         for name, size in re.findall(r"'(\w+)'=(\d+)", match[1]):
             lead, part = parts.get(name, (1, 1))
             part = part or int(size)
-            chosen += [len(shape) + 1] if name in parts else []
+            group_axes += [len(shape) + 1] if name in parts else []
             shape += [lead, part, int(size) // (lead * part)]
-        order = np.moveaxis(order.reshape(shape), chosen, range(-len(chosen), 0))
-        return order.reshape(-1, math.prod(shape[axis] for axis in chosen)).tolist()
+        device_ids = np.moveaxis(device_ids.reshape(shape), group_axes, range(-len(group_axes), 0))
+        return device_ids.reshape(-1, math.prod(shape[axis] for axis in group_axes)).tolist()
 
 
 def instructions(text: str) -> Iterator[Instruction]:
-    """Yield the instructions of a program, each with the computation that it is in."""
+    """Yields the instructions of a program in HLO text."""
     computation, entry = "", False
     for line in text.splitlines():
         if header := _COMPUTATION.match(line):
@@ -136,7 +156,7 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 
 def array_shapes(shape: str) -> list[tuple[tuple[int, ...], int]]:
-    """Return dimensions and bytes of each array in a shape as HLO writes it."""
+    """Returns dimensions and bytes of each array in an HLO shape."""
     return [
         ((dims := _numbers(sizes)), math.prod(dims) * int(bits or 8) // 8)
         for bits, sizes in _ARRAY.findall(shape)
@@ -144,39 +164,41 @@ def array_shapes(shape: str) -> list[tuple[tuple[int, ...], int]]:
 
 
 def find_collectives(text: str, mesh: Mesh) -> list[Collective]:
-    """Return the collectives in the HLO ``text`` of a program that was compiled for ``mesh``."""
+    """Returns the collectives in the HLO `text` of a program compiled for `mesh`."""
     program = list(instructions(text))
     callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
-    for one in program:
-        for role, name in one.calls:
-            trips = _TRIPS.search(one.rest) if role == "body" else None
-            callers[name].append((one.computation, int(trips[1]) if trips else 1))
+    for instruction in program:
+        for role, name in instruction.calls:
+            trips = _TRIPS.search(instruction.attributes) if role == "body" else None
+            callers[name].append((instruction.computation, int(trips[1]) if trips else 1))
 
     @functools.cache
-    def turns(name: str) -> int:  # as far as the text says it
-        return sum(turns(caller) * trips for caller, trips in callers.get(name, [])) or 1
+    def executions(name: str) -> int:  # trip counts that HLO does not state count as 1
+        return sum(executions(caller) * trips for caller, trips in callers.get(name, [])) or 1
 
-    exchanged = []
-    for one in program:
-        kind = one.opcode.removesuffix("-start")
-        if kind not in COLLECTIVE_OPS or not (axes := one.axes(mesh)):
+    found_collectives = []
+    for instruction in program:
+        op = instruction.opcode.removesuffix("-start")
+        if op not in COLLECTIVE_OPS or not (axes := instruction.axes(mesh)):
             continue
-        left = array_shapes(one.shape)
-        if kind != one.opcode and one.shape.startswith("("):  # a started one lists its operands too
-            left = left[len(left) // 2 :]
-        gathered = re.search(r"dimensions=\{(\d+)\}", one.rest)
-        exchanged.append(
+        results = array_shapes(instruction.shape)
+        if op != instruction.opcode and instruction.shape.startswith(
+            "("
+        ):  # async starts list their operands, too
+            results = results[len(results) // 2 :]
+        dimension_match = re.search(r"dimensions=\{(\d+)\}", instruction.attributes)
+        found_collectives.append(
             Collective(
-                kind,
-                tuple(dims for dims, _ in left),
-                sum(size for _, size in left),
+                op,
+                tuple(dims for dims, _ in results),
+                sum(size for _, size in results),
                 axes,
-                int(gathered[1]) if gathered else None,
-                one.op_name.removeprefix("jit(step)/"),
-                turns(one.computation),
+                int(dimension_match[1]) if dimension_match else None,
+                instruction.op_name.removeprefix("jit(step)/"),
+                executions(instruction.computation),
             )
         )
-    return exchanged
+    return found_collectives
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -184,46 +206,59 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def unexpected_all_gathers(
-    exchanged: Iterable[Collective], layout: Layout, model: FlaxPreTrainedModel
+    collectives: Iterable[Collective], layout: Layout, model: FlaxPreTrainedModel
 ) -> list[Collective]:
-    """Return the all-gathers that neither a rule nor a flag asked for.
+    """Returns the all-gathers that neither a sharding rule nor a flag accounts for.
 
-    Asked for are the weights that ``fsdp`` keeps in parts, keys and values of rows that
-    ``sequence`` cuts, and with sequence parallelism the hidden states, along their length.
+    Expected are weights that `fsdp` shards, keys and values of rows that `sequence` splits, and,
+    with sequence parallelism, hidden states along their length.
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
-    ways = layout.mesh.shape["tensor"]
-    split = set()  # what a device has of each weight that fsdp splits, once it is put together
+    tensor_size = layout.mesh.shape["tensor"]
+    fsdp_shapes = set()  # per-device shapes of the weights that fsdp shards, after the all-gather
     for path, axes in layout.axes(shapes).items():
-        if any("fsdp" in _names(entry) for entry in axes):
+        if any("fsdp" in _axis_names(entry) for entry in axes):
             shape = layout.padded_shape(path, shapes[path])
-            lead = len(shape) - len(layout.layer_shape(path, shape))
-            entries = (*(None,) * lead, *axes, *(None,) * len(shape))
+            num_stack_axes = len(shape) - len(layout.layer_shape(path, shape))
+            entries = (*(None,) * num_stack_axes, *axes, *(None,) * len(shape))
             local = [
-                size // ways if "tensor" in _names(entry) else size
+                size // tensor_size if "tensor" in _axis_names(entry) else size
                 for size, entry in zip(shape, entries, strict=False)
             ]
-            split |= {_plain(local), _plain(local[lead:])}
-    weights = split | {_plain(layout.layer_shape(path, shape)) for path, shape in shapes.items()}
-    lengthwise = {"sequence", "tensor"} if model.sequence_parallel else {"sequence"}
+            fsdp_shapes |= {_sorted_sizes(local), _sorted_sizes(local[num_stack_axes:])}
+    weight_shapes = fsdp_shapes | {
+        _sorted_sizes(layout.layer_shape(path, shape)) for path, shape in shapes.items()
+    }
+    sequence_axes = {"sequence", "tensor"} if model.sequence_parallel else {"sequence"}
 
-    def is_asked(one: Collective) -> bool:
-        arrays, axes = {_plain(shape) for shape in one.arrays}, set(one.axes)
+    def is_expected(collective: Collective) -> bool:
+        result_shapes, axes = (
+            {_sorted_sizes(shape) for shape in collective.shapes},
+            set(collective.axes),
+        )
         if axes == {"fsdp"}:
-            return arrays <= split
+            return result_shapes <= fsdp_shapes
         if axes == {"sequence"}:
             return True
-        return axes <= lengthwise and one.dimension == 1 and not arrays & weights
+        return (
+            axes <= sequence_axes
+            and collective.dimension == 1
+            and not result_shapes & weight_shapes
+        )
 
-    return [one for one in exchanged if one.kind == "all-gather" and not is_asked(one)]
+    return [
+        collective
+        for collective in collectives
+        if collective.op == "all-gather" and not is_expected(collective)
+    ]
 
 
-def _plain(shape: Sequence[int]) -> tuple[int, ...]:
-    """Sizes in order: a weight may be transposed, or have an axis of one, before it is gathered."""
+def _sorted_sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the sizes above 1, sorted: gathers may transpose or reshape a weight."""
     return tuple(sorted(size for size in shape if size > 1))
 
 
-def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def _axis_names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
@@ -231,31 +266,33 @@ def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def print_report(run: Run, state: TrainState, batch: Batch) -> None:
-    """Print where parameters, optimizer state and the batch lie, and the collectives of a step.
+    """Prints the sharding of parameters, optimizer state and batch, and the collectives of a step.
 
-    The step is compiled once more for it. Process 0 prints.
+    This compiles the step once more. Only process 0 prints.
     """
     text = run.step_function().lower(state, run.frozen, batch).compile().as_text()
-    exchanged = find_collectives(text or "", run.mesh)
-    unasked = unexpected_all_gathers(exchanged, run.layout, run.model)
+    collectives = find_collectives(text or "", run.mesh)
+    unexpected = unexpected_all_gathers(collectives, run.layout, run.model)
     if jax.process_index() == 0:
         for line in (
             *describe_state(run.layout, state.params, state.opt_state),
-            "Batch (micro-batches first):",
+            "Batch (micro-batches on the first axis):",
             *_table([(name, _shape(leaf), _split(leaf)) for name, leaf in sorted(batch.items())]),
-            *describe_collectives(exchanged, unasked),
+            *describe_collectives(collectives, unexpected),
         ):
             print(line, flush=True)
 
 
 def describe_state(layout: Layout, params: Tree, opt_state: optax.OptState) -> Iterator[str]:
-    """Yield a line for each parameter: path, shape, tactic, axes, bytes on a device.
+    """Yields the lines of the report on parameters and optimizer state.
 
-    Of the optimizer's state the sum, and what is whole though its parameter is split.
+    There is one line per parameter (path, shape, sharding tactic, axes, bytes per device), the
+    total of the optimizer state, and the optimizer arrays that are replicated although their
+    parameter is not.
     """
     mesh = ", ".join(f"{name}={size}" for name, size in layout.mesh.shape.items())
     yield f"Parameters on the mesh {mesh} ({layout.mesh.size} devices):"
-    rows = [("parameter", "shape", "tactic", "split over", "bytes a device")]
+    rows = [("parameter", "shape", "tactic", "split over", "bytes per device")]
     for path, leaf in trees.flatten(params).items():
         tactic, local = str(layout.tactic(path)), f"{_local(leaf):,}"
         rows.append((trees.join(path), _shape(leaf), tactic, _split(leaf), local))
@@ -269,40 +306,42 @@ def describe_state(layout: Layout, params: Tree, opt_state: optax.OptState) -> I
     if leaves:
         yield _total("Optimizer state", [leaf for _, leaf in leaves])
 
-    def is_whole(leaf: jax.Array) -> bool:
+    def is_replicated(leaf: jax.Array) -> bool:
         return leaf.sharding.is_fully_replicated
 
-    shapes = {leaf.shape for leaf in jax.tree.leaves(params) if not is_whole(leaf)}
+    shapes = {leaf.shape for leaf in jax.tree.leaves(params) if not is_replicated(leaf)}
     for path, leaf in leaves:
-        if is_whole(leaf) and leaf.shape in shapes:
-            yield f"  whole on every device: {jax.tree_util.keystr(path)} {_shape(leaf)}"
+        if is_replicated(leaf) and leaf.shape in shapes:
+            yield f"  replicated on every device: {jax.tree_util.keystr(path)} {_shape(leaf)}"
 
 
 def describe_collectives(
-    exchanged: Sequence[Collective], unasked: Sequence[Collective]
+    collectives: Sequence[Collective], unexpected: Sequence[Collective]
 ) -> Iterator[str]:
-    """Yield a line for each kind of collective, largest first, and the verdict."""
+    """Yields the lines of the report on collectives: largest first, then the unexpected ones."""
     yield f"Collectives of a training step, as compiled for {jax.default_backend()}:"
     groups: dict[tuple[str, ...], list[Collective]] = collections.defaultdict(list)
-    for one in exchanged:
-        source = "/".join(one.source.rsplit("/", 2)[-2:])
-        groups[(one.kind, "x".join(one.axes), source)].append(one)
+    for collective in collectives:
+        source = "/".join(collective.source.rsplit("/", 2)[-2:])
+        groups[(collective.op, "x".join(collective.axes), source)].append(collective)
 
     def size(group: Iterable[Collective]) -> int:
-        return sum(one.size * one.times for one in group)
+        return sum(collective.size * collective.times for collective in group)
 
-    rows = [("kind", "over", "count", "bytes a device", "from")]
-    for (kind, axes, source), group in sorted(
+    rows = [("operation", "over", "count", "bytes per device", "from")]
+    for (op, axes, source), group in sorted(
         groups.items(), key=lambda item: (COLLECTIVE_OPS.index(item[0][0]), -size(item[1]))
     ):
-        count = sum(one.times for one in group)
-        rows.append((kind, axes, str(count), f"{size(group):,}", source))
-    yield from _table(rows) if exchanged else ["  none"]
-    yield f"All-gathers that no rule asked for: {len(unasked) or 'none'}"
-    for one in sorted(unasked, key=lambda one: -one.size * one.times):
-        shapes = ", ".join(str(list(shape)) for shape in one.arrays)
-        amount = f"{one.size:,} bytes x {one.times}"
-        yield f"  {shapes} over {'x'.join(one.axes)}, {amount}: {one.source}"
+        count = sum(collective.times for collective in group)
+        rows.append((op, axes, str(count), f"{size(group):,}", source))
+    yield from _table(rows) if collectives else ["  none"]
+    yield f"Unexpected all-gathers: {len(unexpected) or 'none'}"
+    for collective in sorted(
+        unexpected, key=lambda collective: -collective.size * collective.times
+    ):
+        shapes = ", ".join(str(list(shape)) for shape in collective.shapes)
+        amount = f"{collective.size:,} bytes x {collective.times}"
+        yield f"  {shapes} over {'x'.join(collective.axes)}, {amount}: {collective.source}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -313,9 +352,12 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _total(title: str, leaves: Sequence[Any]) -> str:
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    local = sum(map(_local, leaves))
-    return f"{title}: {whole:,} bytes, {local:,} a device ({whole / max(local, 1):.2f} ways)"
+    total_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    device_bytes = sum(map(_local, leaves))
+    return (
+        f"{title}: {total_bytes:,} bytes, {device_bytes:,} per device "
+        f"(split {total_bytes / max(device_bytes, 1):.2f} ways)"
+    )
 
 
 def _local(leaf: jax.Array) -> int:
@@ -327,7 +369,9 @@ def _shape(leaf: jax.Array) -> str:
 
 
 def _split(leaf: Any) -> str:
-    """Name the axes that really split each dimension; ``-`` is one that is whole."""
+    """Returns the mesh axes that split each dimension. `-` is a dimension that is not split."""
     sizes, spec = leaf.sharding.mesh.shape, leaf.sharding.spec
-    parts = ["+".join(name for name in _names(entry) if sizes[name] > 1) or "-" for entry in spec]
-    return "whole" if set(parts) <= {"-"} else ", ".join(parts)
+    parts = [
+        "+".join(name for name in _axis_names(entry) if sizes[name] > 1) or "-" for entry in spec
+    ]
+    return "replicated" if set(parts) <= {"-"} else ", ".join(parts)

@@ -1,4 +1,7 @@
-"""Evaluation: sums over a whole split, divided once, the same on any batch size; and texts."""
+"""Evaluation: metrics over a whole split, and generated texts.
+
+Sums are accumulated over all batches and divided once, so metrics do not depend on the batch size.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,13 @@ PREFIXES = {"validation": "eval", "test": "predict"}
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What was measured on a split: metrics by name, and for each row, and what was written.
+    """The result of an evaluation.
 
-    ``rows`` are arrays in the order of the split; ``whole`` says whether all batches were read.
+    Attributes:
+        metrics: The metrics by name, with the prefix of the split.
+        per_example: Arrays with one value per example, in the order of the split.
+        texts: The generated texts, if the objective generates any.
+        is_complete: Whether all batches were evaluated.
     """
 
     metrics: dict[str, float]
@@ -37,41 +44,49 @@ class Evaluation:
 
 
 def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) -> Evaluation:
-    """Judge the rows of a split, and let the model write where the objective wants it to.
+    """Evaluates a split, and generates texts if the objective does so.
 
-    With ``limit`` only so many batches are read. Of a test split either the rows are judged or
-    texts are written. Nothing is reported or kept.
+    For the test split, either metrics are computed or texts are generated. Nothing is logged or
+    saved.
+
+    Args:
+        run: The run.
+        state: The state to evaluate.
+        split: "validation" or "test".
+        limit: Maximum number of batches. Default: all.
     """
     assert run.data is not None
     data = run.data.evaluation if split == "validation" else run.data.test
     prefix, started = PREFIXES[split], time.perf_counter()
     metrics: dict[str, float] = {}
     rows: dict[str, np.ndarray] = {}
-    texts, whole = None, True
+    texts, is_complete = None, True
     if data is not None:
-        whole = limit is None or limit >= len(data)
+        is_complete = limit is None or limit >= len(data)
         totals: dict[str, float] = {}
         parts: dict[str, list[np.ndarray]] = {}
         for step in range(len(data) if limit is None else min(limit, len(data))):
-            # Masks belong to the row of the data set: every evaluation draws the same.
-            numbers, valid = data.indices(step)
-            random = RowRandom(run.arguments.training.seed, 0, numbers)
+            # Masks depend only on the row of the dataset: every evaluation draws the same ones.
+            row_indices, valid = data.indices(step)
+            random = RowRandom(run.arguments.training.seed, 0, row_indices)
             batch = run.objective.collate(data[step], random, sharding.data_shards(run.mesh))
-            placed = place_batch(batch, run.mesh, 1)
-            sums = jax.device_get(run.eval_step(state.params, run.frozen, state.extra, placed))
+            device_batch = place_batch(batch, run.mesh, 1)
+            sums = jax.device_get(
+                run.eval_step(state.params, run.frozen, state.extra, device_batch)
+            )
             for name in [name for name, value in sums.items() if value.ndim]:
                 parts.setdefault(name, []).append(sums.pop(name)[valid])
             totals = {name: totals.get(name, 0.0) + float(value) for name, value in sums.items()}
         rows = {name: np.concatenate(part) for name, part in parts.items()}
-        facts = run.data.description[split]
-        # The words of the whole text say nothing about a part of it; the bytes of a token do.
-        known = ("words", "bytes", "tokens") if whole else ("bytes", "tokens")
-        totals |= {name: facts[name] for name in known if name in facts}
-        measured = run.objective.metrics(totals) | extra_metrics(run, state)
+        counts = run.data.description[split]
+        # The word count of the split is only valid for all batches. Bytes per token is a ratio.
+        count_names = ("words", "bytes", "tokens") if is_complete else ("bytes", "tokens")
+        totals |= {name: counts[name] for name in count_names if name in counts}
+        values = run.objective.metrics(totals) | extra_metrics(run, state)
         if rows:
-            measured |= run.objective.row_metrics(rows, split)
-        measured["runtime"] = time.perf_counter() - started
-        metrics = {f"{prefix}_{name}": value for name, value in measured.items()}
+            values |= run.objective.row_metrics(rows, split)
+        values["runtime"] = time.perf_counter() - started
+        metrics = {f"{prefix}_{name}": value for name, value in values.items()}
     if data is None or split == "validation":
         started = time.perf_counter()
         with inference_model(run, state) as (model, params):
@@ -79,11 +94,11 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
         if texts is not None:
             metrics |= {f"{prefix}_{name}": value for name, value in texts.metrics.items()}
             metrics[f"{prefix}_generation_runtime"] = time.perf_counter() - started
-    return Evaluation(metrics, rows, texts, whole)
+    return Evaluation(metrics, rows, texts, is_complete)
 
 
 def extra_metrics(run: Run, state: TrainState) -> dict[str, float]:
-    """Read what the model reports of its collections, e.g. how many codes are in use."""
+    """Returns the metrics that the model computes from its collections."""
     if not state.extra:
         return {}
     numbers = jax.device_get(run.read_extra_metrics(state.extra))
@@ -92,14 +107,14 @@ def extra_metrics(run: Run, state: TrainState) -> dict[str, float]:
 
 @contextlib.contextmanager
 def inference_model(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTrainedModel, Tree]]:
-    """Give the model that answers, with the run's collections, and its parameters.
+    """Yields the model with the current collections, and its parameters without vocabulary padding.
 
-    The collections are the model's for this while only: the next step will donate their buffers.
-    One of several processes answers by itself, on one device: none waits for another's.
+    The collections are assigned only for the duration of the body, because the next step donates
+    their buffers. With several processes, each one runs the model independently on a single device.
     """
     model, extra = run.model, dict(state.extra)
     if jax.process_count() == 1:
-        # Without the rows that pad the vocabulary: those must not be written.
+        # Without vocabulary padding, so that padding tokens are never generated.
         flat = trees.flatten(join_frozen(state.params, run.frozen))
         params: Tree = trees.unflatten(
             {path: run.layout.cut(path, leaf) for path, leaf in flat.items()}
@@ -110,23 +125,23 @@ def inference_model(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTraine
         extra = jax.tree.map(np.asarray, extra)  # replicated: every process has it
         params = to_host(join_frozen(state.params, run.frozen), run.layout)
         params, extra = jax.device_put((params, extra), jax.local_devices()[0])
-    before, model.extra = model.extra, extra
+    original_extra, model.extra = model.extra, extra
     try:
         yield model, params
     finally:
-        model.extra = before
+        model.extra = original_extra
 
 
 def select_samples(texts: GeneratedTexts, count: int) -> list[tuple[str, str, str]]:
-    """Return so many (source, reference, hypothesis), spread evenly over the texts."""
+    """Returns `count` tuples (source, reference, hypothesis), spread evenly over the texts."""
     rows = list(zip(texts.sources, texts.references, texts.hypotheses, strict=True))
     total = len(rows)
-    numbers = [i * total // count for i in range(min(count, total))] if count else []
-    return [rows[i] for i in dict.fromkeys(numbers)]
+    indices = [i * total // count for i in range(min(count, total))] if count else []
+    return [rows[i] for i in dict.fromkeys(indices)]
 
 
 def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return texts as a Markdown table, as TensorBoard shows them; nothing without rows."""
+    """Returns a Markdown table, as TensorBoard displays it. Without rows, it is empty."""
     cells = [[" ".join(text.replace("|", "\\|").split()) for text in row] for row in rows]
     lines = [f"| {' | '.join(line)} |" for line in (names, *cells)]
     lines.insert(1, "| --- " * len(names) + "|")

@@ -1,10 +1,10 @@
-"""TensorBoard event files and other logs that only ever grow, written record by record.
+"""TensorBoard event files, and other append-only logs.
 
-The format is written here rather than by tensorboardX: that imports PyTorch wherever it is
+The format is implemented here instead of using tensorboardX. That package imports PyTorch if it is
 installed, and its writer thread dies on a full disk, after which its queue blocks training.
 
-Sources: tensorboard/compat/proto/{event,summary,tensor}.proto, and
-tensorboard/plugins/hparams/plugin_data.proto; the TFRecord format,
+Sources: tensorboard/compat/proto/{event,summary,tensor}.proto,
+tensorboard/plugins/hparams/plugin_data.proto, and the TFRecord format,
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details.
 """
 
@@ -27,13 +27,23 @@ from hfseq.errors import atomic_replace
 
 DT_FLOAT, DT_STRING = 1, 7
 SESSION_START = 1
-#: How a run ended, on the HParams tab.
+#: Status of a run in the HParams tab.
 SUCCESS, FAILURE = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """Values in bins: ``counts`` between ``edges`` (one more), and sums over the finite values."""
+    """A histogram of the finite values of an array.
+
+    Attributes:
+        low: The smallest value.
+        high: The largest value.
+        count: The number of values.
+        total: The sum of the values.
+        sum_squares: The sum of the squared values.
+        edges: The edges of the bins, one more than `counts`.
+        counts: The number of values in each bin.
+    """
 
     low: float
     high: float
@@ -45,7 +55,10 @@ class Histogram:
 
 
 class AppendOnlyFile:
-    """A file that grows by whole records: one write each, undone if the disk fills up half-way."""
+    """A file that grows by whole records.
+
+    Each record is one write, which is undone if the disk becomes full.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +66,11 @@ class AppendOnlyFile:
         self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def append(self, record: bytes) -> None:
-        """Append one record; OSError if it does not fit, with the file as it was before."""
+        """Appends a record.
+
+        Raises:
+            OSError: The record does not fit. The file is unchanged.
+        """
         if self._descriptor is None:
             raise OSError(f"{self.path} is closed")
         size = os.fstat(self._descriptor).st_size
@@ -66,14 +83,14 @@ class AppendOnlyFile:
             raise
 
     def close(self) -> None:
-        """Close the file; closing twice is fine."""
+        """Closes the file. Can be called several times."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def replace_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Replace a file as a whole; what was there stays if that fails."""
+    """Replaces a file atomically. If that fails, the old content is kept."""
     with atomic_replace(path) as temporary, temporary.open("wb") as file:
         file.writelines(parts)
         file.flush()
@@ -81,24 +98,30 @@ def replace_file(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def remove_events(path: Path, step: int, tags: Iterable[str]) -> None:
-    """Take the events of a step with one of these tags out of an event file of this module."""
-    data, at = path.read_bytes(), 0
-    kept: list[bytes] = []
+    """Removes the events of a step from an event file that was written by this module.
+
+    Args:
+        path: The event file.
+        step: The step.
+        tags: Tags of the events to remove.
+    """
+    data, offset = path.read_bytes(), 0
+    remaining: list[bytes] = []
     start, names = _integer(2, step) + b"\x2a", [_text(1, tag) for tag in tags]
-    while at + 8 <= len(data):
-        size = struct.unpack_from("<Q", data, at)[0] + 16  # with its length and two checksums
-        record = data[at : at + size]
-        # An event has its time in nine bytes, then its step, then its summary.
-        of_step = record[12 + 9 :].startswith(start)
-        if not (of_step and any(name in record for name in names)):
-            kept.append(record)
-        at += size
-    if sum(map(len, kept)) < len(data):
-        replace_file(path, kept)
+    while offset + 8 <= len(data):
+        size = struct.unpack_from("<Q", data, offset)[0] + 16  # with its length and two checksums
+        record = data[offset : offset + size]
+        # An event consists of the time in nine bytes, the step, and the summary.
+        is_of_step = record[12 + 9 :].startswith(start)
+        if not (is_of_step and any(name in record for name in names)):
+            remaining.append(record)
+        offset += size
+    if sum(map(len, remaining)) < len(data):
+        replace_file(path, remaining)
 
 
 class EventFile:
-    """One ``events.out.tfevents.*`` file in ``directory``, as TensorBoard and the Hub read it."""
+    """An `events.out.tfevents.*` file in `directory`, as read by TensorBoard and the Hub."""
 
     def __init__(self, directory: Path, host: str) -> None:
         self._file = AppendOnlyFile(
@@ -106,17 +129,17 @@ class EventFile:
         )
         try:
             self._event(_text(3, "brain.Event:2"))
-        except OSError:  # it will be tried again, with another file
+        except OSError:  # the caller retries with another file
             self._file.close()
             self._file.path.unlink(missing_ok=True)
             raise
 
     def start_session(self, step: int) -> None:
-        """Make readers forget what earlier files of this directory say from ``step`` on."""
+        """Makes readers discard the events from `step` on in earlier files of this directory."""
         self._event(_message(7, _integer(1, SESSION_START)), step)
 
     def scalars(self, values: dict[str, float], step: int) -> None:
-        """Write one point of each curve."""
+        """Writes one point for each scalar curve."""
         points = b""
         for tag, value in values.items():
             try:
@@ -127,7 +150,7 @@ class EventFile:
         self._event(_message(5, points), step)
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Write a text, rendered as Markdown on the Text tab."""
+        """Writes a text, which TensorBoard renders as Markdown."""
         shape = _message(2, _integer(1, 1))
         tensor = _integer(1, DT_STRING) + _message(2, shape) + _text(8, text)
         metadata = _message(1, _text(1, "text"))
@@ -135,20 +158,27 @@ class EventFile:
         self._event(_message(5, _message(1, value)), step)
 
     def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
-        """Write a histogram for each tag, one event each: thousands of them are many bytes."""
-        for tag, found in values.items():
+        """Writes a histogram for each tag, one event each to limit the size of an event."""
+        for tag, histogram in values.items():
             content = b"".join(
                 _double(field, number)
                 for field, number in enumerate(
-                    (found.low, found.high, found.count, found.total, found.sum_squares), 1
+                    (
+                        histogram.low,
+                        histogram.high,
+                        histogram.count,
+                        histogram.total,
+                        histogram.sum_squares,
+                    ),
+                    1,
                 )
             )
-            content += _doubles(6, found.edges[1:]) + _doubles(7, found.counts)
+            content += _doubles(6, histogram.edges[1:]) + _doubles(7, histogram.counts)
             value = _text(1, tag) + _message(5, content)
             self._event(_message(5, _message(1, value)), step)
 
     def hyperparameters(self, values: Mapping[str, Any]) -> None:
-        """Write what the run was asked for, which the HParams tab compares with other runs'."""
+        """Writes the hyperparameters of the run for the HParams tab."""
         entries = b""
         for name, value in values.items():
             if isinstance(value, bool):
@@ -163,17 +193,17 @@ class EventFile:
         self._hparams("session_start_info", 3, entries + _double(5, time.time()))
 
     def end_session(self, status: int) -> None:
-        """Write how the run ended."""
+        """Writes how the run ended: `SUCCESS` or `FAILURE`."""
         self._hparams("session_end_info", 4, _integer(1, status) + _double(2, time.time()))
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
     def _hparams(self, tag: str, field: int, content: bytes) -> None:
         plugin = _text(1, "hparams") + _message(2, _message(field, content))
-        nothing = _integer(1, DT_FLOAT) + _message(2, _message(2, b""))
-        value = _text(1, f"_hparams_/{tag}") + _message(8, nothing)
+        empty_tensor = _integer(1, DT_FLOAT) + _message(2, _message(2, b""))
+        value = _text(1, f"_hparams_/{tag}") + _message(8, empty_tensor)
         value += _message(9, _message(1, plugin))
         self._event(_message(5, _message(1, value)))
 
@@ -212,5 +242,5 @@ def _varint(value: int) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """The masked CRC-32C of the TFRecord format."""
+    """Returns the masked CRC-32C of the TFRecord format."""
     return struct.pack("<I", masked_crc32c(data))

@@ -1,4 +1,4 @@
-"""What a run leaves: the model, the weights that count, results, curve, card, and the push."""
+"""The output of a run: model, final weights, results, learning curve, model card, and uploads."""
 
 from __future__ import annotations
 
@@ -46,17 +46,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: File of what a card says and no log does, from which another card can be made.
+#: File with the card data that is not in the log. The card can be regenerated from both.
 CARD_DATA_FILE = "run.json"
 
-#: Seconds without a byte moving that a run waits for which has to end: who stops it waits, too.
+#: Seconds without transferred data after which a run that was stopped abandons its upload.
 FINAL_UPLOAD_SECONDS = 30.0
 
 
 def export(run: Run, state: TrainState, folder: Path) -> None:
-    """Write weights, configuration, tokenizer and flags into ``folder``, each whole or not at all.
+    """Writes weights, configuration, tokenizer and flags to `folder`, each file atomically.
 
-    All processes take part; process 0 writes. Any training script reads ``training_args.json``.
+    All processes must call this. Process 0 writes. Each training script accepts the resulting
+    `training_args.json`.
     """
     params = to_host(state.params, run.layout)
     extra = jax.tree.map(np.asarray, state.extra)  # replicated: every process has it
@@ -69,8 +70,8 @@ def export(run: Run, state: TrainState, folder: Path) -> None:
     write_atomically(folder / "training_args.json", errors.redact_private(text) + "\n")
 
 
-def _adapter(model: FlaxPreTrainedModel) -> str:
-    """Say what of a model with adapters was trained; "" for another."""
+def _describe_adapter(model: FlaxPreTrainedModel) -> str:
+    """Describes the adapter of a model for the model card, or returns an empty string."""
     config, shapes = model.peft_config, trees.flatten(model.abstract_params)
     if config is None:
         return ""
@@ -81,32 +82,36 @@ def _adapter(model: FlaxPreTrainedModel) -> str:
     name = str(config.base_model_name_or_path)
     name = Path(name).name if Path(name).exists() else name
     return (
-        f"LoRA of rank {config.r}, {count:,} of {all_:,} parameters trained, for {name}; PyTorch "
-        "loads it with the package peft"
+        f"LoRA of rank {config.r} for {name}, {count:,} of {all_:,} parameters trained. PyTorch "
+        "loads it with the peft package"
     )
 
 
-def _described(reader: Any) -> str:
-    """Name a tokenizer and its size, or what reads pictures or sound in its place."""
-    name = type(getattr(reader, "inputs", reader)).__name__
+def _describe_tokenizer(reader: Any) -> str:
+    """Describes a tokenizer and its size, or an image or audio processor."""
+    name = type(getattr(reader, "input_processor", reader)).__name__
     if hasattr(reader, "tokenizer"):
-        return f"{name}, {_described(reader.tokenizer)}"
+        return f"{name}, {_describe_tokenizer(reader.tokenizer)}"
     return f"{name} with {len(reader):,} entries" if hasattr(reader, "get_vocab") else name
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save a tokenizer file by file; a failure leaves those that were there."""
-    with tempfile.TemporaryDirectory() as written:
+    """Saves a tokenizer file by file. If that fails, existing files are kept."""
+    with tempfile.TemporaryDirectory() as temporary_folder:
         try:
-            tokenizer.save_pretrained(written)
+            tokenizer.save_pretrained(temporary_folder)
         except Exception as error:
-            # The Rust library tells of the system's errors by their text alone.
-            if type(error) is Exception and (told := re.search(r"\(os error (\d+)\)", str(error))):
-                raise OSError(int(told[1]), os.strerror(int(told[1])), str(folder)) from error
+            # The Rust library reports errors of the operating system only in its message.
+            if type(error) is Exception and (
+                errno_match := re.search(r"\(os error (\d+)\)", str(error))
+            ):
+                raise OSError(
+                    int(errno_match[1]), os.strerror(int(errno_match[1])), str(folder)
+                ) from error
             raise
-        write_v4_config(Path(written))
-        for path in sorted(Path(written).rglob("*")):
-            target = folder / path.relative_to(written)
+        write_v4_config(Path(temporary_folder))
+        for path in sorted(Path(temporary_folder).rglob("*")):
+            target = folder / path.relative_to(temporary_folder)
             if path.is_dir():
                 target.mkdir(exist_ok=True)
                 continue
@@ -115,10 +120,18 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 class Publisher:
-    """Uploads the output directory after each save: to the Hub, to remote storage, or both."""
+    """Uploads the output directory to the Hub, to remote storage, or to both.
 
-    def __init__(self, training: TrainingArguments, workspace: Workspace, saved: Checkpointer):
-        self.workspace, self._saved = workspace, saved
+    Args:
+        training: The training flags.
+        workspace: The output directory and its remote location.
+        checkpointer: The checkpoints of the run.
+    """
+
+    def __init__(
+        self, training: TrainingArguments, workspace: Workspace, checkpointer: Checkpointer
+    ):
+        self.workspace, self._checkpointer = workspace, checkpointer
         self._strategy = training.hub_strategy if training.push_to_hub else "none"
         self._pusher = None
         if training.push_to_hub and jax.process_index() == 0:
@@ -130,26 +143,26 @@ class Publisher:
             )
 
     def upload_to_storage(self) -> None:
-        """Upload what was just saved to remote storage."""
+        """Uploads the last save to remote storage."""
         if jax.process_index() == 0:
             self.workspace.push()
 
     def publish(self, message: str) -> None:
-        """Start uploading what was just saved; never stops training."""
+        """Starts uploading the last save. Never interrupts training."""
         self.upload_to_storage()
         if self._strategy == "checkpoint":
-            self._saved.wait()  # else the one before would be pushed
+            self._checkpointer.wait()  # otherwise the previous checkpoint would be pushed
         if self._pusher and self._strategy != "end":
             self._pusher.push(message)
 
     def finish(self, message: str, stop: StopSignal) -> None:
-        """Upload the final state, and say what is left to do where that failed.
+        """Uploads the final state, and reports what remains to be done if that fails.
 
-        The Hub is left where it hangs (``--hub_timeout``), or at a signal, with a warning: the
-        model is on disk. A run that a signal has stopped waits for less.
+        If the Hub stalls (`--hub_timeout`), or at a signal, the upload is abandoned with a warning:
+        the model is on disk. A run that a signal stopped waits at most `FINAL_UPLOAD_SECONDS`.
 
         Raises:
-            HfseqError: the Hub refuses it, or it cannot be written to remote storage.
+            HfseqError: The Hub rejects the upload, or remote storage cannot be written.
         """
         limit = min(network.stall_timeout, FINAL_UPLOAD_SECONDS if stop.received else math.inf)
         stored, error, problem = False, None, None
@@ -167,7 +180,8 @@ class Publisher:
             name = signal.Signals(stop.received).name
             if self.workspace.is_remote and not stored:
                 logger.warning(
-                    "%s: the same command goes on", self.workspace.incomplete_message(name)
+                    "%s: run the same command again to continue",
+                    self.workspace.incomplete_message(name),
                 )
             if self._pusher:
                 self._pusher.stalled = True
@@ -187,10 +201,10 @@ class Publisher:
 def choose_weights(
     run: Run, state: TrainState, progress: Progress, checkpointer: Checkpointer
 ) -> TrainState | None:
-    """Return the state whose weights the run is to leave, or None where those are the last.
+    """Returns the state with the weights to keep at the end, or `None` for the last weights.
 
-    The best checkpoint's with ``load_best_model_at_end``, the mean of the last ones with
-    ``average_checkpoints``.
+    These are the weights of the best checkpoint with `load_best_model_at_end`, or the average of
+    the last checkpoints with `average_checkpoints`.
     """
     training = run.arguments.training
     if not training.load_best_model_at_end:
@@ -199,30 +213,39 @@ def choose_weights(
     best = progress.best_step
     if best is None or best not in checkpointer.steps():
         logger.warning(
-            "--load_best_model_at_end: the best evaluation was not saved; the last weights are left"
+            "--load_best_model_at_end: the best step was not saved, keeping the last weights"
         )
         return None
-    chosen = None
+    best_state = None
     if best != progress.step:
-        chosen = checkpointer.restore(best, run.abstract_state())
+        best_state = checkpointer.restore(best, run.abstract_state())
     metric = training.metric_for_best_model
-    logger.info("the weights of step %d, the best by %s, are saved", best, metric)
-    return chosen
+    logger.info("saving the weights of step %d, the best by %s", best, metric)
+    return best_state
 
 
 def average_weights(
     run: Run, state: TrainState, checkpointer: Checkpointer, count: int
 ) -> TrainState | None:
-    """Return ``state`` with the mean of the last checkpoints' weights (Vaswani et al., 2017, 6.1).
+    """Returns `state` with the average of the weights of the last checkpoints.
 
-    Statistics beside the weights are averaged with them: they describe these weights, not the
-    last. Of the collections that training overwrites (FP8 scales) the largest counts: a mean might
-    clip. Sums are of float32, one checkpoint in memory at a time.
+    See Vaswani et al., 2017, section 6.1. Collections with statistics are averaged with the weights
+    that they describe. For collections that training overwrites (FP8 scales), the maximum is used,
+    because an average might clip. Sums are in float32, with one checkpoint in memory at a time.
+
+    Args:
+        run: The run.
+        state: The last state.
+        checkpointer: The checkpoints of the run.
+        count: The number of checkpoints.
+
+    Returns:
+        The new state, or `None` if there are fewer than two checkpoints.
     """
     steps = checkpointer.steps()[-count:]
     if len(steps) < count:
         logger.warning(
-            "--average_checkpoints %d: there are %d checkpoints; their mean is taken",
+            "--average_checkpoints %d: only %d checkpoints exist, averaging these",
             count,
             len(steps),
         )
@@ -238,7 +261,7 @@ def average_weights(
     def added(total: jax.Array, leaf: jax.Array) -> jax.Array:
         return total + leaf.astype(total.dtype) if is_float(leaf) else leaf
 
-    def mean(total: jax.Array, like: jax.Array) -> jax.Array:  # else the last one's
+    def mean(total: jax.Array, like: jax.Array) -> jax.Array:  # other dtypes: the last value
         return (total / len(steps)).astype(like.dtype) if is_float(like) else total
 
     add = jax.jit(lambda total, part: jax.tree.map(added, total, part))
@@ -251,10 +274,10 @@ def average_weights(
         largest = jax.tree.map(jnp.maximum, largest, scales) if largest else scales
         part = {"params": restored.params, "extra": extra}
         total = add(total, part) if total else jax.tree.map(widened, part)
-    kept = {name: state.extra[name] for name in state.extra.keys() - largest.keys()}
-    old = {"params": state.params, "extra": kept}
+    other_collections = {name: state.extra[name] for name in state.extra.keys() - largest.keys()}
+    old = {"params": state.params, "extra": other_collections}
     new = jax.jit(lambda sums, old: jax.tree.map(mean, sums, old))(total, old)
-    logger.info("the mean of the weights of the steps %s is saved", ", ".join(map(str, steps)))
+    logger.info("saving the average of the weights of steps %s", ", ".join(map(str, steps)))
     return dataclasses.replace(state, params=new["params"], extra=new["extra"] | largest)
 
 
@@ -262,34 +285,34 @@ def average_weights(
 
 
 def write_results(folder: Path, metrics: Mapping[str, float]) -> None:
-    """Write ``eval_results.json``, ``train_results.json`` … with v4's keys."""
-    folder.mkdir(parents=True, exist_ok=True)  # an evaluation alone may be the first to write
+    """Writes `eval_results.json`, `train_results.json` and so on, with the keys of v4."""
+    folder.mkdir(parents=True, exist_ok=True)  # an evaluation-only run may create it
     for split in ("eval", "train", "predict"):
-        # JSON has no NaN, which a correlation with a constant is.
-        shown = {
+        # JSON does not support NaN, e.g. the correlation with a constant.
+        values = {
             name: value if math.isfinite(value) else None
             for name, value in metrics.items()
             if name.startswith(f"{split}_")
         }
-        if shown:
-            text = json.dumps(shown, indent=4, sort_keys=True) + "\n"
+        if values:
+            text = json.dumps(values, indent=4, sort_keys=True) + "\n"
             write_atomically(folder / f"{split}_results.json", text)
 
 
 def run_name(training: TrainingArguments) -> str:
-    """Return the name of the run, by default that of its output directory."""
+    """Returns the name of the run. Default: the name of its output directory."""
     return training.run_name or Path(training.output_dir.rstrip("/")).name
 
 
 def draw_curve(run: Run) -> str:
-    """Draw the learning curve from the log; returns its file name, or '' where there is no log."""
+    """Draws the learning curve. Returns its file name, or an empty string without a log."""
     log, curve = run.folder / "metrics.jsonl", "learning_curve.png"
     if not log.exists():
         return ""
     try:
         plots.learning_curve(log, run.folder / curve, title=run_name(run.arguments.training))
     except (HfseqError, OSError) as error:
-        logger.warning("no learning curve was drawn: %s", error)
+        logger.warning("could not draw the learning curve: %s", error)
         return ""
     return curve
 
@@ -297,30 +320,30 @@ def draw_curve(run: Run) -> str:
 def sample_outputs(
     run: Run, state: TrainState, texts: GeneratedTexts | None
 ) -> list[tuple[str, str]]:
-    """Return what the model was given and what it answered, for the card.
+    """Returns pairs of prompt and output for the model card.
 
-    From ``texts``, the last that were written; without any, to rows of the validation data.
+    They are selected from the last generated texts. Without any, the model runs on validation rows.
     """
     count = run.arguments.training.card_samples
-    judged = run.data.evaluation if run.data else None
+    evaluation_data = run.data.evaluation if run.data else None
     pairs: Sequence[tuple[str, str]] = []
     if texts is not None:
         pairs = [(source, text) for source, _, text in evaluation.select_samples(texts, count)]
-    elif count and judged is not None:
+    elif count and evaluation_data is not None:
         try:
             with evaluation.inference_model(run, state) as (model, params):
-                pairs = run.objective.samples(model, params, judged.rows, count)
-        except Exception as error:  # the training is done: its card is not to fail for its examples
-            logger.warning("the card has no sample outputs: %s", describe_error(error))
-    return [(given, answer or "(nothing)") for given, answer in pairs]
+                pairs = run.objective.samples(model, params, evaluation_data.rows, count)
+        except Exception as error:  # missing examples must not fail a finished run
+            logger.warning("no sample outputs in the model card: %s", describe_error(error))
+    return [(prompt, answer or "(nothing)") for prompt, answer in pairs]
 
 
-# What `CardContext.with_log` and the architecture's plugin fill in.
-_OF_THE_LOG = (
+# Fields that `CardContext.with_log` and the plugin of the architecture fill in.
+_FIELDS_FROM_LOG = (
     *("model_name", "steps", "tokens_seen", "throughput", "mfu", "eval_results", "curve_file"),
     *("about", "citation", "repo_id"),
 )
-# Flags that say where and how, but nothing of what was trained.
+# Flags about paths, logging and uploads, which are not hyperparameters.
 _NO_HYPERPARAMETERS = (
     *("output_dir", "push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy"),
     "hub_timeout",
@@ -335,9 +358,13 @@ _NO_HYPERPARAMETERS = (
 def write_card(
     run: Run, progress: Progress, curve: str, examples: Sequence[tuple[str, str]] = ()
 ) -> None:
-    """Write the model card and its facts; numbers are the log's, ``examples`` of :func:`samples`.
+    """Writes the model card and its data file. If that fails, a warning is logged.
 
-    A card that cannot be written is a warning.
+    Args:
+        run: The run.
+        progress: The progress at the end.
+        curve: File name of the learning curve.
+        examples: The result of `sample_outputs`.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -372,7 +399,7 @@ def write_card(
                 tokens=counts.get("tokens"),
             )
         ],
-        tokenizer=_described(run.tokenizer),
+        tokenizer=_describe_tokenizer(run.tokenizer),
         hyperparameters={
             name: value
             for name, value in arguments.as_dict().items()
@@ -396,32 +423,34 @@ def write_card(
         licence=training.card_license,
         about=spec.card or "",
         citation=spec.citation,
-        adapter=_adapter(model),
+        adapter=_describe_adapter(model),
         tags=run.objective.tags,
         chat=bool(getattr(run.tokenizer, "chat_template", None)),
     )
-    own = {split: getattr(data, f"{split}_file", None) for split in ("validation", "test")}
-    judged = {split: _file_names(names) for split, names in own.items() if names}
+    split_files = {split: getattr(data, f"{split}_file", None) for split in ("validation", "test")}
+    split_datasets = {split: _file_names(names) for split, names in split_files.items() if names}
     log = run.folder / "metrics.jsonl"
     if log.exists():
-        context = context.with_log(log, dataset=source, split_datasets=judged)
+        context = context.with_log(log, dataset=source, split_datasets=split_datasets)
         context.duration_s = progress.seconds
 
-    def told(facts: Mapping[str, Any]) -> dict[str, Any]:
+    def non_empty(values: Mapping[str, Any]) -> dict[str, Any]:
         empty: tuple[Any, ...] = (None, "", (), [], {}, False)
-        return {name: value for name, value in facts.items() if value not in empty}
+        return {name: value for name, value in values.items() if value not in empty}
 
     try:
         cards.write_model_card(run.folder, context)
-        facts = {k: v for k, v in dataclasses.asdict(context).items() if k not in _OF_THE_LOG}
-        facts["datasets"] = [told(one) for one in facts["datasets"]]
-        facts = told(facts) | {"stock": context.stock, "judged_on": judged}
-        text = json.dumps(facts, indent=4, ensure_ascii=False, default=str)
+        card_data = {
+            k: v for k, v in dataclasses.asdict(context).items() if k not in _FIELDS_FROM_LOG
+        }
+        card_data["datasets"] = [non_empty(dataset) for dataset in card_data["datasets"]]
+        card_data = non_empty(card_data) | {"stock": context.stock, "judged_on": split_datasets}
+        text = json.dumps(card_data, indent=4, ensure_ascii=False, default=str)
         write_atomically(run.folder / CARD_DATA_FILE, errors.redact_private(text) + "\n")
     except OSError as error:
-        logger.warning("no model card was written: %s", error)
+        logger.warning("could not write the model card: %s", error)
 
 
 def _file_names(files: Sequence[str]) -> str:
-    """Name local data by folder and file: ``norwegian-laws/train.jsonl``."""
+    """Returns the folder and file names of local data, e.g. `norwegian-laws/train.jsonl`."""
     return ", ".join("/".join(Path(name).parts[-2:]) for name in files) or "local data"

@@ -1,6 +1,6 @@
-"""What accelerators can do, by their data sheets: rates, memory, links. Imports no jax.
+"""Accelerator data sheets: compute rates, memory, links. Does not import jax.
 
-All figures are of one jax device: that is a core and half of a chip for TPU v3 and v7.
+All numbers are per jax device, which is one core and half of a chip for TPU v3 and v7.
 """
 
 from __future__ import annotations
@@ -14,14 +14,23 @@ from hfseq.errors import UsageError, did_you_mean
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """A device: dense peaks in FLOP/s, bytes, bytes a second.
+    """The data sheet of a device, with rates in FLOP/s, sizes in bytes and bandwidths in bytes/s.
 
-    ``half`` is the rate of products in bfloat16 or float16, whichever the device has; ``single``
-    that of float32 as jax computes it there by default (TF32 on GPUs that have it, one pass of
-    bfloat16 on TPUs); ``fp8`` is 0 where there are no such units. ``link`` is what a device sends
-    at most to others of its machine (TPU: of its slice), ``network`` its share of the network
-    between machines of ``machine`` devices; 0 means that no usual figure exists. jax reserves
-    ``share`` of the memory.
+    Attributes:
+        name: The name, e.g. "h100" or "tpu-v5e".
+        half_flops: Dense peak rate in bfloat16 or float16, whichever the device supports.
+        float32_flops: Dense peak rate in float32 with jax's default precision: TF32 on GPUs that
+            have it, one bfloat16 pass on TPUs.
+        fp8_flops: Dense peak rate in FP8. 0 if the device has no FP8 units.
+        memory_bytes: Memory size.
+        memory_bandwidth: Memory bandwidth.
+        link_bandwidth: Maximum rate at which a device sends to others of its machine (TPUs: slice).
+            0 if no common number exists.
+        devices_per_machine: Number of devices in a machine.
+        network_bandwidth: Share of one device in the network between machines. 0 if no common
+            number exists.
+        device_kinds: Names of the device in `jax.Device.device_kind`, in lower case.
+        memory_fraction: Fraction of the memory that jax allocates.
     """
 
     name: str
@@ -37,12 +46,12 @@ class Accelerator:
     memory_fraction: float = 0.75
 
     def peak_flops(self, itemsize: float) -> float:
-        """Return the peak of products of a type of ``itemsize`` bytes, FLOP/s."""
+        """Returns the peak rate of matrix products in a dtype of `itemsize` bytes."""
         return self.half_flops if itemsize < 4 else self.float32_flops
 
     @property
     def capability(self) -> str:
-        """CUDA's compute capability, as jax writes it; empty for TPUs."""
+        """The CUDA compute capability, e.g. "9.0". Empty for TPUs."""
         return _CAPABILITIES.get(self.name.partition("-")[0], "")
 
 
@@ -74,11 +83,11 @@ def _tpu(
     )
 
 
-# NVIDIA's data sheets without sparsity, SXM boards where there are several; Google's TPU pages.
-# The network is that of NVIDIA's own machines (DGX).
+# Sources: NVIDIA's data sheets without sparsity, SXM boards if there are several variants; Google's
+# TPU pages. Network bandwidths are those of NVIDIA's own machines (DGX).
 ACCELERATORS: Mapping[str, Accelerator] = {
-    one.name: one
-    for one in (
+    accelerator.name: accelerator
+    for accelerator in (
         Accelerator("b200", 2250e12, 1125e12, 4500e12, 180e9, 7.7e12, 900e9, 8, 50e9, ("b200",)),
         Accelerator("h200", 989e12, 494e12, 1979e12, 141e9, 4.8e12, 450e9, 8, 50e9, ("h200",)),
         Accelerator("h100", 989e12, 494e12, 1979e12, 80e9, 3.35e12, 450e9, 8, 50e9, ("h100",)),
@@ -111,30 +120,33 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 
 
 def get_accelerator(name: str) -> Accelerator:
-    """Return the accelerator called ``name``, in either case; an error lists those known.
+    """Returns the accelerator with a name, in upper or lower case.
 
-    TPUs may go without ``tpu-``: "v5e".
+    The prefix `tpu-` can be omitted: "v5e".
+
+    Raises:
+        UsageError: The accelerator is unknown. The message lists the known ones.
     """
     if f"tpu-{name.lower()}" in ACCELERATORS:
         return ACCELERATORS[f"tpu-{name.lower()}"]
     if name.lower() not in ACCELERATORS:
         raise UsageError(
-            f"no accelerator '{name}' is known{did_you_mean(name.lower(), ACCELERATORS)} (known: "
-            f"{', '.join(ACCELERATORS)}); for another one take the nearest and give --peak_tflops "
+            f"unknown accelerator '{name}'{did_you_mean(name.lower(), ACCELERATORS)} (known: "
+            f"{', '.join(ACCELERATORS)}); for others, use the most similar one with --peak_tflops "
             "and --memory_gb"
         )
     return ACCELERATORS[name.lower()]
 
 
 def find_accelerator(device_kind: str) -> Accelerator | None:
-    """Return the accelerator that jax calls ``kind`` (``device_kind``), if it is a known one.
+    """Returns the accelerator with a jax `device_kind`, or `None` if it is unknown.
 
-    What it is called stands there as words of its own: an L40 is no L4.
+    Names match whole words only: "NVIDIA L40" is not an "l4".
     """
     matches = [
-        (len(text), one)
-        for one in ACCELERATORS.values()
-        for text in one.device_kinds
+        (len(text), accelerator)
+        for accelerator in ACCELERATORS.values()
+        for text in accelerator.device_kinds
         if re.search(rf"(?<![^\W_]){text}(?![^\W_])", device_kind.lower())
     ]
     return max(matches, key=lambda match: match[0])[1] if matches else None

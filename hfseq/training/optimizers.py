@@ -1,4 +1,4 @@
-"""Optimizers and schedules by name, all of them optax's."""
+"""Optimizers and learning rate schedules by name, all of them from optax."""
 
 from __future__ import annotations
 
@@ -18,66 +18,76 @@ from hfseq.training.arguments import TrainingArguments
 from hfseq.training.state import Tree
 
 MaskFunction: TypeAlias = Callable[[Tree], dict]
-#: ``factory(schedule, arguments, mask of what decays)``.
+#: ``factory(schedule, arguments, weight_decay_mask)``.
 OptimizerFactory: TypeAlias = Callable[
     [optax.Schedule, TrainingArguments, MaskFunction], optax.GradientTransformation
 ]
 
-# v4's rule: biases and everything in a normalisation layer are not decayed.
+# As in v4: no weight decay for biases and normalization layers.
 NO_DECAY = (r"(^|/)[^/]*bias$", r"norm[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
 
-# Optimizers whose update of a leaf depends on norms or factors of the whole leaf.
+# Optimizers whose update depends on a norm or a factorization of the whole array.
 PER_LEAF = ("adafactor", "lamb", "lars", "novograd")
 
 
 def make_schedule(
     arguments: TrainingArguments, total_steps: int, width: int | None = None
 ) -> optax.Schedule:
-    """Return learning rate as a function of the step: linear warm-up, then the named decay.
+    """Returns the learning rate schedule: linear warmup, then the selected decay.
 
-    ``linear`` and ``cosine`` end at ``lr_end_ratio`` of the peak, and the last
-    ``lr_constant_steps`` steps keep the rate at which the decay ended. ``noam`` (Vaswani et al.,
-    2017, equation 3) needs the model's ``width``; the learning rate is a factor there, usually 1 or
-    2. Its shape is that of ``inverse_sqrt``, which has a peak instead.
+    Args:
+        arguments: The training flags.
+        total_steps: The number of steps of the run. `linear` and `cosine` reach `lr_end_ratio` of
+            the peak at the end, or `lr_constant_steps` before the end.
+        width: The hidden size of the model, which `noam` requires (Vaswani et al., 2017, equation
+            3). With `noam`, the learning rate is a factor, usually 1 or 2. `inverse_sqrt` has the
+            same shape
+            and a peak learning rate instead.
+
+    Raises:
+        UsageError: The flags contradict each other or the number of steps.
     """
     peak, end = arguments.learning_rate, arguments.lr_end_ratio
     warmup = arguments.warmup_steps or round(arguments.warmup_ratio * total_steps)
     if arguments.lr_scheduler_type == "noam":
         if not warmup or not width:
             raise UsageError(
-                "--lr_scheduler_type noam needs --warmup_steps (4000 in the paper)"
+                "--lr_scheduler_type noam requires --warmup_steps (4000 in the paper)"
                 + ("" if width else " and a configuration with hidden_size")
             )
         return noam(peak, width, warmup)
     if warmup > total_steps:
         raise UsageError(
-            f"--warmup_steps {warmup} is more than the {total_steps} steps of this run: warm "
-            "up for less, or train longer"
+            f"--warmup_steps {warmup} exceeds the {total_steps} steps of this run: use fewer "
+            "warmup steps, or train longer"
         )
-    held = arguments.lr_constant_steps
-    if held and warmup + held >= total_steps:
+    constant_steps = arguments.lr_constant_steps
+    if constant_steps and warmup + constant_steps >= total_steps:
         raise UsageError(
-            f"--lr_constant_steps {held} and {warmup} steps of warm-up leave nothing of the "
-            f"{total_steps} steps of this run to decay in: give less of either"
+            f"--lr_constant_steps {constant_steps} and {warmup} warmup steps leave none of the "
+            f"{total_steps} steps of this run for the decay: reduce one of them"
         )
-    steps, shift = max(total_steps - warmup - held, 1), max(warmup, 1)
+    steps, shift = max(total_steps - warmup - constant_steps, 1), max(warmup, 1)
     decays: dict[str, optax.Schedule] = {
         "linear": optax.linear_schedule(peak, end * peak, steps),
         "cosine": optax.cosine_decay_schedule(peak, steps, alpha=end),
-        # Schedules that are joined are all called at every step, this one before its own, too.
+        # join_schedules evaluates all schedules at every step, so `step` can be negative here.
         "inverse_sqrt": lambda step: peak * jnp.sqrt(shift / jnp.maximum(step + shift, 1)),
         "constant": optax.constant_schedule(peak),
         "constant_with_warmup": optax.constant_schedule(peak),
     }
-    named = decays[arguments.lr_scheduler_type]
-    decay = (lambda step: named(jnp.minimum(step, steps))) if held else named
+    named_decay = decays[arguments.lr_scheduler_type]
+    decay = (lambda step: named_decay(jnp.minimum(step, steps))) if constant_steps else named_decay
     if warmup == 0:
         return decay
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup])
 
 
 def noam(factor: float, width: int, warmup: int) -> optax.Schedule:
-    """Return ``factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)``, steps from 1."""
+    """Returns the schedule of Vaswani et al., 2017, equation 3, with steps counted from 1.
+
+    It is `factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)`.
+    """
 
     def schedule(count: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32) + 1
@@ -87,15 +97,20 @@ def noam(factor: float, width: int, warmup: int) -> optax.Schedule:
 
 
 def path_mask(patterns: Sequence[str], *, matching: bool) -> MaskFunction:
-    """Return a function from parameters to a tree of bools: does the path match a pattern?"""
+    """Returns a function from parameters to a tree of bools.
+
+    Args:
+        patterns: Regular expressions for parameter paths, ignoring case.
+        matching: The value for parameters that match a pattern.
+    """
     compiled = [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
 
     def mask(params: Tree) -> Any:
-        hit = {
+        matches = {
             path: any(pattern.search(trees.join(path)) for pattern in compiled)
             for path in trees.flatten(params)
         }
-        return trees.unflatten({path: value == matching for path, value in hit.items()})
+        return trees.unflatten({path: value == matching for path, value in matches.items()})
 
     return mask
 
@@ -106,10 +121,14 @@ def make_optimizer(
     schedule: optax.Schedule,
     stacked: Sequence[trees.Path] = (),
 ) -> optax.GradientTransformation:
-    """Chain freezing, clipping and the named optimizer with its decay mask.
+    """Chains freezing, gradient clipping and an optimizer with its weight decay mask.
 
-    ``stacked`` are path prefixes of scanned layers: an optimizer that looks at a leaf as a whole
-    takes these layer by layer, so that scanning does not change what it does.
+    Args:
+        factory: The registered factory of the optimizer.
+        arguments: The training flags.
+        schedule: The learning rate schedule.
+        stacked: Path prefixes of scanned layers. Optimizers whose update depends on a whole array
+            are applied to each layer separately, so that scanning does not change the result.
     """
     frozen = []
     if arguments.freeze:
@@ -117,28 +136,35 @@ def make_optimizer(
     parts = list(frozen)
     if arguments.max_grad_norm > 0:
         parts.append(optax.clip_by_global_norm(arguments.max_grad_norm))
-    decayed = path_mask((*NO_DECAY, *arguments.no_decay), matching=False)
+    decay_mask = path_mask((*NO_DECAY, *arguments.no_decay), matching=False)
     absolute = arguments.weight_decay_mode == "absolute" and arguments.weight_decay
-    given = dataclasses.replace(arguments, weight_decay=0.0) if absolute else arguments
-    named = factory(schedule, given, decayed)
+    factory_arguments = dataclasses.replace(arguments, weight_decay=0.0) if absolute else arguments
+    optimizer = factory(schedule, factory_arguments, decay_mask)
     parts.append(
-        apply_per_layer(named, stacked) if arguments.optim in PER_LEAF and stacked else named
+        apply_per_layer(optimizer, stacked)
+        if arguments.optim in PER_LEAF and stacked
+        else optimizer
     )
     if absolute:
-        parts.append(optax.add_decayed_weights(-arguments.weight_decay, decayed))
+        parts.append(optax.add_decayed_weights(-arguments.weight_decay, decay_mask))
     return optax.chain(*parts, *frozen)
 
 
 def apply_per_layer(
     inner: optax.GradientTransformation, stacked: Sequence[trees.Path]
 ) -> optax.GradientTransformation:
-    """Apply ``inner`` to each layer of the stacks at the prefixes ``stacked``, and to the rest."""
+    """Applies `inner` to each layer of stacked parameters separately.
+
+    Args:
+        inner: The optimizer.
+        stacked: Path prefixes of stacked layers. All other parameters are updated together.
+    """
 
     def parts(tree: Tree) -> dict[str, Any]:
         stacks: dict[str, dict[trees.Path, Any]] = {}
         for path, leaf in trees.flatten(tree).items():
             inside = any(path[: len(head)] == head for head in stacked)
-            # What only some of the layers have is a shorter stack.
+            # Parameters that only some layers have form a shorter stack.
             stacks.setdefault(f"layers_{leaf.shape[0]}" if inside else "", {})[path] = leaf
         return {name: trees.unflatten(part) for name, part in stacks.items()}
 
@@ -153,15 +179,15 @@ def apply_per_layer(
         flat: dict[trees.Path, Any] = {}
         states = {}
         for name, part in parts(grads).items():
-            one = jax.vmap(inner.update) if name else inner.update
-            updates, states[name] = one(part, state[name], cut_params[name])
+            update_part = jax.vmap(inner.update) if name else inner.update
+            updates, states[name] = update_part(part, state[name], cut_params[name])
             flat |= trees.flatten(updates)
         return trees.unflatten({path: flat[path] for path in trees.flatten(grads)}), states
 
     return optax.GradientTransformation(init, update)
 
 
-# -- the optimizers that hfseq registers, by their names
+# -- the optimizers that hfseq registers
 
 
 def _factory(
@@ -169,10 +195,13 @@ def _factory(
     flags: Mapping[str, str] | None = None,
     decays: bool = False,
 ) -> OptimizerFactory:
-    """Return the factory of an optax optimizer that takes these ``flags``, its name of each first.
+    """Returns the factory of an optax optimizer.
 
-    Where it ``decays`` weights by itself it gets decay and mask, too; to others decoupled decay is
-    added, a second transformation that works on zeros.
+    Args:
+        make: The optax function.
+        flags: Argument names of `make`, and the flags with their values.
+        decays: Whether `make` accepts weight decay and a mask. Otherwise decoupled weight decay is
+            added as a second transformation, applied to zeros.
     """
 
     def factory(
@@ -208,10 +237,10 @@ _ADAM = _BETAS | {"eps": "adam_epsilon"}
 
 
 def _muon_dimensions(params: Tree) -> dict:
-    """Tell Muon which parameters are its own, the kernels, and their two axes."""
+    """Selects the parameters for Muon, the kernels, and their two axes."""
 
     def axes(path: trees.Path, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
-        # BERT's head is named "decoder": like other tables it is Adam's.
+        # BERT's LM head is called "decoder". Embeddings and LM heads use Adam.
         hidden = path[-1] == "kernel" and path[-2:-1] not in (("decoder",), ("lm_head",))
         if not hidden:
             return None
@@ -223,10 +252,10 @@ def _muon_dimensions(params: Tree) -> dict:
 
 adamw = _factory(optax.adamw, _ADAM, decays=True)  # Loshchilov and Hutter, 2019
 lion = _factory(optax.lion, _BETAS, decays=True)  # Chen et al., 2023
-# Shazeer and Stern, 2018, at the given learning rate, as v4 ran it.
+# Shazeer and Stern, 2018, with an explicit learning rate, as in v4.
 adafactor = _factory(optax.adafactor)
-# Jordan et al., 2024, on the kernels, Adam on all else. Updates are scaled to Adam's size (Liu et
-# al., 2025), so one learning rate serves both.
+# Jordan et al., 2024, for kernels, and Adam for all other parameters. Updates are scaled to the RMS
+# of Adam updates (Liu et al., 2025), so that both can use the same learning rate.
 muon = _factory(
     functools.partial(
         optax.contrib.muon, muon_weight_dimension_numbers=_muon_dimensions, consistent_rms=0.2

@@ -1,4 +1,4 @@
-"""The output directory of a run (lock, strangers, damage), and the devices that it runs on."""
+"""The output directory of a run (locking, validation, damaged checkpoints), and its devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hfseq.training.arguments import TrainingArguments
 
 try:
     import fcntl
-except ImportError:  # not a Unix
+except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
@@ -30,14 +30,21 @@ LOCK_FILE = ".hfseq-run.lock"
 
 @contextlib.contextmanager
 def prepare_output_dir(training: TrainingArguments, model: str | None) -> Iterator[Workspace]:
-    """Make the output directory ready, and hold it while the body runs where that trains.
+    """Prepares the output directory, and locks it during the body if the run trains.
 
-    The local copy of a remote directory is brought up to date, and damaged checkpoints are set
-    aside. ``model`` is the directory or name of the weights to start from.
+    The local copy of a remote directory is updated, and damaged checkpoints are moved aside.
+
+    Args:
+        training: The training flags.
+        model: The value of `--model_name_or_path`.
+
+    Yields:
+        The workspace of the output directory.
 
     Raises:
-        UsageError: it cannot be written or is not shared, another run is at work in it, or
-            something else lies there. CheckpointError: none of its checkpoints is whole.
+        UsageError: The directory cannot be written or is not shared by all processes, another run
+            uses it, or it contains other files.
+        CheckpointError: All of its checkpoints are damaged.
     """
     workspace = Workspace(training.output_dir)
     folder = workspace.path
@@ -53,7 +60,7 @@ def prepare_output_dir(training: TrainingArguments, model: str | None) -> Iterat
                     if same and training.overwrite_output_dir:
                         raise UsageError(
                             f"--overwrite_output_dir would move the weights of "
-                            f"--model_name_or_path {model} aside before they are read: give "
+                            f"--model_name_or_path {model} aside before they are read: use "
                             "another --output_dir"
                         )
                     check_output_dir(folder, training.overwrite_output_dir)
@@ -66,13 +73,14 @@ def prepare_output_dir(training: TrainingArguments, model: str | None) -> Iterat
 
 @contextlib.contextmanager
 def lock_directory(folder: Path) -> Iterator[None]:
-    """Hold the lock of an output directory while the body runs.
+    """Locks an output directory during the body.
 
-    The system frees it when its holder ends, however that ends, so a file that a killed run left
-    blocks nobody. Where a file system has no locks, a warning says so.
+    The system releases the lock when the process ends for any reason, so the file of a killed run
+    does not block later ones. On file systems without locks, a warning is logged.
 
     Raises:
-        UsageError: another run holds it; with that run's process, machine and time of start.
+        UsageError: Another run has locked the directory. The message contains its process, machine
+            and start time.
     """
     if fcntl is None:
         yield
@@ -85,17 +93,19 @@ def lock_directory(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             try:
-                known = json.loads(file.read())
-                holder = f"process {known['process']} on {known['machine']} since {known['since']}"
-            except (ValueError, KeyError, TypeError):  # it is just writing its name
+                record = json.loads(file.read())
+                holder = (
+                    f"process {record['process']} on {record['machine']} since {record['since']}"
+                )
+            except (ValueError, KeyError, TypeError):  # the other run is still writing its record
                 holder = "another run"
             raise UsageError(
-                f"--output_dir {folder} is in use by {holder}: wait until it has ended, or give "
+                f"--output_dir {folder} is in use by {holder}: wait until it has ended, or use "
                 "another directory"
             ) from None
         except OSError as error:
             logger.warning(
-                "%s cannot be locked (%s): nothing keeps a second run out of it",
+                "cannot lock %s (%s): a second run could use it at the same time",
                 folder,
                 error.strerror,
             )
@@ -110,13 +120,13 @@ def lock_directory(folder: Path) -> Iterator[None]:
 
 
 def move_damaged_checkpoints(output_dir: Path) -> None:
-    """Move the newest checkpoints out of the way while they are damaged, and say so.
+    """Moves the latest checkpoints aside if they are damaged, and logs a warning.
 
-    They stay beside ``checkpoints`` as ``checkpoint-<step>-damaged``: the steps after the last
-    whole one are done, and saved, anew. Nothing is moved where none is whole.
+    They are renamed to `checkpoint-<step>-damaged`, next to the folder `checkpoints`. The run then
+    repeats the steps after the last intact checkpoint. If none is intact, nothing is moved.
 
     Raises:
-        CheckpointError: every checkpoint is damaged.
+        CheckpointError: All checkpoints are damaged.
     """
     folder = output_dir / checkpointer.CHECKPOINTS_FOLDER
     steps = sorted(int(p.name) for p in folder.glob("*") if p.name.isdigit() and p.is_dir())
@@ -129,8 +139,8 @@ def move_damaged_checkpoints(output_dir: Path) -> None:
     listing = "; ".join(f"{folder / str(step)}: {text}" for step, text in damaged.items())
     if damaged and len(damaged) == len(steps):
         raise CheckpointError(
-            f"no checkpoint can be restored ({listing}): restore one from a copy, or start anew "
-            "with --overwrite_output_dir, which keeps what is there"
+            f"no checkpoint can be restored ({listing}): restore one from a backup, or start a new "
+            "run with --overwrite_output_dir, which moves existing files aside"
         )
     for step in damaged:
         target = output_dir / f"checkpoint-{step}-damaged"
@@ -140,7 +150,7 @@ def move_damaged_checkpoints(output_dir: Path) -> None:
         )
     if damaged:
         logger.warning(
-            "damaged: %s; kept as %s. The run goes on from step %d, the newest whole one",
+            "damaged: %s. Renamed to %s. Resuming from step %d, the latest intact checkpoint",
             listing,
             ", ".join(f"checkpoint-{step}-damaged" for step in damaged),
             steps[len(steps) - len(damaged) - 1],
@@ -150,25 +160,34 @@ def move_damaged_checkpoints(output_dir: Path) -> None:
 # -- devices
 
 
-def require_device(wanted: str | None) -> None:
-    """Refuse to run on another kind of device than the one asked for."""
-    if wanted is None:
+def require_device(device: str | None) -> None:
+    """Raises if jax runs on another device type than `--device`.
+
+    Raises:
+        UsageError: The device type is not available.
+    """
+    if device is None:
         return
-    backend = "gpu" if wanted == "cuda" else wanted
+    backend = "gpu" if device == "cuda" else device
     if jax.default_backend() != backend:
-        found = ", ".join(sorted({f"{d.platform} ({d.device_kind})" for d in jax.devices()}))
+        available = ", ".join(sorted({f"{d.platform} ({d.device_kind})" for d in jax.devices()}))
         extra = "cuda" if backend == "gpu" else backend
         raise UsageError(
-            f"--device {wanted} was asked for, but jax sees only {found}: install hfseq[{extra}], "
-            "look at `hfseq env`, or drop --device"
+            f"--device {device} is not available, jax only finds {available}: install "
+            f"hfseq[{extra}], check `hfseq env`, or drop --device"
         )
 
 
 def use_compilation_cache(folder: str | None) -> None:
-    """Keep compiled programs between runs."""
+    """Enables the persistent compilation cache.
+
+    Args:
+        folder: The directory, or "none" to disable the cache. Default: `$HFSEQ_CACHE/xla`, or
+            `~/.cache/hfseq/xla`. A cache that is already configured in jax is kept.
+    """
     if folder == "none" or jax.config.values["jax_compilation_cache_dir"]:
         return
     cache = Path(os.environ.get("HFSEQ_CACHE") or "~/.cache/hfseq").expanduser()
     path = folder or str(cache / "xla")
     jax.config.update("jax_compilation_cache_dir", path)
-    logger.debug("compiled programs are kept in %s", path)
+    logger.debug("compilation cache: %s", path)

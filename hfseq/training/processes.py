@@ -1,8 +1,8 @@
-"""Several processes: a session in which they meet, agree, and end together.
+"""Runs with several processes: startup, agreement on flags, and shutdown together.
 
-Every call here is nothing where there is one process. With several, all of them make the same
-calls in the same order. They speak through the key-value store of jax's coordinator, which is there
-before any device is.
+With one process, all functions do nothing. With several, all processes must call them in the same
+order. They communicate through the key-value store of jax's coordinator, which is available before
+any device is.
 """
 
 from __future__ import annotations
@@ -37,18 +37,16 @@ from hfseq.training.arguments import ProcessArguments
 
 logger = logging.getLogger(__name__)
 
-NO_TIMEOUT = 7 * 24 * 3600 * 1000  # milliseconds; dead processes are found by their heartbeats
-POLL_INTERVAL = 1.0  # seconds between two looks for another process's error
-# Together less than half of the shortest --heartbeat_timeout, after which jax aborts.
-SHUTDOWN_SECONDS = 3.0  # seconds that an ending coordinator gives the others to read why
-LOST_CONNECTION_SECONDS = 1.0  # seconds in which a process that ended will have said why
-FILE_VISIBILITY_SECONDS = (
-    30.0  # seconds in which a network file system shows a new file on other machines
-)
+NO_TIMEOUT = 7 * 24 * 3600 * 1000  # milliseconds; dead processes are detected by heartbeats
+POLL_INTERVAL = 1.0  # seconds between checks for an error of another process
+# The next two add up to less than half of the shortest --heartbeat_timeout, after which jax aborts.
+SHUTDOWN_SECONDS = 3.0  # seconds for the others to read the error before the coordinator ends
+LOST_CONNECTION_SECONDS = 1.0  # seconds to wait for the error of a process that ended
+FILE_VISIBILITY_SECONDS = 30.0  # seconds until other machines see a file on a network file system
 FAILURE_KEY, LEAVING_KEY = "hfseq/failure", "hfseq/leaving"
 MARKER_FILE = ".hfseq-processes"
 KUBERNETES_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
-# Flags of a machine or a process, not of the run.
+# Flags that may differ between machines and processes.
 MACHINE_FLAGS = (
     *("cache_dir", "data_cache_dir", "compilation_cache_dir", "preprocessing_num_workers"),
     *("disable_tqdm", "debug"),
@@ -58,7 +56,10 @@ _rounds = itertools.count()
 
 @contextlib.contextmanager
 def session(processes: ProcessArguments) -> Iterator[None]:
-    """Run the body in all processes that the flags speak of; they end together, well or not."""
+    """Connects the processes that the flags describe, and ends them together after the body.
+
+    If one process fails, all of them end with its error.
+    """
     join(processes)
     if coordination_client() is None:
         yield
@@ -66,7 +67,7 @@ def session(processes: ProcessArguments) -> Iterator[None]:
     with fail_together():
         try:
             yield
-        except SystemExit:  # agreed on, see `StopSignal`
+        except SystemExit:  # all processes exit, see `StopSignal`
             barrier()
             raise
         barrier()
@@ -79,22 +80,25 @@ def _state() -> Any:
 
 
 def coordination_client() -> Any:
-    """Return jax's client of the coordinator, or None where there is one process."""
+    """Returns jax's client of the coordinator, or `None` with one process."""
     return _state().client
 
 
 def process_index() -> int:
-    """Return the number of this process, without starting jax's devices."""
+    """Returns the index of this process, without initializing jax's devices."""
     return _state().process_id
 
 
 def process_count() -> int:
-    """Return how many processes there are, without starting jax's devices."""
+    """Returns the number of processes, without initializing jax's devices."""
     return _state().num_processes
 
 
 def _read(key: str) -> str:
-    """Return a value, or an empty text: not there, or no store any more (jax reports that)."""
+    """Returns a value from the store, or an empty string if the key or the store does not exist.
+
+    jax itself reports the loss of the store.
+    """
     try:
         return coordination_client().key_value_try_get(key)
     except Exception:
@@ -102,18 +106,25 @@ def _read(key: str) -> str:
 
 
 def _poll(ready: Callable[[], Any], seconds: float) -> Any:
-    """Return the first true ``ready()`` within so many seconds, or its last value."""
+    """Returns the first true value of `ready()` within `seconds`, or its last value."""
     end = time.monotonic() + seconds
     while not (value := ready()) and time.monotonic() < end:
         time.sleep(0.1)
     return value
 
 
-# -- to meet
+# -- startup
 
 
 def join(processes: ProcessArguments) -> None:
-    """Meet the other processes, if there are any; call it before jax looks at its devices."""
+    """Connects to the other processes, if there are any.
+
+    Must be called before jax initializes its devices.
+
+    Raises:
+        HfseqError: The coordinator does not answer, or the connection fails.
+        UsageError: The flags are incomplete or invalid.
+    """
     if not processes.is_distributed or coordination_client() is not None:
         return
     address, count, number = resolve_cluster(processes)
@@ -125,27 +136,27 @@ def join(processes: ProcessArguments) -> None:
     else:
         check_port(address)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # jax's call cannot be broken off, and would abort the process with a stack trace.
-    late = threading.Timer(
+    # jax's call cannot be interrupted, and would abort the process with a stack trace.
+    startup_timer = threading.Timer(
         max(started + limit - time.monotonic(), 1.0),
         exit_now,
         (
-            f"not all {count} processes had come to the coordinator at {address} in time: see "
-            "that each was started, with its own --process_id and the same --num_processes, or "
-            "give more time with --coordinator_timeout",
+            f"not all {count} processes connected to the coordinator at {address} in time: check "
+            "that each was started, with a unique --process_id and the same --num_processes, or "
+            "increase --coordinator_timeout",
             1,
         ),
     )
-    late.daemon = True
-    late.start()
+    startup_timer.daemon = True
+    startup_timer.start()
     try:
         jax.distributed.initialize(
             address,
             count,
             number,
             local_device_ids=processes.devices,
-            # All that is known is known: jax would ask for the package `kubernetes`, and with it
-            # the API server, for the numbers of local devices, which neither has.
+            # jax would otherwise require the package `kubernetes` and query the API server for the
+            # local devices, which it cannot provide. All values are already resolved.
             cluster_detection_method="deactivate" if KUBERNETES_VARIABLE in os.environ else None,
             initialization_timeout=2 * limit + 60,
             heartbeat_timeout_seconds=processes.heartbeat_timeout,
@@ -153,67 +164,83 @@ def join(processes: ProcessArguments) -> None:
         )
     except Exception as error:
         raise HfseqError(
-            f"process {number} cannot take part in the run at {address} ({first_line(error)}): "
-            f"is the port in use, or another process {number} there?"
+            f"process {number} cannot join the run at {address} ({first_line(error)}): check "
+            f"whether the port is in use, or another process has --process_id {number}"
         ) from error
     finally:
-        late.cancel()
+        startup_timer.cancel()
     if number:
-        # What all of them have to say, process 0 says.
+        # Log on process 0 only.
         logging.getLogger("hfseq").setLevel(logging.ERROR)
     logger.info("process %d of %d, coordinator %s", number, count, address)
 
 
 def resolve_cluster(processes: ProcessArguments) -> tuple[str, int, int]:
-    """Return the coordinator's address, how many processes there are, and which this one is."""
-    known: list[Any] = [
+    """Determines how the processes are connected, from flags, environment or cluster.
+
+    Returns:
+        The address of the coordinator, the number of processes, and the index of this process.
+
+    Raises:
+        UsageError: Flags are missing or invalid.
+        HfseqError: The cluster could not be queried.
+    """
+    values: list[Any] = [
         processes.address,
         processes.get_number("num_processes"),
         processes.get_number("process_id"),
     ]
-    if None in known:
+    if None in values:
         from jax._src.clusters import ClusterEnv
 
         try:
-            known = list(
+            values = list(
                 ClusterEnv.auto_detect_unset_distributed_params(
-                    coordinator_address=known[0],
-                    num_processes=known[1],
-                    process_id=known[2],
+                    coordinator_address=values[0],
+                    num_processes=values[1],
+                    process_id=values[2],
                     local_device_ids=processes.devices,
                     cluster_detection_method=None,
                     initialization_timeout=processes.coordinator_timeout,
                 )
             )
-        except Exception as error:  # each cluster has errors of its own
+        except Exception as error:  # the types depend on the cluster
             raise HfseqError(
-                f"--distributed: the cluster does not say who is there ({first_line(error)}): give "
+                f"--distributed: cannot detect the processes ({first_line(error)}): use "
                 "--coordinator_address, --num_processes and --process_id"
             ) from error
     flags = ("--coordinator_address", "--num_processes", "--process_id")
-    absent = [flag for flag, value in zip(flags, known, strict=False) if value is None]
-    if absent:
-        nobody = "none of Slurm, Open MPI and Kubernetes JobSet is there to detect them from"
+    missing = [flag for flag, value in zip(flags, values, strict=False) if value is None]
+    if missing:
+        hint = "Slurm, Open MPI or a Kubernetes JobSet was not detected"
         if KUBERNETES_VARIABLE in os.environ:
-            nobody = (
+            hint = (
                 "set COORDINATOR_ADDRESS and NUM_PROCESSES in the manifest (as "
                 "scripts/launch/jobset.yaml does), or install the package kubernetes"
             )
         raise UsageError(
-            f"several processes need {', '.join(absent)}: {nobody} (for one process drop the other "
-            "flags, and COORDINATOR_ADDRESS from the environment)"
+            f"several processes require {', '.join(missing)}: {hint} (for one process, drop the "
+            "other flags, and COORDINATOR_ADDRESS from the environment)"
         )
-    address, count, number = str(known[0]), int(known[1]), int(known[2])
+    address, count, number = str(values[0]), int(values[1]), int(values[2])
     if number >= count:
         raise UsageError(
-            f"--process_id {number}: with --num_processes {count} give 0 to {count - 1}"
+            f"--process_id {number}: with --num_processes {count}, use 0 to {count - 1}"
         )
     return address, count, number
 
 
 def check_port(address: str) -> None:
-    """See that process 0 can listen; gRPC would share the port with another run's coordinator."""
-    if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:  # not the port of all interfaces
+    """Checks that process 0 can listen on the port of the coordinator.
+
+    gRPC would silently share a port with the coordinator of another run.
+
+    Raises:
+        HfseqError: The port is in use.
+    """
+    if (
+        "JAX_COORDINATOR_BIND_ADDRESS" in os.environ
+    ):  # then the port of all interfaces is irrelevant
         return
     port = int(address.rpartition(":")[2])
     for family in (socket.AF_INET6, socket.AF_INET):
@@ -225,8 +252,8 @@ def check_port(address: str) -> None:
             if error.errno == errno.EADDRINUSE:
                 raise HfseqError(
                     f"port {port} of --coordinator_address {address} is in use on this machine, "
-                    "on which process 0 has to listen: give a free one to all processes (or is an "
-                    "earlier run still there?)"
+                    "where process 0 must listen: use a free port in all processes, and check "
+                    "whether an earlier run is still active"
                 ) from error
 
 
@@ -241,22 +268,26 @@ def _await_coordinator(address: str, limit: float) -> None:
             if time.monotonic() + 0.5 > end:
                 raise HfseqError(
                     f"the coordinator at {address} did not answer within {limit:g} s "
-                    f"({error.strerror or error}): start process 0, see that "
-                    "--coordinator_address is the same everywhere and its port open to this "
-                    "machine, or give more time with --coordinator_timeout"
+                    f"({error.strerror or error}): start process 0, check that "
+                    "--coordinator_address is the same everywhere and that its port is reachable "
+                    "from this machine, or increase --coordinator_timeout"
                 ) from error
         time.sleep(0.5)
 
 
 def barrier() -> None:
-    """Return when every process has come here."""
+    """Waits until all processes have called this."""
     if (client := coordination_client()) is not None:
         client.wait_at_barrier(f"hfseq/barrier/{next(_rounds)}", NO_TIMEOUT)
 
 
 @contextlib.contextmanager
 def main_process_first() -> Iterator[bool]:
-    """Run the body in process 0 first, for which it yields True, then in the others."""
+    """Runs the body in process 0 first, and then in the other processes.
+
+    Yields:
+        Whether this is process 0.
+    """
     leads = process_index() == 0
     if not leads:
         barrier()
@@ -266,10 +297,10 @@ def main_process_first() -> Iterator[bool]:
 
 
 def open_connections(mesh: Mesh) -> None:
-    """Open the connections between the devices of a CPU mesh, in all processes at once.
+    """Opens the connections between the devices of a CPU mesh, in all processes at the same time.
 
-    gloo opens them where a group of devices first meets and gives the partners 30 seconds, which
-    compiling or writing files takes easily; what comes later may take its time.
+    gloo connects devices when a group first communicates, with a timeout of 30 seconds, which
+    compiling or writing files easily exceeds. Later communication has no such timeout.
     """
     if coordination_client() is None or jax.default_backend() != "cpu":
         return
@@ -287,59 +318,86 @@ def open_connections(mesh: Mesh) -> None:
     jax.block_until_ready(meeting(np.zeros((), np.float32)))
 
 
-# -- to agree
+# -- agreement
 
 
 def check_flags_agree(
     flags: Mapping[str, object], objective: str, plugin_files: Sequence[str] = ()
 ) -> None:
-    """Compare flags, objective, code and versions; what belongs to a machine may differ."""
+    """Checks that all processes have the same flags, objective, code and versions.
+
+    Flags that belong to a machine may differ.
+
+    Args:
+        flags: The flags by name.
+        objective: Name of the objective.
+        plugin_files: The files of `--plugin`.
+
+    Raises:
+        UsageError: The processes differ.
+    """
     if coordination_client() is None:
         return
     values = {f"--{name}": value for name, value in flags.items() if name not in MACHINE_FLAGS}
     versions = {f"the version of {name}": metadata.version(name) for name in ("hfseq", "jax")}
     counts = {"--num_processes": process_count(), "the objective": objective}
-    facts = values | versions | program_digests(plugin_files) | counts
-    check_agreement(facts, "give all of them the same flags and the same code")
+    agreed_values = values | versions | program_digests(plugin_files) | counts
+    check_agreement(agreed_values, "use the same flags and the same code in all of them")
 
 
-def check_agreement(facts: Mapping[str, object], advice: str) -> None:
-    """Compare what should be the same in every process; what differs is an error in all of them."""
+def check_agreement(values: Mapping[str, object], advice: str) -> None:
+    """Checks that values are the same in all processes.
+
+    Args:
+        values: The values by name.
+        advice: How to fix a difference, for the error message.
+
+    Raises:
+        UsageError: The processes differ. All processes raise it.
+    """
     if (client := coordination_client()) is None:
         return
-    folder, me = f"hfseq/agree/{next(_rounds)}", process_index()
-    own = {name: json.dumps(value, default=str) for name, value in facts.items()}
-    client.key_value_set(f"{folder}/facts/{me}", json.dumps(own), False)
-    if me == 0:
-        theirs = {
+    folder, own_index = f"hfseq/agree/{next(_rounds)}", process_index()
+    own_values = {name: json.dumps(value, default=str) for name, value in values.items()}
+    client.key_value_set(f"{folder}/facts/{own_index}", json.dumps(own_values), False)
+    if own_index == 0:
+        other_values = {
             number: json.loads(
                 client.blocking_key_value_get(f"{folder}/facts/{number}", NO_TIMEOUT)
             )
             for number in range(1, process_count())
         }
-        client.key_value_set(f"{folder}/verdict", json.dumps(differences(own, theirs)), False)
+        client.key_value_set(
+            f"{folder}/verdict", json.dumps(differences(own_values, other_values)), False
+        )
     if problems := json.loads(client.blocking_key_value_get(f"{folder}/verdict", NO_TIMEOUT)):
         raise UsageError(f"the processes disagree: {'; '.join(problems)}: {advice}")
 
 
-def differences(own: dict[str, str], theirs: dict[int, dict[str, str]]) -> list[str]:
-    """Say how the facts of other processes differ from those of process 0, a fact once."""
-    told: dict[str, str] = {}
-    for number, facts in theirs.items():
-        for name in own | facts:
-            mine, other = own.get(name, "absent"), facts.get(name, "absent")
+def differences(own_values: dict[str, str], other_values: dict[int, dict[str, str]]) -> list[str]:
+    """Describes how the values of other processes differ from those of process 0, once per name.
+
+    Args:
+        own_values: The values of process 0.
+        other_values: The values of the other processes by process index.
+    """
+    messages: dict[str, str] = {}
+    for number, values in other_values.items():
+        for name in own_values | values:
+            mine, other = own_values.get(name, "absent"), values.get(name, "absent")
             if mine != other:
                 text = f"{name} is {mine} in process 0 and {other} in process {number}"
-                told.setdefault(name, text)
-    return [told[name] for name in sorted(told)]
+                messages.setdefault(name, text)
+    return [messages[name] for name in sorted(messages)]
 
 
 def program_digests(plugin_files: Sequence[str] = ()) -> dict[str, str]:
-    """Return a digest of each part of the program, named as a message calls it.
+    """Returns a digest of the code of each part of the program, with names for messages.
 
-    The parts are hfseq, installed plugins, the script (a ``.py`` file; what pip writes into
-    ``bin`` names its machine), and the given plugin files with a project's ``hfseqfile.py``.
-    Nothing is imported for it; a file that is not there is left out.
+    The parts are hfseq, installed plugins, the script (if it is a `.py` file, because entry points
+    in `bin` depend on the machine), the plugin files, and the `hfseqfile.py` of the project.
+    Nothing is
+    imported. Missing files are ignored.
     """
     points = metadata.entry_points(group="hfseq")
     digests = {}
@@ -359,7 +417,7 @@ def program_digests(plugin_files: Sequence[str] = ()) -> dict[str, str]:
 
 
 def files_digest(root: Path, files: Iterable[Path]) -> str:
-    """Return a digest of names, relative to ``root``, and contents."""
+    """Returns a digest of the names, relative to `root`, and contents of files."""
     digest = blake2b(digest_size=6)
     for file in sorted(files):
         text = file.read_bytes()
@@ -368,22 +426,30 @@ def files_digest(root: Path, files: Iterable[Path]) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """See that a file can be made in ``folder``, or where it will be made; none stays there."""
-    for wanted in (folder, folder / "checkpoints"):
-        present = next(path for path in (wanted, *wanted.absolute().parents) if path.exists())
+    """Checks that files can be created in the output directory, or where it will be created.
+
+    Raises:
+        UsageError: The directory cannot be written.
+    """
+    for target in (folder, folder / "checkpoints"):
+        existing = next(path for path in (target, *target.absolute().parents) if path.exists())
         try:
-            if present.is_dir():
-                tempfile.TemporaryFile(dir=present).close()
+            if existing.is_dir():
+                tempfile.TemporaryFile(dir=existing).close()
         except OSError as error:
             raise UsageError(
                 f"--output_dir {folder} cannot be written on {socket.gethostname()} "
-                f"({error.strerror}: {present}): checkpoints and the model go there, so mount the "
-                "volume for writing, or give another directory"
+                f"({error.strerror}: {existing}): checkpoints and the model are saved there. Mount "
+                "the volume as writable, or use another directory"
             ) from error
 
 
 def check_shared(folder: Path) -> None:
-    """See that ``folder``, in which process 0 leaves a mark for a moment, is one for all."""
+    """Checks that all processes see the same output directory, with a temporary file of process 0.
+
+    Raises:
+        UsageError: The directory of this process is another one.
+    """
     if (client := coordination_client()) is None:
         return
     key, path = f"hfseq/mark/{next(_rounds)}", folder / MARKER_FILE
@@ -392,42 +458,42 @@ def check_shared(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text := f"{os.getpid()} {time.time_ns()}")
         client.key_value_set(key, text, False)
-    wanted = client.blocking_key_value_get(key, NO_TIMEOUT)
+    expected = client.blocking_key_value_get(key, NO_TIMEOUT)
 
     def is_there() -> bool:
         try:
-            os.listdir(folder)  # makes NFS look again
-            return path.read_text() == wanted
+            os.listdir(folder)  # makes NFS refresh its cache
+            return path.read_text() == expected
         except OSError:
             return False
 
     if not _poll(is_there, FILE_VISIBILITY_SECONDS):
         raise UsageError(
             f"--output_dir {folder} on {socket.gethostname()} is not the folder that process 0 "
-            "writes: checkpoints are written by all processes, so give a directory of a file "
-            "system that all machines share"
+            "writes: all processes write checkpoints, so use a directory on a file system that all "
+            "machines share"
         )
     barrier()
     if leads:
         path.unlink(missing_ok=True)
 
 
-# -- to end
+# -- shutdown
 
 
 @contextlib.contextmanager
 def fail_together() -> Iterator[None]:
-    """Run the body; an exception in any process ends it in all of them.
+    """Runs the body. An exception in any process ends all processes.
 
-    Where the connection to another one broke, that process's error is raised, if it had time to
-    tell it.
+    If a connection to another process is lost, the error of that process is raised if it was
+    reported.
     """
-    done = threading.Event()
+    finished = threading.Event()
 
     def watch() -> None:
-        while not done.wait(POLL_INTERVAL):
+        while not finished.wait(POLL_INTERVAL):
             failure = _read(FAILURE_KEY)
-            if failure and not done.is_set():
+            if failure and not finished.is_set():
                 _note_leaving()
                 exit_now(**json.loads(failure))
 
@@ -437,37 +503,37 @@ def fail_together() -> Iterator[None]:
     except SystemExit:  # of all processes
         raise
     except BaseException as error:
-        done.set()
-        who = f"process {process_index()} on {socket.gethostname()}"
+        finished.set()
+        process_name = f"process {process_index()} on {socket.gethostname()}"
         failure: dict[str, Any] = {
-            "text": f"{who}: {first_line(error)}",
+            "text": f"{process_name}: {first_line(error)}",
             "code": getattr(error, "exit_code", 1),
         }
         words = str(error).lower()
-        lost = (
+        connection_lost = (
             isinstance(error, RuntimeError | ValueError)
             and not isinstance(error, HfseqError)
             and any(word in words for word in ("gloo", "nccl", "coordination", "closed by peer"))
         )
-        if lost:
+        if connection_lost:
             text = (
-                "the connection to another process was lost, which does not say why (killed? out "
-                f"of memory?): see its log. jax: {first_line(error)}"
+                "the connection to another process was lost, and it reported no error (killed, or "
+                f"out of memory?): check its log. jax: {first_line(error)}"
             )
-            told = _poll(lambda: _read(FAILURE_KEY), LOST_CONNECTION_SECONDS)
-            failure = json.loads(told) if told else {"text": text, "code": 1}
-        with contextlib.suppress(Exception):  # the first error counts, and the store may be gone
+            reported = _poll(lambda: _read(FAILURE_KEY), LOST_CONNECTION_SECONDS)
+            failure = json.loads(reported) if reported else {"text": text, "code": 1}
+        with contextlib.suppress(Exception):  # keep the first error; the store may be lost
             coordination_client().key_value_set(FAILURE_KEY, json.dumps(failure), False)
         _note_leaving()
-        if process_index() == 0:  # the store goes with this process
+        if process_index() == 0:  # the store ends with this process
             leaving = [f"{LEAVING_KEY}/{number}" for number in range(process_count())]
             _poll(lambda: all(map(_read, leaving)), SHUTDOWN_SECONDS)
         atexit.register(_leave, failure["code"])
-        if lost:
+        if connection_lost:
             raise HfseqError(failure["text"]) from error
         raise
     finally:
-        done.set()
+        finished.set()
 
 
 def _note_leaving() -> None:
@@ -476,20 +542,20 @@ def _note_leaving() -> None:
 
 
 def _leave(code: int) -> None:
-    """Leave at exit, but not by jax's way out, where this process would wait for the others."""
+    """Exits without jax's exit handler, which would wait for the other processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def exit_now(text: str, code: int) -> None:
-    """End this process from a thread, whatever the main thread waits for."""
+    """Ends this process from a thread, even if the main thread is blocked."""
     print(f"error: {text}", file=sys.stderr, flush=True)
     _leave(code)
 
 
 def reached_stop_step(step: int) -> bool:
-    """Return whether some process got a SIGTERM and ``step`` is where all of them stop."""
+    """Returns whether all processes stop at `step`, because one of them received SIGTERM."""
     if coordination_client() is None:
         return False
     from jax.experimental import multihost_utils
@@ -498,10 +564,13 @@ def reached_stop_step(step: int) -> bool:
 
 
 class StopSignal:
-    """Catches SIGTERM and SIGINT while in force; ``received`` is the signal's number, or 0.
+    """Handles SIGTERM and SIGINT in its context, so that the run can stop after a step.
 
-    Of several processes one signal stops all, after the same step: jax's preemption service, which
-    then has SIGTERM to itself, agrees on it, and ``received`` is set when that step is done.
+    With several processes, one signal stops all of them after the same step. jax's preemption
+    service determines that step and handles SIGTERM; `received` is set after that step.
+
+    Attributes:
+        received: The number of the received signal, or 0.
     """
 
     def __init__(self) -> None:
@@ -512,7 +581,7 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         numbers = (signal.SIGINT,) if self._together else (signal.SIGTERM, signal.SIGINT)
-        with contextlib.suppress(ValueError):  # not in the main thread: the caller has the signals
+        with contextlib.suppress(ValueError):  # not in the main thread: the caller handles signals
             for number in numbers:
                 self._old[number] = signal.signal(number, self._catch)
         return self
@@ -522,17 +591,17 @@ class StopSignal:
             signal.signal(number, handler)
 
     def should_stop_after(self, step: int) -> bool:
-        """Return whether to stop now that ``step`` is done; call it after every step."""
+        """Returns whether to stop after `step`. Must be called after each step."""
         if self._together and not self.received and reached_stop_step(step):
             self.received = signal.SIGINT if self._interrupted else signal.SIGTERM
-            logger.warning("a signal was received: all processes save and stop at step %d", step)
+            logger.warning("received a signal: all processes save and stop at step %d", step)
         return bool(self.received)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let the next signal interrupt the body: KeyboardInterrupt, with ``received`` set."""
+        """Lets the next signal raise `KeyboardInterrupt` in the body, with `received` set."""
         terminate = None
-        if self._together and self._old:  # jax has it, and nothing more to agree on
+        if self._together and self._old:  # jax handles it, but no common step is needed any more
             terminate = signal.signal(signal.SIGTERM, self._catch)
         self._at_once = True
         try:
@@ -549,9 +618,11 @@ class StopSignal:
         if (self.received or self._interrupted) and number == signal.SIGINT:
             raise KeyboardInterrupt
         name = signal.Signals(number).name
-        logger.warning("%s received: saving after this step (Ctrl-C again leaves at once)", name)
+        logger.warning(
+            "%s received: saving after this step (press Ctrl-C again to exit at once)", name
+        )
         if self._together:
             self._interrupted = True
-            os.kill(os.getpid(), signal.SIGTERM)  # to jax, which tells the others
+            os.kill(os.getpid(), signal.SIGTERM)  # to jax, which notifies the others
         else:
             self.received = number

@@ -1,4 +1,4 @@
-"""The run, read from top to bottom: ``main`` is all that a training script does."""
+"""The training run: `main` does everything that a training script does."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import jax
 
 from hfseq import plugins
 from hfseq.checkpoints import hub, network
+from hfseq.checkpoints.storage import Workspace
 from hfseq.training import accelerator_flags, output_directory, processes
-from hfseq.training.arguments import Arguments, with_data_arguments
+from hfseq.training.arguments import Arguments, TrainingArguments, with_data_arguments
 from hfseq.training.callbacks import (
     Calibrate,
     Callback,
@@ -47,12 +48,19 @@ from hfseq.training.processes import StopSignal
 from hfseq.training.setup import Run, build_run, restore_or_initialize
 from hfseq.training.state import TrainState
 from hfseq.training.throughput import make_meter
-from hfseq.training.trackers import make_trackers
+from hfseq.training.trackers import Trackers, make_trackers
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A run that has ended: what it was, its last state, where it stands, its last metrics."""
+    """The result of a finished run.
+
+    Attributes:
+        run: The run.
+        state: The final training state.
+        progress: The counters at the end.
+        metrics: The latest value of each metric.
+    """
 
     run: Run
     state: TrainState
@@ -61,7 +69,7 @@ class Result:
 
     @property
     def folder(self) -> Path:
-        """Where the run left its model."""
+        """The folder with the model."""
         return self.run.folder
 
 
@@ -72,106 +80,184 @@ def main(
     callbacks: Sequence[Callback | CallbackFunction] = (),
     devices: Sequence[jax.Device] | None = None,
 ) -> Result:
-    """Train, evaluate and predict as the flags say; every process of the run calls it.
+    """Trains, evaluates and predicts according to the flags.
 
-    ``callbacks`` are called after each step, behind evaluation and before saving; see
-    :mod:`hfseq.training.callbacks`. ``devices`` are all by default.
+    All processes of the run must call this.
+
+    Args:
+        arguments: The flags.
+        objective: Name of the objective.
+        callbacks: Called after each step, after evaluation and before saving. See
+            `hfseq.training.callbacks`.
+        devices: The devices to use. Default: all.
 
     Raises:
-        HfseqError: what is wrong with flags, data or checkpoints, or with the run. SystemExit: a
-            signal stopped the run, which was saved.
+        HfseqError: The flags, the data, a checkpoint or the run itself has a problem.
+        SystemExit: A signal stopped the run. Its state was saved.
     """
     arguments = with_data_arguments(objective, arguments)
     training = arguments.training
     accelerator_flags.apply_flags(training.accelerator_flags)
     with contextlib.ExitStack() as stack:
-        # -- where: processes, plugins, the output directory, devices
-        stack.enter_context(processes.session(arguments.processes))
-        processes.check_flags_agree(arguments.as_dict(), objective, training.plugin)
-        plugins.load(extra=training.plugin)
-        hub.set_timeout(training.hub_timeout)
-        if processes.process_count() > 1:
-            network.ignore_open_connections()
-        source = arguments.model.model_name_or_path
-        workspace = stack.enter_context(output_directory.prepare_output_dir(training, source))
-        output_directory.require_device(training.device)
-        output_directory.use_compilation_cache(training.compilation_cache_dir)
-        # -- what: a resumed run keeps its batch, so its progress is read before any data
+        workspace = _set_up_processes(arguments, objective, stack)
         checkpointer = Checkpointer(workspace.path, training.save_total_limit)
-        restored_from, progress = checkpointer, Progress()
-        if training.do_train:
-            restored_from, progress = find_checkpoint(checkpointer, training.resume_from_checkpoint)
-        run = build_run(arguments, objective, workspace.path, progress, devices)
-        run, state = restore_or_initialize(run, restored_from, progress)
-        # -- go
-        trackers = make_trackers(
-            training.report_to if jax.process_index() == 0 else "none",
-            run.folder,
-            training,
-            arguments.as_dict() | {"total_steps": run.total_steps},
-            progress.step if training.do_train else None,
-        )
+        run, state, progress = _build(arguments, objective, checkpointer, workspace.path, devices)
+        trackers = _open_trackers(run, progress)
         stack.callback(trackers.close)
-        publisher = Publisher(training, workspace, checkpointer)
-        metrics: dict[str, float] = {}
-        evaluate = Evaluate(trackers)
-        stop = stack.enter_context(StopSignal())
+        session = _Session(
+            run=run,
+            progress=progress,
+            checkpointer=checkpointer,
+            publisher=Publisher(training, workspace, checkpointer),
+            trackers=trackers,
+            evaluate=Evaluate(trackers),
+            stop=stack.enter_context(StopSignal()),
+        )
         try:
             if training.do_train:
-                assert run.data is not None
-                meter = evaluate.meter = make_meter(
-                    run.model,
-                    run.objective,
-                    run.data,
-                    run.batch.rows,
-                    run.batch.length,
-                    training.peak_tflops,
-                )
-                with progress_bar(run, progress) as bar:
-                    around = [
-                        Calibrate(),
-                        *([InspectSharding()] if training.inspect_sharding else []),
-                        Profile(None if jax.process_index() else training.profile, run.folder),
-                        Histograms(trackers, training.log_histograms),
-                        LogMetrics(trackers, meter, checkpointer, bar),
-                        evaluate,
-                        *callbacks,
-                        Save(checkpointer, publisher, meter),
-                    ]
-                    state = train(run, state, progress, around, stop, metrics)
-            # -- judge the last weights, then those that stay if they are others
-            info = StepInfo(run, state, progress, metrics=metrics)
-            if not stop.received:
-                if training.do_eval and evaluate.step != progress.step:
-                    evaluate.evaluate(info)
-                chosen = None
-                if training.do_train:
-                    chosen = choose_weights(run, state, progress, checkpointer)
-                if chosen is not None:
-                    state, info = chosen, dataclasses.replace(info, state=chosen)
-                    export(run, state, run.folder)
-                    publisher.upload_to_storage()
-                    if training.do_eval:
-                        evaluate.evaluate(info)
-                if training.do_predict:
-                    evaluate.predict(info)
-            # -- results, curve, card, push
-            checkpointer.finish(progress.best_step)
-            # By all processes: their parameters are gathered for it.
-            examples = sample_outputs(run, state, evaluate.texts) if training.do_train else []
-            if jax.process_index() == 0:
-                if evaluate.texts is None and examples:  # else shown when they were written
-                    text = markdown_table(("given", "model"), examples)
-                    trackers.text("eval_samples", text, progress.step)
-                write_results(run.folder, metrics)
-                if training.do_train:
-                    write_card(run, progress, draw_curve(run), examples)
-                publisher.finish("End of training", stop)
+                state = _train(session, state, callbacks)
+            if not session.stop.received:
+                state = _evaluate(session, state)
+            _write_outputs(session, state)
         finally:
             checkpointer.wait_and_log_errors()
-        if stop.received:
-            sys.exit(training.sigterm_exit_code if stop.received == signal.SIGTERM else 130)
-    return Result(run, state, progress, metrics)
+        if session.stop.received:
+            is_sigterm = session.stop.received == signal.SIGTERM
+            sys.exit(training.sigterm_exit_code if is_sigterm else 130)
+    return Result(run, state, progress, session.metrics)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Session:
+    """The objects that training, evaluation and the final outputs share."""
+
+    run: Run
+    progress: Progress
+    checkpointer: Checkpointer
+    publisher: Publisher
+    trackers: Trackers
+    evaluate: Evaluate
+    stop: StopSignal
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def training(self) -> TrainingArguments:
+        return self.run.arguments.training
+
+
+def _set_up_processes(
+    arguments: Arguments, objective: str, stack: contextlib.ExitStack
+) -> Workspace:
+    """Connects the processes, loads plugins, and prepares the output directory and the devices."""
+    training = arguments.training
+    stack.enter_context(processes.session(arguments.processes))
+    processes.check_flags_agree(arguments.as_dict(), objective, training.plugin)
+    plugins.load(extra=training.plugin)
+    hub.set_timeout(training.hub_timeout)
+    if processes.process_count() > 1:
+        network.ignore_open_connections()
+    model = arguments.model.model_name_or_path
+    workspace = stack.enter_context(output_directory.prepare_output_dir(training, model))
+    output_directory.require_device(training.device)
+    output_directory.use_compilation_cache(training.compilation_cache_dir)
+    return workspace
+
+
+def _build(
+    arguments: Arguments,
+    objective: str,
+    checkpointer: Checkpointer,
+    folder: Path,
+    devices: Sequence[jax.Device] | None,
+) -> tuple[Run, TrainState, Progress]:
+    """Builds the run, and restores or initializes its state.
+
+    A resumed run keeps its batch, so its progress is read before any data.
+    """
+    training = arguments.training
+    restored_from, progress = checkpointer, Progress()
+    if training.do_train:
+        restored_from, progress = find_checkpoint(checkpointer, training.resume_from_checkpoint)
+    run = build_run(arguments, objective, folder, progress, devices)
+    run, state = restore_or_initialize(run, restored_from, progress)
+    return run, state, progress
+
+
+def _open_trackers(run: Run, progress: Progress) -> Trackers:
+    training = run.arguments.training
+    return make_trackers(
+        training.report_to if jax.process_index() == 0 else "none",
+        run.folder,
+        training,
+        run.arguments.as_dict() | {"total_steps": run.total_steps},
+        progress.step if training.do_train else None,
+    )
+
+
+def _train(
+    session: _Session, state: TrainState, callbacks: Sequence[Callback | CallbackFunction]
+) -> TrainState:
+    """Trains with the callbacks of every run and those of the user; returns the last state."""
+    run, training = session.run, session.training
+    assert run.data is not None
+    meter = session.evaluate.meter = make_meter(
+        run.model,
+        run.objective,
+        run.data,
+        run.batch.rows,
+        run.batch.length,
+        training.peak_tflops,
+    )
+    with progress_bar(run, session.progress) as bar:
+        all_callbacks = [
+            Calibrate(),
+            *([InspectSharding()] if training.inspect_sharding else []),
+            Profile(None if jax.process_index() else training.profile, run.folder),
+            Histograms(session.trackers, training.log_histograms),
+            LogMetrics(session.trackers, meter, session.checkpointer, bar),
+            session.evaluate,
+            *callbacks,
+            Save(session.checkpointer, session.publisher, meter),
+        ]
+        return train(run, state, session.progress, all_callbacks, session.stop, session.metrics)
+
+
+def _evaluate(session: _Session, state: TrainState) -> TrainState:
+    """Evaluates the last weights, then the final ones if they differ; returns the final state."""
+    run, training, evaluate = session.run, session.training, session.evaluate
+    info = StepInfo(run, state, session.progress, metrics=session.metrics)
+    if training.do_eval and evaluate.evaluated_step != session.progress.step:
+        evaluate.evaluate(info)
+    final_state = None
+    if training.do_train:
+        final_state = choose_weights(run, state, session.progress, session.checkpointer)
+    if final_state is not None:
+        state, info = final_state, dataclasses.replace(info, state=final_state)
+        export(run, state, run.folder)
+        session.publisher.upload_to_storage()
+        if training.do_eval:
+            evaluate.evaluate(info)
+    if training.do_predict:
+        evaluate.predict(info)
+    return state
+
+
+def _write_outputs(session: _Session, state: TrainState) -> None:
+    """Writes results, learning curve and model card, and uploads them."""
+    run, progress, training = session.run, session.progress, session.training
+    session.checkpointer.finish(progress.best_step)
+    texts = session.evaluate.texts
+    # All processes must call this, because parameters are gathered.
+    examples = sample_outputs(run, state, texts) if training.do_train else []
+    if jax.process_index() != 0:
+        return
+    if texts is None and examples:  # generated texts were already logged
+        table = markdown_table(("input", "model"), examples)
+        session.trackers.text("eval_samples", table, progress.step)
+    write_results(run.folder, session.metrics)
+    if training.do_train:
+        write_card(run, progress, draw_curve(run), examples)
+    session.publisher.finish("End of training", session.stop)
 
 
 def train(
@@ -182,15 +268,26 @@ def train(
     stop: StopSignal,
     metrics: dict[str, float] | None = None,
 ) -> TrainState:
-    """Take the steps that are left, until the last or until ``stop``; returns the last state.
+    """Runs the remaining steps, until the last one or until `stop`.
 
-    ``progress`` moves along, and callbacks read and write ``metrics``. ``state`` is used up.
+    Args:
+        run: The run.
+        state: The state to start from. It is donated.
+        progress: The counters, which are updated in place.
+        callbacks: The callbacks, in the order in which they are called.
+        stop: Stops training after a step if a signal was received.
+        metrics: The metrics that callbacks read and write.
+
+    Returns:
+        The last state.
     """
     assert run.data is not None and run.data.train is not None
     seed, micro = run.arguments.training.seed, run.batch.micro_batches
     loader = Loader(run.data.train, run.objective, run.mesh, micro, seed, progress.stream)
     step = run.step_function()
-    before, after = (find_handlers(f"on_step_{when}", callbacks) for when in ("begin", "end"))
+    before_step, after_step = (
+        find_handlers(f"on_step_{when}", callbacks) for when in ("begin", "end")
+    )
     info = StepInfo(run, state, progress, metrics={} if metrics is None else metrics)
     info = call_handlers(find_handlers("on_train_begin", callbacks), info)
     # Collectives of two steps at once can deadlock on a CPU.
@@ -198,7 +295,7 @@ def train(
     started, seconds = time.perf_counter(), progress.seconds
     with contextlib.closing(loader.batches(progress.step, run.total_steps)) as batches:
         for item in batches:
-            info = call_handlers(before, dataclasses.replace(info, batch=item.batch))
+            info = call_handlers(before_step, dataclasses.replace(info, batch=item.batch))
             state, measured = step(info.state, run.frozen, item.batch)
             if blocking:
                 jax.block_until_ready(measured)
@@ -206,7 +303,7 @@ def train(
             progress.tokens_seen += item.tokens
             progress.seconds = seconds + time.perf_counter() - started
             info = call_handlers(
-                after, dataclasses.replace(info, state=state, step_metrics=measured)
+                after_step, dataclasses.replace(info, state=state, step_metrics=measured)
             )
             if stop.should_stop_after(progress.step):
                 break

@@ -1,4 +1,4 @@
-"""What every script does around its work: huge pages, flags before jax, messages, exit codes."""
+"""The common part of all scripts: huge pages, flags before jax starts, log output, exit codes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from pathlib import Path
 from hfseq.errors import run_command
 from hfseq.training import aot
 
-#: Where Linux says which memory may lie in pages of 2 MB: all, what asks for it, or none.
+#: Linux setting for 2 MB pages: always, madvise (on request) or never.
 HUGE_PAGES_FILE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 TUNABLE = "glibc.malloc.hugetlb"
 
 
 def train(objective: str | None, description: str | None, argv: Sequence[str] | None = None) -> int:
-    """Be a training script: parse its flags, train, and return the exit code.
+    """Runs a training script: parses its flags, trains, and returns the exit code.
 
-    Without an ``objective`` it is a flag, ``--objective NAME``.
-    ``description`` is the script's docstring, for ``--help``; the flags are the command line's
-    unless ``argv`` has them. jax is imported when they are known to be good.
+    jax is imported only after the flags have been validated.
+
+    Args:
+        objective: Name of the objective. `None` adds the flag `--objective NAME`.
+        description: Description for `--help`, usually the docstring of the script.
+        argv: The flags. Default: the command line.
     """
 
     def work() -> None:
@@ -41,45 +44,52 @@ def train(objective: str | None, description: str | None, argv: Sequence[str] | 
 
 
 def run(main: Callable[[], int | None]) -> int:
-    """Run ``main`` as a program of its own; returns its exit code.
+    """Runs `main` as a program.
 
-    On Linux the program may begin anew, as the same process, to ask for huge pages: before jax is
-    imported, and only if nothing but it runs here.
+    On Linux, the program may restart itself once, in the same process, to request huge pages. That
+    happens before jax is imported, and only if nothing else runs in this process.
+
+    Args:
+        main: The function to run. Returns an exit code, or `None` for 0.
+
+    Returns:
+        The exit code.
     """
     aot.start_quietly()
     environment = with_huge_pages(os.environ)
     if environment is not None and is_main_program(sys.argv, sys.orig_argv):
-        with contextlib.suppress(OSError):  # then it goes on as it is
+        with contextlib.suppress(OSError):  # continue without huge pages
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
     return run_command(main, debug="--debug" in sys.argv, show_log=True)
 
 
 def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """Return ``environ`` with glibc told to ask for huge pages, or None if it is of no use.
+    """Returns `environ` with huge pages enabled in glibc, or `None` if that has no effect.
 
-    A step on a CPU gives its large arrays back to the system, and those of the next one fault in
-    again page by page: a fifth of the time of a small model. Only the environment that a process
-    starts with can tell glibc (2.35 and later). A choice of the user's own, also
-    ``glibc.malloc.hugetlb=0``, is left alone, and so is another allocator.
+    A step on a CPU returns its large arrays to the system, and the arrays of the next step cause
+    page faults again. That takes a fifth of the time of a small model. glibc (2.35 and later) reads
+    this
+    setting only when a process starts. An explicit setting in `GLIBC_TUNABLES`, including
+    `glibc.malloc.hugetlb=0`, and other allocators are respected.
     """
-    chosen = environ.get("GLIBC_TUNABLES", "")
-    if TUNABLE in chosen or environ.get("LD_PRELOAD"):
+    tunables = environ.get("GLIBC_TUNABLES", "")
+    if TUNABLE in tunables or environ.get("LD_PRELOAD"):
         return None
     name, version = platform.libc_ver()
     try:
-        able = name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
-        if not able or "[madvise]" not in HUGE_PAGES_FILE.read_text():
+        is_supported = name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
+        if not is_supported or "[madvise]" not in HUGE_PAGES_FILE.read_text():
             return None
     except (ValueError, OSError):
         return None
-    return {**environ, "GLIBC_TUNABLES": ":".join(filter(None, (chosen, f"{TUNABLE}=1")))}
+    return {**environ, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{TUNABLE}=1")))}
 
 
 def is_main_program(argv: Sequence[str], started_with: Sequence[str]) -> bool:
-    """Tell whether Python was started for this script, and neither debugged nor profiled.
+    """Returns whether Python was started to run this script, without a debugger or profiler.
 
-    Under a test, in a notebook or by ``runpy`` the words that Python was started with are others.
+    In tests, in notebooks and with `runpy`, the arguments of Python differ from `argv`.
     """
     same_words = list(started_with[-len(argv) :]) == list(argv)
-    watched = sys.gettrace() is not None or sys.getprofile() is not None
-    return bool(sys.executable) and same_words and not watched
+    is_traced = sys.gettrace() is not None or sys.getprofile() is not None
+    return bool(sys.executable) and same_words and not is_traced

@@ -1,4 +1,4 @@
-"""A run, built from its flags: tokenizer, configuration, model, layout, rows, optimizer."""
+"""Builds a run from its flags: tokenizer, configuration, model, sharding, data, optimizer."""
 
 from __future__ import annotations
 
@@ -39,13 +39,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Steps of the schedule of a run that is only planned; its state is a counter in any case.
+#: Schedule length of planned runs. The optimizer state does not depend on it.
 PLANNED_STEPS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """How rows are cut: ``count`` windows of ``length`` tokens; ``streams`` never reset."""
+    """How rows are split into windows (`--update_length`).
+
+    Attributes:
+        length: Tokens per window.
+        count: Windows per row.
+        streams: Whether the carried memory is never reset.
+    """
 
     length: int
     count: int
@@ -54,9 +60,13 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """A step's batch: ``rows`` in all, in ``micro`` micro-batches of equal size.
+    """The batch of a step.
 
-    Of a row the model sees ``length`` tokens; with ``windows`` a step takes one window of it.
+    Attributes:
+        rows: Rows per step, over all devices.
+        micro_batches: Number of micro-batches of equal size.
+        length: Tokens per row that the model processes.
+        windows: How rows are split into windows. A step then trains one window of each row.
     """
 
     rows: int
@@ -67,10 +77,15 @@ class BatchPlan:
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-    """The rows of a run; ``None`` where a split is not needed.
+    """The data of a run.
 
-    ``test`` are rows to judge: what an objective writes texts of, it reads itself. ``length`` is
-    tokens of text a row.
+    Attributes:
+        train: The training batches, if the run trains.
+        evaluation: The validation batches, if the run evaluates.
+        test: The test batches, if the objective computes metrics on the test split. Objectives that
+            generate texts for it read the split themselves.
+        length: Tokens of text per row.
+        description: The name and the counts of each split, for the model card.
     """
 
     train: Batches | StreamingBatches | None
@@ -82,10 +97,21 @@ class RunData:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """All of a run that never changes; what does is in a :class:`TrainState` and a ``Progress``.
+    """The constant part of a run. `TrainState` and `Progress` contain the rest.
 
-    ``data`` is None where the run is only planned, and ``schedule`` where it only evaluates.
-    ``frozen`` are parameters that the step uses and nothing trains or saves.
+    Attributes:
+        arguments: The flags.
+        objective: The objective.
+        model: The model, without parameters.
+        tokenizer: The tokenizer or processor.
+        layout: The sharding of the parameters.
+        data: The data, or `None` if the run is only planned.
+        batch: The batch of a step.
+        optimizer: The optimizer.
+        schedule: The learning rate schedule, or `None` if the run only evaluates.
+        total_steps: The number of the last step.
+        folder: The local output directory.
+        frozen: Parameters that are used, but neither trained nor saved.
     """
 
     arguments: Arguments
@@ -103,19 +129,19 @@ class Run:
 
     @property
     def mesh(self) -> Mesh:
-        """The devices."""
+        """The device mesh."""
         return self.layout.mesh
 
     @property
     def carry(self) -> Carry | None:
-        """How what the model knows of earlier windows is carried, if it is."""
+        """Describes the memory that is carried between windows, or `None` without windows."""
         windows = self.batch.windows
         if windows is None:
             return None
         return Carry(self.batch.rows, windows.count, tuple(self.model.stacked_prefixes))
 
     def initial_state(self, params: Tree, extra: Tree) -> TrainState:
-        """Return the state of step 0; traced."""
+        """Returns the state of step 0. Traced by jax."""
         carry, training = self.carry, self.arguments.training
         return state.make_state(
             params,
@@ -127,31 +153,33 @@ class Run:
         )
 
     def abstract_state(self) -> TrainState:
-        """Return the shapes, types and shardings of the state; nothing is computed."""
+        """Returns the shapes, dtypes and shardings of the state, without computing it."""
         return self._abstract_state
 
     def abstract_frozen(self) -> Tree:
-        """Return the shapes, types and shardings of what is used and not trained."""
-        trained = self.model.trainable_paths
-        shapes = {p: shape for p, shape in param_shapes(self.model).items() if p not in trained}
-        places = self.layout.shardings(shapes)
+        """Returns the shapes, dtypes and shardings of the frozen parameters."""
+        trained_paths = self.model.trainable_paths
+        shapes = {
+            p: shape for p, shape in param_shapes(self.model).items() if p not in trained_paths
+        }
+        shardings = self.layout.shardings(shapes)
         frozen = trees.unflatten(
             {
                 path: jax.ShapeDtypeStruct(
                     self.layout.padded_shape(path, shape),
                     self.arguments.model.param_dtype,
-                    sharding=places[path],
+                    sharding=shardings[path],
                 )
                 for path, shape in shapes.items()
             }
         )
-        kind = self.arguments.model.base_quantization
-        return frozen if kind is None else self.model.quantize(frozen, kind)
+        quantization = self.arguments.model.base_quantization
+        return frozen if quantization is None else self.model.quantize(frozen, quantization)
 
     @functools.cached_property
     def _abstract_state(self) -> TrainState:
-        trained, dtype = self.model.trainable_paths, trained_dtype(self.arguments)
-        shapes = {p: shape for p, shape in param_shapes(self.model).items() if p in trained}
+        trained_paths, dtype = self.model.trainable_paths, trained_dtype(self.arguments)
+        shapes = {p: shape for p, shape in param_shapes(self.model).items() if p in trained_paths}
         params = {
             path: jax.ShapeDtypeStruct(self.layout.padded_shape(path, shape), dtype)
             for path, shape in shapes.items()
@@ -163,15 +191,20 @@ class Run:
             abstract, self.layout.shardings(shapes), self.mesh, self.carry
         )
         return jax.tree.map(
-            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+            lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=leaf_sharding
+            ),
             abstract,
             shardings,
         )
 
     def step_function(self, calibrate: bool = False) -> jax.stages.Wrapped:
-        """Return ``step(state, frozen, batch)``, jitted with the run's shardings.
+        """Returns the jitted `step(state, frozen, batch)` with the shardings of the run.
 
-        The state is donated. With ``calibrate`` it measures FP8 scales and trains nothing.
+        The state is donated.
+
+        Args:
+            calibrate: Whether the step only measures FP8 scales and does not train.
         """
         training = self.arguments.training
         step = state.make_step(
@@ -193,21 +226,23 @@ class Run:
 
     @functools.cached_property
     def eval_step(self) -> Callable[..., dict[str, jax.Array]]:
-        """The jitted ``evaluate(params, frozen, extra, batch) -> sums``."""
+        """The jitted `evaluate(params, frozen, extra, batch) -> sums`."""
         return jax.jit(
             state.make_eval_step(self.objective, self.model),
-            out_shardings=NamedSharding(self.mesh, PartitionSpec()),  # every process reads it all
+            out_shardings=NamedSharding(
+                self.mesh, PartitionSpec()
+            ),  # all processes read the results
         )
 
     @functools.cached_property
     def read_extra_metrics(self) -> Callable[[Tree], dict[str, jax.Array]]:
-        """The jitted numbers that the model reports of its collections."""
+        """The jitted function that computes metrics from the collections of the model."""
         return jax.jit(self.model.extra_metrics)
 
 
 def build_run(
     arguments: Arguments,
-    objective: str,
+    objective_name: str,
     output: Path,
     progress: Progress,
     devices: Sequence[jax.Device] | AbstractMesh | None = None,
@@ -216,12 +251,21 @@ def build_run(
     config: PreTrainedConfig | None = None,
     with_data: bool = True,
 ) -> Run:
-    """Build the run that the flags ask for, to leave its model in ``output``.
+    """Builds the run that the flags describe.
 
-    ``progress`` is that of the checkpoint to go on from: a resumed run keeps its batch, its windows
-    and its collections, and these are recorded there. ``devices`` are all by default; a run that is
-    planned takes devices that are only described, a made-up ``tokenizer`` and ``config``, no data.
-    What does not fit together of flags, model, data and mesh is a ``UsageError``.
+    Args:
+        arguments: The flags.
+        objective_name: Name of the objective.
+        output: The local output directory.
+        progress: The progress of the checkpoint to resume from. A resumed run keeps its batch size,
+            its windows and its collections, which are recorded here.
+        devices: The devices. Default: all. A planned run can use described devices.
+        tokenizer: Replaces the tokenizer of the flags, for planned runs.
+        config: Replaces the configuration of the flags, for planned runs.
+        with_data: Whether to load the data. Planned runs do not.
+
+    Raises:
+        UsageError: Flags, model, data and mesh do not fit together.
     """
     training = arguments.training
     if isinstance(devices, AbstractMesh):
@@ -229,51 +273,52 @@ def build_run(
     else:
         mesh = sharding.make_mesh(training.mesh, devices)
         processes.open_connections(mesh)
-    kind = plugins.load().objectives.get(objective)
-    if training.do_predict and not kind.supports_predict:
+    objective_class = plugins.load().objectives.get(objective_name)
+    if training.do_predict and not objective_class.supports_predict:
         raise UsageError(
-            f"--do_predict: '{objective}' training has no test split to judge; clm (its loss) has "
-            "it, and what classifies, tags, answers, translates or summarises"
+            f"--do_predict: '{objective_name}' training does not support a test split. Supported "
+            "are clm (its loss), classification, tagging, question answering, translation and "
+            "summarization"
         )
     if tokenizer is None:
-        with processes.main_process_first():  # it may have to be made
-            tokenizer = load_tokenizer(arguments, kind, output)
+        with processes.main_process_first():  # process 0 may create it
+            tokenizer = load_tokenizer(arguments, objective_class, output)
     if config is None:
         if arguments.model.use_peft and not arguments.model.model_name_or_path:
-            raise UsageError("--use_peft adapts a trained model: give --model_name_or_path")
-        config = load_config(arguments, tokenizer, kind)
-    model = build_model(arguments, config, kind.auto_class)
-    trained = kind(arguments.data, tokenizer, config)
+            raise UsageError("--use_peft adapts a trained model: add --model_name_or_path")
+        config = load_config(arguments, tokenizer, objective_class)
+    model = build_model(arguments, config, objective_class.auto_class)
+    objective = objective_class(arguments.data, tokenizer, config)
     layout = shard_model(model, mesh, training.sequence_parallel)
-    trained.prepare(model)
+    objective.prepare(model)
     if training.do_train:
-        _keep_collections(model, progress, training.output_dir)
-    batch = plan_batch(arguments, trained, model, mesh, progress)
+        _record_collections(model, progress, training.output_dir)
+    batch = plan_batch(arguments, objective, model, mesh, progress)
     data = None
     if with_data:
         if training.do_train:
             windows = batch.windows
             model.check_training(batch.rows * (windows.length if windows else batch.length))
-        data = _load_data(arguments, tokenizer, trained, batch, sharding.data_shards(mesh))
-        facts = {"data": data.description, "step to go on from": progress.step or None}
-        processes.check_agreement(facts, "give all of them the same files")
-        check_best_metric(training, trained, model, data.evaluation)
-    total, schedule, optimizer = 0, None, optax.identity()  # enough for an evaluation
+        data = _load_data(arguments, tokenizer, objective, batch, sharding.data_shards(mesh))
+        shared_values = {"data": data.description, "step to resume from": progress.step or None}
+        processes.check_agreement(shared_values, "use the same files in all of them")
+        check_best_metric(training, objective, model, data.evaluation)
+    total_steps, schedule, optimizer = 0, None, optax.identity()  # without training
     if training.do_train:
         if training.max_steps > 0:
-            total = training.max_steps
+            total_steps = training.max_steps
         elif data is None:
-            total = PLANNED_STEPS
+            total_steps = PLANNED_STEPS
         elif isinstance(data.train, Batches):
-            total = max(1, round(len(data.train) * training.num_train_epochs))
+            total_steps = max(1, round(len(data.train) * training.num_train_epochs))
         else:
-            raise UsageError("--streaming needs --max_steps: the length of a stream is not known")
-        schedule = make_schedule(training, total, getattr(config, "hidden_size", None))
+            raise UsageError("--streaming requires --max_steps: the length of a stream is unknown")
+        schedule = make_schedule(training, total_steps, getattr(config, "hidden_size", None))
         factory = plugins.load().optimizers.get(training.optim)
         optimizer = make_optimizer(factory, training, schedule, model.stacked_prefixes)
     return Run(
         arguments,
-        trained,
+        objective,
         model,
         tokenizer,
         layout,
@@ -281,7 +326,7 @@ def build_run(
         batch,
         optimizer,
         schedule,
-        total,
+        total_steps,
         output,
     )
 
@@ -289,10 +334,12 @@ def build_run(
 def restore_or_initialize(
     run: Run, checkpointer: Checkpointer, progress: Progress
 ) -> tuple[Run, TrainState]:
-    """Return the run with what it only uses, and the state to go on from.
+    """Restores the state from a checkpoint, or initializes it.
 
-    The state is restored, or initialised where it lies; parameters and moments never lie whole on
-    one host.
+    States are created with their sharding: no host holds all parameters or moments.
+
+    Returns:
+        The run, with frozen parameters if there are any, and the state.
     """
     abstract = run.abstract_state()
     params: Tree = {}
@@ -300,14 +347,14 @@ def restore_or_initialize(
     if not progress.step or run.model.peft_config is not None:
         params, extra = make_params(run.arguments, run.model, run.layout)
     if run.model.peft_config is not None:
-        flat, trained = trees.flatten(params), run.model.trainable_paths
-        own = {path: leaf for path, leaf in flat.items() if path in trained}
-        sizes = [sum(leaf.size for leaf in part.values()) for part in (own, flat)]
-        logger.info("%d of %d parameters are trained (%.3g %%)", *sizes, 100 * sizes[0] / sizes[1])
-        params = trees.cast_floating(trees.unflatten(own), trained_dtype(run.arguments))
-        frozen = trees.unflatten({p: flat.pop(p) for p in list(flat) if p not in trained})
-        if (kind := run.arguments.model.base_quantization) is not None:
-            frozen = run.model.quantize(frozen, kind)
+        flat, trained_paths = trees.flatten(params), run.model.trainable_paths
+        trained_params = {path: leaf for path, leaf in flat.items() if path in trained_paths}
+        sizes = [sum(leaf.size for leaf in part.values()) for part in (trained_params, flat)]
+        logger.info("trainable parameters: %d of %d (%.3g %%)", *sizes, 100 * sizes[0] / sizes[1])
+        params = trees.cast_floating(trees.unflatten(trained_params), trained_dtype(run.arguments))
+        frozen = trees.unflatten({p: flat.pop(p) for p in list(flat) if p not in trained_paths})
+        if (quantization := run.arguments.model.base_quantization) is not None:
+            frozen = run.model.quantize(frozen, quantization)
         run = dataclasses.replace(run, frozen=frozen)
     if progress.step:
         restored = checkpointer.restore(progress.step, abstract)
@@ -320,7 +367,7 @@ def restore_or_initialize(
 
 
 def trained_dtype(arguments: Arguments) -> str:
-    """Return the type of what is trained: of adapters float32, whatever their base has."""
+    """Returns the dtype of the trained parameters. LoRA adapters are always float32."""
     return "float32" if arguments.model.use_peft else arguments.model.param_dtype
 
 
@@ -336,72 +383,79 @@ def _hub_options(arguments: Arguments) -> dict[str, Any]:
 def load_tokenizer(
     arguments: Arguments, objective: type[Objective], folder: Path
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that the flags name, or have the objective make one in ``folder``.
+    """Loads the tokenizer that the flags name, or lets the objective create one in `folder`.
 
-    For an objective that reads no text it is the processor of its pictures or sound.
+    For an objective without text, the result is an image or audio processor.
+
+    Raises:
+        UsageError: No tokenizer is given.
+        CheckpointError: The tokenizer cannot be loaded.
     """
     from transformers import AutoTokenizer
 
     model = arguments.model
     name = model.tokenizer_name or model.model_name_or_path
-    made = objective.load_processor(
+    processor = objective.load_processor(
         name or weights_source(arguments), arguments.data, **_hub_options(arguments)
     )
-    if made is not None:
-        return made
+    if processor is not None:
+        return processor
     if not name:
-        made = objective.make_tokenizer(arguments.data, folder, plugins.load())
-        if made is not None:
-            return made
+        processor = objective.make_tokenizer(arguments.data, folder, plugins.load())
+        if processor is not None:
+            return processor
         raise UsageError(
-            "no tokenizer: give --tokenizer_name (a directory or Hub name), or train one with "
+            "no tokenizer: add --tokenizer_name (a directory or Hub ID), or train one with "
             "scripts/train_tokenizer.py"
         )
     try:
         return AutoTokenizer.from_pretrained(
             name, trust_remote_code=model.trust_remote_code, **_hub_options(arguments)
         )
-    except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
+    except Exception as error:  # the Rust tokenizers raise plain Exception
         raise CheckpointError(
-            f"cannot load the tokenizer '{name}' ({first_line(error)}): give a directory that "
-            "holds tokenizer.json, or a name on the Hub"
+            f"cannot load the tokenizer '{name}' ({first_line(error)}): use a directory with "
+            "tokenizer.json, or a Hub ID"
         ) from error
 
 
 def load_config(
     arguments: Arguments, tokenizer: PreTrainedTokenizerBase, objective: type[Objective]
 ) -> PreTrainedConfig:
-    """Load or make the configuration, apply ``--config_overrides`` and check the vocabulary.
+    """Loads or creates the configuration, and applies `--config_overrides`.
 
-    The objective may have a default model type, and adapt the configuration (and the tokenizer).
+    The objective can provide a default model type, and adapt the configuration and the tokenizer.
+
+    Raises:
+        UsageError: Flags contradict the configuration, or the vocabulary does not fit.
     """
     plugins.register_auto_classes()
     model, hub = arguments.model, _hub_options(arguments)
     source = weights_source(arguments)
     base = base_model_of(source, hub)
-    # What is only judged and names no model may be an adapter, which names its base.
+    # In an evaluation without --model_name_or_path, the output may be an adapter of a base model.
     name = model.config_name or (base if base != source else model.model_name_or_path)
     if name:
         config = config_files.auto_config(name, model.trust_remote_code, **hub)
         if model.model_type and model.model_type != config.model_type:
             raise UsageError(
-                f"--model_type {model.model_type} and the configuration of {name} "
-                f"('{config.model_type}') disagree: drop one of them"
+                f"--model_type {model.model_type} contradicts the configuration of {name} "
+                f"('{config.model_type}'): drop one of them"
             )
         if model.preset:
             raise UsageError(
-                f"--preset {model.preset} is a size for training from scratch, and {name} has one "
-                "already: drop one of them"
+                f"--preset {model.preset} is only for training from scratch, but {name} has a "
+                "configuration: drop one of them"
             )
     elif model_type := model.model_type or objective.default_model_type:
         config = new_config(model_type, tokenizer, model.preset)
     else:
-        raise UsageError("no model: give --model_name_or_path, --config_name or --model_type")
+        raise UsageError("no model: add --model_name_or_path, --config_name or --model_type")
     if model.config_overrides:
         config_files.apply_overrides(config, config_files.parse_overrides(model.config_overrides))
     objective.configure(config, tokenizer, weights_source(arguments) is None)
     objective.configure_data(config, arguments.data, plugins.load())
-    if hasattr(tokenizer, "get_vocab"):  # not what makes inputs of pictures or sound
+    if hasattr(tokenizer, "get_vocab"):  # not an image or audio processor
         both = hasattr(config, "encoder") and hasattr(config, "decoder")
         for part in (config.encoder, config.decoder) if both else (config,):
             check_vocabulary(tokenizer, part)
@@ -411,21 +465,27 @@ def load_config(
 def new_config(
     model_type: str, tokenizer: PreTrainedTokenizerBase, preset: str | None
 ) -> PreTrainedConfig:
-    """Make a configuration with the tokenizer's vocabulary and special tokens."""
-    kind = plugins.load().architectures.get(model_type).load_config()
-    sizes = config_files.preset_values(kind, preset, model_type)
-    # The tokenizer knows its size and its special tokens better than a preset.
+    """Creates a configuration with the vocabulary size and special tokens of the tokenizer.
+
+    Args:
+        model_type: The architecture.
+        tokenizer: The tokenizer or processor.
+        preset: Name of a preset size of the architecture.
+    """
+    config_class = plugins.load().architectures.get(model_type).load_config()
+    sizes = config_files.preset_values(config_class, preset, model_type)
+    # The tokenizer takes precedence over the preset.
     values = dict(sizes)
-    if hasattr(tokenizer, "__len__"):  # what prepares pictures or sound has no vocabulary
+    if hasattr(tokenizer, "__len__"):  # image and audio processors do not have a vocabulary
         values["vocab_size"] = len(tokenizer)
     for role in ("pad", "bos", "eos", "cls", "sep"):
         name = f"{role}_token_id"
-        token = getattr(tokenizer, name, None) if hasattr(kind, name) else None
+        token = getattr(tokenizer, name, None) if hasattr(config_class, name) else None
         if token is not None:
             values[name] = token
-    config = kind(**values)
-    # BART starts with its end of text, Blenderbot with its beginning.
-    roles = {getattr(kind, role, None): role for role in ("bos_token_id", "eos_token_id")}
+    config = config_class(**values)
+    # For these, BART uses EOS by default, and Blenderbot BOS.
+    roles = {getattr(config_class, role, None): role for role in ("bos_token_id", "eos_token_id")}
     roles.pop(None, None)
     for name in ("decoder_start_token_id", "forced_eos_token_id"):
         if (default := getattr(config, name, None)) in roles:
@@ -434,20 +494,31 @@ def new_config(
 
 
 def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> FlaxPreTrainedModel:
-    """Build the structure of the model (no parameters yet)."""
+    """Builds the model without parameters.
+
+    Args:
+        arguments: The flags.
+        config: The configuration.
+        task: The suffix of the class, e.g. "ForMaskedLM".
+
+    Raises:
+        UsageError: The architecture has no such class, or the checkpoint requires other flags.
+    """
     spec = plugins.load().architectures.get(config.model_type)
     if task not in spec.heads:
         raise UsageError(
             f"architecture '{config.model_type}' has no class {task} "
-            f"(it has {', '.join(spec.heads)})"
+            f"(available: {', '.join(spec.heads)})"
         )
     flags, head, source = arguments.model, spec.load_head(task), weights_source(arguments)
-    # The checkpoint may decide about the structure (T5: is the head tied?).
-    told = head.read_checkpoint_options(source, **_hub_options(arguments)) if source else {}
+    # The checkpoint can determine the structure (T5: whether the head is tied).
+    checkpoint_options = (
+        head.read_checkpoint_options(source, **_hub_options(arguments)) if source else {}
+    )
     adapter = lora.find_adapter(source, _hub_options(arguments)) if source else None
     if adapter is not None and arguments.training.do_train and not flags.use_peft:
         raise UsageError(
-            f"{source} is an adapter: go on with it by --use_peft, or merge it first "
+            f"{source} is an adapter: continue training it with --use_peft, or merge it first "
             "(hfseq convert --merge)"
         )
     precision = choose_precision(
@@ -466,26 +537,26 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
         gradient_checkpointing=flags.gradient_checkpointing,
         attn_implementation=flags.attn_implementation,
         peft_config=lora_config(flags) if adapter is None else adapter.config,
-        **told,
+        **checkpoint_options,
     )
     fp8.warn_if_narrow(model.precision, getattr(config, "hidden_size", None))
     if flags.gradient_checkpointing and not flags.scan_layers and platform() == "cpu":
         logger.warning(
-            "--gradient_checkpointing saves little memory on a CPU unless layers are scanned: XLA "
-            "computes them again before it needs them; add --scan_layers"
+            "--gradient_checkpointing saves little memory on a CPU without --scan_layers: XLA "
+            "recomputes the layers too early"
         )
-    if source:  # what a fine-tuned model inherits: tokens it must not write, its longest output
-        place = source if adapter is None else adapter.base
-        model.load_generation_config(place, **_hub_options(arguments))
+    if source:  # inherited by fine-tuned models: suppressed tokens, max_length and so on
+        generation_source = source if adapter is None else adapter.base
+        model.load_generation_config(generation_source, **_hub_options(arguments))
     return model
 
 
 def lora_config(flags: ModelArguments) -> lora.LoraConfig | None:
-    """Return the adapters that the flags ask for, if they do."""
+    """Returns the LoRA configuration of the flags, or `None` without `--use_peft`."""
     if not flags.use_peft:
         return None
     targets: list[str] | str | None = flags.lora_target_modules
-    if targets is not None and [one.lower() for one in targets] == ["all-linear"]:
+    if targets is not None and [target.lower() for target in targets] == ["all-linear"]:
         targets = "all-linear"
     return lora.LoraConfig(
         flags.lora_r,
@@ -499,20 +570,26 @@ def lora_config(flags: ModelArguments) -> lora.LoraConfig | None:
 
 
 def base_model_of(source: str | None, hub: Mapping[str, Any]) -> Any:
-    """Return where the model is that the adapter at ``source`` was made for, else ``source``."""
+    """Returns the base model if `source` is an adapter, and `source` itself otherwise."""
     adapter = lora.find_adapter(source, hub) if source else None
     return source if adapter is None else adapter.base
 
 
 def param_shapes(model: FlaxPreTrainedModel) -> dict[trees.Path, tuple[int, ...]]:
-    """Return the shapes of the parameters by path, without padding."""
+    """Returns the shapes of the parameters by path, without padding."""
     return {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
 
 
 def shard_model(
     model: FlaxPreTrainedModel, mesh: Mesh, sequence_parallel: bool = False
 ) -> sharding.Layout:
-    """Pair the architecture's sharding rules with the mesh, and have the model compute on it."""
+    """Creates the sharding of a model on a mesh, and makes the model compute on that mesh.
+
+    Args:
+        model: The model.
+        mesh: The device mesh.
+        sequence_parallel: Whether hidden states are sharded along their length between layers.
+    """
     layout = sharding.Layout(
         mesh, model.sharding_rules(), model.vocab_size(), tuple(model.stacked_prefixes)
     )
@@ -522,7 +599,10 @@ def shard_model(
 
 
 def weights_source(arguments: Arguments) -> str | None:
-    """Return where the weights come from; evaluation alone falls back on the output directory."""
+    """Returns the directory or Hub ID of the weights, or `None` for a new initialization.
+
+    Runs that do not train fall back to the output directory.
+    """
     training = arguments.training
     return arguments.model.model_name_or_path or (
         None if training.do_train else training.output_dir
@@ -532,10 +612,10 @@ def weights_source(arguments: Arguments) -> str | None:
 def make_params(
     arguments: Arguments, model: FlaxPreTrainedModel, layout: sharding.Layout
 ) -> tuple[Tree, Tree]:
-    """Load or initialise the parameters where they belong, and the collections beside them.
+    """Loads or initializes parameters and collections with their sharding.
 
-    No host holds a whole model: files are read by slices, and a fresh initialisation is compiled
-    with its output shardings.
+    No host holds a whole model: files are read by slices, and the initialization is compiled with
+    its output shardings.
     """
     shardings = layout.shardings(param_shapes(model))
     source, seed = weights_source(arguments), arguments.training.seed
@@ -552,13 +632,13 @@ def make_params(
         return params if dtype == "float32" else trees.cast_floating(params, dtype), extra
     replicated = NamedSharding(layout.mesh, PartitionSpec())
 
-    def where(path: trees.Path, shape: tuple[int, ...]) -> NamedSharding:
+    def sharding_for(path: trees.Path, shape: tuple[int, ...]) -> NamedSharding:
         return shardings[path] if layout.padded_shape(path, shape) == shape else replicated
 
     loaded = type(model).from_pretrained(
         source,
         config=model.config,
-        sharding=where,
+        sharding=sharding_for,
         scan_layers=model.scan_layers,
         seed=seed,
         precision=model.precision,
@@ -574,27 +654,31 @@ def make_params(
     return trees.cast_floating(trees.unflatten(padded), dtype), extra
 
 
-# -- the batch, and what a resumed run keeps
+# -- the batch, and values that a resumed run keeps
 
 
-def _keep_collections(model: FlaxPreTrainedModel, progress: Progress, output_dir: str) -> None:
-    """Record what the state holds beside parameters, which a run cannot change on its way."""
+def _record_collections(model: FlaxPreTrainedModel, progress: Progress, output_dir: str) -> None:
+    """Records the sizes of the collections in the state, which a resumed run must keep.
 
-    def listed(sizes: Mapping[str, int]) -> str:
-        counts = (f"{name} ({size} numbers)" for name, size in sizes.items())
+    Raises:
+        UsageError: They differ from those of the checkpoint.
+    """
+
+    def describe(sizes: Mapping[str, int]) -> str:
+        counts = (f"{name} ({size} values)" for name, size in sizes.items())
         return ", ".join(counts) or "no collections"
 
     sizes = {
         name: sum(math.prod(leaf.shape) for leaf in trees.flatten(tree).values())
         for name, tree in model.extra_shape_tree.items()
     }
-    before, precision = progress.collections, model.precision.name
-    if before is not None and before["sizes"] != sizes:
+    recorded, precision = progress.collections, model.precision.name
+    if recorded is not None and recorded["sizes"] != sizes:
         raise UsageError(
             f"the checkpoint of step {progress.step} was trained with --precision "
-            f"{before['precision']} and holds {listed(before['sizes'])}; with --precision "
-            f"{precision} and these flags it would hold {listed(sizes)}. Give the flags of "
-            f"the run; or begin another with its weights: --model_name_or_path "
+            f"{recorded['precision']} and contains {describe(recorded['sizes'])}. With --precision "
+            f"{precision} and these flags it would contain {describe(sizes)}. Use the flags of "
+            f"that run, or start a new one from its weights: --model_name_or_path "
             f"{output_dir} and a new --output_dir"
         )
     progress.collections = {"precision": precision, "sizes": sizes}
@@ -607,22 +691,31 @@ def plan_batch(
     mesh: Mesh,
     progress: Progress,
 ) -> BatchPlan:
-    """Return the batch of a step; a resumed run keeps its rows, on any devices, and its windows.
+    """Determines the batch of a step.
 
-    The global batch is fixed first, and cut per process afterwards.
+    The global batch size is determined first and then split over processes. A resumed run keeps its
+    global batch size on any number of devices, and its windows.
+
+    Raises:
+        UsageError: The batch cannot be split over devices and micro-batches.
     """
     training, shards = arguments.training, sharding.data_shards(mesh)
-    micro, kept = training.gradient_accumulation_steps, progress.global_batch_size
-    rows = training.global_batch_size or training.per_device_train_batch_size * shards * micro
-    if kept and rows != kept and training.global_batch_size is None:
+    micro_batches, resumed_rows = training.gradient_accumulation_steps, progress.global_batch_size
+    rows = (
+        training.global_batch_size or training.per_device_train_batch_size * shards * micro_batches
+    )
+    if resumed_rows and rows != resumed_rows and training.global_batch_size is None:
         logger.warning(
-            "going on with the run's %d rows a step (the flags alone would give %d)", kept, rows
+            "resuming with the global batch size of the run, %d rows (the flags specify %d)",
+            resumed_rows,
+            rows,
         )
-        rows = kept
-    if rows % (shards * micro):
+        rows = resumed_rows
+    if rows % (shards * micro_batches):
         raise UsageError(
-            f"a step has {rows} rows, which do not divide by {shards} data shards x {micro} "
-            f"micro-batches: give --global_batch_size a multiple of {shards * micro}"
+            f"the {rows} rows of a step cannot be split into {shards} data shards x "
+            f"{micro_batches} micro-batches: set --global_batch_size to a multiple of "
+            f"{shards * micro_batches}"
         )
     progress.global_batch_size = rows
     length = objective.choose_length(model.max_length())
@@ -632,22 +725,29 @@ def plan_batch(
     if windows:
         lengths["window"] = windows.length
     axes = ["sequence", *(["tensor"] if training.sequence_parallel else [])]
-    ways = math.prod(mesh.shape[name] for name in axes)
+    divisor = math.prod(mesh.shape[name] for name in axes)
     for name, tokens in lengths.items():
-        if tokens % ways:
+        if tokens % divisor:
             flag = "--mesh " + ",".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
             flag += " with --sequence_parallel" if training.sequence_parallel else ""
             raise UsageError(
-                f"{flag} does not divide the {tokens} tokens of a {name}: give a length that "
-                f"is a multiple of {ways}, or another mesh"
+                f"{flag} does not divide the {tokens} tokens of a {name}: use a length that "
+                f"is a multiple of {divisor}, or another mesh"
             )
-    return BatchPlan(rows, micro, length, windows)
+    return BatchPlan(rows, micro_batches, length, windows)
 
 
 def plan_windows(
     arguments: Arguments, objective: Objective, model: FlaxPreTrainedModel, length: int
 ) -> Windows | None:
-    """Return how rows of ``length`` tokens are cut, or None where a row is one step."""
+    """Determines how rows of `length` tokens are split into windows.
+
+    Returns:
+        The windows, or `None` if whole rows are trained.
+
+    Raises:
+        UsageError: The objective, the model or the data do not support `--update_length`.
+    """
     training, data = arguments.training, arguments.data
     window, streams = training.update_length, training.state_reset == "never"
     if window is None or not training.do_train:
@@ -656,37 +756,37 @@ def plan_windows(
     def problems() -> Iterator[str]:
         if not objective.carries_state:
             yield (
-                f"'{objective.name}' needs a row as a whole; only causal language modelling "
-                "(run_clm_flax.py) trains it window by window"
+                f"'{objective.name}' requires whole rows. Only causal language modeling "
+                "(run_clm_flax.py) can train in windows"
             )
         if not model.fixed_state:
             yield (
-                f"'{model.config.model_type}' keeps keys and values of every token it has seen, so "
-                "there is no state of fixed size to carry; vq_transformer has one. Drop the flag"
+                f"'{model.config.model_type}' caches keys and values of all tokens, so it does not "
+                "have a state of fixed size to carry. Use vq_transformer, or drop the flag"
             )
         try:
             jax.eval_shape(lambda: model.init_cache(1, 0))
-        except UsageError as error:  # an option of the configuration leaves it without a state
+        except UsageError as error:  # the configuration disables the state
             yield str(error)
         if has_arrays(data) and streams:
             yield (
-                "--state_reset never needs one text to read on in, and images are rows of their "
-                "own; drop --state_reset"
+                "--state_reset never requires continuous text, but images are independent rows. "
+                "Drop --state_reset"
             )
         if length % window:
             divisors = [n for n in range(1, length + 1) if length % n == 0][-6:]
             yield (
-                f"rows of {length} tokens are not whole windows: give a divisor of the row length "
+                f"rows of {length} tokens are not a multiple: use a divisor of the row length "
                 f"(such as {', '.join(map(str, divisors))}), or another --block_size"
             )
         if data.streaming:
-            yield "--streaming has no row to go back to for its next window; drop one of the two"
+            yield "--streaming cannot read the next window of an earlier row. Drop one of the two"
         if data.line_by_line:
-            yield "--line_by_line makes rows of different lengths; drop one of the two"
+            yield "--line_by_line makes rows of different lengths. Drop one of the two"
         if not objective.cross_documents:
             yield (
-                "documents that share a row cannot be kept apart by a state that is carried on; "
-                "add --cross_documents (the text is one stream)"
+                "a carried state cannot separate the documents in a packed row. Add "
+                "--cross_documents (the text is one stream)"
             )
 
     for problem in problems():
@@ -695,14 +795,18 @@ def plan_windows(
 
 
 def record_windows(windows: Windows | None, rows: int, progress: Progress) -> None:
-    """Record how rows are cut into windows; the state in a checkpoint belongs to that cut."""
+    """Records how rows are split into windows, which must not change when a run is resumed.
 
-    def told(windows: Mapping[str, int | str] | None) -> str:
+    Raises:
+        UsageError: The windows differ from those of the checkpoint.
+    """
+
+    def describe(windows: Mapping[str, int | str] | None) -> str:
         if windows is None:
             return "without --update_length"
         return "with " + " ".join(f"--{name} {value}" for name, value in windows.items())
 
-    now = (
+    current = (
         None
         if windows is None
         else {
@@ -712,12 +816,12 @@ def record_windows(windows: Windows | None, rows: int, progress: Progress) -> No
             "global_batch_size": rows,
         }
     )
-    if progress.step and now != progress.windows:
+    if progress.step and current != progress.windows:
         raise UsageError(
-            f"the checkpoint of step {progress.step} was trained {told(progress.windows)}, "
-            f"and the flags say {told(now)}: give the same flags, or another --output_dir"
+            f"the checkpoint of step {progress.step} was trained {describe(progress.windows)}, but "
+            f"this run is started {describe(current)}: use the same flags, or another --output_dir"
         )
-    progress.windows = now
+    progress.windows = current
 
 
 # -- data
@@ -730,26 +834,28 @@ def _load_data(
     batch: BatchPlan,
     shards: int,
 ) -> RunData:
-    """Load, tokenise and pack the splits that the run needs."""
+    """Loads, tokenizes and packs the splits that the run needs."""
     data, training = arguments.data, arguments.training
     length, windows = objective.row_length(batch.length), batch.windows
     splits: Any = objective.load_splits(plugins.load())
     evaluates = training.do_eval or training.eval_strategy != "no"
-    for split, wanted, instead in (
-        ("train", training.do_train, "only --do_eval"),
+    for split, needed, alternative in (
+        ("train", training.do_train, "use only --do_eval"),
         ("validation", evaluates, "drop --do_eval"),
-        ("test", training.do_predict, "--test_split_percentage, or drop --do_predict"),
+        ("test", training.do_predict, "set --test_split_percentage, or drop --do_predict"),
     ):
-        if wanted and split not in splits:
-            raise UsageError(f"the data has no {split} split: give --{split}_file, or {instead}")
-    known = getattr(splits, "description", {})
-    description: dict[str, Any] = {"name": known["name"]} if "name" in known else {}
+        if needed and split not in splits:
+            raise UsageError(f"the data has no {split} split: add --{split}_file, or {alternative}")
+    source_description = getattr(splits, "description", {})
+    description: dict[str, Any] = (
+        {"name": source_description["name"]} if "name" in source_description else {}
+    )
 
     def rows_of(split: str, length: int) -> Any:
         rows, description[split] = objective.make_rows(splits, split, length)
         return rows
 
-    def judged(split: str) -> Batches:
+    def evaluation_batches(split: str) -> Batches:
         size = training.per_device_eval_batch_size * shards
         return Batches(rows_of(split, length), size, training.seed, shuffle=False)
 
@@ -770,19 +876,26 @@ def _load_data(
     elif training.do_train and windows is None:
         train = Batches(rows_of("train", length), batch.rows, training.seed)
     elif training.do_train and windows:
-        if windows.streams:  # a batch is a window of its rows
+        if windows.streams:  # rows are one window long
             train = ContinuousBatches(rows_of("train", windows.length), batch.rows, training.seed)
         else:
             rows = rows_of("train", length)
             train = WindowBatches(rows, batch.rows, training.seed, windows.count)
-    evaluation = judged("validation") if evaluates else None
-    test = judged("test") if training.do_predict and objective.evaluates_test else None
-    if objective.row_layout is not None:
-        batches = [one for one in (train, evaluation, test) if one is not None]
-        bounds = [getattr(getattr(one, "rows", None), "max_runs", None) for one in batches]
-        counted = [bound for bound in bounds if bound is not None]
-        most = max(counted) if counted and len(counted) == len(bounds) else None
-        objective.row_layout = dataclasses.replace(objective.row_layout, max_runs=most)
+    evaluation = evaluation_batches("validation") if evaluates else None
+    test = evaluation_batches("test") if training.do_predict and objective.evaluates_test else None
+    if objective.row_guarantees is not None:
+        batches = [
+            split_batches
+            for split_batches in (train, evaluation, test)
+            if split_batches is not None
+        ]
+        bounds = [
+            getattr(getattr(split_batches, "rows", None), "max_runs", None)
+            for split_batches in batches
+        ]
+        known_bounds = [bound for bound in bounds if bound is not None]
+        max_runs = max(known_bounds) if known_bounds and len(known_bounds) == len(bounds) else None
+        objective.row_guarantees = dataclasses.replace(objective.row_guarantees, max_runs=max_runs)
     return RunData(train, evaluation, test, length, description)
 
 
@@ -792,24 +905,31 @@ def check_best_metric(
     model: FlaxPreTrainedModel,
     batches: Batches | None,
 ) -> None:
-    """Refuse to choose by a number that there is not, or not in evaluations of a part.
+    """Checks that `--metric_for_best_model` is available in evaluations.
 
-    ``batches`` are those of the validation split.
+    Args:
+        training: The training flags.
+        objective: The objective.
+        model: The model.
+        batches: The validation batches.
+
+    Raises:
+        UsageError: The metric does not exist, or does not exist for a subset of the split.
     """
     if batches is None:
         return
     name = training.metric_for_best_model.removeprefix("eval_")
-    during = training.do_train and training.eval_strategy != "no"
-    part = training.max_eval_batches is not None and training.max_eval_batches < len(batches)
-    if name == "word_perplexity" and during and part:
+    evaluates_during_training = training.do_train and training.eval_strategy != "no"
+    uses_subset = training.max_eval_batches is not None and training.max_eval_batches < len(batches)
+    if name == "word_perplexity" and evaluates_during_training and uses_subset:
         raise UsageError(
-            f"--max_eval_batches {training.max_eval_batches} reads a part of the {len(batches)} "
-            "validation batches, whose words are not known, so --metric_for_best_model "
-            "word_perplexity has no number: drop --max_eval_batches, or choose by loss"
+            f"--metric_for_best_model word_perplexity is not available with --max_eval_batches "
+            f"{training.max_eval_batches}, because the number of words is only known for all "
+            f"{len(batches)} validation batches: drop --max_eval_batches, or use loss"
         )
-    known = objective.reported_metrics("validation")
-    if known is not None and name not in known and not model.statistics:
+    available = objective.reported_metrics("validation")
+    if available is not None and name not in available and not model.statistics:
         raise UsageError(
-            f"--metric_for_best_model {training.metric_for_best_model}: there is only "
-            f"{', '.join(f'eval_{metric}' for metric in sorted(known))}"
+            f"--metric_for_best_model {training.metric_for_best_model}: available are "
+            f"{', '.join(f'eval_{metric}' for metric in sorted(available))}"
         )

@@ -1,4 +1,4 @@
-"""The training state, and the one pure step that advances it."""
+"""The training state, and the pure step function that advances it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
     from hfseq.objectives.base import Objective
 
-#: Parameters and what has their form: nested dicts with string keys.
+#: Parameters, or a tree of the same structure: nested dicts with string keys.
 Tree: TypeAlias = "Mapping[str, jax.Array | Tree]"
 Batch: TypeAlias = Mapping[str, jax.Array]
 LossScale: TypeAlias = dict[str, jax.Array]
@@ -31,11 +31,18 @@ LossScale: TypeAlias = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What a step advances: a pytree, and in a checkpoint a dict without the parts that are None.
+    """The training state, a pytree.
 
-    ``extra`` holds the collections beside the parameters. ``window`` sums what was not logged yet,
-    so that a resumed run logs the very same numbers. Computing in float16 needs ``loss_scale``;
-    training in windows needs ``memory``, what the model knows of the windows before.
+    Checkpoints store it as a dict without the entries that are `None`.
+
+    Attributes:
+        params: The trained parameters.
+        opt_state: The state of the optimizer.
+        extra: The collections other than parameters.
+        step: The number of completed steps.
+        window: Sums since the last log, so that a resumed run logs the same numbers.
+        loss_scale: The loss scale, for float16.
+        memory: The memory of the model about earlier windows, if rows are trained in windows.
     """
 
     params: Tree
@@ -47,22 +54,22 @@ class TrainState:
     memory: Tree | None = None
 
     def to_dict(self) -> dict[str, Tree | optax.OptState]:
-        """Return the parts that are there by name, as checkpoints hold them."""
+        """Returns the entries that are not `None` by name, as stored in checkpoints."""
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: part for name, part in parts.items() if part is not None}
 
 
-# Leaves in the order of the dict on disk.
+# Leaves are in the order of the dict in checkpoints.
 jax.tree_util.register_dataclass(
     TrainState, sorted(field.name for field in dataclasses.fields(TrainState)), []
 )
 
 
-#: ``step(state, frozen, batch) -> (state, measured)``; ``frozen`` are parameters that it only uses.
+#: ``step(state, frozen, batch) -> (state, step_metrics)``. ``frozen`` parameters are not trained.
 Step: TypeAlias = Callable[[TrainState, Tree, Batch], tuple[TrainState, dict[str, jax.Array]]]
 
 
-# -- the loss scale of float16: losses are sums over thousands of targets
+# -- the loss scale of float16. It is small because losses are sums over thousands of targets.
 
 INITIAL_SCALE = 2.0**10
 MAX_SCALE = 2.0**24
@@ -70,21 +77,21 @@ GROWTH_INTERVAL = 1000  # steps without an overflow
 
 
 def initial_loss_scale(compute_dtype: DTypeLike | None) -> LossScale | None:
-    """Return the scale that training starts with, or None where the type needs none."""
+    """Returns the initial loss scale, or `None` if the dtype needs none."""
     if compute_dtype is None or jnp.dtype(compute_dtype) != jnp.float16:
         return None
     return {"factor": jnp.float32(INITIAL_SCALE), "good_steps": jnp.zeros((), jnp.int32)}
 
 
 def overflowed(scale: LossScale | None, loss: jax.Array, norm: jax.Array) -> jax.Array:
-    """Tell whether only the scale is to blame for gradients that are not finite."""
+    """Returns whether gradients are not finite only because of the loss scale."""
     if scale is None:
         return jnp.zeros((), bool)
     return jnp.isfinite(loss) & ~jnp.isfinite(norm) & (scale["factor"] > 1)
 
 
 def update_loss_scale(scale: LossScale, overflow: jax.Array) -> LossScale:
-    """Return the scale of the next step."""
+    """Returns the loss scale for the next step."""
     good = jnp.where(overflow, 0, scale["good_steps"] + 1)
     full = good == GROWTH_INTERVAL
     grown = jnp.where(full, jnp.minimum(2 * scale["factor"], MAX_SCALE), scale["factor"])
@@ -92,14 +99,19 @@ def update_loss_scale(scale: LossScale, overflow: jax.Array) -> LossScale:
     return {"factor": factor, "good_steps": jnp.where(full, 0, good)}
 
 
-# -- what is carried from window to window
+# -- the memory that is carried from window to window
 
 
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """Where the rows are in the carried memory: ``rows`` of them, in stacks on the second axis.
+    """Describes where rows are in the memory that is carried between windows.
 
-    ``windows`` make a sequence; ``stacked`` are path prefixes of scanned layers.
+    Rows are on the first axis of each array, or on the second in stacks of scanned layers.
+
+    Attributes:
+        rows: The number of rows.
+        windows: The number of windows per sequence.
+        stacked: Path prefixes of scanned layers.
     """
 
     rows: int
@@ -107,7 +119,7 @@ class Carry:
     stacked: tuple[trees.Path, ...] = ()
 
     def _map(self, change: Callable, *trees_: Tree) -> dict:
-        """Call ``change(axis of the rows, *leaves)`` for every path."""
+        """Calls `change(row_axis, *leaves)` for each path."""
         flat = [trees.flatten(tree) for tree in trees_]
 
         def changed(path: trees.Path) -> Any:
@@ -117,7 +129,7 @@ class Carry:
         return trees.unflatten({path: changed(path) for path in flat[0]})
 
     def shardings(self, tree: Tree, mesh: Mesh) -> dict:
-        """Lay the rows over the axes of the batch."""
+        """Returns shardings that split the rows like those of a batch."""
 
         def one(axis: int, _: jax.Array) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*(None,) * axis, sharding.BATCH_AXES))
@@ -125,7 +137,7 @@ class Carry:
         return self._map(one, tree)
 
     def cut(self, tree: Tree, micro: int) -> dict:
-        """Cut the rows as a batch is cut, micro-batches on a new first axis."""
+        """Splits the rows into micro-batches on a new first axis."""
 
         def one(axis: int, leaf: jax.Array) -> jax.Array:
             shape = (*leaf.shape[:axis], micro, self.rows // micro, *leaf.shape[axis + 1 :])
@@ -134,7 +146,7 @@ class Carry:
         return self._map(one, tree)
 
     def join(self, tree: Tree, like: Tree) -> dict:
-        """Undo :meth:`cut`; the types are those of ``like``."""
+        """Reverts `cut`, with the dtypes of `like`."""
 
         def one(axis: int, leaf: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.moveaxis(leaf, 0, axis).reshape(old.shape).astype(old.dtype)
@@ -142,7 +154,7 @@ class Carry:
         return self._map(one, tree, like)
 
     def reset(self, tree: Tree, rows: jax.Array, fresh: Tree) -> dict:
-        """Put ``fresh`` in the place of the rows that ``rows`` (bool) names."""
+        """Replaces the rows where the bool array `rows` is true by those of `fresh`."""
 
         def one(axis: int, leaf: jax.Array, new: jax.Array) -> jax.Array:
             shape = (1,) * axis + (-1,) + (1,) * (leaf.ndim - axis - 1)
@@ -162,7 +174,16 @@ def make_state(
     compute_dtype: DTypeLike | None = None,
     memory: Tree | None = None,
 ) -> TrainState:
-    """Return the state of step 0; ``sums`` are the names of what the log window adds up."""
+    """Returns the state of step 0.
+
+    Args:
+        params: The trained parameters.
+        optimizer: The optimizer.
+        extra: The collections other than parameters.
+        sums: The names of the sums in the log window.
+        compute_dtype: The computation dtype. float16 requires a loss scale.
+        memory: The initial memory of earlier windows.
+    """
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -180,9 +201,16 @@ def state_shardings(
     mesh: Mesh,
     carry: Carry | None = None,
 ) -> TrainState:
-    """Lay out the state: optimizer moments like their parameters, everything small replicated.
+    """Returns the shardings of the state.
 
-    The memory of earlier windows lies with its rows.
+    Optimizer moments are sharded like their parameters, the memory of earlier windows like its
+    rows, and everything else is replicated.
+
+    Args:
+        abstract: The shapes of the state.
+        params: The shardings of the parameters by path.
+        mesh: The device mesh.
+        carry: Describes the carried memory.
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(abstract.params).items()}
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -196,7 +224,7 @@ def state_shardings(
 
 
 def to_host(params: Tree, layout: sharding.Layout) -> dict:
-    """Gather parameters to the host without padding rows, ready to be saved."""
+    """Gathers parameters on the host, without vocabulary padding."""
 
     def gathered(leaf: jax.Array) -> np.ndarray:
         if not leaf.is_fully_addressable:
@@ -212,7 +240,7 @@ def to_host(params: Tree, layout: sharding.Layout) -> dict:
 
 
 def join_frozen(params: Tree, frozen: Tree) -> Tree:
-    """Return all parameters of a model of which some are ``frozen``."""
+    """Returns all parameters of a model, trained and frozen ones."""
     if not frozen:
         return params
     return trees.unflatten(trees.flatten(frozen) | trees.flatten(params))
@@ -227,131 +255,200 @@ def make_step(
     carry: Carry | None = None,
     calibrate: bool = False,
 ) -> Step:
-    """Build ``step(state, frozen, batch)``; leaves of a batch have micro-batches on the first axis.
+    """Builds the training step `step(state, frozen, batch) -> (state, step_metrics)`.
 
-    Losses and gradients are summed over micro-batches and devices and divided once by the number of
-    targets, so accumulation is exact. Dropout keys belong to (seed, step, row): neither the cut
-    into micro-batches nor the number of devices changes a mask. The collections gather what every
-    micro-batch adds and are settled once, when all have; a step that is skipped leaves them as they
-    were. With ``carry`` a batch is a window of its rows, and what the model knows of the windows
-    before goes from step to step; rows that begin with a skipped step still begin afresh.
+    Losses and gradients are summed over micro-batches and devices, and divided once by the number
+    of targets, so accumulation is exact. Dropout keys depend on (seed, step, row), so masks do not
+    depend on the number of micro-batches or devices. Collections are passed from micro-batch to
+    micro-batch and finalized once per step. A skipped step does not change them.
 
     Collections that the backward pass overwrites (FP8 scales and histories) are the same for all
-    micro-batches of a step; of what these leave the maximum counts. With ``calibrate`` the step
-    trains nothing and moves nothing else but these, which it sets from the batch itself.
+    micro-batches of a step. The maximum of their new values is kept.
+
+    Args:
+        objective: Computes the loss.
+        model: The model.
+        optimizer: The optimizer.
+        seed: Random seed for dropout.
+        skip_non_finite: Whether a step with a NaN or infinite loss or gradient is skipped.
+        carry: Describes the memory that is carried between windows of rows. With it, a batch is one
+            window of its rows. Rows that start with a skipped step still start with a fresh memory.
+        calibrate: Whether the step only sets the FP8 scales from the batch, and trains nothing.
+
+    Returns:
+        The step function. The arrays of `batch` have the micro-batches on their first axis.
     """
-    overwritten = model.overwrite_with_gradient
-
-    def gradients(state: TrainState, frozen: Tree, batch: Batch, factor: jax.Array | None) -> tuple:
-        """Return gradients, sums, collections and memory of all micro-batches."""
-        start = state.step if carry is None else state.step - state.step % carry.windows
-        root = jax.random.key(seed)
-        keys = jax.random.fold_in(root, state.step), jax.random.fold_in(root, start)
-        scales, extra = (
-            {name: tree for name, tree in state.extra.items() if (name in overwritten) == moved}
-            for moved in (True, False)
-        )
-
-        def loss_sum(params: Tree, scales: Tree, extra: dict, part: dict, drawn: Any) -> tuple:
-            extra = {**extra, **fp8.for_gradient(scales)}
-            whole = join_frozen(params, frozen)
-            with nn.row_guarantees(objective.row_layout):
-                total, count, more = objective.loss(model, whole, part, drawn, True, extra=extra)
-            sums = {"loss": total, "count": count, "divisor": more.get("divisor", count)}
-            sums |= more.get("totals", {})
-            after = {k: v for k, v in more.get("extra", extra).items() if k not in overwritten}
-            scaled = total if factor is None else total * factor
-            return scaled, (sums, after, more.get("memory"))
-
-        def micro_step(extra: dict, batch: Batch) -> tuple:
-            part = dict(batch)
-            drawn = batch_keys(keys[0], part.pop("row"), keys[1])
-            gradient = jax.grad(loss_sum, argnums=(0, 1), has_aux=True)
-            (grads, after), (sums, extra, memory) = gradient(
-                state.params, scales, extra, part, drawn
-            )
-            sums = jax.tree.map(lambda x: x.astype(jnp.float32), sums)
-            return (grads, sums, fp8.from_gradient(after)), extra, memory
-
-        def body(carried: tuple, part: Batch) -> tuple:
-            (*totals, most), extra = carried
-            (*sums, after), extra, memory = micro_step(extra, part)
-            added = jax.tree.map(jnp.add, totals, sums)
-            return ((*added, jax.tree.map(jnp.maximum, most, after)), extra), memory
-
-        first = jax.tree.map(lambda x: x[0], batch)
-        if jax.tree.leaves(batch)[0].shape[0] == 1:
-            (grads, sums, after), extra, memory = micro_step(extra, first)
-            memory = jax.tree.map(lambda x: x[None], memory)
-        else:
-            shapes = jax.eval_shape(micro_step, extra, first)[0]
-            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            ((grads, sums, after), extra), memory = jax.lax.scan(body, (zeros, extra), batch)
-        return grads, sums, extra | fp8.overwrite(scales, after), memory
 
     def step(
         state: TrainState, frozen: Tree, batch: Batch
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         scaling = state.loss_scale
         factor = None if scaling is None else scaling["factor"]
-        whole: dict[str, Any] = dict(batch)
+        inputs: dict[str, Any] = dict(batch)
         if carry is not None:
-            whole["memory"] = carry.cut(state.memory or {}, batch["row"].shape[0])
+            inputs["memory"] = carry.cut(state.memory or {}, batch["row"].shape[0])
         with fp8.calibrating() if calibrate else contextlib.nullcontext():
-            grads, sums, extra, memory = gradients(state, frozen, whole, factor)
+            grads, sums, extra, memory = _gradients(
+                objective, model, seed, carry, state, frozen, inputs, factor
+            )
         if calibrate:
-            seen = {name: extra[name] for name in overwritten}
-            return dataclasses.replace(state, extra={**state.extra, **seen}), {}
-        mean = 1.0 / jnp.maximum(sums["divisor"], 1.0)
-        scale = mean if factor is None else mean / factor
-        # The norm of the sums, scaled: that of scaled gradients would first write them all down.
-        norm = optax.tree.norm(grads) * scale
-        grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
+            scales = {name: extra[name] for name in model.overwrite_with_gradient}
+            return dataclasses.replace(state, extra={**state.extra, **scales}), {}
+        grads, norm = _mean_gradients(grads, sums["divisor"], factor)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         new = {
             "params": optax.apply_updates(state.params, updates),
             "opt_state": opt_state,
             "extra": model.finalize_extra(extra),
         }
-        good = jnp.isfinite(sums["loss"]) & jnp.isfinite(norm)
+        is_finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(norm)
         overflow = overflowed(scaling, sums["loss"], norm)
         if skip_non_finite or scaling is not None:
             old = {name: getattr(state, name) for name in new}
-            new = _where(good if skip_non_finite else ~overflow, new, old)
+            new = _where(is_finite if skip_non_finite else ~overflow, new, old)
         if carry is not None:
             new["memory"] = carry.join(memory, state.memory or {})
             if skip_non_finite:
                 fresh = model.init_cache(carry.rows, 0)
-                kept = carry.reset(state.memory or {}, batch["reset_rows"].reshape(-1), fresh)
-                new["memory"] = _where(jnp.isfinite(sums["loss"]), new["memory"], kept)
-        good |= overflow
+                reset_rows = batch["reset_rows"].reshape(-1)
+                old_memory = carry.reset(state.memory or {}, reset_rows, fresh)
+                new["memory"] = _where(jnp.isfinite(sums["loss"]), new["memory"], old_memory)
+        # An overflow of the loss scale is expected, and does not count as a bad step.
+        is_good = is_finite | overflow
         if skip_non_finite:
-            sums = jax.tree.map(lambda x: jnp.where(good, x, 0.0), sums)
-        sums["bad_steps"] = (~good).astype(jnp.float32)
+            sums = jax.tree.map(lambda x: jnp.where(is_good, x, 0.0), sums)
+        sums["bad_steps"] = (~is_good).astype(jnp.float32)
         if scaling is not None:
             new["loss_scale"] = update_loss_scale(scaling, overflow)
         window = {name: state.window[name] + sums[name] for name in state.window}
         loss = sums["loss"] / jnp.maximum(sums["count"], 1.0)
         state = dataclasses.replace(state, **new, step=state.step + 1, window=window)
-        return state, {"loss": loss, "grad_norm": norm, "bad": ~good}
+        return state, {"loss": loss, "grad_norm": norm, "bad": ~is_good}
 
     return step
 
 
-def _where(taken: jax.Array, new: dict, old: dict) -> dict:
-    return jax.tree.map(lambda a, b: jnp.where(taken, a, b), new, old)
+def _gradients(
+    objective: Objective,
+    model: FlaxPreTrainedModel,
+    seed: int,
+    carry: Carry | None,
+    state: TrainState,
+    frozen: Tree,
+    batch: Mapping[str, Any],
+    factor: jax.Array | None,
+) -> tuple[Tree, dict[str, jax.Array], dict[str, Any], Tree]:
+    """Returns gradients, sums, collections and memory of all micro-batches.
+
+    Args:
+        objective: Computes the loss.
+        model: The model.
+        seed: Random seed for dropout.
+        carry: Describes the carried memory.
+        state: The state before the step.
+        frozen: Parameters that are not trained.
+        batch: The arrays and the carried memory, micro-batches on the first axis.
+        factor: The loss scale, if any.
+    """
+    overwritten = model.overwrite_with_gradient
+    first_step = state.step if carry is None else state.step - state.step % carry.windows
+    root = jax.random.key(seed)
+    step_key, sequence_key = (
+        jax.random.fold_in(root, state.step),
+        jax.random.fold_in(root, first_step),
+    )
+    scales = {name: tree for name, tree in state.extra.items() if name in overwritten}
+    extra = {name: tree for name, tree in state.extra.items() if name not in overwritten}
+
+    def loss_sum(params: Tree, scales: Tree, extra: dict, micro_batch: dict, keys: Any) -> tuple:
+        extra = {**extra, **fp8.for_gradient(scales)}
+        all_params = join_frozen(params, frozen)
+        with nn.row_guarantees(objective.row_guarantees):
+            total, count, outputs = objective.loss(
+                model, all_params, micro_batch, keys, True, extra=extra
+            )
+        sums = {"loss": total, "count": count, "divisor": outputs.get("divisor", count)}
+        sums |= outputs.get("totals", {})
+        new_extra = outputs.get("extra", extra)
+        new_extra = {name: tree for name, tree in new_extra.items() if name not in overwritten}
+        scaled = total if factor is None else total * factor
+        return scaled, (sums, new_extra, outputs.get("memory"))
+
+    def micro_step(extra: dict, batch: Mapping[str, Any]) -> tuple:
+        micro_batch = dict(batch)
+        keys = batch_keys(step_key, micro_batch.pop("row"), sequence_key)
+        gradient = jax.grad(loss_sum, argnums=(0, 1), has_aux=True)
+        (grads, scale_grads), (sums, extra, memory) = gradient(
+            state.params, scales, extra, micro_batch, keys
+        )
+        sums = jax.tree.map(lambda x: x.astype(jnp.float32), sums)
+        return (grads, sums, fp8.from_gradient(scale_grads)), extra, memory
+
+    (grads, sums, new_scales), extra, memory = _accumulate(micro_step, extra, batch)
+    return grads, sums, extra | fp8.overwrite(scales, new_scales), memory
+
+
+def _accumulate(
+    micro_step: Callable[[dict, Mapping[str, Any]], tuple], extra: dict, batch: Mapping[str, Any]
+) -> tuple:
+    """Runs `micro_step` on all micro-batches.
+
+    Args:
+        micro_step: Accepts collections and a micro-batch. Returns `(grads, sums, scales)`, the new
+            collections, and the memory.
+        extra: The collections before the first micro-batch.
+        batch: The arrays, micro-batches on the first axis.
+
+    Returns:
+        `(grads, sums, scales)` with summed gradients, summed sums and the maximum of the scales;
+        the collections after the last micro-batch; and the memory, micro-batches on the first axis.
+    """
+    first = jax.tree.map(lambda x: x[0], batch)
+    if jax.tree.leaves(batch)[0].shape[0] == 1:
+        results, extra, memory = micro_step(extra, first)
+        return results, extra, jax.tree.map(lambda x: x[None], memory)
+
+    def body(carried: tuple, micro_batch: Mapping[str, Any]) -> tuple:
+        (grads, sums, scales), extra = carried
+        (micro_grads, micro_sums, micro_scales), extra, memory = micro_step(extra, micro_batch)
+        grads = jax.tree.map(jnp.add, grads, micro_grads)
+        sums = jax.tree.map(jnp.add, sums, micro_sums)
+        scales = jax.tree.map(jnp.maximum, scales, micro_scales)
+        return ((grads, sums, scales), extra), memory
+
+    shapes = jax.eval_shape(micro_step, extra, first)[0]
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    (results, extra), memory = jax.lax.scan(body, (zeros, extra), batch)
+    return results, extra, memory
+
+
+def _mean_gradients(
+    grads: Tree, divisor: jax.Array, factor: jax.Array | None
+) -> tuple[Tree, jax.Array]:
+    """Divides summed gradients by `divisor` and the loss scale, and returns them and their norm."""
+    mean = 1.0 / jnp.maximum(divisor, 1.0)
+    scale = mean if factor is None else mean / factor
+    # Scale the norm of the sums: the norm of the scaled gradients would need them all in memory.
+    norm = optax.tree.norm(grads) * scale
+    return jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads), norm
+
+
+def _where(condition: jax.Array, new: dict, old: dict) -> dict:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
 def make_eval_step(
     objective: Objective, model: FlaxPreTrainedModel
 ) -> Callable[[Tree, Tree, Tree, Batch], dict[str, jax.Array]]:
-    """Build ``evaluate(params, frozen, extra, batch) -> sums``."""
+    """Builds `evaluate(params, frozen, extra, batch) -> sums`."""
 
     def evaluate(params: Tree, frozen: Tree, extra: Tree, batch: Batch) -> dict[str, jax.Array]:
         batch = {name: leaf[0] for name, leaf in batch.items() if name != "row"}
-        whole = join_frozen(params, frozen)
-        with nn.row_guarantees(objective.row_layout):
-            total, count, more = objective.loss(model, whole, batch, None, False, extra=extra)
-        return {"loss": total, "count": count, **more.get("totals", {})}
+        all_params = join_frozen(params, frozen)
+        with nn.row_guarantees(objective.row_guarantees):
+            total, count, loss_outputs = objective.loss(
+                model, all_params, batch, None, False, extra=extra
+            )
+        return {"loss": total, "count": count, **loss_outputs.get("totals", {})}
 
     return evaluate

@@ -1,4 +1,4 @@
-"""Tokens per second, model FLOPs utilisation and memory, as every run reports them."""
+"""Throughput, model FLOPs utilization (MFU) and memory of a run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,19 @@ def step_flops(
     head_tokens: int,
     attention: float | None = None,
 ) -> float:
-    """Return the model FLOPs of a step: 6 a weight and token, and attention's 12 L T d a token.
+    """Returns the model FLOPs of a step.
 
-    ``attention`` is what a token's attention takes instead, where the model says so (a linear one
-    does not grow with T). Embedding look-ups cost none; a tied head costs ``head_tokens`` products
-    with the table. Recomputation (remat) and padding are not counted, as usual for MFU (Chowdhery
-    et al., 2022, appendix B).
+    They are 6 per weight and token, and 12 L T d per token for attention. Embedding look-ups cost
+    nothing. A tied head costs one product with the embedding per head token. Recomputation (remat)
+    and padding are not counted, as usual for MFU (Chowdhery et al., 2022, appendix B).
+
+    Args:
+        params: The parameters, or their shapes.
+        config: The configuration.
+        tokens: Tokens per step.
+        length: Tokens per row (T).
+        head_tokens: Tokens per step for which the head is computed.
+        attention: FLOPs of attention per token, for models that provide it. Default: 12 L T d.
     """
     vocab = getattr(config, "vocab_size", 0)
     width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
@@ -56,27 +63,42 @@ def step_flops(
 
 
 def run_flops(model: FlaxPreTrainedModel, objective: Objective, rows: int, length: int) -> float:
-    """Return the model FLOPs of a step of ``rows`` rows, of which the model sees ``length`` tokens.
+    """Returns the model FLOPs of a step.
 
-    An encoder-decoder runs its decoder on the targets only.
+    The decoder of an encoder-decoder only processes the targets.
+
+    Args:
+        model: The model.
+        objective: The objective.
+        rows: Rows per step.
+        length: Tokens per row that the model processes.
     """
     tokens = rows * length
     if targets := objective.target_length(length):
-        written = rows * targets
-        work = PairSums(tokens, written, tokens * length, written * targets, tokens * targets)
+        target_tokens = rows * targets
+        work = PairSums(
+            tokens, target_tokens, tokens * length, target_tokens * targets, tokens * targets
+        )
         return pair_flops(model, work, causal=1.0)
-    told = getattr(model, "attention_flops", None)
-    attention = None if told is None else told(length)
+    attention_flops = getattr(model, "attention_flops", None)
+    attention = None if attention_flops is None else attention_flops(length)
     head = round(tokens * objective.head_share())
     return step_flops(model.abstract_params, model.config, tokens, length, head, attention)
 
 
 def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) -> float:
-    """Return the model FLOPs of training on pairs: 6 a weight and token, 12 d a layer and product.
+    """Returns the model FLOPs of training on pairs.
 
-    A matrix that makes keys and values of the source for the decoder works on source tokens; a
-    target attends to half of its own side (``causal``; 1 where all of a square is computed).
-    Look-ups cost nothing, padding neither.
+    They are 6 per weight and token, and 12 d per layer and product of attention. Decoder matrices
+    that compute keys and values of the source process source tokens. Embedding look-ups and padding
+    cost
+    nothing.
+
+    Args:
+        model: The model.
+        work: Sums over the pairs.
+        causal: The share of target positions that a target attends to on average. 1 if the whole
+            square is computed.
     """
     config = model.config
     width = getattr(config, "hidden_size", getattr(config, "d_model", 0))
@@ -87,7 +109,7 @@ def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) 
     for path, leaf in trees.flatten(model.abstract_params).items():
         if path[-1] == "kernel" and vocab not in leaf.shape:
             weights["decoder" in path] += leaf.size
-    inner = getattr(config, "inner_width", width)  # of queries, keys and values
+    inner = getattr(config, "inner_width", width)  # width of queries, keys and values
     crossed = 2 * decoders * width * inner
     products = work.source * (weights[False] + crossed)
     products += work.target * (weights[True] - crossed + width * vocab)
@@ -99,38 +121,45 @@ def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) 
 def peak_flops(
     compute_dtype: DTypeLike | None = jnp.bfloat16, peak_tflops: float | None = None
 ) -> float:
-    """Return the peak FLOP/s of the devices of all processes; logs where it is from.
+    """Returns the peak FLOP/s of the devices of all processes, and logs the source of the number.
 
-    It is ``peak_tflops`` (10^12 FLOP/s) a unit if given, else the data sheet's, else the rate of a
-    measured product. A unit is a device, or on CPUs a process: its devices share the cores.
+    The source is `peak_tflops`, or else the data sheet of the device, or else the measured rate of
+    a matrix product.
+
+    Args:
+        compute_dtype: The computation dtype.
+        peak_tflops: TFLOP/s per device, or per process on CPUs, whose devices share the cores.
     """
     device, dtype = jax.devices()[0], jnp.dtype(compute_dtype or jnp.float32)
     on_cpu = device.platform == "cpu"
     units = jax.process_count() if on_cpu else jax.device_count()
-    known = hardware.find_accelerator(device.device_kind)
+    accelerator = hardware.find_accelerator(device.device_kind)
     if peak_tflops is not None:
-        one, source = peak_tflops * 1e12, "--peak_tflops"
-    elif known is not None:
-        one, source = known.peak_flops(dtype.itemsize), f"the data sheet of {known.name}"
+        unit_flops, source = peak_tflops * 1e12, "--peak_tflops"
+    elif accelerator is not None:
+        unit_flops, source = (
+            accelerator.peak_flops(dtype.itemsize),
+            f"the data sheet of {accelerator.name}",
+        )
     else:
         if on_cpu:
             processes.barrier()
-        one, source = measure_flops(dtype.name), "a measured matrix product"
-    kind = "process" if on_cpu else "device"
+        unit_flops, source = measure_flops(dtype.name), "a measured matrix product"
+    unit = "process" if on_cpu else "device"
     logger.info(
-        "MFU is of %.4g TFLOP/s: %d x %.4g a %s, %s",
-        one * units / 1e12,
+        "the MFU refers to %.4g TFLOP/s: %d x %.4g per %s, from %s",
+        unit_flops * units / 1e12,
         units,
-        one / 1e12,
-        kind,
+        unit_flops / 1e12,
+        unit,
         source,
     )
-    return one * units
+    return unit_flops * units
 
 
 @functools.cache
 def measure_flops(dtype: str, size: int = 1536) -> float:
-    """Measure the rate of one large matrix product on this machine (about a tenth of a second)."""
+    """Measures the FLOP/s of a large matrix product on this machine, in about 0.1 seconds."""
     x = jnp.ones((size, size), dtype)
 
     @jax.jit
@@ -147,7 +176,7 @@ def measure_flops(dtype: str, size: int = 1536) -> float:
 
 
 def peak_memory_gb() -> float:
-    """Return the largest memory in use so far, in GB: of a device, or of the process on a CPU."""
+    """Returns the peak memory in GB, of a device or, on a CPU, of the process."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"] / 1e9
@@ -156,9 +185,14 @@ def peak_memory_gb() -> float:
 
 @dataclasses.dataclass
 class Meter:
-    """Tokens per second and MFU between two readings, without the time spent elsewhere.
+    """Measures tokens per second and MFU between two readings, without evaluation and saving.
 
-    Where padding is known, the rates with it are read too: what the machine did, not the model.
+    Attributes:
+        flops_per_token: Model FLOPs per token without padding.
+        peak: Peak FLOP/s of all devices.
+        padded_flops_per_token: FLOPs per token including the cost of padding, if it is known. The
+            rates with padding are then reported, too.
+        padded_tokens_per_token: The ratio of tokens with padding to tokens without.
     """
 
     flops_per_token: float
@@ -170,19 +204,19 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        """Start a new interval."""
+        """Starts a new interval."""
         self._start, self._tokens, self._paused = time.perf_counter(), 0, 0.0
 
     def add(self, tokens: int) -> None:
-        """Count the tokens of a step."""
+        """Counts the tokens of a step."""
         self._tokens += tokens
 
     def pause(self, seconds: float) -> None:
-        """Leave ``seconds`` of evaluation or saving out of the interval."""
+        """Excludes `seconds` of evaluation or saving from the interval."""
         self._paused += seconds
 
     def read(self) -> dict[str, float]:
-        """Return the rates of the interval and start the next one."""
+        """Returns the rates of the interval, and starts the next one."""
         seconds = max(time.perf_counter() - self._start - self._paused, 1e-9)
         rate = self._tokens / seconds
         self.reset()
@@ -206,11 +240,18 @@ def make_meter(
     length: int,
     peak_tflops: float | None = None,
 ) -> Meter:
-    """Return the meter of a run on steps of ``rows`` rows of which the model sees ``length``.
+    """Returns the meter of a run.
 
-    ``peak_tflops`` is ``--peak_tflops``. Pairs are counted as they are; what their padding costs in
-    addition is a figure of its own. All processes call this together: those on CPUs measure at the
-    same time, so that those of one machine find what is left to each.
+    All processes must call this together: those on CPUs measure the peak rate at the same time, so
+    that processes on the same machine each measure their share.
+
+    Args:
+        model: The model.
+        objective: The objective.
+        data: The data. For pairs, real and padded tokens are counted separately.
+        rows: Rows per step.
+        length: Tokens per row that the model processes.
+        peak_tflops: The value of `--peak_tflops`.
     """
     peak = peak_flops(model.precision.compute_dtype, peak_tflops)
     training: Any = getattr(data.train, "rows", None)

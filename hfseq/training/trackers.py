@@ -1,6 +1,6 @@
-"""Where the numbers of a run go: TensorBoard, Weights & Biases, JSON lines, and plugins' sinks.
+"""Trackers: TensorBoard, Weights & Biases, JSON lines, and those of plugins.
 
-A tracker never stops training: what goes wrong while it writes is logged once and the run goes on.
+A tracker never stops training: an error while writing is logged once, and the run continues.
 """
 
 from __future__ import annotations
@@ -40,57 +40,65 @@ PACKAGES = {"wandb": "hfseq[wandb]"}
 
 
 class Tracker(Protocol):
-    """A sink for the metrics and text samples of one run.
+    """A destination for the metrics and texts of a run.
 
-    A tracker may also have ``resume(step)``, called before anything is logged when a run trains
-    from that step on: what it holds of later steps will be logged again, and so may be what it
-    holds of that step, which the new then replaces; and ``histograms(values, step)``, for
-    ``--log_histograms``, with a :class:`~hfseq.training.event_file.Histogram` for each tag.
+    A tracker can have two more methods. `resume(step)` is called before anything is logged if a run
+    continues training from that step. Records of later steps will be logged again. Records of that
+    step may be logged again, and the new ones replace the old ones. `histograms(values, step)`
+    receives a
+    `hfseq.training.event_file.Histogram` for each tag, for `--log_histograms`.
     """
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Record the metrics of a step."""
+        """Records the metrics of a step."""
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Record a text sample."""
+        """Records a text sample."""
 
     def close(self) -> None:
-        """Finish writing."""
+        """Finishes writing."""
 
 
 class Trackers(list["GuardedTracker"]):
-    """All trackers of a run, as one."""
+    """All trackers of a run."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record the metrics of a step."""
+        """Records the metrics of a step."""
         for tracker in self:
             tracker.log(dict(metrics), step)
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Record a text sample."""
+        """Records a text sample."""
         for tracker in self:
             tracker.text(tag, text, step)
 
     def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
-        """Record histograms, where a tracker can."""
+        """Records histograms in the trackers that support them."""
         for tracker in self:
             tracker.histograms(values, step)
 
     def close(self) -> None:
-        """Finish writing."""
+        """Finishes writing."""
         for tracker in self:
             tracker.close()
 
 
 def tracker_names(report_to: str | Iterable[str] | None) -> list[str]:
-    """Return the trackers that ``--report_to`` names: a list, "all" (as installed) or "none"."""
-    given = [report_to] if isinstance(report_to, str) else list(report_to or ["none"])
-    words = [name.strip() for part in given for name in part.split(",")]
+    """Returns the names of the trackers in `--report_to`.
+
+    Args:
+        report_to: A list of names, "all" (installed ones), or "none".
+
+    Raises:
+        UsageError: "all" or "none" is combined with another name.
+    """
+    values = [report_to] if isinstance(report_to, str) else list(report_to or ["none"])
+    words = [name.strip() for part in values for name in part.split(",")]
     names = list(dict.fromkeys(filter(None, words)))
     for word in ("all", "none"):
         if word in names and len(names) > 1:
-            others = ", ".join(name for name in names if name != word)
-            raise UsageError(f"--report_to {word} cannot be combined with {others}")
+            other_names = ", ".join(name for name in names if name != word)
+            raise UsageError(f"--report_to {word} cannot be combined with {other_names}")
     return [] if names == ["none"] else names
 
 
@@ -101,24 +109,33 @@ def make_trackers(
     run_config: Mapping[str, Any],
     resume_step: int | None = None,
 ) -> Trackers:
-    """Open the trackers of a run.
+    """Opens the trackers of a run.
 
-    With ``resume_step`` they forget what they hold of later steps (0: of any training step);
-    without it they add to what is there. Unknown names and missing packages raise UsageError.
+    Args:
+        names: The value of `--report_to`.
+        run_directory: The output directory.
+        arguments: The training flags.
+        run_config: The flags to record. Tokens are removed.
+        resume_step: The step from which training continues. Trackers then remove their records of
+            later steps; 0 removes those of all training steps. Default: keep all records.
+
+    Raises:
+        UsageError: A name is unknown, or a package is missing.
     """
-    wanted, registry = tracker_names(names), plugins.load().trackers
+    requested, registry = tracker_names(names), plugins.load().trackers
     config = redact_config(drop_secrets(run_config))
     trackers = Trackers()
-    for name in list(registry) if wanted == ["all"] else wanted:
+    for name in list(registry) if requested == ["all"] else requested:
         factory = registry.get(name)
         try:
             tracker = GuardedTracker(name, partial(factory, run_directory, arguments, config))
         except ImportError as error:
-            if wanted == ["all"]:
+            if requested == ["all"]:
                 continue
             package = PACKAGES.get(name, error.name or name)
             raise UsageError(
-                f"--report_to {name} needs a package that is not installed: pip install '{package}'"
+                f"--report_to {name} requires a package that is not installed: "
+                f"pip install '{package}'"
             ) from error
         if resume_step is not None:
             tracker.resume(resume_step)
@@ -127,21 +144,25 @@ def make_trackers(
 
 
 def drop_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``config`` without entries whose name says that they are tokens or passwords."""
+    """Returns `config` without entries that are named like tokens or passwords."""
     secret = re.compile(r"(^|_)(token|api_key|password|secret)$")
     return {key: value for key, value in config.items() if not secret.search(key)}
 
 
 def redact_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``config`` without tokens in its texts and without the name of the user's home."""
+    """Returns `config` without tokens and the home directory in its texts."""
     return redact_values(dict(config), redact_private)
 
 
 class GuardedTracker:
-    """A tracker that warns once, instead of raising, when it cannot write.
+    """A tracker that logs a single warning, instead of raising, if it cannot write.
 
-    ``make`` opens the tracker. Where that fails for lack of room or rights it is tried again with
-    each record; after any other failure but a missing package the tracker stays silent.
+    If opening fails for an operating system error, it is tried again for each record. After any
+    other error, except a missing package, the tracker stays closed.
+
+    Args:
+        name: The name of the tracker.
+        make: Opens the tracker.
     """
 
     def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
@@ -153,29 +174,29 @@ class GuardedTracker:
         self._call("")
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Record the metrics of a step, if that is possible."""
+        """Records the metrics of a step, if possible."""
         self._call("log", metrics, step)
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Record a text sample, if that is possible."""
+        """Records a text sample, if possible."""
         self._call("text", tag, text, step)
 
     def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
-        """Record histograms, where the tracker can."""
+        """Records histograms, if the tracker supports them."""
         self._call("histograms", values, step)
 
     def resume(self, step: int) -> None:
-        """Forget later steps, where the tracker can; before the next record if not now."""
+        """Removes later steps, if the tracker supports it. Retried before the next record."""
         self._resume_at = step
         self._call("")
 
     def close(self) -> None:
-        """Finish writing."""
+        """Finishes writing."""
         if self._tracker is not None:
             self._call("close")
 
-    def _call(self, name: str, *given: Any) -> None:
-        """Open and resume where that is still to be done, then call the method, if there is one."""
+    def _call(self, name: str, *args: Any) -> None:
+        """Opens and resumes the tracker if necessary, then calls a method if it exists."""
         try:
             if self._tracker is None and self._make is not None:
                 try:
@@ -183,7 +204,7 @@ class GuardedTracker:
                 except (OSError, ImportError, UsageError):
                     raise
                 except Exception:
-                    self._make = None  # an account or a network may take minutes to fail, each time
+                    self._make = None  # a login or a connection can take minutes to fail
                     raise
             if self._tracker is None:
                 return
@@ -195,23 +216,24 @@ class GuardedTracker:
                     self._resume_at = step
                     raise
             if method := getattr(self._tracker, name or "_", None):
-                method(*given)
+                method(*args)
         except (ImportError, UsageError):
             raise
         except Exception as error:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "tracker '%s' cannot write (%s: %s); training goes on without its records",
+                    "tracker '%s' cannot write (%s: %s). Training continues without its records",
                     *(self.name, type(error).__name__, error),
                 )
 
 
 class JsonlTracker:
-    """``metrics.jsonl``: a line is one object with step, time and metrics, and whole or absent.
+    """Writes `metrics.jsonl`, with one object per line: step, time and metrics.
 
-    Where a run begins to train, or goes on, the line has its configuration under ``run``. What a
-    resumed run repeats of the step that it goes on from replaces what the log has of it.
+    Each line is complete or absent. When a run starts or resumes training, a line contains its
+    configuration under `run`. Records that a resumed run repeats for its first step replace the old
+    ones.
     """
 
     def __init__(
@@ -221,19 +243,19 @@ class JsonlTracker:
         run_config: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = Path(run_directory) / METRICS_FILE
-        self._config = _given(run_config)
-        self._resumed_at, self._before = -1, 0  # a step, and the lines from before
+        self._config = _set_values(run_config)
+        self._resumed_at, self._num_old_lines = -1, 0  # resumed step
         self._file = self._open()
 
     def _open(self) -> AppendOnlyFile:
         file = AppendOnlyFile(self.path)
         content = self.path.read_bytes()
-        if not content.endswith(b"\n"):  # a killed run, or a full disk: drop the torn line
+        if not content.endswith(b"\n"):  # a killed run or a full disk: drop the incomplete line
             os.truncate(self.path, content.rfind(b"\n") + 1)
         return file
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Append one line; NaN and infinities, which JSON lacks, become null."""
+        """Appends a line. NaN and infinity, which JSON does not support, become null."""
         numbers = {
             name: value if isinstance(value, int) else float(value)
             for name, value in metrics.items()
@@ -241,19 +263,19 @@ class JsonlTracker:
         self._write(step, {k: v if math.isfinite(v) else None for k, v in numbers.items()})
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Append a line with ``{"text": {tag: text}}``."""
+        """Appends a line with `{"text": {tag: text}}`."""
         self._write(step, {"text": {tag: text}})
 
     def resume(self, step: int) -> None:
-        """Drop the lines of later steps, replacing the file as a whole."""
-        kept = [line for line, record in read_lines(self.path) if record["step"] <= step]
-        self._rewrite(kept)
-        self._resumed_at, self._before = step, len(kept)
+        """Removes the lines of later steps, by replacing the file."""
+        lines = [line for line, record in read_lines(self.path) if record["step"] <= step]
+        self._rewrite(lines)
+        self._resumed_at, self._num_old_lines = step, len(lines)
         if self._config:
             self._write(step, {"run": self._config})
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
     def _rewrite(self, lines: Sequence[bytes]) -> None:
@@ -264,16 +286,16 @@ class JsonlTracker:
             self._file = self._open()
 
     def _forget(self, names: set[str]) -> None:
-        """Drop the lines from before that say the same of the step from which the run goes on."""
+        """Removes old lines about the same metrics or tags at the resumed step."""
         lines = list(read_lines(self.path))
-        kept = [
+        remaining = [
             line
-            for line, record in lines[: self._before]
+            for line, record in lines[: self._num_old_lines]
             if record["step"] != self._resumed_at or names.isdisjoint(_names(record))
         ]
-        if len(kept) < self._before:
-            self._rewrite([*kept, *(line for line, _ in lines[self._before :])])
-            self._before = len(kept)
+        if len(remaining) < self._num_old_lines:
+            self._rewrite([*remaining, *(line for line, _ in lines[self._num_old_lines :])])
+            self._num_old_lines = len(remaining)
 
     def _write(self, step: int, record: dict[str, Any]) -> None:
         if step == self._resumed_at:
@@ -284,18 +306,18 @@ class JsonlTracker:
 
 
 def _names(record: Mapping[str, Any]) -> set[str]:
-    """Return what a line is about: its metrics, or the tags of its texts."""
+    """Returns the metrics of a line, or the tags of its texts."""
     texts = record.get("text")
     tags = {f"text/{tag}" for tag in texts} if isinstance(texts, dict) else set()
     return tags | (record.keys() - {"step", "time", "text", "run"})
 
 
-def _given(run_config: Mapping[str, Any] | None) -> dict[str, Any]:
+def _set_values(run_config: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: v for name, v in (run_config or {}).items() if v not in (None, [])}
 
 
 class TensorBoardTracker:
-    """Event files under ``<run_directory>/runs/<date_host>/``, whose curves the Hub shows too."""
+    """Writes event files in `<run_directory>/runs/<date_host>/`, which the Hub displays, too."""
 
     def __init__(
         self,
@@ -304,10 +326,10 @@ class TensorBoardTracker:
         run_config: Mapping[str, Any] | None = None,
     ) -> None:
         self.runs = Path(run_directory) / "runs"
-        self._config = _given(run_config)
+        self._config = _set_values(run_config)
         self._host = re.sub(r"[^\w.-]", "-", socket.gethostname())
         self._file: EventFile | None = None
-        self._resumed_at, self._before = -1, list[Path]()  # a step, and the files from before
+        self._resumed_at, self._old_files = -1, list[Path]()  # resumed step
 
     def _open(self, directory: Path | None = None) -> EventFile:
         if self._file is None:
@@ -318,48 +340,48 @@ class TensorBoardTracker:
         return self._file
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Add one point to the curve of each metric."""
+        """Adds one point to the curve of each metric."""
         self._forget(metrics, step)
         self._open().scalars({name: float(value) for name, value in metrics.items()}, step)
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Add a text sample, shown as Markdown."""
+        """Adds a text sample, shown as Markdown."""
         self._forget([f"{tag}/text_summary"], step)
         self._open().text(tag, text, step)
 
     def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
-        """Add a histogram for each tag."""
+        """Adds a histogram for each tag."""
         self._open().histograms(values, step)
 
     def resume(self, step: int) -> None:
-        """Go on in the newest directory, so that the curves stay in one piece."""
+        """Continues in the latest directory, so that curves are continuous."""
         directories = [path.parent for path in self.runs.glob("*/*tfevents*")]
         if directories and step > 0:
             newest = max(directories, key=lambda path: path.stat().st_mtime)
-            self._resumed_at, self._before = step, sorted(newest.glob("*tfevents*"))
+            self._resumed_at, self._old_files = step, sorted(newest.glob("*tfevents*"))
             self._open(newest).start_session(step + 1)
 
     def _forget(self, tags: Iterable[str], step: int) -> None:
-        """Drop what files from before say of these tags at the step the run goes on from."""
+        """Removes old events with these tags at the resumed step."""
         if step == self._resumed_at:
-            for path in self._before:
+            for path in self._old_files:
                 remove_events(path, step, tags)
 
     def close(self) -> None:
-        """Say how the run ended, and close the event file."""
+        """Records how the run ended, and closes the event file."""
         if self._file is None:
             return
         try:
-            if self._config:  # called while an error is on its way, too
+            if self._config:  # also called while an exception propagates
                 self._file.end_session(FAILURE if sys.exc_info()[0] else SUCCESS)
         finally:
             self._file.close()
 
 
 class WandbTracker:
-    """A Weights & Biases run, resumed if the directory has one (``wandb_run_id``).
+    """A Weights & Biases run, which is resumed if the directory contains its ID (`wandb_run_id`).
 
-    The project is WANDB_PROJECT or "hfseq"; the other WANDB_* variables work as W&B documents them.
+    The project is WANDB_PROJECT or "hfseq". All other WANDB_* variables work as documented by W&B.
     """
 
     def __init__(
@@ -368,8 +390,8 @@ class WandbTracker:
         import wandb
 
         id_file = Path(run_directory) / WANDB_ID_FILE
-        known = id_file.read_text().strip() if id_file.exists() else ""
-        run_id = known or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
+        saved_id = id_file.read_text().strip() if id_file.exists() else ""
+        run_id = saved_id or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
         self._wandb = wandb
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "hfseq",
@@ -384,23 +406,25 @@ class WandbTracker:
         id_file.write_text(run_id + "\n")
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Log the metrics; steps that W&B has already (before a kill) are left as they are."""
+        """Logs the metrics. W&B ignores steps that it already has (from before a kill)."""
         self.run.log(dict(metrics), step=step)
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Log a text sample as preformatted text."""
+        """Logs a text sample as preformatted text."""
         self.run.log({tag: self._wandb.Html(f"<pre>{escape(text)}</pre>")}, step=step)
 
     def histograms(self, values: Mapping[str, Histogram], step: int) -> None:
-        """Log a histogram for each tag."""
+        """Logs a histogram for each tag."""
         import numpy as np
 
-        made = {
-            tag: self._wandb.Histogram(np_histogram=(np.asarray(one.counts), np.asarray(one.edges)))
-            for tag, one in values.items()
+        wandb_histograms = {
+            tag: self._wandb.Histogram(
+                np_histogram=(np.asarray(histogram.counts), np.asarray(histogram.edges))
+            )
+            for tag, histogram in values.items()
         }
-        self.run.log(made, step=step)
+        self.run.log(wandb_histograms, step=step)
 
     def close(self) -> None:
-        """Finish the run."""
+        """Finishes the run."""
         self.run.finish()

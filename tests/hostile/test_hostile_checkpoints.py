@@ -76,7 +76,7 @@ def test_a_name_that_stands_twice_in_an_index_is_refused(sharded):
         '"weight_map": {', '"weight_map": {"cls.predictions.bias": "x.safetensors",'
     )
     index.write_text(text)
-    with pytest.raises(CheckpointError, match="'cls.predictions.bias' stands there twice"):
+    with pytest.raises(CheckpointError, match="duplicate key 'cls.predictions.bias'"):
         load(sharded)
 
 
@@ -334,7 +334,9 @@ def test_a_huge_model_is_not_made_of_one_small_tensor(saved):
     save_file({name: tensors[name]}, saved / WEIGHTS, metadata={"format": "pt"})
     path = saved / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 2**30}))
-    with pytest.raises(WeightsError, match="the file holds 32 numbers of this model and lacks"):
+    with pytest.raises(
+        WeightsError, match="the checkpoint contains 32 of the model's \\d+ parameters"
+    ):
         FlaxAutoModelForMaskedLM.from_pretrained(saved)
 
 

@@ -221,4 +221,4 @@ def test_a_token_among_the_flags_is_refused(flags, tmp_path):
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
             assert done.returncode == 2 and HUB not in done.stderr + done.stdout
-            assert "tokens are no flags" in done.stderr
+            assert "HF_TOKEN" in done.stderr

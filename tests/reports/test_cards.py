@@ -99,7 +99,7 @@ def test_metadata_parses_as_the_hub_parses_it(tmp_path: Path) -> None:
         "| Tokens seen | 393,216,000 |",
         "| Training time | 1 h 2 min |",
         "| Throughput | 12,346 tokens/s |",
-        "| Model FLOPs utilisation | 43.2% |",
+        "| Model FLOPs utilization | 43.2% |",
         "| Hardware | 2 CPU cores |",
         "| Software | hfseq 0.1.0, jax 0.10.2 |",
         "```bash\npython run_mlm_flax.py --train_file $DATA/laws.txt\n```",
@@ -107,8 +107,8 @@ def test_metadata_parses_as_the_hub_parses_it(tmp_path: Path) -> None:
         r"| `a\|b` | c\|d |",
         "> Loven <mask>.\n\ngjelder (0.9)",
         "## Carbon\n\nLittle.",
-        "## Limits\n\nKnows laws only.",
-        "## Licence\n\napache-2.0",
+        "## Limitations\n\nKnows laws only.",
+        "## License\n\napache-2.0",
         "```bibtex\n@article{liu2019roberta}\n```",
         'FlaxAutoModelForMaskedLM.from_pretrained("user/norwegian-roberta")',
         'AutoModelForMaskedLM.from_pretrained("user/norwegian-roberta")',
@@ -120,9 +120,9 @@ def test_card_says(text: str) -> None:
 
 def test_bare_card_has_no_empty_sections() -> None:
     card = render_model_card(BARE)
-    for absent in ("Evaluation", "Sample", "Licence", "Citation", "command", "None", "| | |", "!["):
+    for absent in ("Evaluation", "Sample", "License", "Citation", "command", "None", "| | |", "!["):
         assert absent not in card
-    assert "## Limits" in card and "FlaxAutoModel.from_pretrained" in card
+    assert "## Limitations" in card and "FlaxAutoModel.from_pretrained" in card
     assert "\n\n\n" not in card
 
 
@@ -192,7 +192,7 @@ def test_plugins_add_sections(no_plugins: list[Any]) -> None:
     no_plugins += [lambda context: f"## {context['name']} by a plugin", lambda context: None]
     card = render_model_card(FULL)
     assert card.index("## Carbon") < card.index("## norwegian-roberta by a plugin")
-    assert card.index("by a plugin") < card.index("## Limits")
+    assert card.index("by a plugin") < card.index("## Limitations")
 
 
 def test_tokens_and_home_directory_do_not_reach_the_card() -> None:
@@ -271,7 +271,7 @@ def test_empty_log_leaves_the_card_without_numbers(tmp_path: Path) -> None:
 
 def test_checkpoints_that_bring_their_classes_say_how_pytorch_loads_them():
     card = render_model_card(replace(FULL, stock=False, custom_code=True))
-    assert "trust_remote_code=True" in card and "brings along" in card
+    assert "trust_remote_code=True" in card and "the model code in this repository" in card
     assert "library_name: transformers" in card and "- custom_code" in card
 
 

@@ -109,7 +109,7 @@ def test_log_without_any_loss_is_an_error_naming_it(
     records: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     log = write(tmp_path / "metrics.jsonl", records)
-    with pytest.raises(DataError, match=r"metrics.jsonl holds no finite train_loss"):
+    with pytest.raises(DataError, match=r"metrics.jsonl contains no finite train_loss"):
         learning_curve(log, tmp_path / "curve.png")
     assert not (tmp_path / "curve.png").exists()
 

@@ -48,7 +48,7 @@ def test_none_are_set_unless_asked_for(environment):
 
 @pytest.mark.parametrize("value", ["recomended", "", "--lr=1", "xla_gpu_deterministic_ops=true x"])
 def test_what_are_no_flags_is_wrong_usage(value):
-    with pytest.raises(UsageError, match="give recommended, none or flags of XLA"):
+    with pytest.raises(UsageError, match="recommended, none.* XLA flags"):
         parse(["--output_dir=x", f"--accelerator_flags={value}"], objective="mlm")
 
 
@@ -74,7 +74,7 @@ def test_a_recommended_flag_that_xla_does_not_know_is_left_out_and_said(
     assert flags == [
         f"--{f}" for f in accelerator_flags.GPU_FLAGS if f != accelerator_flags.GPU_FLAGS[1]
     ]
-    assert f"--{accelerator_flags.GPU_FLAGS[1]} is left out" in caplog.text
+    assert f"skipping --{accelerator_flags.GPU_FLAGS[1]}" in caplog.text
 
 
 def test_flags_of_tpus_go_where_libtpu_reads_them(environment, knows_all_but):

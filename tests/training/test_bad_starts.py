@@ -235,4 +235,4 @@ def test_a_port_that_never_speaks_is_left_after_the_time_out(flags, tmp_path):
         command = [sys.executable, str(SCRIPTS / "run_mlm_flax.py"), *flags()]
         running = machines.start([*command, "--coordinator_timeout=5"], env)
         (text,) = machines.wait_for_all([running], 1, within=200)
-    assert "not all 2 processes had come to the coordinator at localhost:" in text
+    assert "not all 2 processes connected to the coordinator at localhost:" in text

@@ -88,4 +88,4 @@ def test_examples_are_shown_by_the_trackers_too(train, tmp_path):
     events = EventAccumulator(str(folder)).Reload()
     (tag,) = [tag for tag in events.Tags()["tensors"] if tag.startswith("eval_samples")]
     shown = events.Tensors(tag)[-1].tensor_proto.string_val[0].decode()
-    assert shown.startswith("| given | model |") and shown.count("<mask>") == 2
+    assert shown.startswith("| input | model |") and shown.count("<mask>") == 2

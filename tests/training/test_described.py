@@ -120,7 +120,7 @@ def test_a_gpu_without_a_description_is_named_with_those_that_have_one():
 def test_a_slice_larger_than_any_is_refused():
     if reason := aot.unavailable_reason("v5e"):
         pytest.skip(reason)
-    with pytest.raises(aot.NoCompiler, match="257 devices are more"):
+    with pytest.raises(aot.NoCompiler, match="257 devices exceed"):
         aot.describe("v5e", 257)
 
 
@@ -134,10 +134,10 @@ def test_a_plugin_of_another_version_is_refused(monkeypatch):
 
 
 CODE = """
-from hfseq.training import described
+from hfseq.training import aot
 try:
-    print(len(described.describe("v5e", 4)))
-except described.NoCompiler as error:
+    print(len(aot.describe("v5e", 4)))
+except aot.NoCompiler as error:
     print(error)
 """
 
@@ -163,15 +163,15 @@ def test_a_second_process_describes_too_unless_it_is_forbidden():
     with holder:
         assert holder.stdout is not None
         first = holder.stdout.readline().strip()
-        assert first == "4" or "held by another process" in first  # somebody else's run of this
-        assert "held by another process" in said(ALLOW_MULTIPLE_LIBTPU_LOAD="0")
+        assert first == "4" or "in use by another process" in first  # somebody else's run of this
+        assert "in use by another process" in said(ALLOW_MULTIPLE_LIBTPU_LOAD="0")
         holder.communicate("\n")
 
 
 def test_jax_starts_quietly_where_only_the_compilers_are_installed():
     if not aot.has_only_compilers():
         pytest.skip("there are devices, or no compilers for them")
-    if aot._place("nvidia.cuda_runtime") is None:
+    if aot._package_folder("nvidia.cuda_runtime") is None:
         pytest.skip("the CUDA runtime, of the extra aot, is not installed")
     code = (
         "import sys; from hfseq.training import script\n"

@@ -165,7 +165,7 @@ def test_processes_that_disagree_all_end(flags):
 @pytest.mark.slow
 def test_a_process_that_never_comes_is_named(flags):
     alone = Processes([*flags("run"), "--coordinator_timeout=3"], 2, only=0)
-    assert "not all 2 processes had come to the coordinator at localhost:" in alone.ends(1)[0]
+    assert "not all 2 processes connected to the coordinator at localhost:" in alone.ends(1)[0]
 
 
 # -- slow ------------------------------------------------------------------------------------------

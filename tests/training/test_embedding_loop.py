@@ -74,8 +74,8 @@ def test_a_toy_model_retrieves_and_opens_as_it_was_trained(embed, pairs, caplog,
     )
     told = caplog.text
     assert "2 of 130 train examples are left out" in told
-    assert "train.jsonl, line 129: 'positive' is no text but ' '" in told
-    assert "line 130: 'negative' is no text but None" in told
+    assert "train.jsonl, line 129: 'positive' must be a non-empty text, not ' '" in told
+    assert "line 130: 'negative' must be a non-empty text, not None" in told
     assert loop.metrics["eval_accuracy_at_1"] > 0.8 < loop.metrics["eval_mrr_at_10"]
     model = hfseq.FlaxAutoModel.from_pretrained(tmp_path / "run")
     rows = [json.loads(line) for line in (pairs / "valid.jsonl").read_text().splitlines()]
@@ -139,11 +139,11 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(embed):
 
 
 def test_flags_that_cannot_be_are_told(embed, pairs, tmp_path):
-    with pytest.raises(UsageError, match="matryoshka_dims 64: the vectors have 32 features"):
+    with pytest.raises(UsageError, match="--matryoshka_dims 64 .*32"):
         embed("wide", matryoshka_dims="64")
     with pytest.raises(UsageError, match="matryoshka_dims 8,x: give numbers"):
         embed("odd", matryoshka_dims="8,x")
     single = tmp_path / "one.jsonl"
     single.write_text('{"text": "a"}\n{"text": "b"}\n')
-    with pytest.raises(UsageError, match="has the columns text: give anchor and positive"):
+    with pytest.raises(UsageError, match="has the columns text.*anchor"):
         embed("one", train_file=single, validation_file=single)

@@ -109,7 +109,7 @@ def test_tensorboard_reads_a_histogram_back(tmp_path):
 def test_a_period_below_one_is_refused(flags):
     from hfseq.training.arguments import parse
 
-    with pytest.raises(UsageError, match="--log_histograms 0: give a number of at least 1"):
+    with pytest.raises(UsageError, match="--log_histograms 0: .*at least 1"):
         parse(flags(log_histograms=0))
 
 

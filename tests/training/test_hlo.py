@@ -33,8 +33,8 @@ def line(groups: str, kind: str = "all-gather", result: str = "f32[4,16]{1,0}") 
 )
 def test_groups_of_devices_are_axes_of_the_mesh(groups, axes):
     (one,) = find_collectives(line(groups), MESH)
-    assert one.axes == axes and one.arrays == ((4, 16),) and one.size == 256
-    assert (one.kind, one.dimension, one.source) == ("all-gather", 0, "a/dot")
+    assert one.axes == axes and one.shapes == ((4, 16),) and one.size == 256
+    assert (one.op, one.dimension, one.source) == ("all-gather", 0, "a/dot")
 
 
 def test_permutations_have_axes_too():
@@ -48,7 +48,7 @@ def test_what_was_started_counts_once_and_what_is_done_not_at_all():
     text = line("replica_groups=[4,2]<=[8]", "all-gather-start", started)
     text += "\n  %d = f32[4,8]{1,0} all-gather-done(%x.1)"
     (one,) = find_collectives(text, MESH)
-    assert one.arrays == ((4, 8),)
+    assert one.shapes == ((4, 8),)
 
 
 def test_groups_of_one_device_exchange_nothing():
@@ -66,5 +66,5 @@ def test_a_loop_counts_as_often_as_it_turns():
 
     place = jax.NamedSharding(MESH, jax.P("tensor"))
     text = run.lower(jax.device_put(np.ones((8, 8), np.float32), place)).compile().as_text()
-    (one,) = [one for one in find_collectives(text, MESH) if one.kind == "all-gather"]
+    (one,) = [one for one in find_collectives(text, MESH) if one.op == "all-gather"]
     assert one.times == 5 and one.axes == ("tensor",) and one.size == 256

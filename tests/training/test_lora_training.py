@@ -48,8 +48,8 @@ def test_only_adapters_are_trained_kept_and_left(train, base, tmp_path):
     for path, leaf in leaves.items():
         assert np.array_equal(after[path], leaf), path
     card = (loop.folder / "README.md").read_text()
-    assert "library_name: peft" in card and "LoRA of rank 4, 1,024 of" in card
-    assert "lora_alpha" in card and "for base;" in card
+    assert "library_name: peft" in card and "LoRA of rank 4 for base, 1,024 of" in card
+    assert "lora_alpha" in card and "peft package" in card
     record = json.loads((loop.folder / "adapter_config.json").read_text())
     assert record["base_model_name_or_path"] == str(base)
     assert record["target_modules"] == ["query", "value"]
@@ -68,7 +68,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(train, base):
     longer = {**options, "max_steps": 8, "model_name_or_path": judged.folder}
     again = train("again", 1, **longer)
     assert losses(again.folder)[1] < whole[1]
-    with pytest.raises(UsageError, match="is an adapter: go on with it by --use_peft"):
+    with pytest.raises(UsageError, match="is an adapter: .*--use_peft"):
         train("plain", 1, **{**longer, "use_peft": False})
 
 
@@ -114,11 +114,11 @@ def test_a_base_in_few_bits_trains_as_one_that_was_rounded_to_them(train, base, 
 
 
 def test_few_bits_are_for_a_base_that_is_not_trained(train, base):
-    with pytest.raises(UsageError, match="--load_in_4bit stores a base that is not trained"):
+    with pytest.raises(UsageError, match="--load_in_4bit .* --use_peft"):
         train("none", do_train=True, model_name_or_path=base, load_in_4bit=True)
-    with pytest.raises(UsageError, match="--load_in_4bit and --load_in_8bit: give one"):
+    with pytest.raises(UsageError, match="--load_in_4bit and --load_in_8bit"):
         train("both", model_name_or_path=base, load_in_4bit=True, load_in_8bit=True, **LORA)
-    with pytest.raises(UsageError, match="--load_in_8bit and --precision fp8_current both"):
+    with pytest.raises(UsageError, match="--load_in_8bit .*--precision fp8_current"):
         fp8 = {"precision": "fp8_current", "load_in_8bit": True}
         train("fp8", model_name_or_path=base, **fp8, **LORA)
 
@@ -148,7 +148,7 @@ def test_a_mesh_trains_what_one_device_does(train, base, scan):
 
 
 def test_what_cannot_be_adapted_is_told(train, base, tmp_path):
-    with pytest.raises(UsageError, match="give --model_name_or_path"):
+    with pytest.raises(UsageError, match="--use_peft .*--model_name_or_path"):
         train("none", do_train=True, **{**LORA, "model_type": "roberta"})
     with pytest.raises(UsageError, match="target_modules q_proj: no layer of this model"):
         train("other", model_name_or_path=base, lora_target_modules="q_proj", **LORA)

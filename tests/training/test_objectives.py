@@ -183,10 +183,10 @@ def test_block_size_is_1024_at_most_unless_it_is_given(tokenizer, model, wanted,
 @pytest.mark.parametrize(
     ("objective", "changes", "message"),
     [
-        ("clm", {"block_size": 400}, "--block_size 400 is longer than the position table"),
+        ("clm", {"block_size": 400}, "--block_size 400 exceeds the .* positions"),
         ("span_mlm", {"mean_noise_span_length": 1, "max_seq_length": 1000}, "has 100 sentinels"),
         ("span_mlm", {"train_ref_file": "x"}, "is for whole-word masking"),
-        ("denoising", {"max_seq_length": 400}, "position table of this model allows"),
+        ("denoising", {"max_seq_length": 400}, "--max_seq_length 400 exceeds the .* positions"),
         (
             "denoising",
             {"mesh": "data=4,sequence=2", "max_seq_length": 31},

@@ -33,7 +33,7 @@ def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatc
     task = parallel.main_head(name)
     usual = parallel.run(name, task, None)
     for module in (cpu, cross_entropy):
-        monkeypatch.setattr(module, "one_cpu", lambda: True)
+        monkeypatch.setattr(module, "is_single_cpu", lambda: True)
     monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 4 * parallel.VOCABULARY)
     if way == "pieces":
         monkeypatch.setattr(cpu, "MIN_BLOCKED_SCORES", 1)
@@ -48,7 +48,7 @@ def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatc
         used.append("losses")
         return real(*arguments, **named)
 
-    monkeypatch.setattr(attention, "choose", choose)
+    monkeypatch.setattr(attention, "first_supported", choose)
     monkeypatch.setattr(cross_entropy, "_losses", losses)
     parallel.compile_step.cache_clear()
     alone = parallel.run(name, task, None)

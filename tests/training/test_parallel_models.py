@@ -74,9 +74,9 @@ def test_nothing_is_gathered_that_no_rule_asks_for(name, mesh, split_length):
     model, layout, step = parallel.compile_step(name, parallel.main_head(name), mesh, split_length)
     found = find_collectives(step.as_text(), layout.mesh)
     unasked = [
-        f"{one.arrays} {one.axes} {one.source}"
+        f"{one.shapes} {one.axes} {one.source}"
         for one in found
-        if one.kind == "all-gather" and one in unexpected_all_gathers(found, layout, model)
+        if one.op == "all-gather" and one in unexpected_all_gathers(found, layout, model)
     ]
     assert [
         one for one in unasked if not any(shape in one for shape in TOGETHER.get(name, ()))
@@ -93,7 +93,7 @@ def test_neither_logits_nor_tables_of_words_come_together_on_a_device(name):
     model, layout, step = parallel.compile_step(name, task, "data=4,tensor=2", True)
     vocabulary = getattr(model.config, "decoder", model.config).vocab_size
     shapes = [
-        shape for one in find_collectives(step.as_text(), layout.mesh) for shape in one.arrays
+        shape for one in find_collectives(step.as_text(), layout.mesh) for shape in one.shapes
     ]
     assert shapes and not [shape for shape in shapes if vocabulary in shape]
 

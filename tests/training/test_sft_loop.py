@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_told(tune):
         tune(max_length=99)
     with pytest.raises(UsageError, match="give bfd"):
         tune(packing_strategy="wrapped")
-    with pytest.raises(UsageError, match="'sft' needs a row as a whole"):
+    with pytest.raises(UsageError, match="'sft' requires whole rows"):
         tune(update_length=8)
     with pytest.raises(UsageError, match="--streaming, --line_by_line"):
         tune(streaming=True)

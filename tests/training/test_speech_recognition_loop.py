@@ -108,7 +108,7 @@ def test_a_step_is_taken_and_what_cannot_be_heard_counts_for_nothing(listen, tmp
     loop = listen(max_steps=1, validation_file=tmp_path / "mixed.csv")
     assert loop.metrics["eval_left_out"] == len(told) + 1
     assert np.isfinite(loop.metrics["eval_loss"]) and loop.metrics["eval_wer"] > 0
-    assert any("tokens, more than 12" in text for text in caplog.messages)
+    assert any("tokens exceed the limit of 12" in text for text in caplog.messages)
 
 
 @pytest.mark.slow

@@ -286,11 +286,11 @@ def test_a_checkpoint_of_another_cut_is_refused_with_both_cuts(run):
     with pytest.raises(SystemExit):
         run("cut", callbacks=[stop_at(3)])
     for changes, message in (
-        ({"update_length": 16}, "step 3 .* --update_length 8 .* say with --update_length 16"),
+        ({"update_length": 16}, "step 3 .* with --update_length 8 .* with --update_length 16"),
         ({"state_reset": "never"}, "--state_reset sequence .* --state_reset never"),
         ({"block_size": 16}, "--block_size 32 .* --block_size 16"),
-        ({"global_batch_size": 8}, "--global_batch_size 4, .* --global_batch_size 8: give the"),
-        ({"update_length": None}, "the flags say without --update_length"),
+        ({"global_batch_size": 8}, "--global_batch_size 4, .* --global_batch_size 8: "),
+        ({"update_length": None}, "with --update_length 8 .* without --update_length"),
     ):
         with pytest.raises(UsageError, match=message):
             run("cut", **changes)
@@ -317,18 +317,18 @@ def test_rows_are_reset_on_the_second_axis_of_stacks():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"update_length": 12}, "not whole windows: give a divisor .*1, 2, 4, 8, 16, 32"),
-        ({"update_length": 64}, "not whole windows"),
+        ({"update_length": 12}, "rows of 32 tokens .* divisor .*1, 2, 4, 8, 16, 32"),
+        ({"update_length": 64}, "--update_length 64: rows of 32 tokens"),
         ({"state_reset": "sometimes"}, "sequence, never"),
-        ({"sample_by": None, "dataset_name": "none"}, "add --cross_documents"),
+        ({"sample_by": None, "dataset_name": "none"}, "Add --cross_documents"),
         (
             {"model_type": "gpt2", "config_overrides": "n_embd=8,n_layer=1,n_head=1"},
-            "'gpt2' keeps keys and values .* vq_transformer has one",
+            "'gpt2' caches keys and values .* vq_transformer",
         ),
         ({"config_overrides": f"{TINY},attention_type=full"}, "attention_type=full .* no state"),
         (
             {"train_file": "images.npy", "sample_by": None, "state_reset": "never"},
-            "images are rows of their own; drop --state_reset",
+            "images are independent rows.* Drop --state_reset",
         ),
     ],
 )
@@ -342,5 +342,5 @@ def test_other_objectives_need_their_row_as_a_whole():
     training = SimpleNamespace(update_length=8, state_reset="sequence", do_train=True)
     objective = SimpleNamespace(carries_state=False, name="mlm")
     model = SimpleNamespace(config=SimpleNamespace(model_type="roberta"), fixed_state=False)
-    with pytest.raises(UsageError, match="'mlm' needs a row as a whole"):
+    with pytest.raises(UsageError, match="'mlm' requires whole rows"):
         setup.plan_windows(SimpleNamespace(training=training, data=None), objective, model, 32)

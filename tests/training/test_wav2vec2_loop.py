@@ -112,11 +112,11 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(pretrain):
 
 def test_what_cannot_be_trained_is_told(pretrain, tmp_path):
     write_bad_audio(tmp_path / "bad")
-    with pytest.raises(DataError, match="none of the first 4 sounds of train can be trained on"):
+    with pytest.raises(DataError, match="none of the first 4 audio files of train"):
         pretrain(train_dir=tmp_path / "bad")
-    with pytest.raises(UsageError, match="'bert' has no codes to predict"):
+    with pytest.raises(UsageError, match="'bert' has no codebook"):
         pretrain(model_type="bert", config_overrides=None)
-    with pytest.raises(UsageError, match="apply_spec_augment=False hides nothing"):
+    with pytest.raises(UsageError, match="apply_spec_augment=False disables"):
         pretrain(config_overrides=f"{SIZES},apply_spec_augment=false")
     with pytest.raises(UsageError, match="0.005 are 80 samples"):
         pretrain(max_duration_in_seconds=0.005, min_duration_in_seconds=0.0)
