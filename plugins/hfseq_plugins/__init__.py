@@ -1,1 +1,1 @@
-"""The architectures that come with hfseq, one folder each; plugins like anybody's."""
+"""The architectures that ship with hfseq, one package each, registered like third-party plugins."""

@@ -1,4 +1,9 @@
-"""What several plugins share: named sizes, and checkpoints that are stored as a stock twin's."""
+"""Helpers that several plugins share: presets, and checkpoints in the format of a stock class.
+
+The *twin* of a configuration is the configuration of a stock Transformers class that computes the
+same function. A model with a twin is saved in the twin's format, so that PyTorch's Auto classes can
+load it.
+"""
 
 from __future__ import annotations
 
@@ -13,62 +18,88 @@ if TYPE_CHECKING:
 
     from hfseq.modeling import FlaxPreTrainedModel
 
+    _Model = FlaxPreTrainedModel
+else:
+    _Model = object  # a mixin: subclasses also derive from a model class
+
 logger = logging.getLogger(__name__)
 
 
 class Presets:
-    """Named sizes of a configuration class, in ``presets``."""
+    """Mixin for configuration classes with named sizes.
+
+    Attributes:
+        presets: The options of each preset, by name.
+    """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """Return the configuration of a preset, with ``changes``.
+        """Creates the configuration of a preset.
 
-        **Raises:** UsageError for a name that is no preset.
+        Args:
+            name: A key of `presets`.
+            **changes: Options that override those of the preset.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            UsageError: The preset does not exist.
         """
         if name not in cls.presets:
-            known = ", ".join(cls.presets)
+            names = ", ".join(cls.presets)
             raise UsageError(
-                f"no preset '{name}'{did_you_mean(name, list(cls.presets))} (known: {known})"
+                f"no preset '{name}'{did_you_mean(name, list(cls.presets))} (known: {names})"
             )
         return cls(**{**cls.presets[name], **changes})
 
 
 def invalid_choices(config: PreTrainedConfig, choices: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a sentence for each field of ``config`` whose value is none of its ``choices``."""
-    given = {name: getattr(config, name) for name in choices}
+    """Returns an error message for each option whose value is not among its choices.
+
+    Args:
+        config: The configuration to check.
+        choices: The valid values of each option, by the option's name.
+    """
+    values = {name: getattr(config, name) for name in choices}
     return [
         f"{name}='{value}' is unknown{did_you_mean(value, choices[name])} "
         f"(known: {', '.join(choices[name])})"
-        for name, value in given.items()
+        for name, value in values.items()
         if value not in choices[name]
     ]
 
 
-class StoredAsTwin:
-    """Saving under the name of a stock class that computes the same, for a model class.
+class StoredAsTwin(_Model):
+    """Mixin for model classes that are saved in the format of a stock class.
 
-    Its configuration has ``twin()``, ``twin_type`` and ``twin_problems()``; ``twin_names`` gives
-    PyTorch's class for each type of twin. Configurations without a twin are written natively, with
-    a warning that says why.
+    The configuration class must provide `twin()`, `twin_type` and `twin_problems()`. A model whose
+    configuration has no twin is saved in hfseq's own format, with a warning that names the reasons.
+
+    Attributes:
+        twin_names: The name of the PyTorch class for each `twin_type`.
     """
 
     twin_names: ClassVar[Mapping[str, str]]
 
-    def __init__(self: FlaxPreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any):
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
         self._warned = False
-        # Which class PyTorch has for it depends on the configuration.
-        self.torch_class_name = self._stored_class_name
+        # The PyTorch class depends on the configuration, so it cannot be a class attribute.
+        self.torch_class_name = self._stored_class_name  # type: ignore[method-assign]
 
-    def _stored_class_name(self: FlaxPreTrainedModel) -> str:
+    def _stored_class_name(self) -> str:
         if self.config.twin_problems():
             return type(self).__name__.removeprefix("Flax")
         return self.twin_names[self.config.twin_type]
 
-    def stored_config(self: FlaxPreTrainedModel) -> PreTrainedConfig:
-        """Return the configuration of the stock twin, or the model's own with a warning."""
+    def stored_config(self) -> PreTrainedConfig:
+        """Returns the twin's configuration.
+
+        Without a twin this is the model's own configuration, and the first call logs a warning.
+        """
         problems = self.config.twin_problems()
         if not problems:
             return self.config.twin()
@@ -76,7 +107,7 @@ class StoredAsTwin:
             self._warned = True
             logger.warning(
                 "%s is saved in hfseq's own format, which PyTorch's AutoModel classes cannot load: "
-                "it has no exact twin among the stock classes of transformers, since %s",
+                "no stock class of transformers computes the same, since %s",
                 type(self).__name__,
                 "; and ".join(problems),
             )
@@ -84,7 +115,16 @@ class StoredAsTwin:
 
 
 def options_not_in_twin(config: PreTrainedConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``stored``, the description of the twin, does not say about ``config``."""
+    """Returns the options of `config` that its twin lacks or sets to another value.
+
+    Args:
+        config: The configuration of the hfseq model.
+        stored: The twin's configuration as a dictionary.
+    """
     options = config.to_diff_dict()
     options.pop("transformers_version", None)
-    return {name: v for name, v in options.items() if name not in stored or stored[name] != v}
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in stored or stored[name] != value
+    }

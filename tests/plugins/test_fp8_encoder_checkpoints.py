@@ -126,9 +126,9 @@ def test_other_families_refuse_the_directory(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"head": "te_flatten", "flatten_length": 8}, "head='te_flatten' reads all positions"),
-        ({"hidden_act": "geglu"}, "gated_mlp=True .GEGLU. is in no stock BERT"),
-        ({"final_norm": False}, "final_norm=False leaves out a norm"),
+        ({"head": "te_flatten", "flatten_length": 8}, "head='te_flatten' uses all positions"),
+        ({"hidden_act": "geglu"}, "gated_mlp=True .GEGLU. is not an option of any stock BERT"),
+        ({"final_norm": False}, "final_norm=False removes a norm"),
     ],
     ids=str,
 )

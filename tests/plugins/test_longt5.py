@@ -82,7 +82,7 @@ def test_a_token_sees_its_radius_and_summaries_beyond_it(kind):
 
 def test_packed_rows_are_refused_where_summaries_would_join_them():
     model = FlaxLongT5Model(config(**GLOBAL))
-    with pytest.raises(UsageError, match="transient-global attention takes no packed rows"):
+    with pytest.raises(UsageError, match="transient-global attention does not support packed rows"):
         model.encode(ids(1, 12), segment_ids=np.ones((1, 12), int))
 
 

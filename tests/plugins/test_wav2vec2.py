@@ -190,7 +190,7 @@ def test_more_letters_than_frames_cost_infinity_or_nothing():
     assert np.isinf(ctc_loss(logits, labels))
     each = ctc_loss(logits, labels, reduction="none", zero_infinity=True)
     assert each[0] == 0 and 0 < each[1] < np.inf
-    with pytest.raises(UsageError, match="no reduction 'means'"):
+    with pytest.raises(UsageError, match="reduction 'means'"):
         ctc_loss(logits, labels, reduction="means")
 
 
@@ -248,7 +248,7 @@ def test_training_draws_other_codes_with_another_key_and_needs_one():
     assert not close(one, other, 1e-3)
     assert close(one, states(gumbel_rng=jax.random.PRNGKey(0)), 0)  # a legacy key is a key too
     assert not close(one, states(dropout_rng=jax.random.key(1)), 1e-3)
-    with pytest.raises(UsageError, match="train=True draws code vectors: give gumbel_rng="):
+    with pytest.raises(UsageError, match="train=True samples code vectors: pass gumbel_rng="):
         states()
 
 
@@ -333,7 +333,7 @@ def test_spans_are_drawn_as_by_pytorch(masked):
             given = given if masked else None
             found.append(draw((4, 30), probability, length, given, min_masks=seed % 3))
         assert np.array_equal(*found), seed
-    with pytest.raises(UsageError, match="mask_length is 31: it has to be from 1 to the 30"):
+    with pytest.raises(UsageError, match="mask_length=31 has to be between 1 and the 30"):
         _compute_mask_indices((2, 30), 0.5, 31)
 
 
@@ -370,10 +370,10 @@ def test_old_paths_lead_to_the_helpers():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (np.zeros(90), r"takes \(batch, samples\): one sound is a batch of one"),
-        (np.zeros((2, 90, 1)), r"takes \(batch, samples\)"),
-        (np.zeros((1, 15)), "15 samples a row, of which .* makes no vector: it takes 16 or more"),
-        (np.zeros((1, 0)), "0 samples a row"),
+        (np.zeros(90), r"expects \(batch, samples\).*batch of one: input_values.None."),
+        (np.zeros((2, 90, 1)), r"\(2, 90, 1\).* expects \(batch, samples\)"),
+        (np.zeros((1, 15)), "15 samples per row.* needs 16 or more"),
+        (np.zeros((1, 0)), "0 samples per row"),
         ([[0.0] * 90, [0.0] * 80], "rows of different lengths: pad them .feature_extractor"),
     ],
 )
@@ -386,7 +386,7 @@ def test_sounds_that_do_not_fit_are_refused(values, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"feat_extract_norm": "batch"}, "there are 'group' and 'layer'"),
+        ({"feat_extract_norm": "batch"}, "feat_extract_norm 'batch' .known: group, layer"),
         ({"num_attention_heads": 5}, "hidden_size=32 is not a multiple of the 5 attention heads"),
     ],
 )
@@ -398,10 +398,10 @@ def test_configurations_that_do_not_fit_are_refused(changes, said):
 @pytest.mark.slow
 def test_hidden_frames_that_do_not_fit_are_refused():
     model = FlaxWav2Vec2Model(models.wav2vec2_config())
-    with pytest.raises(UsageError, match=r"the sound becomes 8 vectors a row: \(batch, 8\)"):
+    with pytest.raises(UsageError, match=r"8 vectors per row.*\(batch, 8\)"):
         model(np.zeros((1, SAMPLES)), mask_time_indices=np.ones((1, 9), bool))
     model = FlaxWav2Vec2Model(models.wav2vec2_config(mask_time_prob=0.0))
-    with pytest.raises(UsageError, match="mask_time_prob or mask_feature_prob is more than 0"):
+    with pytest.raises(UsageError, match="mask_time_prob or mask_feature_prob is greater than 0"):
         model(np.zeros((1, SAMPLES)), mask_time_indices=np.ones((1, 8), bool))
     with pytest.raises(UsageError, match="codevector_dim=16 is not a multiple of num_code"):
         FlaxWav2Vec2ForPreTraining(models.wav2vec2_config(num_codevector_groups=3))

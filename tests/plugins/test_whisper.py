@@ -281,8 +281,8 @@ def test_what_a_row_begins_with_and_what_it_may_not_be_told():
         ({"language": "spanish"}, "no language 'spanish'.*known: en, de, fr"),
         ({"language": ["en"] * 3}, "3 languages for 2 rows"),
         ({"task": "sing"}, "no task 'sing'.*transcribe, translate"),
-        ({"language": "en", "is_multilingual": False}, "English alone"),
-        ({"forced_decoder_ids": [(2, 44)]}, "have to number 1, 2"),
+        ({"language": "en", "is_multilingual": False}, "is_multilingual=True"),
+        ({"forced_decoder_ids": [(2, 44)]}, "forced_decoder_ids=.*number 1, 2"),
     ]:
         with pytest.raises(UsageError, match=message):
             model.generate(sound, **options)
@@ -329,7 +329,7 @@ def test_the_module_of_version_4_and_a_sound_of_another_length():
     expected = model(**given, params=variables["params"])
     assert close(module.apply(variables, **given)[0], expected[0], 0)
     for shape in [(1, 8, 18), (1, 9, 20)]:
-        with pytest.raises(UsageError, match=r"takes \(batch, 8, 20\).*feature extractor"):
+        with pytest.raises(UsageError, match=r"expects \(batch, 8, 20\).*feature extractor"):
             model.encode(np.zeros(shape), params=variables["params"])
-    with pytest.raises(UsageError, match="41 tokens a row.*max_target_positions"):
+    with pytest.raises(UsageError, match="41 tokens per row.*max_target_positions"):
         model(sound, ids(2, 41), params=variables["params"])

@@ -60,8 +60,8 @@ def test_everything_that_cannot_work_is_listed_at_once():
     for part in (
         "norm='prae' is unknown",
         "d_model=30 is not a multiple of encoder_attention_heads=8",
-        "dropout=1.0 is no probability",
-        "embedding_init_std=0.0 has to be above 0",
+        "dropout=1.0 has to be in [0, 1)",
+        "embedding_init_std=0.0 has to be greater than 0",
     ):
         assert part in str(error.value)
     with pytest.raises(UsageError, match="vocab_size=0 has to be at least 1"):
@@ -82,7 +82,7 @@ def test_options_that_were_set_later_are_checked_by_the_model():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"attention": "differential"}, "attention='differential' is in no stock class"),
+        ({"attention": "differential"}, "no stock class has attention='differential'"),
         ({"qkv_dim": 16}, "qkv_dim=16 differs from d_model=32"),
         ({"norm": "post", "positions": "learned"}, "positions='learned' with norm='post'"),
     ],

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 CITATION = """\
 @article{rothe2020leveraging,
@@ -16,13 +21,13 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add the pair of an encoder and a decoder of text that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers the text encoder-decoder that Transformers 4 had in Flax."""
     register(
         "encoder-decoder",
         config="transformers:EncoderDecoderConfig",
         heads={"ForSeq2SeqLM": "hfseq_plugins.encoder_decoder.modeling:FlaxEncoderDecoderModel"},
         sharding="hfseq_plugins.encoder_decoder.sharding:RULES",
-        card="An encoder and a decoder of text, from two checkpoints (Rothe et al., 2020).",
+        card="A text encoder and a text decoder from two checkpoints (Rothe et al., 2020).",
         citation=CITATION,
     )

@@ -1,7 +1,7 @@
-"""An encoder and a decoder of two checkpoints (Rothe et al., 2020) on Flax NNX.
+"""Encoder-decoders from two checkpoints (Rothe et al., 2020) on Flax NNX.
 
-The base of the pairs is here, and that of two models of text. The decoder is any whose layers can
-attend to an encoder; where the widths differ a projection stands between the two.
+This module contains the base of all such models and the model for text. Every decoder with
+cross-attention works. If the hidden sizes differ, a new projection connects encoder and decoder.
 """
 
 from __future__ import annotations
@@ -29,26 +29,28 @@ from hfseq.modeling.auto import (
     FlaxAutoModel,
     FlaxAutoModelForCausalLM,
 )
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.modeling.seq2seq import EncoderOutputs
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 
-#: What is said of the parts of trees that attend to an encoder.
+#: Names of cross-attention modules in parameter trees.
 CROSS_ATTENTION_NAMES = ("crossattention", "encoder_attn")
 
 
 def encoder_output_width(config: PreTrainedConfig) -> int:
-    """Return the width of what an encoder gives, behind its adapter if it has one."""
-    wider = getattr(config, "add_adapter", False)
-    return config.output_hidden_size if wider else config.hidden_size
+    """Returns the width of an encoder's output, which is the adapter's if there is one."""
+    has_adapter = getattr(config, "add_adapter", False)
+    return config.output_hidden_size if has_adapter else config.hidden_size
 
 
 def first_position(decoder: FlaxPreTrainedModel) -> int:
-    """Return the place of a text's first token in the decoder's table."""
+    """Returns the row of the decoder's position table that the first token uses."""
     return getattr(decoder, "first_position", 0)
 
 
 def output_options(rngs: Keys | None, attentions: bool, hidden_states: bool) -> dict[str, Any]:
-    """Return what both sides are asked for, by name."""
+    """Returns the keyword arguments that encoder and decoder share."""
     return {
         "rngs": rngs,
         "output_attentions": attentions,
@@ -57,7 +59,13 @@ def output_options(rngs: Keys | None, attentions: bool, hidden_states: bool) -> 
 
 
 class EncoderDecoderModule(nnx.Module):
-    """An encoder and a decoder with a head; what they are called is the checkpoint's."""
+    """An encoder, and a decoder with a head. Attribute names match the checkpoint.
+
+    Args:
+        config: The configuration of the composite model.
+        rngs: Random keys for the parameters.
+        parts: The models `encoder` and `decoder`, which provide modules and configurations.
+    """
 
     def __init__(
         self, config: PreTrainedConfig, rngs: nnx.Rngs, parts: Mapping[str, FlaxPreTrainedModel]
@@ -65,44 +73,47 @@ class EncoderDecoderModule(nnx.Module):
         encoder, decoder = parts["encoder"], parts["decoder"]
         self.encoder = encoder.module_class(encoder.config, rngs)
         self.decoder = decoder.module_class(decoder.config, rngs)
-        self.positioned = decoder.accepts("position_ids")
-        self.padding = first_position(decoder) - 1
-        given, wanted = encoder_output_width(encoder.config), decoder.config.hidden_size
+        self.decoder_accepts_positions = decoder.accepts("position_ids")
+        self.padding_position = first_position(decoder) - 1
+        width, decoder_width = encoder_output_width(encoder.config), decoder.config.hidden_size
         self.enc_to_dec_proj = nnx.data(None)
-        if given != wanted and cross_attention_width(decoder.config) is None:
+        if width != decoder_width and cross_attention_width(decoder.config) is None:
             init = nn.normal(getattr(decoder.config, "initializer_range", 0.02))
-            self.enc_to_dec_proj = nn.Linear(given, wanted, init, rngs)
+            self.enc_to_dec_proj = nn.Linear(width, decoder_width, init, rngs)
 
     def mask(self, encoder_mask: jax.Array | None, states: jax.Array) -> jax.Array | None:
-        """Return the mask of the encoder's output from that of its input."""
+        """Returns the mask of the encoder's output for the mask of its input."""
         return encoder_mask
 
     def project(self, states: jax.Array) -> jax.Array:
-        """Bring what the encoder gave to the width of the decoder."""
+        """Projects the encoder's output `(batch, length, hidden)` to the decoder's width."""
         return states if self.enc_to_dec_proj is None else self.enc_to_dec_proj(states)
 
     def returned_encoder_states(self, states: jax.Array) -> jax.Array:
-        """Return what a call tells of the encoder's last states."""
+        """Returns `encoder_last_hidden_state` for the outputs of a call."""
         return states
 
     def decode(
         self,
-        decoder_input_ids,
-        encoder_hidden_states,
-        encoder_attention_mask=None,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
+        decoder_input_ids: jax.Array,  # (batch, target_length)
+        encoder_hidden_states: jax.Array,  # (batch, length, hidden)
+        encoder_attention_mask: jax.Array | None = None,  # (batch, length)
+        decoder_attention_mask: jax.Array | None = None,  # (batch, target_length)
+        decoder_position_ids: jax.Array | None = None,  # (batch, target_length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        """Run the decoder on what the encoder gave, which is projected here."""
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        """Projects the encoder's output and runs the decoder on it."""
         states = self.project(encoder_hidden_states)
         positions = decoder_position_ids
-        if positions is not None and self.padding >= 0:  # RoBERTa's padding has a place of its own
-            positions = jnp.where(decoder_input_ids == self.padding, self.padding, positions)
-        placed = {"position_ids": positions} if self.positioned else {}
+        if positions is not None and self.padding_position >= 0:
+            # RoBERTa has a position for padding, with the number of its padding token.
+            positions = jnp.where(
+                decoder_input_ids == self.padding_position, self.padding_position, positions
+            )
+        position_ids = {"position_ids": positions} if self.decoder_accepts_positions else {}
         return self.decoder(
             decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -111,11 +122,17 @@ class EncoderDecoderModule(nnx.Module):
             rngs=rngs,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            **placed,
+            **position_ids,
         )
 
-    def decode_encoded(self, encoded, encoder_mask, decoder_inputs, **options):
-        """Run the decoder behind ``encoded``, and return what both say."""
+    def decode_encoded(
+        self,
+        encoded: out.FlaxModelOutput,
+        encoder_mask: jax.Array | None,  # (batch, source_length)
+        decoder_inputs: Mapping[str, Any],
+        **options: Any,
+    ) -> out.FlaxModelOutput:
+        """Runs the decoder on the encoder's output and merges the outputs of both."""
         states = encoded.last_hidden_state
         mask = self.mask(encoder_mask, states)
         decoded = self.decode(
@@ -133,44 +150,44 @@ class EncoderDecoderModule(nnx.Module):
 
 
 class TextEncoderDecoderModule(EncoderDecoderModule):
-    """The same, of text."""
+    """An encoder-decoder with a text encoder."""
 
     def encode(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        token_type_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        token_type_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        """Run the encoder."""
-        named = {"position_ids": position_ids, "token_type_ids": token_type_ids}
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder."""
+        optional = {"position_ids": position_ids, "token_type_ids": token_type_ids}
         return self.encoder(
             input_ids,
             attention_mask=attention_mask,
             rngs=rngs,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            **{name: value for name, value in named.items() if value is not None},
+            **{name: value for name, value in optional.items() if value is not None},
         )
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        decoder_input_ids=None,
-        decoder_attention_mask=None,
-        position_ids=None,
-        decoder_position_ids=None,
-        token_type_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        decoder_input_ids: jax.Array | None = None,  # (batch, target_length)
+        decoder_attention_mask: jax.Array | None = None,  # (batch, target_length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        decoder_position_ids: jax.Array | None = None,  # (batch, target_length)
+        token_type_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         options = output_options(rngs, output_attentions, output_hidden_states)
         encoded = self.encode(input_ids, attention_mask, position_ids, token_type_ids, **options)
         inputs = {
@@ -182,16 +199,17 @@ class TextEncoderDecoderModule(EncoderDecoderModule):
 
 
 def cross_attention_width(config: PreTrainedConfig) -> int | None:
-    """Return the width that a decoder says of what it attends to; Transformers 5 dropped it."""
+    """Returns the decoder's `cross_attention_hidden_size`, which only Transformers 4 had."""
     return getattr(config, "cross_attention_hidden_size", None)
 
 
 class FlaxEncoderDecoderPreTrainedModel(
     Seq2SeqGeneration, FlaxCompositePreTrainedModel, FlaxSeq2SeqPreTrainedModel
 ):
-    """Base of the models that an encoder and a decoder of two checkpoints make.
+    """Base of the encoder-decoders from two checkpoints.
 
-    ``encoder_inputs`` are the names of what an encoder of this kind reads.
+    Attributes:
+        encoder_inputs: The supported values of the encoder's `main_input_name`.
     """
 
     part_configs = {"encoder": "encoder", "decoder": "decoder"}
@@ -200,39 +218,39 @@ class FlaxEncoderDecoderPreTrainedModel(
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
-        if "input_ids" not in self.encoder_inputs:  # as PyTorch's pairs of sound and of pictures
+        if "input_ids" not in self.encoder_inputs:  # like PyTorch's speech and vision classes
             self.config.tie_word_embeddings = False
         encoder, decoder = self.parts["encoder"], self.parts["decoder"]
-        kind, name = config.decoder.model_type, type(self).__name__
+        decoder_type, name = config.decoder.model_type, type(self).__name__
         if encoder.main_input_name not in self.encoder_inputs:
             raise UsageError(
-                f"{name} needs an encoder of {' or '.join(self.encoder_inputs)}, but "
-                f"'{config.encoder.model_type}' reads {encoder.main_input_name}"
+                f"{name} needs an encoder with the input {' or '.join(self.encoder_inputs)}, but "
+                f"the input of '{config.encoder.model_type}' is {encoder.main_input_name}"
             )
         leaves = decoder.required_params
         if not any(part in CROSS_ATTENTION_NAMES for path in leaves for part in path):
             raise UsageError(
-                f"the decoder '{kind}' does not attend to an encoder: its configuration needs "
-                "is_decoder=True and add_cross_attention=True, which BERT's kin and GPT-2 obey "
-                "(BART's decoder always does)"
+                f"the decoder '{decoder_type}' has no cross-attention. Set is_decoder=True and "
+                "add_cross_attention=True in its configuration, which the BERT family and GPT-2 "
+                "support (BART's decoder always has cross-attention)"
             )
         width = cross_attention_width(config.decoder)
         if width not in (None, config.encoder.hidden_size):
             raise UsageError(
                 f"the decoder's cross_attention_hidden_size is {width}, but the encoder's "
-                f"hidden_size is {config.encoder.hidden_size}: leave it out, and a projection "
-                "stands between the two"
+                f"hidden_size is {config.encoder.hidden_size}. Remove the option, and a projection "
+                "connects the two"
             )
 
     @classmethod
     def part_class(cls, name: str, config: PreTrainedConfig) -> Any:
-        """Return the model class of a part: without a head, or with one over the vocabulary."""
+        """Returns the model class of a part: the encoder has no head, the decoder an LM head."""
         if not isinstance(config, PreTrainedConfig):
             raise UsageError(f"{cls.config_class.__name__} needs an encoder and a decoder")
         if name == "encoder" and getattr(config, "is_encoder_decoder", False):
             raise UsageError(
-                f"the encoder '{config.model_type}' is an encoder-decoder itself: {cls.__name__} "
-                "takes models that encode and do nothing else"
+                f"the encoder '{config.model_type}' is an encoder-decoder, but {cls.__name__} "
+                "needs a model that is only an encoder"
             )
         return super().part_class(name, config)
 
@@ -242,29 +260,29 @@ class FlaxEncoderDecoderPreTrainedModel(
         return self._config.decoder
 
     def vocab_size(self, name: str = "input_ids") -> int | None:
-        """The number of tokens that ``input_ids`` or ``decoder_input_ids`` may hold."""
+        """Returns the vocabulary size of `input_ids` or `decoder_input_ids`."""
         return self.parts["encoder" if name == "input_ids" else "decoder"].vocab_size()
 
     def max_length(self) -> int | None:
-        """The longest text that the decoder writes."""
+        """Returns the maximum length of the decoder in tokens."""
         return self.parts["decoder"].max_length()
 
     def max_source_length(self) -> int | None:
-        """The longest text that the encoder reads."""
+        """Returns the maximum length of the encoder in tokens."""
         return self.parts["encoder"].max_length()
 
     def image_shape(self) -> tuple[int, int, int] | None:
-        """Channels, height and width of pictures that the encoder reads."""
+        """Returns channels, height and width of the encoder's images."""
         return self.parts["encoder"].image_shape()
 
     def _check_ids(self, name: str, ids: Any) -> None:
         self.parts["encoder" if name == "input_ids" else "decoder"]._check_ids(name, ids)
 
-    def _check_images(self, pictures: Any) -> None:
-        self.parts["encoder"]._check_images(pictures)
+    def _check_images(self, images: Any) -> None:
+        self.parts["encoder"]._check_images(images)
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the keyword arguments of the first ``decode``; see the base class."""
+        """Returns the keyword arguments of the first `decode`, see the base class."""
         prepared = super().prepare_inputs_for_generation(*args, **kwargs)
         first = first_position(self.parts["decoder"])
         return {**prepared, "decoder_position_ids": prepared["decoder_position_ids"] + first}
@@ -277,87 +295,114 @@ class FlaxEncoderDecoderPreTrainedModel(
         *model_args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Make a model of an encoder and a decoder; only what lies between the two is new.
+        """Creates a model from the checkpoints of an encoder and a decoder.
 
-        **Arguments:** either may be given as a model, ``encoder_model=`` and ``decoder_model=``;
-        keywords that begin with ``encoder_`` or ``decoder_`` go to the loading of that part
-        (``encoder_from_pt=True``) or change its configuration, arguments of a model (``dtype``,
-        ``seed``) go to this one, and the others to its configuration, which needs
-        ``decoder_start_token_id`` and ``pad_token_id`` to train and to generate.
+        Only cross-attention and projection are newly initialized. To train and to generate, the
+        configuration needs `decoder_start_token_id` and `pad_token_id`.
+
+        Args:
+            encoder_pretrained_model_name_or_path: The encoder's checkpoint. Alternatively pass a
+                model as `encoder_model=`.
+            decoder_pretrained_model_name_or_path: The decoder's checkpoint. Alternatively pass a
+                model as `decoder_model=`.
+            *model_args: Positional arguments of the parts' `from_pretrained` and of this class.
+            **kwargs: Keywords with the prefix `encoder_` or `decoder_` are options for loading
+                that part (`encoder_from_pt=True`) or change its configuration. Arguments of a model
+                (`dtype`, `seed`) apply to the new model. All others are options of its
+                configuration.
+
+        Returns:
+            The model. With `_do_init=False` a pair of the model and its parameters.
         """
         sources = {
             "encoder": encoder_pretrained_model_name_or_path,
             "decoder": decoder_pretrained_model_name_or_path,
         }
-        # Which token begins a text is of the whole, whatever it is called.
-        whole = {n: kwargs.pop(n) for n in ("decoder_start_token_id",) if n in kwargs}
+        # Despite its prefix an option of the composite configuration.
+        composite = {n: kwargs.pop(n) for n in ("decoder_start_token_id",) if n in kwargs}
         models = {}
         for part, source in sources.items():
-            own = {
+            part_kwargs = {
                 key.removeprefix(f"{part}_"): kwargs.pop(key)
                 for key in list(kwargs)
                 if key.startswith(f"{part}_")
             }
-            models[part] = own.pop("model", None) or _load(part, source, model_args, own)
-        made = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
-        do_init = made.pop("_do_init", True)
+            models[part] = part_kwargs.pop("model", None) or _load(
+                part, source, model_args, part_kwargs
+            )
+        model_kwargs = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
+        do_init = model_kwargs.pop("_do_init", True)
         encoder, decoder = (copy.deepcopy(models[part].config) for part in ("encoder", "decoder"))
-        config = cls.config_class.from_encoder_decoder_configs(encoder, decoder, **whole, **kwargs)
-        model = cls(config, *model_args, **made)
-        model.params = {**model.params, **{part: one.params for part, one in models.items()}}
+        config = cls.config_class.from_encoder_decoder_configs(
+            encoder, decoder, **composite, **kwargs
+        )
+        model = cls(config, *model_args, **model_kwargs)
+        model.params = {
+            **model.params,
+            **{part: part_model.params for part, part_model in models.items()},
+        }
         if do_init:
             return model
-        return cls(config, *model_args, _do_init=False, **made), model.params
+        return cls(config, *model_args, _do_init=False, **model_kwargs), model.params
 
 
-def _load(part: str, source: str | None, model_args: tuple[Any, ...], own: dict[str, Any]) -> Any:
-    """Load the model of a part; a decoder becomes one that attends to an encoder."""
+def _load(
+    part: str, source: str | None, model_args: tuple[Any, ...], part_kwargs: dict[str, Any]
+) -> Any:
+    """Loads the model of a part. A decoder's configuration gets cross-attention."""
     if source is None:
         raise ValueError(
             f"If `{part}_model` is not defined as an argument, a "
             f"`{part}_pretrained_model_name_or_path` has to be defined."
         )
-    decodes = part == "decoder"
-    if own.get("config") is None:
-        hub = {key: own[key] for key in HUB_ARGUMENTS if key in own}
-        own["config"] = AutoConfig.from_pretrained(source, **hub)
-        own["config"].is_decoder = own["config"].add_cross_attention = decodes
-    kind = FlaxAutoModelForCausalLM if decodes else FlaxAutoModel
-    config = own["config"]
-    for name in [name for name in own if name not in MODEL_ARGUMENTS and hasattr(config, name)]:
-        setattr(config, name, own.pop(name))
-    return kind.from_pretrained(source, *model_args, **own)
+    is_decoder = part == "decoder"
+    if part_kwargs.get("config") is None:
+        hub = {key: part_kwargs[key] for key in HUB_ARGUMENTS if key in part_kwargs}
+        part_kwargs["config"] = AutoConfig.from_pretrained(source, **hub)
+        part_kwargs["config"].is_decoder = part_kwargs["config"].add_cross_attention = is_decoder
+    auto_class = FlaxAutoModelForCausalLM if is_decoder else FlaxAutoModel
+    config = part_kwargs["config"]
+    changes = [n for n in part_kwargs if n not in MODEL_ARGUMENTS and hasattr(config, n)]
+    for name in changes:
+        setattr(config, name, part_kwargs.pop(name))
+    return auto_class.from_pretrained(source, *model_args, **part_kwargs)
 
 
 class FlaxEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
-    """An encoder and a decoder of text."""
+    """A text encoder and a text decoder from two checkpoints."""
 
     config_class = EncoderDecoderConfig
     module_class = TextEncoderDecoderModule
     base_model_prefix = "encoder_decoder"
     encoder_inputs = ("input_ids",)
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # as in Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        decoder_input_ids=None,
-        decoder_attention_mask=None,
-        position_ids=None,
-        decoder_position_ids=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        decoder_input_ids: Input = None,
+        decoder_attention_mask: Input = None,
+        position_ids: Input = None,
+        decoder_position_ids: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs encoder and decoder. See :meth:`FlaxPreTrainedModel.run` for the other arguments.
 
-        ``input_ids`` (batch, source length) and ``decoder_input_ids`` (batch, target length).
+        Args:
+            input_ids: Source tokens, `(batch, source_length)`.
+            attention_mask: `(batch, source_length)`.
+            decoder_input_ids: Target tokens, `(batch, target_length)`.
+            decoder_attention_mask: `(batch, target_length)`.
+            position_ids: `(batch, source_length)`.
+            decoder_position_ids: `(batch, target_length)`.
         """
         return super().__call__(
             input_ids,
@@ -376,20 +421,20 @@ class FlaxEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
             **inputs,
         )
 
-    def encode(
+    def encode(  # type: ignore[override]  # as in Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
-        **inputs,
-    ):
-        """Run the encoder alone: (batch, source length) to hidden states."""
+        input_ids: Input,
+        attention_mask: Input = None,
+        position_ids: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the encoder on source tokens, `(batch, source_length)`."""
         return super().encode(
             input_ids,
             attention_mask,
@@ -403,23 +448,23 @@ class FlaxEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
             **inputs,
         )
 
-    def decode(
+    def decode(  # type: ignore[override]  # as in Transformers 4
         self,
-        decoder_input_ids,
-        encoder_outputs,
-        encoder_attention_mask=None,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
-        past_key_values=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
-        **inputs,
-    ):
-        """Run the decoder on ``encoder_outputs``; see :meth:`FlaxSeq2SeqPreTrainedModel.decode`."""
+        decoder_input_ids: Input,
+        encoder_outputs: EncoderOutputs,
+        encoder_attention_mask: Input = None,
+        decoder_attention_mask: Input = None,
+        decoder_position_ids: Input = None,
+        past_key_values: trees.Params | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the decoder. See :meth:`FlaxSeq2SeqPreTrainedModel.decode`."""
         return super().decode(
             decoder_input_ids,
             encoder_outputs,

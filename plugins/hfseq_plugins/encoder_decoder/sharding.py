@@ -1,4 +1,4 @@
-"""How a pair is split over devices: each as it is alone, the projection by its output."""
+"""Sharding rules of the projection. Encoder and decoder use the rules of their families."""
 
 RULES = [
     (r"^enc_to_dec_proj/kernel$", "table"),

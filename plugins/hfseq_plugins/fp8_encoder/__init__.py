@@ -1,8 +1,16 @@
-"""A pre-norm BERT for FP8 training, stored as MegatronBERT; TransformerEngine's encoder example."""
+"""A pre-norm BERT for FP8 training, after TransformerEngine's encoder example.
+
+It is stored as MegatronBERT where the two compute the same.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.fp8_encoder.modeling"
 CITATION = """\
@@ -18,8 +26,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add the encoder, which is stored as MegatronBERT where it equals it."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers the encoder with its three heads."""
     register(
         "fp8_encoder",
         config="hfseq_plugins.fp8_encoder.configuration:Fp8EncoderConfig",
@@ -29,6 +37,6 @@ def register_architectures(register):
             "ForSequenceClassification": f"{MODELING}:FlaxFp8EncoderForSequenceClassification",
         },
         sharding="hfseq_plugins.fp8_encoder.sharding:RULES",
-        card="An encoder made for training in FP8 (formats of Micikevicius et al., 2022).",
+        card="An encoder for training in FP8 (formats of Micikevicius et al., 2022).",
         citation=CITATION,
     )

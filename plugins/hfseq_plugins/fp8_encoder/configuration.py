@@ -1,6 +1,6 @@
-"""The configuration of the FP8 encoder, its presets, and its twin among the stock models."""
+"""The configuration of the FP8 encoder, its presets, and its stock twin."""
 
-# Types are not postponed here (``from __future__``): as texts they would not be checked.
+# No `from __future__ import annotations` here: `strict` cannot check types that are strings.
 
 from typing import Any, ClassVar
 
@@ -15,16 +15,16 @@ CHOICES = {
     "head": ("pooled", "te_flatten"),
     "kernel_init": ("normal", "lecun_normal"),
 }
-# Activations that gate: the name of the whole, and the activation of the gating half.
+# Gated MLPs: their name, and the activation function of the gate.
 GATED = {"geglu": "gelu_pytorch_tanh", "swiglu": "silu"}
-# Options that the stock configuration does not have.
+# Options that the stock configuration lacks.
 NATIVE = (
     *("positions", "use_bias", "gated_mlp", "final_norm", "head", "flatten_length"),
     *("kernel_init", "embedding_init_std", "embedding_dropout_prob"),
 )
-# Options of the stock configuration that this one does not have.
+# Options of the stock configuration that this configuration lacks.
 TWIN_ONLY = ("hfseq", "is_decoder", "add_cross_attention", "use_cache")
-# The size of the twin's table of token types where this model has none.
+# The twin's number of token types if this model has none.
 TWIN_TYPE_VOCAB_SIZE = 2
 
 
@@ -35,19 +35,30 @@ def _sizes(width: int, heads: int, inner: int, layers: int) -> dict[str, int]:
 
 @strict
 class Fp8EncoderConfig(Presets, PretrainedConfig):
-    """A pre-norm BERT; sizes are those of its base model, see ``presets``.
+    """Configuration of a pre-norm BERT for FP8 training.
 
-    Options have the names of ``MegatronBertConfig`` where it has them. Beside them: ``positions``
-    (learned, none), ``use_bias`` (biases of the projections inside the layers), ``gated_mlp`` (a
-    second wide projection multiplies the activated one; ``hidden_act="geglu"`` sets it),
-    ``final_norm`` (a norm ends the stack), ``head`` of classification (pooled, or te_flatten: all
-    positions side by side through three products), ``flatten_length`` (positions that such a head
-    reads), ``embedding_dropout_prob`` (``hidden_dropout_prob`` if None), ``kernel_init`` inside the
-    layers (normal with ``initializer_range``, lecun_normal) and ``embedding_init_std``
-    (``initializer_range`` if None). ``type_vocab_size=0`` leaves token types out. The preset ``te``
-    is the encoder of TransformerEngine's examples/jax/encoder.
+    The defaults are the sizes of the base model, see `presets`. The preset `te` is the encoder of
+    TransformerEngine's examples/jax/encoder. Options that `MegatronBertConfig` also has keep their
+    names.
 
-    **Raises:** UsageError (a ValueError) that lists every value that cannot work.
+    Args:
+        type_vocab_size: Number of token types. 0 for a model without them.
+        hidden_act: Activation function. `"geglu"` and `"swiglu"` also set `gated_mlp`.
+        positions: `"learned"` or `"none"`.
+        use_bias: Whether the projections inside the layers have biases.
+        gated_mlp: Whether a second projection multiplies the activations of the MLP.
+        final_norm: Whether a norm follows the last layer.
+        head: Classification head: `"pooled"` for the first token, or `"te_flatten"` for the
+            concatenation of all positions.
+        flatten_length: Number of positions of the `"te_flatten"` head.
+        embedding_dropout_prob: Dropout rate of the embeddings. `None` for `hidden_dropout_prob`.
+        kernel_init: Initialization inside the layers: `"normal"` with standard deviation
+            `initializer_range`, or `"lecun_normal"`.
+        embedding_init_std: Standard deviation of the embeddings. `None` for `initializer_range`.
+
+    Raises:
+        UsageError: At least one value is invalid. The message, also a ValueError, lists all of
+            them.
     """
 
     model_type = "fp8_encoder"
@@ -90,7 +101,7 @@ class Fp8EncoderConfig(Presets, PretrainedConfig):
     embedding_init_std: float | None = None
     embedding_dropout_prob: float | int | None = None
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: Any) -> None:
         for name in TWIN_ONLY:
             kwargs.pop(name, None)
         if self.hidden_act in GATED:
@@ -98,11 +109,11 @@ class Fp8EncoderConfig(Presets, PretrainedConfig):
         super().__post_init__(**kwargs)
         self.check()
 
-    # -- what can work
+    # -- validation
     # -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise one UsageError that lists every option that cannot work."""
+        """Raises a UsageError that lists all invalid options."""
         problems = [
             *invalid_choices(self, CHOICES),
             *(self._wrong_sizes() or self._wrong_together()),
@@ -112,10 +123,14 @@ class Fp8EncoderConfig(Presets, PretrainedConfig):
 
     def _wrong_sizes(self) -> list[str]:
         sizes = [*_sizes(0, 0, 0, 0), "vocab_size", "max_position_embeddings", "flatten_length"]
-        given = {name: getattr(self, name) for name in sizes if getattr(self, name) is not None}
-        found = [f"{name}={size} has to be at least 1" for name, size in given.items() if size < 1]
+        values = {name: getattr(self, name) for name in sizes if getattr(self, name) is not None}
+        problems = [
+            f"{name}={size} has to be at least 1" for name, size in values.items() if size < 1
+        ]
         if self.type_vocab_size < 0:
-            found.append(f"type_vocab_size={self.type_vocab_size} has to be 0 (no types) or more")
+            problems.append(
+                f"type_vocab_size={self.type_vocab_size} has to be 0 (no types) or more"
+            )
         for name in (
             "hidden_dropout_prob",
             "attention_probs_dropout_prob",
@@ -123,63 +138,66 @@ class Fp8EncoderConfig(Presets, PretrainedConfig):
         ):
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate < 1:
-                found.append(f"{name}={rate} is no probability below 1")
+                problems.append(f"{name}={rate} has to be in [0, 1)")
         for name in ("initializer_range", "embedding_init_std", "layer_norm_eps"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                found.append(f"{name}={value} has to be above 0")
-        return found
+                problems.append(f"{name}={value} has to be greater than 0")
+        return problems
 
     def _wrong_together(self) -> list[str]:
-        found, heads, length = [], self.num_attention_heads, self.flatten_length
+        problems, heads, length = [], self.num_attention_heads, self.flatten_length
         if self.hidden_size % heads:
-            found.append(
+            problems.append(
                 f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={heads}"
             )
         if self.head == "te_flatten" and length is None:
-            found.append(
-                "head='te_flatten' needs flatten_length, the number of tokens in a row (32 in the "
+            problems.append(
+                "head='te_flatten' needs flatten_length, the number of tokens per row (32 in the "
                 "preset 'te')"
             )
-        places = self.max_position_embeddings if self.positions == "learned" else None
-        if length is not None and places is not None and length > places:
-            found.append(f"flatten_length={length} exceeds max_position_embeddings={places}")
-        return found
+        positions = self.max_position_embeddings if self.positions == "learned" else None
+        if length is not None and positions is not None and length > positions:
+            problems.append(f"flatten_length={length} exceeds max_position_embeddings={positions}")
+        return problems
 
-    # -- the twin
+    # -- the stock twin
     # ----------------------------------------------------------------------------------------
 
     twin_type: ClassVar[str] = "megatron-bert"
 
     def twin_problems(self) -> list[str]:
-        """Return why MegatronBERT does not compute the same; an empty list where it does."""
+        """Returns the reasons why MegatronBERT does not compute the same, or an empty list."""
         problems = []
         if self.head == "te_flatten":
-            problems.append("head='te_flatten' reads all positions, stock classifiers the first")
+            problems.append(
+                "head='te_flatten' uses all positions, but stock classifiers use only the first"
+            )
         if self.gated_mlp:
-            problems.append("gated_mlp=True (GEGLU) is in no stock BERT")
+            problems.append("gated_mlp=True (GEGLU) is not an option of any stock BERT")
         if not self.final_norm:
-            problems.append("final_norm=False leaves out a norm that MegatronBERT always has")
+            problems.append("final_norm=False removes a norm that MegatronBERT always has")
         return problems
 
     def twin(self) -> Any:
-        """Return the ``MegatronBertConfig`` of the stock model that computes the same.
+        """Returns the `MegatronBertConfig` of the stock model that computes the same.
 
-        Its attribute ``hfseq`` holds what leads back here.
+        Its attribute `hfseq` contains the options that are needed to convert it back.
 
-        **Raises:** UsageError where there is none, with the reasons of :meth:`twin_problems`.
+        Raises:
+            UsageError: There is no twin, for the reasons of :meth:`twin_problems`.
         """
         from transformers import MegatronBertConfig
 
         if problems := self.twin_problems():
             raise UsageError("no stock twin: " + "; ".join(problems))
-        described = {
+        options = {
             **self.to_dict(),
             "type_vocab_size": self.type_vocab_size or TWIN_TYPE_VOCAB_SIZE,
         }
         for name in ("model_type", "transformers_version", *NATIVE):
-            described.pop(name, None)
-        twin = MegatronBertConfig.from_dict(described)
+            options.pop(name, None)
+        twin = MegatronBertConfig.from_dict(options)
         twin.architectures = self.architectures
         twin.hfseq = options_not_in_twin(self, twin.to_diff_dict())
         return twin

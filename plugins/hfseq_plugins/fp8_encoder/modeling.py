@@ -1,18 +1,20 @@
-"""The FP8 encoder: MegatronBERT with options, stored as MegatronBERT."""
+"""The FP8 encoder on Flax NNX: MegatronBERT with options, stored as MegatronBERT."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from transformers import PreTrainedConfig
 
 from hfseq import nn
 from hfseq.modeling import DerivedTensor
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
+from hfseq.nn.layers import Initializer
 from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.modeling import FlaxBertPreTrainedModel
@@ -20,47 +22,50 @@ from hfseq_plugins.common import StoredAsTwin
 from hfseq_plugins.fp8_encoder.configuration import TWIN_TYPE_VOCAB_SIZE, Fp8EncoderConfig
 from hfseq_plugins.megatron_bert import modeling as megatron
 
-if TYPE_CHECKING:
-    from hfseq_plugins.fp8_encoder.configuration import Fp8EncoderConfig
 
-
-def kernel_init(config: Fp8EncoderConfig) -> nn.Initializer:
-    """Return the initialiser of kernels: that of the stock classes, or of TransformerEngine."""
+def kernel_init(config: PreTrainedConfig) -> Initializer:
+    """Returns the initializer of kernels, of the stock classes or of TransformerEngine."""
     if config.kernel_init == "normal":
         return nn.normal(config.initializer_range)
     return jax.nn.initializers.lecun_normal()
 
 
 def linear(
-    config: Fp8EncoderConfig, features_in: int, features_out: int, rngs: nnx.Rngs
+    config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
 ) -> nn.Linear:
-    """A Linear with the chosen initialisation, with or without bias."""
+    """Creates a Linear with the configured initialization and bias."""
     return nn.Linear(features_in, features_out, kernel_init(config), rngs, use_bias=config.use_bias)
 
 
-def embedding_table(config: Fp8EncoderConfig, size: int, rngs: nnx.Rngs) -> nn.Embed:
-    """Return ``size`` vectors with the chosen deviation."""
+def embedding_table(config: PreTrainedConfig, size: int, rngs: nnx.Rngs) -> nn.Embed:
+    """Creates an embedding table of `size` rows with the configured standard deviation."""
     std = config.embedding_init_std
     std = config.initializer_range if std is None else std
     return nn.Embed(size, config.hidden_size, nn.normal(std), rngs)
 
 
 class Embeddings(nnx.Module):
-    """Word vectors, and those of positions and token types where the model has them, summed."""
+    """The sum of word, position and token-type embeddings. The latter two are optional."""
 
-    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
-        places = config.max_position_embeddings if config.positions == "learned" else 0
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        positions = config.max_position_embeddings if config.positions == "learned" else 0
         types, rate = config.type_vocab_size, config.embedding_dropout_prob
         self.word_embeddings = embedding_table(config, config.vocab_size, rngs)
         self.position_embeddings = (
-            embedding_table(config, places, rngs) if places else nnx.data(None)
+            embedding_table(config, positions, rngs) if positions else nnx.data(None)
         )
         self.token_type_embeddings = (
             embedding_table(config, types, rngs) if types else nnx.data(None)
         )
         self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
 
-    def __call__(self, ids: jax.Array, types: jax.Array, positions: jax.Array, rngs: Keys | None):
+    def __call__(
+        self,
+        ids: jax.Array,  # (batch, length)
+        types: jax.Array,  # (batch, length)
+        positions: jax.Array,  # (batch, length)
+        rngs: Keys | None,
+    ) -> jax.Array:  # (batch, length, hidden)
         x = self.word_embeddings(ids)
         if self.token_type_embeddings is not None:
             x = x + self.token_type_embeddings(types)
@@ -70,34 +75,34 @@ class Embeddings(nnx.Module):
 
 
 class SelfAttention(encoder.SelfAttention):
-    """Attention of a sequence to itself."""
+    """Self-attention."""
 
     linear = staticmethod(linear)
 
 
 class Output(megatron.Output):
-    """Projection back to the residual stream, dropout, residual."""
+    """Output projection, dropout and residual connection."""
 
     linear = staticmethod(linear)
 
 
 class Intermediate(encoder.Intermediate):
-    """The wide half of the feed-forward block; gated, a second projection multiplies the first."""
+    """The first half of the feed-forward block, with an optional gate."""
 
     linear = staticmethod(linear)
 
-    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         sizes = config.hidden_size, config.intermediate_size
         self.up = linear(config, *sizes, rngs) if config.gated_mlp else nnx.data(None)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        wide = super().__call__(x)
-        return wide if self.up is None else wide * self.up(x)
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
+        inner = super().__call__(x)
+        return inner if self.up is None else inner * self.up(x)
 
 
 class Attention(megatron.Attention):
-    """Norm, attention and its output projection."""
+    """Pre-norm attention with output projection."""
 
     submodule_classes = (SelfAttention, Output)
 
@@ -109,16 +114,16 @@ class Layer(megatron.Layer):
 
 
 class Encoder(encoder.Encoder):
-    """The stack of layers, normalised once more at its end unless told."""
+    """The stack of layers with an optional final norm."""
 
     layer_class = Layer
 
-    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.ln = megatron.norm(config) if config.final_norm else nnx.data(None)
 
     def apply_final_norm(self, x: jax.Array) -> jax.Array:
-        """Normalise the output of the last layer."""
+        """Normalizes the output of the last layer, `(batch, length, hidden)`."""
         return x if self.ln is None else self.ln(x)
 
 
@@ -127,128 +132,141 @@ class Fp8EncoderModule(encoder.BertModule):
 
     submodule_classes = (Embeddings, Encoder)
 
-    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
-        config.check()  # options may have been set since it was made
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
+        config.check()  # options may have changed since its creation
         super().__init__(config, rngs, add_pooling_layer)
 
 
 class MaskedLM(bert.MaskedLM):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+    """Masked language modeling. `masked_positions`, `(groups, k)`, restricts the head to them."""
 
     module = Fp8EncoderModule
 
 
 class FlatClassifier(nnx.Module):
-    """All positions side by side through two products, then the labels; no activation between.
+    """Three dense layers without activations on the concatenation of all positions.
 
-    Padding counts as zeros, so that a row gives the same logits however far it is padded
-    (TransformerEngine's example reads what the encoder makes of padding).
+    The vectors of padding are replaced by zeros, so that the logits do not depend on the amount of
+    padding. TransformerEngine's example uses the encoder's output for padding instead.
     """
 
-    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width, init = config.hidden_size, kernel_init(config)
-        self.length = config.flatten_length
+        self.length: int = config.flatten_length
         self.flatten = nn.Linear(self.length * width, width, init, rngs)
         self.dense = nn.Linear(width, width, init, rngs)
-        self.out_proj = nn.Linear(width, config.num_labels, init, rngs)
+        self.out_proj = nn.Linear(width, cast("int", config.num_labels), init, rngs)
 
-    def __call__(self, x: jax.Array, real: jax.Array | None) -> jax.Array:
-        """Map (batch, length, hidden_size) to (batch, labels); ``real`` (batch, length) or all."""
-        if real is not None:
-            x = jnp.where(real[..., None], x, 0)
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: jax.Array | None,  # (batch, length), False for padding
+    ) -> jax.Array:  # (batch, labels)
+        if mask is not None:
+            x = jnp.where(mask[..., None], x, 0)
         x = jnp.pad(x, ((0, 0), (0, self.length - x.shape[1]), (0, 0)))
         return self.out_proj(self.dense(self.flatten(x.reshape(x.shape[0], -1))))
 
 
 class SequenceClassification(bert.ModelWithHead):
-    """A label (or a number) for the whole sequence."""
+    """The encoder with a classification or regression head for sequences."""
 
     module = Fp8EncoderModule
 
-    def __init__(self, config: Fp8EncoderConfig, rngs: nnx.Rngs):
-        self.use_pooler = config.head == "pooled"  # type: ignore[misc]
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        self.use_pooler = config.head == "pooled"  # type: ignore[misc]  # per instance
         super().__init__(config, rngs)
+        self.classifier: Any
         if self.use_pooler:
-            self.classifier = encoder.dense(config, config.hidden_size, config.num_labels, rngs)
+            labels = cast("int", config.num_labels)
+            self.classifier = encoder.dense(config, config.hidden_size, labels, rngs)
         else:
             self.classifier = FlatClassifier(config, rngs)
 
     def __call__(
-        self, input_ids, attention_mask=None, *, segment_ids=None, rngs=None, **kwargs: Any
-    ):
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        *,
+        segment_ids: jax.Array | None = None,  # (batch, length)
+        rngs: Keys | None = None,
+        **kwargs: Any,
+    ) -> out.FlaxModelOutput:
         encoded = self.encode(
             input_ids, attention_mask, segment_ids=segment_ids, rngs=rngs, **kwargs
         )
         if self.use_pooler:
             logits = self.classifier(self.dropout(encoded.pooler_output, rngs))
         else:
-            real = real_tokens(attention_mask, segment_ids)
-            logits = self.classifier(encoded.last_hidden_state, real)
+            mask = real_tokens(attention_mask, segment_ids)
+            logits = self.classifier(encoded.last_hidden_state, mask)
         return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
 
 
 def real_tokens(
     attention_mask: jax.Array | None, segment_ids: jax.Array | None
 ) -> jax.Array | None:
-    """Return which tokens are no padding, (batch, length), or None where all are real.
+    """Returns a mask that is False for padding, `(batch, length)`, or None without padding.
 
-    ``attention_mask`` is (batch, length), or (batch, queries, length).
+    Args:
+        attention_mask: `(batch, length)` or `(batch, queries, length)`.
+        segment_ids: The documents of packed rows, `(batch, length)`, 0 for padding.
     """
-    real = None if segment_ids is None else segment_ids > 0
+    in_document = None if segment_ids is None else segment_ids > 0
     if attention_mask is None:
-        return real
-    seen = attention_mask.astype(bool)
-    seen = seen if seen.ndim == 2 else seen.any(1)
-    return seen if real is None else real & seen
+        return in_document
+    attended = attention_mask.astype(bool)
+    attended = attended if attended.ndim == 2 else attended.any(1)
+    return attended if in_document is None else in_document & attended
 
 
 class FlaxFp8EncoderPreTrainedModel(StoredAsTwin, FlaxBertPreTrainedModel):
-    """Base of the FP8 encoder's classes.
+    """Base of the FP8 encoder's models.
 
-    ``save_pretrained`` writes the stock twin (MegatronBERT) with its tensors, so that PyTorch's
-    Auto classes load it. Options without an exact twin are written natively, with a warning that
-    names them.
+    `save_pretrained` writes the model in the format of its stock twin (MegatronBERT), which
+    PyTorch's Auto classes load. Models without an exact twin are saved in hfseq's own format, with
+    a warning that names the reasons.
     """
 
     config_class = Fp8EncoderConfig
 
-    def __init__(self, config: Fp8EncoderConfig, *args: Any, **kwargs: Any):
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
-        # What limits the length of a row: the table of positions, a flattened head, or nothing.
+        # The option that limits the length of a row, if any.
         if self.module_class is SequenceClassification and config.head == "te_flatten":
             self.position_table = "flatten_length"
         elif config.positions == "none":
-            self.position_table = None
+            self.position_table = None  # type: ignore[assignment]  # rows of any length
 
     def max_length(self) -> int | None:
-        """Return the longest row that the positions or a flattened head allow, if any do."""
+        """Returns the limit of the position embeddings or of a flattened head, if there is one."""
         return None if self.position_table is None else getattr(self.config, self.position_table)
 
     def accepts(self, name: str, method: str = "__call__") -> bool:
-        """Tell whether ``name`` counts; token types do not where the model has no table of them."""
+        """Returns whether the model uses an input. Token types are optional."""
         if name == "token_type_ids" and not self.config.type_vocab_size:
             return False
         return super().accepts(name, method)
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Return what the twin stores beside our parameters: zeros for what this model lacks."""
+        """Returns the twin's additional tensors: zeros for the parameters that this model lacks."""
         config = self.config
         if config.twin_problems():
             return {}
-        found = {} if config.use_bias else self._zero_biases()
-        width, tables = config.hidden_size, "embeddings.{}_embeddings.weight"
+        tensors = {} if config.use_bias else self._zero_biases()
+        width, template = config.hidden_size, "embeddings.{}_embeddings.weight"
         if config.positions == "none":
             zeros = np.zeros((config.max_position_embeddings, width), np.float32)
-            found[tables.format("position")] = DerivedTensor(
+            tensors[template.format("position")] = DerivedTensor(
                 zeros, "load it with positions='learned'"
             )
         if not config.type_vocab_size:
             zeros = np.zeros((TWIN_TYPE_VOCAB_SIZE, width), np.float32)
             remedy = f"load it with type_vocab_size={TWIN_TYPE_VOCAB_SIZE}"
-            found[tables.format("token_type")] = DerivedTensor(zeros, remedy)
+            tensors[template.format("token_type")] = DerivedTensor(zeros, remedy)
         if self.module_class is Fp8EncoderModule:
-            return found
-        return {f"{self.base_model_prefix}.{name}": entry for name, entry in found.items()}
+            return tensors
+        return {f"{self.base_model_prefix}.{name}": tensor for name, tensor in tensors.items()}
 
     def _zero_biases(self) -> dict[str, DerivedTensor]:
         sizes = dict.fromkeys(
@@ -269,23 +287,23 @@ class FlaxFp8EncoderPreTrainedModel(StoredAsTwin, FlaxBertPreTrainedModel):
 
 
 class FlaxFp8EncoderModel(FlaxFp8EncoderPreTrainedModel):
-    """The FP8 encoder without a head: hidden states and the pooled first token."""
+    """The FP8 encoder without a head. Returns hidden states and the pooled first token."""
 
     module_class = Fp8EncoderModule
     twin_names = {"megatron-bert": "MegatronBertModel"}
 
 
 class FlaxFp8EncoderForMaskedLM(FlaxFp8EncoderPreTrainedModel):
-    """The FP8 encoder with the masked-LM head."""
+    """The FP8 encoder with a masked-LM head."""
 
     module_class = MaskedLM
     twin_names = {"megatron-bert": "MegatronBertForMaskedLM"}
 
 
 class FlaxFp8EncoderForSequenceClassification(FlaxFp8EncoderPreTrainedModel):
-    """The FP8 encoder with a classifier, on the pooled first token or on all positions."""
+    """The FP8 encoder with a classifier on the pooled first token or on all positions."""
 
     module_class = SequenceClassification
     twin_names = {"megatron-bert": "MegatronBertForSequenceClassification"}
-    # The two products of the flattened head are large; what makes the labels is not.
+    # Only the first two kernels of the flattened head are large enough for low precision.
     precision_sites = (r"classifier/(flatten|dense)$",)

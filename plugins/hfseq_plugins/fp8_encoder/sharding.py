@@ -1,6 +1,6 @@
-"""How the encoder is split over devices: as BERT, with its flattened head.
+"""Sharding rules of the FP8 encoder: those of BERT, and of the flattened head.
 
-The head's first product is split by columns and its second by rows, as in TransformerEngine's
+The head's first kernel is split by columns and the second by rows, as in TransformerEngine's
 example.
 """
 

@@ -1,8 +1,8 @@
-"""Weights of TransformerEngine's Flax modules (examples/jax/encoder) in the names of this model.
+"""Converts weights of TransformerEngine's Flax encoder (examples/jax/encoder) to this model.
 
-The trees are those of ``te_flax.TransformerLayer`` (an encoder layer with LayerNorm, one group of
-keys and values a head, the fused product of query, key and value) between ``nn.Embed`` and the
-example's head. TransformerEngine itself is not needed.
+The source consists of `nn.Embed`, `te_flax.TransformerLayer` modules and the example's head. The
+layers are encoder layers with LayerNorm, as many key-value heads as query heads, and a fused
+projection of query, key and value. TransformerEngine does not have to be installed.
 """
 
 from __future__ import annotations
@@ -25,28 +25,32 @@ if TYPE_CHECKING:
     from hfseq_plugins.fp8_encoder.configuration import Fp8EncoderConfig
 
 Tree = Mapping[str, Any]
-# The dense layers of the example's head, and ours.
+# The dense layers of the head: name in the example, name in this model.
 HEAD = {"DenseGeneral_0": "flatten", "DenseGeneral_1": "dense", "Dense_0": "out_proj"}
 
 
 def from_transformer_engine(params: Tree, config: Fp8EncoderConfig) -> dict[str, Any]:
-    """Return the parameters of this model for ``params``, the example's collection ``params``.
+    """Converts the parameters of TransformerEngine's encoder example.
 
-    **Arguments:** ``params`` a nested dict of arrays (or boxes with ``.value``) with ``Embed_0``,
-    ``TransformerLayer_0``, … and, for a classifier, ``DenseGeneral_0``, ``DenseGeneral_1``,
-    ``Dense_0``; ``config`` an ``Fp8EncoderConfig``, whose preset ``te`` has the example's options.
+    The example does not divide attention scores by `sqrt(head_dim)`, but this model does.
+    Therefore the query's kernel and bias are multiplied by this factor. Parameters that the
+    example lacks (biases, position and token-type embeddings) are zero. The scales of FP8 recipes
+    are not converted: training calibrates new ones.
 
-    **Returns** float32 NumPy arrays: the tree of ``FlaxFp8EncoderForSequenceClassification`` for
-    ``head="te_flatten"``, else that of ``FlaxFp8EncoderModel`` without its pooler, which the
-    example has not.
+    Args:
+        params: The example's collection `params`: a nested dict of arrays, or of boxes with a
+            `value`, with the entries `Embed_0`, `TransformerLayer_0`, ... and for a classifier
+            `DenseGeneral_0`, `DenseGeneral_1` and `Dense_0`.
+        config: The configuration of this model. The preset `te` has the example's options.
 
-    The example does not divide its attention logits by ``sqrt(head_dim)`` and this model does, so
-    the query's kernel is multiplied by it (and its bias, if any). What the configuration has and
-    TransformerEngine has not (biases, tables of positions and token types) is zero. Scales and
-    histories of its FP8 recipes are not taken over: training calibrates its own.
+    Returns:
+        Float32 NumPy arrays. With `head="te_flatten"` they are the parameters of
+        `FlaxFp8EncoderForSequenceClassification`, otherwise those of `FlaxFp8EncoderModel` without
+        the pooler, which the example lacks.
 
-    **Raises:** WeightsError that lists all parameters that are absent, left over or of another
-    shape.
+    Raises:
+        WeightsError: Parameters are missing, unexpected, or of the wrong shape. The message lists
+            all of them.
     """
     reader = _Reader(params, config)
     flat = {"embeddings/word_embeddings/embedding": reader.take("Embed_0/embedding")}
@@ -59,43 +63,43 @@ def from_transformer_engine(params: Tree, config: Fp8EncoderConfig) -> dict[str,
         last = f"TransformerLayer_{config.num_hidden_layers - 1}/output_layernorm"
         flat["encoder/ln/scale"] = reader.take(f"{last}/scale")
         flat["encoder/ln/bias"] = reader.take(f"{last}/ln_bias")
-    classifies = config.head == "te_flatten"
-    kind = FlaxFp8EncoderForSequenceClassification if classifies else FlaxFp8EncoderModel
-    if classifies:
+    is_classifier = config.head == "te_flatten"
+    model_class = FlaxFp8EncoderForSequenceClassification if is_classifier else FlaxFp8EncoderModel
+    if is_classifier:
         flat = {f"bert/{name}": value for name, value in flat.items()}
         for theirs, ours in HEAD.items():
             flat[f"classifier/{ours}/kernel"] = reader.take(f"{theirs}/kernel")
             flat[f"classifier/{ours}/bias"] = reader.take(f"{theirs}/bias", optional=True)
-    return reader.fit(flat, kind)
+    return reader.build_tree(flat, model_class)
 
 
-def _part(stacked: np.ndarray | None, place: int, factor: float = 1.0) -> np.ndarray | None:
-    """Return one of the products that lie stacked on the last axis but one."""
-    if stacked is None or stacked.ndim < 2 or place >= stacked.shape[-2]:
+def _kernel(stacked: np.ndarray | None, index: int, factor: float = 1.0) -> np.ndarray | None:
+    """Returns one of the kernels (or biases) that are stacked on the second last axis."""
+    if stacked is None or stacked.ndim < 2 or index >= stacked.shape[-2]:
         return None
-    return stacked[..., place, :] * np.float32(factor)
+    return stacked[..., index, :] * np.float32(factor)
 
 
 class _Reader:
-    """A flat view of the foreign tree that notes what was read and what was absent."""
+    """A flat view of the example's parameters that records unread and missing ones."""
 
     def __init__(self, params: Tree, config: Fp8EncoderConfig):
         self.config = config
-        self.flat = {  # out of the boxes of logical partitioning
+        self.flat = {  # `value` unwraps the boxes of logical partitioning
             name: np.asarray(getattr(value, "value", value), np.float32)
             for name, value in flatten_dict(params, sep="/").items()
         }
         self.unread, self.problems = set(self.flat), list[str]()
 
     def take(self, name: str, optional: bool = False) -> np.ndarray | None:
-        """Return the parameter ``name``, or None where there is none."""
+        """Returns a parameter, or None if it is missing."""
         self.unread.discard(name)
         if name not in self.flat and not optional:
-            self.problems.append(f"{name} is absent")
+            self.problems.append(f"{name} is missing")
         return self.flat.get(name)
 
-    def expect_products(self, name: str, count: int) -> None:
-        """Note if ``name`` does not hold ``count`` products, stacked on the last axis but one."""
+    def expect_kernels(self, name: str, count: int) -> None:
+        """Records a problem unless `name` contains `count` stacked kernels."""
         shape = self.flat[name].shape if name in self.flat else None
         if shape is not None and (len(shape) != 3 or shape[1] != count):
             self.problems.append(
@@ -103,17 +107,17 @@ class _Reader:
             )
 
     def layer(self, name: str) -> dict[str, np.ndarray | None]:
-        """Return one layer, by our names below ``encoder/layer/{i}``."""
+        """Returns one layer, with this model's names below `encoder/layer/{i}`."""
         config = self.config
         scale = math.sqrt(config.hidden_size // config.num_attention_heads)
         block, mlp = f"{name}/attention", f"{name}/mlp"
         fused = self.take(f"{block}/qkv/kernel")
         bias = self.take(f"{block}/qkv/bias", optional=True)
-        wide = self.take(f"{mlp}/wi_kernel")
-        wide_bias = self.take(f"{mlp}/wi_bias", optional=True)
-        self.expect_products(f"{block}/qkv/kernel", 3)
-        self.expect_products(f"{mlp}/wi_kernel", 2 if config.gated_mlp else 1)
-        found = {
+        up_kernel = self.take(f"{mlp}/wi_kernel")
+        up_bias = self.take(f"{mlp}/wi_bias", optional=True)
+        self.expect_kernels(f"{block}/qkv/kernel", 3)
+        self.expect_kernels(f"{mlp}/wi_kernel", 2 if config.gated_mlp else 1)
+        params = {
             "attention/ln/scale": self.take(f"{block}/qkv/scale"),
             "attention/ln/bias": self.take(f"{block}/qkv/ln_bias"),
             "attention/output/dense/kernel": self.take(f"{block}/out/kernel"),
@@ -123,23 +127,27 @@ class _Reader:
             "output/dense/kernel": self.take(f"{mlp}/wo_kernel"),
             "output/dense/bias": self.take(f"{mlp}/wo_bias", optional=True),
         }
-        for place, part in enumerate(("query", "key", "value")):
+        for index, part in enumerate(("query", "key", "value")):
             factor = scale if part == "query" else 1.0
-            found[f"attention/self/{part}/kernel"] = _part(fused, place, factor)
-            found[f"attention/self/{part}/bias"] = _part(bias, place, factor)
-        for place, part in enumerate(("dense", "up") if config.gated_mlp else ("dense",)):
-            found[f"intermediate/{part}/kernel"] = _part(wide, place)
-            found[f"intermediate/{part}/bias"] = _part(wide_bias, place)
-        return found
+            params[f"attention/self/{part}/kernel"] = _kernel(fused, index, factor)
+            params[f"attention/self/{part}/bias"] = _kernel(bias, index, factor)
+        for index, part in enumerate(("dense", "up") if config.gated_mlp else ("dense",)):
+            params[f"intermediate/{part}/kernel"] = _kernel(up_kernel, index)
+            params[f"intermediate/{part}/bias"] = _kernel(up_bias, index)
+        return params
 
-    def fit(
-        self, flat: dict[str, np.ndarray | None], kind: type[FlaxFp8EncoderPreTrainedModel]
+    def build_tree(
+        self, flat: dict[str, np.ndarray | None], model_class: type[FlaxFp8EncoderPreTrainedModel]
     ) -> dict[str, Any]:
-        """Nest ``flat`` as ``kind`` has it, with zeros for what only this model has."""
-        tree = kind(self.config, _do_init=False).params_shape_tree
+        """Returns the parameter tree of `model_class`, with zeros for missing parameters.
+
+        Raises:
+            WeightsError: The parameters do not match the configuration.
+        """
+        tree = model_class(self.config, _do_init=False).params_shape_tree
         shapes = {name: leaf.shape for name, leaf in flatten_dict(tree, sep="/").items()}
         problems = self.problems + [
-            f"{name} has no place in this configuration" for name in sorted(self.unread)
+            f"{name} is unexpected with this configuration" for name in sorted(self.unread)
         ]
         for name, value in flat.items():
             expected = shapes.get(name)
@@ -147,12 +155,12 @@ class _Reader:
                 continue
             if expected is None:
                 if value.any():
-                    problems.append(f"{name} is not zero, but this configuration has none")
+                    problems.append(f"{name} is not zero, but this configuration lacks it")
             elif value.shape != expected:
                 problems.append(f"{name} has the shape {value.shape}, expected {expected}")
         if problems:
             raise WeightsError(
-                "TransformerEngine's parameters do not fit the configuration:\n  "
+                "TransformerEngine's parameters do not match the configuration:\n  "
                 + "\n  ".join(problems)
             )
         values = {

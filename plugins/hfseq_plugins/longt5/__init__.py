@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.longt5.modeling"
 CITATION = """\
@@ -17,8 +22,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add LongT5 with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers LongT5 with the heads that Transformers 4 had in Flax."""
     register(
         "longt5",
         config="transformers:LongT5Config",
@@ -27,6 +32,6 @@ def register_architectures(register):
             "ForSeq2SeqLM": f"{MODELING}:FlaxLongT5ForConditionalGeneration",
         },
         sharding="hfseq_plugins.t5.sharding:RULES",
-        card="T5 with attention in blocks, for long inputs (Guo et al., 2021).",
+        card="T5 with block-local attention for long inputs (Guo et al., 2021).",
         citation=CITATION,
     )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.mt5.modeling"
 CITATION = """\
@@ -17,8 +22,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add mT5 with the heads that Transformers 4 had in Flax; it shards as T5 does."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers mT5 with the heads that Transformers 4 had in Flax and T5's sharding rules."""
     register(
         "mt5",
         config="transformers:MT5Config",

@@ -11,21 +11,21 @@ from hfseq_plugins.t5.modeling import shift_tokens_right
 
 
 class FlaxMT5Model(t5.FlaxT5Model):
-    """mT5 without a head: hidden states of decoder and encoder."""
+    """mT5 without a head. Returns the hidden states of decoder and encoder."""
 
     config_class = MT5Config
 
 
 class FlaxMT5ForConditionalGeneration(t5.FlaxT5ForConditionalGeneration):
-    """mT5 with its language-modelling head."""
+    """mT5 with its language-modeling head."""
 
     config_class = MT5Config
 
     def stored_config(self) -> MT5Config:
-        """Return a configuration that says that the head is not tied, as published ones do.
+        """Returns the configuration with `tie_word_embeddings=False`, as in published checkpoints.
 
-        The class of Transformers 5 ignores it, and says that it is; Transformers 4 would believe
-        that, take the word vectors for the head, and scale what goes into it.
+        Transformers 5 ignores the option and sets it to true. Transformers 4 would follow it: it
+        would use the token embeddings as the head and scale their input.
         """
         config = copy.deepcopy(super().stored_config())
         config.tie_word_embeddings = False
@@ -33,7 +33,7 @@ class FlaxMT5ForConditionalGeneration(t5.FlaxT5ForConditionalGeneration):
 
 
 class FlaxMT5EncoderModel(t5.FlaxT5EncoderModel):
-    """The encoder of mT5 alone."""
+    """The encoder of mT5."""
 
     config_class = MT5Config
 

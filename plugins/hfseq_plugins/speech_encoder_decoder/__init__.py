@@ -1,8 +1,13 @@
-"""Speech translation (Wang et al., 2021, https://arxiv.org/abs/2104.06678) of two checkpoints."""
+"""Speech encoder-decoders from two checkpoints (Wang et al., 2021, arXiv:2104.06678)."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.speech_encoder_decoder.modeling"
 CITATION = """\
@@ -17,13 +22,13 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add the pair of an encoder of sound and a decoder that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers the speech encoder-decoder that Transformers 4 had in Flax."""
     register(
         "speech-encoder-decoder",
         config="transformers:SpeechEncoderDecoderConfig",
         heads={"ForSpeechSeq2Seq": f"{MODELING}:FlaxSpeechEncoderDecoderModel"},
         sharding="hfseq_plugins.encoder_decoder.sharding:RULES",
-        card="An encoder of sound and a decoder of text, from two checkpoints.",
+        card="An audio encoder and a text decoder from two checkpoints.",
         citation=CITATION,
     )

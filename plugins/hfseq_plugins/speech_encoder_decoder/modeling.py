@@ -1,4 +1,4 @@
-"""An encoder of sound and a decoder of text on Flax NNX: recognition and translation of speech."""
+"""Speech encoder-decoders on Flax NNX, for speech recognition and translation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from flax import nnx
 from transformers import SpeechEncoderDecoderConfig
 
 from hfseq.modeling.base import Input
+from hfseq.modeling.seq2seq import EncoderOutputs
+from hfseq.nn import Keys, trees
+from hfseq.nn import outputs as out
 from hfseq_plugins.encoder_decoder.modeling import (
     EncoderDecoderModule,
     FlaxEncoderDecoderPreTrainedModel,
@@ -19,7 +22,7 @@ from hfseq_plugins.wav2vec2.modeling import frame_mask, output_lengths
 
 
 class SpeechEncoderDecoderModule(EncoderDecoderModule):
-    """The same, of sound."""
+    """An encoder-decoder with an audio encoder."""
 
     def __init__(self, config: SpeechEncoderDecoderConfig, rngs: nnx.Rngs, **parts: Any):
         super().__init__(config, rngs, **parts)
@@ -27,15 +30,15 @@ class SpeechEncoderDecoderModule(EncoderDecoderModule):
 
     def encode(
         self,
-        inputs,
-        attention_mask=None,
+        inputs: jax.Array,  # (batch, samples)
+        attention_mask: jax.Array | None = None,  # (batch, samples)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-        freeze_feature_encoder=False,
-    ):
-        """Run the encoder."""
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        freeze_feature_encoder: bool = False,
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder."""
         return self.encoder(
             inputs,
             attention_mask,
@@ -46,7 +49,7 @@ class SpeechEncoderDecoderModule(EncoderDecoderModule):
         )
 
     def mask(self, encoder_mask: jax.Array | None, states: jax.Array) -> jax.Array | None:
-        """Return the mask of the vectors that the sound became."""
+        """Returns the mask of the feature vectors for the mask of the audio."""
         return (
             None
             if encoder_mask is None
@@ -54,41 +57,47 @@ class SpeechEncoderDecoderModule(EncoderDecoderModule):
         )
 
     def returned_encoder_states(self, states: jax.Array) -> jax.Array:
-        """Return the encoder's last states as PyTorch's class of sound does: projected."""
+        """Returns the projected states, as PyTorch's speech class does."""
         return self.project(states)
 
     def __call__(
         self,
-        inputs,
-        attention_mask=None,
-        decoder_input_ids=None,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
-        freeze_feature_encoder=False,
+        inputs: jax.Array,  # (batch, samples)
+        attention_mask: jax.Array | None = None,  # (batch, samples)
+        decoder_input_ids: jax.Array | None = None,  # (batch, target_length)
+        decoder_attention_mask: jax.Array | None = None,  # (batch, target_length)
+        decoder_position_ids: jax.Array | None = None,  # (batch, target_length)
+        freeze_feature_encoder: bool = False,
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         options = output_options(rngs, output_attentions, output_hidden_states)
         encoded = self.encode(
             inputs, attention_mask, freeze_feature_encoder=freeze_feature_encoder, **options
         )
-        given = {
+        decoder_inputs = {
             "decoder_input_ids": decoder_input_ids,
             "decoder_attention_mask": decoder_attention_mask,
             "decoder_position_ids": decoder_position_ids,
         }
-        return self.decode_encoded(encoded, attention_mask, given, **options)
+        return self.decode_encoded(encoded, attention_mask, decoder_inputs, **options)
 
 
 def frame_attention_mask(config: Any, attention_mask: jax.Array, states: jax.Array) -> jax.Array:
-    """Return the mask of ``states`` from that of the sound."""
+    """Returns the mask of the encoder's output for the mask of the audio.
+
+    Args:
+        config: The encoder's configuration.
+        attention_mask: `(batch, samples)`.
+        states: The encoder's output, `(batch, frames, hidden)`.
+    """
     return frame_mask(config, states.shape[1], attention_mask)
 
 
 class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
-    """An encoder of sound and a decoder of text."""
+    """An audio encoder and a text decoder from two checkpoints."""
 
     config_class = SpeechEncoderDecoderConfig
     module_class = SpeechEncoderDecoderModule
@@ -96,27 +105,33 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
     main_input_name = "inputs"
     encoder_inputs = ("input_values",)
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # as in Transformers 4
         self,
-        inputs,
-        attention_mask=None,
-        decoder_input_ids=None,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        freeze_feature_encoder=False,
-        params=None,
-        dropout_rng=None,
+        inputs: Input,
+        attention_mask: Input = None,
+        decoder_input_ids: Input = None,
+        decoder_attention_mask: Input = None,
+        decoder_position_ids: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        freeze_feature_encoder: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
         *,
-        extra=None,
-        **others,
-    ):
-        """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **others: Any,
+    ) -> Any:
+        """Runs encoder and decoder. See :meth:`FlaxPreTrainedModel.run` for the other arguments.
 
-        ``inputs`` and their mask are (batch, samples), ``decoder_input_ids`` (batch, length).
+        Args:
+            inputs: Audio samples, `(batch, samples)`.
+            attention_mask: `(batch, samples)`.
+            decoder_input_ids: Target tokens, `(batch, length)`.
+            decoder_attention_mask: `(batch, length)`.
+            decoder_position_ids: `(batch, length)`.
+            freeze_feature_encoder: Whether to stop the gradient into the encoder's convolutions.
         """
         return super().__call__(
             self._prepare_audio(inputs),
@@ -135,20 +150,20 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
             **others,
         )
 
-    def encode(
+    def encode(  # type: ignore[override]  # as in Transformers 4
         self,
-        inputs,
-        attention_mask=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        freeze_feature_encoder=False,
-        params=None,
-        dropout_rng=None,
-        **others,
-    ):
-        """Run the encoder alone: sound to hidden states."""
+        inputs: Input,
+        attention_mask: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        freeze_feature_encoder: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        **others: Any,
+    ) -> Any:
+        """Runs the encoder on audio samples, `(batch, samples)`."""
         return super().encode(
             self._prepare_audio(inputs),
             attention_mask,
@@ -162,25 +177,25 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
             **others,
         )
 
-    def decode(
+    def decode(  # type: ignore[override]  # as in Transformers 4
         self,
-        decoder_input_ids,
-        encoder_outputs,
-        encoder_attention_mask=None,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
-        past_key_values=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
-        **inputs,
-    ):
-        """Run the decoder on ``encoder_outputs``; see :meth:`FlaxSeq2SeqPreTrainedModel.decode`.
+        decoder_input_ids: Input,
+        encoder_outputs: EncoderOutputs,
+        encoder_attention_mask: Input = None,
+        decoder_attention_mask: Input = None,
+        decoder_position_ids: Input = None,
+        past_key_values: trees.Params | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the decoder. See :meth:`FlaxSeq2SeqPreTrainedModel.decode`.
 
-        ``encoder_attention_mask`` is that of the vectors that the sound became.
+        `encoder_attention_mask` is the mask of the encoder's output, `(batch, frames)`.
         """
         return super().decode(
             decoder_input_ids,
@@ -199,7 +214,7 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
         )
 
     def encoder_mask(self, attention_mask: Input, encoder_outputs: Any) -> Input:
-        """Return the mask of what the encoder gave from that of the sound."""
+        """Returns the mask of the encoder's output for the mask of the audio."""
         if attention_mask is None:
             return None
         return frame_attention_mask(
@@ -212,5 +227,5 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
     def _get_feat_extract_output_lengths(
         self, input_lengths: jax.Array | int, add_adapter: bool | None = None
     ) -> Any:
-        """Return how many vectors become of so many samples."""
+        """Returns the number of feature vectors for a number of samples."""
         return output_lengths(self.config.encoder, input_lengths, add_adapter)

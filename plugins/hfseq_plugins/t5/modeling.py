@@ -1,13 +1,14 @@
-"""The classes of T5 and T5 v1.1: each head as a module, then its public face."""
+"""T5 and T5 v1.1 (Raffel et al., 2020) on Flax NNX: modules with their heads, and model classes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 from flax import nnx
-from transformers import T5Config
+from transformers import PreTrainedConfig, T5Config
 
 from hfseq import nn
 from hfseq.modeling import (
@@ -16,31 +17,33 @@ from hfseq.modeling import (
     Seq2SeqGeneration,
     shift_tokens_right,
 )
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq_plugins.t5.stack import Stack
 
 
 class EncoderOnly(nnx.Module):
-    """The word embeddings and the encoder."""
+    """Token embeddings and encoder."""
 
     stack: ClassVar[type[Stack]] = Stack
 
-    def __init__(self, config: T5Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         init = nn.normal(config.initializer_factor)
         self.shared = nn.Embed(config.vocab_size, config.d_model, init, rngs)
         self.encoder = self.stack(config, rngs)
 
     def encode(
         self,
-        input_ids,
-        attention_mask=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        """Run the encoder."""
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder."""
         return self.encoder(
             self.shared(input_ids),
             nn.visible(attention_mask, segment_ids),
@@ -53,28 +56,28 @@ class EncoderOnly(nnx.Module):
 
 
 class EncoderDecoder(EncoderOnly):
-    """T5 without a head."""
+    """Encoder and decoder without a head."""
 
     output: ClassVar[type[out.FlaxModelOutput]] = out.FlaxSeq2SeqModelOutput
 
-    def __init__(self, config: T5Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.decoder = Stack(config, rngs, decoder=True)
 
     def decode(
         self,
-        decoder_input_ids,
-        encoder_hidden_states,
-        encoder_attention_mask=None,
-        decoder_attention_mask=None,
-        segment_ids=None,
-        decoder_segment_ids=None,
+        decoder_input_ids: jax.Array,  # (batch, target_length)
+        encoder_hidden_states: jax.Array,  # (batch, length, hidden)
+        encoder_attention_mask: jax.Array | None = None,  # (batch, length)
+        decoder_attention_mask: jax.Array | None = None,  # (batch, target_length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
+        decoder_segment_ids: jax.Array | None = None,  # (batch, target_length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        """Run the decoder, and the head where there is one, on the encoder's hidden states."""
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        """Runs the decoder and, if there is one, the head."""
         decoded = self.decoder(
             self.shared(decoder_input_ids),
             nn.visible(decoder_attention_mask, decoder_segment_ids),
@@ -84,39 +87,39 @@ class EncoderDecoder(EncoderOnly):
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
         )
-        return self.finish(decoded)
+        return self.apply_head(decoded)
 
-    def finish(self, decoded: out.FlaxModelOutput) -> out.FlaxModelOutput:
-        """Return the decoder's output as it is; a head makes logits of it."""
+    def apply_head(self, decoded: out.FlaxModelOutput) -> out.FlaxModelOutput:
+        """Returns the decoder's output unchanged. Subclasses replace hidden states by logits."""
         return decoded
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # encoder and decoder
         self,
-        input_ids,
-        attention_mask=None,
-        decoder_input_ids=None,
-        decoder_attention_mask=None,
-        segment_ids=None,
-        decoder_segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        decoder_input_ids: jax.Array | None = None,  # (batch, target_length)
+        decoder_attention_mask: jax.Array | None = None,  # (batch, target_length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
+        decoder_segment_ids: jax.Array | None = None,  # (batch, target_length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        flags = {
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        options: dict[str, Any] = {
             "rngs": rngs,
             "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,
         }
-        encoded = self.encode(input_ids, attention_mask, segment_ids, **flags)
+        encoded = self.encode(input_ids, attention_mask, segment_ids, **options)
         decoded = self.decode(
-            decoder_input_ids,
+            decoder_input_ids,  # type: ignore[arg-type]  # always passed by the model class
             encoded.last_hidden_state,
             attention_mask,
             decoder_attention_mask,
             segment_ids,
             decoder_segment_ids,
-            **flags,
+            **options,
         )
         return self.output(
             decoded[0],
@@ -130,25 +133,30 @@ class EncoderDecoder(EncoderOnly):
 
 
 class ConditionalGeneration(EncoderDecoder):
-    """Next-token prediction in the decoder.
+    """Encoder and decoder with a language-modeling head.
 
-    The original T5 shares its head with the word embeddings and scales what goes into it; v1.1
-    (``scale_decoder_outputs=False``) does neither. ``tied`` overrides the former, for checkpoints
-    that do what their configuration does not say.
+    The head of the original T5 shares the token embeddings and scales its input. T5 v1.1
+    (`scale_decoder_outputs=False`) does neither.
+
+    Args:
+        config: The configuration.
+        rngs: Random keys for the parameters.
+        tied: Whether the head shares the token embeddings. Overrides the configuration, for
+            checkpoints that contradict it.
     """
 
     output = out.FlaxSeq2SeqLMOutput
 
-    def __init__(self, config: T5Config, rngs: nnx.Rngs, tied: bool | None = None):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, tied: bool | None = None):
         super().__init__(config, rngs)
-        scaled = getattr(config, "scale_decoder_outputs", False)  # mT5's has no such choice
+        scaled = getattr(config, "scale_decoder_outputs", False)  # not an option of mT5
         self.scale = config.d_model**-0.5 if scaled else 1.0
         tied = scaled if tied is None else tied
         sizes, init = (config.d_model, config.vocab_size), nn.normal(config.initializer_factor)
         self.lm_head = nnx.data(None) if tied else nn.Linear(*sizes, init, rngs, use_bias=False)
 
-    def finish(self, decoded: out.FlaxModelOutput) -> out.FlaxModelOutput:
-        """Return logits instead of hidden states."""
+    def apply_head(self, decoded: out.FlaxModelOutput) -> out.FlaxModelOutput:
+        """Returns the decoder's output with logits instead of hidden states."""
         head = self.shared.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
             logits=head(decoded.last_hidden_state * self.scale),
@@ -159,74 +167,81 @@ class ConditionalGeneration(EncoderDecoder):
 
 
 class FlaxT5PreTrainedModel(FlaxSeq2SeqPreTrainedModel):
-    """Base of the T5 classes: configuration and checkpoint names."""
+    """Base of the T5 models: configuration and checkpoint names."""
 
-    config_class = T5Config
+    config_class: ClassVar[type[PreTrainedConfig]] = T5Config
     base_model_prefix = "transformer"
     weight_aliases = {
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",
         "lm_head.weight": "shared.weight",
     }
-    # Old checkpoints carry a table that nothing reads.
+    # An unused table in old checkpoints.
     ignored_weights = (
         *FlaxPreTrainedModel.ignored_weights,
         r"EncDecAttention\.relative_attention_bias\.weight$",
     )
 
-    def __init__(self, config: T5Config, *args: Any, **kwargs: Any):
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         if config is not None and not config.tie_word_embeddings:
-            # Set after construction, it means what Transformers 4 meant by it: T5 v1.1. Saved, the
-            # configuration has to say so to Transformers 5.
+            # Setting it after construction means T5 v1.1, as in Transformers 4. In saved
+            # configurations Transformers 5 needs scale_decoder_outputs for that.
             config.scale_decoder_outputs = False
         super().__init__(config, *args, **kwargs)
 
     def max_length(self) -> None:
-        """Positions are relative: nothing limits the length."""
+        """Returns None: relative positions do not limit the length."""
 
 
 class FlaxT5Model(FlaxT5PreTrainedModel):
-    """T5 without a head: hidden states of decoder and encoder."""
+    """T5 without a head. Returns the hidden states of decoder and encoder."""
 
     module_class = EncoderDecoder
 
 
 class FlaxT5ForConditionalGeneration(Seq2SeqGeneration, FlaxT5PreTrainedModel):
-    """T5 with its language-modelling head."""
+    """T5 with its language-modeling head."""
 
     module_class = ConditionalGeneration
 
     @classmethod
     def checkpoint_options(cls, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Tell whether the head is tied by what the checkpoint holds, as PyTorch does."""
-        own = "lm_head.kernel" in tensors or _differ(tensors, "lm_head.weight", "shared.weight")
-        return {"tied": not own}
+        """Returns whether the head is tied. The checkpoint's tensors decide, as in PyTorch."""
+        untied = "lm_head.kernel" in tensors or _tensors_differ(
+            tensors, "lm_head.weight", "shared.weight"
+        )
+        return {"tied": not untied}
 
 
 class FlaxT5EncoderModel(FlaxT5PreTrainedModel):
-    """The encoder of T5 alone."""
+    """The encoder of T5."""
 
     module_class = EncoderOnly
     ignored_weights = (*FlaxT5PreTrainedModel.ignored_weights, r"^decoder\.")
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # as in Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the encoder; see :meth:`FlaxPreTrainedModel.run`."""
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the encoder. See :meth:`FlaxPreTrainedModel.run` for the other arguments.
+
+        Args:
+            input_ids: Tokens, `(batch, length)`.
+            attention_mask: `(batch, length)`.
+        """
+        model_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -237,11 +252,11 @@ class FlaxT5EncoderModel(FlaxT5PreTrainedModel):
         )
 
 
-def _differ(tensors: Mapping[str, Any], one: str, other: str, rows: int = 1024) -> bool:
-    """Tell whether two matrices are both there and differ, reading no more than it takes."""
-    if one not in tensors or other not in tensors:
+def _tensors_differ(tensors: Mapping[str, Any], name: str, other: str, rows: int = 1024) -> bool:
+    """Returns whether two matrices exist and differ. Stops reading at the first difference."""
+    if name not in tensors or other not in tensors:
         return False
-    first, second = tensors[one], tensors[other]
+    first, second = tensors[name], tensors[other]
     if first.shape != second.shape:
         return True
     ends = (min(start + rows, first.shape[0]) for start in range(0, first.shape[0], rows))

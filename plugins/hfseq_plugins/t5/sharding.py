@@ -1,4 +1,4 @@
-"""How T5 is split over devices: Megatron's column and row pairs."""
+"""Sharding rules of T5: Megatron's column and row pairs."""
 
 RULES = [
     (r"shared/embedding$", "embedding"),

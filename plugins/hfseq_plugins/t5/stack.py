@@ -1,8 +1,13 @@
-"""The layers and stacks of T5 (Raffel et al., 2020) on Flax NNX; names are the checkpoint's."""
+"""The layers and stacks of T5 (Raffel et al., 2020) on Flax NNX.
+
+Attribute names match the checkpoint. A sibling replaces `Block.attention_class` and
+`Stack.block_class` in subclasses.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 from flax import nnx
@@ -10,28 +15,31 @@ from flax import nnx
 from hfseq import nn
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
+from hfseq.nn.visible import Mask
 
 if TYPE_CHECKING:
-    from transformers import T5Config
+    from transformers import PreTrainedConfig
 
 
-def linear(config: T5Config, features_in: int, features_out: int, spread: float, rngs: nnx.Rngs):
-    """A Linear without bias, drawn with standard deviation ``initializer_factor * spread``."""
-    init = nn.normal(config.initializer_factor * spread)
+def linear(
+    config: PreTrainedConfig, features_in: int, features_out: int, std: float, rngs: nnx.Rngs
+) -> nn.Linear:
+    """Creates a Linear without bias, with standard deviation `initializer_factor * std`."""
+    init = nn.normal(config.initializer_factor * std)
     return nn.Linear(features_in, features_out, init, rngs, use_bias=False)
 
 
-def norm(config: T5Config) -> nn.RMSNorm:
-    """A norm without mean and bias; its parameter is called ``weight``."""
+def norm(config: PreTrainedConfig) -> nn.RMSNorm:
+    """Creates an RMSNorm whose parameter is named `weight`, as in the checkpoint."""
     return nn.RMSNorm(config.d_model, config.layer_norm_epsilon, leaf="weight")
 
 
 class Attention(nn.CachedAttention):
-    """Attention whose scores are not scaled (the initialisation is); of a sequence or across."""
+    """Self-attention or cross-attention. The initialization replaces the scaling of scores."""
 
     def __init__(
         self,
-        config: T5Config,
+        config: PreTrainedConfig,
         rngs: nnx.Rngs,
         *,
         causal: bool = False,
@@ -50,20 +58,29 @@ class Attention(nn.CachedAttention):
         table = (config.relative_attention_num_buckets, config.num_heads, init, rngs)
         self.relative_attention_bias = nn.Embed(*table) if biased else nnx.data(None)
 
-    def __call__(self, x, source, mask, bias, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        source: jax.Array | None,  # (batch, source_length, hidden)
+        mask: Mask,
+        bias: jax.Array | None,  # (1 or batch, heads, queries, keys)
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         def split(y: jax.Array) -> jax.Array:
             return y.reshape(*y.shape[:2], self.kv_heads, self.head_dim)
 
         causal = False
         if self.cross:
+            states: Any = source  # cross-attention always has a source
             key, value = nn.encoder_cache(
-                self, lambda: (split(self.k(source)), split(self.v(source)))
+                self, lambda: (split(self.k(states)), split(self.v(states)))
             )
         else:
             key, value = split(self.k(x)), split(self.v(x))
         if self.causal:
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             split(self.q(x)),
             key,
             value,
@@ -75,76 +92,113 @@ class Attention(nn.CachedAttention):
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.o(mixed.reshape(*x.shape[:2], -1)), weights
+        return self.o(attn_output.reshape(*x.shape[:2], -1)), weights
 
 
 class SelfAttention(nnx.Module):
-    """Norm, attention of a sequence to itself, residual."""
+    """Pre-norm self-attention with residual connection."""
 
-    def __init__(self, config: T5Config, rngs: nnx.Rngs, causal: bool, biased: bool):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, causal: bool, biased: bool):
         self.SelfAttention = Attention(config, rngs, causal=causal, biased=biased)
         self.layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
 
-    def __call__(self, x, mask, bias, rngs, return_weights):
-        mixed, weights = self.SelfAttention(
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        bias: jax.Array | None,  # (1 or batch, heads, queries, keys)
+        rngs: Keys | None,
+        return_weights: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        attn_output, weights = self.SelfAttention(
             self.layer_norm(x), None, mask, bias, rngs, return_weights
         )
-        return x + self.dropout(mixed, rngs), weights
+        return x + self.dropout(attn_output, rngs), weights
 
 
 class CrossAttention(nnx.Module):
-    """Norm, attention to the encoder's output, residual."""
+    """Pre-norm attention to the encoder's output with residual connection."""
 
-    def __init__(self, config: T5Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.EncDecAttention = Attention(config, rngs, cross=True)
         self.layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
 
-    def __call__(self, x, encoded, mask, rngs, return_weights):
-        mixed, weights = self.EncDecAttention(
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        encoded: jax.Array | None,  # (batch, source_length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        attn_output, weights = self.EncDecAttention(
             self.layer_norm(x), encoded, mask, None, rngs, return_weights
         )
-        return x + self.dropout(mixed, rngs), weights
+        return x + self.dropout(attn_output, rngs), weights
 
 
 class DenseReluDense(nnx.Module):
-    """The feed-forward block: T5's, or the gated one of v1.1 (``is_gated_act``)."""
+    """The feed-forward layers of T5, or the gated ones of T5 v1.1 (`is_gated_act`)."""
 
-    def __init__(self, config: T5Config, rngs: nnx.Rngs):
+    if TYPE_CHECKING:
+        wi: nn.Linear
+        wi_0: nn.Linear
+        wi_1: nn.Linear
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.gated = config.is_gated_act
-        sizes, spread = (config.d_model, config.d_ff), config.d_model**-0.5
+        sizes, std = (config.d_model, config.d_ff), config.d_model**-0.5
         for name in ("wi_0", "wi_1") if self.gated else ("wi",):
-            setattr(self, name, linear(config, *sizes, spread, rngs))
+            setattr(self, name, linear(config, *sizes, std, rngs))
         self.wo = linear(config, *sizes[::-1], config.d_ff**-0.5, rngs)
         self.act = nn.activation(config.dense_act_fn)
         self.dropout = nn.Dropout(config.dropout_rate)
 
-    def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
-        wide = self.act(self.wi_0(x)) * self.wi_1(x) if self.gated else self.act(self.wi(x))
-        return self.wo(self.dropout(wide, rngs))
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rngs: Keys | None,
+    ) -> jax.Array:
+        inner = self.act(self.wi_0(x)) * self.wi_1(x) if self.gated else self.act(self.wi(x))
+        return self.wo(self.dropout(inner, rngs))
 
 
 class FeedForward(nnx.Module):
-    """Norm, feed-forward, residual."""
+    """Pre-norm feed-forward block with residual connection."""
 
-    def __init__(self, config: T5Config, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.DenseReluDense = DenseReluDense(config, rngs)
         self.layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
 
-    def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rngs: Keys | None,
+    ) -> jax.Array:
         return x + self.dropout(self.DenseReluDense(self.layer_norm(x), rngs), rngs)
 
 
 class Block(nnx.Module):
-    """Self-attention, cross-attention in a decoder, feed-forward."""
+    """Self-attention, cross-attention (in a decoder), feed-forward."""
 
-    own: ClassVar[type[nnx.Module]] = SelfAttention
+    attention_class: ClassVar[Callable[..., nnx.Module]] = SelfAttention
 
-    def __init__(self, config: T5Config, rngs: nnx.Rngs, decoder: bool, biased: bool):
-        crossed = [CrossAttention(config, rngs)] if decoder else []
-        own = self.own(config, rngs, causal=decoder, biased=biased)
-        self.layer = nnx.List([own, *crossed, FeedForward(config, rngs)])
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, decoder: bool, biased: bool):
+        cross_attention = [CrossAttention(config, rngs)] if decoder else []
+        self_attention = self.attention_class(config, rngs, causal=decoder, biased=biased)
+        self.layer = nnx.List([self_attention, *cross_attention, FeedForward(config, rngs)])
 
-    def __call__(self, x, mask, bias, encoded, encoded_mask, *, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        bias: jax.Array | None,  # (1 or batch, heads, queries, keys)
+        encoded: jax.Array | None,  # (batch, source_length, hidden)
+        encoded_mask: Mask,
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, tuple[jax.Array | None, jax.Array | None]]:
         x, weights = self.layer[0](x, mask, bias, rngs, return_weights)
         cross_weights = None
         if len(self.layer) == 3:
@@ -153,30 +207,30 @@ class Block(nnx.Module):
 
 
 class Stack(nnx.Module):
-    """The encoder, or the decoder. All its blocks share the bias that the first one holds."""
+    """The encoder or the decoder. All blocks share the position bias of the first block."""
 
-    kind: ClassVar[type[Block]] = Block
+    block_class: ClassVar[type[Block]] = Block
 
-    def __init__(self, config: T5Config, rngs: nnx.Rngs, decoder: bool = False):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, decoder: bool = False):
         depth = config.num_decoder_layers if decoder else config.num_layers
         self.block = nn.Layers(
-            [self.kind(config, rngs, decoder, biased=number == 0) for number in range(depth)],
+            [self.block_class(config, rngs, decoder, biased=i == 0) for i in range(depth)],
             shared=("relative_attention_bias", "global_relative_attention_bias"),
         )
         self.final_layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
         self.decoder, self.max_distance = decoder, config.relative_attention_max_distance
 
     @property
-    def first_attention(self) -> nnx.Module:
-        """The self-attention whose tables of positions all blocks share."""
+    def first_attention(self) -> Any:
+        """The self-attention of the first block, which contains the shared position bias."""
         first = self.block[0] if isinstance(self.block, nn.Layers) else self.block
         return first.layer[0]
 
     def position_bias(self, queries: int) -> jax.Array:
-        """The bias for the next ``queries`` tokens: (1, heads, queries, keys)."""
+        """Returns the bias of the next `queries` tokens, `(1, heads, queries, keys)`."""
         attention, start, keys = self.first_attention.SelfAttention, 0, queries
         if attention.cached_key is not None:
-            # With a layer axis where layers are scanned.
+            # Scanned layers have a leading layer axis.
             start, keys = attention.cache_index[...].ravel()[0], attention.cached_key.shape[-3]
         table = attention.relative_attention_bias.embedding[...]
         return nn.relative_position_bias(
@@ -190,16 +244,16 @@ class Stack(nnx.Module):
 
     def __call__(
         self,
-        embedded,
-        mask,
-        encoded=None,
-        encoded_mask=None,
+        embedded: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        encoded: jax.Array | None = None,  # (batch, source_length, hidden)
+        encoded_mask: Mask = None,
         *,
-        bias=None,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        bias: jax.Array | None = None,  # (1 or batch, heads, queries, keys)
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         bias = self.position_bias(embedded.shape[1]) if bias is None else bias
         x, weights, inputs = nn.run_layers(
             self.block,
@@ -213,10 +267,14 @@ class Stack(nnx.Module):
             return_weights=output_attentions,
         )
         x = self.dropout(self.final_layer_norm(x), rngs)
-        crossed = output_attentions and self.decoder
+        has_cross_weights = output_attentions and self.decoder
         return out.FlaxBaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=tuple(own for own, _ in weights) if output_attentions else None,
-            cross_attentions=tuple(other for _, other in weights) if crossed else None,
+            hidden_states=None if inputs is None else (*inputs, x),
+            attentions=tuple(self_weights for self_weights, _ in weights)
+            if output_attentions
+            else None,
+            cross_attentions=tuple(cross_weights for _, cross_weights in weights)
+            if has_cross_weights
+            else None,
         )

@@ -1,8 +1,13 @@
-"""TrOCR (Li et al., 2021, https://arxiv.org/abs/2109.10282): a decoder that reads pictures."""
+"""Vision encoder-decoders such as TrOCR (Li et al., 2021, https://arxiv.org/abs/2109.10282)."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.vision_encoder_decoder.modeling"
 CITATION = """\
@@ -17,13 +22,13 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add the pair of an encoder of pictures and a decoder that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers the vision encoder-decoder that Transformers 4 had in Flax."""
     register(
         "vision-encoder-decoder",
         config="transformers:VisionEncoderDecoderConfig",
         heads={"ForVision2Seq": f"{MODELING}:FlaxVisionEncoderDecoderModel"},
         sharding="hfseq_plugins.encoder_decoder.sharding:RULES",
-        card="An encoder of pictures and a decoder of text, from two checkpoints.",
+        card="An image encoder and a text decoder from two checkpoints.",
         citation=CITATION,
     )

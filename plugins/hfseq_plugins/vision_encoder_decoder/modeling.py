@@ -1,9 +1,16 @@
-"""An encoder of pictures and a decoder of text on Flax NNX: captions, and text in pictures."""
+"""Vision encoder-decoders on Flax NNX, for image captioning and text recognition (TrOCR)."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 from transformers import VisionEncoderDecoderConfig
 
+from hfseq.modeling.base import Input
+from hfseq.modeling.seq2seq import EncoderOutputs
+from hfseq.nn import Keys, trees
+from hfseq.nn import outputs as out
 from hfseq_plugins.encoder_decoder.modeling import (
     EncoderDecoderModule,
     FlaxEncoderDecoderPreTrainedModel,
@@ -12,12 +19,17 @@ from hfseq_plugins.encoder_decoder.modeling import (
 
 
 class VisionEncoderDecoderModule(EncoderDecoderModule):
-    """The same, of pictures."""
+    """An encoder-decoder with an image encoder."""
 
     def encode(
-        self, pixel_values, *, rngs=None, output_attentions=False, output_hidden_states=False
-    ):
-        """Run the encoder."""
+        self,
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        *,
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder."""
         return self.encoder(
             pixel_values,
             rngs=rngs,
@@ -27,15 +39,15 @@ class VisionEncoderDecoderModule(EncoderDecoderModule):
 
     def __call__(
         self,
-        pixel_values,
-        decoder_input_ids=None,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        decoder_input_ids: jax.Array | None = None,  # (batch, target_length)
+        decoder_attention_mask: jax.Array | None = None,  # (batch, target_length)
+        decoder_position_ids: jax.Array | None = None,  # (batch, target_length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         options = output_options(rngs, output_attentions, output_hidden_states)
         inputs = {
             "decoder_input_ids": decoder_input_ids,
@@ -46,7 +58,7 @@ class VisionEncoderDecoderModule(EncoderDecoderModule):
 
 
 class FlaxVisionEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
-    """An encoder of pictures and a decoder of text."""
+    """An image encoder and a text decoder from two checkpoints."""
 
     config_class = VisionEncoderDecoderConfig
     module_class = VisionEncoderDecoderModule
@@ -54,25 +66,29 @@ class FlaxVisionEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
     main_input_name = "pixel_values"
     encoder_inputs = ("pixel_values",)
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # as in Transformers 4
         self,
-        pixel_values,
-        decoder_input_ids=None,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
+        pixel_values: Input,
+        decoder_input_ids: Input = None,
+        decoder_attention_mask: Input = None,
+        decoder_position_ids: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs encoder and decoder. See :meth:`FlaxPreTrainedModel.run` for the other arguments.
 
-        ``pixel_values`` (batch, channels, height, width), ``decoder_input_ids`` (batch, length).
+        Args:
+            pixel_values: Images, `(batch, channels, height, width)`.
+            decoder_input_ids: Target tokens, `(batch, length)`.
+            decoder_attention_mask: `(batch, length)`.
+            decoder_position_ids: `(batch, length)`.
         """
         return super().__call__(
             pixel_values,
@@ -90,17 +106,17 @@ class FlaxVisionEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
             **inputs,
         )
 
-    def encode(
+    def encode(  # type: ignore[override]  # as in Transformers 4
         self,
-        pixel_values,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
-    ):
-        """Run the encoder alone: pictures to hidden states."""
+        pixel_values: Input,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+    ) -> Any:
+        """Runs the encoder on images, `(batch, channels, height, width)`."""
         return super().encode(
             pixel_values,
             None,
@@ -112,24 +128,24 @@ class FlaxVisionEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
             dropout_rng,
         )
 
-    def decode(
+    def decode(  # type: ignore[override]  # as in Transformers 4
         self,
-        decoder_input_ids,
-        encoder_outputs,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
-        past_key_values=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
+        decoder_input_ids: Input,
+        encoder_outputs: EncoderOutputs,
+        decoder_attention_mask: Input = None,
+        decoder_position_ids: Input = None,
+        past_key_values: trees.Params | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
         *,
-        encoder_attention_mask=None,
-        **inputs,
-    ):
-        """Run the decoder on ``encoder_outputs``; see :meth:`FlaxSeq2SeqPreTrainedModel.decode`."""
+        encoder_attention_mask: Input = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the decoder. See :meth:`FlaxSeq2SeqPreTrainedModel.decode`."""
         return super().decode(
             decoder_input_ids,
             encoder_outputs,

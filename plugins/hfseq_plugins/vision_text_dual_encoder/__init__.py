@@ -1,8 +1,13 @@
-"""LiT (Zhai et al., 2022, https://arxiv.org/abs/2111.07991): CLIP of any two encoders."""
+"""LiT (Zhai et al., 2022, https://arxiv.org/abs/2111.07991): CLIP with any two encoders."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.vision_text_dual_encoder.modeling"
 CITATION = """\
@@ -17,13 +22,13 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add the pair of encoders that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers the dual encoder that Transformers 4 had in Flax."""
     register(
         "vision-text-dual-encoder",
         config="transformers:VisionTextDualEncoderConfig",
         heads={"Model": f"{MODELING}:FlaxVisionTextDualEncoderModel"},
         sharding="hfseq_plugins.vision_text_dual_encoder.sharding:RULES",
-        card="An encoder of pictures and one of texts in one space (Zhai et al., 2022).",
+        card="An image encoder and a text encoder with a joint space (Zhai et al., 2022).",
         citation=CITATION,
     )

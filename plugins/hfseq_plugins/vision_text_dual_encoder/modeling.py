@@ -1,6 +1,6 @@
-"""An encoder of pictures and an encoder of texts (Zhai et al., 2022) on Flax NNX, as CLIP has them.
+"""CLIP with any image encoder and any text encoder (Zhai et al., 2022) on Flax NNX.
 
-Either may be of any family whose model without a head pools what it has read.
+Both encoders may be of any family whose model without a head returns a pooled output.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from transformers import AutoConfig, PreTrainedConfig, VisionTextDualEncoderConfig
@@ -17,7 +18,8 @@ from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.modeling import FlaxCompositePreTrainedModel, FlaxPreTrainedModel
 from hfseq.modeling.auto import HUB_ARGUMENTS, MODEL_ARGUMENTS, FlaxAutoModel
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq_plugins.clip.modeling import (
     CLIP,
@@ -27,12 +29,12 @@ from hfseq_plugins.clip.modeling import (
 )
 
 logger = logging.getLogger("hfseq.modeling")
-#: The encoder of a side, where a checkpoint or a configuration is of the whole CLIP.
+#: The encoder of each modality, for CLIP checkpoints, which contain both.
 HALVES = {"vision": FlaxCLIPVisionModel, "text": FlaxCLIPTextModel}
 
 
 class DualEncoder(CLIP):
-    """Both encoders, their projections into one space, and how well they agree there."""
+    """Both encoders, their projections into a joint space, and the logit scale."""
 
     def __init__(
         self,
@@ -42,77 +44,106 @@ class DualEncoder(CLIP):
     ):
         for name, part in parts.items():
             setattr(self, name, part.module_class(part.config, rngs))
+        part_configs: tuple[Any, Any] = (config.text_config, config.vision_config)
         self.text_projection, self.visual_projection = (
             nn.Linear(width, config.projection_dim, nn.normal(0.02), rngs, use_bias=False)
-            for width in (config.text_config.hidden_size, config.vision_config.hidden_size)
+            for width in (part_config.hidden_size for part_config in part_configs)
         )
         self.logit_scale = nnx.Param(jnp.asarray(config.logit_scale_init_value, jnp.float32))
-        # A table of types is in the configuration of those that take them.
-        self.types = bool(getattr(config.text_config, "type_vocab_size", 0))
+        # Models with token types have their number in the configuration.
+        self.has_token_types = bool(getattr(config.text_config, "type_vocab_size", 0))
 
-    def texts(self, ids, mask, positions, types, rngs, **asked) -> out.FlaxModelOutput:
-        """Run the encoder of texts."""
-        given = {"token_type_ids": types} if self.types else {}
+    def encode_text(
+        self,
+        ids: jax.Array,  # (texts, length)
+        mask: jax.Array | None,  # (texts, length)
+        positions: jax.Array | None,  # (texts, length)
+        types: jax.Array | None,  # (texts, length)
+        rngs: Keys | None,
+        **options: Any,
+    ) -> out.FlaxModelOutput:
+        """Runs the text encoder."""
+        token_types: dict[str, Any] = {"token_type_ids": types} if self.has_token_types else {}
         encoded = self.text_model(
-            ids, attention_mask=mask, position_ids=positions, rngs=rngs, **given, **asked
+            ids, attention_mask=mask, position_ids=positions, rngs=rngs, **token_types, **options
         )
         return require_pooled(encoded, "text")
 
-    def pictures(self, pixel_values, rngs, **asked) -> out.FlaxModelOutput:
-        """Run the encoder of pictures."""
-        return require_pooled(self.vision_model(pixel_values, rngs=rngs, **asked), "vision")
+    def encode_images(
+        self,
+        pixel_values: jax.Array,  # (images, channels, height, width)
+        rngs: Keys | None,
+        **options: Any,
+    ) -> out.FlaxModelOutput:
+        """Runs the image encoder."""
+        return require_pooled(self.vision_model(pixel_values, rngs=rngs, **options), "vision")
 
     def get_text_features(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        token_type_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        token_type_ids: jax.Array | None = None,  # (batch, length)
         *,
         rngs: Keys | None = None,
-    ):
-        """Return the projections of texts: (batch, projection_dim)."""
-        encoded = self.texts(input_ids, attention_mask, position_ids, token_type_ids, rngs)
+    ) -> jax.Array:
+        """Returns the projected text embeddings, `(texts, projection_dim)`."""
+        encoded = self.encode_text(input_ids, attention_mask, position_ids, token_type_ids, rngs)
         return self.text_projection(encoded.pooler_output)
 
-    def get_image_features(self, pixel_values, *, rngs: Keys | None = None):
-        """Return the projections of pictures: (batch, projection_dim)."""
-        return self.visual_projection(self.pictures(pixel_values, rngs).pooler_output)
+    def get_image_features(
+        self,
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        *,
+        rngs: Keys | None = None,
+    ) -> jax.Array:
+        """Returns the projected image embeddings, `(images, projection_dim)`."""
+        return self.visual_projection(self.encode_images(pixel_values, rngs).pooler_output)
 
     def __call__(
         self,
-        input_ids,
-        pixel_values,
-        attention_mask=None,
-        position_ids=None,
-        token_type_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        token_type_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        asked = {"output_attentions": output_attentions}
-        asked["output_hidden_states"] = output_hidden_states
-        pictures = self.pictures(pixel_values, rngs, **asked)
-        texts = self.texts(input_ids, attention_mask, position_ids, token_type_ids, rngs, **asked)
-        return self.contrast(texts, pictures)
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        options = {"output_attentions": output_attentions}
+        options["output_hidden_states"] = output_hidden_states
+        images = self.encode_images(pixel_values, rngs, **options)
+        texts = self.encode_text(
+            input_ids, attention_mask, position_ids, token_type_ids, rngs, **options
+        )
+        return self.contrast(texts, images)
 
 
 def require_pooled(encoded: out.FlaxModelOutput, side: str) -> out.FlaxModelOutput:
-    """Return what an encoder returned, if it has a vector for the whole of what it read."""
+    """Returns an encoder's output after a check that it has a pooled output.
+
+    Args:
+        encoded: The output of the encoder.
+        side: `"text"` or `"vision"`, for the error message.
+
+    Raises:
+        UsageError: The encoder does not pool its hidden states.
+    """
     if encoded.get("pooler_output") is None:
         raise UsageError(
-            f"{side}_config is of a model that pools nothing, so there is no vector to compare: "
-            "take one whose model without a head has a pooler_output (ViT, DINOv2, BEiT or CLIP "
-            "for pictures; BERT, RoBERTa or CLIP for texts)"
+            f"{side}_config belongs to a model without pooling, so there is no vector to compare. "
+            "Use a model whose headless class returns pooler_output (ViT, DINOv2, BEiT or CLIP "
+            "for images; BERT, RoBERTa or CLIP for text)"
         )
     return encoded
 
 
 class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTrainedModel):
-    """An encoder of pictures and one of texts: how well what they read fits each other."""
+    """An image encoder and a text encoder from two checkpoints, with a joint space as in CLIP."""
 
-    config_class = VisionTextDualEncoderConfig
+    config_class = VisionTextDualEncoderConfig  # type: ignore[assignment]  # not a CLIPConfig
     module_class = DualEncoder
     base_model_prefix = ""
     part_configs = {"vision_model": "vision_config", "text_model": "text_config"}
@@ -124,37 +155,43 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
 
     @classmethod
     def part_class(cls, name: str, config: PreTrainedConfig) -> Any:
-        """Return the model class of a side without a head."""
+        """Returns the headless model class of an encoder."""
         if not isinstance(config, PreTrainedConfig):
             raise UsageError("VisionTextDualEncoderConfig needs a vision_config and a text_config")
         return super().part_class(name, config)
 
     def max_length(self) -> int | None:
-        """The longest text that the encoder of texts reads."""
+        """Returns the maximum length of the text encoder in tokens."""
         return self.parts["text_model"].max_length()
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # as in Transformers 4
         self,
-        input_ids,
-        pixel_values,
-        attention_mask=None,
-        position_ids=None,
-        token_type_ids=None,
-        params=None,
-        dropout_rng=None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
+        input_ids: Input,
+        pixel_values: Input,
+        attention_mask: Input = None,
+        position_ids: Input = None,
+        token_type_ids: Input = None,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+    ) -> Any:
+        """Runs the model. See :meth:`FlaxPreTrainedModel.run` for the other arguments.
 
-        ``input_ids``, the mask and the types are (texts, length), ``pixel_values`` (pictures,
-        channels, height, width): as many of the one as of the other, or not.
+        The numbers of texts and images may differ.
+
+        Args:
+            input_ids: Tokens, `(texts, length)`.
+            pixel_values: Images, `(images, channels, height, width)`.
+            attention_mask: `(texts, length)`.
+            position_ids: `(texts, length)`.
+            token_type_ids: `(texts, length)`.
         """
-        given = {
+        inputs = {
             "input_ids": input_ids,
             "pixel_values": pixel_values,
             "attention_mask": attention_mask,
@@ -162,7 +199,7 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
             "token_type_ids": token_type_ids,
         }
         return self.run(
-            given,
+            inputs,
             params,
             dropout_rng,
             train,
@@ -172,24 +209,24 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
             extra=extra,
         )
 
-    def get_text_features(
+    def get_text_features(  # type: ignore[override]  # as in Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        token_type_ids=None,
-        params=None,
-        dropout_rng=None,
-        train=False,
-    ):
-        """Return the projections of texts (batch, projection_dim), not normalised."""
-        given = {
+        input_ids: Input,
+        attention_mask: Input = None,
+        position_ids: Input = None,
+        token_type_ids: Input = None,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train: bool = False,
+    ) -> Any:
+        """Returns the projected text embeddings, `(texts, projection_dim)`, not normalized."""
+        inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
             "token_type_ids": token_type_ids,
         }
-        return self._features("get_text_features", given, params, dropout_rng, train)
+        return self._features("get_text_features", inputs, params, dropout_rng, train)
 
     @classmethod
     def from_vision_text_pretrained(
@@ -199,31 +236,42 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
         *model_args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Make a model of an encoder of pictures and one of texts; the projections are new.
+        """Creates a model from the checkpoints of an image encoder and a text encoder.
 
-        **Arguments:** either may be given as a model, ``vision_model=`` and ``text_model=``;
-        keywords that begin with ``vision_`` or ``text_`` go to the loading of that side
-        (``text_from_pt=True``), arguments of a model (``dtype``, ``seed``) to this one, and the
-        others to its configuration (``projection_dim``). Of a checkpoint of CLIP that side is taken
-        which is asked for.
+        The projections and the logit scale are newly initialized.
+
+        Args:
+            vision_model_name_or_path: The image encoder's checkpoint. Of a CLIP checkpoint the
+                image encoder is used. Alternatively pass a model as `vision_model=`.
+            text_model_name_or_path: The text encoder's checkpoint. Of a CLIP checkpoint the text
+                encoder is used. Alternatively pass a model as `text_model=`.
+            *model_args: Positional arguments of the parts' `from_pretrained` and of this class.
+            **kwargs: Keywords with the prefix `vision_` or `text_` are options for loading that
+                part (`text_from_pt=True`). Arguments of a model (`dtype`, `seed`) apply to the new
+                model. All others are options of its configuration (`projection_dim`).
+
+        Returns:
+            The model. With `_do_init=False` a pair of the model and its parameters.
         """
         models = {}
         for side, source in (
             ("vision", vision_model_name_or_path),
             ("text", text_model_name_or_path),
         ):
-            own = {
+            part_kwargs = {
                 key.removeprefix(f"{side}_"): kwargs.pop(key)
                 for key in list(kwargs)
                 if key.startswith(f"{side}_")
             }
-            models[side] = own.pop("model", None) or _load(side, source, model_args, own)
-        made = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
+            models[side] = part_kwargs.pop("model", None) or _load(
+                side, source, model_args, part_kwargs
+            )
+        model_kwargs = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
         config = VisionTextDualEncoderConfig.from_vision_text_configs(
             models["vision"].config, models["text"].config, **kwargs
         )
-        do_init = made.pop("_do_init", True)
-        model = cls(config, *model_args, **made)
+        do_init = model_kwargs.pop("_do_init", True)
+        model = cls(config, *model_args, **model_kwargs)
         model.params = {
             **model.params,
             **{f"{side}_model": part.params for side, part in models.items()},
@@ -235,21 +283,26 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
             "and inference."
         )
         return (
-            model if do_init else (cls(config, *model_args, _do_init=False, **made), model.params)
+            model
+            if do_init
+            else (cls(config, *model_args, _do_init=False, **model_kwargs), model.params)
         )
 
 
-def _load(side: str, source: str | None, model_args: tuple[Any, ...], own: dict[str, Any]) -> Any:
-    """Load one side's model."""
+def _load(
+    side: str, source: str | None, model_args: tuple[Any, ...], part_kwargs: dict[str, Any]
+) -> Any:
+    """Loads the model of one encoder."""
     if source is None:
         raise ValueError(
             f"If `{side}_model` is not defined as an argument, a `{side}_model_name_or_path` has "
             "to be defined"
         )
-    if own.get("config") is None:
-        hub = {key: own[key] for key in HUB_ARGUMENTS if key in own}
-        own["config"] = AutoConfig.from_pretrained(source, **hub)
-    kind = FlaxAutoModel
-    if own["config"].model_type == "clip":
-        own["config"], kind = getattr(own["config"], f"{side}_config"), HALVES[side]
-    return kind.from_pretrained(source, *model_args, **own)
+    if part_kwargs.get("config") is None:
+        hub = {key: part_kwargs[key] for key in HUB_ARGUMENTS if key in part_kwargs}
+        part_kwargs["config"] = AutoConfig.from_pretrained(source, **hub)
+    model_class: Any = FlaxAutoModel
+    if part_kwargs["config"].model_type == "clip":
+        part_kwargs["config"] = getattr(part_kwargs["config"], f"{side}_config")
+        model_class = HALVES[side]
+    return model_class.from_pretrained(source, *model_args, **part_kwargs)

@@ -1,4 +1,4 @@
-"""How two encoders are split over devices: each as it is alone, the projections by their output."""
+"""Sharding rules of the projections. Both encoders use the rules of their families."""
 
 RULES = [
     (r"^(text|visual)_projection/kernel$", "table"),

@@ -1,8 +1,16 @@
-"""The VQ Transformer (Lingle, 2024, Transformer-VQ: Linear-Time Transformers via VQ)."""
+"""The VQ Transformer (Lingle, 2024, Transformer-VQ: Linear-Time Transformers via VQ).
+
+A causal model with cost linear in the length and a state of fixed size.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.vq_transformer.modeling"
 CITATION = """\
@@ -16,8 +24,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add the VQ Transformer: causal, linear in the length, with a state of fixed size."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers the VQ Transformer with its three heads."""
     register(
         "vq_transformer",
         config="hfseq_plugins.vq_transformer.configuration:VQTransformerConfig",
@@ -27,6 +35,6 @@ def register_architectures(register):
             "ForSequenceClassification": f"{MODELING}:FlaxVQTransformerForSequenceClassification",
         },
         sharding="hfseq_plugins.vq_transformer.sharding:RULES",
-        card="A decoder with linear-time attention over quantised keys (Lingle, 2024).",
+        card="A decoder with linear-time attention over quantized keys (Lingle, 2024).",
         citation=CITATION,
     )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.wav2vec2.modeling"
 CITATION = """\
@@ -16,8 +21,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add wav2vec 2.0 with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers wav2vec 2.0 with the heads that Transformers 4 had in Flax."""
     register(
         "wav2vec2",
         config="transformers:Wav2Vec2Config",
@@ -27,6 +32,6 @@ def register_architectures(register):
             "ForPreTraining": f"{MODELING}:FlaxWav2Vec2ForPreTraining",
         },
         sharding="hfseq_plugins.wav2vec2.sharding:RULES",
-        card="An encoder of sound that learns from speech without text (Baevski et al., 2020).",
+        card="An audio encoder pretrained on speech without text (Baevski et al., 2020).",
         citation=CITATION,
     )

@@ -1,15 +1,15 @@
-"""wav2vec 2.0 (Baevski et al., 2020) on Flax NNX; attribute names are the checkpoint's.
+"""wav2vec 2.0 (Baevski et al., 2020) on Flax NNX. Attribute names match the checkpoint.
 
-Convolutions make a vector of every few samples of sound, a Transformer reads those vectors. Both
-kinds of checkpoints are read: wav2vec2-base (a group norm in the first convolution alone, norms
-behind the blocks) and wav2vec2-large (layer norms in all of them, norms before the blocks).
+Convolutions map audio samples to a shorter sequence of feature vectors, which a Transformer
+encodes. Both kinds of checkpoints load: post-norm wav2vec2-base, with a group norm in the first
+convolution, and pre-norm wav2vec2-large, with a layer norm in every convolution.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,10 @@ from transformers import Wav2Vec2Config
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.modeling import FlaxPreTrainedModel
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq.nn.visible import Mask
 from hfseq_plugins.bart.layers import LayerDrop
 
 __all__ = [
@@ -34,24 +36,25 @@ __all__ = [
     "_sample_negative_indices",
 ]
 
-EPSILON = 1e-5  # of the norms whose own the configuration does not say
+EPSILON = 1e-5  # of the norms that `config.layer_norm_eps` does not apply to
 HE = jax.nn.initializers.he_normal()
-#: How PyTorch draws a Linear: uniform within 1 / sqrt(inputs).
+#: PyTorch's default for Linear: uniform in ±1 / sqrt(features_in).
 UNIFORM = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def dense(config: Wav2Vec2Config, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
-    """A Linear with the family's initialisation."""
+    """Creates a Linear with the family's initialization."""
     return nn.Linear(features_in, features_out, nn.normal(config.initializer_range), rngs)
 
 
 class ConvLayer(nnx.Module):
-    """A convolution with its norm, if it has one, and its activation."""
+    """A convolution, an optional norm, and an activation."""
 
     def __init__(self, config: Wav2Vec2Config, number: int, rngs: nnx.Rngs):
-        features, before = config.conv_dim[number], config.conv_dim[number - 1] if number else 1
+        features = config.conv_dim[number]
+        features_in = config.conv_dim[number - 1] if number else 1
         self.conv = nn.Conv(
-            before,
+            features_in,
             features,
             (config.conv_kernel[number],),
             HE,
@@ -65,24 +68,28 @@ class ConvLayer(nnx.Module):
         }
         if config.feat_extract_norm not in norms:
             raise UsageError(
-                f"feat_extract_norm is '{config.feat_extract_norm}': there are 'group' and 'layer'"
+                f"unknown feat_extract_norm '{config.feat_extract_norm}' (known: group, layer)"
             )
         self.layer_norm = nnx.data(norms[config.feat_extract_norm]())
         self.act = nn.activation(config.feat_extract_activation)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, features)
         x = self.conv(x)
         return self.act(x if self.layer_norm is None else self.layer_norm(x))
 
 
 class FeatureEncoder(nnx.Module):
-    """Vectors of sound, one for every few samples."""
+    """The convolutions that turn audio samples into feature vectors."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         layers = (ConvLayer(config, number, rngs) for number in range(len(config.conv_dim)))
         self.conv_layers = nnx.List(layers)
 
-    def __call__(self, input_values: jax.Array, frozen: bool) -> jax.Array:
+    def __call__(
+        self,
+        input_values: jax.Array,  # (batch, samples)
+        frozen: bool,
+    ) -> jax.Array:  # (batch, frames, features)
         x = input_values[..., None]
         for layer in self.conv_layers:
             x = layer(x)
@@ -90,7 +97,7 @@ class FeatureEncoder(nnx.Module):
 
 
 class FeatureProjection(nnx.Module):
-    """The vectors, normed, in the width of the Transformer; and as they were normed."""
+    """Norm, projection to the width of the Transformer, dropout. Also returns the norm's output."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         width = config.conv_dim[-1]
@@ -98,15 +105,20 @@ class FeatureProjection(nnx.Module):
         self.projection = nn.Linear(width, config.hidden_size, UNIFORM, rngs)
         self.dropout = nn.Dropout(config.feat_proj_dropout)
 
-    def __call__(self, x: jax.Array, rngs: Keys | None) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, frames, features)
+        rngs: Keys | None,
+    ) -> tuple[jax.Array, jax.Array]:
         normed = self.layer_norm(x)
         return self.dropout(self.projection(normed), rngs), normed
 
 
 class WeightNormConv(nn.Conv):
-    """A convolution whose taps are directions with a length each (Salimans and Kingma, 2016).
+    """A convolution with weight normalization per tap (Salimans and Kingma, 2016).
 
-    ``weight_v`` (out, in / groups, taps) and ``weight_g`` (1, 1, taps) lie as in PyTorch.
+    The layout is PyTorch's: directions `weight_v`, `(out, in / groups, taps)`, and norms
+    `weight_g`, `(1, 1, taps)`.
     """
 
     def __init__(self, *args: Any, **options: Any):
@@ -114,25 +126,25 @@ class WeightNormConv(nn.Conv):
         direction = self.kernel[...].transpose(2, 1, 0)
         del self.kernel
         self.weight_v = nnx.Param(direction)
-        self.weight_g = nnx.Param(_length(direction))
+        self.weight_g = nnx.Param(_tap_norm(direction))
 
     def gathered_kernel(self) -> jax.Array:
-        """Return the kernel: each tap's direction times its length."""
+        """Returns the kernel, `(taps, in / groups, out)`, scaled to the norms `weight_g`."""
         direction = self.weight_v[...].astype(jnp.float32)
-        return (direction * (self.weight_g[...] / _length(direction))).transpose(2, 1, 0)
+        return (direction * (self.weight_g[...] / _tap_norm(direction))).transpose(2, 1, 0)
 
 
-def _length(taps: jax.Array) -> jax.Array:
-    """Return the length of each tap (out, in / groups, taps): (1, 1, taps)."""
+def _tap_norm(taps: jax.Array) -> jax.Array:
+    """Returns the norm of each tap, `(1, 1, taps)`, for weights `(out, in / groups, taps)`."""
     return jnp.sqrt(jnp.square(taps).sum((0, 1), keepdims=True))
 
 
 class PositionalConvEmbedding(nnx.Module):
-    """What a wide convolution says of the places around each."""
+    """Relative position embeddings from a grouped convolution with a wide kernel."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         width, taps = config.hidden_size, config.num_conv_pos_embeddings
-        # Of an even number of taps one more lies before than behind: as many places as before.
+        # Keeps the length. With an even number of taps the left side has one more.
         self.conv = WeightNormConv(
             width,
             width,
@@ -144,12 +156,12 @@ class PositionalConvEmbedding(nnx.Module):
         )
         self.act = nn.activation(config.feat_extract_activation)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, frames, hidden)
         return self.act(self.conv(x))
 
 
 class Attention(nnx.Module):
-    """Attention of a sequence to itself."""
+    """Self-attention."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         width, self.heads = config.hidden_size, config.num_attention_heads
@@ -162,12 +174,18 @@ class Attention(nnx.Module):
             dense(config, width, width, rngs) for _ in range(4)
         )
 
-    def __call__(self, x, mask, rngs, return_weights):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, frames, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
         query, key, value = (
-            part(x).reshape(*x.shape[:2], self.heads, -1)
-            for part in (self.q_proj, self.k_proj, self.v_proj)
+            projection(x).reshape(*x.shape[:2], self.heads, -1)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
@@ -176,11 +194,11 @@ class Attention(nnx.Module):
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.out_proj(mixed.reshape(x.shape)), weights
+        return self.out_proj(attn_output.reshape(x.shape)), weights
 
 
 class FeedForward(nnx.Module):
-    """The feed-forward block."""
+    """Two dense layers with an activation and dropout."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
@@ -190,26 +208,30 @@ class FeedForward(nnx.Module):
         self.inner_dropout = nn.Dropout(config.activation_dropout)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, frames, hidden)
+        rngs: Keys | None,
+    ) -> jax.Array:
         x = self.inner_dropout(self.act(self.intermediate_dense(x)), rngs)
         return self.dropout(self.output_dense(x), rngs)
 
 
 class LanguageAdapter(nnx.Module):
-    """What a layer of MMS learns for each language (Pratap et al., 2023)."""
+    """The bottleneck adapter of MMS, one per layer and language (Pratap et al., 2023)."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
-        width, inner = config.hidden_size, config.adapter_attn_dim
+        width, inner = config.hidden_size, cast("int", config.adapter_attn_dim)
         self.norm = nn.LayerNorm(width, EPSILON)
         self.linear_1 = dense(config, width, inner, rngs)
         self.linear_2 = dense(config, inner, width, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, frames, hidden)
         return self.linear_2(jax.nn.relu(self.linear_1(self.norm(x))))
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, the norms before them (``do_stable_layer_norm``) or behind."""
+    """Self-attention and feed-forward, pre-norm with `do_stable_layer_norm`, else post-norm."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         self.attention = Attention(config, rngs)
@@ -217,28 +239,35 @@ class Layer(nnx.Module):
         self.feed_forward = FeedForward(config, rngs)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.norm_first = config.do_stable_layer_norm
-        adapted = self.norm_first and config.adapter_attn_dim is not None
-        self.adapter_layer = LanguageAdapter(config, rngs) if adapted else nnx.data(None)
+        has_adapter = self.norm_first and config.adapter_attn_dim is not None
+        self.adapter_layer = LanguageAdapter(config, rngs) if has_adapter else nnx.data(None)
         self.dropout, self.layerdrop = (
             nn.Dropout(config.hidden_dropout),
             LayerDrop(config.layerdrop),
         )
 
-    def __call__(self, x, mask, *, rngs, return_weights=False):
-        before, first = x, self.norm_first
-        y = self.layer_norm(x) if first else x
-        mixed, weights = self.attention(y, mask, rngs, return_weights)
-        x = x + self.dropout(mixed, rngs)
-        x = x if first else self.layer_norm(x)
-        x = x + self.feed_forward(self.final_layer_norm(x) if first else x, rngs)
-        x = x if first else self.final_layer_norm(x)
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, frames, hidden)
+        mask: Mask,
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        inputs, norm_first = x, self.norm_first
+        y = self.layer_norm(x) if norm_first else x
+        attn_output, weights = self.attention(y, mask, rngs, return_weights)
+        x = x + self.dropout(attn_output, rngs)
+        x = x if norm_first else self.layer_norm(x)
+        x = x + self.feed_forward(self.final_layer_norm(x) if norm_first else x, rngs)
+        x = x if norm_first else self.final_layer_norm(x)
         if self.adapter_layer is not None:
             x = x + self.adapter_layer(x)
-        return self.layerdrop(x, before, rngs), weights
+        return self.layerdrop(x, inputs, rngs), weights
 
 
 class Encoder(nnx.Module):
-    """Places from a convolution, and the stack of layers."""
+    """Convolutional position embeddings and a stack of layers."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         self.pos_conv_embed = PositionalConvEmbedding(config, rngs)
@@ -247,9 +276,17 @@ class Encoder(nnx.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.norm_first = config.do_stable_layer_norm
 
-    def __call__(self, x, mask, *, rngs, output_attentions, output_hidden_states):
-        """Return the last hidden state, all of them, and the weights, where they are asked for."""
-        if mask is not None:  # or the convolution would read what padding became
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, frames, hidden)
+        mask: jax.Array | None,  # (batch, frames)
+        *,
+        rngs: Keys | None,
+        output_attentions: bool,
+        output_hidden_states: bool,
+    ) -> tuple[jax.Array, tuple[jax.Array, ...] | None, tuple[jax.Array, ...] | None]:
+        """Returns the last hidden state, and all hidden states and attention weights or None."""
+        if mask is not None:  # the convolution must not read the vectors of padding
             x = jnp.where(mask[..., None] != 0, x, 0)
         x = x + self.pos_conv_embed(x)
         x = self.dropout(x if self.norm_first else self.layer_norm(x), rngs)
@@ -262,15 +299,15 @@ class Encoder(nnx.Module):
             return_weights=output_attentions,
         )
         x = self.layer_norm(x) if self.norm_first else x
-        states = (*inputs, x) if output_hidden_states else None
+        states = None if inputs is None else (*inputs, x)
         return x, states, weights if output_attentions else None
 
 
 class AdapterLayer(nnx.Module):
-    """A convolution that shortens, and a gate."""
+    """A strided convolution with a gated linear unit."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
-        width = config.output_hidden_size
+        width = cast("int", config.output_hidden_size)
         self.conv = nn.Conv(
             width,
             2 * width,
@@ -281,29 +318,36 @@ class AdapterLayer(nnx.Module):
             padding=1,
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, frames, hidden)
         return jax.nn.glu(self.conv(x))
 
 
 class Adapter(nnx.Module):
-    """Convolutions behind the encoder that bring sound nearer to the length of its text."""
+    """Strided convolutions after the encoder, which shorten the sequence towards text length."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
-        width, wanted = config.hidden_size, config.output_hidden_size
-        other = wanted != width
-        self.proj = dense(config, width, wanted, rngs) if other else nnx.data(None)
-        self.proj_layer_norm = nn.LayerNorm(wanted, EPSILON) if other else nnx.data(None)
+        width, width_out = config.hidden_size, cast("int", config.output_hidden_size)
+        project = width_out != width
+        self.proj = dense(config, width, width_out, rngs) if project else nnx.data(None)
+        self.proj_layer_norm = nn.LayerNorm(width_out, EPSILON) if project else nnx.data(None)
         self.layers = nnx.List(AdapterLayer(config, rngs) for _ in range(config.num_adapter_layers))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x if self.proj is None else self.proj_layer_norm(self.proj(x))
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, frames, hidden)
+        if self.proj is not None and self.proj_layer_norm is not None:
+            x = self.proj_layer_norm(self.proj(x))
         for layer in self.layers:
             x = layer(x)
         return x
 
 
 def output_lengths(config: Wav2Vec2Config, samples: Any, add_adapter: bool | None = None) -> Any:
-    """Return how many vectors are made of so many samples, a number or an array of them."""
+    """Returns the number of feature vectors that audio is encoded to.
+
+    Args:
+        config: The model's configuration.
+        samples: The number of samples, an integer or an array.
+        add_adapter: Whether to include the adapter. Default: `config.add_adapter`.
+    """
     for taps, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
         samples = (samples - taps) // stride + 1
     if config.add_adapter if add_adapter is None else add_adapter:
@@ -315,13 +359,20 @@ def output_lengths(config: Wav2Vec2Config, samples: Any, add_adapter: bool | Non
 def frame_mask(
     config: Wav2Vec2Config, frames: int, attention_mask: jax.Array, add_adapter: bool | None = None
 ) -> jax.Array:
-    """Return the mask (batch, frames) of sound whose mask is (batch, samples)."""
+    """Returns the mask of the feature vectors, int32 `(batch, frames)`.
+
+    Args:
+        config: The model's configuration.
+        frames: The number of feature vectors per row.
+        attention_mask: The mask of the audio, `(batch, samples)`.
+        add_adapter: Whether to include the adapter. Default: `config.add_adapter`.
+    """
     lengths = output_lengths(config, attention_mask.sum(-1), add_adapter)
     return (jnp.arange(frames) < lengths[:, None]).astype(jnp.int32)
 
 
 class Wav2Vec2(nnx.Module):
-    """The encoder without a head."""
+    """Feature encoder, Transformer and optional adapter, without a head."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         self.config = config
@@ -337,21 +388,21 @@ class Wav2Vec2(nnx.Module):
 
     def __call__(
         self,
-        input_values,
-        attention_mask=None,
-        mask_time_indices=None,
+        input_values: jax.Array,  # (batch, samples)
+        attention_mask: jax.Array | None = None,  # (batch, samples)
+        mask_time_indices: jax.Array | None = None,  # (batch, frames)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-        freeze_feature_encoder=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        freeze_feature_encoder: bool = False,
+    ) -> out.FlaxModelOutput:
         features = self.feature_extractor(input_values, freeze_feature_encoder)
         if attention_mask is not None:
             attention_mask = frame_mask(self.config, features.shape[1], attention_mask, False)
         x, features = self.feature_projection(features, rngs)
         x, states, weights = self.encoder(
-            self.hide(x, mask_time_indices),
+            self.apply_time_mask(x, mask_time_indices),
             attention_mask,
             rngs=rngs,
             output_attentions=output_attentions,
@@ -360,39 +411,50 @@ class Wav2Vec2(nnx.Module):
         x = x if self.adapter is None else self.adapter(x)
         return out.FlaxWav2Vec2BaseModelOutput(x, features, states, weights)
 
-    def hide(self, x: jax.Array, mask_time_indices: jax.Array | None) -> jax.Array:
-        """Put the learned vector where ``mask_time_indices`` (batch, frames) say so."""
+    def apply_time_mask(self, x: jax.Array, mask_time_indices: jax.Array | None) -> jax.Array:
+        """Replaces vectors by the learned mask vector.
+
+        Args:
+            x: Feature vectors, `(batch, frames, hidden)`.
+            mask_time_indices: `(batch, frames)`, true for the vectors to replace.
+        """
         if mask_time_indices is None or not self.config.apply_spec_augment:
             return x
         if mask_time_indices.shape != x.shape[:2]:
             raise UsageError(
-                f"mask_time_indices have shape {mask_time_indices.shape}, but the sound becomes "
-                f"{x.shape[1]} vectors a row: (batch, {x.shape[1]}), see "
+                f"mask_time_indices have shape {mask_time_indices.shape}, but the audio is encoded "
+                f"to {x.shape[1]} vectors per row. Use the shape (batch, {x.shape[1]}), see "
                 "model._get_feat_extract_output_lengths(samples)"
             )
         if self.masked_spec_embed is None:
             raise UsageError(
-                "mask_time_indices hide vectors behind a learned one, which models have whose "
-                "mask_time_prob or mask_feature_prob is more than 0"
+                "mask_time_indices need a learned mask vector, which only exists if mask_time_prob "
+                "or mask_feature_prob is greater than 0"
             )
-        hidden = jnp.asarray(mask_time_indices, bool)[..., None]
-        return jnp.where(hidden, self.masked_spec_embed[...].astype(x.dtype), x)
+        masked = jnp.asarray(mask_time_indices, bool)[..., None]
+        return jnp.where(masked, self.masked_spec_embed[...].astype(x.dtype), x)
 
 
 class CTC(nnx.Module):
-    """Logits of a letter, or none, for each vector."""
+    """The encoder with a CTC head: logits over the vocabulary for each frame."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         if config.vocab_size is None:
-            raise UsageError("Wav2Vec2Config.vocab_size is None: give the size of the vocabulary")
+            raise UsageError("Wav2Vec2Config.vocab_size is None. Set it to the vocabulary size")
         self.wav2vec2 = Wav2Vec2(config, rngs)
         self.dropout = nn.Dropout(config.final_dropout)
         width = config.output_hidden_size if config.add_adapter else config.hidden_size
-        self.lm_head = dense(config, width, config.vocab_size, rngs)
+        self.lm_head = dense(config, cast("int", width), config.vocab_size, rngs)
 
     def __call__(
-        self, input_values, attention_mask=None, mask_time_indices=None, *, rngs=None, **options
-    ):
+        self,
+        input_values: jax.Array,  # (batch, samples)
+        attention_mask: jax.Array | None = None,  # (batch, samples)
+        mask_time_indices: jax.Array | None = None,  # (batch, frames)
+        *,
+        rngs: Keys | None = None,
+        **options: Any,
+    ) -> out.FlaxModelOutput:
         encoded = self.wav2vec2(
             input_values, attention_mask, mask_time_indices, rngs=rngs, **options
         )
@@ -401,71 +463,83 @@ class CTC(nnx.Module):
 
 
 class GumbelVectorQuantizer(nnx.Module):
-    """One vector of each of several groups for each vector of sound (Jang et al., 2016)."""
+    """Replaces feature vectors by one code vector per group, with a Gumbel softmax.
+
+    See Jang et al. (2016), https://arxiv.org/abs/1611.01144.
+    """
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
-        groups, each = config.num_codevector_groups, config.num_codevectors_per_group
+        groups, codes = config.num_codevector_groups, config.num_codevectors_per_group
         if config.codevector_dim % groups:
             raise UsageError(
                 f"codevector_dim={config.codevector_dim} is not a multiple of "
                 f"num_codevector_groups={groups}"
             )
         self.groups, uniform = groups, jax.nn.initializers.uniform(1.0)
-        shape = (1, groups * each, config.codevector_dim // groups)
+        shape = (1, groups * codes, config.codevector_dim // groups)
         self.codevectors = nnx.Param(uniform(rngs.params(), shape, jnp.float32))
-        self.weight_proj = nn.Linear(config.conv_dim[-1], groups * each, nn.normal(1.0), rngs)
+        self.weight_proj = nn.Linear(config.conv_dim[-1], groups * codes, nn.normal(1.0), rngs)
 
     def __call__(
         self,
-        x: jax.Array,
-        hidden: jax.Array | None,
+        x: jax.Array,  # (batch, frames, features)
+        mask: jax.Array | None,  # (batch, frames)
         temperature: float | jax.Array,
         keys: Keys | None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the chosen vectors, and how many of them are in use where ``hidden`` says so.
+        """Quantizes feature vectors.
 
-        With ``keys`` the choice is drawn, and passes on the gradient of its probabilities.
+        Args:
+            x: Feature vectors, `(batch, frames, features)`.
+            mask: The frames that count for the perplexity, `(batch, frames)`. `None` for all.
+            temperature: Temperature of the Gumbel softmax.
+            keys: Random keys. With keys the codes are sampled, with straight-through gradients.
+                Without keys the most probable codes are used.
+
+        Returns:
+            The code vectors, `(batch, frames, codevector_dim)`, and the perplexity of the codes.
         """
         logits = self.weight_proj(x).astype(jnp.float32)
         logits = logits.reshape(*x.shape[:2], self.groups, -1)
         if keys is None:
-            chosen = shares = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1])
+            one_hot = probs = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1])
         else:
-            noisy = jax.nn.softmax((logits + _gumbel(keys, logits.shape)) / temperature)
-            hard = jax.nn.one_hot(noisy.argmax(-1), logits.shape[-1])
-            chosen, shares = hard + noisy - jax.lax.stop_gradient(noisy), jax.nn.softmax(logits)
-        perplexity = self._compute_perplexity(shares, hidden)
+            soft = jax.nn.softmax((logits + _gumbel(keys, logits.shape)) / temperature)
+            hard = jax.nn.one_hot(soft.argmax(-1), logits.shape[-1])
+            one_hot, probs = hard + soft - jax.lax.stop_gradient(soft), jax.nn.softmax(logits)
+        perplexity = self._compute_perplexity(probs, mask)
         codes = self.codevectors[...].reshape(self.groups, logits.shape[-1], -1)
-        vectors = jnp.einsum("blgv,gvd->blgd", chosen, codes)
+        vectors = jnp.einsum("blgv,gvd->blgd", one_hot, codes)
         return vectors.reshape(*x.shape[:2], -1).astype(x.dtype), perplexity
 
     @staticmethod
     def _compute_perplexity(probs: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Return how many vectors are in use where ``mask`` (frames) says so, over all groups.
+        """Returns the perplexity of the codes, summed over groups.
 
-        ``probs`` (frames, groups, vectors) are shares of a frame's choice; frames may be rows of
-        frames.
+        Args:
+            probs: Code probabilities, `(..., groups, codes)`.
+            mask: The frames that count, `(...)`. `None` for all.
         """
         probs = probs.reshape(-1, *probs.shape[-2:])
         weight = jnp.ones(len(probs)) if mask is None else mask.reshape(-1).astype(jnp.float32)
-        used = (probs * weight[:, None, None]).sum(0) / jnp.maximum(weight.sum(), 1)
-        return jnp.exp(-jax.scipy.special.xlogy(used, used).sum(-1)).sum()
+        mean = (probs * weight[:, None, None]).sum(0) / jnp.maximum(weight.sum(), 1)
+        return jnp.exp(-jax.scipy.special.xlogy(mean, mean).sum(-1)).sum()
 
 
 FlaxWav2Vec2GumbelVectorQuantizer = GumbelVectorQuantizer
 
 
 def _gumbel(keys: Keys, shape: tuple[int, ...]) -> jax.Array:
-    """Draw Gumbel noise; with a key a row that of a row depends on its key alone."""
+    """Draws Gumbel noise. With one key per row, a row's noise depends on its key only."""
     key = keys.child().key
     if not key.ndim:
         return jax.random.gumbel(key, shape)
     rows = (shape[0] // len(key), *shape[1:])
-    return jax.vmap(lambda own: jax.random.gumbel(own, rows))(key).reshape(shape)
+    return jax.vmap(lambda row_key: jax.random.gumbel(row_key, rows))(key).reshape(shape)
 
 
 class PreTraining(nnx.Module):
-    """The encoder's guesses of what is hidden, and what it was, both in one space."""
+    """The pretraining model: predictions for masked frames and their quantized targets."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         self.wav2vec2 = Wav2Vec2(config, rngs)
@@ -477,21 +551,21 @@ class PreTraining(nnx.Module):
 
     def __call__(
         self,
-        input_values,
-        attention_mask=None,
-        mask_time_indices=None,
-        gumbel_temperature=1,
+        input_values: jax.Array,  # (batch, samples)
+        attention_mask: jax.Array | None = None,  # (batch, samples)
+        mask_time_indices: jax.Array | None = None,  # (batch, frames)
+        gumbel_temperature: float | jax.Array = 1,
         *,
-        rngs=None,
-        gumbel_rng=None,
-        **options,
-    ):
+        rngs: Keys | None = None,
+        gumbel_rng: Keys | None = None,
+        **options: Any,
+    ) -> out.FlaxModelOutput:
         encoded = self.wav2vec2(
             input_values, attention_mask, mask_time_indices, rngs=rngs, **options
         )
         keys = (gumbel_rng or rngs) if nn.current_options().train else None
         if keys is None and nn.current_options().train:
-            raise UsageError("train=True draws code vectors: give gumbel_rng=jax.random.key(...)")
+            raise UsageError("train=True samples code vectors: pass gumbel_rng=jax.random.key(...)")
         features = self.dropout_features(encoded.extract_features, rngs)
         quantized, perplexity = self.quantizer(
             features, mask_time_indices, gumbel_temperature, keys
@@ -506,12 +580,7 @@ class PreTraining(nnx.Module):
 
 
 class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
-    """Base of the wav2vec 2.0 classes: configuration, checkpoint names, the call of Transformers 4.
-
-    ``input_values`` are floats (batch, samples), ``attention_mask`` is 0 where a row is padded.
-    ``mask_time_indices`` (batch, frames) hide vectors of sound behind a learned one; with
-    ``freeze_feature_encoder`` the convolutions get no gradient.
-    """
+    """Base of the wav2vec 2.0 models: configuration, checkpoint names, call signature."""
 
     config_class = Wav2Vec2Config
     base_model_prefix = "wav2vec2"
@@ -520,36 +589,44 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
         "weight_g": "parametrizations.weight.original0",
         "weight_v": "parametrizations.weight.original1",
     }
-    # Files that were written before PyTorch 2 have the names of the tree.
+    # Files from before PyTorch 2 use the names of the parameter tree.
     weight_synonyms = weight_templates
 
-    def __call__(  # type: ignore[override]
+    def __call__(  # type: ignore[override]  # as in Transformers 4
         self,
-        input_values,
-        attention_mask=None,
-        mask_time_indices=None,
-        params=None,
-        dropout_rng=None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        freeze_feature_encoder=False,
-        return_dict=None,
+        input_values: Input,
+        attention_mask: Input = None,
+        mask_time_indices: Input = None,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        freeze_feature_encoder: bool = False,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
-        given = {
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model. See :meth:`FlaxPreTrainedModel.run` for the other arguments.
+
+        Args:
+            input_values: Audio samples, `(batch, samples)`.
+            attention_mask: `(batch, samples)`, 0 for padding.
+            mask_time_indices: `(batch, frames)`, true for the feature vectors that are replaced
+                by a learned mask vector.
+            freeze_feature_encoder: Whether to stop the gradient into the convolutions.
+        """
+        model_inputs = {
             "input_values": self._prepare_audio(input_values),
             "attention_mask": attention_mask,
             "mask_time_indices": mask_time_indices,
             **inputs,
         }
         if freeze_feature_encoder:
-            given["freeze_feature_encoder"] = True
+            model_inputs["freeze_feature_encoder"] = True
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -560,28 +637,32 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
         )
 
     def _prepare_audio(self, values: Any) -> jax.Array:
-        """Return sound as floats; refuse what has another shape, or is too short for one vector."""
+        """Returns audio as float32, `(batch, samples)`.
+
+        Raises:
+            UsageError: The shape is wrong, or the audio is too short for one feature vector.
+        """
         try:
             values = jnp.asarray(values, jnp.float32)
         except ValueError:
             raise UsageError(
-                "input_values has rows of different lengths: pad them (feature_extractor(sounds, "
-                'padding=True, return_tensors="np")) and pass the attention_mask too'
+                "input_values has rows of different lengths: pad them (feature_extractor(audio, "
+                'padding=True, return_tensors="np")) and pass the attention_mask, too'
             ) from None
         if values.ndim != 2:
             raise UsageError(
-                f"input_values have shape {values.shape}; {type(self).__name__} takes (batch, "
-                "samples): one sound is a batch of one, input_values[None]"
+                f"input_values have shape {values.shape}, but {type(self).__name__} expects "
+                "(batch, samples). Pass a single audio as a batch of one: input_values[None]"
             )
         if output_lengths(self.config, values.shape[1], add_adapter=False) < 1:
-            least = 1
+            minimum = 1
             for taps, stride in zip(
                 self.config.conv_kernel[::-1], self.config.conv_stride[::-1], strict=True
             ):
-                least = (least - 1) * stride + taps
+                minimum = (minimum - 1) * stride + taps
             raise UsageError(
-                f"input_values have {values.shape[1]} samples a row, of which "
-                f"{type(self).__name__} makes no vector: it takes {least} or more"
+                f"input_values have {values.shape[1]} samples per row, which is too short for "
+                f"{type(self).__name__}: it needs {minimum} or more"
             )
         return values
 
@@ -591,7 +672,7 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
     def _get_feat_extract_output_lengths(
         self, input_lengths: jax.Array | int, add_adapter: bool | None = None
     ) -> Any:
-        """Return how many vectors become of so many samples."""
+        """Returns the number of feature vectors for a number of samples."""
         return output_lengths(self.config, input_lengths, add_adapter)
 
     def _get_feature_vector_attention_mask(
@@ -600,52 +681,57 @@ class FlaxWav2Vec2PreTrainedModel(FlaxPreTrainedModel):
         attention_mask: jax.Array,
         add_adapter: bool | None = None,
     ) -> jax.Array:
-        """Return the mask of the vectors of sound whose mask is (batch, samples)."""
+        """Returns the mask of the feature vectors for the mask of the audio, `(batch, samples)`."""
         mask = jnp.asarray(attention_mask)
         return frame_mask(self.config, feature_vector_length, mask, add_adapter)
 
 
 class FlaxWav2Vec2Model(FlaxWav2Vec2PreTrainedModel):
-    """wav2vec 2.0 without a head: hidden states, and the vectors of sound that they are made of."""
+    """wav2vec 2.0 without a head. Returns hidden states and extracted features."""
 
     module_class = Wav2Vec2
 
 
 class FlaxWav2Vec2ForCTC(FlaxWav2Vec2PreTrainedModel):
-    """wav2vec 2.0 with logits of letters, for speech recognition."""
+    """wav2vec 2.0 with a CTC head, for speech recognition."""
 
     module_class = CTC
 
 
 class FlaxWav2Vec2ForPreTraining(FlaxWav2Vec2PreTrainedModel):
-    """wav2vec 2.0 with a quantizer, for training on speech without text."""
+    """wav2vec 2.0 with a quantizer, for pretraining on speech without text."""
 
     module_class = PreTraining
 
-    def __call__(  # type: ignore[override]
+    def __call__(  # type: ignore[override]  # as in Transformers 4
         self,
-        input_values,
-        attention_mask=None,
-        mask_time_indices=None,
-        gumbel_temperature=1,
-        params=None,
-        dropout_rng=None,
-        gumbel_rng=None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        freeze_feature_encoder=False,
-        return_dict=None,
+        input_values: Input,
+        attention_mask: Input = None,
+        mask_time_indices: Input = None,
+        gumbel_temperature: float = 1,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        gumbel_rng: jax.Array | None = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        freeze_feature_encoder: bool = False,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model. See :class:`FlaxWav2Vec2PreTrainedModel` for the other arguments.
 
-        ``gumbel_rng`` draws the code vectors while training (default: ``dropout_rng`` does);
-        the higher ``gumbel_temperature``, the more even the gradient of that choice.
+        Args:
+            gumbel_temperature: Temperature of the Gumbel softmax that samples code vectors. Higher
+                values spread the gradient more evenly over the codes.
+            gumbel_rng: Random key for the code vectors in training. Default: `dropout_rng`.
         """
-        own = {"gumbel_temperature": gumbel_temperature, "gumbel_rng": nn.make_keys(gumbel_rng)}
+        quantizer_inputs: dict[str, Any] = {
+            "gumbel_temperature": gumbel_temperature,
+            "gumbel_rng": nn.make_keys(gumbel_rng),
+        }
         return super().__call__(
             input_values,
             attention_mask,
@@ -659,11 +745,11 @@ class FlaxWav2Vec2ForPreTraining(FlaxWav2Vec2PreTrainedModel):
             return_dict,
             extra=extra,
             **inputs,
-            **own,
+            **quantizer_inputs,
         )
 
 
-# -- for data: NumPy; both draw from ``np.random``, which programs of Transformers 4 seed
+# -- for data, in NumPy. Both draw from `np.random`, which scripts for Transformers 4 seed.
 
 
 def _compute_mask_indices(
@@ -673,33 +759,38 @@ def _compute_mask_indices(
     attention_mask: np.ndarray | None = None,
     min_masks: int = 0,
 ) -> np.ndarray:
-    """Draw spans to hide, with ``np.random``: a boolean array of ``shape`` (batch, frames).
+    """Draws the spans to mask, with `np.random` and in the order of PyTorch's function.
 
-    Of each row about ``mask_prob`` is hidden (less, where spans overlap), in spans of
-    ``mask_length``, at least ``min_masks`` of them; ``attention_mask`` (batch, frames) tells how
-    long each row is, and spans begin where they fit into it. The draws are those of PyTorch's
-    function.
+    Args:
+        shape: `(batch, frames)`.
+        mask_prob: The share of frames to mask per row. Overlapping spans reduce it.
+        mask_length: The length of a span in frames.
+        attention_mask: `(batch, frames)`, 0 for padding. Spans fit into the rows' lengths.
+        min_masks: The minimum number of spans per row.
+
+    Returns:
+        A boolean array, `(batch, frames)`.
     """
     batch, length = shape
     if not 1 <= mask_length <= length:
         raise UsageError(
-            f"mask_length is {mask_length}: it has to be from 1 to the {length} frames of a row"
+            f"mask_length={mask_length} has to be between 1 and the {length} frames of a row"
         )
     rounding = np.random.rand(1).item()  # noqa: NPY002
 
     def spans(frames: int) -> int:
-        wanted = max(int(mask_prob * frames / mask_length + rounding), min_masks)
-        return max(min(wanted, length // mask_length, frames - mask_length + 1), 0)
+        count = max(int(mask_prob * frames / mask_length + rounding), min_masks)
+        return max(min(count, length // mask_length, frames - mask_length + 1), 0)
 
     mask = np.zeros(shape, bool)
     if not spans(length):
         return mask
     frames = [length] * batch if attention_mask is None else np.asarray(attention_mask).sum(-1)
-    for row, own in zip(mask, map(int, frames), strict=True):
-        starts = np.arange(max(own - mask_length + 1, 0))
-        chosen = np.random.choice(starts, spans(own), replace=False)  # noqa: NPY002
-        row[chosen[:, None] + np.arange(mask_length)] = True
-        if not len(chosen):  # as PyTorch: it hides a frame of padding rather than none
+    for row, row_frames in zip(mask, map(int, frames), strict=True):
+        candidates = np.arange(max(row_frames - mask_length + 1, 0))
+        starts = np.random.choice(candidates, spans(row_frames), replace=False)  # noqa: NPY002
+        row[starts[:, None] + np.arange(mask_length)] = True
+        if not len(starts):  # like PyTorch, mask a frame of padding rather than no frame
             row[-1] = True
     return mask
 
@@ -707,20 +798,27 @@ def _compute_mask_indices(
 def _sample_negative_indices(
     features_shape: tuple[int, ...], num_negatives: int, attention_mask: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draw, for every frame, others of its row: int32 (batch, frames * num_negatives).
+    """Draws negative examples for every frame from the other frames of its row.
 
-    ``features_shape`` begins with (batch, frames). The numbers are those of the frames of the whole
-    batch, one row after the other; ``attention_mask`` (batch, frames) tells how long each row is.
+    Args:
+        features_shape: A shape that begins with `(batch, frames)`.
+        num_negatives: The number of negatives per frame.
+        attention_mask: `(batch, frames)`, 0 for padding.
+
+    Returns:
+        Indices into the flattened `(batch * frames)` frames, int32
+        `(batch, frames * num_negatives)`.
     """
     batch, length = features_shape[:2]
     if length < 2:
         raise UsageError(
-            f"features of shape {tuple(features_shape)} have nothing to be told apart from: rows "
-            "need 2 frames or more"
+            f"features of shape {tuple(features_shape)} have no negatives: rows need 2 frames or "
+            "more"
         )
     frames = [length] * batch if attention_mask is None else np.asarray(attention_mask).sum(-1)
-    own = np.repeat(np.arange(length), num_negatives)
-    rows = [np.random.randint(0, max(int(n) - 1, 1), size=len(own)) for n in frames]  # noqa: NPY002
-    drawn = np.asarray(rows, np.int32)
-    drawn[drawn >= own] += 1  # any frame but its own, each as often
-    return drawn + np.arange(batch, dtype=np.int32)[:, None] * length
+    positive = np.repeat(np.arange(length), num_negatives)
+    size = len(positive)
+    rows = [np.random.randint(0, max(int(n) - 1, 1), size=size) for n in frames]  # noqa: NPY002
+    negatives = np.asarray(rows, np.int32)
+    negatives[negatives >= positive] += 1  # skips the frame itself: uniform over the others
+    return negatives + np.arange(batch, dtype=np.int32)[:, None] * length

@@ -1,4 +1,4 @@
-"""How wav2vec 2.0 is split over devices: Megatron's column and row pairs."""
+"""Sharding rules of wav2vec 2.0: Megatron's column and row pairs."""
 
 RULES = [
     (r"(conv_layers|adapter/layers)/\d+/conv/kernel$", "channels"),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.whisper.modeling"
 CITATION = """\
@@ -17,8 +22,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add Whisper with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers Whisper with the heads that Transformers 4 had in Flax."""
     register(
         "whisper",
         config="transformers:WhisperConfig",
@@ -28,6 +33,6 @@ def register_architectures(register):
             "ForAudioClassification": f"{MODELING}:FlaxWhisperForAudioClassification",
         },
         sharding="hfseq_plugins.whisper.sharding:RULES",
-        card="A Transformer encoder-decoder that writes down what is said (Radford et al., 2022).",
+        card="A Transformer encoder-decoder for speech recognition (Radford et al., 2022).",
         citation=CITATION,
     )

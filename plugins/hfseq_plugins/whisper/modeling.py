@@ -1,22 +1,26 @@
-"""Whisper (Radford et al., 2022): BART with norms before each block, whose encoder hears.
+"""Whisper (Radford et al., 2022, https://arxiv.org/abs/2212.04356) on Flax NNX.
 
-Attribute names are the checkpoint's. The encoder reads spectrograms of thirty seconds, always.
+The model is a pre-norm BART whose encoder reads spectrograms. The encoder's input always covers 30
+seconds. Attribute names match the checkpoint.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from transformers import WhisperConfig
+from transformers import PreTrainedConfig, WhisperConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.modeling import FlaxSeq2SeqPreTrainedModel, Seq2SeqGeneration
+from hfseq.modeling.base import Input
+from hfseq.modeling.seq2seq import EncoderOutputs
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.whisper.generation import WhisperGeneration
@@ -24,22 +28,22 @@ from hfseq_plugins.xglm.modeling import sinusoids
 
 
 class Attention(layers.Attention):
-    """BART's, whose keys have no bias: it would change nothing."""
+    """BART's attention without a bias for the keys, which would not change the result."""
 
-    def __init__(self, config: WhisperConfig, heads: int, rngs: nnx.Rngs, **kind: bool):
-        super().__init__(config, heads, rngs, **kind)
+    def __init__(self, config: PreTrainedConfig, heads: int, rngs: nnx.Rngs, **options: bool):
+        super().__init__(config, heads, rngs, **options)
         width, init = config.d_model, nn.normal(config.init_std)
         self.k_proj = nn.Linear(width, width, init, rngs, use_bias=False)
 
 
 class EncoderLayer(layers.EncoderLayer):
-    """Self-attention and feed-forward, each behind a norm."""
+    """Pre-norm self-attention and feed-forward."""
 
     norm_first, attention = True, Attention
 
 
 class DecoderLayer(layers.DecoderLayer):
-    """Self-attention, attention to the encoder's output, feed-forward, each behind a norm."""
+    """Pre-norm self-attention, cross-attention and feed-forward."""
 
     norm_first, attention = True, Attention
 
@@ -47,26 +51,26 @@ class DecoderLayer(layers.DecoderLayer):
 def sinusoidal_embedding_init(
     key: jax.Array | None, shape: tuple[int, int], dtype: DTypeLike = jnp.float32
 ) -> jax.Array:
-    """Return sines and cosines, (length, width), under the name of Transformers 4; draw nothing."""
+    """Returns sinusoids, `(length, width)`, under the name of Transformers 4. `key` is ignored."""
     return jnp.asarray(sinusoids(*shape, None), dtype)
 
 
 class EncoderPositions(nn.Embed):
-    """Sines and cosines that a checkpoint holds, never trained."""
+    """Sinusoidal position embeddings. They are part of the checkpoint but are not trained."""
 
-    def __init__(self, config: WhisperConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         size = (config.max_source_positions, config.d_model)
         super().__init__(*size, sinusoidal_embedding_init, rngs)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """Return the vectors of places 0, 1, 2 …: (...) to (..., features)."""
+        """Maps positions `(...)`, counted from 0, to vectors `(..., hidden)`."""
         return jax.lax.stop_gradient(super().__call__(ids))
 
 
 class DecoderPositions(nn.Embed):
-    """Learned vectors of places, none of which is kept free."""
+    """Learned position embeddings without reserved rows."""
 
-    def __init__(self, config: WhisperConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         size = (config.max_target_positions, config.d_model)
         super().__init__(*size, nn.normal(config.init_std), rngs)
 
@@ -77,57 +81,73 @@ class Encoder(layers.Encoder):
     layer, positions = EncoderLayer, EncoderPositions
     embedding_norm, norm_first = False, True
 
-    def __init__(self, config: WhisperConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs, own_token_embedding=False)
         width, init = config.d_model, nn.normal(config.init_std)
         self.conv1 = nn.Conv(config.num_mel_bins, width, (3,), init, rngs, padding=1)
         self.conv2 = nn.Conv(width, width, (3,), init, rngs, stride=2, padding=1)
         self.shape = (config.num_mel_bins, 2 * config.max_source_positions)
 
-    def embed(self, shared, features, positions, segments, rngs):
-        """Map spectrograms (batch, mels, frames) to (batch, frames / 2, features)."""
-        if features.shape[1:] != self.shape:
+    def embed(
+        self,
+        shared: nn.Embed | None,
+        ids: jax.Array,  # spectrograms, (batch, mels, frames)
+        positions: jax.Array | None,
+        segments: jax.Array | None,
+        rngs: Keys | None,
+    ) -> jax.Array:
+        """Maps spectrograms `(batch, mels, frames)` to `(batch, frames / 2, hidden)`."""
+        if ids.shape[1:] != self.shape:
             bands, frames = self.shape
             raise UsageError(
-                f"input_features have shape {features.shape}; this model takes (batch, {bands}, "
-                f"{frames}): make them with the checkpoint's feature extractor, which fills sound "
-                "up to 30 seconds (generate takes longer ones, too)"
+                f"input_features have shape {ids.shape}, but this model expects (batch, {bands}, "
+                f"{frames}). Compute them with the checkpoint's feature extractor, which pads "
+                "audio to 30 seconds. Only generate accepts longer audio"
             )
         gelu = nn.activation("gelu")
-        x = gelu(self.conv2(gelu(self.conv1(features.transpose(0, 2, 1)))))
+        x = gelu(self.conv2(gelu(self.conv1(ids.transpose(0, 2, 1)))))
         x = x + self.embed_positions(jnp.arange(x.shape[1])).astype(x.dtype)
         return self.dropout(x, rngs)
 
-    def __call__(self, features: jax.Array, **options: Any):  # type: ignore[override]
+    def __call__(  # type: ignore[override]  # audio has neither masks nor segments
+        self,
+        features: jax.Array,  # (batch, mels, frames)
+        **options: Any,
+    ) -> out.FlaxModelOutput:
         return super().__call__(None, features, None, None, None, **options)
 
 
 class Decoder(layers.Decoder):
-    """The decoder."""
+    """The decoder with its token embeddings."""
 
     layer, positions = DecoderLayer, DecoderPositions
     embedding_norm, norm_first = False, True
 
-    def __init__(self, config: WhisperConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs, own_token_embedding=True)
-        self.scale = 1.0  # whatever scale_embedding says, as in PyTorch
+        self.scale = 1.0  # PyTorch ignores scale_embedding, too
 
 
 class WhisperModule(nnx.Module):
     """Encoder and decoder without a head."""
 
-    def __init__(self, config: WhisperConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.encoder, self.decoder = Encoder(config, rngs), Decoder(config, rngs)
 
     @property
     def decoder_embedding(self) -> nn.Embed:
-        """The table that the decoder reads, and a tied head multiplies with."""
-        return self.decoder.embed_tokens
+        """The decoder's token embeddings, which a tied head shares."""
+        return self.decoder.embed_tokens  # type: ignore[return-value]  # made by own_token_embedding
 
     def encode(
-        self, input_features, *, rngs=None, output_attentions=False, output_hidden_states=False
-    ):
-        """Run the encoder, which hears silence too: there is no mask."""
+        self,
+        input_features: jax.Array,  # (batch, mels, frames)
+        *,
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder. There is no mask: padding is encoded as silence."""
         return self.encoder(
             input_features,
             rngs=rngs,
@@ -137,16 +157,16 @@ class WhisperModule(nnx.Module):
 
     def decode(
         self,
-        decoder_input_ids,
-        encoder_hidden_states,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
+        decoder_input_ids: jax.Array,  # (batch, target_length)
+        encoder_hidden_states: jax.Array,  # (batch, length, hidden)
+        decoder_attention_mask: jax.Array | None = None,  # (batch, target_length)
+        decoder_position_ids: jax.Array | None = None,  # (batch, target_length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        """Run the decoder on the encoder's output."""
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        """Runs the decoder on the encoder's output."""
         return self.decoder(
             None,
             decoder_input_ids,
@@ -162,16 +182,16 @@ class WhisperModule(nnx.Module):
 
     def __call__(
         self,
-        input_features,
-        decoder_input_ids,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
+        input_features: jax.Array,  # (batch, mels, frames)
+        decoder_input_ids: jax.Array,  # (batch, target_length)
+        decoder_attention_mask: jax.Array | None = None,  # (batch, target_length)
+        decoder_position_ids: jax.Array | None = None,  # (batch, target_length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        options = {
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        options: dict[str, Any] = {
             "rngs": rngs,
             "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,
@@ -188,48 +208,55 @@ class WhisperModule(nnx.Module):
 
 
 class ConditionalGeneration(heads.ModelWithHead):
-    """The next token of what is said."""
+    """Encoder and decoder with a language-modeling head."""
 
-    module = WhisperModule
+    module = WhisperModule  # type: ignore[assignment]  # not a BART module, but with its methods
 
-    def __init__(self, config: WhisperConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.lm_head = heads.untied_head(config, rngs)
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Map hidden states to logits over the vocabulary."""
+        """Maps hidden states to logits over the vocabulary."""
         return (self.model.decoder_embedding.attend if self.lm_head is None else self.lm_head)(x)
 
     @functools.wraps(WhisperModule.decode, assigned=())
     def decode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Run the decoder and the head."""
+        """Runs the decoder and the head."""
         decoded = self.model.decode(*args, **kwargs)
         logits = self.logits(decoded.last_hidden_state)
         return heads.head_output(out.FlaxCausalLMOutputWithCrossAttentions, decoded, logits=logits)
 
     @functools.wraps(WhisperModule.__call__, assigned=())
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         output = self.model(*args, **kwargs)
         logits = self.logits(output.last_hidden_state)
         return heads.head_output(out.FlaxSeq2SeqLMOutput, output, logits=logits)
 
 
 class AudioClassification(nnx.Module):
-    """A label for the sound, from the mean of its places, in all layers if wanted."""
+    """A label for the audio, from the mean over positions and, optionally, over all layers."""
 
-    def __init__(self, config: WhisperConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.encoder = Encoder(config, rngs)
         width, init, count = config.d_model, nn.normal(config.init_std), config.encoder_layers + 1
         self.layer_weights = nnx.data(None)
         if config.use_weighted_layer_sum:
             self.layer_weights = nnx.Param(jnp.full(count, 1.0 / count))
         self.projector = nn.Linear(width, config.classifier_proj_size, init, rngs)
-        self.classifier = nn.Linear(config.classifier_proj_size, config.num_labels, init, rngs)
+        labels = cast("int", config.num_labels)  # None only before the configuration is complete
+        self.classifier = nn.Linear(config.classifier_proj_size, labels, init, rngs)
 
     def __call__(
-        self, input_features, *, rngs=None, output_attentions=False, output_hidden_states=False
-    ):
-        weighted = self.layer_weights is not None
+        self,
+        input_features: jax.Array,  # (batch, mels, frames)
+        *,
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        layer_weights = self.layer_weights
+        weighted = layer_weights is not None
         encoded = self.encoder(
             input_features,
             rngs=rngs,
@@ -237,17 +264,17 @@ class AudioClassification(nnx.Module):
             output_hidden_states=output_hidden_states or weighted,
         )
         x = encoded.last_hidden_state
-        if weighted:
-            parts = jax.nn.softmax(self.layer_weights[...])
-            x = sum(part * state for part, state in zip(parts, encoded.hidden_states, strict=True))
-            x = x.astype(encoded.last_hidden_state.dtype)
+        if layer_weights is not None:
+            weights, outputs = jax.nn.softmax(layer_weights[...]), encoded.hidden_states or ()
+            mean: Any = sum(weight * x for weight, x in zip(weights, outputs, strict=True))
+            x = mean.astype(encoded.last_hidden_state.dtype)
         logits = self.classifier(self.projector(x).mean(1))
         states = encoded.hidden_states if output_hidden_states else None
         return out.FlaxSequenceClassifierOutput(logits, states, encoded.attentions)
 
 
 class FlaxWhisperPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
-    """Base of the Whisper classes: configuration, checkpoint names, the calls of Transformers 4."""
+    """Base of the Whisper models: configuration, checkpoint names, call signatures."""
 
     config_class = WhisperConfig
     base_model_prefix = "model"
@@ -259,26 +286,31 @@ class FlaxWhisperPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
     def _example_shape(self) -> tuple[int, int, int]:
         return (1, self.config.num_mel_bins, 2 * self.config.max_source_positions)
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # as in Transformers 4
         self,
-        input_features,
-        decoder_input_ids=None,
-        attention_mask=None,
-        decoder_attention_mask=None,
-        position_ids=None,
-        decoder_position_ids=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
-        **inputs,
-    ):
-        """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
+        input_features: Input,
+        decoder_input_ids: Input = None,
+        attention_mask: Input = None,
+        decoder_attention_mask: Input = None,
+        position_ids: Input = None,
+        decoder_position_ids: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs encoder and decoder. See :meth:`FlaxPreTrainedModel.run` for the other arguments.
 
-        ``input_features`` (batch, mels, frames), ``decoder_input_ids`` (batch, length). Sound has
-        no padding that is hidden: ``attention_mask`` and ``position_ids`` change nothing.
+        Args:
+            input_features: Spectrograms, `(batch, mels, frames)`.
+            decoder_input_ids: Target tokens, `(batch, length)`.
+            attention_mask: Ignored: the padding of audio is not masked.
+            decoder_attention_mask: `(batch, length)`.
+            position_ids: Ignored.
+            decoder_position_ids: `(batch, length)`.
         """
         return super().__call__(
             input_features,
@@ -295,19 +327,19 @@ class FlaxWhisperPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
             **inputs,
         )
 
-    def encode(
+    def encode(  # type: ignore[override]  # as in Transformers 4
         self,
-        input_features,
-        attention_mask=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
-        **inputs,
-    ):
-        """Run the encoder alone: (batch, mels, frames) to hidden states."""
+        input_features: Input,
+        attention_mask: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the encoder on spectrograms, `(batch, mels, frames)`."""
         return super().encode(
             input_features,
             None,
@@ -320,23 +352,23 @@ class FlaxWhisperPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
             **inputs,
         )
 
-    def decode(
+    def decode(  # type: ignore[override]  # as in Transformers 4
         self,
-        decoder_input_ids,
-        encoder_outputs,
-        encoder_attention_mask=None,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
-        past_key_values=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
-        **inputs,
-    ):
-        """Run the decoder; see :meth:`FlaxSeq2SeqPreTrainedModel.decode`."""
+        decoder_input_ids: Input,
+        encoder_outputs: EncoderOutputs,
+        encoder_attention_mask: Input = None,
+        decoder_attention_mask: Input = None,
+        decoder_position_ids: Input = None,
+        past_key_values: trees.Params | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the decoder. See :meth:`FlaxSeq2SeqPreTrainedModel.decode`."""
         return super().decode(
             decoder_input_ids,
             encoder_outputs,
@@ -353,13 +385,13 @@ class FlaxWhisperPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
             **inputs,
         )
 
-    def encoder_mask(self, attention_mask, encoder_outputs):
-        """Return none: the decoder sees all of the sound."""
+    def encoder_mask(self, attention_mask: Input, encoder_outputs: EncoderOutputs) -> None:
+        """Returns None: the decoder attends to all positions of the encoder."""
         return None
 
 
 class FlaxWhisperModel(FlaxWhisperPreTrainedModel):
-    """Whisper without a head: hidden states of decoder and encoder."""
+    """Whisper without a head. Returns the hidden states of decoder and encoder."""
 
     module_class = WhisperModule
     weight_aliases = {}
@@ -368,32 +400,37 @@ class FlaxWhisperModel(FlaxWhisperPreTrainedModel):
 class FlaxWhisperForConditionalGeneration(
     WhisperGeneration, Seq2SeqGeneration, FlaxWhisperPreTrainedModel
 ):
-    """Whisper with its language-modelling head: transcription and translation of speech."""
+    """Whisper with its language-modeling head, for transcription and translation of speech."""
 
     module_class = ConditionalGeneration
 
 
 class FlaxWhisperForAudioClassification(FlaxWhisperPreTrainedModel):
-    """Whisper's encoder with a classifier of sound."""
+    """Whisper's encoder with an audio classifier."""
 
     module_class = AudioClassification
     weight_aliases = {}
 
-    def __call__(  # type: ignore[override]
+    def __call__(  # type: ignore[override]  # as in Transformers 4
         self,
-        input_features,
-        attention_mask=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
+        input_features: Input,
+        attention_mask: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model. See :meth:`FlaxPreTrainedModel.run` for the other arguments.
+
+        Args:
+            input_features: Spectrograms, `(batch, mels, frames)`.
+            attention_mask: Ignored: the padding of audio is not masked.
+        """
         return self.run(
             {"input_features": input_features, **inputs},
             params,

@@ -1,4 +1,4 @@
-"""How Whisper is split over devices: as BART, and its convolutions by the channels they make."""
+"""Sharding rules of Whisper: those of BART, with convolutions split by output channels."""
 
 from hfseq_plugins.bart import sharding
 

@@ -1,8 +1,16 @@
-"""The Transformer of flax/examples/wmt, pre- or post-norm, and the Differential Transformer."""
+"""The translation model of flax/examples/wmt, with the Differential Transformer as an option.
+
+It is stored as PEGASUS or Marian where the two compute the same.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.wmt_transformer.modeling"
 CITATION = r"""@inproceedings{vaswani2017attention,
@@ -16,8 +24,8 @@ CITATION = r"""@inproceedings{vaswani2017attention,
 
 
 @hookimpl
-def register_architectures(register):
-    """Add the translation model, which is stored as PEGASUS or Marian where it equals them."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers the translation model with its two heads."""
     register(
         "wmt_transformer",
         config="hfseq_plugins.wmt_transformer.configuration:WMTTransformerConfig",

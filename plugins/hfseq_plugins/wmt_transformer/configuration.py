@@ -1,6 +1,6 @@
-"""The configuration of the WMT Transformer, its presets, and its twin among the stock models."""
+"""The configuration of the WMT Transformer, its presets, and its stock twin."""
 
-# Types are not postponed here (``from __future__``): as texts they would not be checked.
+# No `from __future__ import annotations` here: `strict` cannot check types that are strings.
 
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ CHOICES = {
     "attention": ("softmax", "differential"),
     "kernel_init": ("xavier_uniform", "normal"),
 }
-# Options of the stock twins that follow from ours.
+# Options of the stock twins that follow from the options of this configuration.
 TWIN_ONLY = (
     *("hfseq", "tie_word_embeddings", "share_encoder_decoder_embeddings", "decoder_vocab_size"),
     "static_position_embeddings",
@@ -24,7 +24,7 @@ TWIN_ONLY = (
 
 
 def _both(name: str) -> property:
-    """An option of encoder and decoder under one name, read from the encoder."""
+    """Creates a property that sets an option of encoder and decoder and reads the encoder's."""
 
     def read(self: PretrainedConfig) -> int:
         return getattr(self, f"encoder_{name}")
@@ -37,26 +37,35 @@ def _both(name: str) -> property:
 
 
 def _sizes(width: int, heads: int, inner: int, layers: int) -> dict[str, int]:
-    """Return the options of two alike sides."""
-    both = {"attention_heads": heads, "ffn_dim": inner, "layers": layers}
-    named = {f"{side}_{n}": v for side in ("encoder", "decoder") for n, v in both.items()}
-    return {"d_model": width, **named}
+    """Returns the options of an encoder and a decoder of the same size."""
+    sizes = {"attention_heads": heads, "ffn_dim": inner, "layers": layers}
+    options = {f"{side}_{n}": v for side in ("encoder", "decoder") for n, v in sizes.items()}
+    return {"d_model": width, **options}
 
 
 @strict
 class WMTTransformerConfig(Presets, PretrainedConfig):
-    """The Transformer of flax/examples/wmt; sizes are those of its base model, see ``presets``.
+    """Configuration of the Transformer of flax/examples/wmt.
 
-    Options have the names of PEGASUS and Marian where these have them. Beside them: ``norm`` (pre,
-    post), ``positions`` (sinusoidal, learned), ``share_embeddings`` (one table for source and
-    target), ``logits_via_embedding`` (else the head has a kernel and a bias of its own),
-    ``qkv_dim`` (width of all heads together, ``d_model`` if None), ``attention_bias``,
-    ``attention`` (softmax, differential), ``kernel_init`` (xavier_uniform, normal with
-    ``init_std``) and ``embedding_init_std`` (``d_model ** -0.5`` if None). The names of the
-    reference are understood: ``emb_dim``, ``mlp_dim``, ``num_layers``, ``num_heads``,
-    ``dropout_rate``, ``attention_dropout_rate``, ``max_len``.
+    The defaults are the sizes of the base model, see `presets`. Options that PEGASUS and Marian
+    also have keep their names. The names of the reference work as aliases: `emb_dim`, `mlp_dim`,
+    `num_layers`, `num_heads`, `dropout_rate`, `attention_dropout_rate`, `max_len`.
 
-    **Raises:** UsageError (a ValueError) that lists every value that cannot work.
+    Args:
+        norm: `"pre"` or `"post"`.
+        positions: `"sinusoidal"` or `"learned"`.
+        share_embeddings: Whether source and target share their token embeddings.
+        logits_via_embedding: Whether the head shares the target embeddings. Otherwise it has a
+            kernel and a bias.
+        qkv_dim: Total width of all heads. `None` for `d_model`.
+        attention_bias: Whether the projections of attention have biases.
+        attention: `"softmax"` or `"differential"`.
+        kernel_init: `"xavier_uniform"`, or `"normal"` with standard deviation `init_std`.
+        embedding_init_std: Standard deviation of token embeddings. `None` for `d_model ** -0.5`.
+
+    Raises:
+        UsageError: At least one value is invalid. The message, also a ValueError, lists all of
+            them.
     """
 
     model_type = "wmt_transformer"
@@ -115,7 +124,7 @@ class WMTTransformerConfig(Presets, PretrainedConfig):
     num_heads = _both("attention_heads")
     mlp_dim = _both("ffn_dim")
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: Any) -> None:
         for name in TWIN_ONLY:
             kwargs.pop(name, None)
         super().__post_init__(**kwargs)
@@ -123,19 +132,19 @@ class WMTTransformerConfig(Presets, PretrainedConfig):
 
     @property
     def inner_width(self) -> int:
-        """The width of all heads together."""
+        """The total width of all heads."""
         return self.d_model if self.qkv_dim is None else self.qkv_dim
 
     @property
     def tied(self) -> bool:
-        """Whether one table serves source, target and head."""
+        """Whether source, target and head share one embedding table."""
         return self.share_embeddings and self.logits_via_embedding
 
-    # -- what can work
+    # -- validation
     # -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise one UsageError that lists every option that cannot work."""
+        """Raises a UsageError that lists all invalid options."""
         problems = [*invalid_choices(self, CHOICES), *self._wrong_sizes()]
         if problems:
             raise UsageError("WMTTransformerConfig: " + "; ".join(problems))
@@ -145,15 +154,15 @@ class WMTTransformerConfig(Presets, PretrainedConfig):
         sides = ("encoder", "decoder")
         sizes += [f"{s}_{n}" for s in sides for n in ("layers", "ffn_dim", "attention_heads")]
         sizes += [] if self.qkv_dim is None else ["qkv_dim"]
-        found = [
+        problems = [
             f"{n}={getattr(self, n)} has to be at least 1" for n in sizes if getattr(self, n) < 1
         ]
-        if found:
-            return found
+        if problems:
+            return problems
         rates = ["dropout", "attention_dropout", "activation_dropout"]
         rates += [f"{side}_layerdrop" for side in sides]
-        found += [
-            f"{n}={getattr(self, n)} is no probability below 1"
+        problems += [
+            f"{n}={getattr(self, n)} has to be in [0, 1)"
             for n in rates
             if not 0 <= getattr(self, n) < 1
         ]
@@ -161,10 +170,12 @@ class WMTTransformerConfig(Presets, PretrainedConfig):
             "init_std",
             *(["embedding_init_std"] if self.embedding_init_std is not None else []),
         ]
-        found += [
-            f"{n}={getattr(self, n)} has to be above 0" for n in stds if getattr(self, n) <= 0
+        problems += [
+            f"{n}={getattr(self, n)} has to be greater than 0"
+            for n in stds
+            if getattr(self, n) <= 0
         ]
-        return found + [line for side in sides for line in self._wrong_heads(side)]
+        return problems + [problem for side in sides for problem in self._wrong_heads(side)]
 
     def _wrong_heads(self, side: str) -> list[str]:
         name, width = f"{side}_attention_heads", self.inner_width
@@ -173,26 +184,26 @@ class WMTTransformerConfig(Presets, PretrainedConfig):
         if width % heads:
             return [f"{widths}={width} is not a multiple of {name}={heads}"]
         if self.attention == "differential" and heads % 2:
-            return [f"attention='differential' takes heads in pairs: {name}={heads} is odd"]
+            return [f"attention='differential' groups heads in pairs: {name}={heads} is odd"]
         return []
 
-    # -- the twin
+    # -- the stock twin
     # ----------------------------------------------------------------------------------------
 
     def twin_problems(self) -> list[str]:
-        """Return why no stock class computes the same; an empty list where one does."""
+        """Returns the reasons why no stock class computes the same, or an empty list."""
         problems = []
         if self.attention == "differential":
-            problems.append("attention='differential' is in no stock class")
+            problems.append("no stock class has attention='differential'")
         if self.inner_width != self.d_model:
             problems.append(
                 f"qkv_dim={self.qkv_dim} differs from d_model={self.d_model}, which stock "
-                "attention cannot"
+                "attention does not support"
             )
         if self.norm == "post" and self.positions == "learned":
             problems.append(
-                "positions='learned' with norm='post': Marian computes its positions and drops a "
-                "table when it saves"
+                "positions='learned' with norm='post' is not possible in Marian, which always has "
+                "sinusoidal positions"
             )
         return problems
 
@@ -202,30 +213,32 @@ class WMTTransformerConfig(Presets, PretrainedConfig):
         return "pegasus" if self.norm == "pre" else "marian"
 
     def twin(self) -> Any:
-        """Return the configuration of the stock model that computes the same.
+        """Returns the configuration of the stock model that computes the same.
 
-        PEGASUS for ``norm="pre"``, Marian for ``norm="post"``; its attribute ``hfseq`` holds what
-        leads back here.
+        The stock model is PEGASUS for `norm="pre"` and Marian for `norm="post"`. The attribute
+        `hfseq` of the result contains the options that are needed to convert it back.
 
-        **Raises:** UsageError where there is none, with the reasons of :meth:`twin_problems`.
+        Raises:
+            UsageError: There is no twin, for the reasons of :meth:`twin_problems`.
         """
         from transformers import MarianConfig, PegasusConfig
 
         if problems := self.twin_problems():
             raise UsageError("no stock twin: " + "; ".join(problems))
-        described = {**self.to_dict(), "tie_word_embeddings": self.tied}
+        options = {**self.to_dict(), "tie_word_embeddings": self.tied}
         for name in ("model_type", "transformers_version", *NATIVE):
-            described.pop(name, None)
+            options.pop(name, None)
         if self.norm == "post":
-            described["share_encoder_decoder_embeddings"] = self.share_embeddings
-            described["tie_word_embeddings"] = self.logits_via_embedding
-        kind = PegasusConfig if self.norm == "pre" else MarianConfig
-        twin = kind.from_dict(described)
+            options["share_encoder_decoder_embeddings"] = self.share_embeddings
+            options["tie_word_embeddings"] = self.logits_via_embedding
+        config_class = PegasusConfig if self.norm == "pre" else MarianConfig
+        twin = config_class.from_dict(options)
         twin.architectures = self.architectures
         twin.hfseq = options_not_in_twin(self, twin.to_diff_dict())
         return twin
 
 
+# Options that the stock configurations lack.
 NATIVE = (
     *("norm", "positions", "share_embeddings", "logits_via_embedding", "qkv_dim"),
     *("attention_bias", "attention", "kernel_init", "embedding_init_std"),

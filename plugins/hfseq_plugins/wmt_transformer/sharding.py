@@ -1,4 +1,4 @@
-"""How the WMT Transformer is split over devices: as BART, with what it has beside."""
+"""Sharding rules of the WMT Transformer: those of BART, and of differential attention."""
 
 from hfseq_plugins.bart.sharding import RULES as BART
 
