@@ -1,26 +1,30 @@
-"""ALBERT (Lan et al., 2019): a BERT whose layers share their parameters, with narrow tables.
+"""ALBERT (Lan et al., 2019): BERT with narrow embeddings, whose layers share their parameters.
 
-Layer i runs the group i * groups // layers. Attribute names are the checkpoint's.
+Layer `i` runs the layer group `i * num_hidden_groups // num_hidden_layers`. Attribute names are
+those of the checkpoint.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from transformers import AlbertConfig
+from transformers import AlbertConfig, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import Keys
 from hfseq.nn import outputs as out
+from hfseq.nn.visible import Mask
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import Embeddings, FlatPooler, SelfAttention, dense
 
 
 class Attention(SelfAttention):
-    """Attention, projection, residual and norm, on one level."""
+    """Attention, projection, residual connection and norm in one module."""
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -28,13 +32,19 @@ class Attention(SelfAttention):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def __call__(self, x, mask, rngs, return_weights=False):
-        mixed, weights = super().__call__(x, x, mask, rngs, return_weights=return_weights)
-        return self.LayerNorm(x + self.dropout(self.dense(mixed), rngs)), weights
+    def __call__(  # type: ignore[override]  # self-attention only
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        attn_output, weights = super().__call__(x, x, mask, rngs, return_weights=return_weights)
+        return self.LayerNorm(x + self.dropout(self.dense(attn_output), rngs)), weights
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, a norm after each."""
+    """Post-norm layer: attention and feed-forward."""
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs):
         width = config.hidden_size
@@ -44,27 +54,40 @@ class Layer(nnx.Module):
         self.ffn_output = dense(config, config.intermediate_size, width, rngs)
         self.act = nn.activation(config.hidden_act)
 
-    def __call__(self, x, mask, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         x, weights = self.attention(x, mask, rngs, return_weights)
         return self.full_layer_layer_norm(x + self.ffn_output(self.act(self.ffn(x)))), weights
 
 
 class LayerGroup(nnx.Module):
-    """Layers that always run together; mostly one."""
+    """Layers that always run together, usually one."""
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs):
         self.albert_layers = nnx.List([Layer(config, rngs) for _ in range(config.inner_group_num)])
 
-    def __call__(self, x, mask, *, rngs, return_weights=False):
-        weights = ()
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
+        weights: tuple[jax.Array | None, ...] = ()
         for layer in self.albert_layers:
-            x, own = layer(x, mask, rngs, return_weights)
-            weights += (own,)
+            x, layer_weights = layer(x, mask, rngs, return_weights)
+            weights += (layer_weights,)
         return x, weights
 
 
 class Encoder(nnx.Module):
-    """From the tables' width to that of the layers, and the groups of layers."""
+    """Projection of the embeddings to the hidden size, and the layer groups."""
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs):
         self.embedding_hidden_mapping_in = dense(
@@ -76,7 +99,7 @@ class Encoder(nnx.Module):
 
 
 class AlbertModule(nnx.Module):
-    """The encoder without a head."""
+    """ALBERT encoder without a head."""
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         self.embeddings, self.encoder = Embeddings(config, rngs), Encoder(config, rngs)
@@ -84,22 +107,24 @@ class AlbertModule(nnx.Module):
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        token_type_ids=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        token_type_ids: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         if position_ids is None:
-            whole = jnp.arange(input_ids.shape[1])[None]
-            position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
-        types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        x = self.embeddings(input_ids, types, position_ids, rngs)
-        x, weights, inputs = nn.run_layers(
+            positions = jnp.arange(input_ids.shape[1])[None]
+            position_ids = (
+                positions if segment_ids is None else nn.positions_in_segments(segment_ids)
+            )
+        token_types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        x = self.embeddings(input_ids, token_types, position_ids, rngs)
+        x, attentions, layer_inputs = nn.run_layers(
             self.encoder.albert_layer_groups,
             self.encoder.embedding_hidden_mapping_in(x),
             nn.visible(attention_mask, segment_ids),
@@ -111,53 +136,55 @@ class AlbertModule(nnx.Module):
         return out.FlaxBaseModelOutputWithPooling(
             last_hidden_state=x,
             pooler_output=None if self.pooler is None else self.pooler(x),
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=sum(weights, ()) if output_attentions else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=sum(attentions, ()) if output_attentions else None,
         )
 
 
 class Predictions(bert.VocabularyHead):
-    """Dense, activation and norm, then the vocabulary."""
+    """Language modeling head."""
 
-    def add_transform(self, config: AlbertConfig, rngs: nnx.Rngs) -> None:
-        """Make what comes before the vocabulary."""
+    def add_transform(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
+        """Creates the layers before the projection to the vocabulary."""
         self.dense = dense(config, config.hidden_size, config.embedding_size, rngs)
         self.LayerNorm = nn.LayerNorm(config.embedding_size, config.layer_norm_eps)
         self.act = nn.activation(config.hidden_act)
 
     def transform_states(self, x: jax.Array) -> jax.Array:
-        """Map hidden states to what the vocabulary is multiplied with."""
+        """Applies the layers before the projection to the vocabulary."""
         return self.LayerNorm(self.act(self.dense(x)))
 
 
 class AlbertMixin:
-    """ALBERT's encoder, and its head over the vocabulary, under their checkpoint names."""
+    """Names the encoder and the language modeling head as ALBERT checkpoints do."""
 
-    prefix, module, classifier_dropout_field = "albert", AlbertModule, "classifier_dropout_prob"
+    prefix: ClassVar[str] = "albert"
+    module: ClassVar[Callable[..., nnx.Module]] = AlbertModule
+    classifier_dropout_field: ClassVar[str] = "classifier_dropout_prob"
 
-    def add_head(self, config: AlbertConfig, rngs: nnx.Rngs) -> None:
-        """Make the head over the vocabulary."""
+    def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
+        """Creates the language modeling head."""
         self.predictions = Predictions(config, rngs)
 
     @property
     def vocabulary_head(self) -> Predictions:
-        """The head over the vocabulary."""
+        """The language modeling head."""
         return self.predictions
 
 
 class MaskedLM(AlbertMixin, bert.MaskedLM):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+    """Encoder with a masked language modeling head."""
 
 
 class SentenceOrder(nnx.Module):
-    """Do two sentences stand in their order?"""
+    """Sentence order prediction: whether two sentences are in their original order."""
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs):
-        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)
+        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
 
 
 class PreTraining(AlbertMixin, bert.LanguageModel):
-    """Masked language modelling and the order of sentences together."""
+    """Masked language modeling and sentence order prediction."""
 
     use_pooler = True
 
@@ -165,35 +192,38 @@ class PreTraining(AlbertMixin, bert.LanguageModel):
         super().__init__(config, rngs)
         self.sop_classifier = SentenceOrder(config, rngs)
 
-    def __call__(self, *args: Any, rngs: nn.Keys | None = None, **kwargs: Any):
-        encoded = self.encode(*args, rngs=rngs, **kwargs)
-        pooled = self.dropout(encoded.pooler_output, rngs)
+    def __call__(
+        self, *args: Any, rngs: nn.Keys | None = None, **kwargs: Any
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns the logits of both heads."""
+        outputs = self.encode(*args, rngs=rngs, **kwargs)
+        pooled = self.dropout(outputs.pooler_output, rngs)
         return out.FlaxAlbertForPreTrainingOutput(
-            prediction_logits=self.predictions(encoded.last_hidden_state, self.word_embeddings),
+            prediction_logits=self.predictions(outputs.last_hidden_state, self.word_embeddings),
             sop_logits=self.sop_classifier.classifier(pooled),
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
 
 class SequenceClassification(AlbertMixin, bert.SequenceClassification):
-    """A label (or a number) for the whole sequence."""
+    """Sequence classification or regression."""
 
 
 class MultipleChoice(AlbertMixin, bert.MultipleChoice):
-    """One of several continuations."""
+    """Multiple choice."""
 
 
 class TokenClassification(AlbertMixin, bert.TokenClassification):
-    """A label for every token."""
+    """Token classification."""
 
 
 class QuestionAnswering(AlbertMixin, bert.QuestionAnswering):
-    """The first and the last token of the answer."""
+    """Extractive question answering."""
 
 
 class FlaxAlbertPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the ALBERT classes: configuration and checkpoint names."""
+    """Base class of the ALBERT models: configuration and checkpoint names."""
 
     config_class = AlbertConfig
     base_model_prefix = "albert"
@@ -205,42 +235,42 @@ class FlaxAlbertPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxAlbertModel(FlaxAlbertPreTrainedModel):
-    """ALBERT without a head: hidden states and the pooled first token."""
+    """ALBERT without a head. Returns hidden states and the pooled first token."""
 
     module_class = AlbertModule
 
 
 class FlaxAlbertForPreTraining(FlaxAlbertPreTrainedModel):
-    """ALBERT with the masked-LM head and the one for the order of sentences."""
+    """ALBERT with masked language modeling and sentence order prediction heads."""
 
     module_class = PreTraining
 
 
 class FlaxAlbertForMaskedLM(FlaxAlbertPreTrainedModel):
-    """ALBERT with the masked-LM head."""
+    """ALBERT with a masked language modeling head."""
 
     module_class = MaskedLM
 
 
 class FlaxAlbertForSequenceClassification(FlaxAlbertPreTrainedModel):
-    """ALBERT with a classifier on the pooled first token."""
+    """ALBERT for sequence classification, on the pooled first token."""
 
     module_class = SequenceClassification
 
 
 class FlaxAlbertForMultipleChoice(FlaxAlbertPreTrainedModel):
-    """ALBERT that scores continuations."""
+    """ALBERT for multiple choice."""
 
     module_class = MultipleChoice
 
 
 class FlaxAlbertForTokenClassification(FlaxAlbertPreTrainedModel):
-    """ALBERT with a classifier on every token."""
+    """ALBERT for token classification."""
 
     module_class = TokenClassification
 
 
 class FlaxAlbertForQuestionAnswering(FlaxAlbertPreTrainedModel):
-    """ALBERT that marks the span of an answer."""
+    """ALBERT for extractive question answering."""
 
     module_class = QuestionAnswering

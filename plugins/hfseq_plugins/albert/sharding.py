@@ -1,4 +1,4 @@
-"""How ALBERT is split over devices: Megatron's column and row pairs."""
+"""Sharding rules of ALBERT: column- and row-parallel pairs, as in Megatron-LM."""
 
 from hfseq_plugins.bert.sharding import RULES as BERT
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.bart.modeling"
 CITATION = """\
@@ -18,8 +23,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add BART with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers BART with the heads that Transformers 4 had in Flax."""
     register(
         "bart",
         config="transformers:BartConfig",
@@ -33,6 +38,6 @@ def register_architectures(register):
             "ForQuestionAnswering": f"{MODELING}:FlaxBartForQuestionAnswering",
         },
         sharding="hfseq_plugins.bart.sharding:RULES",
-        card="A Transformer encoder-decoder trained to restore noised text (Lewis et al., 2020).",
+        card="A Transformer encoder-decoder trained to denoise text (Lewis et al., 2020).",
         citation=CITATION,
     )

@@ -1,4 +1,4 @@
-"""BART (Lewis et al., 2019) as modules: encoder-decoder, decoder alone, and each head."""
+"""BART modules (Lewis et al., 2019): encoder-decoder, stand-alone decoder and heads."""
 
 from __future__ import annotations
 
@@ -17,47 +17,61 @@ from hfseq.nn import outputs as out
 from hfseq_plugins.bart.layers import Decoder, Encoder, dense, token_embedding
 
 if TYPE_CHECKING:
-    from transformers import BartConfig
+    from transformers import PreTrainedConfig
 
 
 class BartModule(nnx.Module):
     """Encoder and decoder without a head.
 
-    They read one table of tokens, ``shared``. Without ``tie_word_embeddings`` each has its own, as
-    in PyTorch, which keeps ``shared`` though nothing reads it.
+    Both read the token embedding `shared`. Without `config.tie_word_embeddings` each has its own,
+    as in PyTorch, which keeps the then unused `shared`.
+
+    Attributes:
+        stack_classes: Classes of the encoder and the decoder.
     """
 
     stack_classes: ClassVar[tuple[type[Encoder], type[Decoder]]] = (Encoder, Decoder)
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.shared = token_embedding(config, rngs)
         self.add_stacks(config, rngs, separate_embeddings=not config.tie_word_embeddings)
 
     def add_stacks(
-        self, config: BartConfig, rngs: nnx.Rngs, separate_embeddings: bool, **target: Any
+        self,
+        config: PreTrainedConfig,
+        rngs: nnx.Rngs,
+        separate_embeddings: bool,
+        **decoder_options: Any,
     ) -> None:
-        """Make encoder and decoder, which have their ``own_tables`` of tokens or share one."""
-        encoder, decoder = self.stack_classes
-        self.encoder = encoder(config, rngs, separate_embeddings)
-        self.decoder = decoder(config, rngs, separate_embeddings, **target)
+        """Creates the encoder and the decoder.
+
+        Args:
+            config: Model configuration.
+            rngs: Random number generators for the initial values.
+            separate_embeddings: Whether each of them has its own token embedding.
+            **decoder_options: Further arguments of the decoder class.
+        """
+        encoder_class, decoder_class = self.stack_classes
+        self.encoder = encoder_class(config, rngs, separate_embeddings)
+        self.decoder = decoder_class(config, rngs, separate_embeddings, **decoder_options)
 
     @property
     def decoder_embedding(self) -> nn.Embed:
-        """The table that the decoder reads, and a tied head multiplies with."""
+        """The token embedding of the decoder, which a tied head also uses."""
         return self.shared if self.decoder.embed_tokens is None else self.decoder.embed_tokens
 
     def encode(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, source_length)
+        attention_mask: jax.Array | None = None,  # (batch, source_length)
+        position_ids: jax.Array | None = None,  # (batch, source_length)
+        segment_ids: jax.Array | None = None,  # (batch, source_length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        """Run the encoder."""
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder."""
         return self.encoder(
             self.shared,
             input_ids,
@@ -71,19 +85,19 @@ class BartModule(nnx.Module):
 
     def decode(
         self,
-        decoder_input_ids,
-        encoder_hidden_states,
-        encoder_attention_mask=None,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
-        segment_ids=None,
-        decoder_segment_ids=None,
+        decoder_input_ids: jax.Array,  # (batch, target_length)
+        encoder_hidden_states: jax.Array,  # (batch, source_length, hidden)
+        encoder_attention_mask: jax.Array | None = None,  # (batch, source_length)
+        decoder_attention_mask: jax.Array | None = None,  # (batch, target_length)
+        decoder_position_ids: jax.Array | None = None,  # (batch, target_length)
+        segment_ids: jax.Array | None = None,  # (batch, source_length)
+        decoder_segment_ids: jax.Array | None = None,  # (batch, target_length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        """Run the decoder on the encoder's output."""
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        """Runs the decoder on the output of the encoder."""
         return self.decoder(
             self.shared,
             decoder_input_ids,
@@ -99,28 +113,28 @@ class BartModule(nnx.Module):
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        decoder_input_ids=None,
-        decoder_attention_mask=None,
-        position_ids=None,
-        decoder_position_ids=None,
-        segment_ids=None,
-        decoder_segment_ids=None,
+        input_ids: jax.Array,  # (batch, source_length)
+        attention_mask: jax.Array | None = None,  # (batch, source_length)
+        decoder_input_ids: jax.Array | None = None,  # (batch, target_length)
+        decoder_attention_mask: jax.Array | None = None,  # (batch, target_length)
+        position_ids: jax.Array | None = None,  # (batch, source_length)
+        decoder_position_ids: jax.Array | None = None,  # (batch, target_length)
+        segment_ids: jax.Array | None = None,  # (batch, source_length)
+        decoder_segment_ids: jax.Array | None = None,  # (batch, target_length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        flags = {
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        flags: dict[str, Any] = {
             "rngs": rngs,
             "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,
         }
-        encoded = self.encode(input_ids, attention_mask, position_ids, segment_ids, **flags)
-        decoded = self.decode(
-            decoder_input_ids,
-            encoded.last_hidden_state,
+        encoder_outputs = self.encode(input_ids, attention_mask, position_ids, segment_ids, **flags)
+        decoder_outputs = self.decode(
+            decoder_input_ids,  # type: ignore[arg-type]  # the model class always passes it
+            encoder_outputs.last_hidden_state,
             attention_mask,
             decoder_attention_mask,
             decoder_position_ids,
@@ -128,51 +142,53 @@ class BartModule(nnx.Module):
             decoder_segment_ids,
             **flags,
         )
-        return seq2seq_output(decoded, encoded)
+        return seq2seq_output(decoder_outputs, encoder_outputs)
 
 
 def seq2seq_output(
-    decoded: out.FlaxModelOutput, encoded: out.FlaxModelOutput
+    decoder_outputs: out.FlaxModelOutput, encoder_outputs: out.FlaxModelOutput
 ) -> out.FlaxModelOutput:
-    """Put what decoder and encoder return into one output."""
+    """Returns the outputs of decoder and encoder as one `FlaxSeq2SeqModelOutput`."""
     return out.FlaxSeq2SeqModelOutput(
-        last_hidden_state=decoded.last_hidden_state,
-        decoder_hidden_states=decoded.hidden_states,
-        decoder_attentions=decoded.attentions,
-        cross_attentions=decoded.cross_attentions,
-        encoder_last_hidden_state=encoded.last_hidden_state,
-        encoder_hidden_states=encoded.hidden_states,
-        encoder_attentions=encoded.attentions,
+        last_hidden_state=decoder_outputs.last_hidden_state,
+        decoder_hidden_states=decoder_outputs.hidden_states,
+        decoder_attentions=decoder_outputs.attentions,
+        cross_attentions=decoder_outputs.cross_attentions,
+        encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+        encoder_hidden_states=encoder_outputs.hidden_states,
+        encoder_attentions=encoder_outputs.attentions,
     )
 
 
 def head_output(
-    kind: type[out.FlaxModelOutput], output: out.FlaxModelOutput, **first: jax.Array
+    output_class: type[out.FlaxModelOutput], output: out.FlaxModelOutput, **head_outputs: jax.Array
 ) -> out.FlaxModelOutput:
-    """Put a head's results in the place of the last hidden state."""
-    rest = {name: value for name, value in output.items() if name != "last_hidden_state"}
-    return kind(**first, **rest)
+    """Replaces the last hidden state of `output` by the outputs of a head."""
+    other_outputs = {name: value for name, value in output.items() if name != "last_hidden_state"}
+    return output_class(**head_outputs, **other_outputs)
 
 
 class ModelWithHead(nnx.Module):
-    """An encoder-decoder under its checkpoint name, with room for a head beside it."""
+    """An encoder-decoder under its checkpoint name, to which subclasses add a head."""
 
     module: ClassVar[type[BartModule]] = BartModule
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.model = self.module(config, rngs)
 
     def encode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Run the encoder."""
+        """Runs the encoder."""
         return self.model.encode(*args, **kwargs)
 
     def decode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Run the decoder."""
+        """Runs the decoder."""
         return self.model.decode(*args, **kwargs)
 
 
-def untied_head(config: BartConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Linear | None:
-    """The head's own projection, or nothing where it is tied to the table of tokens."""
+def untied_head(
+    config: PreTrainedConfig, rngs: nnx.Rngs, size: int | None = None
+) -> nn.Linear | None:
+    """Returns the projection to the vocabulary, or `None` for a tied head."""
     if config.tie_word_embeddings:
         return nnx.data(None)
     init = nn.normal(config.init_std)
@@ -180,37 +196,46 @@ def untied_head(config: BartConfig, rngs: nnx.Rngs, size: int | None = None) -> 
 
 
 class ConditionalGeneration(ModelWithHead):
-    """The next target token; ``final_logits_bias`` is added, never trained (PyTorch's buffer)."""
+    """Encoder-decoder with a language modeling head.
+
+    `final_logits_bias` is added to the logits and is not trained: it is a buffer in PyTorch.
+    """
 
     make_head: ClassVar[Callable[..., Any]] = staticmethod(untied_head)
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         size = self.vocabulary(config)
         self.lm_head = self.make_head(config, rngs, size)
         self.final_logits_bias = nnx.Param(jnp.zeros((1, size)))
 
     @staticmethod
-    def vocabulary(config: BartConfig) -> int:
-        """Return the number of tokens that the head chooses from."""
+    def vocabulary(config: PreTrainedConfig) -> int:
+        """Returns the number of tokens that the head chooses from."""
         return config.vocab_size
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Map hidden states to logits over the vocabulary."""
+        """Maps hidden states, `(..., hidden)`, to logits, `(..., vocab_size)`."""
         head = self.model.decoder_embedding.attend if self.lm_head is None else self.lm_head
         return nn.add_bias(head(x), self.logits_bias()[0])
 
     def logits_bias(self) -> jax.Array:
-        """Return what is added to the logits, (1, vocabulary)."""
+        """Returns the bias of the logits, `(1, vocab_size)`."""
         return jax.lax.stop_gradient(self.final_logits_bias[...])
 
     def decode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Run the decoder and the head."""
-        decoded = self.model.decode(*args, **kwargs)
-        logits = self.logits(decoded.last_hidden_state)
-        return head_output(out.FlaxCausalLMOutputWithCrossAttentions, decoded, logits=logits)
+        """Runs the decoder and the head."""
+        decoder_outputs = self.model.decode(*args, **kwargs)
+        logits = self.logits(decoder_outputs.last_hidden_state)
+        return head_output(
+            out.FlaxCausalLMOutputWithCrossAttentions, decoder_outputs, logits=logits
+        )
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the model with these arguments.
+
+        Returns logits, `(batch, target_length, vocab_size)`.
+        """
         output = self.model(*args, **kwargs)
         return head_output(
             out.FlaxSeq2SeqLMOutput, output, logits=self.logits(output.last_hidden_state)
@@ -218,75 +243,103 @@ class ConditionalGeneration(ModelWithHead):
 
 
 class ClassificationHead(nnx.Module):
-    """Dense, tanh and the labels."""
+    """Classifier: dropout, projection with tanh, dropout, projection to the labels."""
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.d_model, config.d_model, rngs)
-        self.out_proj = dense(config, config.d_model, config.num_labels, rngs)
+        self.out_proj = dense(config, config.d_model, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
         self.dropout = nn.Dropout(config.classifier_dropout)
 
-    def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, hidden)
+        rngs: Keys | None,
+    ) -> jax.Array:
         x = jnp.tanh(self.dense(self.dropout(x, rngs)))
         return self.out_proj(self.dropout(x, rngs))
 
 
 def last_eos_index(input_ids: jax.Array, eos_token_id: int | tuple[int, ...]) -> jax.Array:
-    """Return where each row's last ``<eos>`` stands; rows must have equally many, and one at least.
+    """Returns the index of the last `<eos>` of each row, `(batch,)`.
 
-    The rows are only checked where their values are known, not under ``jax.jit``.
+    All rows must have the same number of `<eos>` tokens, at least one. This is only checked where
+    the values of `input_ids` are available, which is not the case under `jax.jit`.
+
+    Args:
+        input_ids: Token IDs, `(batch, length)`.
+        eos_token_id: ID or IDs of `<eos>`.
+
+    Raises:
+        UsageError: The number of `<eos>` tokens differs between rows, or is zero.
     """
     ends = jnp.isin(input_ids, jnp.asarray(eos_token_id))
     if not isinstance(ends, jax.core.Tracer):
         counts = np.unique(np.asarray(ends.sum(1)))
         if len(counts) > 1:
             raise UsageError(
-                "All examples must have the same number of <eos> tokens: the rows of input_ids "
+                "All examples must have the same number of <eos> tokens, but the rows of input_ids "
                 f"have {', '.join(map(str, counts))} (eos_token_id={eos_token_id})"
             )
         if 0 in counts:
             raise UsageError(
-                f"There are missing <eos> tokens in input_ids (eos_token_id={eos_token_id}): end "
+                f"There are missing <eos> tokens in input_ids (eos_token_id={eos_token_id}). End "
                 "every example with one, as the tokenizer does with add_special_tokens=True"
             )
     return input_ids.shape[1] - 1 - jnp.argmax(ends[:, ::-1], axis=1)
 
 
 class SequenceClassification(ModelWithHead):
-    """A label (or a number) for the whole sequence, read where the decoder sees its last <eos>."""
+    """Sequence classification or regression, on the decoder state of the last `<eos>`."""
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classification_head = ClassificationHead(config, rngs)
         if config.eos_token_id is None:
             raise UsageError(
-                "sequence classification needs eos_token_id in the configuration: the label is "
-                "read at the last <eos>"
+                "sequence classification requires eos_token_id in the configuration: the label is "
+                "predicted from the last <eos>"
             )
-        # A tuple, since a list would be taken for a list of modules.
+        # A tuple, because nnx treats a list attribute as a list of modules.
         self.eos_token_id = tuple(np.atleast_1d(config.eos_token_id).tolist())
 
-    def __call__(self, input_ids: jax.Array, *args: Any, rngs: Keys | None = None, **kwargs: Any):
+    def __call__(
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        *args: Any,
+        rngs: Keys | None = None,
+        **kwargs: Any,
+    ) -> out.FlaxModelOutput:
+        """Runs the model with these arguments. Returns logits, `(batch, num_labels)`.
+
+        Raises:
+            UsageError: `input_ids` and `decoder_input_ids` differ in length.
+        """
         output = self.model(input_ids, *args, rngs=rngs, **kwargs)
         x = output.last_hidden_state
         if x.shape[1] != input_ids.shape[1]:
             raise UsageError(
-                f"decoder_input_ids have {x.shape[1]} tokens a row, input_ids {input_ids.shape[1]}:"
-                " the label is read where input_ids end, so both must have one length"
+                f"decoder_input_ids have {x.shape[1]} tokens per row and input_ids "
+                f"{input_ids.shape[1]}. The label is predicted at the last <eos> of input_ids, so "
+                "both must have the same length"
             )
-        place = last_eos_index(input_ids, self.eos_token_id)
-        pooled = jnp.take_along_axis(x, place[:, None, None], axis=1)[:, 0]
+        eos_index = last_eos_index(input_ids, self.eos_token_id)
+        pooled = jnp.take_along_axis(x, eos_index[:, None, None], axis=1)[:, 0]
         logits = self.classification_head(pooled, rngs)
         return head_output(out.FlaxSeq2SeqSequenceClassifierOutput, output, logits=logits)
 
 
 class QuestionAnswering(ModelWithHead):
-    """The first and the last token of the answer."""
+    """Extractive question answering."""
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.qa_outputs = dense(config, config.d_model, 2, rngs)
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the model with these arguments.
+
+        Returns start and end logits, `(batch, target_length)`.
+        """
         output = self.model(*args, **kwargs)
         logits = self.qa_outputs(output.last_hidden_state)
         return head_output(
@@ -298,32 +351,35 @@ class QuestionAnswering(ModelWithHead):
 
 
 class DecoderOnly(nnx.Module):
-    """The decoder under the name it has in a whole model."""
+    """The decoder under the name that it has in an encoder-decoder checkpoint."""
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.decoder = Decoder(config, rngs, own_token_embedding=True)
 
 
 class CausalLM(nnx.Module):
-    """The decoder alone with a head; it attends to ``encoder_hidden_states`` if they are given."""
+    """Stand-alone decoder with a language modeling head.
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    It attends to `encoder_hidden_states` if they are passed.
+    """
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.model = DecoderOnly(config, rngs)
         self.lm_head = untied_head(config, rngs)
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        encoder_hidden_states=None,
-        encoder_attention_mask=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        encoder_hidden_states: jax.Array | None = None,  # (batch, source_length, hidden)
+        encoder_attention_mask: jax.Array | None = None,  # (batch, source_length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         output = self.model.decoder(
             None,
             input_ids,
@@ -336,6 +392,6 @@ class CausalLM(nnx.Module):
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
         )
-        head = self.model.decoder.embed_tokens.attend if self.lm_head is None else self.lm_head
+        head = self.model.decoder.embed_tokens.attend if self.lm_head is None else self.lm_head  # type: ignore[union-attr]  # the decoder has its own embedding
         logits = head(output.last_hidden_state)
         return head_output(out.FlaxCausalLMOutputWithCrossAttentions, output, logits=logits)

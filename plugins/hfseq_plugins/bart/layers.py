@@ -1,10 +1,14 @@
-"""The layers of BART (Lewis et al., 2019) on Flax NNX; attribute names are the checkpoint's.
+"""Layers of BART (Lewis et al., 2019) on Flax NNX. Attribute names are those of the checkpoint.
 
-A sibling of the family names other parts in subclasses: ``norm_first`` says where norms stand,
-``Side.positions`` which vectors places have, ``Side.embedding_norm`` whether embeddings are
-normalised and ``Side.places_first`` whether with their places, ``DecoderLayer.sizes`` and
-``crossed`` what a decoder's configuration calls its sizes, ``Layer.attention`` and ``dense`` what
-layers are made of.
+Other families derive from these classes and override class attributes:
+
+- `Layer.norm_first`, `Stack.norm_first`: pre-norm instead of post-norm.
+- `Layer.attention`, `Layer.dense`: functions or classes that create attention and projections.
+- `DecoderLayer.layer_sizes`, `DecoderLayer.has_cross_attention`: how the configuration names the
+  sizes of a decoder layer, and whether it attends to an encoder.
+- `Stack.positions`: class of the position embeddings.
+- `Stack.embedding_norm`, `Stack.norm_after_positions`: whether the embeddings are normalized, and
+  whether before or after position embeddings are added.
 """
 
 from __future__ import annotations
@@ -21,57 +25,69 @@ from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
+from hfseq.nn.visible import Mask
 
 if TYPE_CHECKING:
-    from transformers import BartConfig
+    from transformers import PreTrainedConfig
 
 EPSILON = 1e-5
 
 
-def dense(config: BartConfig, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
-    """A Linear with the family's initialisation."""
+def dense(
+    config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
+) -> nn.Linear:
+    """Returns a Linear with the family's initialization."""
     return nn.Linear(features_in, features_out, nn.normal(config.init_std), rngs)
 
 
-def token_embedding(config: BartConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
-    """Vectors of the vocabulary, or of one of another ``size``."""
+def token_embedding(config: PreTrainedConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
+    """Returns the embedding table of the vocabulary.
+
+    Args:
+        config: Model configuration.
+        rngs: Random number generators for the initial values.
+        size: Number of tokens, `config.vocab_size` by default.
+    """
     size = config.vocab_size if size is None else size
     return nn.Embed(size, config.d_model, nn.normal(config.init_std), rngs)
 
 
 class LearnedPositions(nn.Embed):
-    """Vectors of places; the first two rows of the table are kept free, as fairseq did."""
+    """Learned position embeddings. As in fairseq, the first two rows of the table are unused."""
 
     offset: ClassVar[int] = 2
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         size = config.max_position_embeddings + self.offset
         super().__init__(size, config.d_model, nn.normal(config.init_std), rngs)
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        """Return the vectors of places 0, 1, 2 …: (...) to (..., features)."""
+    def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
+        """Returns the vectors of positions, `(...)` to `(..., features)`."""
         return super().__call__(ids + self.offset)
 
 
 class LayerDrop(nn.Dropout):
-    """Skip whole layers (Fan et al., 2019, https://arxiv.org/abs/1909.11556), row by row."""
+    """LayerDrop (Fan et al., 2019, https://arxiv.org/abs/1909.11556) for each row of the batch."""
 
-    def __call__(self, new: jax.Array, old: jax.Array, rngs: Keys | None) -> jax.Array:  # type: ignore[override]
-        """Return ``new``, or ``old`` in the rows where the layer is skipped."""
+    def __call__(self, new: jax.Array, old: jax.Array, rngs: Keys | None) -> jax.Array:  # type: ignore[override]  # two inputs
+        """Returns `new`, or `old` in the rows that skip the layer.
+
+        Both are `(batch, length, hidden)`.
+        """
         if rngs is None or not self.rate:
             return new
-        drawn = rngs.bits((new.shape[0], 1, 1))
-        return jnp.where(drawn < jnp.uint32(round(self.rate * 65536)), old, new)
+        bits = rngs.bits((new.shape[0], 1, 1))
+        return jnp.where(bits < jnp.uint32(round(self.rate * 65536)), old, new)
 
 
 class Attention(nn.CachedAttention):
-    """Attention of a sequence to itself (with a cache in decoders), or to an encoder's output."""
+    """Multi-head attention: self-attention, with a cache in decoders, or cross-attention."""
 
     dense: ClassVar[Callable[..., nn.Linear]] = staticmethod(dense)
 
     def __init__(
         self,
-        config: BartConfig,
+        config: PreTrainedConfig,
         heads: int,
         rngs: nnx.Rngs,
         causal: bool = False,
@@ -90,22 +106,30 @@ class Attention(nn.CachedAttention):
         self.out_proj = self.dense(config, inner, width, rngs)
 
     @staticmethod
-    def inner_width(config: BartConfig) -> int:
-        """Return the width of all heads together."""
+    def inner_width(config: PreTrainedConfig) -> int:
+        """Returns the total width of all heads."""
         return config.d_model
 
-    def __call__(self, x, source, mask, rngs, return_weights=False, **own):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        source: jax.Array,  # (batch, source_length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool = False,
+        **attention_options: Any,
+    ) -> tuple[jax.Array, jax.Array | None]:
         def heads(part: nn.Linear, states: jax.Array) -> jax.Array:
             return part(states).reshape(*states.shape[:2], self.kv_heads, self.head_dim)
 
-        def make() -> tuple[jax.Array, jax.Array]:
+        def project_source() -> tuple[jax.Array, jax.Array]:
             return heads(self.k_proj, source), heads(self.v_proj, source)
 
-        key, value = nn.encoder_cache(self, make) if self.cross else make()
+        key, value = nn.encoder_cache(self, project_source) if self.cross else project_source()
         causal = self.causal
         if causal:
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
-        mixed, weights = self.compute_attention(
+        attn_output, weights = self.compute_attention(
             heads(self.q_proj, x),
             key,
             value,
@@ -114,23 +138,33 @@ class Attention(nn.CachedAttention):
             dropout_rate=self.rate,
             rngs=rngs,
             return_weights=return_weights,
-            **own,
+            **attention_options,
         )
-        return self.out_proj(mixed.reshape(*x.shape[:2], -1)), weights
+        return self.out_proj(attn_output.reshape(*x.shape[:2], -1)), weights
 
-    def compute_attention(self, query, key, value, **options):
-        """Mix the values: (batch, queries, heads, head_dim) and, if asked for, the weights."""
+    def compute_attention(
+        self,
+        query: jax.Array,  # (batch, queries, heads, head_dim)
+        key: jax.Array,  # (batch, keys, heads, head_dim)
+        value: jax.Array,  # (batch, keys, heads, head_dim)
+        **options: Any,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Computes attention. The options are those of `hfseq.nn.attend`.
+
+        Returns:
+            The output, `(batch, queries, heads, head_dim)`, and the attention weights or `None`.
+        """
         return nn.attend(query, key, value, **options)
 
 
 class Layer(nnx.Module):
-    """What the layers of both sides share: the feed-forward block and where norms stand."""
+    """Base class of encoder and decoder layers: feed-forward block, residual connections, norms."""
 
     norm_first: bool = False
     attention: ClassVar[Callable[..., Attention]] = Attention
     dense: ClassVar[Callable[..., nn.Linear]] = staticmethod(dense)
 
-    def __init__(self, config: BartConfig, inner: int, layerdrop: float, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, inner: int, layerdrop: float, rngs: nnx.Rngs):
         width = config.d_model
         self.self_attn_layer_norm = nn.LayerNorm(width, EPSILON)
         self.fc1 = self.dense(config, width, inner, rngs)
@@ -145,23 +179,58 @@ class Layer(nnx.Module):
     def residual_block(
         self, norm: nn.LayerNorm, block: Callable[[jax.Array], Any], x: jax.Array, rngs: Keys | None
     ) -> tuple[jax.Array, Any]:
-        """Run ``block`` with dropout and residual, the norm after it or before it."""
+        """Applies `block` with dropout and a residual connection.
+
+        `norm` is applied to the input of the block if `norm_first` is set, otherwise to the sum.
+
+        Args:
+            norm: Norm of the block.
+            block: Function of `(batch, length, hidden)` that returns its output and attention
+                weights.
+            x: Hidden states, `(batch, length, hidden)`.
+            rngs: Keys for dropout, or `None`.
+
+        Returns:
+            Hidden states, `(batch, length, hidden)`, and the attention weights.
+        """
         y, weights = block(norm(x) if self.norm_first else x)
         x = x + self.dropout(y, rngs)
         return (x if self.norm_first else norm(x)), weights
 
-    def attend(self, name: str, x, source, mask, rngs, return_weights, **own):
-        """Run the attention ``name`` to ``source``, or of ``x`` to itself."""
+    def attend(
+        self,
+        name: str,
+        x: jax.Array,  # (batch, length, hidden)
+        source: jax.Array | None,  # (batch, source_length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool,
+        **attention_options: Any,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Applies an attention block.
+
+        Args:
+            name: Attribute name of the attention, `self_attn` or `encoder_attn`.
+            x: Hidden states, `(batch, length, hidden)`.
+            source: Hidden states to attend to, `(batch, source_length, hidden)`. `None` means `x`.
+            mask: Visibility of the keys.
+            rngs: Keys for dropout, or `None`.
+            return_weights: Whether to return attention weights.
+            **attention_options: Further arguments of `Attention.compute_attention`.
+
+        Returns:
+            Hidden states, `(batch, length, hidden)`, and the attention weights or `None`.
+        """
         attention, norm = getattr(self, name), getattr(self, f"{name}_layer_norm")
 
         def block(y: jax.Array) -> Any:
-            read = y if source is None else source
-            return attention(y, read, mask, rngs, return_weights, **own)
+            keys = y if source is None else source
+            return attention(y, keys, mask, rngs, return_weights, **attention_options)
 
         return self.residual_block(norm, block, x, rngs)
 
     def feed_forward(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
-        """Run the two dense layers."""
+        """Applies the feed-forward block to `x`, `(batch, length, hidden)`."""
 
         def block(y: jax.Array) -> tuple[jax.Array, None]:
             return self.fc2(self.act_dropout(self.act(self.fc1(y)), rngs)), None
@@ -172,122 +241,202 @@ class Layer(nnx.Module):
 class EncoderLayer(Layer):
     """Self-attention and feed-forward."""
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, config.encoder_ffn_dim, config.encoder_layerdrop, rngs)
         self.self_attn = self.attention(config, config.encoder_attention_heads, rngs)
 
-    def __call__(self, x, mask, *, rngs, return_weights=False, **own):
-        y, weights = self.attend("self_attn", x, None, mask, rngs, return_weights, **own)
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+        **attention_options: Any,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        y, weights = self.attend(
+            "self_attn", x, None, mask, rngs, return_weights, **attention_options
+        )
         return self.layerdrop(self.feed_forward(y, rngs), x, rngs), weights
 
 
 class DecoderLayer(Layer):
-    """Causal self-attention, attention to the encoder's output (if there is one), feed-forward."""
+    """Causal self-attention, cross-attention if there is an encoder, feed-forward."""
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         heads, inner, layerdrop = self.layer_sizes(config)
         super().__init__(config, inner, layerdrop, rngs)
         self.self_attn = self.attention(config, heads, rngs, causal=True)
-        crossed = self.has_cross_attention(config)
-        across = self.attention(config, heads, rngs, cross=True) if crossed else nnx.data(None)
-        norm = nn.LayerNorm(config.d_model, EPSILON) if crossed else nnx.data(None)
-        self.encoder_attn, self.encoder_attn_layer_norm = across, norm
+        has_cross_attention = self.has_cross_attention(config)
+        encoder_attn = (
+            self.attention(config, heads, rngs, cross=True)
+            if has_cross_attention
+            else nnx.data(None)
+        )
+        norm = nn.LayerNorm(config.d_model, EPSILON) if has_cross_attention else nnx.data(None)
+        self.encoder_attn, self.encoder_attn_layer_norm = encoder_attn, norm
 
     @staticmethod
-    def layer_sizes(config: BartConfig) -> tuple[int, int, float]:
-        """Return the heads, the width of the feed-forward block, and how often it is skipped."""
+    def layer_sizes(config: PreTrainedConfig) -> tuple[int, int, float]:
+        """Returns the number of heads, the feed-forward width and the LayerDrop rate."""
         return config.decoder_attention_heads, config.decoder_ffn_dim, config.decoder_layerdrop
 
     @staticmethod
-    def has_cross_attention(config: BartConfig) -> bool:
-        """Tell whether there is attention to an encoder's output."""
+    def has_cross_attention(config: PreTrainedConfig) -> bool:
+        """Returns whether the layer attends to the output of an encoder."""
         return True
 
-    def __call__(self, x, mask, encoded, encoded_mask, *, rngs, return_weights=False, **own):
-        y, weights = self.attend("self_attn", x, None, mask, rngs, return_weights, **own)
-        crossed = None
-        if encoded is not None:
-            y, crossed = self.attend(
-                "encoder_attn", y, encoded, encoded_mask, rngs, return_weights, **own
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        encoder_hidden_states: jax.Array | None,  # (batch, source_length, hidden)
+        encoder_mask: Mask,
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+        **attention_options: Any,
+    ) -> tuple[jax.Array, tuple[jax.Array | None, jax.Array | None]]:
+        y, weights = self.attend(
+            "self_attn", x, None, mask, rngs, return_weights, **attention_options
+        )
+        cross_weights = None
+        if encoder_hidden_states is not None:
+            y, cross_weights = self.attend(
+                "encoder_attn",
+                y,
+                encoder_hidden_states,
+                encoder_mask,
+                rngs,
+                return_weights,
+                **attention_options,
             )
-        return self.layerdrop(self.feed_forward(y, rngs), x, rngs), (weights, crossed)
+        return self.layerdrop(self.feed_forward(y, rngs), x, rngs), (weights, cross_weights)
 
 
 class Stack(nnx.Module):
-    """What encoder and decoder share: embeddings, a stack of layers, norms before and after it."""
+    """Base class of encoder and decoder: embeddings, a stack of layers and norms.
 
-    layer: ClassVar[type[Layer]]
+    Args:
+        config: Model configuration.
+        depth: Number of layers.
+        rngs: Random number generators for the initial values.
+        own_token_embedding: Whether the stack has its own token embedding. Otherwise it uses the
+            shared one.
+        size: Number of tokens of that embedding, `config.vocab_size` by default.
+    """
+
+    layer: ClassVar[Callable[..., Layer]]
     positions: ClassVar[Callable[..., Any]] = LearnedPositions
     token_embedding: ClassVar[Callable[..., nn.Embed]] = staticmethod(token_embedding)
+    layernorm_embedding: nn.LayerNorm | None
+    layer_norm: nn.LayerNorm | None
     embedding_norm: bool = True
     norm_after_positions: bool = True
     norm_first: bool = False
 
     def __init__(
         self,
-        config: BartConfig,
+        config: PreTrainedConfig,
         depth: int,
         rngs: nnx.Rngs,
         own_token_embedding: bool,
         size: int | None = None,
     ):
-        own = self.token_embedding(config, rngs, size) if own_token_embedding else nnx.data(None)
-        self.embed_tokens = own
+        embed_tokens = (
+            self.token_embedding(config, rngs, size) if own_token_embedding else nnx.data(None)
+        )
+        self.embed_tokens = embed_tokens
         self.embed_positions = self.positions(config, rngs)
         self.layers = nn.Layers([self.layer(config, rngs) for _ in range(depth)])
         norms = {"layernorm_embedding": self.embedding_norm, "layer_norm": self.norm_first}
-        for name, wanted in norms.items():
-            setattr(self, name, nn.LayerNorm(config.d_model, EPSILON) if wanted else nnx.data(None))
+        for name, enabled in norms.items():
+            setattr(
+                self, name, nn.LayerNorm(config.d_model, EPSILON) if enabled else nnx.data(None)
+            )
         self.dropout = nn.Dropout(config.dropout)
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
 
     def per_layer(self) -> dict[str, jax.Array] | None:
-        """Return keyword arguments of which every layer gets its own; mostly none."""
+        """Returns keyword arguments of the layers, with a leading layer axis, or `None`."""
         return None
 
-    def run(self, x: jax.Array, *args: Any, **options: Any):
-        """Run the layers and the norm behind them; see :func:`hfseq.nn.run_layers`."""
-        x, weights, inputs = nn.run_layers(
+    def run(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        *args: Any,
+        **options: Any,
+    ) -> tuple[jax.Array, Any, tuple[jax.Array, ...] | None]:
+        """Runs the layers and the final norm. The arguments are those of `hfseq.nn.run_layers`.
+
+        Returns:
+            The last hidden state, `(batch, length, hidden)`, the attention weights of each layer,
+                and the
+            inputs of all layers or `None`.
+        """
+        x, attentions, layer_inputs = nn.run_layers(
             self.layers, x, *args, per_layer=self.per_layer(), **options
         )
-        return x if self.layer_norm is None else self.layer_norm(x), weights, inputs
+        return x if self.layer_norm is None else self.layer_norm(x), attentions, layer_inputs
 
-    def embed(self, shared, ids, positions, segments, rngs):
-        """Tokens and places; where none are given these are 0, 1, 2 … in every document."""
+    def embed(
+        self,
+        shared: nn.Embed | None,
+        ids: jax.Array,  # (batch, length)
+        positions: jax.Array | None,  # (batch, length)
+        segments: jax.Array | None,  # (batch, length)
+        rngs: Keys | None,
+    ) -> jax.Array:
+        """Embeds tokens and positions.
+
+        Args:
+            shared: Token embedding that encoder and decoder share, or `None`.
+            ids: Token IDs, `(batch, length)`.
+            positions: Position IDs, `(batch, length)`. By default 0, 1, 2, … in each document.
+            segments: Document numbers of packed rows, `(batch, length)`, or `None`.
+            rngs: Keys for dropout, or `None`.
+
+        Returns:
+            Embeddings, `(batch, length, hidden)`.
+        """
         if positions is None:
-            whole = jnp.arange(ids.shape[1])[None]
-            positions = whole if segments is None else nn.positions_in_segments(segments)
+            row_positions = jnp.arange(ids.shape[1])[None]
+            positions = row_positions if segments is None else nn.positions_in_segments(segments)
         table = shared if self.embed_tokens is None else self.embed_tokens
-        x, norm = table(ids) * self.scale, self.layernorm_embedding
-        places = self.embed_positions(positions)
+        x, norm = table(ids) * self.scale, self.layernorm_embedding  # type: ignore[misc]  # one of the tables exists
+        position_vectors = self.embed_positions(positions)
         if norm is None:
-            x = x + places
+            x = x + position_vectors
         else:
-            x = norm(x + places) if self.norm_after_positions else norm(x) + places
+            x = (
+                norm(x + position_vectors)
+                if self.norm_after_positions
+                else norm(x) + position_vectors
+            )
         return self.dropout(x, rngs)
 
 
 class Encoder(Stack):
-    """The encoder."""
+    """BART encoder."""
 
     layer = EncoderLayer
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs, own_token_embedding: bool):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, own_token_embedding: bool):
         super().__init__(config, config.encoder_layers, rngs, own_token_embedding)
 
     def __call__(
         self,
-        shared,
-        ids,
-        mask,
-        positions,
-        segments,
+        shared: nn.Embed | None,
+        ids: jax.Array,  # (batch, length)
+        mask: jax.Array | None,  # (batch, length)
+        positions: jax.Array | None,  # (batch, length)
+        segments: jax.Array | None,  # (batch, length)
         *,
-        rngs,
-        output_attentions,
-        output_hidden_states,
-    ):
-        x, weights, inputs = self.run(
+        rngs: Keys | None,
+        output_attentions: bool,
+        output_hidden_states: bool,
+    ) -> out.FlaxModelOutput:
+        x, attentions, layer_inputs = self.run(
             self.embed(shared, ids, positions, segments, rngs),
             nn.visible(mask, segments),
             rngs=rngs,
@@ -296,19 +445,19 @@ class Encoder(Stack):
         )
         return out.FlaxBaseModelOutput(
             last_hidden_state=x,
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=weights if output_attentions else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=attentions if output_attentions else None,
         )
 
 
 class Decoder(Stack):
-    """The decoder."""
+    """BART decoder."""
 
     layer = DecoderLayer
 
     def __init__(
         self,
-        config: BartConfig,
+        config: PreTrainedConfig,
         rngs: nnx.Rngs,
         own_token_embedding: bool,
         size: int | None = None,
@@ -319,31 +468,31 @@ class Decoder(Stack):
 
     def __call__(
         self,
-        shared,
-        ids,
-        mask,
-        encoded,
-        encoded_mask,
-        positions,
-        segments,
+        shared: nn.Embed | None,
+        ids: jax.Array,  # (batch, length)
+        mask: jax.Array | None,  # (batch, length)
+        encoder_hidden_states: jax.Array | None,  # (batch, source_length, hidden)
+        encoder_mask: Mask,
+        positions: jax.Array | None,  # (batch, length)
+        segments: jax.Array | None,  # (batch, length)
         *,
-        rngs,
-        output_attentions,
-        output_hidden_states,
-    ):
-        x, weights, inputs = self.run(
+        rngs: Keys | None,
+        output_attentions: bool,
+        output_hidden_states: bool,
+    ) -> out.FlaxModelOutput:
+        x, attentions, layer_inputs = self.run(
             self.embed(shared, ids, positions, segments, rngs),
             nn.visible(mask, segments),
-            encoded,
-            encoded_mask,
+            encoder_hidden_states,
+            encoder_mask,
             rngs=rngs,
             collect=output_hidden_states,
             return_weights=output_attentions,
         )
-        crossed = output_attentions and encoded is not None
+        has_cross = output_attentions and encoder_hidden_states is not None
         return out.FlaxBaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=tuple(own for own, _ in weights) if output_attentions else None,
-            cross_attentions=tuple(other for _, other in weights) if crossed else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=tuple(weights for weights, _ in attentions) if output_attentions else None,
+            cross_attentions=tuple(weights for _, weights in attentions) if has_cross else None,
         )

@@ -1,12 +1,12 @@
-"""The public classes of BART: a module each, checkpoint names, and the calls of Transformers 4."""
+"""Public classes of BART."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
-from transformers import BartConfig
+from transformers import BartConfig, PreTrainedConfig
 
 from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
@@ -16,13 +16,16 @@ from hfseq.modeling import (
     Seq2SeqGeneration,
     shift_tokens_right,
 )
+from hfseq.modeling.base import Input
+from hfseq.modeling.seq2seq import EncoderOutputs
+from hfseq.nn import Keys, trees
 from hfseq_plugins.bart import heads
 
 
 class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
-    """Base of the BART classes: configuration, checkpoint names and the calls of Transformers 4."""
+    """Base class of the BART models: configuration, checkpoint names and call signatures."""
 
-    config_class = BartConfig
+    config_class: ClassVar[type[PreTrainedConfig]] = BartConfig
     base_model_prefix = "model"
     position_table = "max_position_embeddings"
     weight_aliases = {
@@ -30,33 +33,33 @@ class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
         "model.decoder.embed_tokens.weight": "model.shared.weight",
         "lm_head.weight": "model.shared.weight",
     }
-    # Transformers 4 stored one table for both sides, tied or not.
+    # Transformers 4 stored one embedding for encoder and decoder, tied or not.
     weight_fallbacks = {
         "model.encoder.embed_tokens.weight": "model.shared.weight",
         "model.decoder.embed_tokens.weight": "model.shared.weight",
     }
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"(encoder|decoder)\.version$")
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        decoder_input_ids=None,
-        decoder_attention_mask=None,
-        position_ids=None,
-        decoder_position_ids=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
-        **inputs,
-    ):
-        """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
+        input_ids: Input,
+        attention_mask: Input = None,
+        decoder_input_ids: Input = None,
+        decoder_attention_mask: Input = None,
+        position_ids: Input = None,  # type: ignore[override]  # signature of Transformers 4
+        decoder_position_ids: Input = None,  # type: ignore[override]  # signature of Transformers 4
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,  # type: ignore[override]  # signature of Transformers 4
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,  # type: ignore[override]  # signature of Transformers 4
+        **inputs: Any,
+    ) -> Any:
+        """Runs encoder and decoder, see `FlaxPreTrainedModel.run`.
 
-        ``input_ids`` (batch, source length), ``decoder_input_ids`` (batch, target length); these
-        are the source shifted right if they are not given.
+        `input_ids` is `(batch, source_length)` and `decoder_input_ids` `(batch, target_length)`, by
+        default `input_ids` shifted right.
         """
         return super().__call__(
             input_ids,
@@ -74,20 +77,20 @@ class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
             **inputs,
         )
 
-    def encode(
+    def encode(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
-        **inputs,
-    ):
-        """Run the encoder alone: (batch, source length) to hidden states."""
+        input_ids: Input,
+        attention_mask: Input = None,
+        position_ids: Input = None,
+        output_attentions: bool | None = None,  # type: ignore[override]  # signature of Transformers 4
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,  # type: ignore[override]  # signature of Transformers 4
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the encoder on `input_ids`, `(batch, source_length)`."""
         return super().encode(
             input_ids,
             attention_mask,
@@ -101,23 +104,23 @@ class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
             **inputs,
         )
 
-    def decode(
+    def decode(  # type: ignore[override]  # signature of Transformers 4
         self,
-        decoder_input_ids,
-        encoder_outputs,
-        encoder_attention_mask=None,
-        decoder_attention_mask=None,
-        decoder_position_ids=None,
-        past_key_values=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        dropout_rng=None,
-        **inputs,
-    ):
-        """Run the decoder; see :meth:`FlaxSeq2SeqPreTrainedModel.decode`."""
+        decoder_input_ids: Input,
+        encoder_outputs: EncoderOutputs,
+        encoder_attention_mask: Input = None,
+        decoder_attention_mask: Input = None,
+        decoder_position_ids: Input = None,
+        past_key_values: trees.Params | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the decoder, see `FlaxSeq2SeqPreTrainedModel.decode`."""
         return super().decode(
             decoder_input_ids,
             encoder_outputs,
@@ -134,8 +137,12 @@ class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
             **inputs,
         )
 
-    def default_decoder_input_ids(self, input_ids: jax.Array) -> jax.Array:
-        """Return ``input_ids`` shifted right, as in denoising."""
+    def default_decoder_input_ids(self, input_ids: jax.Array) -> jax.Array:  # type: ignore[override]  # called with arrays only
+        """Returns `input_ids` shifted right, as in denoising.
+
+        Raises:
+            UsageError: The configuration has no `pad_token_id` or no `decoder_start_token_id`.
+        """
         pad, start = self.config.pad_token_id, self.config.decoder_start_token_id
         absent = [
             name
@@ -144,14 +151,14 @@ class FlaxBartPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
         ]
         if absent:
             raise UsageError(
-                f"{type(self).__name__} needs decoder_input_ids: it cannot make them of input_ids "
-                f"without {' and '.join(absent)} in the configuration"
+                f"{type(self).__name__} needs decoder_input_ids: they cannot be derived from "
+                f"input_ids without {' and '.join(absent)} in the configuration"
             )
         return shift_tokens_right(input_ids, pad, start)
 
 
 class FlaxBartModel(FlaxBartPreTrainedModel):
-    """BART without a head: hidden states of decoder and encoder."""
+    """BART without a head. Returns decoder and encoder hidden states."""
 
     module_class = heads.BartModule
     weight_aliases = {
@@ -162,27 +169,27 @@ class FlaxBartModel(FlaxBartPreTrainedModel):
 
 
 class FlaxBartForConditionalGeneration(Seq2SeqGeneration, FlaxBartPreTrainedModel):
-    """BART with its language-modelling head: denoising, summaries, translation."""
+    """BART with a language modeling head, for denoising, summarization and translation."""
 
     module_class = heads.ConditionalGeneration
 
 
 class FlaxBartForSequenceClassification(FlaxBartPreTrainedModel):
-    """BART with a classifier on the decoder's last ``<eos>``."""
+    """BART for sequence classification, on the decoder's last `<eos>`."""
 
     module_class = heads.SequenceClassification
 
 
 class FlaxBartForQuestionAnswering(FlaxBartPreTrainedModel):
-    """BART that marks the span of an answer."""
+    """BART for extractive question answering."""
 
     module_class = heads.QuestionAnswering
 
 
 class FlaxBartDecoderPreTrainedModel(FlaxPreTrainedModel):
-    """Base of BART's decoder alone; a whole model's checkpoint loads too."""
+    """Base class of the stand-alone BART decoder. It also loads encoder-decoder checkpoints."""
 
-    config_class = BartConfig
+    config_class: ClassVar[type[PreTrainedConfig]] = BartConfig
     base_model_prefix = "model"
     position_table = "max_position_embeddings"
     weight_aliases = {
@@ -191,36 +198,36 @@ class FlaxBartDecoderPreTrainedModel(FlaxPreTrainedModel):
     }
     ignored_weights = FlaxBartPreTrainedModel.ignored_weights
 
-    def __init__(self, config: BartConfig, *args: Any, **kwargs: Any):
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         if config is not None:
-            # A copy: the configuration of a whole model stays one.
+            # A copy, so that the configuration of an encoder-decoder does not change.
             config = copy.deepcopy(config)
             config.is_decoder, config.is_encoder_decoder = True, False
         super().__init__(config, *args, **kwargs)
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        encoder_hidden_states=None,
-        encoder_attention_mask=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        train=False,
-        params=None,
-        past_key_values=None,
-        dropout_rng=None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        position_ids: Input = None,
+        encoder_hidden_states: Input = None,
+        encoder_attention_mask: Input = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        train: bool = False,
+        params: trees.Params | None = None,
+        past_key_values: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the decoder; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the decoder, see `FlaxPreTrainedModel.run`.
 
-        ``input_ids`` (batch, length); ``encoder_hidden_states`` (batch, source length, features).
+        `input_ids` is `(batch, length)`, `encoder_hidden_states` `(batch, source_length, hidden)`.
         """
-        given = {
+        model_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
@@ -229,7 +236,7 @@ class FlaxBartDecoderPreTrainedModel(FlaxPreTrainedModel):
             **inputs,
         }
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -242,6 +249,6 @@ class FlaxBartDecoderPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxBartForCausalLM(CausalGeneration, FlaxBartDecoderPreTrainedModel):
-    """BART's decoder with its language-modelling head."""
+    """BART decoder with a language modeling head."""
 
     module_class = heads.CausalLM

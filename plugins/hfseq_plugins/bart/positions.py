@@ -1,4 +1,4 @@
-"""Fixed places of BART's siblings: sines and cosines, computed or read from a checkpoint."""
+"""Fixed position embeddings of BART variants: sinusoids, computed or read from a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,20 +15,27 @@ from flax import nnx
 from hfseq import nn
 
 if TYPE_CHECKING:
-    from transformers import BartConfig
+    from transformers import PreTrainedConfig
 
     from hfseq.modeling import Tensor
 
-# What a checkpoint may hold of them, in PyTorch's names and in ours.
+# Names of the position embeddings in PyTorch and Flax checkpoints.
 POSITION_TABLES = r"(encoder|decoder)\.embed_positions\.(weight|embedding)$"
 
 
 @functools.lru_cache(maxsize=8)
 def sinusoids(length: int, width: int) -> np.ndarray:
-    """Return the vectors of places 0, 1 … (Vaswani et al., 2017, section 3.5), (length, width).
+    """Returns sinusoidal position embeddings (Vaswani et al., 2017, section 3.5).
 
-    All sines come first, then all cosines, as the stock classes lay them out; float64 inside, so
-    the float32 values are the same to the last bit.
+    All sines come first, then all cosines, as in the stock classes. Angles are computed in float64,
+    so the float32 values equal those of the stock classes bit for bit.
+
+    Args:
+        length: Number of positions.
+        width: Number of features.
+
+    Returns:
+        A read-only float32 array, `(length, width)`.
     """
     columns = np.arange(width)
     angles = np.arange(length)[:, None] / np.power(10000, 2 * (columns // 2) / width)
@@ -39,49 +46,53 @@ def sinusoids(length: int, width: int) -> np.ndarray:
 
 
 class SinusoidalPositions(nnx.Module):
-    """Places without parameters, as in Transformers 4."""
+    """Sinusoidal position embeddings without parameters, as in Transformers 4."""
 
     compute_dtype: Any = None
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.size = (config.max_position_embeddings, config.d_model)
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        """Return the vectors of places 0, 1, 2 …: (...) to (..., features)."""
+    def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
+        """Returns the vectors of positions, `(...)` to `(..., features)`."""
         vectors = jnp.take(jnp.asarray(sinusoids(*self.size)), ids, axis=0)
         return vectors.astype(self.compute_dtype or jnp.float32)
 
 
 class UnshiftedPositions(nn.Embed):
-    """Places with a parameter each, numbered from the first row."""
+    """Learned position embeddings. Position 0 is the first row of the table."""
 
-    def __init__(self, config: BartConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         size = (config.max_position_embeddings, config.d_model)
         super().__init__(*size, nn.normal(config.init_std), rngs)
 
 
 class FrozenPositions(UnshiftedPositions):
-    """Places that a checkpoint holds, never trained: PyTorch's table has no gradient either."""
+    """Position embeddings from a checkpoint that are not trained, as in PyTorch."""
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        """Return the vectors of places 0, 1, 2 …: (...) to (..., features)."""
+    def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
+        """Returns the vectors of positions, `(...)` to `(..., features)`."""
         return jax.lax.stop_gradient(super().__call__(ids))
 
 
-def fixed_positions(config: BartConfig, rngs: nnx.Rngs) -> nnx.Module:
-    """Places that are computed, or those of the file where it holds other vectors."""
+def fixed_positions(config: PreTrainedConfig, rngs: nnx.Rngs) -> nnx.Module:
+    """Returns computed sinusoids, or a frozen table for a checkpoint with other values."""
     computed = getattr(config, "static_position_embeddings", True)
     return (SinusoidalPositions if computed else FrozenPositions)(config, rngs)
 
 
 def has_custom_positions(tensors: Mapping[str, Tensor]) -> bool:
-    """Tell whether a checkpoint holds tables of places that are not the computed ones."""
+    """Returns whether a checkpoint contains position embeddings other than `sinusoids`.
+
+    Args:
+        tensors: Tensors of the checkpoint by name.
+    """
     tables = [tensor for name, tensor in tensors.items() if re.search(POSITION_TABLES, name)]
     return not all(is_sinusoidal(tensor) for tensor in tables if len(tensor.shape) == 2)
 
 
 def is_sinusoidal(tensor: Tensor) -> bool:
-    """Tell whether a tensor of a file holds :func:`sinusoids`, up to the rounding of its type."""
-    given = np.asarray(tensor.read(...))
-    allowed = 1e-6 if given.dtype.itemsize >= 4 else float(jnp.finfo(given.dtype).eps)
-    return bool(np.abs(given.astype(np.float32) - sinusoids(*tensor.shape)).max() <= allowed)
+    """Returns whether a stored tensor equals `sinusoids`, up to rounding of its dtype."""
+    stored = np.asarray(tensor.read(...))
+    tolerance = 1e-6 if stored.dtype.itemsize >= 4 else float(jnp.finfo(stored.dtype).eps)
+    return bool(np.abs(stored.astype(np.float32) - sinusoids(*tensor.shape)).max() <= tolerance)

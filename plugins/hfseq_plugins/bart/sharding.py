@@ -1,4 +1,4 @@
-"""How BART is split over devices: Megatron's column and row pairs."""
+"""Sharding rules of BART: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
     (r"(shared|embed_tokens)/embedding$", "embedding"),

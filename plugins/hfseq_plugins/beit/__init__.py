@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.beit.modeling"
 CITATION = """\
@@ -16,8 +21,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add BEiT with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers BEiT with the heads that Transformers 4 had in Flax."""
     register(
         "beit",
         config="transformers:BeitConfig",
@@ -27,6 +32,6 @@ def register_architectures(register):
             "ForMaskedImageModeling": f"{MODELING}:FlaxBeitForMaskedImageModeling",
         },
         sharding="hfseq_plugins.beit.sharding:RULES",
-        card="A Transformer encoder of pictures, trained on hidden patches (Bao et al., 2022).",
+        card="An image encoder, trained on masked patches (Bao et al., 2022).",
         citation=CITATION,
     )

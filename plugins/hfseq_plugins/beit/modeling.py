@@ -1,6 +1,8 @@
-"""BEiT (Bao et al., 2022) on Flax NNX: ViT with relative positions, which may hide patches."""
+"""BEiT (Bao et al., 2022) on Flax NNX: ViT with relative position biases and masked patches."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from transformers import BeitConfig
 from hfseq import nn
 from hfseq.modeling import FlaxPreTrainedModel, FlaxVisionPreTrainedModel
 from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq_plugins.dinov2 import modeling as dinov2
 from hfseq_plugins.vit import modeling as vit
@@ -20,64 +23,79 @@ Grid = tuple[int, int]
 
 
 class Embeddings(dinov2.Embeddings):
-    """Those of DINOv2, zero at the start; mostly without vectors of places."""
+    """DINOv2 embeddings, initialized to zero. Absolute position embeddings are optional."""
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs):
-        self.patch = nn.height_and_width(config.patch_size)
-        self.picture = nn.height_and_width(config.image_size)
-        height, breadth = self.grid(self.picture)
+        self.patch_size = nn.height_and_width(config.patch_size)
+        self.image_size = nn.height_and_width(config.image_size)
+        grid_height, grid_width = self.grid(self.image_size)
 
-        def zeros(there: bool, places: int) -> nnx.Param | None:
-            shape = (1, places, config.hidden_size)
-            return nnx.Param(jnp.zeros(shape)) if there else nnx.data(None)
+        def zeros(enabled: bool, num_positions: int) -> nnx.Param | None:
+            shape = (1, num_positions, config.hidden_size)
+            return nnx.Param(jnp.zeros(shape)) if enabled else nnx.data(None)
 
-        self.cls_token = zeros(True, 1)
+        self.cls_token = zeros(True, 1)  # type: ignore[assignment]  # `None` if disabled
         self.mask_token = zeros(config.use_mask_token, 1)
         absolute = config.use_absolute_position_embeddings
-        self.position_embeddings = zeros(absolute, height * breadth + 1)
+        self.position_embeddings = zeros(absolute, grid_height * grid_width + 1)  # type: ignore[assignment]  # `None` if disabled
         self.patch_embeddings = vit.PatchEmbeddings(config, rngs)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
 
 class RelativePositionBias(nnx.Module):
-    """What is added to the scores of two patches, by how far apart they are in either direction."""
+    """Bias of attention scores, by the vertical and horizontal distance of two patches."""
 
     def __init__(self, config: BeitConfig):
-        patch, picture = map(nn.height_and_width, (config.patch_size, config.image_size))
-        self.grid = picture[0] // patch[0], picture[1] // patch[1]
-        height, breadth = (2 * patches - 1 for patches in self.grid)
-        shape = (height * breadth + 3, config.num_attention_heads)
+        patch, image_size = map(nn.height_and_width, (config.patch_size, config.image_size))
+        self.grid = image_size[0] // patch[0], image_size[1] // patch[1]
+        grid_height, grid_width = (2 * patches - 1 for patches in self.grid)
+        shape = (grid_height * grid_width + 3, config.num_attention_heads)
         self.relative_position_bias_table = nnx.Param(jnp.zeros(shape))
 
     def __call__(self, grid: Grid) -> jax.Array:
-        """Return the bias (1, heads, places, places) of a picture of so many patches."""
+        """Returns the bias, `(1, heads, patches + 1, patches + 1)`.
+
+        The table is interpolated for grids of another size.
+
+        Args:
+            grid: Number of patches in height and width.
+        """
         table = self.relative_position_bias_table[...]
         if grid != self.grid:
-            height, breadth = (2 * patches - 1 for patches in self.grid)
-            known = table[:-3].reshape(height, breadth, -1)
-            wanted = (2 * grid[0] - 1, 2 * grid[1] - 1)
-            known = nn.resize_grid(known, wanted, "linear").reshape(-1, table.shape[-1])
-            table = jnp.concatenate([known, table[-3:]])
+            grid_height, grid_width = (2 * patches - 1 for patches in self.grid)
+            patch_rows = table[:-3].reshape(grid_height, grid_width, -1)
+            table_size = (2 * grid[0] - 1, 2 * grid[1] - 1)
+            patch_rows = nn.resize_grid(patch_rows, table_size, "linear").reshape(
+                -1, table.shape[-1]
+            )
+            table = jnp.concatenate([patch_rows, table[-3:]])
         return table[relative_position_index(grid)].transpose(2, 0, 1)[None]
 
 
 def relative_position_index(grid: Grid) -> np.ndarray:
-    """Return the row of the table for each pair of places; the last three are of the first place.
+    """Returns the row of the bias table for each pair of positions.
 
-    They are of what it sees, of what sees it, and of itself.
+    Position 0 is the class token. The last three rows of the table are its bias as a query, as a
+    key, and with itself.
+
+    Args:
+        grid: Number of patches in height and width.
+
+    Returns:
+        An integer array, `(patches + 1, patches + 1)`.
     """
     rows, columns = (axis.ravel() for axis in np.indices(grid))
     down, across = (axis[:, None] - axis[None] for axis in (rows, columns))
-    height, breadth = grid
-    last = (2 * height - 1) * (2 * breadth - 1) + 2
+    grid_height, grid_width = grid
+    last = (2 * grid_height - 1) * (2 * grid_width - 1) + 2
     index = np.full((rows.size + 1, rows.size + 1), last)
     index[0, 1:], index[1:, 0] = last - 2, last - 1
-    index[1:, 1:] = (down + height - 1) * (2 * breadth - 1) + across + breadth - 1
+    index[1:, 1:] = (down + grid_height - 1) * (2 * grid_width - 1) + across + grid_width - 1
     return index
 
 
 class SelfAttention(vit.SelfAttention):
-    """That of ViT, whose keys have no bias, with relative positions of its own or none."""
+    """ViT attention whose keys have no bias, optionally with its own relative position bias."""
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs):
         width = config.hidden_size
@@ -85,14 +103,23 @@ class SelfAttention(vit.SelfAttention):
         self.query, self.key, self.value = (
             dense(config, width, width, rngs, use_bias=biased) for biased in (True, False, True)
         )
-        own = config.use_relative_position_bias
-        self.relative_position_bias = RelativePositionBias(config) if own else nnx.data(None)
+        use_bias_table = config.use_relative_position_bias
+        self.relative_position_bias = (
+            RelativePositionBias(config) if use_bias_table else nnx.data(None)
+        )
 
-    def __call__(self, x, rngs, return_weights, shared=None, grid=None):
-        bias = shared
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rngs: Keys | None,
+        return_weights: bool,
+        shared_bias: jax.Array | None = None,  # (1, heads, patches + 1, patches + 1)
+        grid: Grid | None = None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        bias = shared_bias
         if self.relative_position_bias is not None:
-            own = self.relative_position_bias(grid)
-            bias = own if shared is None else own + shared
+            layer_bias = self.relative_position_bias(grid)  # type: ignore[arg-type]  # the encoder passes the grid
+            bias = layer_bias if shared_bias is None else layer_bias + shared_bias
         return super().__call__(x, rngs, return_weights, bias)
 
 
@@ -103,13 +130,20 @@ class Attention(nnx.Module):
         self.attention = SelfAttention(config, rngs)
         self.output = vit.Output(config, config.hidden_size, rngs)
 
-    def __call__(self, x, rngs, return_weights, shared, grid):
-        mixed, weights = self.attention(x, rngs, return_weights, shared, grid)
-        return self.output(mixed, rngs), weights
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rngs: Keys | None,
+        return_weights: bool,
+        shared_bias: jax.Array | None,  # (1, heads, patches + 1, patches + 1)
+        grid: Grid,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        attn_output, weights = self.attention(x, rngs, return_weights, shared_bias, grid)
+        return self.output(attn_output, rngs), weights
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each behind a norm; their results may be scaled."""
+    """Pre-norm layer: attention and feed-forward, optionally with layer scale."""
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs):
         self.layernorm_before = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
@@ -124,45 +158,61 @@ class Layer(nnx.Module):
             for _ in range(2)
         )
 
-    def __call__(self, x, shared, grid, *, drop_rate, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        shared_bias: jax.Array | None,  # (1, heads, patches + 1, patches + 1)
+        grid: Grid,
+        *,
+        drop_rate: jax.Array,  # ()
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         def branch(y: jax.Array, scale: nnx.Param | None) -> jax.Array:
             y = y if scale is None else y * scale[...].astype(y.dtype)
             return self.drop_path(y, rngs, drop_rate)
 
-        mixed, weights = self.attention(
-            self.layernorm_before(x), rngs, return_weights, shared, grid
+        attn_output, weights = self.attention(
+            self.layernorm_before(x), rngs, return_weights, shared_bias, grid
         )
-        x = x + branch(mixed, self.lambda_1)
-        wide = self.output(self.intermediate(self.layernorm_after(x)), rngs)
-        return x + branch(wide, self.lambda_2), weights
+        x = x + branch(attn_output, self.lambda_1)
+        ffn_output = self.output(self.intermediate(self.layernorm_after(x)), rngs)
+        return x + branch(ffn_output, self.lambda_2), weights
 
 
 class Encoder(nnx.Module):
-    """The stack of layers, of which the later are dropped more often while training."""
+    """Stack of layers. The rate of stochastic depth increases linearly with the layer index."""
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs):
         self.layer = nn.Layers(Layer(config, rngs) for _ in range(config.num_hidden_layers))
         shared = config.use_shared_relative_position_bias
         self.relative_position_bias = RelativePositionBias(config) if shared else nnx.data(None)
-        self.rates = (config.drop_path_rate, config.num_hidden_layers)
+        self.drop_path = (config.drop_path_rate, config.num_hidden_layers)
 
-    def __call__(self, x, grid, rngs, output_attentions, output_hidden_states):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        grid: Grid,
+        rngs: Keys | None,
+        output_attentions: bool,
+        output_hidden_states: bool,
+    ) -> tuple[jax.Array, Any, tuple[jax.Array, ...] | None]:
         bias = self.relative_position_bias
-        last, depth = self.rates
+        max_rate, depth = self.drop_path
         return nn.run_layers(
             self.layer,
             x,
             None if bias is None else bias(grid),
             grid,
             rngs=rngs,
-            per_layer={"drop_rate": jnp.linspace(0, last, depth)},
+            per_layer={"drop_rate": jnp.linspace(0, max_rate, depth)},
             collect=output_hidden_states,
             return_weights=output_attentions,
         )
 
 
 class Pooler(nnx.Module):
-    """The normed mean of the patches, or the first place as it is."""
+    """Normalized mean of the patches, or the class token."""
 
     def __init__(self, config: BeitConfig):
         norm = config.use_mean_pooling
@@ -170,17 +220,17 @@ class Pooler(nnx.Module):
             nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if norm else nnx.data(None)
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return x[:, 0] if self.layernorm is None else self.layernorm(x[:, 1:].mean(1))
 
 
 class Beit(nnx.Module):
-    """The encoder without a head."""
+    """BEiT encoder without a head."""
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         self.embeddings = Embeddings(config, rngs)
         self.encoder = Encoder(config, rngs)
-        # Where the mean is taken, the norm is behind it.
+        # With mean pooling, the pooler contains the norm.
         norm = not config.use_mean_pooling
         self.layernorm = (
             nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if norm else nnx.data(None)
@@ -189,56 +239,56 @@ class Beit(nnx.Module):
 
     def __call__(
         self,
-        pixel_values,
-        bool_masked_pos=None,
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        bool_masked_pos: jax.Array | None = None,  # (batch, patches)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        x, weights, inputs = self.encoder(
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        x, attentions, layer_inputs = self.encoder(
             self.embeddings(pixel_values, rngs, bool_masked_pos),
             self.embeddings.grid(pixel_values.shape[2:]),
             rngs,
             output_attentions,
             output_hidden_states,
         )
-        states = (*inputs, x) if output_hidden_states else None
+        states = (*layer_inputs, x) if layer_inputs is not None else None
         x = x if self.layernorm is None else self.layernorm(x)
-        pooled = None if self.pooler is None else self.pooler(x)
-        weights = weights if output_attentions else None
-        return out.FlaxBeitModelOutputWithPooling(x, pooled, states, weights)
+        pooler_output = None if self.pooler is None else self.pooler(x)
+        attentions = attentions if output_attentions else None
+        return out.FlaxBeitModelOutputWithPooling(x, pooler_output, states, attentions)
 
 
 class ImageClassification(nnx.Module):
-    """A label for the picture, from what the pooler returns."""
+    """Image classification, on the pooled output."""
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs):
         self.beit = Beit(config, rngs)
-        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)
+        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
 
     def __call__(
         self,
-        pixel_values,
-        bool_masked_pos=None,
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        bool_masked_pos: jax.Array | None = None,  # (batch, patches)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        encoded = self.beit(
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        outputs = self.beit(
             pixel_values,
             bool_masked_pos,
             rngs=rngs,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
         )
-        logits = self.classifier(encoded.pooler_output)
-        return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
+        logits = self.classifier(outputs.pooler_output)
+        return out.FlaxSequenceClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class MaskedImageModeling(nnx.Module):
-    """Logits of the visual token of each patch."""
+    """Masked image modeling: logits of the visual token of each patch."""
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs):
         self.beit = Beit(config, rngs, add_pooling_layer=False)
@@ -247,59 +297,60 @@ class MaskedImageModeling(nnx.Module):
 
     def __call__(
         self,
-        pixel_values,
-        bool_masked_pos=None,
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        bool_masked_pos: jax.Array | None = None,  # (batch, patches)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        encoded = self.beit(
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        outputs = self.beit(
             pixel_values,
             bool_masked_pos,
             rngs=rngs,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
         )
-        logits = self.lm_head(self.layernorm(encoded.last_hidden_state)[:, 1:])
-        return out.FlaxMaskedLMOutput(logits, encoded.hidden_states, encoded.attentions)
+        logits = self.lm_head(self.layernorm(outputs.last_hidden_state)[:, 1:])
+        return out.FlaxMaskedLMOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class FlaxBeitPreTrainedModel(FlaxVisionPreTrainedModel):
-    """Base of the BEiT classes: configuration, checkpoint names, the call of Transformers 4."""
+    """Base class of the BEiT models: configuration, checkpoint names and call signature."""
 
     config_class = BeitConfig
     base_model_prefix = "beit"
     any_image_size = True
-    # Old files number the rows of the table for each pair of places.
+    # Older files store the table rows of each pair of positions.
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"relative_position_index$")
-    # The names that PyTorch's classes have in memory since Transformers 5, not in files.
+    # Names in memory of the PyTorch classes since Transformers 5. Files keep the old names.
     weight_synonyms = {
         **vit.FlaxViTPreTrainedModel.weight_synonyms,
         "shared_position_bias": "encoder.relative_position_bias",
         "layer.{}.relative_position_bias": "layer.{}.attention.attention.relative_position_bias",
     }
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
         pixel_values: Input,
-        bool_masked_pos: Input = None,
-        params=None,
-        dropout_rng=None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
+        bool_masked_pos: Input = None,  # type: ignore[override]  # signature of Transformers 4
+        params: trees.Params | None = None,  # type: ignore[override]  # signature of Transformers 4
+        dropout_rng: jax.Array | Keys | None = None,  # type: ignore[override]  # signature of Transformers 4
+        train: bool = False,  # type: ignore[override]  # signature of Transformers 4
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+    ) -> Any:
+        """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        ``bool_masked_pos`` (batch, patches) tells which patches are hidden.
+        `pixel_values` is `(batch, channels, height, width)`. `bool_masked_pos`, `(batch, patches)`,
+        is true for masked patches.
         """
-        given = {"pixel_values": pixel_values, "bool_masked_pos": bool_masked_pos}
+        model_inputs = {"pixel_values": pixel_values, "bool_masked_pos": bool_masked_pos}
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -311,18 +362,21 @@ class FlaxBeitPreTrainedModel(FlaxVisionPreTrainedModel):
 
 
 class FlaxBeitModel(FlaxBeitPreTrainedModel):
-    """BEiT without a head: hidden states and the mean of the patches, or the first place."""
+    """BEiT without a head.
+
+    Returns hidden states and the mean of the patches, or the class token.
+    """
 
     module_class = Beit
 
 
 class FlaxBeitForImageClassification(FlaxBeitPreTrainedModel):
-    """BEiT with a classifier of pictures."""
+    """BEiT for image classification."""
 
     module_class = ImageClassification
 
 
 class FlaxBeitForMaskedImageModeling(FlaxBeitPreTrainedModel):
-    """BEiT with the head of its pre-training: the visual token of each patch."""
+    """BEiT with a masked image modeling head."""
 
     module_class = MaskedImageModeling

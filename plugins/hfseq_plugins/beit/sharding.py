@@ -1,4 +1,4 @@
-"""How BEiT is split over devices: as ViT, with its tables of relative positions."""
+"""Sharding rules of BEiT: those of ViT, and the relative position tables."""
 
 from hfseq_plugins.vit.sharding import RULES as VIT
 

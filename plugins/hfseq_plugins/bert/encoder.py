@@ -1,6 +1,7 @@
-"""BERT (Devlin et al., 2018) on Flax NNX; attribute names are the checkpoint's.
+"""BERT encoder (Devlin et al., 2018) on Flax NNX. Attribute names are those of the checkpoint.
 
-A sibling names its own parts in ``kinds`` and its own Linear in ``linear``.
+Other families derive from these classes. They set `submodule_classes` to the classes of their own
+submodules, and `linear` to the function that creates their projections.
 """
 
 from __future__ import annotations
@@ -14,27 +15,36 @@ from flax import nnx
 from hfseq import nn
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
+from hfseq.nn.visible import Mask
 
 if TYPE_CHECKING:
-    from transformers import BertConfig
+    from transformers import PreTrainedConfig
 
 
-def dense(config: BertConfig, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
-    """A Linear with the family's initialisation."""
+def dense(
+    config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
+) -> nn.Linear:
+    """Returns a Linear with the family's initialization."""
     return nn.Linear(features_in, features_out, nn.normal(config.initializer_range), rngs)
 
 
-def embedding_size(config: BertConfig) -> int:
-    """Return the width of the tables, which siblings may have narrower than the layers."""
+def embedding_size(config: PreTrainedConfig) -> int:
+    """Returns the width of the embedding tables.
+
+    Some families (ALBERT, ELECTRA) have embeddings that are narrower than the hidden size.
+    """
     return getattr(config, "embedding_size", None) or config.hidden_size
 
 
 class Embeddings(nnx.Module):
-    """Word, position and token-type vectors, summed and (unless a sibling says so) normalised."""
+    """Sum of word, position and token type embeddings, followed by a norm and dropout.
+
+    A family without the norm sets `use_layer_norm` to `False`.
+    """
 
     use_layer_norm: ClassVar[bool] = True
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         def table(size: int) -> nn.Embed:
             return nn.Embed(size, width, nn.normal(config.initializer_range), rngs)
 
@@ -47,18 +57,24 @@ class Embeddings(nnx.Module):
         self.LayerNorm = norm if self.use_layer_norm else nnx.data(None)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def __call__(self, ids: jax.Array, types: jax.Array, positions: jax.Array, rngs: Keys | None):
-        x = self.word_embeddings(ids) + self.token_type_embeddings(types)
-        x = x + self.position_embeddings(positions)
+    def __call__(
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        token_type_ids: jax.Array,  # (batch, length)
+        position_ids: jax.Array,  # (batch, length)
+        rngs: Keys | None,
+    ) -> jax.Array:
+        x = self.word_embeddings(input_ids) + self.token_type_embeddings(token_type_ids)
+        x = x + self.position_embeddings(position_ids)
         return self.dropout(x if self.LayerNorm is None else self.LayerNorm(x), rngs)
 
 
 class SelfAttention(nn.CachedAttention):
-    """Attention of a sequence to itself (with a cache in decoders), or to an encoder's output."""
+    """Multi-head attention: self-attention, with a cache in decoders, or cross-attention."""
 
     linear = staticmethod(dense)
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs, cross: bool = False):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, cross: bool = False):
         super().__init__()
         self.kv_heads = config.num_attention_heads
         self.head_dim = config.hidden_size // config.num_attention_heads
@@ -69,7 +85,15 @@ class SelfAttention(nn.CachedAttention):
             self.linear(config, width, width, rngs) for _ in range(3)
         )
 
-    def __call__(self, x, source, mask, rngs, head_mask=None, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        source: jax.Array,  # (batch, source_length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        head_mask: jax.Array | None = None,  # (heads,)
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         heads = (*x.shape[:2], self.kv_heads, self.head_dim)
         query = self.query(x).reshape(heads)
         key, value = (
@@ -80,7 +104,7 @@ class SelfAttention(nn.CachedAttention):
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         if head_mask is not None:
             head_mask = head_mask[:, None, None]
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
@@ -91,18 +115,23 @@ class SelfAttention(nn.CachedAttention):
             head_mask=head_mask,
             return_weights=return_weights,
         )
-        return mixed.reshape(x.shape), weights
+        return attn_output.reshape(x.shape), weights
 
 
 class Output(nnx.Module):
-    """Projection back to the residual stream, dropout, residual, norm."""
+    """Projection to the hidden size, dropout, residual connection and norm."""
 
-    def __init__(self, config: BertConfig, features_in: int, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, features_in: int, rngs: nnx.Rngs):
         self.dense = dense(config, features_in, config.hidden_size, rngs)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def __call__(self, x: jax.Array, residual: jax.Array, rngs: Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        residual: jax.Array,
+        rngs: Keys | None,
+    ) -> jax.Array:
         return self.LayerNorm(residual + self.dropout(self.dense(x), rngs))
 
 
@@ -111,141 +140,164 @@ class Attention(nnx.Module):
 
     submodule_classes: ClassVar[tuple[Any, ...]] = (SelfAttention, Output)
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs, cross: bool = False):
-        mixing, output = self.submodule_classes
-        self.self = mixing(config, rngs, cross)
-        self.output = output(config, config.hidden_size, rngs)
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, cross: bool = False):
+        attention_class, output_class = self.submodule_classes
+        self.self = attention_class(config, rngs, cross)
+        self.output = output_class(config, config.hidden_size, rngs)
 
-    def __call__(self, x, source, mask, rngs, head_mask=None, return_weights=False):
-        mixed, weights = self.self(x, source, mask, rngs, head_mask, return_weights)
-        return self.output(mixed, x, rngs), weights
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        source: jax.Array,  # (batch, source_length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        head_mask: jax.Array | None = None,  # (heads,)
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        attn_output, weights = self.self(x, source, mask, rngs, head_mask, return_weights)
+        return self.output(attn_output, x, rngs), weights
 
 
 class Intermediate(nnx.Module):
-    """The wide half of the feed-forward block."""
+    """First half of the feed-forward block: projection and activation."""
 
     linear = staticmethod(dense)
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.dense = self.linear(config, config.hidden_size, config.intermediate_size, rngs)
         self.act = nn.activation(config.hidden_act)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return self.act(self.dense(x))
 
 
 class Layer(nnx.Module):
-    """Self-attention, cross-attention where the configuration asks for it, feed-forward."""
+    """Self-attention, cross-attention if `config.add_cross_attention` is set, feed-forward."""
 
     submodule_classes: ClassVar[tuple[Any, ...]] = (Attention, Intermediate, Output)
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
-        attention, intermediate, output = self.submodule_classes
-        self.attention = attention(config, rngs)
-        crossed = getattr(config, "add_cross_attention", False)
-        self.crossattention = attention(config, rngs, cross=True) if crossed else nnx.data(None)
-        self.intermediate = intermediate(config, rngs)
-        self.output = output(config, config.intermediate_size, rngs)
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        attention_class, intermediate_class, output_class = self.submodule_classes
+        self.attention = attention_class(config, rngs)
+        add_cross_attention = getattr(config, "add_cross_attention", False)
+        self.crossattention = (
+            attention_class(config, rngs, cross=True) if add_cross_attention else nnx.data(None)
+        )
+        self.intermediate = intermediate_class(config, rngs)
+        self.output = output_class(config, config.intermediate_size, rngs)
 
     def __call__(
-        self, x, mask, encoded, encoded_mask, *, rngs, head_mask=None, return_weights=False
-    ):
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        encoder_hidden_states: jax.Array | None,  # (batch, source_length, hidden)
+        encoder_mask: Mask,
+        *,
+        rngs: Keys | None,
+        head_mask: jax.Array | None = None,  # (heads,)
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, tuple[jax.Array | None, jax.Array | None]]:
         x, weights = self.attention(x, x, mask, rngs, head_mask, return_weights)
         cross_weights = None
-        if encoded is not None and self.crossattention is not None:
+        if encoder_hidden_states is not None and self.crossattention is not None:
             x, cross_weights = self.crossattention(
-                x, encoded, encoded_mask, rngs, None, return_weights
+                x, encoder_hidden_states, encoder_mask, rngs, None, return_weights
             )
         return self.feed_forward(x, rngs), (weights, cross_weights)
 
     def feed_forward(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
-        """Run the wide block on (batch, length, hidden_size)."""
+        """Applies the feed-forward block to `x`, `(batch, length, hidden)`."""
         return self.output(self.intermediate(x), x, rngs)
 
 
 class Encoder(nnx.Module):
-    """The stack of layers."""
+    """Stack of layers."""
 
     layer_class: ClassVar[Any] = Layer
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.layer = nn.Layers(
             [self.layer_class(config, rngs) for _ in range(config.num_hidden_layers)]
         )
 
     def apply_final_norm(self, x: jax.Array) -> jax.Array:
-        """Return the last hidden state for the output of the last layer: the same here."""
+        """Normalizes the output of the last layer. BERT has no final norm: returns `x`."""
         return x
 
 
 class Pooler(nnx.Module):
-    """The first token through a tanh layer."""
+    """Projection of the first token with a tanh activation."""
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return jnp.tanh(self.dense(x[:, 0]))
 
 
 class FlatPooler(nn.Linear):
-    """The same without a level of its own in the checkpoint."""
+    """Pooler whose parameters are stored without the `dense` level in the checkpoint."""
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width = config.hidden_size
         super().__init__(width, width, nn.normal(config.initializer_range), rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return jnp.tanh(super().__call__(x[:, 0]))
 
 
 class BertModule(nnx.Module):
-    """The encoder (or decoder) without a head."""
+    """Encoder, or decoder, without a head."""
 
     submodule_classes: ClassVar[tuple[Any, ...]] = (Embeddings, Encoder)
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
-        embeddings, encoder = self.submodule_classes
-        self.embeddings = embeddings(config, rngs)
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
+        embeddings_class, encoder_class = self.submodule_classes
+        self.embeddings = embeddings_class(config, rngs)
         width = embedding_size(config)
         self.embeddings_project = (
             nnx.data(None)
             if width == config.hidden_size
             else dense(config, width, config.hidden_size, rngs)
         )
-        self.encoder = encoder(config, rngs)
+        self.encoder = encoder_class(config, rngs)
         self.pooler = Pooler(config, rngs) if add_pooling_layer else nnx.data(None)
 
     def positions(self, input_ids: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
-        """Positions where the caller gives none: 0, 1, 2 … in every document."""
+        """Returns the default position IDs, `(batch, length)`: 0, 1, 2, … in each document.
+
+        Args:
+            input_ids: Token IDs, `(batch, length)`.
+            segment_ids: Document numbers of packed rows, `(batch, length)`, or `None`.
+        """
         if segment_ids is not None:
             return nn.positions_in_segments(segment_ids)
         return jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
 
     def apply_final_norm(self, x: jax.Array) -> jax.Array:
-        """Return the last hidden state for the output of the last layer."""
-        return self.encoder.finish(x)
+        """Normalizes the output of the last layer, if the family has a final norm."""
+        return self.encoder.apply_final_norm(x)
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        token_type_ids=None,
-        position_ids=None,
-        head_mask=None,
-        encoder_hidden_states=None,
-        encoder_attention_mask=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        token_type_ids: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        head_mask: jax.Array | None = None,  # (layers, heads)
+        encoder_hidden_states: jax.Array | None = None,  # (batch, source_length, hidden)
+        encoder_attention_mask: jax.Array | None = None,  # (batch, source_length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        token_types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         positions = self.positions(input_ids, segment_ids) if position_ids is None else position_ids
-        x = self.embeddings(input_ids, types, positions, rngs)
+        x = self.embeddings(input_ids, token_types, positions, rngs)
         x = x if self.embeddings_project is None else self.embeddings_project(x)
-        x, weights, inputs = nn.run_layers(
+        x, attentions, layer_inputs = nn.run_layers(
             self.encoder.layer,
             x,
             nn.visible(attention_mask, segment_ids),
@@ -257,11 +309,11 @@ class BertModule(nnx.Module):
             per_layer=None if head_mask is None else {"head_mask": head_mask},
         )
         x = self.apply_final_norm(x)
-        crossed = output_attentions and encoder_hidden_states is not None
+        has_cross = output_attentions and encoder_hidden_states is not None
         return out.FlaxBaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=x,
             pooler_output=None if self.pooler is None else self.pooler(x),
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=tuple(own for own, _ in weights) if output_attentions else None,
-            cross_attentions=tuple(other for _, other in weights) if crossed else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=tuple(weights for weights, _ in attentions) if output_attentions else None,
+            cross_attentions=tuple(weights for _, weights in attentions) if has_cross else None,
         )

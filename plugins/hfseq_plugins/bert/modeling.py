@@ -1,52 +1,63 @@
-"""The classes of BERT: each head as a module, then its public class.
+"""BERT models: one module for each head, and the public classes.
 
-A sibling (RoBERTa, MegatronBERT) names its own encoder, and its own head over the vocabulary, in a
-subclass and reuses the rest.
+Other families (RoBERTa, MegatronBERT) derive from these classes, with their own encoder and
+language modeling head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from transformers import BertConfig
+from transformers import BertConfig, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq_plugins.bert.encoder import BertModule, dense, embedding_size
 
 
 class ModelWithHead(nnx.Module):
-    """An encoder under its checkpoint name (``prefix``), with room for a head beside it."""
+    """An encoder under its checkpoint name, to which subclasses add a head.
+
+    Attributes:
+        prefix: Name of the encoder in checkpoints.
+        module: Class of the encoder.
+        use_pooler: Whether the encoder has a pooler.
+        classifier_dropout_field: Name of the configuration field with the dropout rate of the head.
+            `hidden_dropout_prob` applies if the field is missing or `None`.
+    """
 
     prefix: ClassVar[str] = "bert"
-    module: ClassVar[type[nnx.Module]] = BertModule
+    module: ClassVar[Callable[..., nnx.Module]] = BertModule
     use_pooler: ClassVar[bool] = False
-    #: The configuration's name for the rate of dropout before a classifier.
     classifier_dropout_field: ClassVar[str] = "classifier_dropout"
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         setattr(self, self.prefix, self.module(config, rngs, add_pooling_layer=self.use_pooler))
-        rate = getattr(config, self.classifier_dropout_field, None)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
+        dropout_rate = getattr(config, self.classifier_dropout_field, None)
+        self.dropout = nn.Dropout(
+            config.hidden_dropout_prob if dropout_rate is None else dropout_rate
+        )
 
     def encode(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
-        """Run the encoder."""
+        """Runs the encoder."""
         return getattr(self, self.prefix)(*args, **kwargs)
 
     @property
     def word_embeddings(self) -> nn.Embed:
-        """The table that a tied head shares."""
+        """The embedding table that a tied head shares."""
         return getattr(self, self.prefix).embeddings.word_embeddings
 
 
-def untied_decoder(config: BertConfig, rngs: nnx.Rngs) -> nn.Linear | None:
-    """The head's own projection, or nothing where it is tied to the word embeddings."""
+def untied_decoder(config: PreTrainedConfig, rngs: nnx.Rngs) -> nn.Linear | None:
+    """Returns the projection to the vocabulary, or `None` for a tied head."""
     if config.tie_word_embeddings:
         return nnx.data(None)
     init = nn.normal(config.initializer_range)
@@ -54,49 +65,69 @@ def untied_decoder(config: BertConfig, rngs: nnx.Rngs) -> nn.Linear | None:
 
 
 class Transform(nnx.Module):
-    """Dense, activation and norm before the vocabulary."""
+    """Projection, activation and norm before the projection to the vocabulary."""
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width = embedding_size(config)
         self.dense = dense(config, config.hidden_size, width, rngs)
         self.act = nn.activation(config.hidden_act)
         self.LayerNorm = nn.LayerNorm(width, config.layer_norm_eps)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return self.LayerNorm(self.act(self.dense(x)))
 
 
 class VocabularyHead(nnx.Module):
-    """Logits over the vocabulary, with the word embeddings where the head is tied to them."""
+    """Language modeling head. A tied head projects with the word embeddings.
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    Subclasses implement `add_transform` and `transform_states`.
+    """
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.add_transform(config, rngs)
         self.decoder = untied_decoder(config, rngs)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
 
-    def __call__(self, x: jax.Array, embeddings: nn.Embed) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        embeddings: nn.Embed,
+    ) -> jax.Array:
+        """Maps `(..., hidden)` to logits, `(..., vocab_size)`."""
         x = self.transform_states(x)
         logits = embeddings.attend(x) if self.decoder is None else self.decoder(x)
         return nn.add_bias(logits, self.bias[...])
 
+    def add_transform(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
+        """Creates the layers before the projection to the vocabulary."""
+        raise NotImplementedError
+
+    def transform_states(self, x: jax.Array) -> jax.Array:
+        """Applies the layers before the projection to the vocabulary."""
+        raise NotImplementedError
+
 
 class Predictions(VocabularyHead):
-    """BERT's head over the vocabulary."""
+    """Language modeling head of BERT."""
 
-    def add_transform(self, config: BertConfig, rngs: nnx.Rngs) -> None:
-        """Make what comes before the vocabulary."""
+    def add_transform(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
+        """Creates the layers before the projection to the vocabulary."""
         self.transform = Transform(config, rngs)
 
     def transform_states(self, x: jax.Array) -> jax.Array:
-        """Map hidden states to what the vocabulary is multiplied with."""
+        """Applies the layers before the projection to the vocabulary."""
         return self.transform(x)
 
 
 class PreTrainingHeads(nnx.Module):
-    """``cls``: the masked-LM head and, where asked for, the next-sentence head."""
+    """The checkpoint's `cls`: heads for masked language modeling and next sentence prediction."""
 
     def __init__(
-        self, config: BertConfig, rngs: nnx.Rngs, predict: bool = True, next_sentence: bool = False
+        self,
+        config: PreTrainedConfig,
+        rngs: nnx.Rngs,
+        predict: bool = True,
+        next_sentence: bool = False,
     ):
         self.predictions = Predictions(config, rngs) if predict else nnx.data(None)
         self.seq_relationship = (
@@ -105,150 +136,176 @@ class PreTrainingHeads(nnx.Module):
 
 
 class LanguageModel(ModelWithHead):
-    """An encoder with a head over the vocabulary."""
+    """An encoder with a language modeling head."""
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.add_head(config, rngs)
 
-    def add_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
-        """Make the head under its checkpoint name."""
+    def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
+        """Creates the language modeling head under its checkpoint name."""
         self.cls = PreTrainingHeads(config, rngs)
 
     @property
     def vocabulary_head(self) -> VocabularyHead:
-        """The head over the vocabulary."""
-        return self.cls.predictions
+        """The language modeling head."""
+        return self.cls.predictions  # type: ignore[return-value]  # created in add_head
 
 
 class MaskedLM(LanguageModel):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+    """Encoder with a masked language modeling head."""
 
-    def __call__(self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any):
-        encoded = self.encode(*args, **kwargs)
-        x = nn.gather_positions(encoded.last_hidden_state, masked_positions)
+    def __call__(
+        self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments, then the head.
+
+        Args:
+            masked_positions: Positions to predict, `(groups, k)`, see `hfseq.nn.gather_positions`.
+                All positions by default.
+
+        Returns:
+            Logits, `(batch, length, vocab_size)`, or `(groups, k, vocab_size)` with
+                `masked_positions`.
+        """
+        outputs = self.encode(*args, **kwargs)
+        x = nn.gather_positions(outputs.last_hidden_state, masked_positions)
         logits = self.vocabulary_head(x, self.word_embeddings)
-        return out.FlaxMaskedLMOutput(logits, encoded.hidden_states, encoded.attentions)
+        return out.FlaxMaskedLMOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class CausalLM(LanguageModel):
-    """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
+    """Causal language model. Attention is causal only if `config.is_decoder` is set."""
 
-    def __call__(self, *args: Any, **kwargs: Any):
-        encoded = self.encode(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
+        outputs = self.encode(*args, **kwargs)
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=self.vocabulary_head(encoded.last_hidden_state, self.word_embeddings),
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
-            cross_attentions=encoded.cross_attentions,
+            logits=self.vocabulary_head(outputs.last_hidden_state, self.word_embeddings),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
         )
 
 
 class PreTraining(ModelWithHead):
-    """Masked language modelling and next-sentence prediction together."""
+    """Masked language modeling and next sentence prediction."""
 
     use_pooler = True
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.cls = PreTrainingHeads(config, rngs, next_sentence=True)
 
-    def __call__(self, *args: Any, **kwargs: Any):
-        encoded = self.encode(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns the logits of both heads."""
+        outputs = self.encode(*args, **kwargs)
         return out.FlaxBertForPreTrainingOutput(
-            prediction_logits=self.cls.predictions(encoded.last_hidden_state, self.word_embeddings),
-            seq_relationship_logits=self.cls.seq_relationship(encoded.pooler_output),
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
+            prediction_logits=self.cls.predictions(outputs.last_hidden_state, self.word_embeddings),  # type: ignore[misc]  # created in __init__
+            seq_relationship_logits=self.cls.seq_relationship(outputs.pooler_output),  # type: ignore[misc]  # created in __init__
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
 
 class NextSentencePrediction(ModelWithHead):
-    """Is the second sentence the next one?"""
+    """Next sentence prediction."""
 
     use_pooler = True
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.cls = PreTrainingHeads(config, rngs, predict=False, next_sentence=True)
 
-    def __call__(self, *args: Any, **kwargs: Any):
-        encoded = self.encode(*args, **kwargs)
-        logits = self.cls.seq_relationship(encoded.pooler_output)
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns logits, `(batch, 2)`."""
+        outputs = self.encode(*args, **kwargs)
+        logits = self.cls.seq_relationship(outputs.pooler_output)  # type: ignore[misc]  # created in __init__
         return out.FlaxNextSentencePredictorOutput(
-            logits, encoded.hidden_states, encoded.attentions
+            logits, outputs.hidden_states, outputs.attentions
         )
 
 
 class SequenceClassification(ModelWithHead):
-    """A label (or a number) for the whole sequence."""
+    """Sequence classification or regression."""
 
     use_pooler = True
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)
+        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
 
-    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any):
-        encoded = self.encode(*args, rngs=rngs, **kwargs)
-        logits = self.classifier(self.dropout(encoded.pooler_output, rngs))
-        return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
+    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns logits, `(batch, num_labels)`."""
+        outputs = self.encode(*args, rngs=rngs, **kwargs)
+        logits = self.classifier(self.dropout(outputs.pooler_output, rngs))
+        return out.FlaxSequenceClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class MultipleChoice(ModelWithHead):
-    """One of several continuations: inputs are (batch, choices, length)."""
+    """Multiple choice. Inputs are `(batch, choices, length)`, logits `(batch, choices)`."""
 
     use_pooler = True
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classifier = dense(config, config.hidden_size, 1, rngs)
 
-    def __call__(self, input_ids: jax.Array, rngs: Keys | None = None, **kwargs: Any):
+    def __call__(
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        rngs: Keys | None = None,
+        **kwargs: Any,
+    ) -> out.FlaxModelOutput:
         choices = input_ids.shape[1]
         for name in {"attention_mask", "token_type_ids", "position_ids"} & kwargs.keys():
             kwargs[name] = kwargs[name].reshape(-1, input_ids.shape[-1])
-        encoded = self.encode(input_ids.reshape(-1, input_ids.shape[-1]), rngs=rngs, **kwargs)
-        logits = self.classifier(self.pool(encoded, rngs)).reshape(-1, choices)
-        return out.FlaxMultipleChoiceModelOutput(logits, encoded.hidden_states, encoded.attentions)
+        outputs = self.encode(input_ids.reshape(-1, input_ids.shape[-1]), rngs=rngs, **kwargs)
+        logits = self.classifier(self.pool(outputs, rngs)).reshape(-1, choices)
+        return out.FlaxMultipleChoiceModelOutput(logits, outputs.hidden_states, outputs.attentions)
 
-    def pool(self, encoded: out.FlaxModelOutput, rngs: Keys | None) -> jax.Array:
-        """Return a vector a choice, which is scored."""
-        return self.dropout(encoded.pooler_output, rngs)
+    def pool(self, outputs: out.FlaxModelOutput, rngs: Keys | None) -> jax.Array:
+        """Returns the vector of each choice, `(batch * choices, hidden)`."""
+        return self.dropout(outputs.pooler_output, rngs)
 
 
 class TokenClassification(ModelWithHead):
-    """A label for every token."""
+    """Token classification."""
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)
+        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
 
-    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any):
-        encoded = self.encode(*args, rngs=rngs, **kwargs)
-        logits = self.classifier(self.dropout(encoded.last_hidden_state, rngs))
-        return out.FlaxTokenClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
+    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns logits, `(batch, length, num_labels)`."""
+        outputs = self.encode(*args, rngs=rngs, **kwargs)
+        logits = self.classifier(self.dropout(outputs.last_hidden_state, rngs))
+        return out.FlaxTokenClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class QuestionAnswering(ModelWithHead):
-    """The first and the last token of the answer."""
+    """Extractive question answering."""
 
-    def __init__(self, config: BertConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.qa_outputs = dense(config, config.hidden_size, config.num_labels, rngs)
+        self.qa_outputs = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
 
-    def __call__(self, *args: Any, **kwargs: Any):
-        encoded = self.encode(*args, **kwargs)
-        logits = self.qa_outputs(encoded.last_hidden_state)
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments.
+
+        Returns start and end logits, `(batch, length)`.
+        """
+        outputs = self.encode(*args, **kwargs)
+        logits = self.qa_outputs(outputs.last_hidden_state)
         return out.FlaxQuestionAnsweringModelOutput(
-            logits[..., 0], logits[..., 1], encoded.hidden_states, encoded.attentions
+            logits[..., 0], logits[..., 1], outputs.hidden_states, outputs.attentions
         )
 
 
 class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the BERT classes: configuration, checkpoint names and the call of Transformers 4."""
+    """Base class of the BERT models: configuration, checkpoint names and call signature."""
 
-    config_class = BertConfig
+    config_class: ClassVar[type[PreTrainedConfig]] = BertConfig
     base_model_prefix = "bert"
     position_table = "max_position_embeddings"
     weight_aliases = {
@@ -256,19 +313,33 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
 
-    def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
-        head_mask=None, encoder_hidden_states=None, encoder_attention_mask=None, params=None,
-        dropout_rng=None, train=False, output_attentions=None, output_hidden_states=None,
-        return_dict=None, past_key_values=None, *, extra=None, **inputs,
-    ):  # fmt: skip
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
+        self,
+        input_ids: Input,
+        attention_mask: Input = None,
+        token_type_ids: Input = None,
+        position_ids: Input = None,
+        head_mask: Input = None,
+        encoder_hidden_states: Input = None,
+        encoder_attention_mask: Input = None,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        past_key_values: trees.Params | None = None,
+        *,
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        ``input_ids`` and the masks are (batch, length), or (batch, choices, length) for multiple
-        choice. ``segment_ids`` (batch, length) numbers the documents of packed rows, 0 being
-        padding.
+        Token IDs, positions and masks are `(batch, length)`, or `(batch, choices, length)` for
+        multiple choice. `segment_ids`, `(batch, length)`, numbers the documents of packed rows. 0
+        is padding.
         """
-        given = {
+        model_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
@@ -279,7 +350,7 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
             **inputs,
         }
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -292,31 +363,31 @@ class FlaxBertPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxBertModel(FlaxBertPreTrainedModel):
-    """BERT without a head: hidden states and the pooled first token."""
+    """BERT without a head. Returns hidden states and the pooled first token."""
 
     module_class = BertModule
 
 
 class FlaxBertForPreTraining(FlaxBertPreTrainedModel):
-    """BERT with the masked-LM and the next-sentence head."""
+    """BERT with masked language modeling and next sentence prediction heads."""
 
     module_class = PreTraining
 
 
 class FlaxBertForMaskedLM(FlaxBertPreTrainedModel):
-    """BERT with the masked-LM head."""
+    """BERT with a masked language modeling head."""
 
     module_class = MaskedLM
 
 
 class FlaxBertForCausalLM(CausalGeneration, FlaxBertPreTrainedModel):
-    """BERT as a decoder; set ``is_decoder=True`` in the configuration."""
+    """BERT as a causal decoder. Requires `is_decoder=True` in the configuration."""
 
     module_class = CausalLM
 
     @classmethod
     def torch_class_name(cls) -> str:
-        """PyTorch calls it ``BertLMHeadModel``."""
+        """Returns the name of the PyTorch class, which breaks the naming pattern."""
         return "BertLMHeadModel"
 
 
@@ -327,24 +398,24 @@ class FlaxBertForNextSentencePrediction(FlaxBertPreTrainedModel):
 
 
 class FlaxBertForSequenceClassification(FlaxBertPreTrainedModel):
-    """BERT with a classifier on the pooled first token."""
+    """BERT for sequence classification, on the pooled first token."""
 
     module_class = SequenceClassification
 
 
 class FlaxBertForMultipleChoice(FlaxBertPreTrainedModel):
-    """BERT that scores continuations."""
+    """BERT for multiple choice."""
 
     module_class = MultipleChoice
 
 
 class FlaxBertForTokenClassification(FlaxBertPreTrainedModel):
-    """BERT with a classifier on every token."""
+    """BERT for token classification."""
 
     module_class = TokenClassification
 
 
 class FlaxBertForQuestionAnswering(FlaxBertPreTrainedModel):
-    """BERT that marks the span of an answer."""
+    """BERT for extractive question answering."""
 
     module_class = QuestionAnswering

@@ -1,4 +1,4 @@
-"""How BERT, RoBERTa and MegatronBERT are split over devices: Megatron's column and row pairs."""
+"""Sharding rules of BERT and its variants: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
     (r"word_embeddings/embedding$", "embedding"),

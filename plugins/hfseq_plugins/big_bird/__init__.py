@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.big_bird.modeling"
 CITATION = """\
@@ -18,8 +23,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add BigBird with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers BigBird with the heads that Transformers 4 had in Flax."""
     register(
         "big_bird",
         config="transformers:BigBirdConfig",
@@ -34,6 +39,6 @@ def register_architectures(register):
             "ForMultipleChoice": f"{MODELING}:FlaxBigBirdForMultipleChoice",
         },
         sharding="hfseq_plugins.big_bird.sharding:RULES",
-        card="A Transformer encoder whose attention is sparse in blocks (Zaheer et al., 2020).",
+        card="A Transformer encoder with block-sparse attention (Zaheer et al., 2020).",
         citation=CITATION,
     )

@@ -1,41 +1,44 @@
-"""BigBird (Zaheer et al., 2020): BERT whose attention is sparse in blocks; names are BERT's.
+"""BigBird (Zaheer et al., 2020): BERT with block-sparse attention. Names are those of BERT.
 
-Every token sees the first and the last block, its own and the two beside it, and some random ones,
-each layer and head its own while training. Outside of training, as in PyTorch, the first block is
-seen once more for each random one. Rows that are too short for that attend in full.
+Every token attends to the first and the last block, to its own block and its two neighbors, and, in
+training, to some random blocks, drawn for each layer and head. Outside of training, as in PyTorch,
+the first block takes the place of each random block. Rows that are too short use full attention.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from transformers import BigBirdConfig
+from transformers import BigBirdConfig, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import DerivedTensor
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq.nn.visible import Mask
 from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import BertModule, FlatPooler, dense
 from hfseq_plugins.roberta import modeling as roberta
 
-# The blocks that see everything, and that everything sees.
-ENDS = (slice(0, 1), slice(-1, None))
+# Blocks that attend to all blocks, and that all blocks attend to.
+END_BLOCKS = (slice(0, 1), slice(-1, None))
 
 
 def max_full_length(config: BigBirdConfig) -> int | None:
-    """Return how long a row may be to attend in full; None where every row does."""
+    """Returns the maximum row length that uses full attention. `None` if all rows use it."""
     if config.attention_type not in ("original_full", "block_sparse"):
         raise UsageError(
-            f"attention_type='{config.attention_type}' in the configuration is unknown "
-            "(known: original_full, block_sparse)"
+            f"unknown attention_type='{config.attention_type}' in the configuration "
+            "(supported: original_full, block_sparse)"
         )
     if config.attention_type == "original_full" or config.is_decoder:
         return None
@@ -43,113 +46,154 @@ def max_full_length(config: BigBirdConfig) -> int | None:
 
 
 class Embeddings(encoder.Embeddings):
-    """Word, position and token-type vectors, summed, and normalised after the dropout."""
+    """Sum of word, position and token type embeddings, followed by dropout and a norm."""
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.factor = config.hidden_size**0.5 if config.rescale_embeddings else None
 
-    def __call__(self, ids: jax.Array, types: jax.Array, positions: jax.Array, rngs: Keys | None):
+    def __call__(
+        self,
+        ids: jax.Array,  # (batch, length)
+        types: jax.Array,
+        positions: jax.Array,  # (batch, keys)
+        rngs: Keys | None,
+    ) -> jax.Array:
         x = self.word_embeddings(ids)
         x = x if self.factor is None else x * self.factor
         x = x + self.token_type_embeddings(types) + self.position_embeddings(positions)
-        return self.LayerNorm(self.dropout(x, rngs))
+        return self.LayerNorm(self.dropout(x, rngs))  # type: ignore[misc]  # created in __init__
 
 
-def linear(config: BigBirdConfig, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
-    """A Linear of the attention, with a bias where the configuration says so."""
+def linear(
+    config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
+) -> nn.Linear:
+    """Returns a Linear of the attention, with a bias if `config.use_bias` is set."""
     init = nn.normal(config.initializer_range)
     return nn.Linear(features_in, features_out, init, rngs, use_bias=config.use_bias)
 
 
 class SelfAttention(encoder.SelfAttention):
-    """Attention in full, or sparse in blocks where the rows are long enough."""
+    """Multi-head attention: full, or block-sparse for rows that are long enough."""
 
     linear = staticmethod(linear)
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs, cross: bool = False):
         super().__init__(config, rngs, cross)
         self.max_full_length = None if cross else max_full_length(config)
-        self.block, self.random_blocks = config.block_size, config.num_random_blocks
+        self.block_size, self.num_random_blocks = config.block_size, config.num_random_blocks
 
-    def __call__(self, x, source, mask, rngs, head_mask=None, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        source: jax.Array,  # (batch, source_length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        head_mask: jax.Array | None = None,  # (heads,)
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         if self.max_full_length is None or x.shape[1] <= self.max_full_length:
             return super().__call__(x, source, mask, rngs, head_mask, return_weights)
         if head_mask is not None:
-            raise UsageError("block-sparse attention takes no head_mask: leave it out")
-        there = mask.without_band(x.shape[1])[:, 0, 0]  # (batch, length)
-        blocks = x.shape[1] // self.block
+            raise UsageError("block-sparse attention does not support head_mask")
+        token_mask = mask.without_band(x.shape[1])[:, 0, 0]  # type: ignore[index, union-attr]  # the module passes a Visibility with a mask; (batch, length)
+        blocks = x.shape[1] // self.block_size
 
         def split(y: jax.Array) -> jax.Array:
-            return y.reshape(y.shape[0], blocks, self.block, self.kv_heads, self.head_dim)
+            return y.reshape(y.shape[0], blocks, self.block_size, self.kv_heads, self.head_dim)
 
         query, key, value = (split(part(x)) for part in (self.query, self.key, self.value))
-        ends = jnp.concatenate([query[:, at] for at in ENDS], 1)
-        ends, _ = nn.attend(_whole(ends), _whole(key), _whole(value), mask=nn.visible(there))
-        middle = self._middle(query, key, value, there.reshape(-1, blocks, self.block), rngs)
-        first, last = jnp.split(ends, 2, axis=1)
-        mixed = jnp.concatenate([first, middle, last], 1) * there[..., None, None]
-        return mixed.reshape(x.shape), None
+        end_output = jnp.concatenate([query[:, at] for at in END_BLOCKS], 1)
+        end_output, _ = nn.attend(
+            _merge_blocks(end_output),
+            _merge_blocks(key),
+            _merge_blocks(value),
+            mask=nn.visible(token_mask),
+        )
+        middle = self._middle(
+            query, key, value, token_mask.reshape(-1, blocks, self.block_size), rngs
+        )
+        first, last = jnp.split(end_output, 2, axis=1)
+        attn_output = jnp.concatenate([first, middle, last], 1) * token_mask[..., None, None]
+        return attn_output.reshape(x.shape), None
 
     def _middle(
         self,
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        there: jax.Array,
+        token_mask: jax.Array,
         rngs: Keys | None,
     ) -> jax.Array:
-        """Return what the blocks between the first and the last see, (batch, tokens, heads, d)."""
-        batch, blocks = query.shape[:2]
-        rows = blocks - 2
-        # The second block stands beside the first, the last but one beside the last: seen once.
-        once = np.ones((rows, 5), bool)
-        once[0, 1] = once[-1, -1] = False
-        drawn = self._drawn(blocks, rngs)
+        """Computes the attention of all blocks but the first and the last.
 
-        def near(x: jax.Array) -> jax.Array:
-            """Return the blocks that a row sees for sure, (batch, rows, 5, block, ...)."""
-            first, last = (jnp.broadcast_to(x[:, at], x[:, 2:].shape) for at in ENDS)
+        Args:
+            query: Queries, `(batch, blocks, block_size, heads, head_dim)`.
+            key: Keys, same shape.
+            value: Values, same shape.
+            token_mask: Mask of real tokens, `(batch, blocks, block_size)`.
+            rngs: Keys for the random blocks, or `None` outside of training.
+
+        Returns:
+            The output, `(batch, tokens, heads, head_dim)`.
+        """
+        batch, blocks = query.shape[:2]
+        num_rows = blocks - 2
+        # Neighbors of the first and last block would attend to it twice. Mask one of the copies.
+        is_first = np.ones((num_rows, 5), bool)
+        is_first[0, 1] = is_first[-1, -1] = False
+        random_indices = self._draw_random_blocks(blocks, rngs)
+
+        def fixed_blocks(x: jax.Array) -> jax.Array:
+            """Returns the blocks that are not random, `(batch, num_rows, 5, block_size, ...)`."""
+            first, last = (jnp.broadcast_to(x[:, at], x[:, 2:].shape) for at in END_BLOCKS)
             return jnp.stack([first, x[:, :-2], x[:, 1:-1], x[:, 2:], last], 2)
 
-        def seen(x: jax.Array) -> jax.Array:
-            """Gather the keys, or the values, of each row, (batch * rows, keys, heads, d)."""
-            beside = near(x)
-            if drawn is None:
-                shape = (batch, rows, self.random_blocks, *x.shape[2:])
-                more = jnp.broadcast_to(x[:, None, :1], shape)
+        def gather_blocks(x: jax.Array) -> jax.Array:
+            """Returns keys or values of each row, `(batch * num_rows, keys, heads, head_dim)`."""
+            fixed = fixed_blocks(x)
+            if random_indices is None:
+                shape = (batch, num_rows, self.num_random_blocks, *x.shape[2:])
+                random = jnp.broadcast_to(x[:, None, :1], shape)
             else:
                 heads = np.arange(self.kv_heads)[:, None, None]
-                more = x[:, drawn, :, heads].transpose(3, 1, 2, 4, 0, 5)
-            gathered = jnp.concatenate([beside, more], 2)
-            return gathered.reshape(batch * rows, -1, *x.shape[3:])
+                random = x[:, random_indices, :, heads].transpose(3, 1, 2, 4, 0, 5)
+            gathered = jnp.concatenate([fixed, random], 2)
+            return gathered.reshape(batch * num_rows, -1, *x.shape[3:])
 
-        shown = near(there) & once[..., None]
-        if drawn is None:
-            shape = (batch, rows, self.random_blocks, self.block)
-            shown = jnp.concatenate([shown, jnp.broadcast_to(there[:, None, :1], shape)], 2)
-            mask = nn.visible(shown.reshape(batch * rows, -1))
-        else:  # (batch, rows, heads, blocks, block)
-            more = there[:, drawn].swapaxes(1, 2)
-            shape = (*shown.shape[:2], self.kv_heads, *shown.shape[2:])
-            shown = jnp.concatenate([jnp.broadcast_to(shown[:, :, None], shape), more], 3)
-            mask = shown.reshape(batch * rows, self.kv_heads, 1, -1)
-        middle = query[:, 1:-1].reshape(batch * rows, *query.shape[2:])
-        mixed, _ = nn.attend(middle, seen(key), seen(value), mask=mask)
-        return mixed.reshape(batch, -1, *mixed.shape[2:])
+        key_mask = fixed_blocks(token_mask) & is_first[..., None]
+        if random_indices is None:
+            shape: tuple[int, ...] = (batch, num_rows, self.num_random_blocks, self.block_size)
+            key_mask = jnp.concatenate(
+                [key_mask, jnp.broadcast_to(token_mask[:, None, :1], shape)], 2
+            )
+            mask: Mask = nn.visible(key_mask.reshape(batch * num_rows, -1))
+        else:  # (batch, num_rows, heads, blocks, block_size)
+            random_mask = token_mask[:, random_indices].swapaxes(1, 2)
+            shape = (*key_mask.shape[:2], self.kv_heads, *key_mask.shape[2:])
+            key_mask = jnp.concatenate(
+                [jnp.broadcast_to(key_mask[:, :, None], shape), random_mask], 3
+            )
+            mask = key_mask.reshape(batch * num_rows, self.kv_heads, 1, -1)
+        middle = query[:, 1:-1].reshape(batch * num_rows, *query.shape[2:])
+        attn_output, _ = nn.attend(middle, gather_blocks(key), gather_blocks(value), mask=mask)
+        return attn_output.reshape(batch, -1, *attn_output.shape[2:])
 
-    def _drawn(self, blocks: int, rngs: Keys | None) -> jax.Array | None:
-        """Draw blocks that a row does not see anyway, (heads, rows, random blocks)."""
-        if rngs is None or self.random_blocks == 0:
+    def _draw_random_blocks(self, blocks: int, rngs: Keys | None) -> jax.Array | None:
+        """Draws random blocks, `(heads, num_rows, num_random_blocks)`, or returns `None`.
+
+        Blocks that a row attends to anyway are excluded.
+        """
+        if rngs is None or self.num_random_blocks == 0:
             return None
         rows, numbers = np.arange(1, blocks - 1)[:, None], np.arange(blocks)[None]
-        free = (abs(rows - numbers) > 1) & (numbers != 0) & (numbers != blocks - 1)
-        bits = rngs.bits((self.kv_heads, *free.shape)).astype(jnp.int32)
-        return jax.lax.top_k(jnp.where(free, bits, -1), self.random_blocks)[1]
+        allowed = (abs(rows - numbers) > 1) & (numbers != 0) & (numbers != blocks - 1)
+        bits = rngs.bits((self.kv_heads, *allowed.shape)).astype(jnp.int32)
+        return jax.lax.top_k(jnp.where(allowed, bits, -1), self.num_random_blocks)[1]
 
 
-def _whole(blocks: jax.Array) -> jax.Array:
-    """Join (batch, blocks, block, …) to (batch, tokens, …)."""
+def _merge_blocks(blocks: jax.Array) -> jax.Array:
+    """Reshapes `(batch, blocks, block_size, ...)` to `(batch, tokens, ...)`."""
     return blocks.reshape(blocks.shape[0], -1, *blocks.shape[3:])
 
 
@@ -160,44 +204,44 @@ class Attention(encoder.Attention):
 
 
 class Layer(encoder.Layer):
-    """Self-attention, cross-attention where the configuration asks for it, feed-forward."""
+    """Self-attention, cross-attention if `config.add_cross_attention` is set, feed-forward."""
 
     submodule_classes = (Attention, encoder.Intermediate, encoder.Output)
 
 
 class Encoder(encoder.Encoder):
-    """The stack of layers."""
+    """Stack of layers."""
 
     layer_class = Layer
 
 
 class BigBirdModule(BertModule):
-    """The encoder (or decoder) without a head."""
+    """BigBird encoder, or decoder, without a head."""
 
     submodule_classes = (Embeddings, Encoder)
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         super().__init__(config, rngs, add_pooling_layer=False)
-        self.pooler = FlatPooler(config, rngs) if add_pooling_layer else nnx.data(None)
-        self.max_full_length, self.block = max_full_length(config), config.block_size
+        self.pooler = FlatPooler(config, rngs) if add_pooling_layer else nnx.data(None)  # type: ignore[assignment]  # no `dense` level in the checkpoint
+        self.max_full_length, self.block_size = max_full_length(config), config.block_size
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        token_type_ids=None,
-        position_ids=None,
-        head_mask=None,
-        encoder_hidden_states=None,
-        encoder_attention_mask=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        token_type_ids: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        head_mask: jax.Array | None = None,  # (layers, heads)
+        encoder_hidden_states: jax.Array | None = None,  # (batch, source_length, hidden)
+        encoder_attention_mask: jax.Array | None = None,  # (batch, source_length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        others = (head_mask, encoder_hidden_states, encoder_attention_mask, segment_ids)
-        flags = {
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        other_inputs = (head_mask, encoder_hidden_states, encoder_attention_mask, segment_ids)
+        flags: dict[str, Any] = {
             "rngs": rngs,
             "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,
@@ -205,75 +249,77 @@ class BigBirdModule(BertModule):
         length = input_ids.shape[1]
         if self.max_full_length is None or length <= self.max_full_length:
             return super().__call__(
-                input_ids, attention_mask, token_type_ids, position_ids, *others, **flags
+                input_ids, attention_mask, token_type_ids, position_ids, *other_inputs, **flags
             )
         if segment_ids is not None:
             raise UsageError(
-                "block-sparse attention takes no packed rows: their first block would be seen by "
-                "all documents. Leave out packing, or take attention_type='original_full'"
+                "block-sparse attention does not support packed rows (segment_ids): all documents "
+                "would attend to the first block. Turn packing off, or set "
+                "attention_type='original_full'"
             )
         mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
         if position_ids is None:
             position_ids = self.positions(input_ids, None)
-        types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        filled = (
-            jnp.pad(x, ((0, 0), (0, -length % self.block)))
-            for x in (input_ids, mask, types, position_ids)
+        token_types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        padded = (
+            jnp.pad(x, ((0, 0), (0, -length % self.block_size)))
+            for x in (input_ids, mask, token_types, position_ids)
         )
-        with nn.row_guarantees(None):  # rows have become longer than is known of them
-            output = super().__call__(*filled, *others, **flags)
+        with nn.row_guarantees(None):  # padding has changed the row lengths
+            output = super().__call__(*padded, *other_inputs, **flags)  # type: ignore[arg-type, call-arg]  # the first four arguments are arrays
         states = output.hidden_states
         return output.replace(
             last_hidden_state=output.last_hidden_state[:, :length],
             hidden_states=None if states is None else tuple(x[:, :length] for x in states),
-            attentions=None,  # no layer has all of them
+            attentions=None,  # block-sparse layers do not compute full weights
         )
 
 
 class BigBirdMixin:
-    """BigBird's encoder under BERT's checkpoint name."""
+    """Sets the encoder of the BERT models to that of BigBird."""
 
-    module = BigBirdModule
+    module: ClassVar[Callable[..., nnx.Module]] = BigBirdModule
 
 
 class MaskedLM(BigBirdMixin, bert.MaskedLM):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+    """Encoder with a masked language modeling head."""
 
 
 class CausalLM(BigBirdMixin, bert.CausalLM):
-    """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
+    """Causal language model. Attention is causal only if `config.is_decoder` is set."""
 
 
 class PreTraining(BigBirdMixin, bert.PreTraining):
-    """Masked language modelling and next-sentence prediction together."""
+    """Masked language modeling and next sentence prediction."""
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns the logits of both heads."""
         output = super().__call__(*args, **kwargs)
         return out.FlaxBigBirdForPreTrainingOutput(**vars(output))
 
 
 class ClassificationHead(roberta.ClassificationHead):
-    """The first token through a layer with the configuration's activation, then the labels."""
+    """Classifier on the first token, with the activation of the configuration."""
 
     activation = None
 
 
 class SequenceClassification(BigBirdMixin, roberta.SequenceClassification):
-    """A label (or a number) for the whole sequence."""
+    """Sequence classification or regression."""
 
     prefix, head = "bert", ClassificationHead
 
 
 class TokenClassification(BigBirdMixin, bert.TokenClassification):
-    """A label for every token."""
+    """Token classification."""
 
 
 class MultipleChoice(BigBirdMixin, bert.MultipleChoice):
-    """One of several continuations."""
+    """Multiple choice."""
 
 
 class QuestionAnsweringHead(nnx.Module):
-    """A feed-forward block, then the first and the last token of the answer."""
+    """Question answering head: a feed-forward block, then start and end logits."""
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -281,13 +327,17 @@ class QuestionAnsweringHead(nnx.Module):
         self.output = encoder.Output(config, config.intermediate_size, rngs)
         self.qa_outputs = dense(config, config.hidden_size, 2, rngs)
 
-    def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rngs: Keys | None,
+    ) -> jax.Array:
         wide = self.intermediate(self.dropout(x, rngs))
         return self.qa_outputs(self.output(wide, x, rngs))
 
 
 class QuestionAnswering(BigBirdMixin, bert.ModelWithHead):
-    """The first and the last token of the answer, which do not lie in the question."""
+    """Extractive question answering. Answers inside of the question are excluded."""
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -296,23 +346,23 @@ class QuestionAnswering(BigBirdMixin, bert.ModelWithHead):
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        token_type_ids=None,
-        position_ids=None,
-        head_mask=None,
-        question_lengths=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        token_type_ids: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        head_mask: jax.Array | None = None,  # (layers, heads)
+        question_lengths: jax.Array | None = None,  # (batch,)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
+        rngs: Keys | None = None,
         **flags: Any,
-    ):
+    ) -> out.FlaxModelOutput:
         if question_lengths is None:  # up to the first separator
             question_lengths = jnp.argmax(input_ids == self.sep_token_id, -1) + 1
-        place = jnp.arange(input_ids.shape[1])[None]
-        question = place < question_lengths.reshape(-1, 1)
-        types = 1 - question.astype(jnp.int32) if token_type_ids is None else token_type_ids
-        encoded = self.encode(
+        index = jnp.arange(input_ids.shape[1])[None]
+        is_question = index < question_lengths.reshape(-1, 1)
+        types = 1 - is_question.astype(jnp.int32) if token_type_ids is None else token_type_ids
+        outputs = self.encode(
             input_ids,
             attention_mask,
             types,
@@ -322,105 +372,108 @@ class QuestionAnswering(BigBirdMixin, bert.ModelWithHead):
             rngs=rngs,
             **flags,
         )
-        logits = self.qa_classifier(encoded.last_hidden_state, rngs)
-        logits = logits - 1e6 * (question & (place > 0))[..., None].astype(logits.dtype)
+        logits = self.qa_classifier(outputs.last_hidden_state, rngs)
+        logits = logits - 1e6 * (is_question & (index > 0))[..., None].astype(logits.dtype)
         return out.FlaxBigBirdForQuestionAnsweringModelOutput(
             logits[..., 0],
             logits[..., 1],
-            encoded.pooler_output,
-            encoded.hidden_states,
-            encoded.attentions,
+            outputs.pooler_output,
+            outputs.hidden_states,
+            outputs.attentions,
         )
 
 
 class FlaxBigBirdPreTrainedModel(bert.FlaxBertPreTrainedModel):
-    """Base of the BigBird classes."""
+    """Base class of the BigBird models."""
 
     config_class = BigBirdConfig
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Return a pooler where PyTorch's class has one that it never asks; Flax's has none."""
+        """Returns an unused pooler for models without one, which the PyTorch classes require."""
         module, width = self.module_class, self.config.hidden_size
         if module is BigBirdModule or module is QuestionAnswering or module.use_pooler:
             return {}
-        drawn = np.random.default_rng(0).normal(size=(width, width))
+        kernel = np.random.default_rng(0).normal(size=(width, width))
         return {
-            "bert.pooler.weight": DerivedTensor(np.float32(self.config.initializer_range * drawn)),
+            "bert.pooler.weight": DerivedTensor(np.float32(self.config.initializer_range * kernel)),  # type: ignore[arg-type]  # an array
             "bert.pooler.bias": DerivedTensor(np.zeros(width, np.float32)),
         }
 
 
 class FlaxBigBirdModel(FlaxBigBirdPreTrainedModel):
-    """BigBird without a head: hidden states and the pooled first token."""
+    """BigBird without a head. Returns hidden states and the pooled first token."""
 
     module_class = BigBirdModule
 
 
 class FlaxBigBirdForPreTraining(FlaxBigBirdPreTrainedModel):
-    """BigBird with the masked-LM and the next-sentence head."""
+    """BigBird with masked language modeling and next sentence prediction heads."""
 
     module_class = PreTraining
 
 
 class FlaxBigBirdForMaskedLM(FlaxBigBirdPreTrainedModel):
-    """BigBird with the masked-LM head."""
+    """BigBird with a masked language modeling head."""
 
     module_class = MaskedLM
 
 
 class FlaxBigBirdForCausalLM(CausalGeneration, FlaxBigBirdPreTrainedModel):
-    """BigBird as a decoder, which attends in full; set ``is_decoder=True`` in the configuration."""
+    """BigBird as a causal decoder with full attention.
+
+    Requires `is_decoder=True` in the configuration.
+    """
 
     module_class = CausalLM
 
 
 class FlaxBigBirdForSequenceClassification(FlaxBigBirdPreTrainedModel):
-    """BigBird with a classifier on the first token."""
+    """BigBird for sequence classification, on the first token."""
 
     module_class = SequenceClassification
 
 
 class FlaxBigBirdForTokenClassification(FlaxBigBirdPreTrainedModel):
-    """BigBird with a classifier on every token."""
+    """BigBird for token classification."""
 
     module_class = TokenClassification
 
 
 class FlaxBigBirdForMultipleChoice(FlaxBigBirdPreTrainedModel):
-    """BigBird that scores continuations."""
+    """BigBird for multiple choice."""
 
     module_class = MultipleChoice
 
 
 class FlaxBigBirdForQuestionAnswering(FlaxBigBirdPreTrainedModel):
-    """BigBird that marks the span of an answer."""
+    """BigBird for extractive question answering."""
 
     module_class = QuestionAnswering
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        token_type_ids=None,
-        position_ids=None,
-        head_mask=None,
-        question_lengths=None,
-        params=None,
-        dropout_rng=None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        token_type_ids: Input = None,
+        position_ids: Input = None,
+        head_mask: Input = None,
+        question_lengths: Input = None,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        ``question_lengths`` (batch,) says how many tokens the questions have, which stand first
-        and hold no answer; by default those up to the first separator.
+        `question_lengths`, `(batch,)`, contains the number of tokens of each question. Questions
+        come first and contain no answer. By default a question ends at the first separator.
         """
-        given = {
+        model_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
@@ -430,7 +483,7 @@ class FlaxBigBirdForQuestionAnswering(FlaxBigBirdPreTrainedModel):
             **inputs,
         }
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,

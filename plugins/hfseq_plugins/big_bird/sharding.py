@@ -1,4 +1,4 @@
-"""How BigBird is split over devices: as BERT."""
+"""Sharding rules of BigBird: those of BERT, and the pooler."""
 
 from hfseq_plugins.bert.sharding import RULES as BERT
 

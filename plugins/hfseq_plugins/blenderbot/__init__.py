@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.blenderbot.modeling"
 CITATION = """\
@@ -18,8 +23,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add Blenderbot with the heads that Transformers 4 had in Flax; it shards as BART does."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers Blenderbot with the Flax heads of Transformers 4, sharded like BART."""
     register(
         "blenderbot",
         config="transformers:BlenderbotConfig",

@@ -1,6 +1,6 @@
-"""Blenderbot (Roller et al., 2021): BART with norms before each block and none of the embeddings.
+"""Blenderbot (Roller et al., 2021): pre-norm BART without a norm of the embeddings.
 
-The table of places has no rows that are kept free.
+Unlike in BART, the position table has no unused rows.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hfseq_plugins.pegasus.modeling import DecoderLayer, EncoderLayer
 
 
 class Encoder(layers.Encoder):
-    """The encoder, normalised once more at its end."""
+    """Blenderbot encoder with a final norm."""
 
     layer, positions = EncoderLayer, UnshiftedPositions
     embedding_norm, norm_first = False, True
 
 
 class Decoder(layers.Decoder):
-    """The decoder, normalised once more at its end."""
+    """Blenderbot decoder with a final norm."""
 
     layer, positions = DecoderLayer, UnshiftedPositions
     embedding_norm, norm_first = False, True
@@ -36,19 +36,19 @@ class BlenderbotModule(heads.BartModule):
 
 
 class ConditionalGeneration(heads.ConditionalGeneration):
-    """The next target token."""
+    """Encoder-decoder with a language modeling head."""
 
     module = BlenderbotModule
 
 
 class FlaxBlenderbotPreTrainedModel(FlaxBartPreTrainedModel):
-    """Base of the Blenderbot classes."""
+    """Base class of the Blenderbot models."""
 
     config_class = BlenderbotConfig
 
 
 class FlaxBlenderbotModel(FlaxBlenderbotPreTrainedModel):
-    """Blenderbot without a head: hidden states of decoder and encoder."""
+    """Blenderbot without a head. Returns decoder and encoder hidden states."""
 
     module_class = BlenderbotModule
     weight_aliases = FlaxBartModel.weight_aliases
@@ -56,6 +56,6 @@ class FlaxBlenderbotModel(FlaxBlenderbotPreTrainedModel):
 
 
 class FlaxBlenderbotForConditionalGeneration(Seq2SeqGeneration, FlaxBlenderbotPreTrainedModel):
-    """Blenderbot with its language-modelling head: the next utterance."""
+    """Blenderbot with a language modeling head, which generates the next utterance."""
 
     module_class = ConditionalGeneration

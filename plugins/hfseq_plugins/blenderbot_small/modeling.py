@@ -1,6 +1,6 @@
-"""Small Blenderbot (Roller et al., 2021): BART without rows of its table of places kept free.
+"""Blenderbot Small (Roller et al., 2021): BART whose position table has no unused rows.
 
-The decoder normalises the vectors of tokens, which it does not scale, before it adds places.
+The decoder does not scale token embeddings and normalizes them before it adds positions.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from hfseq_plugins.bart.positions import UnshiftedPositions
 
 
 class Encoder(layers.Encoder):
-    """The encoder."""
+    """Blenderbot Small encoder."""
 
     positions = UnshiftedPositions
 
 
 class Decoder(layers.Decoder):
-    """The decoder."""
+    """Blenderbot Small decoder."""
 
     positions, norm_after_positions = UnshiftedPositions, False
 
     def __init__(self, config: BlenderbotSmallConfig, rngs: nnx.Rngs, own_token_embedding: bool):
         super().__init__(config, rngs, own_token_embedding)
-        self.scale = 1.0  # PyTorch leaves ``scale_embedding`` to the encoder.
+        self.scale = 1.0  # As in PyTorch, `scale_embedding` only affects the encoder.
 
 
 class BlenderbotSmallModule(heads.BartModule):
@@ -38,19 +38,19 @@ class BlenderbotSmallModule(heads.BartModule):
 
 
 class ConditionalGeneration(heads.ConditionalGeneration):
-    """The next target token."""
+    """Encoder-decoder with a language modeling head."""
 
     module = BlenderbotSmallModule
 
 
 class FlaxBlenderbotSmallPreTrainedModel(FlaxBartPreTrainedModel):
-    """Base of the small Blenderbot's classes."""
+    """Base class of the Blenderbot Small models."""
 
     config_class = BlenderbotSmallConfig
 
 
 class FlaxBlenderbotSmallModel(FlaxBlenderbotSmallPreTrainedModel):
-    """Small Blenderbot without a head: hidden states of decoder and encoder."""
+    """Blenderbot Small without a head. Returns decoder and encoder hidden states."""
 
     module_class = BlenderbotSmallModule
     weight_aliases = FlaxBartModel.weight_aliases
@@ -60,6 +60,6 @@ class FlaxBlenderbotSmallModel(FlaxBlenderbotSmallPreTrainedModel):
 class FlaxBlenderbotSmallForConditionalGeneration(
     Seq2SeqGeneration, FlaxBlenderbotSmallPreTrainedModel
 ):
-    """Small Blenderbot with its language-modelling head: the next utterance."""
+    """Blenderbot Small with a language modeling head, which generates the next utterance."""
 
     module_class = ConditionalGeneration

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.bloom.modeling"
 CITATION = """\
@@ -15,8 +20,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add BLOOM with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers BLOOM with the heads that Transformers 4 had in Flax."""
     register(
         "bloom",
         config="transformers:BloomConfig",
@@ -25,6 +30,6 @@ def register_architectures(register):
             "ForCausalLM": f"{MODELING}:FlaxBloomForCausalLM",
         },
         sharding="hfseq_plugins.bloom.sharding:RULES",
-        card="A causal Transformer decoder with linear biases for positions (BigScience, 2022).",
+        card="A causal Transformer decoder with ALiBi position biases (BigScience, 2022).",
         citation=CITATION,
     )

@@ -1,6 +1,7 @@
-"""BLOOM (BigScience Workshop, 2022) on Flax NNX; attribute names are the checkpoint's.
+"""BLOOM (BigScience Workshop, 2022) on Flax NNX. Attribute names are those of the checkpoint.
 
-Positions are a bias on scores that grows with the key's position (ALiBi, Press et al., 2021).
+Positions are a bias of attention scores that grows with the position of the key (ALiBi, Press et
+al., 2021).
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from transformers import BloomConfig
 from hfseq import nn
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq.nn.visible import Mask
 from hfseq_plugins.decoder.modeling import linear
 
 
 class Attention(nn.CachedAttention):
-    """Attention to what came before; each head's query, key and value lie beside each other."""
+    """Causal attention. In the fused projection, query, key and value of a head are adjacent."""
 
     def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
         super().__init__()
@@ -30,29 +33,36 @@ class Attention(nn.CachedAttention):
         self.query_key_value = linear(config, width, 3 * width, rngs, bias=True)
         self.dense = linear(config, width, width, rngs, bias=True)
 
-    def __call__(self, x, mask, positions, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        positions: jax.Array | None,  # (batch, keys)
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         fused = self.query_key_value(x).reshape(*x.shape[:2], self.kv_heads, 3, self.head_dim)
         query, key, value = (fused[..., part, :] for part in range(3))
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         if positions is None:
             positions = jnp.arange(key.shape[1])[None]
         slopes = nn.alibi_slopes(self.kv_heads)[:, None, None]
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
             mask=mask,
-            bias=slopes * positions[:, None, None],
+            bias=slopes * positions[:, None, None],  # type: ignore[arg-type]  # a jax array
             causal=causal,
             dropout_rate=self.rate,
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.dense(mixed.reshape(x.shape)), weights
+        return self.dense(attn_output.reshape(x.shape)), weights
 
 
 class MLP(nnx.Module):
-    """The feed-forward block."""
+    """Feed-forward block."""
 
     def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
         width = config.hidden_size
@@ -60,12 +70,16 @@ class MLP(nnx.Module):
         self.dense_4h_to_h = linear(config, 4 * width, width, rngs, bias=True)
         self.act = nn.activation("gelu_new")
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return self.dense_4h_to_h(self.act(self.dense_h_to_4h(x)))
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward, a norm before each, which what is added to may have passed."""
+    """Pre-norm layer: attention and feed-forward.
+
+    If `config.apply_residual_connection_post_layernorm` is set, the residual connections start
+    after the norms.
+    """
 
     def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
         width, epsilon = config.hidden_size, config.layer_norm_epsilon
@@ -76,17 +90,25 @@ class Block(nnx.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.normed_residual = config.apply_residual_connection_post_layernorm
 
-    def __call__(self, x, mask, positions, *, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        positions: jax.Array | None,  # (batch, keys)
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         normed = self.input_layernorm(x)
-        mixed, weights = self.self_attention(normed, mask, positions, rngs, return_weights)
-        x = (normed if self.normed_residual else x) + self.dropout(mixed, rngs)
+        attn_output, weights = self.self_attention(normed, mask, positions, rngs, return_weights)
+        x = (normed if self.normed_residual else x) + self.dropout(attn_output, rngs)
         normed = self.post_attention_layernorm(x)
         x = normed if self.normed_residual else x
         return x + self.dropout(self.mlp(normed), rngs), weights
 
 
 class Transformer(nnx.Module):
-    """BLOOM without a head."""
+    """BLOOM decoder without a head."""
 
     def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
         width, epsilon = config.hidden_size, config.layer_norm_epsilon
@@ -98,17 +120,17 @@ class Transformer(nnx.Module):
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        # Of packed rows, too: what all keys of a query have in common changes nothing.
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        # Correct for packed rows too: a bias that is equal for all keys of a query has no effect.
         positions = None if attention_mask is None else nn.positions_from_mask(attention_mask)
-        x, weights, inputs = nn.run_layers(
+        x, attentions, layer_inputs = nn.run_layers(
             self.h,
             self.word_embeddings_layernorm(self.word_embeddings(input_ids)),
             nn.visible(attention_mask, segment_ids),
@@ -120,13 +142,13 @@ class Transformer(nnx.Module):
         x = self.ln_f(x)
         return out.FlaxBaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=weights if output_attentions else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=attentions if output_attentions else None,
         )
 
 
 class CausalLM(nnx.Module):
-    """Next-token prediction, with the word embeddings where the head is tied to them."""
+    """Causal language model. A tied head reuses the word embeddings."""
 
     def __init__(self, config: BloomConfig, rngs: nnx.Rngs):
         self.transformer = Transformer(config, rngs)
@@ -135,14 +157,14 @@ class CausalLM(nnx.Module):
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         output = self.transformer(
             input_ids,
             attention_mask,
@@ -160,35 +182,36 @@ class CausalLM(nnx.Module):
 
 
 class FlaxBloomPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the BLOOM classes: configuration, checkpoint names and the call of Transformers 4."""
+    """Base class of the BLOOM models: configuration, checkpoint names and call signature."""
 
     config_class = BloomConfig
     base_model_prefix = "transformer"
     weight_aliases = {"lm_head.weight": "transformer.word_embeddings.weight"}
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        past_key_values=None,
-        params=None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        past_key_values: trees.Params | None = None,
+        params: trees.Params | None = None,
         dropout_rng: jax.Array | Keys | None = None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        ``input_ids`` is (batch, length), ``attention_mask`` as long as the cache where there is
-        one. ``segment_ids`` (batch, length) numbers the documents of packed rows.
+        `input_ids` is `(batch, length)`. `attention_mask` is `(batch, length)`, or covers the whole
+        cache if there is one. `segment_ids`, `(batch, length)`, numbers the documents of packed
+        rows.
         """
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
+        model_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -201,26 +224,26 @@ class FlaxBloomPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxBloomModel(FlaxBloomPreTrainedModel):
-    """BLOOM without a head: hidden states."""
+    """BLOOM without a head. Returns hidden states."""
 
     module_class = Transformer
 
 
 class FlaxBloomForCausalLM(CausalGeneration, FlaxBloomPreTrainedModel):
-    """BLOOM with its language-modelling head."""
+    """BLOOM with a language modeling head."""
 
     module_class = CausalLM
 
     def prepare_inputs_for_generation(
         self, input_ids: jax.Array, max_length: int, attention_mask: jax.Array | None = None
     ) -> dict[str, Any]:
-        """Return the keyword arguments of the first call: no positions, which the mask tells."""
-        given = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
-        del given["position_ids"]
-        return given
+        """Returns the keyword arguments of the first call, without position IDs."""
+        model_inputs = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
+        del model_inputs["position_ids"]
+        return model_inputs
 
     def update_inputs_for_generation(
         self, model_outputs: Any, model_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the keyword arguments of the next call: the new cache."""
+        """Returns the keyword arguments of the next call, with the new cache."""
         return {**model_kwargs, "past_key_values": model_outputs.past_key_values}

@@ -1,4 +1,4 @@
-"""How BLOOM is split over devices: Megatron's column and row pairs, the fused heads as wholes."""
+"""Sharding rules of BLOOM: column- and row-parallel pairs, as in Megatron-LM, by whole heads."""
 
 RULES = [
     (r"word_embeddings/embedding$", "embedding"),

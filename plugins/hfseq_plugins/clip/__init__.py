@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.clip.modeling"
 CITATION = """\
@@ -16,7 +21,11 @@ CITATION = """\
   url = {https://arxiv.org/abs/2103.00020}
 }"""
 PARTS = {
-    "clip": ("CLIPConfig", {"Model": "FlaxCLIPModel"}, "Pictures and texts in one space"),
+    "clip": (
+        "CLIPConfig",
+        {"Model": "FlaxCLIPModel"},
+        "Images and texts in a joint embedding space",
+    ),
     "clip_text_model": (
         "CLIPTextConfig",
         {"Model": "FlaxCLIPTextModel", "WithProjection": "FlaxCLIPTextModelWithProjection"},
@@ -25,20 +34,20 @@ PARTS = {
     "clip_vision_model": (
         "CLIPVisionConfig",
         {"Model": "FlaxCLIPVisionModel"},
-        "The picture encoder of CLIP",
+        "The image encoder of CLIP",
     ),
 }
 
 
 @hookimpl
-def register_architectures(register):
-    """Add CLIP and its two halves, with the classes that Transformers 4 had in Flax."""
-    for model_type, (config, classes, what) in PARTS.items():
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers CLIP and its two halves, with the classes that Transformers 4 had in Flax."""
+    for model_type, (config, classes, description) in PARTS.items():
         register(
             model_type,
             config=f"transformers:{config}",
             heads={task: f"{MODELING}:{name}" for task, name in classes.items()},
             sharding="hfseq_plugins.clip.sharding:RULES",
-            card=f"{what} (Radford et al., 2021).",
+            card=f"{description} (Radford et al., 2021).",
             citation=CITATION,
         )

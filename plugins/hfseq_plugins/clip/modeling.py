@@ -1,6 +1,7 @@
-"""CLIP (Radford et al., 2021) on Flax NNX; attribute names are the checkpoint's.
+"""CLIP (Radford et al., 2021) on Flax NNX. Attribute names are those of the checkpoint.
 
-A text is pooled where it ends, a picture at its first place; both encoders have the same layers.
+The text encoder is pooled at the end of the text, the image encoder at its class token. Both have
+the same layers.
 """
 
 from __future__ import annotations
@@ -10,34 +11,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from transformers import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
+from transformers import CLIPConfig, CLIPTextConfig, CLIPVisionConfig, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.modeling import FlaxPreTrainedModel, FlaxVisionPreTrainedModel
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq.nn.visible import Mask
 
-EncoderConfig = CLIPTextConfig | CLIPVisionConfig
 
-
-def linear(config: EncoderConfig, features_in: int, features_out: int, rngs: nnx.Rngs) -> nn.Linear:
-    """A Linear whose results are added up over the layers."""
+def linear(
+    config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
+) -> nn.Linear:
+    """Returns a Linear whose initial weights shrink with the number of layers."""
     std = (2 * config.hidden_size * config.num_hidden_layers) ** -0.5
     return nn.Linear(features_in, features_out, nn.normal(config.initializer_factor * std), rngs)
 
 
-def projection(
-    config: EncoderConfig | CLIPConfig, side: EncoderConfig, rngs: nnx.Rngs
-) -> nn.Linear:
-    """Make the map of a side's pooled output into the space of both."""
+def projection(config: PreTrainedConfig, side: PreTrainedConfig, rngs: nnx.Rngs) -> nn.Linear:
+    """Returns the projection of the pooled output of an encoder to the joint embedding space."""
     init = nn.normal(config.initializer_factor * side.hidden_size**-0.5)
     return nn.Linear(side.hidden_size, config.projection_dim, init, rngs, use_bias=False)
 
 
 class Attention(nnx.Module):
-    """Attention of a sequence to itself, in texts to what comes before."""
+    """Multi-head self-attention. It is causal in the text encoder."""
 
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs, causal: bool):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, causal: bool):
         width = config.hidden_size
         self.heads, self.rate = config.num_attention_heads, config.attention_dropout
         self.causal = causal
@@ -47,12 +48,18 @@ class Attention(nnx.Module):
         init = nn.normal(config.initializer_factor * width**-0.5)
         self.out_proj = nn.Linear(width, width, init, rngs)
 
-    def __call__(self, x, mask, rngs, return_weights):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
         query, key, value = (
             part(x).reshape(*x.shape[:2], self.heads, -1)
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
@@ -62,48 +69,68 @@ class Attention(nnx.Module):
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.out_proj(mixed.reshape(x.shape)), weights
+        return self.out_proj(attn_output.reshape(x.shape)), weights
 
 
 class MLP(nnx.Module):
-    """The feed-forward block."""
+    """Feed-forward block."""
 
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
         init = nn.normal(config.initializer_factor * (2 * width) ** -0.5)
         self.fc1 = nn.Linear(width, inner, init, rngs)
         self.fc2 = linear(config, inner, width, rngs)
         self.act = nn.activation(config.hidden_act)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return self.fc2(self.act(self.fc1(x)))
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each behind a norm."""
+    """Pre-norm layer: attention and feed-forward."""
 
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs, causal: bool):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, causal: bool):
         self.self_attn = Attention(config, rngs, causal)
         self.layer_norm1 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.mlp = MLP(config, rngs)
         self.layer_norm2 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
-    def __call__(self, x, mask, *, rngs, return_weights=False):
-        mixed, weights = self.self_attn(self.layer_norm1(x), mask, rngs, return_weights)
-        x = x + mixed
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        attn_output, weights = self.self_attn(self.layer_norm1(x), mask, rngs, return_weights)
+        x = x + attn_output
         return x + self.mlp(self.layer_norm2(x)), weights
 
 
 class Encoder(nnx.Module):
-    """The stack of layers."""
+    """Stack of layers."""
 
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs, causal: bool):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, causal: bool):
         layers = (Layer(config, rngs, causal) for _ in range(config.num_hidden_layers))
         self.layers = nn.Layers(layers)
 
-    def __call__(self, x, mask, rngs, output_attentions, output_hidden_states):
-        """Return the last hidden state, all of them, and the weights, where they are asked for."""
-        x, weights, inputs = nn.run_layers(
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        output_attentions: bool,
+        output_hidden_states: bool,
+    ) -> tuple[jax.Array, tuple[jax.Array, ...] | None, Any]:
+        """Runs the layers.
+
+        Returns:
+            The last hidden state, `(batch, length, hidden)`, all hidden states or `None`, and the
+                attention
+            weights or `None`.
+        """
+        x, attentions, layer_inputs = nn.run_layers(
             self.layers,
             x,
             mask,
@@ -111,43 +138,47 @@ class Encoder(nnx.Module):
             collect=output_hidden_states,
             return_weights=output_attentions,
         )
-        states = (*inputs, x) if output_hidden_states else None
-        return x, states, weights if output_attentions else None
+        states = (*layer_inputs, x) if layer_inputs is not None else None
+        return x, states, attentions if output_attentions else None
 
 
 class TextEmbeddings(nnx.Module):
-    """The vectors of tokens and of their places."""
+    """Sum of token and position embeddings."""
 
     def __init__(self, config: CLIPTextConfig, rngs: nnx.Rngs):
-        init = nn.normal(0.02 * config.initializer_factor)
+        init = nn.normal(0.02 * config.initializer_factor)  # type: ignore[operator]  # set in all configurations
         self.token_embedding = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
-        places = config.max_position_embeddings
-        self.position_embedding = nn.Embed(places, config.hidden_size, init, rngs)
+        num_positions = config.max_position_embeddings
+        self.position_embedding = nn.Embed(num_positions, config.hidden_size, init, rngs)
 
-    def __call__(self, ids: jax.Array, positions: jax.Array) -> jax.Array:
+    def __call__(
+        self,
+        ids: jax.Array,  # (batch, length)
+        positions: jax.Array,  # (batch, keys)
+    ) -> jax.Array:
         return self.token_embedding(ids) + self.position_embedding(positions)
 
 
 class TextTransformer(nnx.Module):
-    """The encoder of texts, which is causal."""
+    """Causal text encoder."""
 
     def __init__(self, config: CLIPTextConfig, rngs: nnx.Rngs):
         self.embeddings = TextEmbeddings(config, rngs)
         self.encoder = Encoder(config, rngs, causal=True)
-        self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)  # type: ignore[arg-type]  # set in all configurations
         self.eos = config.eos_token_id
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         if position_ids is None:
             documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
             position_ids = nn.positions_in_segments(documents)
@@ -163,35 +194,39 @@ class TextTransformer(nnx.Module):
         return out.FlaxBaseModelOutputWithPooling(x, pooled, states, weights)
 
     def ends(self, ids: jax.Array) -> jax.Array:
-        """Return where each text ends, the first time."""
-        # Old configurations say 2, which it never was: there the end is the largest id of a row.
-        return (ids if self.eos == 2 else ids == self.eos).argmax(-1)
+        """Returns the index of the first end-of-text token, `(batch,)`."""
+        # Older configurations contain a wrong value, 2. There the end is the largest ID of a row.
+        return (ids if self.eos == 2 else ids == self.eos).argmax(-1)  # type: ignore[union-attr]  # an array
 
 
 class VisionEmbeddings(nnx.Module):
-    """The vectors of patches behind one for the whole picture, and those of their places."""
+    """Class token and patch embeddings, plus position embeddings."""
 
     def __init__(self, config: CLIPVisionConfig, rngs: nnx.Rngs):
         factor, width = config.initializer_factor, config.hidden_size
         init = nn.normal(factor * config.initializer_range)
-        patch, picture = map(nn.height_and_width, (config.patch_size, config.image_size))
-        whole = nn.normal(factor * width**-0.5)
-        self.class_embedding = nnx.Param(whole(rngs.params(), (width,), jnp.float32))
+        patch, image_size = map(nn.height_and_width, (config.patch_size, config.image_size))  # type: ignore[arg-type]  # set in all configurations
+        row_positions = nn.normal(factor * width**-0.5)
+        self.class_embedding = nnx.Param(row_positions(rngs.params(), (width,), jnp.float32))
         self.patch_embedding = nn.Conv(
             config.num_channels, width, patch, init, rngs, stride=patch, use_bias=False
         )
-        height, breadth = (whole // part for whole, part in zip(picture, patch, strict=True))
-        self.position_embedding = nn.Embed(height * breadth + 1, width, init, rngs)
+        grid_height, grid_width = (
+            row_positions // patch_side
+            for row_positions, patch_side in zip(image_size, patch, strict=True)
+        )
+        self.position_embedding = nn.Embed(grid_height * grid_width + 1, width, init, rngs)
 
-    def __call__(self, pixel_values: jax.Array) -> jax.Array:
+    def __call__(self, pixel_values: jax.Array) -> jax.Array:  # (batch, channels, height, width)
+        """Maps `(batch, channels, height, width)` to `(batch, patches + 1, hidden)`."""
         x = nn.embed_patches(self.patch_embedding, pixel_values)
-        first = self.class_embedding[...].astype(x.dtype)
-        x = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, x.shape[2])), x], 1)
+        cls_token = self.class_embedding[...].astype(x.dtype)
+        x = jnp.concatenate([jnp.broadcast_to(cls_token, (x.shape[0], 1, x.shape[2])), x], 1)
         return x + self.position_embedding(jnp.arange(x.shape[1]))
 
 
 class VisionTransformer(nnx.Module):
-    """The encoder of pictures; its last hidden state has not been through the last norm."""
+    """Image encoder. Its last hidden state is not normalized, its pooled output is."""
 
     def __init__(self, config: CLIPVisionConfig, rngs: nnx.Rngs):
         self.embeddings = VisionEmbeddings(config, rngs)
@@ -200,8 +235,13 @@ class VisionTransformer(nnx.Module):
         self.post_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def __call__(
-        self, pixel_values, *, rngs=None, output_attentions=False, output_hidden_states=False
-    ):
+        self,
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        *,
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         x = self.pre_layrnorm(self.embeddings(pixel_values))
         x, states, weights = self.encoder(x, None, rngs, output_attentions, output_hidden_states)
         pooled = self.post_layernorm(x[:, 0])
@@ -209,41 +249,51 @@ class VisionTransformer(nnx.Module):
 
 
 class Text(nnx.Module):
-    """The encoder of texts under its checkpoint name."""
+    """Text encoder under its checkpoint name."""
 
     def __init__(self, config: CLIPTextConfig, rngs: nnx.Rngs):
         self.text_model = TextTransformer(config, rngs)
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the text encoder with these arguments."""
         return self.text_model(*args, **kwargs)
 
 
 class TextWithProjection(Text):
-    """The same, and the projection of its pooled output."""
+    """Text encoder with a projection of its pooled output."""
 
     def __init__(self, config: CLIPTextConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.text_projection = projection(config, config, rngs)
 
-    def __call__(self, *args: Any, **kwargs: Any):
-        encoded = self.text_model(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the text encoder with these arguments.
+
+        Returns text embeddings, `(batch, projection_dim)`.
+        """
+        outputs = self.text_model(*args, **kwargs)
         return out.FlaxCLIPTextModelOutput(
-            self.text_projection(encoded.pooler_output),
-            encoded.last_hidden_state,
-            encoded.hidden_states,
-            encoded.attentions,
+            self.text_projection(outputs.pooler_output),
+            outputs.last_hidden_state,
+            outputs.hidden_states,
+            outputs.attentions,
         )
 
 
 class Vision(nnx.Module):
-    """The encoder of pictures under its checkpoint name."""
+    """Image encoder under its checkpoint name."""
 
     def __init__(self, config: CLIPVisionConfig, rngs: nnx.Rngs):
         self.vision_model = VisionTransformer(config, rngs)
 
     def __call__(
-        self, pixel_values, *, rngs=None, output_attentions=False, output_hidden_states=False
-    ):
+        self,
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        *,
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         return self.vision_model(
             pixel_values,
             rngs=rngs,
@@ -253,97 +303,122 @@ class Vision(nnx.Module):
 
 
 class CLIP(nnx.Module):
-    """Both encoders, their projections into one space, and how well they agree there."""
+    """Text and image encoders, their projections to a joint space, and the similarity there."""
 
     def __init__(self, config: CLIPConfig, rngs: nnx.Rngs):
         text, vision = config.text_config, config.vision_config
-        self.text_model = TextTransformer(text, rngs)
-        self.vision_model = VisionTransformer(vision, rngs)
-        self.text_projection = projection(config, text, rngs)
-        self.visual_projection = projection(config, vision, rngs)
+        self.text_model = TextTransformer(text, rngs)  # type: ignore[arg-type]  # set in all configurations
+        self.vision_model = VisionTransformer(vision, rngs)  # type: ignore[arg-type]  # set in all configurations
+        self.text_projection = projection(config, text, rngs)  # type: ignore[arg-type]  # set in all configurations
+        self.visual_projection = projection(config, vision, rngs)  # type: ignore[arg-type]  # set in all configurations
         self.logit_scale = nnx.Param(jnp.asarray(config.logit_scale_init_value, jnp.float32))
 
     def get_text_features(
-        self, input_ids, attention_mask=None, position_ids=None, *, rngs: Keys | None = None
-    ):
-        """Return the projections of texts: (batch, projection_dim)."""
-        encoded = self.text_model(input_ids, attention_mask, position_ids, rngs=rngs)
-        return self.text_projection(encoded.pooler_output)
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        *,
+        rngs: Keys | None = None,
+    ) -> jax.Array:
+        """Returns the projections of texts, `(batch, projection_dim)`."""
+        outputs = self.text_model(input_ids, attention_mask, position_ids, rngs=rngs)
+        return self.text_projection(outputs.pooler_output)
 
-    def get_image_features(self, pixel_values, *, rngs: Keys | None = None):
-        """Return the projections of pictures: (batch, projection_dim)."""
+    def get_image_features(
+        self,
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        *,
+        rngs: Keys | None = None,
+    ) -> jax.Array:
+        """Returns the projections of images, `(batch, projection_dim)`."""
         return self.visual_projection(self.vision_model(pixel_values, rngs=rngs).pooler_output)
 
     def __call__(
         self,
-        input_ids,
-        pixel_values,
-        attention_mask=None,
-        position_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        asked = {"output_attentions": output_attentions}
-        asked["output_hidden_states"] = output_hidden_states
-        pictures = self.vision_model(pixel_values, rngs=rngs, **asked)
-        texts = self.text_model(input_ids, attention_mask, position_ids, rngs=rngs, **asked)
-        return self.contrast(texts, pictures)
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        flags: dict[str, Any] = {"output_attentions": output_attentions}
+        flags["output_hidden_states"] = output_hidden_states
+        vision_outputs = self.vision_model(pixel_values, rngs=rngs, **flags)
+        text_outputs = self.text_model(input_ids, attention_mask, position_ids, rngs=rngs, **flags)
+        return self.contrast(text_outputs, vision_outputs)
 
-    def contrast(self, texts: out.FlaxModelOutput, pictures: out.FlaxModelOutput):
-        """Return how well what both encoders returned fits together."""
-        image_embeds = _unit(self.visual_projection(pictures.pooler_output))
-        text_embeds = _unit(self.text_projection(texts.pooler_output))
-        alike = jnp.matmul(text_embeds, image_embeds.T, preferred_element_type=jnp.float32)
-        logits = (alike * jnp.exp(self.logit_scale[...])).astype(text_embeds.dtype)
-        return out.FlaxCLIPOutput(logits.T, logits, text_embeds, image_embeds, texts, pictures)
+    def contrast(
+        self, text_outputs: out.FlaxModelOutput, vision_outputs: out.FlaxModelOutput
+    ) -> out.FlaxModelOutput:
+        """Returns scaled cosine similarities of all texts and images.
+
+        Args:
+            text_outputs: Output of the text encoder.
+            vision_outputs: Output of the image encoder.
+
+        Returns:
+            The logits, `(images, texts)` and `(texts, images)`, the normalized embeddings, and the
+                outputs
+            of both encoders.
+        """
+        image_embeds = _unit(self.visual_projection(vision_outputs.pooler_output))
+        text_embeds = _unit(self.text_projection(text_outputs.pooler_output))
+        similarity = jnp.matmul(text_embeds, image_embeds.T, preferred_element_type=jnp.float32)
+        logits = (similarity * jnp.exp(self.logit_scale[...])).astype(text_embeds.dtype)
+        return out.FlaxCLIPOutput(
+            logits.T, logits, text_embeds, image_embeds, text_outputs, vision_outputs
+        )
 
 
 def _unit(x: jax.Array) -> jax.Array:
-    """Divide vectors by their length."""
+    """Normalizes vectors to unit length."""
     y = x.astype(jnp.float32)
     return (y / jnp.linalg.norm(y, axis=-1, keepdims=True)).astype(x.dtype)
 
 
 class FlaxCLIPTextPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the encoders of texts: configuration, checkpoint names, the call of Transformers 4.
+    """Base class of the CLIP text encoders: configuration, checkpoint names and call signature.
 
-    A checkpoint of the whole CLIP serves too; files have the prefix ``text_model`` or lack it.
+    They also load checkpoints of the full CLIP model. Names may have the prefix `text_model` or
+    not.
     """
 
     config_class = CLIPTextConfig
     base_model_prefix = "text_model"
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"^(vision_model|visual_projection)\.")
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        params=None,
-        dropout_rng=None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        position_ids: Input = None,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        ``input_ids`` and the mask are (batch, length). ``segment_ids`` (batch, length) numbers the
-        documents of packed rows, 0 being padding.
+        `input_ids` and `attention_mask` are `(batch, length)`. `segment_ids`, `(batch, length)`,
+        numbers the documents of packed rows. 0 is padding.
         """
-        given = {
+        model_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
             **inputs,
         }
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -355,7 +430,7 @@ class FlaxCLIPTextPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxCLIPTextModel(FlaxCLIPTextPreTrainedModel):
-    """CLIP's encoder of texts: hidden states and the vector of the end."""
+    """CLIP text encoder. Returns hidden states and the hidden state of the end-of-text token."""
 
     module_class = Text
     ignored_weights = (
@@ -365,14 +440,14 @@ class FlaxCLIPTextModel(FlaxCLIPTextPreTrainedModel):
 
 
 class FlaxCLIPTextModelWithProjection(FlaxCLIPTextPreTrainedModel):
-    """CLIP's encoder of texts with its projection into the space of pictures and texts."""
+    """CLIP text encoder with the projection to the joint space of images and texts."""
 
     module_class = TextWithProjection
     ignored_weights = (*FlaxCLIPTextPreTrainedModel.ignored_weights, r"^logit_scale$")
 
 
 class FlaxCLIPVisionPreTrainedModel(FlaxVisionPreTrainedModel):
-    """Base of the encoders of pictures: configuration and checkpoint names."""
+    """Base class of the CLIP image encoder: configuration and checkpoint names."""
 
     config_class = CLIPVisionConfig
     base_model_prefix = "vision_model"
@@ -383,46 +458,46 @@ class FlaxCLIPVisionPreTrainedModel(FlaxVisionPreTrainedModel):
 
 
 class FlaxCLIPVisionModel(FlaxCLIPVisionPreTrainedModel):
-    """CLIP's encoder of pictures: hidden states and the normed vector of the first place."""
+    """CLIP image encoder. Returns hidden states and the normalized class token."""
 
     module_class = Vision
 
 
 class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the whole CLIP: configuration, checkpoint names, the call of Transformers 4."""
+    """Base class of the full CLIP model: configuration, checkpoint names and call signature."""
 
     config_class = CLIPConfig
     base_model_prefix = "clip"
     module_methods = ("__call__", "get_text_features", "get_image_features")
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids,
-        pixel_values,
-        attention_mask=None,
-        position_ids=None,
-        params=None,
-        dropout_rng=None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
+        input_ids: Input,
+        pixel_values: Input,
+        attention_mask: Input = None,
+        position_ids: Input = None,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+    ) -> Any:
+        """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        ``input_ids`` and the mask are (texts, length), ``pixel_values`` (pictures, channels,
-        height, width): as many of the one as of the other, or not.
+        `input_ids` and `attention_mask` are `(texts, length)`, `pixel_values` is `(images,
+        channels, height, width)`. The numbers of texts and images may differ.
         """
-        given = {
+        model_inputs = {
             "input_ids": input_ids,
             "pixel_values": pixel_values,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
         }
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -434,31 +509,44 @@ class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):
 
     def get_text_features(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        params=None,
-        dropout_rng=None,
-        train=False,
-    ):
-        """Return the projections of texts (batch, projection_dim), not normalised."""
-        given = {
+        input_ids: Input,
+        attention_mask: Input = None,
+        position_ids: Input = None,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train: bool = False,
+    ) -> Any:
+        """Returns the projections of texts, `(batch, projection_dim)`, not normalized."""
+        model_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
         }
-        return self._features("get_text_features", given, params, dropout_rng, train)
+        return self._features("get_text_features", model_inputs, params, dropout_rng, train)
 
-    def get_image_features(self, pixel_values, params=None, dropout_rng=None, train=False):
-        """Return the projections of pictures (batch, projection_dim), not normalised."""
-        given = {"pixel_values": pixel_values}
-        return self._features("get_image_features", given, params, dropout_rng, train)
+    def get_image_features(
+        self,
+        pixel_values: Input,
+        params: trees.Params | None = None,
+        dropout_rng: jax.Array | Keys | None = None,
+        train: bool = False,
+    ) -> Any:
+        """Returns the projections of images, `(batch, projection_dim)`, not normalized."""
+        model_inputs = {"pixel_values": pixel_values}
+        return self._features("get_image_features", model_inputs, params, dropout_rng, train)
 
-    def _features(self, method, given, params, dropout_rng, train):
-        return self.run(given, params, dropout_rng, train, False, False, True, method=method)
+    def _features(
+        self,
+        method: str,
+        model_inputs: dict[str, Any],
+        params: trees.Params | None,
+        dropout_rng: jax.Array | Keys | None,
+        train: bool,
+    ) -> Any:
+        return self.run(model_inputs, params, dropout_rng, train, False, False, True, method=method)
 
 
 class FlaxCLIPModel(FlaxCLIPPreTrainedModel):
-    """CLIP: how well pictures and texts fit each other."""
+    """CLIP: similarity of images and texts."""
 
     module_class = CLIP

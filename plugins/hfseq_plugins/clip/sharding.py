@@ -1,4 +1,4 @@
-"""How CLIP is split over devices: Megatron's column and row pairs."""
+"""Sharding rules of CLIP: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
     (r"token_embedding/embedding$", "embedding"),

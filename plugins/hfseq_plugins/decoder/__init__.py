@@ -1,1 +1,1 @@
-"""Decoders of Llama's kind: one model file and a table of what each family switches."""
+"""Llama-style decoders: one implementation and a table of the differences between families."""

@@ -1,12 +1,13 @@
-"""Decoders of Llama's kind (Touvron et al., 2023) on Flax NNX; names are the checkpoint's.
+"""Llama-style decoders (Touvron et al., 2023) on Flax NNX. Names are those of the checkpoints.
 
-Norm, attention with rotary positions, norm, gated feed-forward: what a family does otherwise is a
-row of :data:`SWITCHES`, the rest is in its configuration.
+A layer consists of norm, attention with rotary embeddings, norm and gated feed-forward block. Where
+families differ, and the configuration does not say so, `FAMILY_OPTIONS` does.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -17,22 +18,31 @@ from transformers import PreTrainedConfig
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.modeling import FlaxPreTrainedModel
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq.nn.positions import Angles
+from hfseq.nn.visible import Mask
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclasses.dataclass(frozen=True)
 class FamilyOptions:
-    """How a family differs from Llama where its configuration does not say so.
+    """Differences between a family and Llama that its configuration does not contain.
 
-    ``sliding``: every layer has the configuration's ``sliding_window``, if that is a number.
-    ``norm_offset`` is added to the norms' weights. ``scaled_embeddings`` are multiplied by the
-    root of their width. ``norms_behind`` each block too, before it is added. ``head_norms`` of
-    queries and keys before they are turned. ``qkv_bias`` of queries, keys and values, never of what
-    mixes heads. ``softcap`` of scores, by the configuration's ``attn_logit_softcapping``.
-    ``causal``, or every token sees all.
+    Attributes:
+        sliding_window: Whether every layer uses the configuration's `sliding_window`, if it is set.
+        norm_offset: Number that is added to the weights of norms.
+        scale_embeddings: Whether embeddings are multiplied by the square root of the hidden size.
+        post_norms: Whether the output of each block is normalized before it is added to the
+            residual.
+        qk_norm: Whether the heads of queries and keys are normalized before they are rotated.
+        qkv_bias: Whether the query, key and value projections have biases. The output projection
+            has none.
+        softcap: Whether attention scores are capped by the configuration's
+            `attn_logit_softcapping`.
+        causal: Whether attention is causal.
     """
 
     sliding_window: bool = False
@@ -60,84 +70,101 @@ FAMILY_OPTIONS = {
 
 
 def family_options(config: PreTrainedConfig) -> FamilyOptions:
-    """Return the row of a configuration's family; classes derived from one have their parent's."""
+    """Returns the options of a configuration's family.
+
+    Derived configuration classes inherit them.
+    """
     types = (vars(parent).get("model_type") for parent in type(config).__mro__)
     return next(FAMILY_OPTIONS[name] for name in types if name in FAMILY_OPTIONS)
 
 
 def is_causal(config: PreTrainedConfig) -> bool:
-    """Whether a token sees only what came before it; EmbeddingGemma is a Gemma 3 that sees all."""
+    """Returns whether attention is causal.
+
+    EmbeddingGemma is a Gemma 3 with bidirectional attention.
+    """
     return family_options(config).causal and not getattr(
         config, "use_bidirectional_attention", None
     )
 
 
 def layer_types(config: PreTrainedConfig) -> list[str]:
-    """Return what each layer attends to: all, or the window."""
-    count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
-    kinds = (
+    """Returns the attention type of each layer, `full_attention` or `sliding_attention`.
+
+    Raises:
+        UsageError: The configuration's `layer_types` is too short or contains other values.
+    """
+    num_layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
+    types = (
         getattr(config, "layer_types", None)
-        or [SLIDING if family_options(config).sliding_window else FULL] * count
+        or [SLIDING if family_options(config).sliding_window else FULL] * num_layers
     )
-    if len(kinds) < count or not set(kinds) <= {FULL, SLIDING}:
+    if len(types) < num_layers or not set(types) <= {FULL, SLIDING}:
         raise UsageError(
-            f"layer_types={kinds} of the configuration: give '{FULL}' or '{SLIDING}' for each of "
-            f"its {count} layers"
+            f"layer_types={types} in the configuration must contain '{FULL}' or '{SLIDING}' for "
+            f"each of its {num_layers} layers"
         )
-    return [FULL if window is None else kind for kind in kinds[:count]]
+    return [FULL if window is None else layer_type for layer_type in types[:num_layers]]
 
 
 def linear(
     config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs, bias: bool
 ) -> nn.Linear:
-    """A Linear with the configuration's initialisation."""
+    """Returns a Linear with the configuration's initialization."""
     init = nn.normal(config.initializer_range)
     return nn.Linear(features_in, features_out, init, rngs, use_bias=bias)
 
 
 def head_size(config: PreTrainedConfig) -> int:
-    """Return the width of a head, which need not be its share of the hidden size."""
+    """Returns the size of an attention head, which may differ from `hidden_size / heads`."""
     width = getattr(config, "head_dim", None)
     return width or config.hidden_size // config.num_attention_heads
 
 
 class Attention(nn.CachedAttention):
-    """Attention to what came before; several query heads may share a key and a value head."""
+    """Grouped-query attention: several query heads share a key and value head."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__()
         self.kv_heads, self.head_dim = config.num_key_value_heads, head_size(config)
         if config.num_attention_heads % self.kv_heads:
             raise UsageError(
-                f"num_attention_heads={config.num_attention_heads} of the configuration is no "
-                f"multiple of num_key_value_heads={self.kv_heads}: query heads share key and "
-                "value heads in groups of one size"
+                f"num_attention_heads={config.num_attention_heads} in the configuration must be a "
+                f"multiple of num_key_value_heads={self.kv_heads}: key and value heads are shared "
+                "by groups of query heads of equal size"
             )
-        kind, scalar = family_options(config), getattr(config, "query_pre_attn_scalar", None)
+        options, scalar = family_options(config), getattr(config, "query_pre_attn_scalar", None)
         self.causal, self.rate = is_causal(config), config.attention_dropout
         self.scale = None if scalar is None else scalar**-0.5
-        self.softcap = config.attn_logit_softcapping if kind.softcap else None
+        self.softcap = config.attn_logit_softcapping if options.softcap else None
         width, bias = config.hidden_size, getattr(config, "attention_bias", False)
-        inner, shared = config.num_attention_heads * self.head_dim, self.kv_heads * self.head_dim
-        self.q_proj = linear(config, width, inner, rngs, bias or kind.qkv_bias)
-        self.k_proj = linear(config, width, shared, rngs, bias or kind.qkv_bias)
-        self.v_proj = linear(config, width, shared, rngs, bias or kind.qkv_bias)
+        inner, kv_width = config.num_attention_heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q_proj = linear(config, width, inner, rngs, bias or options.qkv_bias)
+        self.k_proj = linear(config, width, kv_width, rngs, bias or options.qkv_bias)
+        self.v_proj = linear(config, width, kv_width, rngs, bias or options.qkv_bias)
         self.o_proj = linear(config, inner, width, rngs, bias)
         self.q_norm, self.k_norm = (
-            norm(config, self.head_dim) if kind.qk_norm else nnx.data(None) for _ in "qk"
+            norm(config, self.head_dim) if options.qk_norm else nnx.data(None) for _ in "qk"
         )
 
-    def __call__(self, x, angles, mask, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rotary_emb: Angles | None,
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         shape, causal = (*x.shape[:2], -1, self.head_dim), False
         query, key = self.q_proj(x).reshape(shape), self.k_proj(x).reshape(shape)
         value = self.v_proj(x).reshape(shape)
         if self.q_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        if angles is not None:
-            query, key = nn.rotate(query, angles), nn.rotate(key, angles)
+            query, key = self.q_norm(query), self.k_norm(key)  # type: ignore[misc]  # created in __init__
+        if rotary_emb is not None:
+            query, key = nn.rotate(query, rotary_emb), nn.rotate(key, rotary_emb)
         if self.causal:
             key, value, mask, causal = nn.extend_cache(self, key, value, mask)
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
@@ -149,11 +176,11 @@ class Attention(nn.CachedAttention):
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.o_proj(mixed.reshape(*x.shape[:2], -1)), weights
+        return self.o_proj(attn_output.reshape(*x.shape[:2], -1)), weights
 
 
 class MLP(nnx.Module):
-    """The gated feed-forward block (Shazeer, 2020)."""
+    """Gated feed-forward block (Shazeer, 2020)."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         width, inner = config.hidden_size, config.intermediate_size
@@ -164,24 +191,35 @@ class MLP(nnx.Module):
         name = "hidden_act" if hasattr(config, "hidden_act") else "hidden_activation"
         self.act = nn.activation(getattr(config, name))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
 def norm(config: PreTrainedConfig, width: int | None = None) -> nn.RMSNorm:
-    """A norm over ``width``, or the hidden size, whose parameter is ``weight`` as in version 4."""
+    """Returns an RMSNorm whose parameter is named `weight`, as in Transformers 4.
+
+    Args:
+        config: Model configuration.
+        width: Number of features, the hidden size by default.
+    """
     width, offset = width or config.hidden_size, family_options(config).norm_offset
     return nn.RMSNorm(width, config.rms_norm_eps, leaf="weight", offset=offset)
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, a norm before each, and in some families one behind each.
+    """Attention and feed-forward, each with a norm before and, in some families, after it.
 
-    ``kind`` says what it sees; where it is not ``turned``, its queries and keys have no positions.
+    Args:
+        config: Model configuration.
+        rngs: Random number generators for the initial values.
+        attention_type: `full_attention` or `sliding_attention`.
+        use_rotary: Whether queries and keys are rotated. Layers without it have no positions.
     """
 
-    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, kind: str, turned: bool):
-        self.kind, self.turned = kind, turned
+    def __init__(
+        self, config: PreTrainedConfig, rngs: nnx.Rngs, attention_type: str, use_rotary: bool
+    ):
+        self.attention_type, self.use_rotary = attention_type, use_rotary
         self.post_norms = family_options(config).post_norms
         self.input_layernorm, self.self_attn = norm(config), Attention(config, rngs)
         self.post_attention_layernorm, self.mlp = norm(config), MLP(config, rngs)
@@ -189,73 +227,94 @@ class Layer(nnx.Module):
             self.pre_feedforward_layernorm = norm(config)
             self.post_feedforward_layernorm = norm(config)
 
-    def __call__(self, x, angles, masks, *, rngs, return_weights=False):
-        mixed, weights = self.self_attn(
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rotary_emb: Mapping[str, Angles],  # by attention type
+        masks: Mapping[str, Mask],  # by attention type
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        attn_output, weights = self.self_attn(
             self.input_layernorm(x),
-            angles[self.kind] if self.turned else None,
-            masks[self.kind],
+            rotary_emb[self.attention_type] if self.use_rotary else None,
+            masks[self.attention_type],
             rngs,
             return_weights,
         )
         if self.post_norms:
-            x = x + self.post_attention_layernorm(mixed)
+            x = x + self.post_attention_layernorm(attn_output)
             block = self.mlp(self.pre_feedforward_layernorm(x))
             return x + self.post_feedforward_layernorm(block), weights
-        x = x + mixed
+        x = x + attn_output
         return x + self.mlp(self.post_attention_layernorm(x)), weights
 
 
 class Decoder(nnx.Module):
-    """The decoder without a head."""
+    """Decoder without a head."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        kinds = layer_types(config)
-        # Every kind may have angles of its own.
+        attention_types = layer_types(config)
+        # Each attention type may have its own rotary embedding.
         self.rotary = {
-            kind: nn.Rotary(config, head_size(config), kind) for kind in dict.fromkeys(kinds)
+            attention_type: nn.Rotary(config, head_size(config), attention_type)
+            for attention_type in dict.fromkeys(attention_types)
         }
-        self.windows: dict[str, tuple[int, int] | None] = {FULL: None} if FULL in kinds else {}
-        if SLIDING in kinds:
-            # A window counts the query's own key.
+        self.windows: dict[str, tuple[int, int] | None] = (
+            {FULL: None} if FULL in attention_types else {}
+        )
+        if SLIDING in attention_types:
+            # The configured window size includes the query's own key.
             side = config.sliding_window - 1
             self.windows[SLIDING] = (side, 0) if is_causal(config) else (side, side)
-        turned = getattr(config, "no_rope_layers", None) or [True] * len(kinds)
-        self.factor = config.hidden_size**0.5 if family_options(config).scale_embeddings else None
+        use_rotary = getattr(config, "no_rope_layers", None) or [True] * len(attention_types)
+        self.embedding_scale = (
+            config.hidden_size**0.5 if family_options(config).scale_embeddings else None
+        )
         init = nn.normal(config.initializer_range)
         self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, init, rngs)
         self.layers = nn.Layers(
-            [Layer(config, rngs, kind, bool(at)) for kind, at in zip(kinds, turned, strict=False)]
+            [
+                Layer(config, rngs, attention_type, bool(enabled))
+                for attention_type, enabled in zip(attention_types, use_rotary, strict=False)
+            ]
         )
         self.norm = norm(config)
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         if position_ids is None:
-            whole = jnp.arange(input_ids.shape[1])[None]
-            position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
+            positions = jnp.arange(input_ids.shape[1])[None]
+            position_ids = (
+                positions if segment_ids is None else nn.positions_in_segments(segment_ids)
+            )
         masks = {
-            kind: nn.visible(attention_mask, segment_ids, window=window)
-            for kind, window in self.windows.items()
+            attention_type: nn.visible(attention_mask, segment_ids, window=window)
+            for attention_type, window in self.windows.items()
         }
         x = self.embed_tokens(input_ids)
-        if self.factor is not None:
-            # The factor is rounded in half types, as in PyTorch. The choice, which always falls on
-            # the product, keeps the compiler from adding to it unrounded in the first layer.
-            scaled = x * jnp.asarray(self.factor, x.dtype)
+        if self.embedding_scale is not None:
+            # The factor is rounded to half precision, as in PyTorch. `where` always selects the
+            # product. It keeps the compiler from fusing the unrounded product into the first layer.
+            scaled = x * jnp.asarray(self.embedding_scale, x.dtype)
             x = jnp.where(jnp.isnan(x), x, scaled)
-        x, weights, inputs = nn.run_layers(
+        x, attentions, layer_inputs = nn.run_layers(
             self.layers,
             x,
-            {kind: turn(position_ids) for kind, turn in self.rotary.items()},
+            {
+                attention_type: rotary(position_ids)
+                for attention_type, rotary in self.rotary.items()
+            },
             masks,
             rngs=rngs,
             collect=output_hidden_states,
@@ -264,13 +323,13 @@ class Decoder(nnx.Module):
         x = self.norm(x)
         return out.FlaxBaseModelOutputWithPast(
             last_hidden_state=x,
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=weights if output_attentions else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=attentions if output_attentions else None,
         )
 
 
 class CausalLM(nnx.Module):
-    """Next-token prediction, with the word embeddings where the head is tied to them."""
+    """Causal language model. A tied head reuses the word embeddings."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.model = Decoder(config, rngs)
@@ -278,7 +337,8 @@ class CausalLM(nnx.Module):
         self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)
         self.softcap = getattr(config, "final_logit_softcapping", None)
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
         head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
         logits = head(output.last_hidden_state)
@@ -290,26 +350,44 @@ class CausalLM(nnx.Module):
 
 
 def last_token_states(states: jax.Array, input_ids: jax.Array, pad: int | None) -> jax.Array:
-    """Return the vector of each row's last token that is not ``pad``: (batch, hidden_size)."""
+    """Returns the hidden state of the last token of each row that is not padding.
+
+    Args:
+        states: Hidden states, `(batch, length, hidden)`.
+        input_ids: Token IDs, `(batch, length)`.
+        pad: ID of the padding token, or `None`.
+
+    Returns:
+        Hidden states, `(batch, hidden)`.
+
+    Raises:
+        UsageError: There are several rows and `pad` is `None`.
+    """
     rows, length = input_ids.shape
     if pad is None and rows > 1:
         raise UsageError(
-            f"{rows} rows are classified by their last tokens, and the configuration has no "
-            "pad_token_id by which padding could be told: set it, or give one row"
+            f"cannot find the last token of {rows} rows without a pad_token_id in the "
+            "configuration. Set it, or pass a single row"
         )
-    real = jnp.ones_like(input_ids) if pad is None else input_ids != pad
-    last = (jnp.arange(length) * real).argmax(-1)
+    is_token = jnp.ones_like(input_ids) if pad is None else input_ids != pad
+    last = (jnp.arange(length) * is_token).argmax(-1)
     return jnp.take_along_axis(states, last[:, None, None], 1)[:, 0]
 
 
 class SequenceClassification(nnx.Module):
-    """A label (or a number) for the whole sequence, by its last token that is no padding."""
+    """Sequence classification or regression, on the last token that is not padding."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.model, self.pad = Decoder(config, rngs), config.pad_token_id
-        self.score = linear(config, config.hidden_size, config.num_labels, rngs, bias=False)
+        self.score = linear(config, config.hidden_size, config.num_labels, rngs, bias=False)  # type: ignore[arg-type]  # num_labels is set
 
-    def __call__(self, input_ids: jax.Array, *args: Any, **kwargs: Any):
+    def __call__(
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        *args: Any,
+        **kwargs: Any,
+    ) -> out.FlaxModelOutput:
+        """Runs the decoder with these arguments. Returns logits, `(batch, num_labels)`."""
         output = self.model(input_ids, *args, **kwargs)
         states = last_token_states(output.last_hidden_state, input_ids, self.pad)
         return out.FlaxSequenceClassifierOutput(
@@ -320,15 +398,16 @@ class SequenceClassification(nnx.Module):
 
 
 class TokenClassification(nnx.Module):
-    """A label for every token."""
+    """Token classification."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.model = Decoder(config, rngs)
         rates = (getattr(config, name, None) for name in ("classifier_dropout", "hidden_dropout"))
         self.dropout = nn.Dropout(next((rate for rate in rates if rate is not None), 0.1))
-        self.score = linear(config, config.hidden_size, config.num_labels, rngs, bias=True)
+        self.score = linear(config, config.hidden_size, config.num_labels, rngs, bias=True)  # type: ignore[arg-type]  # num_labels is set
 
-    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any):
+    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the decoder with these arguments. Returns logits, `(batch, length, num_labels)`."""
         output = self.model(*args, rngs=rngs, **kwargs)
         return out.FlaxTokenClassifierOutput(
             logits=self.score(self.dropout(output.last_hidden_state, rngs)),
@@ -338,7 +417,11 @@ class TokenClassification(nnx.Module):
 
 
 class QuestionAnswering(nnx.Module):
-    """The first and the last token of the answer; most files call the decoder ``transformer``."""
+    """Extractive question answering.
+
+    Attributes:
+        decoder_name: Name of the decoder in checkpoints.
+    """
 
     decoder_name = "transformer"
 
@@ -346,7 +429,11 @@ class QuestionAnswering(nnx.Module):
         setattr(self, self.decoder_name, Decoder(config, rngs))
         self.qa_outputs = linear(config, config.hidden_size, 2, rngs, bias=True)
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the decoder with these arguments.
+
+        Returns start and end logits, `(batch, length)`.
+        """
         output = getattr(self, self.decoder_name)(*args, **kwargs)
         start, end = jnp.moveaxis(self.qa_outputs(output.last_hidden_state), -1, 0)
         return out.FlaxQuestionAnsweringModelOutput(
@@ -358,37 +445,37 @@ class QuestionAnswering(nnx.Module):
 
 
 class FlaxDecoderOnlyPreTrainedModel(FlaxPreTrainedModel):
-    """The call that Transformers 4 gave decoders without an encoder."""
+    """Base class of models with the call signature of decoder-only models in Transformers 4."""
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        params=None,
-        past_key_values=None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        position_ids: Input = None,
+        params: trees.Params | None = None,
+        past_key_values: trees.Params | None = None,
         dropout_rng: jax.Array | Keys | None = None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        ``input_ids``, ``attention_mask`` and ``position_ids`` are (batch, length). ``segment_ids``
-        (batch, length) numbers the documents of packed rows, 0 being padding.
+        `input_ids`, `attention_mask` and `position_ids` are `(batch, length)`. `segment_ids`,
+        `(batch, length)`, numbers the documents of packed rows. 0 is padding.
         """
-        given = {
+        model_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
             **inputs,
         }
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -401,13 +488,16 @@ class FlaxDecoderOnlyPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxDecoderPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
-    """Base of the families: checkpoint names."""
+    """Base class of the Llama-style families: checkpoint names."""
 
     base_model_prefix = "model"
     weight_aliases: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"rotary_emb\.inv_freq$")
 
     def max_length(self) -> int | None:
-        """The rows of training; ``None`` where angles are stretched for any length."""
+        """Returns the maximum row length in training.
+
+        `None` with dynamic RoPE scaling, which has no limit.
+        """
         dynamic = nn.rope_parameters(self.config)["rope_type"] == "dynamic"
         return None if dynamic else super().max_length()

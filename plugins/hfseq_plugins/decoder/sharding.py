@@ -1,4 +1,4 @@
-"""How decoders of Llama's kind are split over devices: Megatron's column and row pairs."""
+"""Sharding rules of Llama-style decoders: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
     (r"embed_tokens/embedding$", "embedding"),

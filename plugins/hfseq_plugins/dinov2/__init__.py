@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.dinov2.modeling"
 CITATION = """\
@@ -18,8 +23,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add DINOv2 with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers DINOv2 with the heads that Transformers 4 had in Flax."""
     register(
         "dinov2",
         config="transformers:Dinov2Config",
@@ -28,6 +33,6 @@ def register_architectures(register):
             "ForImageClassification": f"{MODELING}:FlaxDinov2ForImageClassification",
         },
         sharding="hfseq_plugins.dinov2.sharding:RULES",
-        card="A Transformer encoder of pictures of any size (Oquab et al., 2024).",
+        card="A Transformer encoder for images of any size (Oquab et al., 2024).",
         citation=CITATION,
     )

@@ -1,4 +1,7 @@
-"""How DINOv2 is split over devices: as ViT; both halves of SwiGLU are in one kernel, left whole."""
+"""Sharding rules of DINOv2: those of ViT.
+
+Both halves of SwiGLU share a kernel, which is not split by columns.
+"""
 
 from hfseq_plugins.vit.sharding import RULES as VIT
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.distilbert.modeling"
 CITATION = """\
@@ -15,8 +20,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add DistilBERT with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers DistilBERT with the heads that Transformers 4 had in Flax."""
     register(
         "distilbert",
         config="transformers:DistilBertConfig",

@@ -1,6 +1,6 @@
-"""DistilBERT (Sanh et al., 2019) on Flax NNX; attribute names are the checkpoint's.
+"""DistilBERT (Sanh et al., 2019) on Flax NNX. Attribute names are those of the checkpoint.
 
-BERT without token types and pooler, under names of its own.
+DistilBERT is BERT without token types and pooler, with other parameter names.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from transformers import DistilBertConfig
 
 from hfseq import nn
 from hfseq.modeling import DerivedTensor, FlaxPreTrainedModel
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq.nn.visible import Mask
 from hfseq_plugins.bert.encoder import dense
 
 EPSILON = 1e-12
@@ -27,7 +29,15 @@ EPSILON = 1e-12
 
 @functools.lru_cache(maxsize=8)
 def sinusoids(length: int, width: int) -> np.ndarray:
-    """Return the vectors of positions 0, 1 …, (length, width), sines and cosines in turn."""
+    """Returns sinusoidal position embeddings with alternating sines and cosines.
+
+    Args:
+        length: Number of positions.
+        width: Number of features.
+
+    Returns:
+        A read-only float32 array, `(length, width)`.
+    """
     columns = np.arange(width)
     angles = np.arange(length)[:, None] / np.power(10000, 2 * (columns // 2) / width)
     table = np.where(columns % 2, np.cos(angles), np.sin(angles)).astype(np.float32)
@@ -36,47 +46,57 @@ def sinusoids(length: int, width: int) -> np.ndarray:
 
 
 class SinusoidalPositions(nnx.Module):
-    """Positions that are computed, as in Transformers 4."""
+    """Computed sinusoidal position embeddings, as in Transformers 4."""
 
     compute_dtype: Any = None
 
     def __init__(self, config: DistilBertConfig):
         self.size = (config.max_position_embeddings, config.dim)
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
+    def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
+        """Returns the vectors of positions, `(...)` to `(..., features)`."""
         vectors = jnp.take(jnp.asarray(sinusoids(*self.size)), ids, axis=0)
         return vectors.astype(self.compute_dtype or jnp.float32)
 
 
 class StoredPositions(nn.Embed):
-    """Positions that a checkpoint holds in their place; PyTorch does not train them either."""
+    """Position embeddings from a checkpoint instead of sinusoids.
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
+    They are not trained, as in PyTorch.
+    """
+
+    def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
+        """Returns the vectors of positions, `(...)` to `(..., features)`."""
         return jax.lax.stop_gradient(super().__call__(ids))
 
 
 class Embeddings(nnx.Module):
-    """Word and position vectors, summed and normalised."""
+    """Sum of word and position embeddings, followed by a norm and dropout."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         init, width = nn.normal(config.initializer_range), config.dim
         self.word_embeddings = nn.Embed(config.vocab_size, width, init, rngs)
         table = (config.max_position_embeddings, width, init, rngs)
         if not config.sinusoidal_pos_embds:
-            self.position_embeddings = nn.Embed(*table)
+            self.position_embeddings: nn.Embed | SinusoidalPositions = nn.Embed(*table)
         elif getattr(config, "stored_positions", False):
             self.position_embeddings = StoredPositions(*table)
         else:
             self.position_embeddings = SinusoidalPositions(config)
         self.LayerNorm, self.dropout = nn.LayerNorm(width, EPSILON), nn.Dropout(config.dropout)
 
-    def __call__(self, ids: jax.Array, positions: jax.Array, rngs: Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        ids: jax.Array,  # (batch, length)
+        positions: jax.Array,  # (batch, keys)
+        rngs: Keys | None,
+    ) -> jax.Array:
         x = self.word_embeddings(ids) + self.position_embeddings(positions)
         return self.dropout(self.LayerNorm(x), rngs)
 
 
 class Attention(nnx.Module):
-    """Attention of a sequence to itself, and its output projection."""
+    """Multi-head self-attention with its output projection."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         self.heads, self.rate, width = config.n_heads, config.attention_dropout, config.dim
@@ -84,12 +104,19 @@ class Attention(nnx.Module):
             dense(config, width, width, rngs) for _ in range(4)
         )
 
-    def __call__(self, x, mask, rngs, head_mask=None, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        head_mask: jax.Array | None = None,  # (heads,)
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         query, key, value = (
             part(x).reshape(*x.shape[:2], self.heads, -1)
             for part in (self.q_lin, self.k_lin, self.v_lin)
         )
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
@@ -99,62 +126,74 @@ class Attention(nnx.Module):
             head_mask=None if head_mask is None else head_mask[:, None, None],
             return_weights=return_weights,
         )
-        return self.out_lin(mixed.reshape(x.shape)), weights
+        return self.out_lin(attn_output.reshape(x.shape)), weights
 
 
 class FFN(nnx.Module):
-    """The feed-forward block."""
+    """Feed-forward block."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         self.lin1 = dense(config, config.dim, config.hidden_dim, rngs)
         self.lin2 = dense(config, config.hidden_dim, config.dim, rngs)
         self.act, self.dropout = nn.activation(config.activation), nn.Dropout(config.dropout)
 
-    def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rngs: Keys | None,
+    ) -> jax.Array:
         return self.dropout(self.lin2(self.act(self.lin1(x))), rngs)
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, a norm after each."""
+    """Post-norm layer: attention and feed-forward."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         self.attention, self.ffn = Attention(config, rngs), FFN(config, rngs)
         self.sa_layer_norm = nn.LayerNorm(config.dim, EPSILON)
         self.output_layer_norm = nn.LayerNorm(config.dim, EPSILON)
 
-    def __call__(self, x, mask, *, rngs, head_mask=None, return_weights=False):
-        mixed, weights = self.attention(x, mask, rngs, head_mask, return_weights)
-        x = self.sa_layer_norm(x + mixed)
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        *,
+        rngs: Keys | None,
+        head_mask: jax.Array | None = None,  # (heads,)
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        attn_output, weights = self.attention(x, mask, rngs, head_mask, return_weights)
+        x = self.sa_layer_norm(x + attn_output)
         return self.output_layer_norm(x + self.ffn(x, rngs)), weights
 
 
 class Transformer(nnx.Module):
-    """The stack of layers."""
+    """Stack of layers."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         self.layer = nn.Layers([Layer(config, rngs) for _ in range(config.n_layers)])
 
 
 class DistilBertModule(nnx.Module):
-    """The encoder without a head."""
+    """DistilBERT encoder without a head."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         self.embeddings, self.transformer = Embeddings(config, rngs), Transformer(config, rngs)
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        head_mask=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        head_mask: jax.Array | None = None,  # (layers, heads)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        whole = jnp.arange(input_ids.shape[1])[None]
-        positions = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
-        x, weights, inputs = nn.run_layers(
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        row_positions = jnp.arange(input_ids.shape[1])[None]
+        positions = row_positions if segment_ids is None else nn.positions_in_segments(segment_ids)
+        x, attentions, layer_inputs = nn.run_layers(
             self.transformer.layer,
             self.embeddings(input_ids, positions, rngs),
             nn.visible(attention_mask, segment_ids),
@@ -165,13 +204,17 @@ class DistilBertModule(nnx.Module):
         )
         return out.FlaxBaseModelOutput(
             last_hidden_state=x,
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=weights if output_attentions else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=attentions if output_attentions else None,
         )
 
 
 class ModelWithHead(nnx.Module):
-    """The encoder, with room for a head beside it; ``rate`` names the dropout before that."""
+    """An encoder to which subclasses add a head.
+
+    Attributes:
+        rate: Name of the configuration field with the dropout rate of the head.
+    """
 
     rate: ClassVar[str] = "dropout"
 
@@ -181,7 +224,7 @@ class ModelWithHead(nnx.Module):
 
 
 class MaskedLM(ModelWithHead):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+    """Encoder with a masked language modeling head."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
@@ -190,19 +233,31 @@ class MaskedLM(ModelWithHead):
         self.vocab_layer_norm = nn.LayerNorm(config.dim, EPSILON)
         self.vocab_projector = dense(config, config.dim, config.vocab_size, rngs)
         if config.tie_word_embeddings:
-            self.vocab_projector.kernel = nnx.data(None)
+            self.vocab_projector.kernel = nnx.data(None)  # type: ignore[arg-type]  # the kernel is tied
 
-    def __call__(self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any):
-        encoded, head = self.distilbert(*args, **kwargs), self.vocab_projector
-        x = nn.gather_positions(encoded.last_hidden_state, masked_positions)
+    def __call__(
+        self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments, then the head.
+
+        Args:
+            masked_positions: Positions to predict, `(groups, k)`, see `hfseq.nn.gather_positions`.
+                All positions by default.
+
+        Returns:
+            Logits, `(batch, length, vocab_size)`, or `(groups, k, vocab_size)` with
+                `masked_positions`.
+        """
+        outputs, head = self.distilbert(*args, **kwargs), self.vocab_projector
+        x = nn.gather_positions(outputs.last_hidden_state, masked_positions)
         x = self.vocab_layer_norm(self.act(self.vocab_transform(x)))
         words = self.distilbert.embeddings.word_embeddings
         logits = words.attend(x, head.bias[...]) if head.kernel is None else head(x)
-        return out.FlaxMaskedLMOutput(logits, encoded.hidden_states, encoded.attentions)
+        return out.FlaxMaskedLMOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class SequenceClassification(ModelWithHead):
-    """A label (or a number) for the whole sequence, by its first token."""
+    """Sequence classification or regression, on the first token."""
 
     rate = "seq_classif_dropout"
 
@@ -212,24 +267,30 @@ class SequenceClassification(ModelWithHead):
         self.classifier = dense(config, config.dim, self.labels(config), rngs)
 
     def labels(self, config: DistilBertConfig) -> int:
-        """Return how many numbers the head gives."""
-        return config.num_labels
+        """Returns the number of outputs of the head."""
+        return config.num_labels  # type: ignore[return-value]  # num_labels is set
 
-    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any):
-        encoded = self.distilbert(*args, rngs=rngs, **kwargs)
-        x = jax.nn.relu(self.pre_classifier(encoded.last_hidden_state[:, 0]))
+    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns logits, `(batch, num_labels)`."""
+        outputs = self.distilbert(*args, rngs=rngs, **kwargs)
+        x = jax.nn.relu(self.pre_classifier(outputs.last_hidden_state[:, 0]))
         logits = self.classifier(self.dropout(x, rngs))
-        return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
+        return out.FlaxSequenceClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class MultipleChoice(SequenceClassification):
-    """One of several continuations: inputs are (batch, choices, length)."""
+    """Multiple choice. Inputs are `(batch, choices, length)`, logits `(batch, choices)`."""
 
     def labels(self, config: DistilBertConfig) -> int:
-        """Return one: a score a choice."""
+        """Returns 1: the head computes one score for each choice."""
         return 1
 
-    def __call__(self, input_ids: jax.Array, attention_mask=None, **kwargs: Any):
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        **kwargs: Any,
+    ) -> out.FlaxModelOutput:
         _, choices, length = input_ids.shape
         mask = None if attention_mask is None else attention_mask.reshape(-1, length)
         scored = super().__call__(input_ids.reshape(-1, length), mask, **kwargs)
@@ -238,37 +299,42 @@ class MultipleChoice(SequenceClassification):
 
 
 class TokenClassification(ModelWithHead):
-    """A label for every token."""
+    """Token classification."""
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.classifier = dense(config, config.dim, config.num_labels, rngs)
+        self.classifier = dense(config, config.dim, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
 
-    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any):
-        encoded = self.distilbert(*args, rngs=rngs, **kwargs)
-        logits = self.classifier(self.dropout(encoded.last_hidden_state, rngs))
-        return out.FlaxTokenClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
+    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns logits, `(batch, length, num_labels)`."""
+        outputs = self.distilbert(*args, rngs=rngs, **kwargs)
+        logits = self.classifier(self.dropout(outputs.last_hidden_state, rngs))
+        return out.FlaxTokenClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class QuestionAnswering(ModelWithHead):
-    """The first and the last token of the answer."""
+    """Extractive question answering."""
 
     rate = "qa_dropout"
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.qa_outputs = dense(config, config.dim, config.num_labels, rngs)
+        self.qa_outputs = dense(config, config.dim, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
 
-    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any):
-        encoded = self.distilbert(*args, rngs=rngs, **kwargs)
-        logits = self.qa_outputs(self.dropout(encoded.last_hidden_state, rngs))
+    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments.
+
+        Returns start and end logits, `(batch, length)`.
+        """
+        outputs = self.distilbert(*args, rngs=rngs, **kwargs)
+        logits = self.qa_outputs(self.dropout(outputs.last_hidden_state, rngs))
         return out.FlaxQuestionAnsweringModelOutput(
-            logits[..., 0], logits[..., 1], encoded.hidden_states, encoded.attentions
+            logits[..., 0], logits[..., 1], outputs.hidden_states, outputs.attentions
         )
 
 
 class FlaxDistilBertPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the DistilBERT classes: configuration, checkpoint names and the call of v4."""
+    """Base class of the DistilBERT models: configuration, checkpoint names and call signature."""
 
     config_class = DistilBertConfig
     base_model_prefix = "distilbert"
@@ -276,42 +342,45 @@ class FlaxDistilBertPreTrainedModel(FlaxPreTrainedModel):
     head_counts = (*FlaxPreTrainedModel.head_counts, "n_heads")
     weight_aliases = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
 
-    def __init__(self, config, *args: Any, stored_positions: bool = False, **kwargs: Any):
+    def __init__(
+        self, config: DistilBertConfig, *args: Any, stored_positions: bool = False, **kwargs: Any
+    ):
         if stored_positions and config.sinusoidal_pos_embds:
             config = copy.deepcopy(config)
             config.stored_positions = True
         super().__init__(config, *args, **kwargs)
         if config.sinusoidal_pos_embds and not stored_positions:
-            self.ignored_weights = (*self.ignored_weights, r"\.position_embeddings\.weight$")
+            self.ignored_weights = (*self.ignored_weights, r"\.position_embeddings\.weight$")  # type: ignore[misc]  # depends on the configuration
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        head_mask=None,
-        params=None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        head_mask: Input = None,
+        params: trees.Params | None = None,
         dropout_rng: jax.Array | Keys | None = None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        ``input_ids`` and the mask are (batch, length), or (batch, choices, length) for multiple
-        choice. ``segment_ids`` (batch, length) numbers the documents of packed rows.
+        Token IDs and masks are `(batch, length)`, or `(batch, choices, length)` for multiple
+        choice. `segment_ids`, `(batch, length)`, numbers the documents of packed rows. 0 is
+        padding.
         """
-        given = {
+        model_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "head_mask": head_mask,
             **inputs,
         }
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -323,15 +392,15 @@ class FlaxDistilBertPreTrainedModel(FlaxPreTrainedModel):
 
     @classmethod
     def checkpoint_options(cls, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Take the file's positions for parameters where they are not the computed ones."""
+        """Returns `stored_positions=True` if a checkpoint contains other positions."""
         for name, tensor in tensors.items():
             if name.endswith("embeddings.position_embeddings.weight") and len(tensor.shape) == 2:
-                known = DerivedTensor(sinusoids(*tensor.shape)).fits(tensor, tensors, "")
-                return {} if known else {"stored_positions": True}
+                is_computed = DerivedTensor(sinusoids(*tensor.shape)).fits(tensor, tensors, "")
+                return {} if is_computed else {"stored_positions": True}
         return {}
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Return the table of computed positions, which PyTorch keeps in its checkpoints."""
+        """Returns the computed positions, which PyTorch checkpoints contain."""
         config = self.config
         if not config.sinusoidal_pos_embds or getattr(config, "stored_positions", False):
             return {}
@@ -341,36 +410,36 @@ class FlaxDistilBertPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxDistilBertModel(FlaxDistilBertPreTrainedModel):
-    """DistilBERT without a head: hidden states."""
+    """DistilBERT without a head. Returns hidden states."""
 
     module_class = DistilBertModule
 
 
 class FlaxDistilBertForMaskedLM(FlaxDistilBertPreTrainedModel):
-    """DistilBERT with the masked-LM head."""
+    """DistilBERT with a masked language modeling head."""
 
     module_class = MaskedLM
 
 
 class FlaxDistilBertForSequenceClassification(FlaxDistilBertPreTrainedModel):
-    """DistilBERT with a classifier on the first token."""
+    """DistilBERT for sequence classification, on the first token."""
 
     module_class = SequenceClassification
 
 
 class FlaxDistilBertForMultipleChoice(FlaxDistilBertPreTrainedModel):
-    """DistilBERT that scores continuations."""
+    """DistilBERT for multiple choice."""
 
     module_class = MultipleChoice
 
 
 class FlaxDistilBertForTokenClassification(FlaxDistilBertPreTrainedModel):
-    """DistilBERT with a classifier on every token."""
+    """DistilBERT for token classification."""
 
     module_class = TokenClassification
 
 
 class FlaxDistilBertForQuestionAnswering(FlaxDistilBertPreTrainedModel):
-    """DistilBERT that marks the span of an answer."""
+    """DistilBERT for extractive question answering."""
 
     module_class = QuestionAnswering

@@ -1,4 +1,4 @@
-"""How DistilBERT is split over devices: Megatron's column and row pairs."""
+"""Sharding rules of DistilBERT: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
     (r"word_embeddings/embedding$", "embedding"),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.electra.modeling"
 CITATION = """\
@@ -16,8 +21,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add ELECTRA with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers ELECTRA with the heads that Transformers 4 had in Flax."""
     register(
         "electra",
         config="transformers:ElectraConfig",
@@ -32,6 +37,6 @@ def register_architectures(register):
             "ForMultipleChoice": f"{MODELING}:FlaxElectraForMultipleChoice",
         },
         sharding="hfseq_plugins.electra.sharding:RULES",
-        card="A Transformer encoder that tells replaced tokens (Clark et al., 2020).",
+        card="A Transformer encoder that detects replaced tokens (Clark et al., 2020).",
         citation=CITATION,
     )

@@ -1,16 +1,17 @@
-"""ELECTRA (Clark et al., 2020): BERT without a pooler, with tables that may be narrower.
+"""ELECTRA (Clark et al., 2020): BERT without a pooler, whose embeddings may be narrower.
 
-The discriminator tells of each token whether it was replaced; the generator is a masked language
-model. Attribute names are the checkpoint's.
+The discriminator detects replaced tokens. The generator is a masked language model. Attribute names
+are those of the checkpoint.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
-from transformers import ElectraConfig
+from transformers import ElectraConfig, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.generation import CausalGeneration
@@ -22,98 +23,100 @@ from hfseq_plugins.roberta import modeling as roberta
 
 
 class ElectraModule(BertModule):
-    """The encoder (or decoder) without a head."""
+    """ELECTRA encoder, or decoder, without a head."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs, add_pooling_layer: bool = False):
         super().__init__(config, rngs, add_pooling_layer=False)
 
 
 class GeneratorPredictions(nnx.Module):
-    """Dense, GELU and norm before the vocabulary."""
+    """Projection, GELU and norm before the projection to the vocabulary."""
 
-    def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.LayerNorm = nn.LayerNorm(embedding_size(config), config.layer_norm_eps)
         self.dense = dense(config, config.hidden_size, embedding_size(config), rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return self.LayerNorm(nn.activation("gelu")(self.dense(x)))
 
 
 class DiscriminatorPredictions(nnx.Module):
-    """One number a token: above zero where it was replaced."""
+    """Discriminator head: one logit per token, positive for replaced tokens."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
         self.act = nn.activation(config.hidden_act)
         self.dense_prediction = dense(config, config.hidden_size, 1, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return self.dense_prediction(self.act(self.dense(x)))[..., 0]
 
 
 class ElectraMixin:
-    """ELECTRA's encoder, and its head over the vocabulary, under their checkpoint names."""
+    """Names the encoder and the language modeling head as ELECTRA checkpoints do."""
 
-    prefix, module = "electra", ElectraModule
+    prefix: ClassVar[str] = "electra"
+    module: ClassVar[Callable[..., nnx.Module]] = ElectraModule
 
-    def add_head(self, config: ElectraConfig, rngs: nnx.Rngs) -> None:
-        """Make the head over the vocabulary."""
+    def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
+        """Creates the language modeling head."""
         self.generator_predictions = GeneratorPredictions(config, rngs)
         self.generator_lm_head = dense(config, embedding_size(config), config.vocab_size, rngs)
         if config.tie_word_embeddings:
-            self.generator_lm_head.kernel = nnx.data(None)
+            self.generator_lm_head.kernel = nnx.data(None)  # type: ignore[arg-type]  # the kernel is tied
 
     def vocabulary_head(self, x: jax.Array, embeddings: nn.Embed) -> jax.Array:
-        """Return logits over the vocabulary."""
+        """Maps `(..., hidden)` to logits, `(..., vocab_size)`."""
         x, head = self.generator_predictions(x), self.generator_lm_head
         return embeddings.attend(x, head.bias[...]) if head.kernel is None else head(x)
 
 
-class MaskedLM(ElectraMixin, bert.MaskedLM):
-    """The generator; ``masked_positions`` (groups, k) restricts the head to them."""
+class MaskedLM(ElectraMixin, bert.MaskedLM):  # type: ignore[misc]  # a method instead of a property
+    """ELECTRA generator: a masked language model."""
 
 
-class CausalLM(ElectraMixin, bert.CausalLM):
-    """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
+class CausalLM(ElectraMixin, bert.CausalLM):  # type: ignore[misc]  # a method instead of a property
+    """Causal language model. Attention is causal only if `config.is_decoder` is set."""
 
 
 class PreTraining(ElectraMixin, bert.ModelWithHead):
-    """The discriminator."""
+    """ELECTRA discriminator."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.discriminator_predictions = DiscriminatorPredictions(config, rngs)
 
-    def __call__(self, *args: Any, **kwargs: Any):
-        encoded = self.encode(*args, **kwargs)
-        logits = self.discriminator_predictions(encoded.last_hidden_state)
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns logits, `(batch, length)`."""
+        outputs = self.encode(*args, **kwargs)
+        logits = self.discriminator_predictions(outputs.last_hidden_state)
         return out.FlaxElectraForPreTrainingOutput(
-            logits, encoded.hidden_states, encoded.attentions
+            logits, outputs.hidden_states, outputs.attentions
         )
 
 
 class ClassificationHead(roberta.ClassificationHead):
-    """The first token through a GELU layer, then the labels."""
+    """Classifier on the first token, with a GELU activation."""
 
     activation = "gelu"
 
 
-class SequenceClassification(ElectraMixin, roberta.SequenceClassification):
-    """A label (or a number) for the whole sequence."""
+class SequenceClassification(ElectraMixin, roberta.SequenceClassification):  # type: ignore[misc]  # a method instead of a property
+    """Sequence classification or regression."""
 
     head = ClassificationHead
 
 
 class TokenClassification(ElectraMixin, bert.TokenClassification):
-    """A label for every token."""
+    """Token classification."""
 
 
 class QuestionAnswering(ElectraMixin, bert.QuestionAnswering):
-    """The first and the last token of the answer."""
+    """Extractive question answering."""
 
 
 class SequenceSummary(nnx.Module):
-    """The first token through a layer whose activation and dropout the configuration names."""
+    """Projection of the first token. The configuration names activation and dropout."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
         self.summary = dense(config, config.hidden_size, config.hidden_size, rngs)
@@ -121,25 +124,29 @@ class SequenceSummary(nnx.Module):
         self.first_dropout = nn.Dropout(getattr(config, "summary_first_dropout", None) or 0.0)
         self.last_dropout = nn.Dropout(config.summary_last_dropout or 0.0)
 
-    def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rngs: Keys | None,
+    ) -> jax.Array:
         x = self.summary(self.first_dropout(x[:, 0], rngs))
         return self.last_dropout(self.act(x), rngs)
 
 
 class MultipleChoice(ElectraMixin, bert.MultipleChoice):
-    """One of several continuations."""
+    """Multiple choice."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.sequence_summary = SequenceSummary(config, rngs)
 
-    def pool(self, encoded: out.FlaxModelOutput, rngs: Keys | None) -> jax.Array:
-        """Return the summary of each choice."""
-        return self.sequence_summary(encoded.last_hidden_state, rngs)
+    def pool(self, outputs: out.FlaxModelOutput, rngs: Keys | None) -> jax.Array:
+        """Returns the summary of each choice, `(batch * choices, hidden)`."""
+        return self.sequence_summary(outputs.last_hidden_state, rngs)
 
 
 class FlaxElectraPreTrainedModel(bert.FlaxBertPreTrainedModel):
-    """Base of the ELECTRA classes."""
+    """Base class of the ELECTRA models."""
 
     config_class = ElectraConfig
     base_model_prefix = "electra"
@@ -147,48 +154,48 @@ class FlaxElectraPreTrainedModel(bert.FlaxBertPreTrainedModel):
 
 
 class FlaxElectraModel(FlaxElectraPreTrainedModel):
-    """ELECTRA without a head: hidden states."""
+    """ELECTRA without a head. Returns hidden states."""
 
     module_class = ElectraModule
 
 
 class FlaxElectraForPreTraining(FlaxElectraPreTrainedModel):
-    """ELECTRA's discriminator: was this token replaced?"""
+    """ELECTRA discriminator, which detects replaced tokens."""
 
     module_class = PreTraining
 
 
 class FlaxElectraForMaskedLM(FlaxElectraPreTrainedModel):
-    """ELECTRA's generator, a masked language model."""
+    """ELECTRA generator, a masked language model."""
 
     module_class = MaskedLM
 
 
 class FlaxElectraForCausalLM(CausalGeneration, FlaxElectraPreTrainedModel):
-    """ELECTRA as a decoder; set ``is_decoder=True`` in the configuration."""
+    """ELECTRA as a causal decoder. Requires `is_decoder=True` in the configuration."""
 
     module_class = CausalLM
 
 
 class FlaxElectraForSequenceClassification(FlaxElectraPreTrainedModel):
-    """ELECTRA with a classifier on the first token."""
+    """ELECTRA for sequence classification, on the first token."""
 
     module_class = SequenceClassification
 
 
 class FlaxElectraForTokenClassification(FlaxElectraPreTrainedModel):
-    """ELECTRA with a classifier on every token."""
+    """ELECTRA for token classification."""
 
     module_class = TokenClassification
 
 
 class FlaxElectraForQuestionAnswering(FlaxElectraPreTrainedModel):
-    """ELECTRA that marks the span of an answer."""
+    """ELECTRA for extractive question answering."""
 
     module_class = QuestionAnswering
 
 
 class FlaxElectraForMultipleChoice(FlaxElectraPreTrainedModel):
-    """ELECTRA that scores continuations."""
+    """ELECTRA for multiple choice."""
 
     module_class = MultipleChoice

@@ -1,4 +1,4 @@
-"""How ELECTRA is split over devices: as BERT, and its own heads."""
+"""Sharding rules of ELECTRA: those of BERT, and its heads."""
 
 from hfseq_plugins.bert.sharding import RULES as BERT
 

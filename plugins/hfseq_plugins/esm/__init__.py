@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 CLASS = "hfseq_plugins.esm.modeling:FlaxEsm"
 CITATION = """\
@@ -18,8 +23,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add ESM with the heads that PyTorch has."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers ESM with the heads that PyTorch has."""
     register(
         "esm",
         config="transformers:EsmConfig",

@@ -1,10 +1,13 @@
-"""ESM-2 and ESM-1b (Lin et al., 2023) on Flax NNX; attribute names are the checkpoint's.
+"""ESM-2 and ESM-1b (Lin et al., 2023) on Flax NNX. Attribute names are those of the checkpoint.
 
-BERT with the norms in front of the blocks, for proteins: rotary positions or a table, tokens that
-are hidden count as dropped, and a head that tells contacts from attention.
+ESM is a pre-norm BERT for proteins. Positions are rotary embeddings or a table, masked tokens are
+treated as dropped out, and one head predicts contacts from attention weights.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +18,11 @@ from transformers import EsmConfig
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.modeling import DerivedTensor, FlaxPreTrainedModel
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq.nn.positions import Angles
+from hfseq.nn.visible import Mask
 from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert.encoder import dense
 from hfseq_plugins.bert.sharding import RULES as BERT_RULES
@@ -28,39 +34,43 @@ RULES = [
     (r"norm_after/(scale|bias)$", "vector"),
     (r"contact_head/regression/(kernel|bias)$", "replicated"),
 ]
-#: The share of tokens that was hidden in training: all ESM models were trained so.
-HIDDEN = 0.15 * 0.8
+#: Share of tokens that was replaced by `<mask>` in the training of all ESM models.
+MASKED_SHARE = 0.15 * 0.8
 
 
 class Embeddings(nnx.Module):
-    """Words, with places where there is a table; padding is zero."""
+    """Word embeddings, plus position embeddings if the model has a table. Padding is zero."""
 
     def __init__(self, config: EsmConfig, rngs: nnx.Rngs):
         def table(size: int) -> nn.Embed:
             return nn.Embed(size, config.hidden_size, nn.normal(config.initializer_range), rngs)
 
-        self.word_embeddings = table(config.vocab_size)
-        placed = config.position_embedding_type == "absolute"
+        self.word_embeddings = table(config.vocab_size)  # type: ignore[arg-type]  # set in all configurations
+        use_table = config.position_embedding_type == "absolute"
         self.position_embeddings = (
-            table(config.max_position_embeddings) if placed else nnx.data(None)
+            table(config.max_position_embeddings) if use_table else nnx.data(None)
         )
         self.layer_norm = norm(config) if config.emb_layer_norm_before else nnx.data(None)
         self.mask_token_id = config.mask_token_id if config.token_dropout else None
 
     def __call__(
-        self, ids: jax.Array, mask: jax.Array, segments: jax.Array | None, positions: jax.Array
+        self,
+        ids: jax.Array,  # (batch, length)
+        mask: jax.Array,
+        segments: jax.Array | None,  # (batch, length)
+        positions: jax.Array,  # (batch, keys)
     ) -> jax.Array:
         x = self.word_embeddings(ids)
         if self.mask_token_id is not None:
-            # As dropout: what is hidden is zero, and the rest is scaled to the share that training
-            # hid, by the share of hidden tokens of its own document.
-            hidden = ids == self.mask_token_id
+            # Masked tokens are treated as dropped out: they are zero, and the other tokens of a
+            # document are scaled by its masked share relative to that in training.
+            is_masked = ids == self.mask_token_id
             if segments is None:
-                counts = [part.sum(1, keepdims=True) for part in (hidden, mask)]
+                counts = [part.sum(1, keepdims=True) for part in (is_masked, mask)]
             else:
-                counts = [_in_document(part, segments) for part in (hidden, mask)]
+                counts = [_in_document(part, segments) for part in (is_masked, mask)]
             share = counts[0] / jnp.maximum(counts[1], 1)
-            scale = jnp.where(hidden, 0.0, (1 - HIDDEN) / jnp.maximum(1 - share, 1e-6))
+            scale = jnp.where(is_masked, 0.0, (1 - MASKED_SHARE) / jnp.maximum(1 - share, 1e-6))
             x = (x * scale[..., None]).astype(x.dtype)
         if self.position_embeddings is not None:
             x = x + self.position_embeddings(positions)
@@ -68,43 +78,59 @@ class Embeddings(nnx.Module):
         return x * mask[..., None].astype(x.dtype)
 
 
-def _in_document(counted: jax.Array, segments: jax.Array) -> jax.Array:
-    """Return, for each token, how many of its document are ``counted``."""
+def _in_document(selected: jax.Array, segments: jax.Array) -> jax.Array:
+    """Returns, for each token, the number of `selected` tokens in its document.
+
+    Args:
+        selected: Boolean or 0/1 array, `(batch, length)`.
+        segments: Document numbers, `(batch, length)`.
+
+    Returns:
+        Counts, `(batch, length)`.
+    """
     length = segments.shape[1]
 
     def row(counted: jax.Array, segments: jax.Array) -> jax.Array:
         sums = jax.ops.segment_sum(counted.astype(jnp.float32), segments, num_segments=length + 1)
         return sums[segments]
 
-    return jax.vmap(row)(counted, segments)
+    return jax.vmap(row)(selected, segments)
 
 
 class SelfAttention(nnx.Module):
-    """Attention of a protein to itself."""
+    """Multi-head self-attention."""
 
     def __init__(self, config: EsmConfig, rngs: nnx.Rngs, cross: bool = False):
         self.heads, width = config.num_attention_heads, config.hidden_size
         self.rate, self.causal = config.attention_probs_dropout_prob, bool(config.is_decoder)
         self.query, self.key, self.value = (dense(config, width, width, rngs) for _ in range(3))
 
-    def __call__(self, x, angles, mask, rngs, head_mask=None, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rotary_emb: Angles,
+        mask: Mask,
+        rngs: Keys | None,
+        head_mask: jax.Array | None = None,  # (heads,)
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         query, key, value = (
             part(x).reshape(*x.shape[:2], self.heads, -1)
             for part in (self.query, self.key, self.value)
         )
-        if angles is not None:
-            query, key = nn.rotate(query, angles), nn.rotate(key, angles)
-        mixed, weights = nn.attend(
+        if rotary_emb is not None:
+            query, key = nn.rotate(query, rotary_emb), nn.rotate(key, rotary_emb)
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
             mask=mask,
             causal=self.causal,
-            dropout_rate=self.rate,
+            dropout_rate=self.rate,  # type: ignore[arg-type]  # set in all configurations
             rngs=rngs,
             return_weights=return_weights,
         )
-        return mixed.reshape(x.shape), weights
+        return attn_output.reshape(x.shape), weights
 
 
 class Attention(nnx.Module):
@@ -115,36 +141,53 @@ class Attention(nnx.Module):
         self.output = Output(config, config.hidden_size, rngs)
         self.LayerNorm = norm(config)
 
-    def __call__(self, x, angles, mask, rngs, return_weights=False):
-        mixed, weights = self.self(self.LayerNorm(x), angles, mask, rngs, None, return_weights)
-        return self.output(mixed, x, rngs), weights
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rotary_emb: Angles,
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        attn_output, weights = self.self(
+            self.LayerNorm(x), rotary_emb, mask, rngs, None, return_weights
+        )
+        return self.output(attn_output, x, rngs), weights
 
 
 class Intermediate(nnx.Module):
-    """The wide half of the feed-forward block, with the exact GELU."""
+    """First half of the feed-forward block, with the exact GELU."""
 
     def __init__(self, config: EsmConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.hidden_size, config.intermediate_size, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return nn.activation("gelu")(self.dense(x))
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, a norm before each."""
+    """Pre-norm layer: attention and feed-forward."""
 
     def __init__(self, config: EsmConfig, rngs: nnx.Rngs):
         self.attention, self.intermediate = Attention(config, rngs), Intermediate(config, rngs)
         self.output = Output(config, config.intermediate_size, rngs)
         self.LayerNorm = norm(config)
 
-    def __call__(self, x, angles, mask, *, rngs, return_weights=False):
-        x, weights = self.attention(x, angles, mask, rngs, return_weights)
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rotary_emb: Angles,
+        mask: Mask,
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        x, weights = self.attention(x, rotary_emb, mask, rngs, return_weights)
         return self.output(self.intermediate(self.LayerNorm(x)), x, rngs), weights
 
 
 class Encoder(nnx.Module):
-    """The stack of layers, and a norm behind it."""
+    """Stack of layers with a final norm."""
 
     def __init__(self, config: EsmConfig, rngs: nnx.Rngs):
         self.layer = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
@@ -152,16 +195,21 @@ class Encoder(nnx.Module):
 
 
 class ContactHead(nnx.Module):
-    """Which residues touch: a logistic regression on the attention of all heads."""
+    """Contact prediction: a logistic regression on the attention weights of all heads."""
 
     def __init__(self, config: EsmConfig, rngs: nnx.Rngs):
         features = config.num_hidden_layers * config.num_attention_heads
         self.regression = dense(config, features, 1, rngs)
         self.end = config.eos_token_id
 
-    def __call__(self, ids: jax.Array, attentions: jax.Array) -> jax.Array:
-        real = (ids != self.end).astype(attentions.dtype)
-        a = attentions * (real[:, None] * real[:, :, None])[:, None]
+    def __call__(
+        self,
+        ids: jax.Array,  # (batch, length)
+        attentions: jax.Array,  # (batch, layers * heads, length, length)
+    ) -> jax.Array:
+        """Returns contact probabilities, `(batch, length - 2, length - 2)`."""
+        is_residue = (ids != self.end).astype(attentions.dtype)  # type: ignore[attr-defined]  # an array
+        a = attentions * (is_residue[:, None] * is_residue[:, :, None])[:, None]
         a = a[..., 1:-1, 1:-1]  # without the first token and the last
         a = a + jnp.swapaxes(a, -1, -2)
         expected = a.sum(-1, keepdims=True) * a.sum(-2, keepdims=True)
@@ -170,58 +218,61 @@ class ContactHead(nnx.Module):
 
 
 class EsmModule(nnx.Module):
-    """The encoder without a head."""
+    """ESM encoder without a head."""
 
     def __init__(self, config: EsmConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
-        kind = config.position_embedding_type
-        for wrong, told in (
-            (config.is_folding_model, "is_folding_model=True: ESMFold is not here"),
-            (config.add_cross_attention, "add_cross_attention=True: ESM reads one protein here"),
+        position_type = config.position_embedding_type
+        for unsupported, message in (
             (
-                kind not in ("absolute", "rotary"),
-                f"position_embedding_type={kind!r}: absolute or rotary",
+                config.is_folding_model,
+                "is_folding_model=True is not supported: ESMFold is not implemented",
+            ),
+            (config.add_cross_attention, "add_cross_attention=True is not supported for ESM"),
+            (
+                position_type not in ("absolute", "rotary"),
+                f"position_embedding_type={position_type!r} is not supported (absolute, rotary)",
             ),
             (
                 config.token_dropout and config.mask_token_id is None,
-                "token_dropout=True needs mask_token_id",
+                "token_dropout=True requires mask_token_id",
             ),
         ):
-            if wrong:
-                raise UsageError(told)
+            if unsupported:
+                raise UsageError(message)
         self.embeddings, self.encoder = Embeddings(config, rngs), Encoder(config, rngs)
         width = config.hidden_size // config.num_attention_heads
-        self.rotary = nnx.static(nn.Rotary(config, width)) if kind == "rotary" else None
+        self.rotary = nnx.static(nn.Rotary(config, width)) if position_type == "rotary" else None
         self.pooler = encoder.Pooler(config, rngs) if add_pooling_layer else nnx.data(None)
         self.contact_head = ContactHead(config, rngs)
         self.pad_token_id = config.pad_token_id or 0
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
         positions = position_ids
         if segment_ids is not None:
             mask = (segment_ids > 0).astype(jnp.int32)
             positions = nn.positions_in_segments(segment_ids)
-        whole = jnp.arange(input_ids.shape[1])[None] if positions is None else positions
-        angles = None if self.rotary is None else self.rotary(whole)
+        row_positions = jnp.arange(input_ids.shape[1])[None] if positions is None else positions
+        rotary_emb = None if self.rotary is None else self.rotary(row_positions)
         if positions is None:
             positions = nn.positions_after_padding(input_ids, self.pad_token_id)
         elif segment_ids is not None:
             positions = jnp.where(mask > 0, positions + self.pad_token_id + 1, self.pad_token_id)
         x = self.embeddings(input_ids, mask, segment_ids, positions)
-        x, weights, inputs = nn.run_layers(
+        x, attentions, layer_inputs = nn.run_layers(
             self.encoder.layer,
             x,
-            angles,
+            rotary_emb,
             nn.visible(attention_mask, segment_ids),
             rngs=rngs,
             collect=output_hidden_states,
@@ -231,53 +282,67 @@ class EsmModule(nnx.Module):
         return out.FlaxBaseModelOutputWithPooling(
             last_hidden_state=x,
             pooler_output=None if self.pooler is None else self.pooler(x),
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=weights if output_attentions else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=attentions if output_attentions else None,
         )
 
-    def predict_contacts(self, input_ids, attention_mask=None, *, rngs=None):
-        """Return how likely each two residues touch, (batch, residues, residues)."""
+    def predict_contacts(
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        *,
+        rngs: Keys | None = None,
+    ) -> jax.Array:
+        """Returns contact probabilities, `(batch, length - 2, length - 2)`."""
         output = self(input_ids, attention_mask, output_attentions=True)
         mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
-        stacked = jnp.concatenate(output.attentions, axis=1)
-        both = (mask[:, None] * mask[:, :, None])[:, None]
-        return self.contact_head(input_ids, stacked * both.astype(stacked.dtype))
+        stacked = jnp.concatenate(output.attentions, axis=1)  # type: ignore[arg-type]  # requested above
+        pair_mask = (mask[:, None] * mask[:, :, None])[:, None]
+        return self.contact_head(input_ids, stacked * pair_mask.astype(stacked.dtype))
 
 
 class EsmMixin:
-    """ESM's encoder under its checkpoint name."""
+    """Names the encoder as ESM checkpoints do."""
 
-    prefix, module = "esm", EsmModule
+    prefix: ClassVar[str] = "esm"
+    module: ClassVar[Callable[..., nnx.Module]] = EsmModule
+    esm: EsmModule
 
-    def predict_contacts(self, input_ids, attention_mask=None, *, rngs=None):
-        """Return how likely each two residues touch."""
+    def predict_contacts(
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        *,
+        rngs: Keys | None = None,
+    ) -> jax.Array:
+        """Returns contact probabilities, `(batch, length - 2, length - 2)`."""
         return self.esm.predict_contacts(input_ids, attention_mask, rngs=rngs)
 
 
 class MaskedLM(EsmMixin, roberta.MaskedLM):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+    """Encoder with a masked language modeling head."""
 
 
 class SequenceClassification(EsmMixin, roberta.SequenceClassification):
-    """A label (or a number) for the whole protein."""
+    """Protein classification or regression."""
 
 
 class TokenClassification(EsmMixin, roberta.TokenClassification):
-    """A label for every residue."""
+    """Residue classification."""
 
 
 class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the ESM classes: configuration, checkpoint names and the call."""
+    """Base class of the ESM models: configuration, checkpoint names and call signature."""
 
     config_class = EsmConfig
     base_model_prefix = "esm"
     module_methods = ("__call__", "predict_contacts")
     weight_aliases = {"lm_head.decoder.weight": "esm.embeddings.word_embeddings.weight"}
-    # Of Transformers 4 one a layer; Transformers 5.23 writes it under a name with an asterisk.
+    # Stored per layer by Transformers 4, and under a name with an asterisk by Transformers 5.23.
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"rotary_embeddings\.inv_freq$")
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Return the frequencies of the angles, which PyTorch would miss."""
+        """Returns the rotary frequencies, which the PyTorch classes require."""
         config, prefix = self.config, "" if self.module_class is EsmModule else "esm."
         if config.position_embedding_type != "rotary":
             return {}
@@ -287,39 +352,42 @@ class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):
         return {f"{prefix}rotary_embeddings.inv_freq": DerivedTensor(frequencies)}
 
     def max_length(self) -> int | None:
-        """The table of places holds ``pad_token_id + 1`` that no token uses; angles have no end."""
+        """Returns the number of positions, `None` with rotary embeddings.
+
+        The first `pad_token_id + 1` rows of the position table are not used by tokens.
+        """
         if self.config.position_embedding_type == "rotary":
             return None
         return self.config.max_position_embeddings - (self.config.pad_token_id or 0) - 1
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        params=None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        position_ids: Input = None,
+        params: trees.Params | None = None,
         dropout_rng: jax.Array | Keys | None = None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        ``input_ids`` and the mask are (batch, length). ``segment_ids`` (batch, length) numbers the
-        proteins of packed rows.
+        `input_ids` and `attention_mask` are `(batch, length)`. `segment_ids`, `(batch, length)`,
+        numbers the proteins of packed rows.
         """
-        given = {
+        model_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
             **inputs,
         }
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -329,34 +397,36 @@ class FlaxEsmPreTrainedModel(FlaxPreTrainedModel):
             extra=extra,
         )
 
-    def predict_contacts(self, input_ids, attention_mask=None, params=None):
-        """Return how likely each two residues touch: (batch, length - 2, length - 2), 0 to 1.
+    def predict_contacts(
+        self, input_ids: Input, attention_mask: Input = None, params: trees.Params | None = None
+    ) -> Any:
+        """Returns contact probabilities, `(batch, length - 2, length - 2)` (Lin et al., 2023).
 
-        The first and the last token of a row are no residues. (Lin et al., 2023)
+        The first and the last token of a row are not residues.
         """
-        given = {"input_ids": input_ids, "attention_mask": attention_mask}
-        return self.run(given, params, method="predict_contacts")
+        model_inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        return self.run(model_inputs, params, method="predict_contacts")
 
 
 class FlaxEsmModel(FlaxEsmPreTrainedModel):
-    """ESM without a head: hidden states and the pooled first token."""
+    """ESM without a head. Returns hidden states and the pooled first token."""
 
     module_class = EsmModule
 
 
 class FlaxEsmForMaskedLM(FlaxEsmPreTrainedModel):
-    """ESM with the masked-LM head."""
+    """ESM with a masked language modeling head."""
 
     module_class = MaskedLM
 
 
 class FlaxEsmForSequenceClassification(FlaxEsmPreTrainedModel):
-    """ESM with a classifier on the first token."""
+    """ESM for sequence classification, on the first token."""
 
     module_class = SequenceClassification
 
 
 class FlaxEsmForTokenClassification(FlaxEsmPreTrainedModel):
-    """ESM with a classifier on every residue."""
+    """ESM for residue classification."""
 
     module_class = TokenClassification

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.eurobert.modeling"
 CITATION = """\
@@ -15,8 +20,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add EuroBERT."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers EuroBERT."""
     register(
         "eurobert",
         config="transformers:EuroBertConfig",
@@ -27,6 +32,6 @@ def register_architectures(register):
             "ForTokenClassification": f"{MODELING}:FlaxEuroBertForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A Transformer encoder of Llama's kind for many languages (Boizard et al., 2025).",
+        card="A multilingual Transformer encoder with Llama layers (Boizard et al., 2025).",
         citation=CITATION,
     )

@@ -1,6 +1,6 @@
-"""EuroBERT (Boizard et al., 2025) on Flax NNX: Llama's layers, and every token sees all.
+"""EuroBERT (Boizard et al., 2025) on Flax NNX: Llama layers with bidirectional attention.
 
-A row of the table of `hfseq_plugins.decoder`, with heads of an encoder.
+The encoder is implemented by `hfseq_plugins.decoder`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,31 @@ POOLINGS = ("bos", "mean", "late")
 
 
 class MaskedLM(nnx.Module):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+    """Encoder with a masked language modeling head."""
 
     def __init__(self, config: EuroBertConfig, rngs: nnx.Rngs):
         self.model = Decoder(config, rngs)
         tied, sizes = config.tie_word_embeddings, (config.hidden_size, config.vocab_size)
         if tied and config.mlp_bias:
             raise UsageError(
-                "tie_word_embeddings and mlp_bias of the configuration: a head that is the table "
-                "of words has no bias here; set one of them to False"
+                "tie_word_embeddings=True and mlp_bias=True in the configuration are not supported "
+                "together: a tied head has no bias. Set one of them to False"
             )
         self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, config.mlp_bias)
 
-    def __call__(self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any):
+    def __call__(
+        self, *args: Any, masked_positions: jax.Array | None = None, **kwargs: Any
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments, then the head.
+
+        Args:
+            masked_positions: Positions to predict, `(groups, k)`, see `hfseq.nn.gather_positions`.
+                All positions by default.
+
+        Returns:
+            Logits, `(batch, length, vocab_size)`, or `(groups, k, vocab_size)` with
+                `masked_positions`.
+        """
         output = self.model(*args, **kwargs)
         head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
         states = nn.gather_positions(output.last_hidden_state, masked_positions)
@@ -43,29 +55,36 @@ class MaskedLM(nnx.Module):
 
 
 class SequenceClassification(nnx.Module):
-    """A label (or a number) for the whole sequence.
+    """Sequence classification or regression.
 
-    By the configuration's ``classifier_pooling`` the first token is classified, or the mean of all,
-    or all, whose scores are averaged (``late``). Padding does not count.
+    `config.classifier_pooling` selects the first token (`bos`), the mean of all tokens (`mean`) or
+    the mean of the logits of all tokens (`late`). Padding is excluded.
     """
 
     def __init__(self, config: EuroBertConfig, rngs: nnx.Rngs):
         self.model, self.pooling = Decoder(config, rngs), config.classifier_pooling
         if self.pooling not in POOLINGS:
             raise UsageError(
-                f"classifier_pooling='{self.pooling}' of the configuration is none of "
-                f"{', '.join(POOLINGS)}"
+                f"unknown classifier_pooling='{self.pooling}' in the configuration (supported: "
+                f"{', '.join(POOLINGS)})"
             )
         width = config.hidden_size
         self.dense = linear(config, width, width, rngs, bias=True)
-        self.classifier = linear(config, width, config.num_labels, rngs, bias=True)
+        self.classifier = linear(config, width, config.num_labels, rngs, bias=True)  # type: ignore[arg-type]  # num_labels is set
         self.gelu = nn.activation("gelu")
 
-    def __call__(self, input_ids, attention_mask=None, *args: Any, **kwargs: Any):
+    def __call__(
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        *args: Any,
+        **kwargs: Any,
+    ) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns logits, `(batch, num_labels)`."""
         output = self.model(input_ids, attention_mask, *args, **kwargs)
         x = output.last_hidden_state
-        seen = jnp.ones(x.shape[:2]) if attention_mask is None else attention_mask
-        weights = (seen / seen.sum(1, keepdims=True)).astype(x.dtype)[..., None]
+        mask = jnp.ones(x.shape[:2]) if attention_mask is None else attention_mask
+        weights = (mask / mask.sum(1, keepdims=True)).astype(x.dtype)[..., None]
         if self.pooling == "bos":
             x = x[:, :1]
         elif self.pooling == "mean":
@@ -78,13 +97,14 @@ class SequenceClassification(nnx.Module):
 
 
 class TokenClassification(nnx.Module):
-    """A label for every token."""
+    """Token classification."""
 
     def __init__(self, config: EuroBertConfig, rngs: nnx.Rngs):
         self.model = Decoder(config, rngs)
-        self.classifier = linear(config, config.hidden_size, config.num_labels, rngs, bias=True)
+        self.classifier = linear(config, config.hidden_size, config.num_labels, rngs, bias=True)  # type: ignore[arg-type]  # num_labels is set
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns logits, `(batch, length, num_labels)`."""
         output = self.model(*args, **kwargs)
         return out.FlaxTokenClassifierOutput(
             logits=self.classifier(output.last_hidden_state),
@@ -94,30 +114,30 @@ class TokenClassification(nnx.Module):
 
 
 class FlaxEuroBertPreTrainedModel(FlaxDecoderPreTrainedModel):
-    """Base of the EuroBERT classes."""
+    """Base class of the EuroBERT models."""
 
     config_class = EuroBertConfig
 
 
 class FlaxEuroBertModel(FlaxEuroBertPreTrainedModel):
-    """EuroBERT without a head: hidden states."""
+    """EuroBERT without a head. Returns hidden states."""
 
     module_class = Decoder
 
 
 class FlaxEuroBertForMaskedLM(FlaxEuroBertPreTrainedModel):
-    """EuroBERT with its language-modelling head."""
+    """EuroBERT with a language modeling head."""
 
     module_class = MaskedLM
 
 
 class FlaxEuroBertForSequenceClassification(FlaxEuroBertPreTrainedModel):
-    """EuroBERT with a classifier on the sequence."""
+    """EuroBERT for sequence classification."""
 
     module_class = SequenceClassification
 
 
 class FlaxEuroBertForTokenClassification(FlaxEuroBertPreTrainedModel):
-    """EuroBERT with a classifier on every token."""
+    """EuroBERT for token classification."""
 
     module_class = TokenClassification

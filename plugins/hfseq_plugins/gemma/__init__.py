@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.gemma.modeling"
 CITATION = """\
@@ -15,8 +20,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add Gemma with the heads that Transformers has in PyTorch."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers Gemma with the heads that Transformers has in PyTorch."""
     register(
         "gemma",
         config="transformers:GemmaConfig",

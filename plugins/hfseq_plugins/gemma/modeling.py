@@ -1,4 +1,4 @@
-"""Gemma (Gemma Team, 2024) on Flax NNX: a row of the table of `hfseq_plugins.decoder`."""
+"""Gemma (Gemma Team, 2024) on Flax NNX, implemented by `hfseq_plugins.decoder`."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from hfseq_plugins.decoder.modeling import (
 
 
 class FlaxGemmaPreTrainedModel(FlaxDecoderPreTrainedModel):
-    """Base of the Gemma classes."""
+    """Base class of the Gemma models."""
 
     config_class = GemmaConfig
 
 
 class FlaxGemmaModel(FlaxGemmaPreTrainedModel):
-    """Gemma without a head: hidden states."""
+    """Gemma without a head. Returns hidden states."""
 
     module_class = Decoder
 
 
 class FlaxGemmaForCausalLM(CausalGeneration, FlaxGemmaPreTrainedModel):
-    """Gemma with its language-modelling head."""
+    """Gemma with a language modeling head."""
 
     module_class = CausalLM
 
 
 class FlaxGemmaForSequenceClassification(FlaxGemmaPreTrainedModel):
-    """Gemma with a classifier on the last token."""
+    """Gemma for sequence classification, on the last token."""
 
     module_class = SequenceClassification
 
 
 class FlaxGemmaForTokenClassification(FlaxGemmaPreTrainedModel):
-    """Gemma with a classifier on every token."""
+    """Gemma for token classification."""
 
     module_class = TokenClassification

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.gemma2.modeling"
 CITATION = """\
@@ -15,8 +20,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add Gemma 2."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers Gemma 2."""
     register(
         "gemma2",
         config="transformers:Gemma2Config",
@@ -27,6 +32,6 @@ def register_architectures(register):
             "ForTokenClassification": f"{MODELING}:FlaxGemma2ForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with soft caps and windows (Gemma Team, 2024).",
+        card="A causal decoder with soft-capping and sliding windows (Gemma Team, 2024).",
         citation=CITATION,
     )

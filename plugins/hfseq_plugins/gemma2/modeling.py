@@ -1,4 +1,4 @@
-"""Gemma 2 (Gemma Team, 2024) on Flax NNX: a row of the table of `hfseq_plugins.decoder`."""
+"""Gemma 2 (Gemma Team, 2024) on Flax NNX, implemented by `hfseq_plugins.decoder`."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from hfseq_plugins.decoder.modeling import (
 
 
 class FlaxGemma2PreTrainedModel(FlaxDecoderPreTrainedModel):
-    """Base of the Gemma 2 classes."""
+    """Base class of the Gemma 2 models."""
 
     config_class = Gemma2Config
 
 
 class FlaxGemma2Model(FlaxGemma2PreTrainedModel):
-    """Gemma 2 without a head: hidden states."""
+    """Gemma 2 without a head. Returns hidden states."""
 
     module_class = Decoder
 
 
 class FlaxGemma2ForCausalLM(CausalGeneration, FlaxGemma2PreTrainedModel):
-    """Gemma 2 with its language-modelling head."""
+    """Gemma 2 with a language modeling head."""
 
     module_class = CausalLM
 
 
 class FlaxGemma2ForSequenceClassification(FlaxGemma2PreTrainedModel):
-    """Gemma 2 with a classifier on the last token."""
+    """Gemma 2 for sequence classification, on the last token."""
 
     module_class = SequenceClassification
 
 
 class FlaxGemma2ForTokenClassification(FlaxGemma2PreTrainedModel):
-    """Gemma 2 with a classifier on every token."""
+    """Gemma 2 for token classification."""
 
     module_class = TokenClassification

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.gemma3_text.modeling"
 CITATION = """\
@@ -15,8 +20,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add Gemma 3."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers Gemma 3."""
     register(
         "gemma3_text",
         config="transformers:Gemma3TextConfig",
@@ -26,6 +31,6 @@ def register_architectures(register):
             "ForSequenceClassification": f"{MODELING}:FlaxGemma3TextForSequenceClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder, most of whose layers have windows (Gemma Team, 2025).",
+        card="A causal Transformer decoder, mostly with sliding windows (Gemma Team, 2025).",
         citation=CITATION,
     )

@@ -1,4 +1,4 @@
-"""Gemma 3 (Gemma Team, 2025) on Flax NNX: a row of the table of `hfseq_plugins.decoder`."""
+"""Gemma 3 (Gemma Team, 2025) on Flax NNX, implemented by `hfseq_plugins.decoder`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hfseq_plugins.decoder.modeling import (
 
 
 class FlaxGemma3TextPreTrainedModel(FlaxDecoderPreTrainedModel):
-    """Base of the Gemma 3 classes."""
+    """Base class of the Gemma 3 models."""
 
     config_class = Gemma3TextConfig
 
 
 class FlaxGemma3TextModel(FlaxGemma3TextPreTrainedModel):
-    """Gemma 3 without a head: hidden states."""
+    """Gemma 3 without a head. Returns hidden states."""
 
     module_class = Decoder
 
 
 class FlaxGemma3ForCausalLM(CausalGeneration, FlaxGemma3TextPreTrainedModel):
-    """Gemma 3 with its language-modelling head."""
+    """Gemma 3 with a language modeling head."""
 
     module_class = CausalLM
 
 
 class FlaxGemma3TextForSequenceClassification(FlaxGemma3TextPreTrainedModel):
-    """Gemma 3 with a classifier on the last token."""
+    """Gemma 3 for sequence classification, on the last token."""
 
     module_class = SequenceClassification

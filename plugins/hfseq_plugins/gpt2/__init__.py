@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.gpt2.modeling"
 CITATION = """\
@@ -16,8 +21,11 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add GPT-2 with the heads that Transformers 4 had in Flax; GPT-SW3 is stored as GPT-2."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers GPT-2 with the Flax heads of Transformers 4.
+
+    GPT-SW3 checkpoints are GPT-2 checkpoints.
+    """
     register(
         "gpt2",
         config="transformers:GPT2Config",

@@ -1,7 +1,7 @@
-"""How GPT-2 is split over devices: Megatron's column and row pairs.
+"""Sharding rules of GPT-2: column- and row-parallel pairs, as in Megatron-LM.
 
-The kernels of Conv1D are (out, in), so a product that is split by its output has the tactic whose
-first dimension is split by ``tensor``, ``row``, and the other way round.
+Conv1D kernels are `(out, in)`. A column-parallel projection therefore uses the rule `row`, which
+shards the first dimension over the `tensor` axis, and vice versa.
 """
 
 RULES = [

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.gpt_neo.modeling"
 CITATION = """\
@@ -15,8 +20,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add GPT-Neo with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers GPT-Neo with the heads that Transformers 4 had in Flax."""
     register(
         "gpt_neo",
         config="transformers:GPTNeoConfig",
@@ -25,6 +30,6 @@ def register_architectures(register):
             "ForCausalLM": f"{MODELING}:FlaxGPTNeoForCausalLM",
         },
         sharding="hfseq_plugins.gpt_neo.sharding:RULES",
-        card="A causal Transformer decoder, every other layer in a window (Black et al., 2021).",
+        card="A causal Transformer decoder with some sliding windows (Black et al., 2021).",
         citation=CITATION,
     )

@@ -1,11 +1,12 @@
-"""GPT-Neo (Black et al., 2021) on Flax NNX; attribute names are the checkpoint's.
+"""GPT-Neo (Black et al., 2021) on Flax NNX. Attribute names are those of the checkpoint.
 
-GPT-2 whose scores are not scaled and whose layers look at all that came before or, by the
-configuration's ``attention_layers``, at a window of it.
+GPT-Neo is GPT-2 with unscaled attention scores. By `config.attention_layers`, a layer attends to
+all previous tokens or to a window of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,11 +19,12 @@ from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
+from hfseq.nn.visible import Mask
 from hfseq_plugins.decoder.modeling import FlaxDecoderOnlyPreTrainedModel, linear
 
 
 class SelfAttention(nn.CachedAttention):
-    """Attention to what came before, its scores as large as they are."""
+    """Causal attention with unscaled scores."""
 
     def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs):
         super().__init__()
@@ -34,13 +36,19 @@ class SelfAttention(nn.CachedAttention):
         self.out_proj = linear(config, width, width, rngs, bias=True)
         self.resid_dropout = nn.Dropout(float(config.resid_dropout))
 
-    def __call__(self, x, mask, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         shape = (*x.shape[:2], self.kv_heads, self.head_dim)
         query, key, value = (
             part(x).reshape(shape) for part in (self.q_proj, self.k_proj, self.v_proj)
         )
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
@@ -51,18 +59,18 @@ class SelfAttention(nn.CachedAttention):
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.resid_dropout(self.out_proj(mixed.reshape(x.shape)), rngs), weights
+        return self.resid_dropout(self.out_proj(attn_output.reshape(x.shape)), rngs), weights
 
 
 class Attention(nnx.Module):
-    """The checkpoint's level between a block and its attention."""
+    """The level between a block and its attention in the checkpoint."""
 
     def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs):
         self.attention = SelfAttention(config, rngs)
 
 
 class MLP(nnx.Module):
-    """The feed-forward block."""
+    """Feed-forward block."""
 
     def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs):
         width = config.hidden_size
@@ -72,26 +80,49 @@ class MLP(nnx.Module):
         self.act = nn.activation(config.activation_function)
         self.dropout = nn.Dropout(float(config.resid_dropout))
 
-    def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rngs: Keys | None,
+    ) -> jax.Array:
         return self.dropout(self.c_proj(self.act(self.c_fc(x))), rngs)
 
 
 class Block(nnx.Module):
-    """Norms before attention and feed-forward; ``kind`` says what the attention sees."""
+    """Pre-norm layer: attention and feed-forward.
 
-    def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs, kind: str):
-        width, epsilon, self.kind = config.hidden_size, config.layer_norm_epsilon, kind
+    Args:
+        config: Model configuration.
+        rngs: Random number generators for the initial values.
+        attention_type: `global` or `local`.
+    """
+
+    def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs, attention_type: str):
+        width, epsilon, self.attention_type = (
+            config.hidden_size,
+            config.layer_norm_epsilon,
+            attention_type,
+        )
         self.ln_1, self.attn = nn.LayerNorm(width, epsilon), Attention(config, rngs)
         self.ln_2, self.mlp = nn.LayerNorm(width, epsilon), MLP(config, rngs)
 
-    def __call__(self, x, masks, *, rngs, return_weights=False):
-        mixed, weights = self.attn.attention(self.ln_1(x), masks[self.kind], rngs, return_weights)
-        x = x + mixed
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        masks: Mapping[str, Mask],  # by attention type
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        attn_output, weights = self.attn.attention(
+            self.ln_1(x), masks[self.attention_type], rngs, return_weights
+        )
+        x = x + attn_output
         return x + self.mlp(self.ln_2(x), rngs), weights
 
 
 class Transformer(nnx.Module):
-    """GPT-Neo without a head."""
+    """GPT-Neo decoder without a head."""
 
     def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs):
         def table(size: int) -> nn.Embed:
@@ -100,30 +131,34 @@ class Transformer(nnx.Module):
         self.wte = table(config.vocab_size)
         self.wpe = table(config.max_position_embeddings)
         self.drop = nn.Dropout(float(config.embed_dropout))
-        self.h = nn.Layers([Block(config, rngs, kind) for kind in config.attention_layers])
+        self.h = nn.Layers(
+            [Block(config, rngs, attention_type) for attention_type in config.attention_layers]
+        )
         self.ln_f = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        # A window counts the query's own key.
+        # The configured window size includes the query's own key.
         self.windows = {"global": None, "local": (config.window_size - 1, 0)}
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         if position_ids is None:
-            whole = jnp.arange(input_ids.shape[1])[None]
-            position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
+            positions = jnp.arange(input_ids.shape[1])[None]
+            position_ids = (
+                positions if segment_ids is None else nn.positions_in_segments(segment_ids)
+            )
         masks = {
-            kind: nn.visible(attention_mask, segment_ids, window=window)
-            for kind, window in self.windows.items()
+            attention_type: nn.visible(attention_mask, segment_ids, window=window)
+            for attention_type, window in self.windows.items()
         }
-        x, weights, inputs = nn.run_layers(
+        x, attentions, layer_inputs = nn.run_layers(
             self.h,
             self.drop(self.wte(input_ids) + self.wpe(position_ids), rngs),
             masks,
@@ -134,20 +169,21 @@ class Transformer(nnx.Module):
         x = self.ln_f(x)
         return out.FlaxBaseModelOutputWithPast(
             last_hidden_state=x,
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=weights if output_attentions else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=attentions if output_attentions else None,
         )
 
 
 class CausalLM(nnx.Module):
-    """Next-token prediction, with the word embeddings where the head is tied to them."""
+    """Causal language model. A tied head reuses the word embeddings."""
 
     def __init__(self, config: GPTNeoConfig, rngs: nnx.Rngs):
         self.transformer = Transformer(config, rngs)
         tied, sizes = config.tie_word_embeddings, (config.hidden_size, config.vocab_size)
         self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
         output = self.transformer(*args, **kwargs)
         head = self.transformer.wte.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
@@ -158,7 +194,7 @@ class CausalLM(nnx.Module):
 
 
 class FlaxGPTNeoPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
-    """Base of the GPT-Neo classes: configuration and checkpoint names."""
+    """Base class of the GPT-Neo models: configuration and checkpoint names."""
 
     config_class = GPTNeoConfig
     base_model_prefix = "transformer"
@@ -168,12 +204,12 @@ class FlaxGPTNeoPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
 
 
 class FlaxGPTNeoModel(FlaxGPTNeoPreTrainedModel):
-    """GPT-Neo without a head: hidden states."""
+    """GPT-Neo without a head. Returns hidden states."""
 
     module_class = Transformer
 
 
 class FlaxGPTNeoForCausalLM(CausalGeneration, FlaxGPTNeoPreTrainedModel):
-    """GPT-Neo with its language-modelling head."""
+    """GPT-Neo with a language modeling head."""
 
     module_class = CausalLM

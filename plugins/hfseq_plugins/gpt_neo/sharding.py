@@ -1,4 +1,4 @@
-"""How GPT-Neo is split over devices: Megatron's column and row pairs."""
+"""Sharding rules of GPT-Neo: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
     (r"wte/embedding$", "embedding"),

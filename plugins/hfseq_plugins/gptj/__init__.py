@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.gptj.modeling"
 CITATION = """\
@@ -15,8 +20,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add GPT-J with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers GPT-J with the heads that Transformers 4 had in Flax."""
     register(
         "gptj",
         config="transformers:GPTJConfig",
@@ -25,6 +30,6 @@ def register_architectures(register):
             "ForCausalLM": f"{MODELING}:FlaxGPTJForCausalLM",
         },
         sharding="hfseq_plugins.gptj.sharding:RULES",
-        card="A causal Transformer decoder with rotary positions (Wang and Komatsuzaki, 2021).",
+        card="A causal Transformer decoder with rotary embeddings (Wang and Komatsuzaki, 2021).",
         citation=CITATION,
     )

@@ -1,7 +1,7 @@
-"""GPT-J (Wang and Komatsuzaki, 2021) on Flax NNX; attribute names are the checkpoint's.
+"""GPT-J (Wang and Komatsuzaki, 2021) on Flax NNX. Attribute names are those of the checkpoint.
 
-Attention and feed-forward read the same normed input, and both add to it. The first ``rotary_dim``
-numbers of a head are turned, neighbours together.
+Attention and feed-forward read the same normalized input and are computed in parallel. The first
+`rotary_dim` features of a head are rotated in interleaved pairs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from transformers import GPTJConfig
 from hfseq import nn
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import Keys
 from hfseq.nn import outputs as out
+from hfseq.nn.positions import Angles
+from hfseq.nn.visible import Mask
 from hfseq_plugins.decoder.modeling import FlaxDecoderOnlyPreTrainedModel, linear
 
 
 class Attention(nn.CachedAttention):
-    """Attention to what came before, its scores in float32."""
+    """Causal attention with rotary embeddings and float32 scores."""
 
     def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
         super().__init__()
@@ -32,13 +35,20 @@ class Attention(nn.CachedAttention):
         )
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
-    def __call__(self, x, angles, mask, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rotary_emb: Angles,
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         shape = (*x.shape[:2], self.kv_heads, self.head_dim)
-        query = nn.rotate(self.q_proj(x).reshape(shape), angles, interleaved=True)
-        key = nn.rotate(self.k_proj(x).reshape(shape), angles, interleaved=True)
+        query = nn.rotate(self.q_proj(x).reshape(shape), rotary_emb, interleaved=True)
+        key = nn.rotate(self.k_proj(x).reshape(shape), rotary_emb, interleaved=True)
         value = self.v_proj(x).reshape(shape)
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
@@ -48,11 +58,11 @@ class Attention(nn.CachedAttention):
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.resid_dropout(self.out_proj(mixed.reshape(x.shape)), rngs), weights
+        return self.resid_dropout(self.out_proj(attn_output.reshape(x.shape)), rngs), weights
 
 
 class MLP(nnx.Module):
-    """The feed-forward block."""
+    """Feed-forward block."""
 
     def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
         width = config.hidden_size
@@ -62,25 +72,37 @@ class MLP(nnx.Module):
         self.act = nn.activation(config.activation_function)
         self.dropout = nn.Dropout(config.resid_pdrop)
 
-    def __call__(self, x: jax.Array, rngs: nn.Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rngs: nn.Keys | None,
+    ) -> jax.Array:
         return self.dropout(self.fc_out(self.act(self.fc_in(x))), rngs)
 
 
 class Block(nnx.Module):
-    """One norm, then attention and feed-forward beside each other."""
+    """One norm, followed by attention and feed-forward in parallel."""
 
     def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
         self.ln_1 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.attn, self.mlp = Attention(config, rngs), MLP(config, rngs)
 
-    def __call__(self, x, angles, mask, *, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rotary_emb: Angles,
+        mask: Mask,
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         normed = self.ln_1(x)
-        mixed, weights = self.attn(normed, angles, mask, rngs, return_weights)
-        return x + mixed + self.mlp(normed, rngs), weights
+        attn_output, weights = self.attn(normed, rotary_emb, mask, rngs, return_weights)
+        return x + attn_output + self.mlp(normed, rngs), weights
 
 
 class Transformer(nnx.Module):
-    """GPT-J without a head."""
+    """GPT-J decoder without a head."""
 
     def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
         width = config.hidden_size
@@ -92,19 +114,21 @@ class Transformer(nnx.Module):
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         if position_ids is None:
-            whole = jnp.arange(input_ids.shape[1])[None]
-            position_ids = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
-        x, weights, inputs = nn.run_layers(
+            positions = jnp.arange(input_ids.shape[1])[None]
+            position_ids = (
+                positions if segment_ids is None else nn.positions_in_segments(segment_ids)
+            )
+        x, attentions, layer_inputs = nn.run_layers(
             self.h,
             self.drop(self.wte(input_ids), rngs),
             self.rotary(position_ids),
@@ -116,33 +140,34 @@ class Transformer(nnx.Module):
         x = self.ln_f(x)
         return out.FlaxBaseModelOutputWithPast(
             last_hidden_state=x,
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=weights if output_attentions else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=attentions if output_attentions else None,
         )
 
 
 class CausalLM(nnx.Module):
-    """Next-token prediction: a head with a bias, and mostly with a kernel of its own."""
+    """Causal language model. The head has a bias, and its own kernel unless it is tied."""
 
     def __init__(self, config: GPTJConfig, rngs: nnx.Rngs):
         self.transformer = Transformer(config, rngs)
         self.lm_head = linear(config, config.hidden_size, config.vocab_size, rngs, bias=True)
         if config.tie_word_embeddings:
-            self.lm_head.kernel = nnx.data(None)
+            self.lm_head.kernel = nnx.data(None)  # type: ignore[arg-type]  # the kernel is tied
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
         output = self.transformer(*args, **kwargs)
         x, head = output.last_hidden_state, self.lm_head
         tied = head.kernel is None
         return out.FlaxCausalLMOutputWithCrossAttentions(
-            logits=self.transformer.wte.attend(x, head.bias[...]) if tied else head(x),
+            logits=self.transformer.wte.attend(x, head.bias[...]) if tied else head(x),  # type: ignore[index]  # the head has a bias
             hidden_states=output.hidden_states,
             attentions=output.attentions,
         )
 
 
 class FlaxGPTJPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
-    """Base of the GPT-J classes: configuration and checkpoint names."""
+    """Base class of the GPT-J models: configuration and checkpoint names."""
 
     config_class = GPTJConfig
     base_model_prefix = "transformer"
@@ -156,12 +181,12 @@ class FlaxGPTJPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
 
 
 class FlaxGPTJModel(FlaxGPTJPreTrainedModel):
-    """GPT-J without a head: hidden states."""
+    """GPT-J without a head. Returns hidden states."""
 
     module_class = Transformer
 
 
 class FlaxGPTJForCausalLM(CausalGeneration, FlaxGPTJPreTrainedModel):
-    """GPT-J with its language-modelling head."""
+    """GPT-J with a language modeling head."""
 
     module_class = CausalLM

@@ -1,4 +1,4 @@
-"""How GPT-J is split over devices: Megatron's column and row pairs."""
+"""Sharding rules of GPT-J: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
     (r"wte/embedding$", "embedding"),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.llama.modeling"
 CITATION = r"""@misc{touvron2023llama,
@@ -17,8 +22,8 @@ CITATION = r"""@misc{touvron2023llama,
 
 
 @hookimpl
-def register_architectures(register):
-    """Add Llama with the heads that Transformers has in PyTorch."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers Llama with the heads that Transformers has in PyTorch."""
     register(
         "llama",
         config="transformers:LlamaConfig",
@@ -30,6 +35,6 @@ def register_architectures(register):
             "ForTokenClassification": f"{MODELING}:FlaxLlamaForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with rotary positions (Touvron et al., 2023).",
+        card="A causal Transformer decoder with rotary embeddings (Touvron et al., 2023).",
         citation=CITATION,
     )

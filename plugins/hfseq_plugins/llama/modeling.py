@@ -1,4 +1,4 @@
-"""Llama (Touvron et al., 2023) on Flax NNX: a row of the table of `hfseq_plugins.decoder`."""
+"""Llama (Touvron et al., 2023) on Flax NNX, implemented by `hfseq_plugins.decoder`."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from hfseq_plugins.decoder.modeling import (
 
 
 class FlaxLlamaPreTrainedModel(FlaxDecoderPreTrainedModel):
-    """Base of the Llama classes."""
+    """Base class of the Llama models."""
 
     config_class = LlamaConfig
 
 
 class FlaxLlamaModel(FlaxLlamaPreTrainedModel):
-    """Llama without a head: hidden states."""
+    """Llama without a head. Returns hidden states."""
 
     module_class = Decoder
 
 
 class FlaxLlamaForCausalLM(CausalGeneration, FlaxLlamaPreTrainedModel):
-    """Llama with its language-modelling head."""
+    """Llama with a language modeling head."""
 
     module_class = CausalLM
 
 
 class FlaxLlamaForSequenceClassification(FlaxLlamaPreTrainedModel):
-    """Llama with a classifier on the last token."""
+    """Llama for sequence classification, on the last token."""
 
     module_class = SequenceClassification
 
 
 class FlaxLlamaForQuestionAnswering(FlaxLlamaPreTrainedModel):
-    """Llama that marks the span of an answer."""
+    """Llama for extractive question answering."""
 
     module_class = QuestionAnswering
     base_model_prefix = "transformer"
 
 
 class FlaxLlamaForTokenClassification(FlaxLlamaPreTrainedModel):
-    """Llama with a classifier on every token."""
+    """Llama for token classification."""
 
     module_class = TokenClassification

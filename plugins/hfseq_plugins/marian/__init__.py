@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.marian.modeling"
 CITATION = r"""@inproceedings{junczys2018marian,
@@ -18,8 +23,8 @@ CITATION = r"""@inproceedings{junczys2018marian,
 
 
 @hookimpl
-def register_architectures(register):
-    """Add Marian with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers Marian with the heads that Transformers 4 had in Flax."""
     register(
         "marian",
         config="transformers:MarianConfig",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.mbart.modeling"
 CITATION = """\
@@ -18,8 +23,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add mBART with the heads that Transformers 4 had in Flax; it shards as BART does."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers mBART with the Flax heads of Transformers 4, sharded like BART."""
     register(
         "mbart",
         config="transformers:MBartConfig",
@@ -32,6 +37,6 @@ def register_architectures(register):
             "ForQuestionAnswering": f"{MODELING}:FlaxMBartForQuestionAnswering",
         },
         sharding="hfseq_plugins.bart.sharding:RULES",
-        card="BART with the norms before the blocks, for many languages (Liu et al., 2020).",
+        card="A multilingual, pre-norm BART (Liu et al., 2020).",
         citation=CITATION,
     )

@@ -1,6 +1,6 @@
-"""mBART (Liu et al., 2020): BART with norms before each block, for many languages.
+"""mBART (Liu et al., 2020): multilingual BART with pre-norm layers.
 
-A row ends with the id of its language; shifted right, it begins with it.
+Target sequences end with a language ID, which becomes the first token when they are shifted right.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from hfseq_plugins.pegasus.modeling import DecoderLayer, EncoderLayer
 
 
 def shift_tokens_right(input_ids: jax.Array | np.ndarray, pad_token_id: int | None) -> jax.Array:
-    """Make decoder inputs of labels: each row's last token that is no padding comes first.
+    """Shifts labels right. The last token of each row that is not padding comes first.
 
-    ``input_ids`` is (batch, length), where -100 is read as padding; returns int32 of that shape.
+    Args:
+        input_ids: Labels, `(batch, length)`. -100 is treated as padding.
+        pad_token_id: ID of the padding token.
+
+    Returns:
+        Decoder inputs, int32, `(batch, length)`.
+
+    Raises:
+        UsageError: `pad_token_id` is `None`.
     """
     if pad_token_id is None:
-        raise UsageError("shifting ids to the right needs a pad_token_id in the configuration")
+        raise UsageError("shift_tokens_right requires a pad_token_id in the configuration")
     ids = jnp.asarray(input_ids, jnp.int32)
     ids = jnp.where(ids == -100, pad_token_id, ids)
     last = (ids != pad_token_id).sum(-1, keepdims=True) - 1
@@ -31,13 +39,13 @@ def shift_tokens_right(input_ids: jax.Array | np.ndarray, pad_token_id: int | No
 
 
 class Encoder(layers.Encoder):
-    """The encoder, its embeddings normalised, and once more what it returns."""
+    """mBART encoder with embedding norm and final norm."""
 
     layer, norm_first = EncoderLayer, True
 
 
 class Decoder(layers.Decoder):
-    """The decoder, its embeddings normalised, and once more what it returns."""
+    """mBART decoder with embedding norm and final norm."""
 
     layer, norm_first = DecoderLayer, True
 
@@ -49,35 +57,35 @@ class MBartModule(heads.BartModule):
 
 
 class ConditionalGeneration(heads.ConditionalGeneration):
-    """The next target token."""
+    """Encoder-decoder with a language modeling head."""
 
     module = MBartModule
 
 
 class SequenceClassification(heads.SequenceClassification):
-    """A label (or a number) for the whole sequence, read where the decoder sees its last <eos>."""
+    """Sequence classification or regression, on the decoder state of the last `<eos>`."""
 
     module = MBartModule
 
 
 class QuestionAnswering(heads.QuestionAnswering):
-    """The first and the last token of the answer."""
+    """Extractive question answering."""
 
     module = MBartModule
 
 
 class FlaxMBartPreTrainedModel(FlaxBartPreTrainedModel):
-    """Base of the mBART classes."""
+    """Base class of the mBART models."""
 
     config_class = MBartConfig
 
-    def default_decoder_input_ids(self, input_ids: jax.Array) -> jax.Array:
-        """Return ``input_ids`` shifted right, the id of the language in front."""
+    def default_decoder_input_ids(self, input_ids: jax.Array) -> jax.Array:  # type: ignore[override]  # called with arrays only
+        """Returns `input_ids` shifted right, with the language ID first."""
         return shift_tokens_right(input_ids, self.config.pad_token_id)
 
 
 class FlaxMBartModel(FlaxMBartPreTrainedModel):
-    """mBART without a head: hidden states of decoder and encoder."""
+    """mBART without a head. Returns decoder and encoder hidden states."""
 
     module_class = MBartModule
     weight_aliases = FlaxBartModel.weight_aliases
@@ -85,18 +93,18 @@ class FlaxMBartModel(FlaxMBartPreTrainedModel):
 
 
 class FlaxMBartForConditionalGeneration(Seq2SeqGeneration, FlaxMBartPreTrainedModel):
-    """mBART with its language-modelling head: denoising, translation."""
+    """mBART with a language modeling head, for denoising and translation."""
 
     module_class = ConditionalGeneration
 
 
 class FlaxMBartForSequenceClassification(FlaxMBartPreTrainedModel):
-    """mBART with a classifier on the decoder's last ``<eos>``."""
+    """mBART for sequence classification, on the decoder's last `<eos>`."""
 
     module_class = SequenceClassification
 
 
 class FlaxMBartForQuestionAnswering(FlaxMBartPreTrainedModel):
-    """mBART that marks the span of an answer."""
+    """mBART for extractive question answering."""
 
     module_class = QuestionAnswering

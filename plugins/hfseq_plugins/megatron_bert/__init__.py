@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.megatron_bert.modeling"
 CITATION = """\
@@ -17,8 +22,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add MegatronBERT, of which Transformers 4 had no Flax classes."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers MegatronBERT, which had no Flax classes in Transformers 4."""
     register(
         "megatron-bert",
         config="transformers:MegatronBertConfig",
@@ -28,6 +33,6 @@ def register_architectures(register):
             "ForSequenceClassification": f"{MODELING}:FlaxMegatronBertForSequenceClassification",
         },
         sharding="hfseq_plugins.bert.sharding:RULES",
-        card="BERT with the norms before the layers (Shoeybi et al., 2019).",
+        card="BERT with pre-norm layers (Shoeybi et al., 2019).",
         citation=CITATION,
     )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.mistral.modeling"
 CITATION = """\
@@ -17,8 +22,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add Mistral with the heads that Transformers has in PyTorch."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers Mistral with the heads that Transformers has in PyTorch."""
     register(
         "mistral",
         config="transformers:MistralConfig",

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al., 2023) on Flax NNX: a row of the table of `hfseq_plugins.decoder`."""
+"""Mistral (Jiang et al., 2023) on Flax NNX, implemented by `hfseq_plugins.decoder`."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from hfseq_plugins.decoder.modeling import (
 
 
 class FlaxMistralPreTrainedModel(FlaxDecoderPreTrainedModel):
-    """Base of the Mistral classes."""
+    """Base class of the Mistral models."""
 
     config_class = MistralConfig
 
 
 class FlaxMistralModel(FlaxMistralPreTrainedModel):
-    """Mistral without a head: hidden states."""
+    """Mistral without a head. Returns hidden states."""
 
     module_class = Decoder
 
 
 class FlaxMistralForCausalLM(CausalGeneration, FlaxMistralPreTrainedModel):
-    """Mistral with its language-modelling head."""
+    """Mistral with a language modeling head."""
 
     module_class = CausalLM
 
 
 class FlaxMistralForSequenceClassification(FlaxMistralPreTrainedModel):
-    """Mistral with a classifier on the last token."""
+    """Mistral for sequence classification, on the last token."""
 
     module_class = SequenceClassification
 
 
 class MistralQuestionAnswering(QuestionAnswering):
-    """Its files call the decoder ``model``, as those of the other heads do."""
+    """Extractive question answering. Mistral checkpoints name the decoder `model`."""
 
     decoder_name = "model"
 
 
 class FlaxMistralForQuestionAnswering(FlaxMistralPreTrainedModel):
-    """Mistral that marks the span of an answer."""
+    """Mistral for extractive question answering."""
 
     module_class = MistralQuestionAnswering
 
 
 class FlaxMistralForTokenClassification(FlaxMistralPreTrainedModel):
-    """Mistral with a classifier on every token."""
+    """Mistral for token classification."""
 
     module_class = TokenClassification

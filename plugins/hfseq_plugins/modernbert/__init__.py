@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.modernbert.modeling"
 CITATION = """\
@@ -16,8 +21,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add ModernBERT with the heads that PyTorch has."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers ModernBERT with the heads that PyTorch has."""
     register(
         "modernbert",
         config="transformers:ModernBertConfig",
@@ -30,6 +35,6 @@ def register_architectures(register):
             "ForMultipleChoice": f"{MODELING}:FlaxModernBertForMultipleChoice",
         },
         sharding=f"{MODELING}:RULES",
-        card="A Transformer encoder with rotary positions and windows (Warner et al., 2024).",
+        card="An encoder with rotary embeddings and sliding windows (Warner et al., 2024).",
         citation=CITATION,
     )

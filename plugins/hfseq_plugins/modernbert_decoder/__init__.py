@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 CLASS = "hfseq_plugins.modernbert_decoder.modeling:FlaxModernBertDecoder"
 RULES = "hfseq_plugins.modernbert_decoder.modeling:RULES"
@@ -16,8 +21,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add ModernBERT's decoder with the heads that PyTorch has."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers ModernBERT's decoder with the heads that PyTorch has."""
     register(
         "modernbert-decoder",
         config="transformers:ModernBertDecoderConfig",
@@ -27,6 +32,6 @@ def register_architectures(register):
             "ForSequenceClassification": f"{CLASS}ForSequenceClassification",
         },
         sharding=RULES,
-        card="The decoder of ModernBERT, with rotary positions and windows (Weller et al., 2025).",
+        card="The causal ModernBERT decoder, with sliding windows (Weller et al., 2025).",
         citation=CITATION,
     )

@@ -1,6 +1,6 @@
-"""ModernBERT's decoder (Weller et al., 2025: Ettin) on Flax NNX; names are the checkpoint's.
+"""ModernBERT decoder (Ettin, Weller et al., 2025) on Flax NNX. Names are those of the checkpoint.
 
-ModernBERT with queries, keys and values apart, that sees what came before.
+ModernBERT with causal attention and separate query, key and value projections.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from typing import Any
 
 import jax
 from flax import nnx
-from transformers import ModernBertDecoderConfig
+from transformers import ModernBertDecoderConfig, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import Keys
 from hfseq.nn import outputs as out
+from hfseq.nn.positions import Angles
+from hfseq.nn.visible import Mask
 from hfseq_plugins.decoder.modeling import FlaxDecoderOnlyPreTrainedModel, last_token_states
 from hfseq_plugins.modernbert import modeling as modernbert
 from hfseq_plugins.modernbert.modeling import linear
@@ -28,7 +31,7 @@ RULES = [
 
 
 class Attention(nn.CachedAttention):
-    """Attention to what came before, with a cache while text is written."""
+    """Causal attention with a cache."""
 
     causal = True
 
@@ -43,14 +46,21 @@ class Attention(nn.CachedAttention):
         self.Wo = linear(config, width, width, rngs, bias)
         self.out_drop = nn.Dropout(config.attention_dropout)
 
-    def __call__(self, x, angles, mask, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rotary_emb: Angles,
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         query, key, value = (
             part(x).reshape(*x.shape[:2], self.kv_heads, self.head_dim)
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query, key = nn.rotate(query, angles), nn.rotate(key, angles)
+        query, key = nn.rotate(query, rotary_emb), nn.rotate(key, rotary_emb)
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
@@ -60,35 +70,36 @@ class Attention(nn.CachedAttention):
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.out_drop(self.Wo(mixed.reshape(x.shape)), rngs), weights
+        return self.out_drop(self.Wo(attn_output.reshape(x.shape)), rngs), weights
 
 
 class Layer(modernbert.Layer):
-    """Attention and feed-forward, a norm before each; the embeddings are normed for the first."""
+    """Pre-norm layer: attention and feed-forward. The first layer has no attention norm."""
 
     attention_class = Attention
 
 
 class Decoder(modernbert.ModernBert):
-    """The decoder without a head."""
+    """Decoder without a head."""
 
     layer = Layer
     output = out.FlaxBaseModelOutputWithPast
 
-    def window(self, config: ModernBertDecoderConfig) -> tuple[int, int]:
-        """Return how many tokens before it one sees: the window counts itself."""
+    def window(self, config: PreTrainedConfig) -> tuple[int, int]:
+        """Returns the number of visible tokens before and after each token, without itself."""
         return config.sliding_window - 1, 0
 
 
 class CausalLM(modernbert.VocabularyProjection):
-    """Next-token prediction, with the word embeddings where the head is tied to them."""
+    """Causal language model. A tied head reuses the word embeddings."""
 
     def __init__(self, config: ModernBertDecoderConfig, rngs: nnx.Rngs):
         self.model = Decoder(config, rngs)
         self.lm_head = modernbert.PredictionHead(config, rngs)
         self.add_decoder(config, rngs)
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
         return out.FlaxCausalLMOutputWithCrossAttentions(
             logits=self.logits(self.lm_head(output.last_hidden_state)),
@@ -98,16 +109,23 @@ class CausalLM(modernbert.VocabularyProjection):
 
 
 class SequenceClassification(nnx.Module):
-    """A label (or a number) for the whole sequence, by its last token that is no padding."""
+    """Sequence classification or regression, on the last token that is not padding."""
 
     def __init__(self, config: ModernBertDecoderConfig, rngs: nnx.Rngs):
         width, bias = config.hidden_size, config.classifier_bias
         self.model, self.pad = Decoder(config, rngs), config.pad_token_id
         self.head = modernbert.PredictionHead(config, rngs)
         self.drop = nn.Dropout(config.classifier_dropout)
-        self.classifier = linear(config, width, config.num_labels, rngs, bias, std=width**-0.5)
+        self.classifier = linear(config, width, config.num_labels, rngs, bias, std=width**-0.5)  # type: ignore[arg-type]  # num_labels is set
 
-    def __call__(self, input_ids: jax.Array, *args: Any, rngs=None, **kwargs: Any):
+    def __call__(
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        *args: Any,
+        rngs: Keys | None = None,
+        **kwargs: Any,
+    ) -> out.FlaxModelOutput:
+        """Runs the decoder with these arguments. Returns logits, `(batch, num_labels)`."""
         output = self.model(input_ids, *args, rngs=rngs, **kwargs)
         states = last_token_states(output.last_hidden_state, input_ids, self.pad)
         return out.FlaxSequenceClassifierOutput(
@@ -118,7 +136,7 @@ class SequenceClassification(nnx.Module):
 
 
 class FlaxModernBertDecoderPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
-    """Base of the classes of ModernBERT's decoder: configuration and checkpoint names."""
+    """Base class of the ModernBERT decoders: configuration and checkpoint names."""
 
     config_class = ModernBertDecoderConfig
     base_model_prefix = "model"
@@ -127,18 +145,18 @@ class FlaxModernBertDecoderPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
 
 
 class FlaxModernBertDecoderModel(FlaxModernBertDecoderPreTrainedModel):
-    """ModernBERT's decoder without a head: hidden states."""
+    """ModernBERT decoder without a head. Returns hidden states."""
 
     module_class = Decoder
 
 
 class FlaxModernBertDecoderForCausalLM(CausalGeneration, FlaxModernBertDecoderPreTrainedModel):
-    """ModernBERT's decoder with its language-modelling head."""
+    """ModernBERT decoder with a language modeling head."""
 
     module_class = CausalLM
 
 
 class FlaxModernBertDecoderForSequenceClassification(FlaxModernBertDecoderPreTrainedModel):
-    """ModernBERT's decoder with a classifier on the last token."""
+    """ModernBERT decoder for sequence classification, on the last token."""
 
     module_class = SequenceClassification

@@ -1,4 +1,4 @@
-"""OPT (Zhang et al., 2022) on Flax NNX; attribute names are the checkpoint's."""
+"""OPT (Zhang et al., 2022) on Flax NNX. Attribute names are those of the checkpoint."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from transformers import OPTConfig
 from hfseq import nn
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq.nn.visible import Mask
 
-#: Rows of the position table before the first position.
+#: Number of unused rows at the start of the position table.
 OFFSET = 2
 
 
 def linear(
     config: OPTConfig, features_in: int, features_out: int, rngs: nnx.Rngs, bias: bool
 ) -> nn.Linear:
-    """A Linear with the family's initialisation."""
+    """Returns a Linear with the family's initialization."""
     return nn.Linear(features_in, features_out, nn.normal(config.init_std), rngs, use_bias=bias)
 
 
 def norm(config: OPTConfig) -> nn.LayerNorm:
-    """A norm over the hidden size, without parameters where the configuration says so."""
+    """Returns a LayerNorm over the hidden size, with or without parameters."""
     affine = config.layer_norm_elementwise_affine
     return nn.LayerNorm(config.hidden_size, 1e-5, use_bias=affine, use_scale=affine)
 
 
 class Attention(nn.CachedAttention):
-    """Attention to what came before."""
+    """Causal attention."""
 
     def __init__(self, config: OPTConfig, rngs: nnx.Rngs):
         super().__init__()
@@ -43,13 +45,19 @@ class Attention(nn.CachedAttention):
             linear(config, width, width, rngs, config.enable_bias) for _ in range(4)
         )
 
-    def __call__(self, x, mask, rngs, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         shape = (*x.shape[:2], self.kv_heads, self.head_dim)
         query, key, value = (
             part(x).reshape(shape) for part in (self.q_proj, self.k_proj, self.v_proj)
         )
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
@@ -59,11 +67,11 @@ class Attention(nn.CachedAttention):
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.out_proj(mixed.reshape(x.shape)), weights
+        return self.out_proj(attn_output.reshape(x.shape)), weights
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, a norm before each; in the model of 350M parameters after."""
+    """Attention and feed-forward: pre-norm, but post-norm in the 350M model."""
 
     def __init__(self, config: OPTConfig, rngs: nnx.Rngs):
         width, inner, bias = config.hidden_size, config.ffn_dim, config.enable_bias
@@ -77,53 +85,60 @@ class Layer(nnx.Module):
         )
         self.final_layer_norm = norm(config)
 
-    def __call__(self, x, mask, *, rngs, return_weights=False):
-        given = self.self_attn_layer_norm(x) if self.norm_first else x
-        mixed, weights = self.self_attn(given, mask, rngs, return_weights)
-        x = x + self.dropout(mixed, rngs)
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        mask: Mask,
+        *,
+        rngs: Keys | None,
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        normed = self.self_attn_layer_norm(x) if self.norm_first else x
+        attn_output, weights = self.self_attn(normed, mask, rngs, return_weights)
+        x = x + self.dropout(attn_output, rngs)
         x = x if self.norm_first else self.self_attn_layer_norm(x)
-        given = self.final_layer_norm(x) if self.norm_first else x
-        x = x + self.dropout(self.fc2(self.act(self.fc1(given))), rngs)
+        normed = self.final_layer_norm(x) if self.norm_first else x
+        x = x + self.dropout(self.fc2(self.act(self.fc1(normed))), rngs)
         return x if self.norm_first else self.final_layer_norm(x), weights
 
 
 class Decoder(nnx.Module):
-    """Token vectors, which may be narrower than the layers, positions and layers."""
+    """Token embeddings, which may be narrower than the layers, positions and layers."""
 
     def __init__(self, config: OPTConfig, rngs: nnx.Rngs):
         width, narrow = config.hidden_size, config.word_embed_proj_dim
         init, rows = nn.normal(config.init_std), config.max_position_embeddings + OFFSET
-        self.embed_tokens = nn.Embed(config.vocab_size, narrow, init, rngs)
+        self.embed_tokens = nn.Embed(config.vocab_size, narrow, init, rngs)  # type: ignore[arg-type]  # defaults to hidden_size
         self.embed_positions = nn.Embed(rows, width, init, rngs)
         self.project_in = self.project_out = nnx.data(None)
         if narrow != width:
-            self.project_in = linear(config, narrow, width, rngs, bias=False)
-            self.project_out = linear(config, width, narrow, rngs, bias=False)
+            self.project_in = linear(config, narrow, width, rngs, bias=False)  # type: ignore[arg-type]  # defaults to hidden_size
+            self.project_out = linear(config, width, narrow, rngs, bias=False)  # type: ignore[arg-type]  # defaults to hidden_size
         last = config.do_layer_norm_before and not config._remove_final_layer_norm
         self.final_layer_norm = norm(config) if last else nnx.data(None)
         self.layers = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         if position_ids is None and segment_ids is not None:
             position_ids = nn.positions_in_segments(segment_ids)
         elif position_ids is None and attention_mask is not None:
-            real = (attention_mask != 0).astype(jnp.int32)
-            position_ids = jnp.cumsum(real, -1) * real - 1  # padding has a row of its own
+            is_token = (attention_mask != 0).astype(jnp.int32)
+            position_ids = jnp.cumsum(is_token, -1) * is_token - 1  # padding gets its own row
         elif position_ids is None:
             position_ids = jnp.arange(input_ids.shape[1])[None]
         x = self.embed_tokens(input_ids)
         x = x if self.project_in is None else self.project_in(x)
-        x, weights, inputs = nn.run_layers(
+        x, attentions, layer_inputs = nn.run_layers(
             self.layers,
             x + self.embed_positions(position_ids + OFFSET),
             nn.visible(attention_mask, segment_ids),
@@ -131,36 +146,42 @@ class Decoder(nnx.Module):
             collect=output_hidden_states,
             return_weights=output_attentions,
         )
-        for last in (self.final_layer_norm, self.project_out):
-            x = x if last is None else last(x)
+        for module in (self.final_layer_norm, self.project_out):
+            x = x if module is None else module(x)
         return out.FlaxBaseModelOutputWithPast(
             last_hidden_state=x,
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=weights if output_attentions else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=attentions if output_attentions else None,
         )
 
 
 class OPTModule(nnx.Module):
-    """OPT without a head."""
+    """OPT decoder without a head, under its checkpoint name."""
 
     def __init__(self, config: OPTConfig, rngs: nnx.Rngs):
         self.decoder = Decoder(config, rngs)
 
     def __call__(
-        self, input_ids, attention_mask=None, position_ids=None, segment_ids=None, **options: Any
-    ):
+        self,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
+        **options: Any,
+    ) -> out.FlaxModelOutput:
         return self.decoder(input_ids, attention_mask, position_ids, segment_ids, **options)
 
 
 class CausalLM(nnx.Module):
-    """Next-token prediction, with the word embeddings where the head is tied to them."""
+    """Causal language model. A tied head reuses the word embeddings."""
 
     def __init__(self, config: OPTConfig, rngs: nnx.Rngs):
         self.model = OPTModule(config, rngs)
         sizes, tied = (config.word_embed_proj_dim, config.vocab_size), config.tie_word_embeddings
-        self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)
+        self.lm_head = nnx.data(None) if tied else linear(config, *sizes, rngs, bias=False)  # type: ignore[arg-type]  # defaults to hidden_size
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
         head = self.model.decoder.embed_tokens.attend if self.lm_head is None else self.lm_head
         return out.FlaxCausalLMOutputWithCrossAttentions(
@@ -171,7 +192,7 @@ class CausalLM(nnx.Module):
 
 
 class FlaxOPTPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the OPT classes: configuration, checkpoint names and the call of Transformers 4."""
+    """Base class of the OPT models: configuration, checkpoint names and call signature."""
 
     config_class = OPTConfig
     base_model_prefix = "model"
@@ -180,35 +201,36 @@ class FlaxOPTPreTrainedModel(FlaxPreTrainedModel):
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        params=None,
-        past_key_values=None,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
-        dropout_rng: jax.Array | Keys | None = None,
-        deterministic=None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        position_ids: Input = None,
+        params: trees.Params | None = None,  # type: ignore[override]  # signature of Transformers 4
+        past_key_values: trees.Params | None = None,
+        output_attentions: bool | None = None,  # type: ignore[override]  # signature of Transformers 4
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        dropout_rng: jax.Array | Keys | None = None,  # type: ignore[override]  # signature of Transformers 4
+        deterministic: bool | None = None,
         *,
-        train=False,
-        extra=None,
-        **inputs,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        train: bool = False,
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        ``input_ids``, ``attention_mask`` and ``position_ids`` are (batch, length); positions count
-        what may be seen where none are given. ``segment_ids`` (batch, length) numbers the documents
-        of packed rows. ``deterministic=False`` is what other families call ``train=True``.
+        `input_ids`, `attention_mask` and `position_ids` are `(batch, length)`. By default positions
+        count the tokens of the attention mask. `segment_ids`, `(batch, length)`, numbers the
+        documents of packed rows. `deterministic=False` is the same as `train=True` in other
+        families.
         """
-        given = {
+        model_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
             **inputs,
         }
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train if deterministic is None else not deterministic,
@@ -221,12 +243,12 @@ class FlaxOPTPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxOPTModel(FlaxOPTPreTrainedModel):
-    """OPT without a head: hidden states."""
+    """OPT without a head. Returns hidden states."""
 
     module_class = OPTModule
 
 
 class FlaxOPTForCausalLM(CausalGeneration, FlaxOPTPreTrainedModel):
-    """OPT with its language-modelling head."""
+    """OPT with a language modeling head."""
 
     module_class = CausalLM

@@ -1,4 +1,4 @@
-"""How OPT is split over devices: Megatron's column and row pairs."""
+"""Sharding rules of OPT: pairs of column-parallel and row-parallel kernels, as in Megatron-LM."""
 
 RULES = [
     (r"embed_tokens/embedding$", "embedding"),

@@ -1,10 +1,10 @@
-"""PEGASUS (Zhang et al., 2019): BART with norms before each block and fixed places."""
+"""PEGASUS (Zhang et al., 2019): pre-norm BART with sinusoidal positions."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PegasusConfig
 
@@ -21,26 +21,26 @@ from hfseq_plugins.bart.positions import (
 
 
 class EncoderLayer(layers.EncoderLayer):
-    """BART's, with the norm in front of each block."""
+    """Pre-norm BART encoder layer."""
 
     norm_first = True
 
 
 class DecoderLayer(layers.DecoderLayer):
-    """BART's, with the norm in front of each block."""
+    """Pre-norm BART decoder layer."""
 
     norm_first = True
 
 
 class Encoder(layers.Encoder):
-    """The encoder, normalised once more at its end."""
+    """PEGASUS encoder with a final norm."""
 
     layer, positions = EncoderLayer, staticmethod(fixed_positions)
     embedding_norm, norm_first = False, True
 
 
 class Decoder(layers.Decoder):
-    """The decoder, normalised once more at its end."""
+    """PEGASUS decoder with a final norm."""
 
     layer, positions = DecoderLayer, staticmethod(fixed_positions)
     embedding_norm, norm_first = False, True
@@ -53,18 +53,27 @@ class PegasusModule(heads.BartModule):
 
 
 class ConditionalGeneration(heads.ConditionalGeneration):
-    """The next target token."""
+    """Encoder-decoder with a language modeling head."""
 
     module = PegasusModule
 
 
-class FixedPositions:
-    """Sines and cosines for places: no parameters, as in v4, unless a checkpoint holds others."""
+if TYPE_CHECKING:
+    _Model = FlaxBartPreTrainedModel
+else:
+    _Model = object  # FixedPositions is a mixin: the model class is another base.
+
+
+class FixedPositions(_Model):
+    """Mixin of models with sinusoidal positions, which are not parameters, as in Transformers 4.
+
+    If a checkpoint contains other positions, these are loaded and not trained.
+    """
 
     ignored_weights = (*FlaxBartPreTrainedModel.ignored_weights, POSITION_TABLES)
 
     def __init__(
-        self: FlaxBartPreTrainedModel,
+        self,
         config: PegasusConfig,
         *args: Any,
         stored_positions: bool = False,
@@ -73,15 +82,19 @@ class FixedPositions:
         if stored_positions and getattr(config, "static_position_embeddings", True):
             config = copy.deepcopy(config)
             config.static_position_embeddings = False
-        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(config, *args, **kwargs)
 
     @classmethod
     def checkpoint_options(cls, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Take the places of the file for parameters where they are not the computed ones."""
+        """Returns `stored_positions=True` if the positions in a checkpoint are not sinusoids."""
         return {"stored_positions": True} if has_custom_positions(tensors) else {}
 
-    def position_tables(self: FlaxBartPreTrainedModel, prefix: str) -> dict[str, DerivedTensor]:
-        """Return the tables by PyTorch's names, if the model computes them."""
+    def position_tables(self, prefix: str) -> dict[str, DerivedTensor]:
+        """Returns the computed position tables under their PyTorch names.
+
+        Args:
+            prefix: Prefix of the names, `model.` or empty.
+        """
         config = self.config
         if not getattr(config, "static_position_embeddings", True):
             return {}
@@ -90,17 +103,17 @@ class FixedPositions:
 
 
 class FlaxPegasusPreTrainedModel(FixedPositions, FlaxBartPreTrainedModel):
-    """Base of the PEGASUS classes."""
+    """Base class of the PEGASUS models."""
 
     config_class = PegasusConfig
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Return the tables of places, which PyTorch keeps in its checkpoints."""
+        """Returns the position tables, which PyTorch checkpoints contain."""
         return self.position_tables("" if self.module_class is PegasusModule else "model.")
 
 
 class FlaxPegasusModel(FlaxPegasusPreTrainedModel):
-    """PEGASUS without a head: hidden states of decoder and encoder."""
+    """PEGASUS without a head. Returns decoder and encoder hidden states."""
 
     module_class = PegasusModule
     weight_aliases = FlaxBartModel.weight_aliases
@@ -108,6 +121,6 @@ class FlaxPegasusModel(FlaxPegasusPreTrainedModel):
 
 
 class FlaxPegasusForConditionalGeneration(Seq2SeqGeneration, FlaxPegasusPreTrainedModel):
-    """PEGASUS with its language-modelling head: summaries, translation."""
+    """PEGASUS with a language modeling head, for summarization and translation."""
 
     module_class = ConditionalGeneration

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.qwen2.modeling"
 CITATION = """\
@@ -15,8 +20,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add Qwen 2."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers Qwen 2."""
     register(
         "qwen2",
         config="transformers:Qwen2Config",
@@ -28,6 +33,6 @@ def register_architectures(register):
             "ForTokenClassification": f"{MODELING}:FlaxQwen2ForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder whose attention has biases (Yang et al., 2024).",
+        card="A causal Transformer decoder with attention biases (Yang et al., 2024).",
         citation=CITATION,
     )

@@ -1,4 +1,4 @@
-"""Qwen 2 (Yang et al., 2024) on Flax NNX: a row of the table of `hfseq_plugins.decoder`."""
+"""Qwen 2 (Yang et al., 2024) on Flax NNX, implemented by `hfseq_plugins.decoder`."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from hfseq_plugins.decoder.modeling import (
 
 
 class FlaxQwen2PreTrainedModel(FlaxDecoderPreTrainedModel):
-    """Base of the Qwen 2 classes."""
+    """Base class of the Qwen 2 models."""
 
     config_class = Qwen2Config
 
 
 class FlaxQwen2Model(FlaxQwen2PreTrainedModel):
-    """Qwen 2 without a head: hidden states."""
+    """Qwen 2 without a head. Returns hidden states."""
 
     module_class = Decoder
 
 
 class FlaxQwen2ForCausalLM(CausalGeneration, FlaxQwen2PreTrainedModel):
-    """Qwen 2 with its language-modelling head."""
+    """Qwen 2 with a language modeling head."""
 
     module_class = CausalLM
 
 
 class FlaxQwen2ForSequenceClassification(FlaxQwen2PreTrainedModel):
-    """Qwen 2 with a classifier on the last token."""
+    """Qwen 2 for sequence classification, on the last token."""
 
     module_class = SequenceClassification
 
 
 class FlaxQwen2ForQuestionAnswering(FlaxQwen2PreTrainedModel):
-    """Qwen 2 that marks the span of an answer."""
+    """Qwen 2 for extractive question answering."""
 
     module_class = QuestionAnswering
     base_model_prefix = "transformer"
 
 
 class FlaxQwen2ForTokenClassification(FlaxQwen2PreTrainedModel):
-    """Qwen 2 with a classifier on every token."""
+    """Qwen 2 for token classification."""
 
     module_class = TokenClassification

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.qwen3.modeling"
 CITATION = """\
@@ -15,8 +20,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add Qwen 3."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers Qwen 3."""
     register(
         "qwen3",
         config="transformers:Qwen3Config",
@@ -28,6 +33,6 @@ def register_architectures(register):
             "ForTokenClassification": f"{MODELING}:FlaxQwen3ForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card="A causal Transformer decoder with normed queries and keys (Yang et al., 2025).",
+        card="A causal Transformer decoder with normalized queries and keys (Yang et al., 2025).",
         citation=CITATION,
     )

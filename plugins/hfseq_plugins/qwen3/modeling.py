@@ -1,4 +1,4 @@
-"""Qwen 3 (Yang et al., 2025) on Flax NNX: a row of the table of `hfseq_plugins.decoder`."""
+"""Qwen 3 (Yang et al., 2025) on Flax NNX, implemented by `hfseq_plugins.decoder`."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from hfseq_plugins.decoder.modeling import (
 
 
 class FlaxQwen3PreTrainedModel(FlaxDecoderPreTrainedModel):
-    """Base of the Qwen 3 classes."""
+    """Base class of the Qwen 3 models."""
 
     config_class = Qwen3Config
 
 
 class FlaxQwen3Model(FlaxQwen3PreTrainedModel):
-    """Qwen 3 without a head: hidden states."""
+    """Qwen 3 without a head. Returns hidden states."""
 
     module_class = Decoder
 
 
 class FlaxQwen3ForCausalLM(CausalGeneration, FlaxQwen3PreTrainedModel):
-    """Qwen 3 with its language-modelling head."""
+    """Qwen 3 with a language modeling head."""
 
     module_class = CausalLM
 
 
 class FlaxQwen3ForSequenceClassification(FlaxQwen3PreTrainedModel):
-    """Qwen 3 with a classifier on the last token."""
+    """Qwen 3 for sequence classification, on the last token."""
 
     module_class = SequenceClassification
 
 
 class FlaxQwen3ForQuestionAnswering(FlaxQwen3PreTrainedModel):
-    """Qwen 3 that marks the span of an answer."""
+    """Qwen 3 for extractive question answering."""
 
     module_class = QuestionAnswering
     base_model_prefix = "transformer"
 
 
 class FlaxQwen3ForTokenClassification(FlaxQwen3PreTrainedModel):
-    """Qwen 3 with a classifier on every token."""
+    """Qwen 3 for token classification."""
 
     module_class = TokenClassification

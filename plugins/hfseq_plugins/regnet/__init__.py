@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.regnet.modeling"
 CITATION = """\
@@ -17,8 +22,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add RegNet with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers RegNet with the heads that Transformers 4 had in Flax."""
     register(
         "regnet",
         config="transformers:RegNetConfig",
@@ -27,7 +32,6 @@ def register_architectures(register):
             "ForImageClassification": f"{MODELING}:FlaxRegNetForImageClassification",
         },
         sharding="hfseq_plugins.resnet.sharding:RULES",
-        card="ResNet with grouped convolutions and widths that were searched for "
-        "(Radosavovic et al., 2020).",
+        card="ResNet with grouped convolutions and searched widths (Radosavovic et al., 2020).",
         citation=CITATION,
     )

@@ -1,4 +1,4 @@
-"""RegNet (Radosavovic et al., 2020) on Flax NNX: ResNet with grouped convolutions in its blocks."""
+"""RegNet (Radosavovic et al., 2020) on Flax NNX: ResNet with grouped convolutions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 from flax import nnx
-from transformers import RegNetConfig
+from transformers import PreTrainedConfig, RegNetConfig
 
 from hfseq import nn
 from hfseq_plugins.resnet import modeling as resnet
@@ -14,7 +14,7 @@ from hfseq_plugins.resnet.modeling import INIT, ConvLayer, Function
 
 
 class SqueezeExcitation(nnx.Module):
-    """Channels are scaled by what their means say of one another (Hu et al., 2018)."""
+    """Squeeze-and-excitation: scales channels by a function of their means (Hu et al., 2018)."""
 
     def __init__(self, features: int, narrow: int, rngs: nnx.Rngs):
         self.attention = nnx.List(
@@ -27,6 +27,7 @@ class SqueezeExcitation(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `(batch, height, width, channels)` to the same shape."""
         y = x.mean((1, 2), keepdims=True)
         for part in self.attention:
             y = part(y)
@@ -34,13 +35,17 @@ class SqueezeExcitation(nnx.Module):
 
 
 class Block(resnet.Block):
-    """A residual block of type "x", or "y" with squeeze and excitation."""
+    """Residual block of type `x`, or of type `y` with squeeze-and-excitation."""
 
     @staticmethod
-    def parts(
-        config: RegNetConfig, features_in: int, features_out: int, rngs: nnx.Rngs, stride: int
+    def make_layers(
+        config: PreTrainedConfig,
+        features_in: int,
+        features_out: int,
+        rngs: nnx.Rngs,
+        stride: int,
     ) -> Sequence[nnx.Module]:
-        """Return the layers, of which the middle one is grouped."""
+        """Returns the layers of the block. The second convolution is grouped."""
         groups, act = max(1, features_out // config.groups_width), config.hidden_act
         parts: list[nnx.Module] = [
             ConvLayer(features_in, features_out, rngs, 1, act=act),
@@ -52,7 +57,7 @@ class Block(resnet.Block):
 
 
 class Embeddings(nnx.Module):
-    """A convolution of every second place."""
+    """Convolution with stride 2."""
 
     def __init__(self, config: RegNetConfig, rngs: nnx.Rngs):
         self.embedder = ConvLayer(
@@ -60,23 +65,24 @@ class Embeddings(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `(batch, height, width, channels)` to `(batch, height / 2, width / 2, features)`."""
         return self.embedder(x)
 
 
 class RegNet(resnet.ResNet):
-    """The network without a head."""
+    """RegNet without a head."""
 
     submodule_classes = (Embeddings, Block)
 
 
 class ImageClassification(resnet.ImageClassification):
-    """A label for the picture, from the mean of its places."""
+    """Image classification, on the mean of the last feature map."""
 
     prefix, base = "regnet", RegNet
 
 
 class FlaxRegNetPreTrainedModel(resnet.FlaxResNetPreTrainedModel):
-    """Base of the RegNet classes: configuration and checkpoint names; ``params`` is ResNet's."""
+    """Base class of the RegNet models. The structure of `params` is that of ResNet."""
 
     config_class = RegNetConfig
     base_model_prefix = "regnet"
@@ -84,12 +90,12 @@ class FlaxRegNetPreTrainedModel(resnet.FlaxResNetPreTrainedModel):
 
 
 class FlaxRegNetModel(FlaxRegNetPreTrainedModel):
-    """RegNet without a head: the map of the last stage and its mean."""
+    """RegNet without a head. Returns the last feature map and its mean."""
 
     module_class = RegNet
 
 
 class FlaxRegNetForImageClassification(FlaxRegNetPreTrainedModel):
-    """RegNet with a classifier of pictures."""
+    """RegNet for image classification."""
 
     module_class = ImageClassification

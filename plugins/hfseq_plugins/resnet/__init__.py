@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.resnet.modeling"
 CITATION = """\
@@ -16,8 +21,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add ResNet with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers ResNet with the heads that Transformers 4 had in Flax."""
     register(
         "resnet",
         config="transformers:ResNetConfig",

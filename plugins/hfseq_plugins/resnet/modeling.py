@@ -1,12 +1,12 @@
-"""ResNet (He et al., 2016) on Flax NNX; attribute names are the checkpoint's.
+"""ResNet (He et al., 2016) on Flax NNX. Attribute names are those of the checkpoint.
 
-Pictures have their channels last inside; what users give and get has them first.
+Inside of the network channels are last. Inputs and outputs have them first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,24 +17,36 @@ from transformers import PreTrainedConfig, ResNetConfig
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.modeling import DerivedTensor, FlaxVisionPreTrainedModel
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 
-#: He et al. (2015), as PyTorch's ``kaiming_normal_`` with ``fan_out``.
+#: He et al. (2015), as PyTorch's `kaiming_normal_` with `fan_out`.
 INIT = jax.nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class Function(nnx.Module):
-    """A function without parameters, which has a number in a sequence of PyTorch's."""
+    """A function without parameters that takes an index in a PyTorch `Sequential`."""
 
     def __init__(self, function: Callable[[jax.Array], jax.Array]):
         self.function = function
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, height, width, channels)
         return self.function(x)
 
 
 class ConvLayer(nnx.Module):
-    """A convolution that keeps the places (or every ``stride``-th), a norm and an activation."""
+    """Convolution with padding, batch norm and activation.
+
+    Args:
+        features_in: Number of input channels.
+        features_out: Number of output channels.
+        rngs: Random number generators for the initial values.
+        size: Kernel size.
+        stride: Stride in both dimensions.
+        groups: Number of groups.
+        act: Name of the activation.
+    """
 
     def __init__(
         self,
@@ -60,11 +72,12 @@ class ConvLayer(nnx.Module):
         self.normalization, self.act = nn.BatchNorm(features_out), nn.activation(act)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `(batch, height, width, features_in)` to `(batch, height, width, features_out)`."""
         return self.act(self.normalization(self.convolution(x)))
 
 
 class Block(nnx.Module):
-    """A residual block: what its ``layer`` makes of ``x`` is added to it, or to its projection."""
+    """Residual block. The shortcut is a projection if width or resolution change."""
 
     def __init__(
         self, config: Any, features_in: int, features_out: int, rngs: nnx.Rngs, stride: int = 1
@@ -72,14 +85,14 @@ class Block(nnx.Module):
         self.shortcut = nnx.data(None)
         if features_in != features_out or stride != 1:
             self.shortcut = ConvLayer(features_in, features_out, rngs, 1, stride)
-        self.layer = nnx.List(self.parts(config, features_in, features_out, rngs, stride))
+        self.layer = nnx.List(self.make_layers(config, features_in, features_out, rngs, stride))
         self.act = nn.activation(config.hidden_act)
 
     @staticmethod
-    def parts(
-        config: ResNetConfig, features_in: int, features_out: int, rngs: nnx.Rngs, stride: int
+    def make_layers(
+        config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs, stride: int
     ) -> Sequence[nnx.Module]:
-        """Return the layers: two of 3 x 3, or three of which the middle one is narrow."""
+        """Returns the layers: two 3 x 3 convolutions, or a bottleneck of three."""
         if config.layer_type == "basic":
             return [
                 ConvLayer(features_in, features_out, rngs, 3, stride, act="relu"),
@@ -93,6 +106,7 @@ class Block(nnx.Module):
         ]
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `(batch, height, width, features_in)` to `(batch, height, width, features_out)`."""
         y = x
         for part in self.layer:
             y = part(y)
@@ -100,7 +114,7 @@ class Block(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """Blocks of one width, of which the first may take every second place alone."""
+    """Blocks of the same width. The first one may halve the resolution."""
 
     def __init__(
         self,
@@ -124,13 +138,14 @@ class Stage(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `(batch, height, width, features_in)` to `(batch, height, width, features_out)`."""
         for layer in self.layers:
             x = layer(x)
         return x
 
 
 class Encoder(nnx.Module):
-    """The stages."""
+    """Stages of the network."""
 
     def __init__(self, block: type[Block], config: Any, rngs: nnx.Rngs):
         widths = (config.embedding_size, *config.hidden_sizes)
@@ -142,19 +157,20 @@ class Encoder(nnx.Module):
 
 
 class Embeddings(nnx.Module):
-    """A wide convolution of every second place, and the largest of its neighbours."""
+    """7 x 7 convolution with stride 2, followed by max pooling with stride 2."""
 
-    def __init__(self, config: ResNetConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.embedder = ConvLayer(
             config.num_channels, config.embedding_size, rngs, 7, 2, act=config.hidden_act
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `(batch, height, width, channels)` to `(batch, height / 4, width / 4, features)`."""
         return nnx.max_pool(self.embedder(x), (3, 3), (2, 2), ((1, 1), (1, 1)))
 
 
 class ResNet(nnx.Module):
-    """The network without a head."""
+    """ResNet without a head."""
 
     submodule_classes: tuple[type[Any], type[Block]] = (Embeddings, Block)
 
@@ -163,7 +179,13 @@ class ResNet(nnx.Module):
         self.embedder = embeddings(config, rngs)
         self.encoder = Encoder(block, config, rngs)
 
-    def __call__(self, pixel_values, *, rngs=None, output_hidden_states=False):
+    def __call__(
+        self,
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        *,
+        rngs: Keys | None = None,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         x = self.embedder(pixel_values.transpose(0, 2, 3, 1))
         states = [x]
         for stage in self.encoder.stages:
@@ -181,7 +203,12 @@ def _channels_first(x: jax.Array) -> jax.Array:
 
 
 class ImageClassification(nnx.Module):
-    """A label for the picture, from the mean of its places."""
+    """Image classification, on the mean of the last feature map.
+
+    Attributes:
+        prefix: Name of the network in checkpoints.
+        base: Class of the network.
+    """
 
     prefix, base = "resnet", ResNet
 
@@ -190,10 +217,16 @@ class ImageClassification(nnx.Module):
         width = config.hidden_sizes[-1]
         init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
         self.classifier = nnx.List(
-            [Function(jnp.ravel), nn.Linear(width, config.num_labels, init, rngs)]
+            [Function(jnp.ravel), nn.Linear(width, config.num_labels, init, rngs)]  # type: ignore[arg-type]  # num_labels is set
         )
 
-    def __call__(self, pixel_values, *, rngs=None, output_hidden_states=False):
+    def __call__(
+        self,
+        pixel_values: jax.Array,  # (batch, channels, height, width)
+        *,
+        rngs: Keys | None = None,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
         encoded = getattr(self, self.prefix)(
             pixel_values, output_hidden_states=output_hidden_states
         )
@@ -202,37 +235,41 @@ class ImageClassification(nnx.Module):
 
 
 class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
-    """Base of the ResNet classes: configuration and checkpoint names.
+    """Base class of the ResNet models: configuration and checkpoint names.
 
-    As in Transformers 4 ``params`` is ``{"params": ..., "batch_stats": ...}``, and with
-    ``train=True`` the result is a pair (outputs, ``{"batch_stats": ...}``), the statistics after
-    the call.
+    As in Transformers 4, `params` is `{"params": ..., "batch_stats": ...}`. With `train=True` the
+    model returns a pair: the outputs and `{"batch_stats": ...}` with the updated statistics.
     """
 
-    config_class = ResNetConfig
+    config_class: ClassVar[type[PreTrainedConfig]] = ResNetConfig
     base_model_prefix = "resnet"
     params_include_collections = True
     stored_collections = {"batch_stats": ("mean", "var")}
-    # Version 4's blocks of two layers, which read no file of PyTorch's.
+    # Names of blocks with two layers in Transformers 4, which could not load PyTorch checkpoints.
     native_synonyms = {"layer.layer_{}": "layer.{}"}
 
-    def __call__(  # type: ignore[override]
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        pixel_values,
-        params=None,
-        train=False,
-        output_hidden_states=None,
-        return_dict=None,
+        pixel_values: Input,
+        params: trees.Params | None = None,
+        train: bool = False,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         *,
-        dropout_rng=None,
-        extra=None,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
-        shape, channels = jnp.shape(pixel_values), self.config.num_channels
+        dropout_rng: jax.Array | Keys | None = None,
+        extra: trees.Params | None = None,
+    ) -> Any:
+        """Runs the model on `(batch, channels, height, width)`, see `FlaxPreTrainedModel.run`.
+
+        Raises:
+            UsageError: The channels of `pixel_values` are not first.
+        """
+        shape, channels = jnp.shape(pixel_values), self.config.num_channels  # type: ignore[arg-type]  # any array-like object
         if len(shape) == 4 and shape[1] != channels:
             raise UsageError(
-                f"pixel_values have shape {shape}; {type(self).__name__} takes (batch, {channels}, "
-                "height, width): channels come first here, pixel_values.transpose(0, 3, 1, 2)"
+                f"pixel_values have shape {shape}, but {type(self).__name__} expects (batch, "
+                f"{channels}, height, width). Move the channels to the front with "
+                "pixel_values.transpose(0, 3, 1, 2)"
             )
         return self.run(
             {"pixel_values": pixel_values},
@@ -246,23 +283,23 @@ class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
         )
 
     def enable_gradient_checkpointing(self) -> None:
-        """Raise NotImplementedError, as in Transformers 4: no block is computed again."""
+        """Raises NotImplementedError, as in Transformers 4."""
         raise NotImplementedError(f"gradient checkpointing is not supported by {type(self)}")
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Return how many batches PyTorch's norms have seen, of which nothing depends here."""
+        """Returns the batch counters of the PyTorch batch norms, which are not used here."""
         means = [path for path in self._stored_paths() if path[-1] == "mean"]
         names = (".".join((*path[:-1], "num_batches_tracked")) for path in means)
         return {name: DerivedTensor(np.zeros((), np.int64)) for name in names}
 
 
 class FlaxResNetModel(FlaxResNetPreTrainedModel):
-    """ResNet without a head: the map of the last stage and its mean."""
+    """ResNet without a head. Returns the last feature map and its mean."""
 
     module_class = ResNet
 
 
 class FlaxResNetForImageClassification(FlaxResNetPreTrainedModel):
-    """ResNet with a classifier of pictures."""
+    """ResNet for image classification."""
 
     module_class = ImageClassification

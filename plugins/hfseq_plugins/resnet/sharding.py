@@ -1,4 +1,4 @@
-"""How ResNet is split over devices: kernels by ``fsdp`` alone."""
+"""Sharding rules of ResNet: convolution kernels are only sharded over the `fsdp` axis."""
 
 RULES = [
     (r"convolution/kernel$", "channels"),

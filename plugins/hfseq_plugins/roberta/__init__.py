@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.roberta.modeling"
 CITATION = """\
@@ -17,8 +22,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add RoBERTa with the heads that Transformers 4 had in Flax; it shards as BERT does."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers RoBERTa with the Flax heads of Transformers 4, sharded like BERT."""
     register(
         "roberta",
         config="transformers:RobertaConfig",
@@ -33,6 +38,6 @@ def register_architectures(register):
             "ForQuestionAnswering": f"{MODELING}:FlaxRobertaForQuestionAnswering",
         },
         sharding="hfseq_plugins.bert.sharding:RULES",
-        card="BERT's encoder, trained on masks alone (Liu et al., 2019).",
+        card="A BERT encoder, trained with masked language modeling only (Liu et al., 2019).",
         citation=CITATION,
     )

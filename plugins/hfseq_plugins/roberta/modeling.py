@@ -1,13 +1,17 @@
-"""RoBERTa (Liu et al., 2019): BERT with positions after the padding id and two heads of its own."""
+"""RoBERTa (Liu et al., 2019): BERT with positions that start after the padding ID.
+
+The language modeling and the sequence classification head also differ from BERT.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from transformers import RobertaConfig
+from transformers import PreTrainedConfig, RobertaConfig
 
 from hfseq import nn
 from hfseq.generation import CausalGeneration
@@ -18,102 +22,121 @@ from hfseq_plugins.bert.encoder import BertModule, dense
 
 
 class RobertaModule(BertModule):
-    """BERT's encoder, with positions counted from ``pad_token_id + 1``."""
+    """RoBERTa encoder, or decoder. Position IDs start at `pad_token_id + 1`."""
 
-    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, add_pooling_layer: bool = True):
         super().__init__(config, rngs, add_pooling_layer)
         self.pad_token_id = config.pad_token_id
 
     def positions(self, input_ids: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
-        """Count the tokens that are not padding, in every document of a packed row."""
+        """Returns the default position IDs, which count the tokens of each document.
+
+        Args:
+            input_ids: Token IDs, `(batch, length)`.
+            segment_ids: Document numbers of packed rows, `(batch, length)`, or `None`.
+
+        Returns:
+            Position IDs, `(batch, length)`.
+        """
         if segment_ids is None:
             return nn.positions_after_padding(input_ids, self.pad_token_id)
-        counted = nn.positions_in_segments(segment_ids) + self.pad_token_id + 1
-        return jnp.where(segment_ids > 0, counted, self.pad_token_id)
+        positions = nn.positions_in_segments(segment_ids) + self.pad_token_id + 1
+        return jnp.where(segment_ids > 0, positions, self.pad_token_id)
 
 
 class RobertaMixin:
-    """RoBERTa's encoder, and its head over the vocabulary, under their checkpoint names."""
+    """Names the encoder and the language modeling head as RoBERTa checkpoints do."""
 
-    prefix, module = "roberta", RobertaModule
+    prefix: ClassVar[str] = "roberta"
+    module: ClassVar[Callable[..., nnx.Module]] = RobertaModule
 
-    def add_head(self, config: RobertaConfig, rngs: nnx.Rngs) -> None:
-        """Make the head over the vocabulary."""
+    def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
+        """Creates the language modeling head."""
         self.lm_head = LMHead(config, rngs)
 
     @property
     def vocabulary_head(self) -> LMHead:
-        """The head over the vocabulary."""
+        """The language modeling head."""
         return self.lm_head
 
 
 class LMHead(bert.VocabularyHead):
-    """Dense, GELU, norm, then logits over the vocabulary (tied to the word embeddings, or not)."""
+    """Language modeling head: projection, GELU, norm and projection to the vocabulary."""
 
-    def add_transform(self, config: RobertaConfig, rngs: nnx.Rngs) -> None:
-        """Make what comes before the vocabulary."""
+    def add_transform(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
+        """Creates the layers before the projection to the vocabulary."""
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
         self.layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def transform_states(self, x: jax.Array) -> jax.Array:
-        """Map hidden states to what the vocabulary is multiplied with."""
+        """Applies the layers before the projection to the vocabulary."""
         return self.layer_norm(nn.activation("gelu")(self.dense(x)))
 
 
 class MaskedLM(RobertaMixin, bert.MaskedLM):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+    """Encoder with a masked language modeling head."""
 
 
 class CausalLM(RobertaMixin, bert.CausalLM):
-    """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
+    """Causal language model. Attention is causal only if `config.is_decoder` is set."""
 
 
 class ClassificationHead(nnx.Module):
-    """The first token through a tanh layer (siblings have other ones), then the labels."""
+    """Classifier on the first token: a projection with activation, then the labels.
 
-    activation: ClassVar[str | None] = "tanh"  # None: that of the configuration
+    Attributes:
+        activation: Name of the activation. `None` means that of the configuration.
+    """
 
-    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
+    activation: ClassVar[str | None] = "tanh"
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
-        self.out_proj = dense(config, config.hidden_size, config.num_labels, rngs)
+        self.out_proj = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
         self.act = nn.activation(self.activation or config.hidden_act)
 
-    def __call__(self, x: jax.Array, dropout: nn.Dropout, rngs: Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        dropout: nn.Dropout,
+        rngs: Keys | None,
+    ) -> jax.Array:
         x = self.act(self.dense(dropout(x[:, 0], rngs)))
         return self.out_proj(dropout(x, rngs))
 
 
 class SequenceClassification(RobertaMixin, bert.ModelWithHead):
-    """A label (or a number) for the whole sequence."""
+    """Sequence classification or regression."""
 
     head: ClassVar[type[ClassificationHead]] = ClassificationHead
 
-    def __init__(self, config: RobertaConfig, rngs: nnx.Rngs):
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.classifier = self.head(config, rngs)
 
-    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any):
-        encoded = self.encode(*args, rngs=rngs, **kwargs)
-        logits = self.classifier(encoded.last_hidden_state, self.dropout, rngs)
-        return out.FlaxSequenceClassifierOutput(logits, encoded.hidden_states, encoded.attentions)
+    def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the encoder with these arguments. Returns logits, `(batch, num_labels)`."""
+        outputs = self.encode(*args, rngs=rngs, **kwargs)
+        logits = self.classifier(outputs.last_hidden_state, self.dropout, rngs)
+        return out.FlaxSequenceClassifierOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class TokenClassification(RobertaMixin, bert.TokenClassification):
-    """A label for every token."""
+    """Token classification."""
 
 
 class QuestionAnswering(RobertaMixin, bert.QuestionAnswering):
-    """The first and the last token of the answer."""
+    """Extractive question answering."""
 
 
 class MultipleChoice(RobertaMixin, bert.MultipleChoice):
-    """One of several continuations."""
+    """Multiple choice."""
 
 
 class FlaxRobertaPreTrainedModel(bert.FlaxBertPreTrainedModel):
-    """Base of the RoBERTa classes."""
+    """Base class of the RoBERTa models."""
 
-    config_class = RobertaConfig
+    config_class: ClassVar[type[PreTrainedConfig]] = RobertaConfig
     base_model_prefix = "roberta"
     weight_aliases = {
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
@@ -122,51 +145,54 @@ class FlaxRobertaPreTrainedModel(bert.FlaxBertPreTrainedModel):
 
     @property
     def first_position(self) -> int:
-        """The place of the first token in the table."""
+        """The position ID of the first token."""
         return self.config.pad_token_id + 1
 
     def max_length(self) -> int:
-        """The position table holds ``pad_token_id + 1`` places that no token uses."""
+        """Returns the number of positions.
+
+        The first `pad_token_id + 1` rows are not used by tokens.
+        """
         return self.config.max_position_embeddings - self.config.pad_token_id - 1
 
 
 class FlaxRobertaModel(FlaxRobertaPreTrainedModel):
-    """RoBERTa without a head: hidden states and the pooled first token."""
+    """RoBERTa without a head. Returns hidden states and the pooled first token."""
 
     module_class = RobertaModule
 
 
 class FlaxRobertaForMaskedLM(FlaxRobertaPreTrainedModel):
-    """RoBERTa with the masked-LM head."""
+    """RoBERTa with a masked language modeling head."""
 
     module_class = MaskedLM
 
 
 class FlaxRobertaForCausalLM(CausalGeneration, FlaxRobertaPreTrainedModel):
-    """RoBERTa as a decoder; set ``is_decoder=True`` in the configuration."""
+    """RoBERTa as a causal decoder. Requires `is_decoder=True` in the configuration."""
 
     module_class = CausalLM
 
 
 class FlaxRobertaForSequenceClassification(FlaxRobertaPreTrainedModel):
-    """RoBERTa with a classifier on the first token."""
+    """RoBERTa for sequence classification, on the first token."""
 
     module_class = SequenceClassification
 
 
 class FlaxRobertaForTokenClassification(FlaxRobertaPreTrainedModel):
-    """RoBERTa with a classifier on every token."""
+    """RoBERTa for token classification."""
 
     module_class = TokenClassification
 
 
 class FlaxRobertaForQuestionAnswering(FlaxRobertaPreTrainedModel):
-    """RoBERTa that marks the span of an answer."""
+    """RoBERTa for extractive question answering."""
 
     module_class = QuestionAnswering
 
 
 class FlaxRobertaForMultipleChoice(FlaxRobertaPreTrainedModel):
-    """RoBERTa that scores continuations."""
+    """RoBERTa for multiple choice."""
 
     module_class = MultipleChoice

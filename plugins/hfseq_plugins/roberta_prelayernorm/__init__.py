@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 CLASS = "hfseq_plugins.roberta_prelayernorm.modeling:FlaxRobertaPreLayerNorm"
 CITATION = """\
@@ -16,8 +21,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add RoBERTa-PreLayerNorm with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers RoBERTa-PreLayerNorm with the heads that Transformers 4 had in Flax."""
     register(
         "roberta-prelayernorm",
         config="transformers:RobertaPreLayerNormConfig",
@@ -32,6 +37,6 @@ def register_architectures(register):
             "ForQuestionAnswering": f"{CLASS}ForQuestionAnswering",
         },
         sharding="hfseq_plugins.bert.sharding:RULES",
-        card="RoBERTa with the norms before the blocks (Wettig et al., 2023).",
+        card="RoBERTa with pre-norm layers (Wettig et al., 2023).",
         citation=CITATION,
     )

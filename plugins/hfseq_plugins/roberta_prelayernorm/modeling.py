@@ -1,9 +1,12 @@
-"""RoBERTa-PreLayerNorm (Wettig et al., 2023): RoBERTa with the norms in front of the blocks.
+"""RoBERTa-PreLayerNorm (Wettig et al., 2023): RoBERTa with pre-norm layers.
 
-A norm follows the embeddings, as in RoBERTa, and one more ends the stack.
+As in RoBERTa, the embeddings are normalized. A final norm follows the last layer.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 from flax import nnx
@@ -22,30 +25,30 @@ class Attention(megatron.Attention):
 
 
 class Intermediate(encoder.Intermediate):
-    """Norm and the wide half of the feed-forward block."""
+    """Norm and first half of the feed-forward block."""
 
     def __init__(self, config: RobertaPreLayerNormConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
         self.LayerNorm = megatron.norm(config)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)
         return super().__call__(self.LayerNorm(x))
 
 
 class Layer(encoder.Layer):
-    """Self-attention, cross-attention where the configuration asks for it, feed-forward."""
+    """Self-attention, cross-attention if `config.add_cross_attention` is set, feed-forward."""
 
     submodule_classes = (Attention, Intermediate, megatron.Output)
 
 
 class Encoder(encoder.Encoder):
-    """The stack of layers."""
+    """Stack of layers."""
 
     layer_class = Layer
 
 
 class RobertaPreLayerNormModule(roberta.RobertaModule):
-    """The encoder (or decoder) without a head."""
+    """RoBERTa-PreLayerNorm encoder, or decoder, without a head."""
 
     submodule_classes = (encoder.Embeddings, Encoder)
 
@@ -56,42 +59,43 @@ class RobertaPreLayerNormModule(roberta.RobertaModule):
         self.LayerNorm = megatron.norm(config)
 
     def apply_final_norm(self, x: jax.Array) -> jax.Array:
-        """Normalise the output of the last layer."""
+        """Normalizes the output of the last layer."""
         return self.LayerNorm(x)
 
 
 class PreLayerNormMixin:
-    """The encoder under its checkpoint name."""
+    """Names the encoder as RoBERTa-PreLayerNorm checkpoints do."""
 
-    prefix, module = "roberta_prelayernorm", RobertaPreLayerNormModule
+    prefix: ClassVar[str] = "roberta_prelayernorm"
+    module: ClassVar[Callable[..., nnx.Module]] = RobertaPreLayerNormModule
 
 
 class MaskedLM(PreLayerNormMixin, roberta.MaskedLM):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+    """Encoder with a masked language modeling head."""
 
 
 class CausalLM(PreLayerNormMixin, roberta.CausalLM):
-    """Next-token prediction; the configuration's ``is_decoder`` makes it causal."""
+    """Causal language model. Attention is causal only if `config.is_decoder` is set."""
 
 
 class SequenceClassification(PreLayerNormMixin, roberta.SequenceClassification):
-    """A label (or a number) for the whole sequence."""
+    """Sequence classification or regression."""
 
 
 class MultipleChoice(PreLayerNormMixin, roberta.MultipleChoice):
-    """One of several continuations."""
+    """Multiple choice."""
 
 
 class TokenClassification(PreLayerNormMixin, roberta.TokenClassification):
-    """A label for every token."""
+    """Token classification."""
 
 
 class QuestionAnswering(PreLayerNormMixin, roberta.QuestionAnswering):
-    """The first and the last token of the answer."""
+    """Extractive question answering."""
 
 
 class FlaxRobertaPreLayerNormPreTrainedModel(roberta.FlaxRobertaPreTrainedModel):
-    """Base of the RoBERTa-PreLayerNorm classes."""
+    """Base class of the RoBERTa-PreLayerNorm models."""
 
     config_class = RobertaPreLayerNormConfig
     base_model_prefix = "roberta_prelayernorm"
@@ -102,42 +106,42 @@ class FlaxRobertaPreLayerNormPreTrainedModel(roberta.FlaxRobertaPreTrainedModel)
 
 
 class FlaxRobertaPreLayerNormModel(FlaxRobertaPreLayerNormPreTrainedModel):
-    """RoBERTa-PreLayerNorm without a head: hidden states and the pooled first token."""
+    """RoBERTa-PreLayerNorm without a head. Returns hidden states and the pooled first token."""
 
     module_class = RobertaPreLayerNormModule
 
 
 class FlaxRobertaPreLayerNormForMaskedLM(FlaxRobertaPreLayerNormPreTrainedModel):
-    """RoBERTa-PreLayerNorm with the masked-LM head."""
+    """RoBERTa-PreLayerNorm with a masked language modeling head."""
 
     module_class = MaskedLM
 
 
 class FlaxRobertaPreLayerNormForCausalLM(CausalGeneration, FlaxRobertaPreLayerNormPreTrainedModel):
-    """RoBERTa-PreLayerNorm as a decoder; set ``is_decoder=True`` in the configuration."""
+    """RoBERTa-PreLayerNorm as a causal decoder. Requires `is_decoder=True` in the configuration."""
 
     module_class = CausalLM
 
 
 class FlaxRobertaPreLayerNormForSequenceClassification(FlaxRobertaPreLayerNormPreTrainedModel):
-    """RoBERTa-PreLayerNorm with a classifier on the first token."""
+    """RoBERTa-PreLayerNorm for sequence classification, on the first token."""
 
     module_class = SequenceClassification
 
 
 class FlaxRobertaPreLayerNormForMultipleChoice(FlaxRobertaPreLayerNormPreTrainedModel):
-    """RoBERTa-PreLayerNorm that scores continuations."""
+    """RoBERTa-PreLayerNorm for multiple choice."""
 
     module_class = MultipleChoice
 
 
 class FlaxRobertaPreLayerNormForTokenClassification(FlaxRobertaPreLayerNormPreTrainedModel):
-    """RoBERTa-PreLayerNorm with a classifier on every token."""
+    """RoBERTa-PreLayerNorm for token classification."""
 
     module_class = TokenClassification
 
 
 class FlaxRobertaPreLayerNormForQuestionAnswering(FlaxRobertaPreLayerNormPreTrainedModel):
-    """RoBERTa-PreLayerNorm that marks the span of an answer."""
+    """RoBERTa-PreLayerNorm for extractive question answering."""
 
     module_class = QuestionAnswering

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.roformer.modeling"
 CITATION = """\
@@ -16,8 +21,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add RoFormer with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers RoFormer with the heads that Transformers 4 had in Flax."""
     register(
         "roformer",
         config="transformers:RoFormerConfig",
@@ -30,6 +35,6 @@ def register_architectures(register):
             "ForMultipleChoice": f"{MODELING}:FlaxRoFormerForMultipleChoice",
         },
         sharding="hfseq_plugins.roformer.sharding:RULES",
-        card="A Transformer encoder with rotary positions (Su et al., 2021).",
+        card="A Transformer encoder with rotary embeddings (Su et al., 2021).",
         citation=CITATION,
     )

@@ -1,10 +1,13 @@
-"""RoFormer (Su et al., 2021): BERT with rotary positions in place of a table.
+"""RoFormer (Su et al., 2021): BERT with rotary embeddings instead of a position table.
 
-Neighbouring numbers of queries and keys (and of values, with ``rotary_value``) are turned together.
-Attribute names are the checkpoint's.
+Queries and keys, and values if `config.rotary_value` is set, are rotated in interleaved pairs of
+features. Attribute names are those of the checkpoint.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +16,11 @@ from transformers import RoFormerConfig
 
 from hfseq import nn
 from hfseq.modeling import DerivedTensor, FlaxPreTrainedModel
-from hfseq.nn import Keys
+from hfseq.modeling.base import Input
+from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq.nn.positions import Angles
+from hfseq.nn.visible import Mask
 from hfseq_plugins.bart.positions import sinusoids
 from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert import modeling as bert
@@ -23,7 +29,7 @@ from hfseq_plugins.roberta import modeling as roberta
 
 
 class Embeddings(nnx.Module):
-    """Word and token-type vectors, summed and normalised."""
+    """Sum of word and token type embeddings, followed by a norm and dropout."""
 
     def __init__(self, config: RoFormerConfig, rngs: nnx.Rngs):
         width, init = embedding_size(config), nn.normal(config.initializer_range)
@@ -32,28 +38,41 @@ class Embeddings(nnx.Module):
         self.LayerNorm = nn.LayerNorm(width, config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def __call__(self, ids: jax.Array, types: jax.Array, rngs: Keys | None) -> jax.Array:
+    def __call__(
+        self,
+        ids: jax.Array,  # (batch, length)
+        types: jax.Array,
+        rngs: Keys | None,
+    ) -> jax.Array:
         x = self.word_embeddings(ids) + self.token_type_embeddings(types)
         return self.dropout(self.LayerNorm(x), rngs)
 
 
 class SelfAttention(nnx.Module):
-    """Attention of a sequence to itself, turned by position."""
+    """Multi-head self-attention with rotary embeddings."""
 
     def __init__(self, config: RoFormerConfig, rngs: nnx.Rngs, cross: bool = False):
         self.heads, width = config.num_attention_heads, config.hidden_size
         self.rate, self.rotary_value = config.attention_probs_dropout_prob, config.rotary_value
         self.query, self.key, self.value = (dense(config, width, width, rngs) for _ in range(3))
 
-    def __call__(self, x, angles, mask, rngs, head_mask=None, return_weights=False):
+    def __call__(
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rotary_emb: Angles,
+        mask: Mask,
+        rngs: Keys | None,
+        head_mask: jax.Array | None = None,  # (heads,)
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         query, key, value = (
             part(x).reshape(*x.shape[:2], self.heads, -1)
             for part in (self.query, self.key, self.value)
         )
-        query, key = (nn.rotate(part, angles, interleaved=True) for part in (query, key))
+        query, key = (nn.rotate(part, rotary_emb, interleaved=True) for part in (query, key))
         if self.rotary_value:
-            value = nn.rotate(value, angles, interleaved=True)
-        mixed, weights = nn.attend(
+            value = nn.rotate(value, rotary_emb, interleaved=True)
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
@@ -63,7 +82,7 @@ class SelfAttention(nnx.Module):
             head_mask=None if head_mask is None else head_mask[:, None, None],
             return_weights=return_weights,
         )
-        return mixed.reshape(x.shape), weights
+        return attn_output.reshape(x.shape), weights
 
 
 class Attention(encoder.Attention):
@@ -73,23 +92,32 @@ class Attention(encoder.Attention):
 
 
 class Layer(encoder.Layer):
-    """Self-attention and feed-forward."""
+    """Post-norm layer: attention and feed-forward."""
 
     submodule_classes = (Attention, encoder.Intermediate, encoder.Output)
 
-    def __call__(self, x, angles, mask, *, rngs, head_mask=None, return_weights=False):
-        x, weights = self.attention(x, angles, mask, rngs, head_mask, return_weights)
+    def __call__(  # type: ignore[override]  # rotary embeddings instead of an encoder
+        self,
+        x: jax.Array,  # (batch, length, hidden)
+        rotary_emb: Angles,
+        mask: Mask,
+        *,
+        rngs: Keys | None,
+        head_mask: jax.Array | None = None,  # (heads,)
+        return_weights: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        x, weights = self.attention(x, rotary_emb, mask, rngs, head_mask, return_weights)
         return self.feed_forward(x, rngs), weights
 
 
 class Encoder(encoder.Encoder):
-    """The stack of layers."""
+    """Stack of layers."""
 
     layer_class = Layer
 
 
 class RoFormerModule(nnx.Module):
-    """The encoder without a head."""
+    """RoFormer encoder without a head."""
 
     def __init__(self, config: RoFormerConfig, rngs: nnx.Rngs, add_pooling_layer: bool = False):
         narrow, width = embedding_size(config), config.hidden_size
@@ -101,22 +129,22 @@ class RoFormerModule(nnx.Module):
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        token_type_ids=None,
-        head_mask=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        token_type_ids: jax.Array | None = None,  # (batch, length)
+        head_mask: jax.Array | None = None,  # (layers, heads)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        x = self.embeddings(input_ids, types, rngs)
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        token_types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        x = self.embeddings(input_ids, token_types, rngs)
         x = x if self.embeddings_project is None else self.embeddings_project(x)
-        whole = jnp.arange(input_ids.shape[1])[None]
-        positions = whole if segment_ids is None else nn.positions_in_segments(segment_ids)
-        x, weights, inputs = nn.run_layers(
+        row_positions = jnp.arange(input_ids.shape[1])[None]
+        positions = row_positions if segment_ids is None else nn.positions_in_segments(segment_ids)
+        x, attentions, layer_inputs = nn.run_layers(
             self.encoder.layer,
             x,
             self.rotary(positions),
@@ -128,51 +156,52 @@ class RoFormerModule(nnx.Module):
         )
         return out.FlaxBaseModelOutput(
             last_hidden_state=x,
-            hidden_states=(*inputs, x) if output_hidden_states else None,
-            attentions=weights if output_attentions else None,
+            hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
+            attentions=attentions if output_attentions else None,
         )
 
 
 class RoFormerMixin:
-    """RoFormer's encoder under its checkpoint name."""
+    """Names the encoder as RoFormer checkpoints do."""
 
-    prefix, module = "roformer", RoFormerModule
+    prefix: ClassVar[str] = "roformer"
+    module: ClassVar[Callable[..., nnx.Module]] = RoFormerModule
 
 
 class MaskedLM(RoFormerMixin, bert.MaskedLM):
-    """Masked language modelling; ``masked_positions`` (groups, k) restricts the head to them."""
+    """Encoder with a masked language modeling head."""
 
 
 class ClassificationHead(roberta.ClassificationHead):
-    """The first token through a layer with the configuration's activation, then the labels."""
+    """Classifier on the first token, with the activation of the configuration."""
 
     activation = None
 
 
 class SequenceClassification(RoFormerMixin, roberta.SequenceClassification):
-    """A label (or a number) for the whole sequence."""
+    """Sequence classification or regression."""
 
     head = ClassificationHead
 
 
 class TokenClassification(RoFormerMixin, bert.TokenClassification):
-    """A label for every token."""
+    """Token classification."""
 
 
 class QuestionAnswering(RoFormerMixin, bert.QuestionAnswering):
-    """The first and the last token of the answer."""
+    """Extractive question answering."""
 
 
 class MultipleChoice(RoFormerMixin, bert.MultipleChoice):
-    """One of several continuations, by their last token."""
+    """Multiple choice, on the last token."""
 
-    def pool(self, encoded: out.FlaxModelOutput, rngs: Keys | None) -> jax.Array:
-        """Return the last token of each choice."""
-        return encoded.last_hidden_state[:, -1]
+    def pool(self, outputs: out.FlaxModelOutput, rngs: Keys | None) -> jax.Array:
+        """Returns the last token of each choice, `(batch * choices, hidden)`."""
+        return outputs.last_hidden_state[:, -1]
 
 
 class FlaxRoFormerPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the RoFormer classes: configuration, checkpoint names and the call of v4."""
+    """Base class of the RoFormer models: configuration, checkpoint names and call signature."""
 
     config_class = RoFormerConfig
     base_model_prefix = "roformer"
@@ -182,28 +211,29 @@ class FlaxRoFormerPreTrainedModel(FlaxPreTrainedModel):
     }
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"encoder\.embed_positions\.weight$")
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,
-        input_ids,
-        attention_mask=None,
-        token_type_ids=None,
-        head_mask=None,
-        params=None,
+        input_ids: Input,
+        attention_mask: Input = None,
+        token_type_ids: Input = None,
+        head_mask: Input = None,
+        params: trees.Params | None = None,
         dropout_rng: jax.Array | Keys | None = None,
-        train=False,
-        output_attentions=None,
-        output_hidden_states=None,
-        return_dict=None,
+        train: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         *,
-        extra=None,
-        **inputs,
-    ):
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`.
+        extra: trees.Params | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """Runs the model, see `FlaxPreTrainedModel.run`.
 
-        ``input_ids`` and the masks are (batch, length), or (batch, choices, length) for multiple
-        choice. ``segment_ids`` (batch, length) numbers the documents of packed rows.
+        Token IDs and masks are `(batch, length)`, or `(batch, choices, length)` for multiple
+        choice. `segment_ids`, `(batch, length)`, numbers the documents of packed rows. 0 is
+        padding.
         """
-        given = {
+        model_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
@@ -211,7 +241,7 @@ class FlaxRoFormerPreTrainedModel(FlaxPreTrainedModel):
             **inputs,
         }
         return self.run(
-            given,
+            model_inputs,
             params,
             dropout_rng,
             train,
@@ -222,7 +252,7 @@ class FlaxRoFormerPreTrainedModel(FlaxPreTrainedModel):
         )
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
-        """Return the table of angles, which PyTorch keeps in its checkpoints."""
+        """Returns the sinusoid table, which PyTorch checkpoints contain."""
         config = self.config
         width = config.hidden_size // config.num_attention_heads
         prefix = "" if self.module_class is RoFormerModule else "roformer."
@@ -231,36 +261,36 @@ class FlaxRoFormerPreTrainedModel(FlaxPreTrainedModel):
 
 
 class FlaxRoFormerModel(FlaxRoFormerPreTrainedModel):
-    """RoFormer without a head: hidden states."""
+    """RoFormer without a head. Returns hidden states."""
 
     module_class = RoFormerModule
 
 
 class FlaxRoFormerForMaskedLM(FlaxRoFormerPreTrainedModel):
-    """RoFormer with the masked-LM head."""
+    """RoFormer with a masked language modeling head."""
 
     module_class = MaskedLM
 
 
 class FlaxRoFormerForSequenceClassification(FlaxRoFormerPreTrainedModel):
-    """RoFormer with a classifier on the first token."""
+    """RoFormer for sequence classification, on the first token."""
 
     module_class = SequenceClassification
 
 
 class FlaxRoFormerForTokenClassification(FlaxRoFormerPreTrainedModel):
-    """RoFormer with a classifier on every token."""
+    """RoFormer for token classification."""
 
     module_class = TokenClassification
 
 
 class FlaxRoFormerForQuestionAnswering(FlaxRoFormerPreTrainedModel):
-    """RoFormer that marks the span of an answer."""
+    """RoFormer for extractive question answering."""
 
     module_class = QuestionAnswering
 
 
 class FlaxRoFormerForMultipleChoice(FlaxRoFormerPreTrainedModel):
-    """RoFormer that scores continuations by their last token."""
+    """RoFormer for multiple choice, on the last token."""
 
     module_class = MultipleChoice

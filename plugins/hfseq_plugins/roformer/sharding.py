@@ -1,4 +1,4 @@
-"""How RoFormer is split over devices: as BERT."""
+"""Sharding rules of RoFormer: those of BERT, and the embedding projection."""
 
 from hfseq_plugins.bert.sharding import RULES as BERT
 

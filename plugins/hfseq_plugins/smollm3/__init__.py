@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.smollm3.modeling"
 CITATION = """\
@@ -15,8 +20,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add SmolLM3."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers SmolLM3."""
     register(
         "smollm3",
         config="transformers:SmolLM3Config",
@@ -28,9 +33,6 @@ def register_architectures(register):
             "ForTokenClassification": f"{MODELING}:FlaxSmolLM3ForTokenClassification",
         },
         sharding="hfseq_plugins.decoder.sharding:RULES",
-        card=(
-            "A causal Transformer decoder with layers that know no positions "
-            "(Bakouch et al., 2025)."
-        ),
+        card=("A causal Transformer decoder with layers without positions (Bakouch et al., 2025)."),
         citation=CITATION,
     )

@@ -1,4 +1,4 @@
-"""SmolLM3 (Bakouch et al., 2025) on Flax NNX: a row of the table of `hfseq_plugins.decoder`."""
+"""SmolLM3 (Bakouch et al., 2025) on Flax NNX, implemented by `hfseq_plugins.decoder`."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from hfseq_plugins.decoder.modeling import (
 
 
 class FlaxSmolLM3PreTrainedModel(FlaxDecoderPreTrainedModel):
-    """Base of the SmolLM3 classes."""
+    """Base class of the SmolLM3 models."""
 
     config_class = SmolLM3Config
 
 
 class FlaxSmolLM3Model(FlaxSmolLM3PreTrainedModel):
-    """SmolLM3 without a head: hidden states."""
+    """SmolLM3 without a head. Returns hidden states."""
 
     module_class = Decoder
 
 
 class FlaxSmolLM3ForCausalLM(CausalGeneration, FlaxSmolLM3PreTrainedModel):
-    """SmolLM3 with its language-modelling head."""
+    """SmolLM3 with a language modeling head."""
 
     module_class = CausalLM
 
 
 class FlaxSmolLM3ForSequenceClassification(FlaxSmolLM3PreTrainedModel):
-    """SmolLM3 with a classifier on the last token."""
+    """SmolLM3 for sequence classification, on the last token."""
 
     module_class = SequenceClassification
 
 
 class FlaxSmolLM3ForQuestionAnswering(FlaxSmolLM3PreTrainedModel):
-    """SmolLM3 that marks the span of an answer."""
+    """SmolLM3 for extractive question answering."""
 
     module_class = QuestionAnswering
     base_model_prefix = "transformer"
 
 
 class FlaxSmolLM3ForTokenClassification(FlaxSmolLM3PreTrainedModel):
-    """SmolLM3 with a classifier on every token."""
+    """SmolLM3 for token classification."""
 
     module_class = TokenClassification

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.vit.modeling"
 CITATION = """\
@@ -18,8 +23,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add ViT with the heads that Transformers 4 had in Flax."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers ViT with the heads that Transformers 4 had in Flax."""
     register(
         "vit",
         config="transformers:ViTConfig",
@@ -28,6 +33,6 @@ def register_architectures(register):
             "ForImageClassification": f"{MODELING}:FlaxViTForImageClassification",
         },
         sharding="hfseq_plugins.vit.sharding:RULES",
-        card="A Transformer encoder of patches of a picture (Dosovitskiy et al., 2021).",
+        card="A Transformer encoder of image patches (Dosovitskiy et al., 2021).",
         citation=CITATION,
     )

@@ -1,4 +1,4 @@
-"""How ViT is split over devices: Megatron's column and row pairs."""
+"""Sharding rules of ViT: column- and row-parallel pairs, as in Megatron-LM."""
 
 RULES = [
     (r"patch_embeddings/projection/kernel$", "channels"),

@@ -1,4 +1,4 @@
-"""XGLM (Lin et al., 2022): the pre-norm decoder of BART's kind alone, with fixed places."""
+"""XGLM (Lin et al., 2022): a pre-norm BART decoder with sinusoidal positions."""
 
 from __future__ import annotations
 
@@ -10,30 +10,40 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from transformers import XGLMConfig
+from transformers import PreTrainedConfig, XGLMConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
 from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.modeling import FlaxBartDecoderPreTrainedModel
 
-OFFSET = 2  # rows before the first place
+#: Number of unused rows at the start of the position table.
+OFFSET = 2
 
 
 @functools.lru_cache(maxsize=8)
 def sinusoids(length: int, width: int, pad_token_id: int | None) -> np.ndarray:
-    """Return fairseq's vectors of places, (length, width): all sines, then all cosines.
+    """Returns the sinusoidal position embeddings of fairseq: all sines, then all cosines.
 
-    The row ``pad_token_id`` is zero. Angles are rounded as PyTorch rounds them, to float32, which
-    shows at far places; only the exponential is taken of float64, since libraries differ there.
+    Angles are rounded to float32 as in PyTorch, which is visible at large positions. Only the
+    exponential is computed in float64, because its float32 results differ between libraries.
+
+    Args:
+        length: Number of positions.
+        width: Number of features.
+        pad_token_id: Row that is set to zero, or `None`.
+
+    Returns:
+        A read-only float32 array, `(length, width)`.
     """
     half = width // 2
     exponents = np.arange(half, dtype=np.float32) * np.float32(-math.log(10000) / (half - 1))
-    speeds = np.exp(exponents.astype(np.float64)).astype(np.float32)
-    angles = np.arange(length, dtype=np.float32)[:, None] * speeds
+    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
+    angles = np.arange(length, dtype=np.float32)[:, None] * frequencies
     table = np.zeros((length, width), np.float32)
     table[:, :half], table[:, half : 2 * half] = np.sin(angles), np.cos(angles)
     if pad_token_id is not None:
@@ -43,7 +53,7 @@ def sinusoids(length: int, width: int, pad_token_id: int | None) -> np.ndarray:
 
 
 class Positions(nnx.Module):
-    """Places without parameters."""
+    """Sinusoidal position embeddings without parameters."""
 
     compute_dtype: Any = None
 
@@ -51,53 +61,55 @@ class Positions(nnx.Module):
         length = config.max_position_embeddings + OFFSET
         self.table = (length, config.d_model, config.pad_token_id)
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        """Return the vectors of places 0, 1, 2 …: (...) to (..., features)."""
+    def __call__(self, ids: jax.Array) -> jax.Array:  # (batch, length)
+        """Returns the vectors of positions, `(...)` to `(..., features)`."""
         vectors = jnp.take(jnp.asarray(sinusoids(*self.table)), ids + OFFSET, axis=0)
         return vectors.astype(self.compute_dtype or jnp.float32)
 
 
 class DecoderLayer(layers.DecoderLayer):
-    """Self-attention, attention to an encoder (``add_cross_attention``), feed-forward."""
+    """Self-attention, cross-attention if `config.add_cross_attention` is set, feed-forward."""
 
     norm_first = True
 
     @staticmethod
-    def layer_sizes(config: XGLMConfig) -> tuple[int, int, float]:
-        """Return the heads, the width of the feed-forward block, and how often it is skipped."""
+    def layer_sizes(config: PreTrainedConfig) -> tuple[int, int, float]:
+        """Returns the number of heads, the feed-forward width and the LayerDrop rate."""
         return config.attention_heads, config.ffn_dim, config.layerdrop
 
     @staticmethod
-    def has_cross_attention(config: XGLMConfig) -> bool:
-        """Tell whether there is attention to an encoder's output."""
+    def has_cross_attention(config: PreTrainedConfig) -> bool:
+        """Returns whether the layer attends to the output of an encoder."""
         return config.add_cross_attention
 
 
 class XGLMModule(layers.Decoder):
-    """XGLM without a head."""
+    """XGLM decoder without a head."""
 
     layer, positions = DecoderLayer, Positions
     embedding_norm, norm_first = False, True
 
     def __init__(self, config: XGLMConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs, own_token_embedding=True, depth=config.num_layers)
-        self.crossed = config.add_cross_attention
+        self.add_cross_attention = config.add_cross_attention
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # embeds its own tokens
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        encoder_hidden_states=None,
-        encoder_attention_mask=None,
-        segment_ids=None,
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array | None = None,  # (batch, length)
+        position_ids: jax.Array | None = None,  # (batch, length)
+        encoder_hidden_states: jax.Array | None = None,  # (batch, source_length, hidden)
+        encoder_attention_mask: jax.Array | None = None,  # (batch, source_length)
+        segment_ids: jax.Array | None = None,  # (batch, length)
         *,
-        rngs=None,
-        output_attentions=False,
-        output_hidden_states=False,
-    ):
-        if encoder_hidden_states is not None and not self.crossed:
-            raise UsageError("encoder_hidden_states need a model with add_cross_attention=True")
+        rngs: Keys | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> out.FlaxModelOutput:
+        if encoder_hidden_states is not None and not self.add_cross_attention:
+            raise UsageError(
+                "encoder_hidden_states require add_cross_attention=True in the configuration"
+            )
         return super().__call__(
             None,
             input_ids,
@@ -113,39 +125,40 @@ class XGLMModule(layers.Decoder):
 
 
 class CausalLM(nnx.Module):
-    """Next-token prediction, with the word embeddings where the head is tied to them."""
+    """Causal language model. A tied head reuses the word embeddings."""
 
     def __init__(self, config: XGLMConfig, rngs: nnx.Rngs):
         self.model = XGLMModule(config, rngs)
         self.lm_head = heads.untied_head(config, rngs)
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
+        """Runs the decoder with these arguments. Returns logits, `(batch, length, vocab_size)`."""
         output = self.model(*args, **kwargs)
-        head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head
+        head = self.model.embed_tokens.attend if self.lm_head is None else self.lm_head  # type: ignore[union-attr]  # the decoder has its own embedding
         logits = head(output.last_hidden_state)
         return heads.head_output(out.FlaxCausalLMOutputWithCrossAttentions, output, logits=logits)
 
 
 class FlaxXGLMPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the XGLM classes: configuration, checkpoint names and the call of Transformers 4."""
+    """Base class of the XGLM models: configuration, checkpoint names and call signature."""
 
     config_class = XGLMConfig
     base_model_prefix = "model"
     position_table = "max_position_embeddings"
     weight_aliases = {"lm_head.weight": "model.embed_tokens.weight"}
-    # Old checkpoints carry the computed places.
+    # Old checkpoints contain the computed positions.
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"embed_positions\.weights$")
 
-    __call__ = FlaxBartDecoderPreTrainedModel.__call__
+    __call__ = FlaxBartDecoderPreTrainedModel.__call__  # type: ignore[assignment]  # signature of Transformers 4
 
 
 class FlaxXGLMModel(FlaxXGLMPreTrainedModel):
-    """XGLM without a head: hidden states."""
+    """XGLM without a head. Returns hidden states."""
 
     module_class = XGLMModule
 
 
 class FlaxXGLMForCausalLM(CausalGeneration, FlaxXGLMPreTrainedModel):
-    """XGLM with its language-modelling head."""
+    """XGLM with a language modeling head."""
 
     module_class = CausalLM

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hfseq import hookimpl
+
+if TYPE_CHECKING:
+    from hfseq.plugins.hookspecs import RegisterArchitecture
 
 MODELING = "hfseq_plugins.xlm_roberta.modeling"
 CITATION = """\
@@ -18,8 +23,8 @@ CITATION = """\
 
 
 @hookimpl
-def register_architectures(register):
-    """Add XLM-RoBERTa with the heads that Transformers 4 had in Flax; it shards as BERT does."""
+def register_architectures(register: RegisterArchitecture) -> None:
+    """Registers XLM-RoBERTa with the Flax heads of Transformers 4, sharded like BERT."""
     register(
         "xlm-roberta",
         config="transformers:XLMRobertaConfig",

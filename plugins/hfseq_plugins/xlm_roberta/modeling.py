@@ -1,4 +1,4 @@
-"""XLM-RoBERTa (Conneau et al., 2020): RoBERTa for a hundred languages, with a larger vocabulary."""
+"""XLM-RoBERTa (Conneau et al., 2020): RoBERTa for 100 languages."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from hfseq_plugins.roberta import modeling as roberta
 
 
 class FlaxXLMRobertaPreTrainedModel(roberta.FlaxRobertaPreTrainedModel):
-    """Base of the XLM-RoBERTa classes."""
+    """Base class of the XLM-RoBERTa models."""
 
     config_class = XLMRobertaConfig
 
 
 class FlaxXLMRobertaModel(FlaxXLMRobertaPreTrainedModel):
-    """XLM-RoBERTa without a head: hidden states and the pooled first token."""
+    """XLM-RoBERTa without a head. Returns hidden states and the pooled first token."""
 
     module_class = roberta.RobertaModule
 
 
 class FlaxXLMRobertaForMaskedLM(FlaxXLMRobertaPreTrainedModel):
-    """XLM-RoBERTa with the masked-LM head."""
+    """XLM-RoBERTa with a masked language modeling head."""
 
     module_class = roberta.MaskedLM
 
 
 class FlaxXLMRobertaForCausalLM(CausalGeneration, FlaxXLMRobertaPreTrainedModel):
-    """XLM-RoBERTa as a decoder; set ``is_decoder=True`` in the configuration."""
+    """XLM-RoBERTa as a causal decoder. Requires `is_decoder=True` in the configuration."""
 
     module_class = roberta.CausalLM
 
 
 class FlaxXLMRobertaForSequenceClassification(FlaxXLMRobertaPreTrainedModel):
-    """XLM-RoBERTa with a classifier on the first token."""
+    """XLM-RoBERTa for sequence classification, on the first token."""
 
     module_class = roberta.SequenceClassification
 
 
 class FlaxXLMRobertaForMultipleChoice(FlaxXLMRobertaPreTrainedModel):
-    """XLM-RoBERTa that scores continuations."""
+    """XLM-RoBERTa for multiple choice."""
 
     module_class = roberta.MultipleChoice
 
 
 class FlaxXLMRobertaForTokenClassification(FlaxXLMRobertaPreTrainedModel):
-    """XLM-RoBERTa with a classifier on every token."""
+    """XLM-RoBERTa for token classification."""
 
     module_class = roberta.TokenClassification
 
 
 class FlaxXLMRobertaForQuestionAnswering(FlaxXLMRobertaPreTrainedModel):
-    """XLM-RoBERTa that marks the span of an answer."""
+    """XLM-RoBERTa for extractive question answering."""
 
     module_class = roberta.QuestionAnswering
