@@ -1,7 +1,7 @@
-"""An encoder that mixes tokens by averaging: a complete architecture for hfseq in one file.
+"""An encoder that averages tokens instead of attending: a complete hfseq architecture in one file.
 
-Use it as ``hfseqfile.py`` in the working directory, or name it: ``--plugin averaging_encoder.py``.
-Then ``hfseq.FlaxAutoModelForMaskedLM`` and the scripts know the model type ``averaging``.
+Save it as `hfseqfile.py` in the working directory, or pass `--plugin averaging_encoder.py`. The
+model type `averaging` is then available in `hfseq.FlaxAutoModelForMaskedLM` and the scripts.
 """
 
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ class AveragingConfig(PreTrainedConfig):
 
 
 class Layer(nnx.Module):
-    """Each token beside the average of the tokens it may see, through a feed-forward block."""
+    """Feed-forward block on each token and the average of the tokens that are visible to it."""
 
     def __init__(self, config, rngs):
         width, init = config.hidden_size, nn.normal(config.initializer_range)
@@ -34,7 +34,7 @@ class Layer(nnx.Module):
         self.narrow = nn.Linear(4 * width, width, init, rngs)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def __call__(self, x, weights, *, rngs=None):
+    def __call__(self, x, weights, *, rngs=None):  # x: (batch, length, hidden)
         h = self.norm(x)
         average = jnp.broadcast_to(weights.astype(h.dtype) @ h, h.shape)
         h = nn.activation("gelu")(self.wide(jnp.concatenate([h, average], -1)))
@@ -42,7 +42,7 @@ class Layer(nnx.Module):
 
 
 class Averaging(nnx.Module):
-    """Embeddings and layers; ``segment_ids`` keeps packed documents apart."""
+    """Embeddings and layers. Packed documents (`segment_ids`) are not mixed."""
 
     def __init__(self, config, rngs):
         width, init = config.hidden_size, nn.normal(config.initializer_range)
@@ -53,11 +53,11 @@ class Averaging(nnx.Module):
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        token_type_ids=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids,  # (batch, length)
+        attention_mask=None,  # (batch, length)
+        token_type_ids=None,  # (batch, length)
+        position_ids=None,  # (batch, length)
+        segment_ids=None,  # (batch, length)
         *,
         rngs=None,
         output_hidden_states=False,
@@ -66,8 +66,8 @@ class Averaging(nnx.Module):
         documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
         if position_ids is None:
             position_ids = nn.positions_in_segments(documents)
-        seen = nn.attention_mask(attention_mask, documents)[:, 0].astype(jnp.float32)
-        weights = seen / jnp.maximum(seen.sum(-1, keepdims=True), 1)
+        mask = nn.attention_mask(attention_mask, documents)[:, 0].astype(jnp.float32)
+        weights = mask / jnp.maximum(mask.sum(-1, keepdims=True), 1)
         x = self.word_embeddings(input_ids) + self.position_embeddings(position_ids)
         x, _, states = nn.run_layers(
             self.layer, x, weights, rngs=rngs, collect=output_hidden_states
@@ -76,17 +76,17 @@ class Averaging(nnx.Module):
 
 
 class AveragingForMaskedLM(nnx.Module):
-    """The head shares the table of word embeddings and runs at ``masked_positions`` only."""
+    """Masked language model with a tied head, which only runs at `masked_positions`."""
 
     def __init__(self, config, rngs):
         self.averaging = Averaging(config, rngs)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
 
     def __call__(self, *args, masked_positions=None, **kwargs):
-        encoded = self.averaging(*args, **kwargs)
-        x = nn.gather_positions(encoded.last_hidden_state, masked_positions)
+        outputs = self.averaging(*args, **kwargs)
+        x = nn.gather_positions(outputs.last_hidden_state, masked_positions)
         logits = self.averaging.word_embeddings.attend(x) + self.bias[...].astype(x.dtype)
-        return FlaxMaskedLMOutput(logits, encoded.hidden_states)
+        return FlaxMaskedLMOutput(logits, outputs.hidden_states)
 
 
 class FlaxAveragingModel(FlaxPreTrainedModel):

@@ -1,4 +1,4 @@
-"""CLIP's text encoder (Radford et al., 2021, https://arxiv.org/abs/2103.00020) in one file."""
+"""The CLIP text encoder (Radford et al., 2021, https://arxiv.org/abs/2103.00020) in one file."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -21,12 +21,12 @@ class Attention(nnx.Module):
         out_init = nn.normal(config.initializer_factor * width**-0.5)
         self.out_proj = nn.Linear(width, width, out_init, rngs)
 
-    def __call__(self, x, mask, rngs, return_weights):
+    def __call__(self, x, mask, rngs, return_weights):  # x: (batch, length, hidden)
         parts = (part(x) for part in (self.q_proj, self.k_proj, self.v_proj))
         query, key, value = (part.reshape(*x.shape[:2], self.heads, -1) for part in parts)
         options = {"dropout_rate": self.rate, "rngs": rngs, "return_weights": return_weights}
-        mixed, weights = nn.attend(query, key, value, mask=mask, causal=True, **options)
-        return self.out_proj(mixed.reshape(x.shape)), weights
+        attn_output, weights = nn.attend(query, key, value, mask=mask, causal=True, **options)
+        return self.out_proj(attn_output.reshape(x.shape)), weights
 
 
 class Layer(nnx.Module):
@@ -36,13 +36,13 @@ class Layer(nnx.Module):
         self.self_attn, self.act = Attention(config, rngs), nn.activation(config.hidden_act)
         self.layer_norm1 = nn.LayerNorm(width, config.layer_norm_eps)
         self.layer_norm2 = nn.LayerNorm(width, config.layer_norm_eps)
-        # nnx.Dict: parts that have a name in the checkpoint and no call of their own.
+        # nnx.Dict: submodules with a name in the checkpoint, but without a class.
         narrow = nn.Linear(inner, width, nn.normal(inner_std(config)), rngs)
         self.mlp = nnx.Dict(fc1=nn.Linear(width, inner, wide, rngs), fc2=narrow)
 
-    def __call__(self, x, mask, *, rngs=None, return_weights=False):
-        mixed, weights = self.self_attn(self.layer_norm1(x), mask, rngs, return_weights)
-        x = x + mixed
+    def __call__(self, x, mask, *, rngs=None, return_weights=False):  # x: (batch, length, hidden)
+        attn_output, weights = self.self_attn(self.layer_norm1(x), mask, rngs, return_weights)
+        x = x + attn_output
         return x + self.mlp.fc2(self.act(self.mlp.fc1(self.layer_norm2(x)))), weights
 
 
@@ -51,18 +51,18 @@ class TextModel(nnx.Module):
         width, init = config.hidden_size, nn.normal(0.02 * config.initializer_factor)
         layers = [Layer(config, rngs) for _ in range(config.num_hidden_layers)]
         words = nn.Embed(config.vocab_size, width, init, rngs)
-        places = nn.Embed(config.max_position_embeddings, width, init, rngs)
-        self.embeddings = nnx.Dict(token_embedding=words, position_embedding=places)
+        positions = nn.Embed(config.max_position_embeddings, width, init, rngs)
+        self.embeddings = nnx.Dict(token_embedding=words, position_embedding=positions)
         self.encoder = nnx.Dict(layers=nn.Layers(layers))
         self.final_layer_norm = nn.LayerNorm(width, config.layer_norm_eps)
         self.eos = config.eos_token_id
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids,  # (batch, length)
+        attention_mask=None,  # (batch, length)
+        position_ids=None,  # (batch, length)
+        segment_ids=None,  # (batch, length)
         *,
         rngs=None,
         output_attentions=False,
@@ -71,21 +71,21 @@ class TextModel(nnx.Module):
         if position_ids is None:
             documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
             position_ids = nn.positions_in_segments(documents)
-        places = self.embeddings.position_embedding(position_ids)
-        x, weights, inputs = nn.run_layers(
+        positions = self.embeddings.position_embedding(position_ids)
+        x, attentions, layer_inputs = nn.run_layers(
             self.encoder.layers,
-            self.embeddings.token_embedding(input_ids) + places,
+            self.embeddings.token_embedding(input_ids) + positions,
             nn.visible(attention_mask, segment_ids),
             rngs=rngs,
             collect=output_hidden_states,
             return_weights=output_attentions,
         )
-        states = (*inputs, x) if output_hidden_states else None
-        x, weights = self.final_layer_norm(x), weights if output_attentions else None
-        # 2 was a wrong value in old configurations: there the end is the largest id of a row.
+        states = (*layer_inputs, x) if output_hidden_states else None
+        x, attentions = self.final_layer_norm(x), attentions if output_attentions else None
+        # Older configurations contain a wrong value, 2. There the end is the largest ID of a row.
         ends = input_ids if self.eos == 2 else input_ids == self.eos
         pooled = jnp.take_along_axis(x, ends.argmax(-1)[:, None, None], 1)[:, 0]
-        return out.FlaxBaseModelOutputWithPooling(x, pooled, states, weights)
+        return out.FlaxBaseModelOutputWithPooling(x, pooled, states, attentions)
 
 
 class FlaxCLIPTextModel(FlaxPreTrainedModel):

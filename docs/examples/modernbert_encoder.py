@@ -8,14 +8,14 @@ from transformers import ModernBertConfig
 from hfseq import FlaxPreTrainedModel, hookimpl, nn
 from hfseq.nn import outputs as out
 
-KINDS = ("full_attention", "sliding_attention")
+ATTENTION_TYPES = ("full_attention", "sliding_attention")
 
 
 def init(config, last=False):
-    """A truncated normal distribution, narrower for what is added to the residual stream."""
+    """Truncated normal initializer, with a smaller deviation for projections to the residual."""
     std = config.initializer_range * ((2 * config.num_hidden_layers) ** -0.5 if last else 1)
-    cut = config.initializer_cutoff_factor or 3.0
-    return jax.nn.initializers.truncated_normal(std, lower=-cut, upper=cut)
+    cutoff = config.initializer_cutoff_factor or 3.0
+    return jax.nn.initializers.truncated_normal(std, lower=-cutoff, upper=cutoff)
 
 
 def norm(config):
@@ -30,19 +30,19 @@ class Attention(nnx.Module):
         self.Wo = nn.Linear(width, width, init(config, last=True), rngs, use_bias=bias)
         self.out_drop = nn.Dropout(config.attention_dropout)
 
-    def __call__(self, x, angles, mask, rngs, return_weights):
+    def __call__(self, x, rotary_emb, mask, rngs, return_weights):  # x: (batch, length, hidden)
         qkv = self.Wqkv(x).reshape(*x.shape[:2], 3, self.heads, -1)
         query, key, value = (qkv[:, :, part] for part in range(3))
-        mixed, weights = nn.attend(
-            nn.rotate(query, angles),
-            nn.rotate(key, angles),
+        attn_output, weights = nn.attend(
+            nn.rotate(query, rotary_emb),
+            nn.rotate(key, rotary_emb),
             value,
             mask=mask,
             dropout_rate=self.rate,
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.out_drop(self.Wo(mixed.reshape(x.shape)), rngs), weights
+        return self.out_drop(self.Wo(attn_output.reshape(x.shape)), rngs), weights
 
 
 class MLP(nnx.Module):
@@ -55,45 +55,49 @@ class MLP(nnx.Module):
         self.act = nn.activation(config.hidden_activation)
         self.drop = nn.Dropout(config.mlp_dropout)
 
-    def __call__(self, x, rngs):
+    def __call__(self, x, rngs):  # x: (batch, length, hidden)
         h, gate = jnp.split(self.Wi(x), 2, -1)
         return self.Wo(self.drop(self.act(h) * gate, rngs))
 
 
 class Layer(nnx.Module):
-    """The first layer has no norm before its attention; most layers see a window only."""
+    """Pre-norm layer. The first one has no attention norm. Most have a sliding window."""
 
-    def __init__(self, config, number, rngs):
-        self.kind = KINDS.index(config.layer_types[number])
-        self.attn_norm = norm(config) if number else nnx.data(None)
+    def __init__(self, config, layer_idx, rngs):
+        self.attention_type = ATTENTION_TYPES.index(config.layer_types[layer_idx])
+        self.attn_norm = norm(config) if layer_idx else nnx.data(None)
         self.attn, self.mlp = Attention(config, rngs), MLP(config, rngs)
         self.mlp_norm = norm(config)
 
-    def __call__(self, x, angles, masks, *, rngs=None, return_weights=False):
+    def __call__(
+        self, x, rotary_emb, masks, *, rngs=None, return_weights=False
+    ):  # x: (batch, length, hidden)
         h = self.attn_norm(x) if self.attn_norm else x
-        mixed, weights = self.attn(h, angles[self.kind], masks[self.kind], rngs, return_weights)
-        x = x + mixed
+        attn_output, weights = self.attn(
+            h, rotary_emb[self.attention_type], masks[self.attention_type], rngs, return_weights
+        )
+        x = x + attn_output
         return x + self.mlp(self.mlp_norm(x), rngs), weights
 
 
 class ModernBert(nnx.Module):
     def __init__(self, config, rngs):
         width = config.hidden_size // config.num_attention_heads
-        self.rotary = tuple(nn.Rotary(config, width, kind) for kind in KINDS)
-        self.window, numbers = config.sliding_window, range(config.num_hidden_layers)
-        # nnx.Dict: parts that have a name in the checkpoint and no call of their own.
+        self.rotary = tuple(nn.Rotary(config, width, name) for name in ATTENTION_TYPES)
+        self.window, indices = config.sliding_window, range(config.num_hidden_layers)
+        # nnx.Dict: submodules with a name in the checkpoint, but without a class.
         words = nn.Embed(config.vocab_size, config.hidden_size, init(config), rngs)
         self.embeddings = nnx.Dict(tok_embeddings=words, norm=norm(config))
         self.drop = nn.Dropout(config.embedding_dropout)
-        self.layers = nn.Layers([Layer(config, number, rngs) for number in numbers])
+        self.layers = nn.Layers([Layer(config, layer_idx, rngs) for layer_idx in indices])
         self.final_norm = norm(config)
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids,  # (batch, length)
+        attention_mask=None,  # (batch, length)
+        position_ids=None,  # (batch, length)
+        segment_ids=None,  # (batch, length)
         *,
         rngs=None,
         output_attentions=False,
@@ -103,19 +107,21 @@ class ModernBert(nnx.Module):
             documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
             position_ids = nn.positions_in_segments(documents)
         x = self.embeddings.norm(self.embeddings.tok_embeddings(input_ids))
-        everything = nn.visible(attention_mask, segment_ids)
-        near = nn.visible(attention_mask, segment_ids, window=(self.window, self.window))
-        x, weights, inputs = nn.run_layers(
+        full_mask = nn.visible(attention_mask, segment_ids)
+        window_mask = nn.visible(attention_mask, segment_ids, window=(self.window, self.window))
+        x, attentions, layer_inputs = nn.run_layers(
             self.layers,
             self.drop(x, rngs),
             tuple(rotary(position_ids) for rotary in self.rotary),
-            (everything, near),
+            (full_mask, window_mask),
             rngs=rngs,
             collect=output_hidden_states,
             return_weights=output_attentions,
         )
-        x, weights = self.final_norm(x), weights if output_attentions else None
-        return out.FlaxBaseModelOutput(x, (*inputs, x) if output_hidden_states else None, weights)
+        x, attentions = self.final_norm(x), attentions if output_attentions else None
+        return out.FlaxBaseModelOutput(
+            x, (*layer_inputs, x) if output_hidden_states else None, attentions
+        )
 
 
 class MaskedLM(nnx.Module):
@@ -132,15 +138,15 @@ class MaskedLM(nnx.Module):
             self.decoder = nn.Linear(*sizes, last, rngs, use_bias=biased)
 
     def __call__(self, *args, masked_positions=None, **kwargs):
-        encoded = self.model(*args, **kwargs)
-        x = nn.gather_positions(encoded.last_hidden_state, masked_positions)
+        outputs = self.model(*args, **kwargs)
+        x = nn.gather_positions(outputs.last_hidden_state, masked_positions)
         x = self.head.norm(self.act(self.head.dense(x)))
         if self.tied:
             logits = self.model.embeddings.tok_embeddings.attend(x)
             logits = nn.add_bias(logits, self.decoder.bias[...]) if self.decoder else logits
         else:
             logits = self.decoder(x)
-        return out.FlaxMaskedLMOutput(logits, encoded.hidden_states, encoded.attentions)
+        return out.FlaxMaskedLMOutput(logits, outputs.hidden_states, outputs.attentions)
 
 
 class FlaxModernBertModel(FlaxPreTrainedModel):

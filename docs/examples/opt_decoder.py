@@ -10,7 +10,7 @@ from hfseq import FlaxPreTrainedModel, hookimpl, nn
 from hfseq.generation import CausalGeneration
 from hfseq.nn import outputs as out
 
-OFFSET = 2  # the first rows of the position table, which no token uses
+OFFSET = 2  # number of unused rows at the start of the position table
 
 
 def norm(config):
@@ -31,13 +31,13 @@ class Attention(nn.CachedAttention):
         )
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = (linear() for _ in range(4))
 
-    def __call__(self, x, mask, rngs, return_weights):
+    def __call__(self, x, mask, rngs, return_weights):  # x: (batch, length, hidden)
         parts, shape = (self.q_proj, self.k_proj, self.v_proj), (*x.shape[:2], self.kv_heads, -1)
         query, key, value = (part(x).reshape(shape) for part in parts)
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
         options = {"dropout_rate": self.rate, "rngs": rngs, "return_weights": return_weights}
-        mixed, weights = nn.attend(query, key, value, mask=mask, causal=causal, **options)
-        return self.out_proj(mixed.reshape(x.shape)), weights
+        attn_output, weights = nn.attend(query, key, value, mask=mask, causal=causal, **options)
+        return self.out_proj(attn_output.reshape(x.shape)), weights
 
 
 class Layer(nnx.Module):
@@ -51,7 +51,7 @@ class Layer(nnx.Module):
         self.act = nn.activation(config.activation_function)
         self.dropout = nn.Dropout(config.dropout)
 
-    def __call__(self, x, mask, *, rngs=None, return_weights=False):
+    def __call__(self, x, mask, *, rngs=None, return_weights=False):  # x: (batch, length, hidden)
         h = self.self_attn_layer_norm(x) if self.norm_first else x
         h, weights = self.self_attn(h, mask, rngs, return_weights)
         x = x + self.dropout(h, rngs)
@@ -76,10 +76,10 @@ class Decoder(nnx.Module):
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids,  # (batch, length)
+        attention_mask=None,  # (batch, length)
+        position_ids=None,  # (batch, length)
+        segment_ids=None,  # (batch, length)
         *,
         rngs=None,
         output_attentions=False,
@@ -92,7 +92,7 @@ class Decoder(nnx.Module):
             position_ids = nn.positions_in_segments(documents)
         x = self.embed_tokens(input_ids)
         x = self.project_in(x) if self.project_in else x
-        x, weights, inputs = nn.run_layers(
+        x, attentions, layer_inputs = nn.run_layers(
             self.layers,
             x + self.embed_positions(position_ids + OFFSET),
             nn.visible(attention_mask, segment_ids),
@@ -102,9 +102,9 @@ class Decoder(nnx.Module):
         )
         for part in (self.final_layer_norm, self.project_out):
             x = part(x) if part else x
-        states = (*inputs, x) if output_hidden_states else None
-        weights = weights if output_attentions else None
-        return out.FlaxBaseModelOutputWithPast(x, None, states, weights)
+        states = (*layer_inputs, x) if output_hidden_states else None
+        attentions = attentions if output_attentions else None
+        return out.FlaxBaseModelOutputWithPast(x, None, states, attentions)
 
 
 class OPT(nnx.Module):

@@ -1,9 +1,10 @@
-"""Spoken numbers to train on, by espeak-ng: files of sound, and tables with what is said.
+"""Generates spoken numbers with espeak-ng: audio files, and tables with their transcripts.
 
     python docs/examples/spoken_numbers.py numbers --count 1000
 
-writes numbers/train/*.wav and numbers/validation/*.wav, and numbers/{train,validation}.csv with the
-columns audio and text. Voices, speeds and pitches are drawn at random, from one seed.
+The command writes numbers/train/*.wav and numbers/validation/*.wav, and
+numbers/{train,validation}.csv with the columns audio and text. Voices, speeds and pitches are drawn
+at random from one seed.
 """
 
 import argparse
@@ -14,19 +15,21 @@ from pathlib import Path
 
 DIGITS = "zero one two three four five six seven eight nine".split()
 VOICES = [
-    f"en-{land}+{who}" for land in ("us", "gb") for who in ("m1", "m3", "m7", "f1", "f2", "f4")
+    f"en-{region}+{speaker}"
+    for region in ("us", "gb")
+    for speaker in ("m1", "m3", "m7", "f1", "f2", "f4")
 ]
 
 
 def say(text: str, file: Path, draw: random.Random) -> None:
-    """Have a random voice say ``text``, into a WAV file of 22050 samples a second."""
+    """Writes a WAV file (22,050 samples per second) in which a random voice says `text`."""
     voice, speed, pitch = draw.choice(VOICES), draw.randint(140, 200), draw.randint(30, 70)
     command = ["espeak-ng", "-v", voice, "-s", str(speed), "-p", str(pitch), "-w", str(file), text]
     subprocess.run(command, check=True)
 
 
 def write(folder: Path, count: int, seed: int) -> None:
-    """Write ``count`` sounds to train on, and a tenth of that to validate."""
+    """Writes `count` audio files for training, and a tenth of that for validation."""
     draw = random.Random(seed)
     for split, number in (("train", count), ("validation", max(1, count // 10))):
         (folder / split).mkdir(parents=True, exist_ok=True)
@@ -44,5 +47,5 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    write(given.folder, given.count, given.seed)
+    options = parser.parse_args()
+    write(options.folder, options.count, options.seed)

@@ -12,7 +12,7 @@ from hfseq.nn import outputs as out
 
 
 class Attention(nn.CachedAttention):
-    """Grouped-query attention: several query heads share a key and a value head."""
+    """Grouped-query attention: several query heads share a key and value head."""
 
     def __init__(self, config, rngs):
         super().__init__()
@@ -25,13 +25,13 @@ class Attention(nn.CachedAttention):
         self.v_proj = linear(width, self.kv_heads * self.head_dim)
         self.o_proj = linear(heads * self.head_dim, width)
 
-    def __call__(self, x, angles, mask, rngs, return_weights):
+    def __call__(self, x, rotary_emb, mask, rngs, return_weights):  # x: (batch, length, hidden)
         shape = (*x.shape[:2], -1, self.head_dim)
-        query = nn.rotate(self.q_proj(x).reshape(shape), angles)
-        key = nn.rotate(self.k_proj(x).reshape(shape), angles)
+        query = nn.rotate(self.q_proj(x).reshape(shape), rotary_emb)
+        key = nn.rotate(self.k_proj(x).reshape(shape), rotary_emb)
         value = self.v_proj(x).reshape(shape)
         key, value, mask, causal = nn.extend_cache(self, key, value, mask)
-        mixed, weights = nn.attend(
+        attn_output, weights = nn.attend(
             query,
             key,
             value,
@@ -41,7 +41,7 @@ class Attention(nn.CachedAttention):
             rngs=rngs,
             return_weights=return_weights,
         )
-        return self.o_proj(mixed.reshape(*x.shape[:2], -1)), weights
+        return self.o_proj(attn_output.reshape(*x.shape[:2], -1)), weights
 
 
 class MLP(nnx.Module):
@@ -66,9 +66,13 @@ class Layer(nnx.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x, angles, mask, *, rngs, return_weights=False):
-        mixed, weights = self.self_attn(self.input_layernorm(x), angles, mask, rngs, return_weights)
-        x = x + mixed
+    def __call__(
+        self, x, rotary_emb, mask, *, rngs, return_weights=False
+    ):  # x: (batch, length, hidden)
+        attn_output, weights = self.self_attn(
+            self.input_layernorm(x), rotary_emb, mask, rngs, return_weights
+        )
+        x = x + attn_output
         return x + self.mlp(self.post_attention_layernorm(x)), weights
 
 
@@ -82,11 +86,11 @@ class Llama(nnx.Module):
 
     def __call__(
         self,
-        input_ids,
-        attention_mask=None,
-        token_type_ids=None,
-        position_ids=None,
-        segment_ids=None,
+        input_ids,  # (batch, length)
+        attention_mask=None,  # (batch, length)
+        token_type_ids=None,  # (batch, length)
+        position_ids=None,  # (batch, length)
+        segment_ids=None,  # (batch, length)
         *,
         rngs=None,
         output_attentions=False,
@@ -96,7 +100,7 @@ class Llama(nnx.Module):
             documents = jnp.ones_like(input_ids) if segment_ids is None else segment_ids
             position_ids = nn.positions_in_segments(documents)
         mask = nn.visible(attention_mask, segment_ids)
-        x, weights, inputs = nn.run_layers(
+        x, attentions, layer_inputs = nn.run_layers(
             self.layers,
             self.embed_tokens(input_ids),
             self.rotary(position_ids),
@@ -106,9 +110,9 @@ class Llama(nnx.Module):
             return_weights=output_attentions,
         )
         x = self.norm(x)
-        states = (*inputs, x) if output_hidden_states else None
-        weights = weights if output_attentions else None
-        return out.FlaxBaseModelOutputWithPast(x, None, states, weights)
+        states = (*layer_inputs, x) if output_hidden_states else None
+        attentions = attentions if output_attentions else None
+        return out.FlaxBaseModelOutputWithPast(x, None, states, attentions)
 
 
 class CausalLM(nnx.Module):
