@@ -1,4 +1,4 @@
-"""ALBERT: the battery for every class, groups of layers, and that they are shared."""
+"""ALBERT: the battery for every class, layer groups and their shared parameters."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ def test_battery_of_an_option(head, changes):
 
 
 def test_layers_share_their_parameters():
-    few, many = (
+    small, large = (
         FlaxAlbertForMaskedLM(config(num_hidden_layers=layers), seed=1) for layers in (2, 6)
     )
-    assert few.required_params == many.required_params
-    assert not close(few(ids()).logits, many(ids(), params=few.params).logits)
+    assert small.required_params == large.required_params
+    assert not close(small(ids()).logits, large(ids(), params=small.params).logits)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_scanned_groups_run_in_their_order(groups):
-    given = config(num_hidden_layers=5, num_hidden_groups=groups)
-    plain = FlaxAlbertForMaskedLM(given, seed=1)
-    scanned = FlaxAlbertForMaskedLM(given, seed=1, scan_layers=True)
-    found, right = (
+    model_config = config(num_hidden_layers=5, num_hidden_groups=groups)
+    plain = FlaxAlbertForMaskedLM(model_config, seed=1)
+    scanned = FlaxAlbertForMaskedLM(model_config, seed=1, scan_layers=True)
+    output, right = (
         model(ids(), output_hidden_states=True, output_attentions=True)
         for model in (scanned, plain)
     )
-    assert len(found.hidden_states) == 6 and len(found.attentions) == 5
-    for one, other in zip(found.to_tuple()[1], right.to_tuple()[1], strict=True):
-        assert close(one, other)
+    assert len(output.hidden_states) == 6 and len(output.attentions) == 5
+    for actual, expected in zip(output.to_tuple()[1], right.to_tuple()[1], strict=True):
+        assert close(actual, expected)

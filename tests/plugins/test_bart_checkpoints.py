@@ -1,4 +1,4 @@
-"""BART's checkpoints: what Transformers 4 stored, and one checkpoint for every class."""
+"""BART checkpoints: those of Transformers 4, and one checkpoint for every class."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def model():
     return FlaxBartForConditionalGeneration(bart_config(**SHALLOW))
 
 
-# -- what Transformers 4 stored --------------------------------------------------------------------
+# -- Transformers 4 checkpoints --------------------------------------------------------------------
 
 
 def v4_tree(config, tied=True):
-    """The tree of v4's FlaxBartForConditionalGeneration, names and shapes written down by hand."""
+    """The parameter tree of FlaxBartForConditionalGeneration in Transformers 4, written by hand."""
     random = np.random.default_rng(7)
     width, table = config.d_model, config.max_position_embeddings + 2
 
@@ -159,10 +159,10 @@ def test_decoder_alone_serves_a_whole_model(tmp_path):
     alone = FlaxBartForCausalLM(bart_config(**SHALLOW))
     alone.save_pretrained(tmp_path)
     config = bart_config(**SHALLOW)
-    whole = FlaxBartForConditionalGeneration.from_pretrained(tmp_path, config=config)
+    seq2seq = FlaxBartForConditionalGeneration.from_pretrained(tmp_path, config=config)
     table = alone.params["model"]["decoder"]["embed_tokens"]["embedding"]
-    assert np.array_equal(whole.params["model"]["shared"]["embedding"], table)
-    ours, theirs = (m.params["model"]["decoder"]["layers"] for m in (whole, alone))
+    assert np.array_equal(seq2seq.params["model"]["shared"]["embedding"], table)
+    ours, theirs = (m.params["model"]["decoder"]["layers"] for m in (seq2seq, alone))
     assert trees_equal(ours, theirs)
 
 

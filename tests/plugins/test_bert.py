@@ -60,13 +60,13 @@ def test_untied_head_has_its_own_projection_and_pytorchs_bias():
 
 def test_positions_beyond_the_table_are_refused():
     model = FlaxBertModel(bert_config(), _do_init=False)
-    with pytest.raises(UsageError, match="41 tokens a row.*allows 40"):
+    with pytest.raises(UsageError, match="41 tokens.*40"):
         model(ids(1, 41), params={})
 
 
 def test_cache_needs_position_ids():
     model = FlaxBertForCausalLM(bert_config(is_decoder=True))
-    with pytest.raises(ValueError, match="past_key_values needs position_ids"):
+    with pytest.raises(ValueError, match="past_key_values.*position_ids"):
         model(ids(), past_key_values=model.init_cache(2, 12))
 
 
@@ -85,9 +85,9 @@ def test_head_mask_removes_a_head():
 
 def test_masked_positions_give_the_rows_of_the_full_head():
     model = FlaxBertForMaskedLM(bert_config())
-    tokens, chosen = ids(), np.array([[0, 5, 13], [2, 3, 4]])[:1]
+    tokens, positions = ids(), np.array([[0, 5, 13], [2, 3, 4]])[:1]
     full = np.asarray(model(tokens).logits).reshape(1, 24, 64)
-    assert close(model(tokens, masked_positions=chosen).logits, full[:, chosen[0]], 1e-6)
+    assert close(model(tokens, masked_positions=positions).logits, full[:, positions[0]], 1e-6)
 
 
 def test_attentions_are_rows_of_probabilities():

@@ -1,4 +1,4 @@
-"""BLOOM: the battery, biases of any number of heads, and positions that a mask counts."""
+"""BLOOM: the battery, biases of any number of heads, positions from the attention mask."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_slopes_are_pytorchs_for_any_number_of_heads(heads):
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
     right = build_alibi_tensor(torch.ones(1, 5, dtype=torch.long), heads, torch.float32)
-    found = nn.alibi_slopes(heads)[:, None, None] * np.arange(5)
-    assert np.abs(found - right.numpy()).max() < 1e-6
+    bias = nn.alibi_slopes(heads)[:, None, None] * np.arange(5)
+    assert np.abs(bias - right.numpy()).max() < 1e-6
 
 
 def test_padding_on_the_left_changes_nothing():

@@ -1,4 +1,4 @@
-"""Llama and its kin: the battery for each switch, and what version 4 did otherwise."""
+"""Llama-style decoders: the battery for each option, and differences from Transformers 4."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_battery_of_other_heads(family, head, checks):
 
 def test_batteries_cover_every_registered_head():
     for family, heads in HEADS.items():
-        told = set(heads) if family == "eurobert" else {"Model", "ForCausalLM", *heads}
-        assert told == set(plugins.load().architectures[family].target.heads), family
+        expected_heads = set(heads) if family == "eurobert" else {"Model", "ForCausalLM", *heads}
+        assert expected_heads == set(plugins.load().architectures[family].target.heads), family
 
 
 VARIANTS = {
@@ -119,7 +119,7 @@ VARIANTS = {
     "tied mistral": ("mistral", {"tie_word_embeddings": True}),
     "one key head of gemma": ("gemma", {"num_key_value_heads": 1, "head_dim": 20}),
     "qwen2 without windows": ("qwen2", {"use_sliding_window": False, "num_hidden_layers": 2}),
-    "layers that are told": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+    "layers with explicit types": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     "yarn of qwen3": ("qwen3", {"rope_parameters": YARN, "attention_bias": True}),
     "smollm3 that sees all": ("smollm3", {"use_sliding_window": False, "sliding_window": None}),
     "positions nowhere": ("smollm3", {"no_rope_layers": [0] * 4, "mlp_bias": True}),
@@ -151,14 +151,16 @@ def test_battery_of_a_switch(variant):
     ids=lambda rope: rope["rope_type"],
 )
 def test_rows_longer_than_those_of_training_are_stretched_as_in_pytorch(rope):
-    """Of the battery the checks whose rows are as long as each other: angles depend on that."""
-    given = config("llama", max_position_embeddings=10, rope_parameters={"rope_theta": 1e4} | rope)
-    told = "angles depend on the length of the longest row"
-    skip = dict.fromkeys(("padding", "packing", "cached_decoding"), told)
-    check_architecture("llama", given, heads=["ForCausalLM"], skip=skip)
+    """Checks with rows of equal length, because the rotary embedding depends on the length."""
+    model_config = config(
+        "llama", max_position_embeddings=10, rope_parameters={"rope_theta": 1e4} | rope
+    )
+    message = "angles depend on the length of the longest row"
+    skip = dict.fromkeys(("padding", "packing", "cached_decoding"), message)
+    check_architecture("llama", model_config, heads=["ForCausalLM"], skip=skip)
 
 
-# -- what version 4 did otherwise
+# -- differences from Transformers 4
 # ------------------------------------------------------------------------------------
 
 
@@ -168,8 +170,8 @@ def test_a_window_counts_the_querys_own_key(window):
     tokens = ids(1, 12)
     weights = np.asarray(model(tokens, output_attentions=True).attentions[0])[0, 0]
     distance = np.arange(12)[:, None] - np.arange(12)
-    seen = (distance >= 0) & (distance < (window or 99))
-    assert ((weights > 0) == seen).all()
+    visible = (distance >= 0) & (distance < (window or 99))
+    assert ((weights > 0) == visible).all()
 
 
 def test_ties_and_bases_of_the_configuration_are_not_ignored():
@@ -204,7 +206,7 @@ def test_states_of_half_types_begin_with_pytorchs_numbers(tmp_path):
     ours = half(ids(1, 6), output_hidden_states=True)
     theirs = GemmaModel.from_pretrained(tmp_path, dtype=torch.bfloat16)
     theirs = theirs(torch.from_numpy(ids(1, 6)).long(), output_hidden_states=True)
-    begin, end = (theirs.hidden_states[place].float().detach().numpy() for place in (0, -1))
+    begin, end = (theirs.hidden_states[index].float().detach().numpy() for index in (0, -1))
     assert (np.asarray(ours.hidden_states[0], np.float32) == begin).all()
     assert np.abs(np.asarray(ours.last_hidden_state, np.float32) - end).max() < 0.05
 
@@ -240,8 +242,8 @@ def test_every_product_of_a_layer_is_one_of_fp8(family, scan_layers):
         plain.config, seed=1, precision="fp8_delayed", scan_layers=scan_layers
     )
     sites = {path[:-1] for path in trees.flatten(model.init_extra(jax.random.key(0)))}
-    named = {path[-2] for path in sites}  # keys and values are one product
-    assert named == {f"{part}_proj" for part in ("q", "k", "o", "gate", "up", "down")}
+    module_names = {path[-2] for path in sites}  # keys and values are one product
+    assert module_names == {f"{part}_proj" for part in ("q", "k", "o", "gate", "up", "down")}
     apart = np.abs(np.asarray(model(ids(2, 12)).logits, np.float32) - plain(ids(2, 12)).logits)
     assert 0 < apart.mean() < 0.2 * np.abs(plain(ids(2, 12)).logits).mean()
 
@@ -287,12 +289,12 @@ def test_generated_tokens_are_pytorchs(variant, padded, search, tmp_path):
         mask[0, :4], mask[1, :1] = 0, 0
         tokens = np.where(mask, tokens, 0)
     options = {"max_new_tokens": 14, "do_sample": False, **search}
-    found = model.generate(tokens, attention_mask=mask, **options).sequences
+    sequences = model.generate(tokens, attention_mask=mask, **options).sequences
     right = theirs.generate(
         torch.from_numpy(tokens).long(), attention_mask=torch.from_numpy(mask), **options
     )
     right = right.numpy()
-    assert np.array_equal(found[:, : right.shape[1]], right)
+    assert np.array_equal(sequences[:, : right.shape[1]], right)
 
 
 @pytest.mark.slow
@@ -325,10 +327,10 @@ def test_scanned_and_packed_rows_compute_the_same(family):
 
 
 def test_an_unknown_kind_of_rotary_positions_is_named():
-    given = config("llama")
-    given.rope_parameters = {"rope_type": "su", "rope_theta": 1e4}
+    model_config = config("llama")
+    model_config.rope_parameters = {"rope_type": "su", "rope_theta": 1e4}
     with pytest.raises(UsageError, match=r"unknown rope_type 'su'.*longrope"):
-        hfseq.FlaxLlamaModel(given)
+        hfseq.FlaxLlamaModel(model_config)
 
 
 def test_a_checkpoint_of_a_sibling_says_what_does_not_fit(tmp_path):

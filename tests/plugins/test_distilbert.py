@@ -1,4 +1,4 @@
-"""DistilBERT: the battery for every class, and positions that are computed or stored."""
+"""DistilBERT: the battery for every class, computed and stored positions."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_battery_of_an_option(head, changes):
 
 
 def test_a_stored_table_that_is_no_sinusoid_is_kept(tmp_path):
-    """Version 4 computed sinusoids in its place."""
-    given = config(sinusoidal_pos_embds=True)
-    FlaxDistilBertModel(given, seed=1).save_pretrained(tmp_path)
+    """Transformers 4 computed sinusoids instead."""
+    model_config = config(sinusoidal_pos_embds=True)
+    FlaxDistilBertModel(model_config, seed=1).save_pretrained(tmp_path)
     plain = FlaxDistilBertModel.from_pretrained(tmp_path)
     assert "position_embeddings" not in plain.params["embeddings"]
     name = "embeddings.position_embeddings.weight"

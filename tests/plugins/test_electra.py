@@ -1,4 +1,4 @@
-"""ELECTRA: the battery for every class, narrow tables, and token types of zero."""
+"""ELECTRA: the battery for every class, narrow embeddings, default token types."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_battery_of_an_option(head, changes):
 
 
 def test_token_types_are_zeros_where_none_are_given():
-    """Version 4 took ones, and was 2.3 away from PyTorch."""
+    """Transformers 4 used ones, which differed from PyTorch by 2.3."""
     model = FlaxElectraForPreTraining(config(), seed=1)
     plain, zeros, ones = (
         model(ids(), token_type_ids=types).logits

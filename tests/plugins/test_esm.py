@@ -1,4 +1,4 @@
-"""ESM: the battery for every head and option, hidden tokens as dropout, contacts."""
+"""ESM: the battery for every head and option, token dropout, contact prediction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.models import esm_config as config
 from tests.support.tiers import battery
 
 HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-#: What tells contacts is trained apart, and logits do not depend on it.
+#: The contact head is trained separately, and logits do not depend on it.
 UNUSED = (*ZERO_GRADIENTS, r"contact_head/regression/(kernel|bias)$")
 
 
@@ -67,14 +67,14 @@ def test_hidden_tokens_and_contacts_are_those_of_pytorch(changes, tmp_path):
     tokens[0, 3:6] = 3  # hidden
     tokens[1, -1] = 2
     mask[2, 9:], tokens[2, 9:] = 0, 1
-    given = {"input_ids": tokens, "attention_mask": mask}
+    inputs = {"input_ids": tokens, "attention_mask": mask}
     with torch.no_grad():
-        as_torch = {name: torch.from_numpy(np.asarray(x, np.int64)) for name, x in given.items()}
+        as_torch = {name: torch.from_numpy(np.asarray(x, np.int64)) for name, x in inputs.items()}
         right = theirs(**as_torch).logits.numpy()
         touching = theirs.predict_contacts(as_torch["input_ids"], as_torch["attention_mask"])
     real = mask.astype(bool)
-    close(np.asarray(model(**given).logits)[real], right[real])
-    close(model.predict_contacts(**given), touching.numpy())
+    close(np.asarray(model(**inputs).logits)[real], right[real])
+    close(model.predict_contacts(**inputs), touching.numpy())
 
 
 def test_packed_proteins_are_computed_as_apart():
@@ -84,16 +84,16 @@ def test_packed_proteins_are_computed_as_apart():
         first[0, 2], second[0, 3:5] = 3, 3
         row = np.concatenate([first, second, np.ones((1, 4), first.dtype)], 1)
         segments = np.repeat([[1, 2, 0]], [5, 7, 4], axis=1)
-        found = np.asarray(model(row, segment_ids=segments).logits)
-        close(found[:, :5], model(first).logits)
-        close(found[:, 5:12], model(second).logits)
+        logits = np.asarray(model(row, segment_ids=segments).logits)
+        close(logits[:, :5], model(first).logits)
+        close(logits[:, 5:12], model(second).logits)
 
 
 def test_what_is_not_here_is_refused():
     for changes, message in (
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ({"add_cross_attention": True, "is_decoder": True}, "add_cross_attention=True"),
-        ({"mask_token_id": None}, "token_dropout=True needs mask_token_id"),
+        ({"mask_token_id": None}, "token_dropout=True .*mask_token_id"),
     ):
         with pytest.raises(UsageError, match=message):
             FlaxEsmModel(config(**changes), _do_init=False)

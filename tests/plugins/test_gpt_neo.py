@@ -1,4 +1,4 @@
-"""GPT-Neo: the battery, and layers that look at a window."""
+"""GPT-Neo: the battery, and layers with a window."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_a_window_counts_the_querys_own_key_and_global_layers_have_none():
 
 @pytest.mark.slow
 def test_alternating_layers_are_scanned_as_one_block():
-    given = config()
-    plain = FlaxGPTNeoForCausalLM(given, seed=1)
-    scanned = FlaxGPTNeoForCausalLM(given, seed=1, scan_layers=True)
+    model_config = config()
+    plain = FlaxGPTNeoForCausalLM(model_config, seed=1)
+    scanned = FlaxGPTNeoForCausalLM(model_config, seed=1, scan_layers=True)
     assert scanned.stacked_prefixes and close(scanned(ids()).logits, plain(ids()).logits)
 
 
 def test_rows_longer_than_the_positions_are_refused():
-    with pytest.raises(UsageError, match="41 tokens a row.*max_position_embeddings=40"):
+    with pytest.raises(UsageError, match="41 tokens.*max_position_embeddings=40"):
         FlaxGPTNeoForCausalLM(config())(ids(1, 41))

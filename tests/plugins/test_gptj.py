@@ -1,4 +1,4 @@
-"""GPT-J: the battery, partial rotary positions, the head with a bias, and generation."""
+"""GPT-J: the battery, partial rotary embeddings, the head with a bias, generation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_buffers_of_old_files_are_ignored(tmp_path, caplog):
 
 def test_rows_longer_than_the_positions_are_refused():
     model = FlaxGPTJForCausalLM(gptj_config(n_layer=1))
-    with pytest.raises(UsageError, match="41 tokens a row.*n_positions=40"):
+    with pytest.raises(UsageError, match="41 tokens.*n_positions=40"):
         model(ids(1, 41))
 
 
@@ -74,8 +74,8 @@ def test_generated_tokens_are_pytorchs(search, tmp_path):
     tokens, mask = np.maximum(ids(3, 9), 3), np.ones((3, 9), np.int64)
     mask[0, :4] = 0
     options = {"max_new_tokens": 14, "do_sample": False, **search}
-    found = model.generate(tokens, attention_mask=mask, **options).sequences
+    sequences = model.generate(tokens, attention_mask=mask, **options).sequences
     right = AutoModelForCausalLM.from_pretrained(tmp_path).generate(
         torch.from_numpy(tokens).long(), attention_mask=torch.from_numpy(mask), **options
     )
-    assert np.array_equal(found[:, : right.shape[1]], right.numpy())
+    assert np.array_equal(sequences[:, : right.shape[1]], right.numpy())

@@ -1,4 +1,4 @@
-"""The Llama example: a distribution of its own, installed for real, found by its entry point."""
+"""The Llama example: installed as a distribution and found by its entry point."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print(json.dumps([report.passed, report.skipped]))
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """A folder into which pip installed the example (no index is asked)."""
+    """A folder into which pip installed the example, without an index."""
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("llama")
     source, target = folder / "source", folder / "site"
@@ -80,22 +80,22 @@ def run(code: str, site: Path, *arguments: object):
 @pytest.mark.slow
 def test_trained_llama_gives_its_reference_logits(installed, shared):
     folder = shared / "checkpoints-tiny" / "stories260K"
-    found = run(STORIES, installed, folder)
-    assert (found["origin"], found["version"]) == ("hfseq-llama", "0.1.0")
-    assert found["class"] == "hfseq_llama"
+    result = run(STORIES, installed, folder)
+    assert (result["origin"], result["version"]) == ("hfseq-llama", "0.1.0")
+    assert result["class"] == "hfseq_llama"
     reference = json.loads((folder / "reference_logits.json").read_text())
-    assert found["last"] == pytest.approx(reference["last_logits"], abs=2e-5)
-    assert found["nll"] == pytest.approx(reference["mean_nll"], abs=1e-6)
+    assert result["last"] == pytest.approx(reference["last_logits"], abs=2e-5)
+    assert result["nll"] == pytest.approx(reference["mean_nll"], abs=1e-6)
 
 
 @pytest.mark.slow
 def test_battery(installed):
     passed, skipped = run(BATTERY, installed)
     assert "FlaxLlamaForCausalLM.cached_decoding" in passed
-    # Rotary positions have no table, so no row is too long.
+    # Rotary embeddings have no table, so there is no row limit.
     without_table = "max_length() is 2048: rows of any length that is tried are allowed"
     assert set(skipped.values()) <= {"PyTorch is not installed", without_table}
 
 
 def test_example_is_one_short_module():
-    assert len((EXAMPLE / "hfseq_llama.py").read_text().splitlines()) <= 150
+    assert len((EXAMPLE / "hfseq_llama.py").read_text().splitlines()) <= 160

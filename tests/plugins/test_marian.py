@@ -1,4 +1,4 @@
-"""Marian: the battery, vocabularies of its own for each side, and published configurations."""
+"""Marian: the battery, separate vocabularies, and published configurations."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_tables_of_sides_that_are_apart():
         ("model", side, "embed_tokens", "embedding") for side in ("encoder", "decoder")
     }
     assert blank.params_shape_tree["final_logits_bias"].shape == (1, 80)
-    with pytest.raises(UsageError, match="input_ids hold 70, outside of .* vocabulary of 64"):
+    with pytest.raises(UsageError, match="input_ids .*70.* of .* vocabulary of 64"):
         blank(np.full((1, 3), 70), decoder_input_ids=ids(1, 3), params={})
-    with pytest.raises(UsageError, match="decoder_input_ids hold 80, outside of .* of 80"):
+    with pytest.raises(UsageError, match="decoder_input_ids .*80.* of .* of 80"):
         blank(ids(1, 3), decoder_input_ids=np.full((1, 3), 80), params={})
 
 
@@ -85,7 +85,7 @@ def test_without_a_head_places_are_written_as_pytorch_keeps_them(tmp_path, caplo
 
 # -- published models ------------------------------------------------------------------------------
 
-# What config.json of Helsinki-NLP/opus-mt-* says beside sizes.
+# Options other than sizes in config.json of Helsinki-NLP/opus-mt-*.
 OPUS = {
     "model_type": "marian", "architectures": ["MarianMTModel"], "activation_function": "swish",
     "bad_words_ids": [[63]], "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 63,
@@ -98,7 +98,7 @@ OPUS = {
 
 
 def write_opus(folder, described):
-    """Write a published model as it lies on the Hub: options of generation in config.json."""
+    """Writes a model as on the Hub, with generation options in config.json."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 
@@ -116,9 +116,9 @@ def assert_same_translations(folder, rows):
     ours = FlaxMarianMTModel.from_pretrained(folder)
     assert ours.generation_config.num_beams == 4
     for options in ({}, {"num_beams": 1}):
-        found = ours.generate(rows, max_length=8, **options).sequences
+        sequences = ours.generate(rows, max_length=8, **options).sequences
         expected = theirs.generate(torch.tensor(rows).long(), max_length=8, **options)
-        assert np.asarray(found).tolist() == expected.tolist(), options
+        assert np.asarray(sequences).tolist() == expected.tolist(), options
 
 
 def test_translates_as_pytorch_does(tmp_path):

@@ -1,4 +1,4 @@
-"""mBART: the battery for every head, the language id that is wrapped, and translation."""
+"""mBART: the battery for every head, language IDs, and translation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_battery_covers_every_registered_head():
 
 
 def test_it_is_planned_as_an_encoder_decoder():
-    """Version 4 gave its head the name of a masked-LM head too."""
+    """In Transformers 4 the head was also registered as a masked language modeling head."""
     from hfseq.cli.plan.run import choose_objective
 
     assert choose_objective(SimpleNamespace(objective=None), mbart_config()) == "span_mlm"
@@ -59,7 +59,7 @@ def test_equals_pytorch(changes, tmp_path):
     compare(FlaxMBartForConditionalGeneration, tmp_path, inputs, unused=unused)
 
 
-# -- the id of the language ------------------------------------------------------------------------
+# -- language ID -----------------------------------------------------------------------------------
 
 ROWS = np.array([[5, 6, 7, 2, 40], [8, 2, 41, 1, 1], [9, 9, 2, 42, -100]])
 
@@ -83,10 +83,10 @@ def test_shifting_is_pytorchs_and_is_what_a_model_reads_that_is_told_nothing(tmp
     model = FlaxMBartModel(mbart_config(**SHALLOW))
     model.save_pretrained(tmp_path)
     twin = MBartModel.from_pretrained(tmp_path).eval()
-    given = np.where(ROWS == -100, 1, ROWS)
-    ours = jax.jit(lambda x: model(x, attention_mask=x != 1).last_hidden_state)(given)
-    mask = torch.tensor(given != 1).long()
-    expected = twin(torch.tensor(given), attention_mask=mask).last_hidden_state.detach()
+    labels = np.where(ROWS == -100, 1, ROWS)
+    ours = jax.jit(lambda x: model(x, attention_mask=x != 1).last_hidden_state)(labels)
+    mask = torch.tensor(labels != 1).long()
+    expected = twin(torch.tensor(labels), attention_mask=mask).last_hidden_state.detach()
     assert close(ours, expected)
 
 
@@ -106,11 +106,11 @@ def test_translates_into_a_language_as_pytorch_does(options, beams, tmp_path):
     theirs = MBartForConditionalGeneration.from_pretrained(tmp_path).eval()
     source = np.concatenate([ids(3, 7), np.full((3, 2), [2, 49], np.int32)], 1)
     options = {"max_length": 10, "num_beams": beams, **options}
-    found = np.asarray(model.generate(source, **options).sequences)
+    sequences = np.asarray(model.generate(source, **options).sequences)
     expected = theirs.generate(torch.tensor(source).long(), **options)
-    assert found[:, : expected.shape[1]].tolist() == expected.tolist()
+    assert sequences[:, : expected.shape[1]].tolist() == expected.tolist()
     language = options.get("forced_bos_token_id")
-    assert language is None or (found[:, 1] == language).all()
+    assert language is None or (sequences[:, 1] == language).all()
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -119,9 +119,9 @@ def test_translates_into_a_language_as_pytorch_does(options, beams, tmp_path):
 @pytest.mark.slow
 def test_what_does_not_fit_is_told():
     model = FlaxMBartForConditionalGeneration(mbart_config(), _do_init=False)
-    with pytest.raises(UsageError, match="input_ids hold 64, outside of .* vocabulary of 64"):
+    with pytest.raises(UsageError, match="input_ids .*64.* of .* vocabulary of 64"):
         model(np.full((1, 3), 64), decoder_input_ids=ids(1, 3), params={})
-    with pytest.raises(UsageError, match="41 tokens a row.*allows 40"):
+    with pytest.raises(UsageError, match="41 tokens.*40"):
         model(ids(1, 41), decoder_input_ids=ids(1, 3), params={})
 
 

@@ -1,4 +1,4 @@
-"""ModernBERT's decoder: the battery for every head and option, windows that count themselves."""
+"""ModernBERT decoder: the battery for every head and option, and causal windows."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_battery_of_an_option(head, changes):
 
 def test_a_window_counts_itself():
     model = FlaxModernBertDecoderForCausalLM(config(), seed=1)
-    seen = model(ids(1, 12), output_attentions=True).attentions
-    behind = np.arange(12)[:, None] - np.arange(12)
-    for kind, weights in zip(model.config.layer_types, seen, strict=True):
-        allowed = (behind >= 0) & ((behind < 3) | (kind == "full_attention"))
+    attentions = model(ids(1, 12), output_attentions=True).attentions
+    distance = np.arange(12)[:, None] - np.arange(12)
+    for attention_type, weights in zip(model.config.layer_types, attentions, strict=True):
+        allowed = (distance >= 0) & ((distance < 3) | (attention_type == "full_attention"))
         assert np.array_equal(np.asarray(weights[0, 0]) > 0, allowed)
         assert model.config.local_attention == 6
 
@@ -74,5 +74,5 @@ def test_it_writes_what_pytorch_writes(search, tmp_path):
     right = theirs.generate(
         torch.from_numpy(tokens).long(), attention_mask=torch.from_numpy(mask), **options
     ).numpy()
-    found = np.asarray(model.generate(tokens, attention_mask=mask, **options).sequences)
-    assert np.array_equal(found[:, : right.shape[1]], right)
+    sequences = np.asarray(model.generate(tokens, attention_mask=mask, **options).sequences)
+    assert np.array_equal(sequences[:, : right.shape[1]], right)

@@ -1,4 +1,4 @@
-"""OPT: the battery for its published shapes, and positions that the mask counts."""
+"""OPT: the battery for its published shapes, and positions from the attention mask."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def test_deterministic_is_what_version_4_called_it():
 
 
 def test_rows_longer_than_the_positions_are_refused():
-    with pytest.raises(UsageError, match="41 tokens a row.*max_position_embeddings=40"):
+    with pytest.raises(UsageError, match="41 tokens.*max_position_embeddings=40"):
         FlaxOPTForCausalLM(config())(ids(1, 41))

@@ -1,6 +1,6 @@
-"""Three models from outside, each a file of the documentation, against PyTorch's classes.
+"""The three example models of the documentation, against the PyTorch classes.
 
-They are loaded as a user loads them, so they also run in place of a family of hfseq's own.
+They are loaded as plugins, as a user loads them, and replace in-tree families of the same type.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ PARITY = ["torch_loads_it", "torch_tree", "torch_parity"]
 
 def opt(**changes):
     sizes = {"vocab_size": 64, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2}
-    more = {"num_attention_heads": 4, "word_embed_proj_dim": 32, "max_position_embeddings": 24}
-    return OPTConfig(**{**sizes, **more, **changes})
+    options = {"num_attention_heads": 4, "word_embed_proj_dim": 32, "max_position_embeddings": 24}
+    return OPTConfig(**{**sizes, **options, **changes})
 
 
 def clip(**changes):
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    # Smaller first values: a zero gradient is then rounded to less than the battery allows.
-    more = {"num_attention_heads": 4, "max_position_embeddings": 24, "eos_token_id": 2}
-    more["initializer_factor"] = 0.5
-    return CLIPTextConfig(**{**sizes, **more, "pad_token_id": 1, "bos_token_id": 0, **changes})
+    # Smaller initial values keep the rounding of a zero gradient below the battery's limit.
+    options = {"num_attention_heads": 4, "max_position_embeddings": 24, "eos_token_id": 2}
+    options["initializer_factor"] = 0.5
+    return CLIPTextConfig(**{**sizes, **options, "pad_token_id": 1, "bos_token_id": 0, **changes})
 
 
 def modernbert(**changes):
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
-    more = {"num_attention_heads": 4, "max_position_embeddings": 24, "local_attention": 6}
+    options = {"num_attention_heads": 4, "max_position_embeddings": 24, "local_attention": 6}
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1}
-    return ModernBertConfig(**{**sizes, **more, **tokens, "sep_token_id": 2, **changes})
+    return ModernBertConfig(**{**sizes, **options, **tokens, "sep_token_id": 2, **changes})
 
 
 MODELS = {
     "opt": (
-        "opt_decoder", 140, set(),
+        "opt_decoder", 160, set(),
         {
             "tied": opt(),
             "narrow, norms after": opt(
@@ -49,12 +49,12 @@ MODELS = {
         },
     ),
     "clip_text_model": (
-        # An encoder: it writes no text.
-        "clip_text_encoder", 90, {"cached_decoding"},
+        # An encoder, which generates no text.
+        "clip_text_encoder", 110, {"cached_decoding"},
         {"old end": clip(), "own end": clip(eos_token_id=5, attention_dropout=0.1)},
     ),
     "modernbert": (
-        "modernbert_encoder", 170, {"cached_decoding"},
+        "modernbert_encoder", 180, {"cached_decoding"},
         {
             "tied": modernbert(),
             "untied, all biases": modernbert(
@@ -70,7 +70,7 @@ MODELS = {
 
 @pytest.fixture
 def configs(request):
-    """The configurations of a model whose example is loaded."""
+    """Loads the example of a model and returns its configurations."""
     plugins.unload()
     name, _, _, configs = MODELS[request.param]
     loaded = plugins.load([EXAMPLES / f"{name}.py"])
@@ -93,9 +93,9 @@ def test_the_example_passes_the_battery(configs):
 def test_the_example_equals_pytorch(configs):
     pytest.importorskip("torch")
     model_type, tiny = configs
-    one = next(iter(tiny.values()))
-    one.num_hidden_layers = 1
-    assert len(check_architecture(model_type, one, checks=PARITY).passed) == 3
+    config = next(iter(tiny.values()))
+    config.num_hidden_layers = 1
+    assert len(check_architecture(model_type, config, checks=PARITY).passed) == 3
 
 
 @pytest.mark.parametrize("model_type", MODELS)

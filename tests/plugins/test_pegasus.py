@@ -1,4 +1,4 @@
-"""PEGASUS: the battery, places computed or stored, and what Transformers 4 wrote."""
+"""PEGASUS: the battery, computed or stored positions, and Transformers 4 checkpoints."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def test_equals_pytorch(changes, tmp_path):
     ours.save_pretrained(tmp_path)
     untied = not ours.config.tie_word_embeddings
     inputs = {"input_ids": ids(2, 9), "decoder_input_ids": ids(2, 7, 1)}
-    # The logits' bias is no parameter there, and nothing reads the shared table of an untied model.
+    # The bias of the logits is a buffer in PyTorch, and untied models do not use the shared table.
     compare(FlaxPegasusForConditionalGeneration, tmp_path, inputs, unused=2 if untied else 1)
 
 
-# -- places ----------------------------------------------------------------------------------------
+# -- positions -------------------------------------------------------------------------------------
 
 
 def test_places_are_sines_then_cosines():
     table = sinusoids(7, 6)
-    for place, column in ((0, 0), (3, 1), (6, 2)):
-        angle = place / 10000 ** (2 * column / 6)
-        assert np.allclose(table[place, [column, column + 3]], [np.sin(angle), np.cos(angle)])
+    for position, column in ((0, 0), (3, 1), (6, 2)):
+        angle = position / 10000 ** (2 * column / 6)
+        assert np.allclose(table[position, [column, column + 3]], [np.sin(angle), np.cos(angle)])
     assert table.dtype == np.float32
 
 
@@ -62,9 +62,9 @@ def test_places_are_written_and_are_no_parameters(model, tmp_path):
 
     assert not any("embed_positions" in path for path in model.required_params)
     model.save_pretrained(tmp_path)
-    written = load_file(tmp_path / "model.safetensors")
+    tensors = load_file(tmp_path / "model.safetensors")
     for side in ("encoder", "decoder"):
-        assert np.array_equal(written[f"model.{side}.embed_positions.weight"], sinusoids(40, 32))
+        assert np.array_equal(tensors[f"model.{side}.embed_positions.weight"], sinusoids(40, 32))
     assert trees_equal(
         FlaxPegasusForConditionalGeneration.from_pretrained(tmp_path).params, model.params
     )
@@ -79,8 +79,8 @@ def test_other_places_of_a_file_are_used_kept_and_not_trained(model, tmp_path):
     assert not close(loaded(ids()).logits, model(ids()).logits, 1e-3)
     loaded.save_pretrained(tmp_path / "again")
     again = FlaxPegasusForConditionalGeneration.from_pretrained(tmp_path / "again")
-    kept = again.params["model"]["encoder"]["embed_positions"]["embedding"]
-    assert np.array_equal(kept, other)
+    positions = again.params["model"]["encoder"]["embed_positions"]["embedding"]
+    assert np.array_equal(positions, other)
     gradient = jax.grad(lambda p: loaded(ids(), params=p).logits.sum())(loaded.params)
     assert not gradient["model"]["encoder"]["embed_positions"]["embedding"].any()
     torch = pytest.importorskip("torch")
@@ -101,11 +101,11 @@ def test_half_types_round_the_same_places(model, tmp_path):
     assert not any("embed_positions" in path for path in loaded.required_params)
 
 
-# -- what Transformers 4 stored --------------------------------------------------------------------
+# -- Transformers 4 checkpoints --------------------------------------------------------------------
 
 
 def v4_tree(config):
-    """The tree of v4's FlaxPegasusForConditionalGeneration, written down by hand."""
+    """The parameter tree of FlaxPegasusForConditionalGeneration in Transformers 4, by hand."""
     random, width = np.random.default_rng(7), config.d_model
 
     def array(*shape):
@@ -164,7 +164,7 @@ def test_v4_msgpack_loads_as_it_is(tmp_path, caplog):
 
 @pytest.mark.slow
 def test_packed_rows_number_places_anew():
-    """Two pairs in one row give what each of them gives alone."""
+    """Two packed pairs give the same results as two rows."""
     model = FlaxPegasusModel(pegasus_config(**SHALLOW))
     source, target = ids(2, 4), ids(2, 3, 1)
     alone = model(source, decoder_input_ids=target).last_hidden_state

@@ -1,4 +1,4 @@
-"""RoBERTa: the battery for every head, and the two things in which it differs from BERT."""
+"""RoBERTa: the battery for every head, and its two differences from BERT."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_positions_restart_in_every_packed_document():
 
 def test_places_of_the_padding_do_not_count_as_room():
     model = FlaxRobertaModel(roberta_config(), _do_init=False)
-    with pytest.raises(UsageError, match="39 tokens a row.*allows 38"):
+    with pytest.raises(UsageError, match="39 tokens.*38"):
         model(ids(1, 39), params={})
 
 
@@ -67,7 +67,7 @@ def test_places_of_the_padding_do_not_count_as_room():
 def test_masked_positions_in_groups_give_the_rows_of_the_full_head():
     model = FlaxRobertaForMaskedLM(roberta_config())
     full = np.asarray(model(ids(4)).logits)
-    chosen = np.array([[0, 23], [5, 11]])  # two groups of two rows of twelve
-    found = np.asarray(model(ids(4), masked_positions=chosen).logits)
-    assert close(found[0], full[:2].reshape(24, 64)[[0, 23]], 1e-6)
-    assert close(found[1], full[2:].reshape(24, 64)[[5, 11]], 1e-6)
+    positions = np.array([[0, 23], [5, 11]])  # two groups of two rows of twelve
+    logits = np.asarray(model(ids(4), masked_positions=positions).logits)
+    assert close(logits[0], full[:2].reshape(24, 64)[[0, 23]], 1e-6)
+    assert close(logits[1], full[2:].reshape(24, 64)[[5, 11]], 1e-6)

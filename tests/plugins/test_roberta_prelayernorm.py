@@ -1,4 +1,4 @@
-"""RoBERTa-PreLayerNorm: the battery for every head, and where its norms stand."""
+"""RoBERTa-PreLayerNorm: the battery for every head, and the position of its norms."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def test_hidden_states_and_attentions_come_in_the_order_of_pytorch(tmp_path):
 @pytest.mark.slow
 def test_rows_longer_than_the_table_are_refused():
     model = FlaxRobertaPreLayerNormModel(roberta_prelayernorm_config(), _do_init=False)
-    with pytest.raises(UsageError, match="39 tokens a row.*allows 38"):
+    with pytest.raises(UsageError, match="39 tokens.*38"):
         model(np.ones((1, 39), np.int32), params={})

@@ -1,4 +1,4 @@
-"""RoFormer: the battery for every class, values that are turned too, narrow tables."""
+"""RoFormer: the battery for every class, rotary values, narrow embeddings."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ def test_a_choice_is_scored_by_its_last_token():
 
 
 def test_rows_longer_than_the_positions_are_refused():
-    with pytest.raises(UsageError, match="41 tokens a row.*max_position_embeddings=40"):
+    with pytest.raises(UsageError, match="41 tokens.*max_position_embeddings=40"):
         FlaxRoFormerModel(config())(ids(1, 41))

@@ -1,4 +1,4 @@
-"""What the families of Transformers 4 say of inputs and files that are not theirs."""
+"""Errors of the Transformers 4 families for invalid inputs and files of other families."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hfseq.errors import UsageError
 from tests.support import models
 from tests.support.tiers import first
 
-# Stem of the class, and whether a table of positions ends its rows.
+# Class name without "Flax", and whether a position table limits the row length.
 FAMILIES = {
     "albert": ("AlbertModel", True), "distilbert": ("DistilBertModel", True),
     "electra": ("ElectraModel", True), "roformer": ("RoFormerModel", True),
@@ -24,35 +24,35 @@ FAMILIES = {
 
 
 def configuration(name: str, **changes: object) -> PreTrainedConfig:
-    """Return the tiny configuration of a family."""
+    """Returns a tiny configuration of a family."""
     return getattr(models, f"{name}_config")(**changes)
 
 
 def build(name: str, **changes: object) -> hfseq.FlaxPreTrainedModel:
-    """Return a tiny model."""
+    """Returns a tiny model."""
     return getattr(hfseq, "Flax" + FAMILIES[name][0])(configuration(name, **changes))
 
 
 @pytest.mark.parametrize("name", first(FAMILIES, "roformer", "mbart"))
-def test_ids_and_lengths_that_do_not_fit_are_told(name):
+def test_invalid_ids_and_lengths_raise(name):
     model = build(name)
     words = model.config.vocab_size
     target = {"decoder_input_ids": np.ones((1, 4), int)} if model.config.is_encoder_decoder else {}
-    ids, told = np.array([[5, words, 7, 8]]), f"{words}, .*vocabulary of {words}: use the tok"
-    with pytest.raises(UsageError, match=f"input_ids hold {told}"):
+    ids, message = np.array([[5, words, 7, 8]]), f"{words}.*vocabulary of {words}.*tokenizer"
+    with pytest.raises(UsageError, match=f"input_ids .*{message}"):
         model(ids, **target)
     if target:
-        with pytest.raises(UsageError, match=f"decoder_input_ids hold {told}"):
+        with pytest.raises(UsageError, match=f"decoder_input_ids .*{message}"):
             model(np.ones((1, 4), int), decoder_input_ids=ids)
     if FAMILIES[name][1]:
         limit = model.max_length()
-        message = rf"input_ids have {limit + 1} tokens .* allows {limit} \("
+        message = rf"input_ids .*{limit + 1} tokens.*{limit} \("
         with pytest.raises(UsageError, match=message):
             model(np.ones((1, limit + 1), int), **target)
 
 
 @pytest.mark.parametrize(
-    ("given", "asked"),
+    ("name", "class_name"),
     first(
         [
             ("albert", "ElectraModel"),
@@ -70,23 +70,23 @@ def test_ids_and_lengths_that_do_not_fit_are_told(name):
         ("llama", "MistralModel"),
     ),
 )
-def test_a_siblings_checkpoint_is_refused_with_both_names(tmp_path, given, asked):
-    configuration(given).save_pretrained(tmp_path)
+def test_checkpoint_of_another_family_raises_with_both_names(tmp_path, name, class_name):
+    configuration(name).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").touch()
-    kind = configuration(given).model_type
-    with pytest.raises(UsageError, match=f"type '{kind}', Flax{asked} is for .*FlaxAutoModel"):
-        getattr(hfseq, f"Flax{asked}").from_pretrained(tmp_path)
+    model_type = configuration(name).model_type
+    with pytest.raises(UsageError, match=f"'{model_type}'.*Flax{class_name} .*FlaxAutoModel"):
+        getattr(hfseq, f"Flax{class_name}").from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma"])
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "spiral", "rope_theta": 1e4}, "unknown rope_type 'spiral'.*known: default"),
-        ({"rope_type": "linear", "rope_theta": 1e4}, "'linear' needs factor"),
+        ({"rope_type": "spiral", "rope_theta": 1e4}, "rope_type.*'spiral'.*default"),
+        ({"rope_type": "linear", "rope_theta": 1e4}, "'linear'.*factor"),
     ],
 )
-def test_rotary_positions_that_nobody_knows_are_an_error(name, rope, message):
+def test_unknown_rope_types_raise(name, rope, message):
     config = configuration(name)
     config.rope_parameters = rope
     with pytest.raises(UsageError, match=message):
@@ -96,22 +96,22 @@ def test_rotary_positions_that_nobody_knows_are_an_error(name, rope, message):
 @pytest.mark.parametrize(
     "changes", [{"name": "mistral", "sliding_window": 0}, {"name": "gpt_neo", "window_size": 0}]
 )
-def test_a_window_without_the_own_key_is_told(changes):
+def test_window_without_own_key_raises(changes):
     model = build(**changes)
-    with pytest.raises(UsageError, match="sliding_window .*own key, so it is 1 or more, or None"):
+    with pytest.raises(UsageError, match="sliding_window"):
         model(np.ones((1, 4), int))
 
 
-def test_key_heads_that_do_not_divide_the_query_heads_are_told():
+def test_key_heads_that_do_not_divide_query_heads_raise():
     with pytest.raises(UsageError, match=r"num_attention_heads=4 .*num_key_value_heads=3"):
         build("llama", num_key_value_heads=3)(np.ones((1, 4), int))
 
 
 @pytest.mark.parametrize("window", first([3, 50], 50))
-def test_a_window_larger_than_the_cache_sees_all_of_it(window):
+def test_window_larger_than_cache_sees_whole_cache(window):
     model = hfseq.FlaxMistralForCausalLM(configuration("mistral", sliding_window=window))
     ids = np.random.default_rng(0).integers(3, 60, (2, 8))
-    whole = model(ids).logits
+    expected = model(ids).logits
     cache, parts, mask = model.init_cache(2, 8), [], np.ones((2, 8), int)
     for columns in (slice(0, 5), slice(5, 8)):
         positions = np.broadcast_to(np.arange(8)[columns], ids[:, columns].shape)
@@ -120,8 +120,8 @@ def test_a_window_larger_than_the_cache_sees_all_of_it(window):
         )
         parts.append(output.logits)
         cache = output.past_key_values
-    np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=0, atol=1e-5)
-    with pytest.raises(UsageError, match=r"room for 8 tokens, 8 are taken and 1 come"):
+    np.testing.assert_allclose(np.concatenate(parts, 1), expected, rtol=0, atol=1e-5)
+    with pytest.raises(UsageError, match=r"8 tokens.*8 .*1 "):
         model(
             ids[:, :1], attention_mask=mask, position_ids=ids[:, :1] * 0 + 8, past_key_values=cache
         )
@@ -131,14 +131,14 @@ def test_a_window_larger_than_the_cache_sees_all_of_it(window):
     ("stem", "name"),
     first([("ViTModel", "vit"), ("CLIPVisionModel", "clip_vision_model")], ("ViTModel", "vit")),
 )
-def test_pictures_that_do_not_fit_are_told(stem, name):
+def test_images_of_wrong_shape_raise(stem, name):
     config = configuration(name)
     model, size = getattr(hfseq, f"Flax{stem}")(config), config.image_size
     for shape, remedy in (
-        ((1, 3, 48, 48), f"resize them to {size} x {size}"),
-        ((1, size, size, 3), r"channels come first here: pixel_values.transpose\(0, 3, 1, 2\)"),
-        ((1, 1, size, size), "reads 3 channels"),
-        ((3, size, size), r"one picture is a batch of one, pixel_values\[None\]"),
+        ((1, 3, 48, 48), f"{size} x {size}"),
+        ((1, size, size, 3), r"pixel_values.transpose\(0, 3, 1, 2\)"),
+        ((1, 1, size, size), "3 channels"),
+        ((3, size, size), r"pixel_values\[None\]"),
     ):
-        with pytest.raises(UsageError, match=f"{stem} takes .*{remedy}"):
+        with pytest.raises(UsageError, match=f"{stem}.*{remedy}"):
             model(np.zeros(shape, np.float32))

@@ -1,4 +1,4 @@
-"""Files that the Flax classes of Transformers 4.57 wrote load (v4_files/make.py wrote them)."""
+"""Checkpoints that the Flax classes of Transformers 4.57 wrote (v4_files/make.py) load."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NAMES = first(sorted(path.parent.name for path in FILES.glob("*/config.json")), 
 
 
 def model_class(folder):
-    (named,) = json.loads((folder / "config.json").read_bytes())["architectures"]
-    return getattr(hfseq, f"Flax{named}")
+    (class_name,) = json.loads((folder / "config.json").read_bytes())["architectures"]
+    return getattr(hfseq, f"Flax{class_name}")
 
 
 def numbers(folder, part):
@@ -47,8 +47,8 @@ def test_a_file_of_version_4_keeps_its_tree_and_gives_pytorchs_numbers(name, tmp
     for each in (model, again):
         output = each(**numbers(folder, "input"))
         for key, right in numbers(folder, "output").items():
-            found = np.asarray(output[key])
-            assert np.abs(found - right).max() <= 1e-5 * max(1, np.abs(right).max()), key
+            actual = np.asarray(output[key])
+            assert np.abs(actual - right).max() <= 1e-5 * max(1, np.abs(right).max()), key
 
 
 PROMPTS = 50
@@ -73,14 +73,14 @@ def test_fifty_prompts_are_continued_token_for_token_as_by_pytorch(name, search,
     theirs = getattr(transformers, config["architectures"][0]).from_pretrained(tmp_path)
     random = np.random.default_rng(5)
     tokens, mask = random.integers(5, 46, (PROMPTS, 12)), np.ones((PROMPTS, 12), np.int64)
-    whole = theirs.config.is_encoder_decoder
+    is_encoder_decoder = theirs.config.is_encoder_decoder
     for row, length in enumerate(random.integers(3, 13, PROMPTS)):
         mask[row, length:] = 0
-    mask = mask if whole else mask[:, ::-1].copy()
+    mask = mask if is_encoder_decoder else mask[:, ::-1].copy()
     tokens = np.where(mask, tokens, 1)
     options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 1, **search}
-    found = model.generate(tokens, attention_mask=mask, **options).sequences
-    given = torch.from_numpy(tokens), torch.from_numpy(mask)
-    right = theirs.generate(given[0], attention_mask=given[1], **options).numpy()
-    assert np.array_equal(found[:, : right.shape[1]], right)
-    assert (np.asarray(found)[:, right.shape[1] :] == 1).all()
+    sequences = model.generate(tokens, attention_mask=mask, **options).sequences
+    torch_inputs = torch.from_numpy(tokens), torch.from_numpy(mask)
+    right = theirs.generate(torch_inputs[0], attention_mask=torch_inputs[1], **options).numpy()
+    assert np.array_equal(sequences[:, : right.shape[1]], right)
+    assert (np.asarray(sequences)[:, right.shape[1] :] == 1).all()

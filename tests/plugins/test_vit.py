@@ -1,4 +1,4 @@
-"""ViT: the battery for both classes, its options, PyTorch's names in memory, bad inputs."""
+"""ViT: the battery for both classes, its options, PyTorch names in memory, bad inputs."""
 
 from __future__ import annotations
 
@@ -70,9 +70,11 @@ def test_names_in_files_and_in_memory_load_and_are_saved_as_they_were(cls, tmp_p
     fresh = hfseq.load_flax_weights_in_pytorch_model(type(theirs)(config), model.params)
     assert all(np.array_equal(fresh.state_dict()[name], inside[name]) for name in inside)
     model.save_pretrained(tmp_path / "ours")
-    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
-    assert before.keys() == after.keys()
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+    torch_weights, saved_weights = (
+        load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours")
+    )
+    assert torch_weights.keys() == saved_weights.keys()
+    assert all(np.array_equal(torch_weights[name], saved_weights[name]) for name in torch_weights)
     assert not caplog.records
 
 
@@ -96,11 +98,11 @@ def test_attention_and_hidden_states_are_those_of_all_places():
 
 @pytest.mark.slow
 def test_the_tuple_of_a_classifier_has_all_that_was_asked_for():
-    """Version 4's lacked hidden states and attentions."""
+    """In Transformers 4 the output had no hidden states and attentions."""
     head = FlaxViTForImageClassification(models.vit_config())
-    asked = {"output_attentions": True, "output_hidden_states": True}
-    found = head(models.images(), return_dict=False, **asked)
-    assert [len(part) for part in found] == [2, 3, 2]
+    flags = {"output_attentions": True, "output_hidden_states": True}
+    output = head(models.images(), return_dict=False, **flags)
+    assert [len(part) for part in output] == [2, 3, 2]
 
 
 def test_the_module_of_version_4_takes_channels_last():
@@ -112,16 +114,16 @@ def test_the_module_of_version_4_takes_channels_last():
     assert close(output[0], model(pixels, params=variables["params"])[0], 0)
     assert close(module.apply(variables, pixels.transpose(0, 2, 3, 1), True)[0], output[0], 0)
     bare = FlaxViTModule(config, dtype=jnp.float32, add_pooling_layer=False)
-    found = bare.apply({"params": variables["params"]}, pixels.transpose(0, 2, 3, 1))
-    assert found.pooler_output is None and close(found[0], output[0], 0)
-    with pytest.raises(UsageError, match="takes .batch, 3, 12, 12."):
+    result = bare.apply({"params": variables["params"]}, pixels.transpose(0, 2, 3, 1))
+    assert result.pooler_output is None and close(result[0], output[0], 0)
+    with pytest.raises(UsageError, match=r"\(batch, 3, 12, 12\)"):
         module.apply(variables, pixels)
 
 
 @pytest.mark.parametrize("shape", [(2, 12, 12, 3), (2, 3, 12, 16)])
 def test_pictures_that_do_not_fit_are_refused(shape):
     model = FlaxViTModel(models.vit_config(), _do_init=False)
-    with pytest.raises(UsageError, match=r"FlaxViTModel takes \(batch, 3, 12, 12\)"):
+    with pytest.raises(UsageError, match=r"FlaxViTModel .*\(batch, 3, 12, 12\)"):
         model(np.zeros(shape, np.float32), params={})
 
 
@@ -144,21 +146,23 @@ print(given["pixel_values"].shape, np.isfinite(output.pooler_output).all(), "tor
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "size", "model", "config"),
+    ("processor_name", "size", "model", "config"),
     [
         ("ViT", '{"height": 12, "width": 12}', "FlaxViTModel", "vit_config"),
         ("CLIP", '{"shortest_edge": 12}', "FlaxCLIPVisionModel", "clip_vision_model_config"),
     ],
 )
-def test_image_processors_make_what_the_models_take_without_torch(kind, size, model, config):
+def test_image_processors_make_what_the_models_take_without_torch(
+    processor_name, size, model, config
+):
     pytest.importorskip("PIL")
-    code = BLOCKER + READ.format(kind=kind, size=size, model=model, config=config)
+    code = BLOCKER + READ.format(kind=processor_name, size=size, model=model, config=config)
     path = os.pathsep.join((str(ROOT), str(ROOT / "plugins")))
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path},
     )
-    assert told.stdout.split("\n")[-2:] == ["(2, 3, 12, 12) True False", ""], told.stderr
+    assert result.stdout.split("\n")[-2:] == ["(2, 3, 12, 12) True False", ""], result.stderr

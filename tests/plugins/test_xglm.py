@@ -1,4 +1,4 @@
-"""XGLM: the battery, its places, and generation token for token as PyTorch."""
+"""XGLM: the battery, its positions, and generation equal to PyTorch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_equals_pytorch(changes, tmp_path):
     compare(FlaxXGLMForCausalLM, tmp_path, {"input_ids": ids()})
 
 
-# -- places ----------------------------------------------------------------------------------------
+# -- positions -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_places_are_pytorchs_even_far_away(width):
     expected = Theirs.get_embedding(2050, width, 1).numpy()
     table = sinusoids(2050, width, 1)
     assert table.dtype == np.float32 and not table[1].any()
-    # One bit of a speed, at the place 2049.
+    # One bit of a frequency, at position 2049.
     assert np.abs(table - expected).max() <= 1.3e-4
     assert np.abs(table[:64] - expected[:64]).max() <= 4e-6
 
@@ -76,7 +76,7 @@ def test_places_are_no_parameters_and_a_copy_of_them_is_no_surprise(tmp_path, ca
 @pytest.mark.slow
 def test_rows_longer_than_the_table_are_refused():
     model = FlaxXGLMForCausalLM(xglm_config(), _do_init=False)
-    with pytest.raises(UsageError, match="41 tokens a row.*allows 40"):
+    with pytest.raises(UsageError, match="41 tokens.*40"):
         model(ids(1, 41), params={})
 
 
@@ -97,9 +97,9 @@ def test_hidden_states_and_attentions_are_pytorchs(tmp_path):
     model = FlaxXGLMModel(xglm_config(init_std=0.3))
     model.save_pretrained(tmp_path)
     theirs = XGLMModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
-    asked = {"output_hidden_states": True, "output_attentions": True}
-    ours = model(ids(), **asked)
-    expected = theirs(torch.tensor(ids()).long(), **asked)
+    flags = {"output_hidden_states": True, "output_attentions": True}
+    ours = model(ids(), **flags)
+    expected = theirs(torch.tensor(ids()).long(), **flags)
     for name, count in (("hidden_states", 3), ("attentions", 2)):
         assert len(ours[name]) == len(expected[name]) == count
         pairs = zip(ours[name], expected[name], strict=True)
@@ -118,8 +118,8 @@ def test_continues_as_pytorch_does_padding_included(beams, tmp_path):
     prompts, mask = ids(3, 8), np.ones((3, 8), np.int32)
     prompts[1, :3], mask[1, :3] = 1, 0
     options = {"max_length": 14, "num_beams": beams, "do_sample": False}
-    found = np.asarray(model.generate(prompts, attention_mask=mask, **options).sequences)
+    sequences = np.asarray(model.generate(prompts, attention_mask=mask, **options).sequences)
     expected = theirs.generate(
         torch.tensor(prompts).long(), attention_mask=torch.tensor(mask), **options
     )
-    assert found[:, : expected.shape[1]].tolist() == expected.tolist()
+    assert sequences[:, : expected.shape[1]].tolist() == expected.tolist()

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa: the battery for every head, and RoBERTa's files."""
+"""XLM-RoBERTa: the battery for every head, and RoBERTa checkpoints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_its_parameters_are_robertas():
 @pytest.mark.slow
 @pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "msgpack"])
 def test_the_encoder_of_a_head_loads_alone_and_back(safe, tmp_path):
-    """In Transformers 4 it had no weights of the file: it was looked for as ``xlm-roberta``."""
+    """Transformers 4 loaded no weights: it looked for the prefix `xlm-roberta`."""
     head = FlaxXLMRobertaForMaskedLM(xlm_roberta_config(num_hidden_layers=1), seed=3)
     head.save_pretrained(tmp_path / "head", safe_serialization=safe)
     alone = FlaxXLMRobertaModel.from_pretrained(tmp_path / "head", add_pooling_layer=False)

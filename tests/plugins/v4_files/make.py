@@ -1,13 +1,13 @@
-r"""Write a tiny model of every family with the Flax classes of Transformers 4.57 itself.
+r"""Writes a tiny model of each family with the Flax classes of Transformers 4.57.
 
-Run in an environment of its own, once:
+Run once in a separate environment:
 
     pip install transformers==4.57.6 torch==2.13.0 jax==0.10.2 flax==0.12.8 numpy
     python tests/plugins/v4_files/make.py [NAME ...]
 
-Each folder gets config.json, flax_model.msgpack and numbers.safetensors: inputs, and what PyTorch's
-class of 4.57 makes of them and of these weights, which is right where Flax differs. How far the
-Flax class is from it is printed.
+Each folder contains config.json, flax_model.msgpack and numbers.safetensors. The latter contains
+inputs, and the outputs of the PyTorch class of Transformers 4.57 for them and these weights, since
+PyTorch is the reference where Flax differs. The script prints the differences of the Flax class.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from transformers.modeling_flax_pytorch_utils import load_flax_weights_in_pytorc
 
 HERE = Path(__file__).parent
 _clip = jax.numpy.clip
-#: Its own name for the bound, which jax has removed since.
-jax.numpy.clip = lambda x, *args, a_max=None, **given: (
-    _clip(x, *args, max=a_max, **given) if (a_max is not None) else _clip(x, *args, **given)
+#: Newer jax versions have no `a_max`, which the Flax classes use.
+jax.numpy.clip = lambda x, *args, a_max=None, **kwargs: (
+    _clip(x, *args, max=a_max, **kwargs) if (a_max is not None) else _clip(x, *args, **kwargs)
 )
 SMALL = {
     "vocab_size": 48,
@@ -63,7 +63,7 @@ TOWER = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
-PICTURE = TOWER | {"image_size": 12, "patch_size": 4}
+IMAGE = TOWER | {"image_size": 12, "patch_size": 4}
 WORDS = TOWER | {
     "vocab_size": 48,
     "max_position_embeddings": 20,
@@ -71,7 +71,7 @@ WORDS = TOWER | {
     "eos_token_id": 47,
     "pad_token_id": 1,
 }
-SOUND = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+AUDIO = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 24, "conv_dim": (8, 12), "conv_stride": (5, 2), "conv_kernel": (6, 3),
          "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "codevector_dim": 8,
          "num_codevectors_per_group": 4, "num_codevector_groups": 2, "proj_codevector_dim": 6,
@@ -86,15 +86,15 @@ SPECTROGRAMS = {n: value for n, value in BART.items() if n != "max_position_embe
 }
 DECODER = {"is_decoder": True, "add_cross_attention": True}
 
-#: Folder: the class without "Flax", its configuration, and what it is given.
+#: Folder: class name without "Flax", class and fields of the configuration, type of the inputs.
 MODELS = {
     "albert": ("AlbertForPreTraining", "AlbertConfig",
                SMALL | {"embedding_size": 12, "num_hidden_layers": 3, "inner_group_num": 2},
                "ids types"),
     "beit": ("BeitForImageClassification", "BeitConfig",
-             PICTURE | {"num_labels": 3, "use_relative_position_bias": True}, "pictures"),
+             IMAGE | {"num_labels": 3, "use_relative_position_bias": True}, "images"),
     "beit_shared": ("BeitForMaskedImageModeling", "BeitConfig",
-                    PICTURE | {"vocab_size": 24, "use_shared_relative_position_bias": True,
+                    IMAGE | {"vocab_size": 24, "use_shared_relative_position_bias": True,
                                "use_absolute_position_embeddings": True, "use_mask_token": True,
                                "use_mean_pooling": False}, "hidden"),
     "big_bird": ("BigBirdForMaskedLM", "BigBirdConfig",
@@ -110,15 +110,15 @@ MODELS = {
               {"vocab_size": 48, "hidden_size": 16, "n_layer": 2, "n_head": 4, "pad_token_id": 3},
               "ids"),
     "clip": ("CLIPModel", "CLIPConfig",
-             {"text_config": WORDS, "vision_config": PICTURE, "projection_dim": 8}, "clip"),
+             {"text_config": WORDS, "vision_config": IMAGE, "projection_dim": 8}, "clip"),
     "clip_text": ("CLIPTextModel", "CLIPTextConfig", WORDS | {"eos_token_id": 2}, "words"),
     "clip_text_projection": ("CLIPTextModelWithProjection", "CLIPTextConfig",
                              WORDS | {"projection_dim": 8}, "words"),
-    "clip_vision": ("CLIPVisionModel", "CLIPVisionConfig", PICTURE, "pictures"),
+    "clip_vision": ("CLIPVisionModel", "CLIPVisionConfig", IMAGE, "images"),
     "dinov2": ("Dinov2ForImageClassification", "Dinov2Config",
                {"hidden_size": 16, "mlp_ratio": 2, "num_hidden_layers": 2, "num_labels": 3,
                 "num_attention_heads": 2, "image_size": 12, "patch_size": 4,
-                "layerscale_value": 0.5, "use_swiglu_ffn": True}, "pictures"),
+                "layerscale_value": 0.5, "use_swiglu_ffn": True}, "images"),
     "distilbert": ("DistilBertForMaskedLM", "DistilBertConfig",
                    {"vocab_size": 48, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24,
                     "max_position_embeddings": 40}, "ids"),
@@ -165,38 +165,38 @@ MODELS = {
              "do_layer_norm_before": True, "pad_token_id": 1, "bos_token_id": 0,
              "eos_token_id": 2}, "ids"),
     "regnet": ("RegNetForImageClassification", "RegNetConfig",
-               NET | {"num_labels": 3, "groups_width": 4}, "pictures"),
+               NET | {"num_labels": 3, "groups_width": 4}, "images"),
     "resnet": ("ResNetForImageClassification", "ResNetConfig", NET | {"num_labels": 3},
-               "pictures"),
+               "images"),
     "roberta_prelayernorm": ("RobertaPreLayerNormForMaskedLM", "RobertaPreLayerNormConfig", SMALL,
                              "ids"),
     "roformer": ("RoFormerForMaskedLM", "RoFormerConfig", SMALL | {"rotary_value": True},
                  "ids types"),
     "speech_encoder_decoder": (
         "SpeechEncoderDecoderModel", "SpeechEncoderDecoderConfig",
-        {"encoder": SOUND | {"model_type": "wav2vec2", "add_adapter": True,
+        {"encoder": AUDIO | {"model_type": "wav2vec2", "add_adapter": True,
                              "output_hidden_size": 16},
          "decoder": SMALL | DECODER | {"model_type": "bert", "max_position_embeddings": 128,
                                        "hidden_size": 12}}, "spoken"),
     "vision_encoder_decoder": (
         "VisionEncoderDecoderModel", "VisionEncoderDecoderConfig",
-        {"encoder": PICTURE | {"model_type": "vit", "hidden_size": 12},
+        {"encoder": IMAGE | {"model_type": "vit", "hidden_size": 12},
          "decoder": DECODER | {"model_type": "gpt2", "vocab_size": 48, "n_embd": 16, "n_layer": 1,
                                "n_head": 2, "n_positions": 40}}, "captions"),
     "vision_text_dual_encoder": (
         "VisionTextDualEncoderModel", "VisionTextDualEncoderConfig",
-        {"vision_config": PICTURE | {"model_type": "vit"}, "projection_dim": 8,
+        {"vision_config": IMAGE | {"model_type": "vit"}, "projection_dim": 8,
          "text_config": SMALL | {"model_type": "bert"}}, "clip"),
     "vision_text_dual_encoder_clip": (
         "VisionTextDualEncoderModel", "VisionTextDualEncoderConfig",
-        {"vision_config": PICTURE | {"model_type": "clip_vision_model"}, "projection_dim": 8,
+        {"vision_config": IMAGE | {"model_type": "clip_vision_model"}, "projection_dim": 8,
          "text_config": SMALL | {"model_type": "roberta", "num_hidden_layers": 1}}, "clip"),
-    "vit": ("ViTForImageClassification", "ViTConfig", PICTURE | {"num_labels": 3}, "pictures"),
-    "wav2vec2": ("Wav2Vec2ForPreTraining", "Wav2Vec2Config", SOUND | {"output_hidden_size": 16},
-                 "sounds"),
-    "wav2vec2_ctc": ("Wav2Vec2ForCTC", "Wav2Vec2Config", SOUND | {"add_adapter": True}, "sounds"),
+    "vit": ("ViTForImageClassification", "ViTConfig", IMAGE | {"num_labels": 3}, "images"),
+    "wav2vec2": ("Wav2Vec2ForPreTraining", "Wav2Vec2Config", AUDIO | {"output_hidden_size": 16},
+                 "audio"),
+    "wav2vec2_ctc": ("Wav2Vec2ForCTC", "Wav2Vec2Config", AUDIO | {"add_adapter": True}, "audio"),
     "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", SPECTROGRAMS,
-                "sound"),
+                "spectrograms"),
     "whisper_labels": ("WhisperForAudioClassification", "WhisperConfig",
                        SPECTROGRAMS | {"num_labels": 3, "classifier_proj_size": 12}, "labels"),
     "xglm": ("XGLMForCausalLM", "XGLMConfig",
@@ -206,52 +206,52 @@ MODELS = {
 }  # fmt: skip
 
 
-def inputs(kind: str) -> dict[str, np.ndarray]:
-    """Return what a model is given; padding on the right."""
+def inputs(input_type: str) -> dict[str, np.ndarray]:
+    """Returns model inputs of a type, padded on the right."""
     random = np.random.default_rng(7)
-    kinds, length = kind.split(), 26 if "even" in kind else 13
-    if kind in ("pictures", "hidden"):
-        given = {"pixel_values": random.normal(size=(2, 3, 12, 12)).astype(np.float32)}
-        hide = {"bool_masked_pos": random.integers(0, 2, (2, 9)).astype(bool)}
-        return given | (hide if kind == "hidden" else {})
-    if kind in ("captions", "spoken"):
-        given = inputs("pictures" if kind == "captions" else "sounds")
-        given = {name.replace("input_values", "inputs"): value for name, value in given.items()}
-        return given | {"decoder_input_ids": random.integers(5, 46, (2, 9))}
-    if kind == "sounds":
+    parts, length = input_type.split(), 26 if "even" in input_type else 13
+    if input_type in ("images", "hidden"):
+        values = {"pixel_values": random.normal(size=(2, 3, 12, 12)).astype(np.float32)}
+        masked = {"bool_masked_pos": random.integers(0, 2, (2, 9)).astype(bool)}
+        return values | (masked if input_type == "hidden" else {})
+    if input_type in ("captions", "spoken"):
+        values = inputs("images" if input_type == "captions" else "audio")
+        values = {name.replace("input_values", "inputs"): value for name, value in values.items()}
+        return values | {"decoder_input_ids": random.integers(5, 46, (2, 9))}
+    if input_type == "audio":
         mask = (np.arange(90) < [[90], [60]]).astype(np.int64)
-        values = (random.normal(size=mask.shape) * mask).astype(np.float32)
-        return {"input_values": values, "attention_mask": mask}
-    if kind in ("sound", "labels"):
-        given = {"input_features": random.normal(size=(2, 6, 16)).astype(np.float32)}
+        audio = (random.normal(size=mask.shape) * mask).astype(np.float32)
+        return {"input_values": audio, "attention_mask": mask}
+    if input_type in ("spectrograms", "labels"):
+        values = {"input_features": random.normal(size=(2, 6, 16)).astype(np.float32)}
         text = {"decoder_input_ids": random.integers(5, 46, (2, 9))}
-        return given | (text if kind == "sound" else {})
+        return values | (text if input_type == "spectrograms" else {})
     ids = random.integers(5, 46, (2, length))
     mask = np.ones_like(ids)
-    if kind in ("clip", "words"):
-        ids[0, -4], ids[1, -1] = 47, 47  # the end of a text, which has the greatest number
-        pictures = inputs("pictures") if kind == "clip" else {}
-        return {"input_ids": ids, "attention_mask": mask} | pictures
+    if input_type in ("clip", "words"):
+        ids[0, -4], ids[1, -1] = 47, 47  # the end-of-text token has the largest ID
+        images = inputs("images") if input_type == "clip" else {}
+        return {"input_ids": ids, "attention_mask": mask} | images
     mask[1, -3:] = 0
     ids = np.where(mask, ids, 1)
-    given = {"input_ids": ids, "attention_mask": mask}
-    if kind == "question":
+    values = {"input_ids": ids, "attention_mask": mask}
+    if input_type == "question":
         ids[:, 4] = 66 % 48
         types = np.zeros_like(ids)
         types[:, 5:] = 1
-        return given | {"token_type_ids": types}
-    if kind == "pairs":
-        return given | {"decoder_input_ids": random.integers(5, 46, (2, 9))}
-    if "types" in kinds:
-        given["token_type_ids"] = np.arange(length)[None].repeat(2, 0) % 2
-    if "decoded" in kinds:
-        given["position_ids"] = np.arange(length)[None].repeat(2, 0)
-    return given
+        return values | {"token_type_ids": types}
+    if input_type == "pairs":
+        return values | {"decoder_input_ids": random.integers(5, 46, (2, 9))}
+    if "types" in parts:
+        values["token_type_ids"] = np.arange(length)[None].repeat(2, 0) % 2
+    if "decoded" in parts:
+        values["position_ids"] = np.arange(length)[None].repeat(2, 0)
+    return values
 
 
 def arrays(output: object) -> dict[str, np.ndarray]:
-    """Return the named arrays of an output; nested outputs and caches are left out."""
-    wanted = (
+    """Returns the arrays of an output by name, without nested outputs and caches."""
+    names = (
         "logits",
         "last_hidden_state",
         "pooler_output",
@@ -265,15 +265,15 @@ def arrays(output: object) -> dict[str, np.ndarray]:
         "projected_states",
         "projected_quantized_states",
     )
-    found = {name: output[name] for name in wanted if output.get(name) is not None}
-    return {name: np.asarray(getattr(x, "detach", lambda x=x: x)()) for name, x in found.items()}
+    values = {name: output[name] for name in names if output.get(name) is not None}
+    return {name: np.asarray(getattr(x, "detach", lambda x=x: x)()) for name, x in values.items()}
 
 
 def make(name: str) -> None:
-    """Write the folder ``name``."""
-    named, config_name, sizes, kind = MODELS[name]
+    """Writes the folder `name`."""
+    class_name, config_name, sizes, input_type = MODELS[name]
     config = getattr(transformers, config_name)(**sizes)
-    model = getattr(transformers, f"Flax{named}")(config, seed=0)
+    model = getattr(transformers, f"Flax{class_name}")(config, seed=0)
     random = np.random.default_rng(3)
     leaves = {
         path: (leaf + 0.1 * random.normal(size=leaf.shape)).astype(np.float32)
@@ -283,26 +283,26 @@ def make(name: str) -> None:
     folder = HERE / name
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-    given = inputs(kind)
+    model_inputs = inputs(input_type)
     config._attn_implementation = "eager"
-    twin = getattr(transformers, named)(config)
-    load_flax_weights_in_pytorch_model(twin, model.params)
-    twin.tie_weights()
-    as_torch = {key: torch.tensor(value) for key, value in given.items()}
+    torch_model = getattr(transformers, class_name)(config)
+    load_flax_weights_in_pytorch_model(torch_model, model.params)
+    torch_model.tie_weights()
+    as_torch = {key: torch.tensor(value) for key, value in model_inputs.items()}
     if name in ("opt", "bloom"):
         as_torch.pop("position_ids", None)
     with torch.no_grad():
-        right = arrays(twin.eval()(**as_torch, return_dict=True))
-    theirs = arrays(model(**given, return_dict=True))
-    print(name, {key: float(np.abs(theirs[key] - right[key]).max()) for key in right})
-    numbers = {f"input.{key}": value for key, value in given.items()}
-    numbers |= {f"output.{key}": np.ascontiguousarray(value) for key, value in right.items()}
+        expected = arrays(torch_model.eval()(**as_torch, return_dict=True))
+    theirs = arrays(model(**model_inputs, return_dict=True))
+    print(name, {key: float(np.abs(theirs[key] - expected[key]).max()) for key in expected})
+    numbers = {f"input.{key}": value for key, value in model_inputs.items()}
+    numbers |= {f"output.{key}": np.ascontiguousarray(value) for key, value in expected.items()}
     save_file(numbers, folder / "numbers.safetensors")
     stored = json.loads((folder / "config.json").read_text())
-    stored["architectures"] = [named]
+    stored["architectures"] = [class_name]
     (folder / "config.json").write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or MODELS:
-        make(chosen)
+    for model_name in sys.argv[1:] or MODELS:
+        make(model_name)
