@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Install the lowest and the highest versions that setup.cfg allows, each into an environment of its
-# own under VERSIONS_DIR (default: a temporary directory), and run tests there; further arguments
-# are the tests, by default those that touch every dependency:
+# Install the lowest and the highest versions that setup.cfg allows, each into a separate environment
+# under VERSIONS_DIR (default: a temporary directory), and run tests there. Further arguments are
+# tests, by default those that use every dependency:
 #
 #     bash scripts/check_versions.sh
 #     bash scripts/check_versions.sh lowest
 #     bash scripts/check_versions.sh highest tests
 #     bash scripts/check_versions.sh audit
 #
-# "audit" asks pip-audit about known weaknesses of the highest versions; its service must be
+# "audit" asks pip-audit for known vulnerabilities of the highest versions. Its service must be
 # reachable.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -33,13 +33,13 @@ base=$(find_python)
 "$folder/tools/bin/python" -m pip install -qq --disable-pip-version-check uv
 uv=$folder/tools/bin/uv
 
-make() { # resolution: what the ranges name goes down or up, what those need is free
+make() { # resolution of the declared ranges; transitive dependencies are not constrained
     say "Installing the $1 versions into $folder/$1"
     "$base" -m venv --clear "$folder/$1"
     local resolution=highest
     [[ $1 == lowest ]] && resolution=lowest-direct
     "$uv" pip install -q --python "$folder/$1/bin/python" --resolution "$resolution" --editable .
-    # What only the tests use may be as new as it likes.
+    # Packages that only the tests use are not constrained.
     "$uv" pip install -q --python "$folder/$1/bin/python" pytest pytest-xdist sentencepiece \
         Babel num2words tensorboard jsonschema "setuptools>=77"
     "$uv" pip freeze --python "$folder/$1/bin/python" | sort >"$folder/$1.txt"
@@ -64,5 +64,5 @@ audit)
     grep -v '^-e\|^hfseq' "$folder/highest.txt" >"$folder/audited.txt"
     "$folder/tools/bin/pip-audit" -r "$folder/audited.txt" --no-deps --disable-pip
     ;;
-*) stop "'$which': give lowest, highest, both or audit" ;;
+*) stop "'$which': expected lowest, highest, both or audit" ;;
 esac

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# From nothing to a trained masked language model, in a few minutes on two cores:
+# Install hfseq and train a masked language model, in a few minutes on two cores:
 #
 #     bash scripts/quickstart.sh
 #
-# Everything it makes lies in .venv and in quickstart/ (or $HFSEQ_QUICKSTART_DIR); run it again whenever
-# you like. The text is what every Python has: its language reference and docstrings.
+# All files are written to .venv and quickstart/ (or $HFSEQ_QUICKSTART_DIR). The script can be run
+# again. The training text is part of Python: its language reference and docstrings.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
@@ -13,7 +13,7 @@ folder=${HFSEQ_QUICKSTART_DIR:-quickstart}
 model=$folder/model
 prepare cpu
 
-# After the installation nothing is downloaded, and all caches stay in the folder.
+# Nothing is downloaded after the installation, and all caches stay in this directory.
 export HF_HUB_OFFLINE=1 HF_DATASETS_DISABLE_PROGRESS_BARS=1 TRANSFORMERS_NO_ADVISORY_WARNINGS=1
 mkdir -p "$folder"
 HFSEQ_CACHE=$(cd "$folder" && pwd)/cache
@@ -26,7 +26,7 @@ say "Training a tokenizer on it"
 "$PYTHON" scripts/train_tokenizer.py --train_file "$folder/corpus.jsonl" --model_type roberta \
     --vocab_size 4000 --output_dir "$folder/tokenizer" --overwrite
 
-say "Training a RoBERTa of 1.8 million parameters: watch the loss fall from 8.4"
+say "Training a RoBERTa with 1.8 million parameters (the loss starts at 8.4)"
 "$PYTHON" scripts/run_mlm_flax.py --output_dir "$model" --overwrite_output_dir \
     --model_type roberta --tokenizer_name "$folder/tokenizer" --train_file "$folder/corpus.jsonl" \
     --config_overrides hidden_size=192,num_hidden_layers=2,num_attention_heads=3,intermediate_size=768,initializer_range=0.05,hidden_dropout_prob=0,attention_probs_dropout_prob=0 \
@@ -35,7 +35,7 @@ say "Training a RoBERTa of 1.8 million parameters: watch the loss fall from 8.4"
     --optim muon --learning_rate 5e-3 --warmup_steps 50 --weight_decay 0.01 \
     --logging_steps 50 --eval_steps 250 --save_strategy no --run_name "RoBERTa on Python's documentation"
 
-say "Loading it again with FlaxAutoModelForMaskedLM and filling masks"
+say "Loading it with FlaxAutoModelForMaskedLM and filling masks"
 "$PYTHON" -m hfseq.cli fill-mask "$model" --top 3 \
     "Return <mask> if the object is a string." \
     "If the file does not exist, an exception is <mask>." \

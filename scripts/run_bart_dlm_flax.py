@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-r"""Pretrain BART by denoising: restore text whose sentences were shuffled and spans masked.
+r"""Pretrain BART by denoising: reconstruct text with permuted sentences and masked spans.
 
-A tokenizer and a configuration, then the model:
+Create a tokenizer and a configuration, then train the model:
 
     python scripts/train_tokenizer.py --model_type bart --config_name bart --vocab_size 50265 \
         --train_file "$DATA/train.jsonl" --output_dir my-bart \
@@ -13,7 +13,7 @@ A tokenizer and a configuration, then the model:
         --per_device_train_batch_size 32 --learning_rate 1e-4 --warmup_steps 2000 \
         --logging_steps 500 --save_steps 2000 --eval_steps 2000
 
-Run the same command again and a run that was stopped goes on where its last checkpoint is.
+To continue a stopped run from its last checkpoint, run the same command again.
 """
 
 import sys

@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-r"""Measure the inference of a BERT-like model: latency, throughput, and bfloat16 beside float32.
+r"""Measure the latency and throughput of a BERT-like model in bfloat16 and float32.
 
     python scripts/run_bert_flax.py --precision bfloat16
     python scripts/run_bert_flax.py --precision float32 --batch_size 1
     python scripts/run_bert_flax.py --model_name_or_path path/to/model --text "One sentence." \
         --json result.json
 
-Without a model it is BERT-base with random weights, on random tokens. With `--precision bfloat16`
-both precisions run in turn, and the outputs are compared. No XLA_FLAGS are needed.
+The default model is BERT-base with random weights, on random tokens. With `--precision bfloat16`,
+both precisions run alternately, and their outputs are compared. No XLA_FLAGS are needed.
 """
 
 import sys
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "benchmarks"))
 
 
 def main() -> int:
-    """Parse the flags, then measure: jax is imported only after the flags are known to be good."""
+    """Parse the flags, then measure. jax is imported after the flags have been validated."""
     import inference
 
     from hfseq.training.arguments import parse_flags

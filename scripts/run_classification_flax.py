@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-r"""Classify sentences or pairs of sentences, or predict a number for them: GLUE, or your own data.
+r"""Train text classification or regression on texts or text pairs: GLUE or your own data.
 
-CoLA from its own files, with both development sets (together GLUE's) and a tokenizer of your own
-choice; --task_name cola instead of the files takes it from the Hub:
+CoLA from its files, with both development sets (GLUE's validation set). To load it from the Hub,
+use --task_name cola instead of the files:
 
     python scripts/run_classification_flax.py --output_dir my-cola \
         --train_file "$COLA/raw/in_domain_train.tsv" \
@@ -12,7 +12,7 @@ choice; --task_name cola instead of the files takes it from the Hub:
         --eval_strategy epoch --metric_for_best_model eval_matthews_correlation \
         --load_best_model_at_end
 
-The FP8 encoder of the Transformer Engine example in its own shape, with words for tokens:
+The FP8 encoder of the Transformer Engine example, with a word vocabulary:
 
     python scripts/run_classification_flax.py --output_dir te-cola \
         --train_file "$COLA/raw/in_domain_train.tsv" \
@@ -21,14 +21,14 @@ The FP8 encoder of the Transformer Engine example in its own shape, with words f
         --per_device_train_batch_size 64 --learning_rate 1e-4 --weight_decay 1e-4 \
         --num_train_epochs 3 --precision fp8_delayed
 
-Your own pairs, with columns by name, and predictions for a file without labels:
+Your own text pairs, with column names, and predictions for a file without labels:
 
     python scripts/run_classification_flax.py --output_dir my-pairs --do_train --do_eval \
         --do_predict --train_file train.csv --validation_file dev.csv --test_file test.csv \
         --sentence1_column question --sentence2_column answer --label_column relevant \
         --model_name_or_path my-bert
 
-Run the same command again and a run that was stopped goes on where its last checkpoint is.
+To continue a stopped run from its last checkpoint, run the same command again.
 """
 
 import sys

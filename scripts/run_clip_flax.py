@@ -1,7 +1,8 @@
 #!/usr/bin/env python
-r"""Train an encoder of pictures and one of texts on pictures with captions, as CLIP was.
+r"""Train an image encoder and a text encoder on images with captions, like CLIP.
 
-A table with a column of files, relative to it, and one of captions or lists of them:
+The data are a table with a column of image paths, relative to the table, and a column of captions
+or lists of captions:
 
     python scripts/run_clip_flax.py --output_dir my-pairs --model_name_or_path vit-bert \
         --train_file coco/train.jsonl --validation_file coco/validation.jsonl \
@@ -9,10 +10,11 @@ A table with a column of files, relative to it, and one of captions or lists of 
         --per_device_train_batch_size 64 --learning_rate 5e-5 --num_train_epochs 20
 
 With --vision_model_name_or_path and --text_model_name_or_path in place of --model_name_or_path, as
-in version 4's run_hybrid_clip.py, the two are put together first, in a folder beside the output.
+in run_hybrid_clip.py of Transformers 4, the script combines the two models first, in a directory
+next to the output directory.
 
-The loss is over the global batch, across all devices. Run the same command again and a run that was
-stopped goes on where its last checkpoint is.
+The loss compares the global batch across all devices. To continue a stopped run from its last
+checkpoint, run the same command again.
 """
 
 import argparse
@@ -24,25 +26,28 @@ from hfseq.errors import UsageError
 from hfseq.training import script
 
 
-def put_together(given: Sequence[str]) -> list[str]:
-    """Return the flags with the folder of a pair in place of its checkpoints, if they are given.
+def combine_checkpoints(argv: Sequence[str]) -> list[str]:
+    """Combine the two checkpoints, if given, and return flags that name the result.
 
-    The folder is beside the output directory, and made if it is not there.
+    The combined model is saved in a directory next to the output directory, unless it exists.
+
+    Raises:
+        UsageError: Only one of the two checkpoints is given, or `--model_name_or_path` as well.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     names = ("vision_model_name_or_path", "text_model_name_or_path")
     for name in (*names, "output_dir"):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name)
-    found, rest = parser.parse_known_args(given)
-    vision, text = (getattr(found, name) for name in names)
+    flags, other_flags = parser.parse_known_args(argv)
+    vision, text = (getattr(flags, name) for name in names)
     if vision is None and text is None:
-        return list(given)
-    if None in (vision, text, found.output_dir) or "--model_name_or_path" in " ".join(rest):
+        return list(argv)
+    if None in (vision, text, flags.output_dir) or "--model_name_or_path" in " ".join(other_flags):
         raise UsageError(
-            f"--{names[0]} and --{names[1]} go together, with --output_dir and without "
+            f"use --{names[0]} and --{names[1]} together, with --output_dir and without "
             "--model_name_or_path"
         )
-    folder = Path(f"{found.output_dir.rstrip('/')}-start")
+    folder = Path(f"{flags.output_dir.rstrip('/')}-start")
     if not (folder / "tokenizer_config.json").exists():
         from transformers import AutoImageProcessor, AutoTokenizer
 
@@ -51,11 +56,11 @@ def put_together(given: Sequence[str]) -> list[str]:
         pair = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained(vision, text)
         pair.save_pretrained(folder)
         AutoImageProcessor.from_pretrained(vision).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(text).save_pretrained(folder)  # last: then all is there
-    return ["--output_dir", found.output_dir, "--model_name_or_path", str(folder), *rest]
+        AutoTokenizer.from_pretrained(text).save_pretrained(folder)  # last: marks it as complete
+    return ["--output_dir", flags.output_dir, "--model_name_or_path", str(folder), *other_flags]
 
 
 if __name__ == "__main__":
-    made: list[list[str]] = []
-    status = script.run(lambda: made.append(put_together(sys.argv[1:])))
-    sys.exit(status or script.train("image_text", __doc__, made[0]))
+    argv: list[str] = []
+    status = script.run(lambda: argv.extend(combine_checkpoints(sys.argv[1:])))
+    sys.exit(status or script.train("image_text", __doc__, argv))

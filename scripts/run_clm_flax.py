@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-r"""Pretrain or fine-tune a causal language model (GPT-2, VQ Transformer, one of your own).
+r"""Pretrain or fine-tune a causal language model (GPT-2, VQ Transformer, your own).
 
-A tokenizer and a configuration, then the model:
+Create a tokenizer and a configuration, then train the model:
 
     python scripts/train_tokenizer.py --model_type gpt2 --config_name gpt2 --vocab_size 50257 \
         --train_file "$DATA/train.jsonl" --output_dir my-gpt2 \
@@ -14,12 +14,13 @@ A tokenizer and a configuration, then the model:
         --adam_beta2 0.98 --weight_decay 0.01 --num_train_epochs 20 --logging_steps 500 \
         --save_steps 2500 --eval_steps 2500
 
-The perplexity per word of WikiText-2, its lines as one stream:
+Compute the perplexity per word of WikiText-2, with its lines as one stream:
 
     python scripts/run_clm_flax.py --output_dir wikitext --model_name_or_path my-gpt2 --do_eval \
         --validation_file wikitext-2/test.txt --cross_documents --word_perplexity
 
-A VQ Transformer on the bytes of enwik8 as in its paper: rows of 8,192 bytes, an update every 2,048:
+Train a VQ Transformer on the bytes of enwik8 as in its paper, with rows of 8,192 bytes and an
+update every 2,048 bytes:
 
     python scripts/train_tokenizer.py --model_type vq_transformer --vocabulary bytes \
         --output_dir bytes
@@ -33,7 +34,7 @@ A VQ Transformer on the bytes of enwik8 as in its paper: rows of 8,192 bytes, an
         --weight_decay_mode absolute --loss_per_position --eval_steps 1000 \
         --max_eval_batches 100 --load_best_model_at_end --save_steps 1000 --dtype bfloat16
 
-Run the same command again and a run that was stopped goes on where its last checkpoint is.
+To continue a stopped run from its last checkpoint, run the same command again.
 """
 
 import sys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-r"""Pretrain or fine-tune a masked language model (BERT, RoBERTa, or an architecture of your own).
+r"""Pretrain or fine-tune a masked language model (BERT, RoBERTa or your own architecture).
 
     python scripts/train_tokenizer.py --model_type roberta --config_name roberta \
         --vocab_size 8000 --train_file "$DATA/train.jsonl" --output_dir my-roberta
@@ -11,7 +11,7 @@ r"""Pretrain or fine-tune a masked language model (BERT, RoBERTa, or an architec
         --weight_decay 0.01 --adam_beta2 0.98 --num_train_epochs 18 --logging_steps 100 \
         --save_steps 1000 --eval_steps 1000
 
-Run the same command again and a run that was stopped goes on where its last checkpoint is.
+To continue a stopped run from its last checkpoint, run the same command again.
 """
 
 import sys

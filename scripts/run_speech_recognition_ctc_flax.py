@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-r"""Teach wav2vec 2.0 the letters of speech, by connectionist temporal classification.
+r"""Train wav2vec 2.0 for speech recognition by letters, with CTC.
 
-A table with a column of files, relative to it, and one of what is said; a model that was trained on
-speech without text:
+The data are a table with a column of audio files, relative to the table, and a column of
+transcripts. The model was pretrained on audio without transcripts:
 
     python scripts/run_speech_recognition_ctc_flax.py --output_dir my-ears \
         --train_file spoken/train.csv --validation_file spoken/validation.csv \
@@ -11,7 +11,7 @@ speech without text:
         --per_device_train_batch_size 8 --learning_rate 1e-4 \
         --warmup_steps 500 --num_train_epochs 20
 
-Run the same command again and a run that was stopped goes on where its last checkpoint is.
+To continue a stopped run from its last checkpoint, run the same command again.
 """
 
 import sys

@@ -1,7 +1,8 @@
 #!/usr/bin/env python
-r"""Train Whisper on speech with text.
+r"""Train Whisper on audio with transcripts.
 
-A table with a column of files, relative to it, and one of what is said, or a dataset with sound:
+The data are a table with a column of audio files, relative to the table, and a column of
+transcripts, or a dataset with audio:
 
     python scripts/run_speech_recognition_flax.py --output_dir my-whisper \
         --model_name_or_path openai/whisper-small --language norwegian --task transcribe \
@@ -9,9 +10,9 @@ A table with a column of files, relative to it, and one of what is said, or a da
         --max_duration_in_seconds 30 --per_device_train_batch_size 16 --learning_rate 1e-5 \
         --warmup_steps 500 --max_steps 5000 --eval_steps 1000
 
-Each evaluation writes the validation sounds down and counts errors of words (WER) and characters;
-`hfseq transcribe my-whisper FILE` writes others down. Run the same command again and a run that was
-stopped goes on where its last checkpoint is.
+Each evaluation transcribes the validation audio and reports the word and character error rates.
+`hfseq transcribe my-whisper FILE` transcribes other files. To continue a stopped run from its last
+checkpoint, run the same command again.
 """
 
 import sys

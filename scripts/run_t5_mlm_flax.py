@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-r"""Pretrain T5 with span corruption: the decoder names what spans of the input were hidden.
+r"""Pretrain T5 with span corruption: the decoder predicts the masked spans of the input.
 
-A tokenizer and a configuration, then the model:
+Create a tokenizer and a configuration, then train the model:
 
     python scripts/train_tokenizer.py --model_type t5 --config_name t5 --vocab_size 32000 \
         --train_file "$DATA/train.jsonl" --output_dir my-t5 \
@@ -14,7 +14,7 @@ A tokenizer and a configuration, then the model:
         --weight_decay 0.001 --warmup_steps 2000 --logging_steps 500 --save_steps 10000 \
         --eval_steps 2500
 
-Run the same command again and a run that was stopped goes on where its last checkpoint is.
+To continue a stopped run from its last checkpoint, run the same command again.
 """
 
 import sys

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-r"""Train a translator on parallel text, or fine-tune one (Marian, Pegasus, T5, BART, your own).
+r"""Train or fine-tune a translation model (Marian, Pegasus, T5, BART, your own).
 
-English to Spanish from a CSV file; the vocabulary is trained on the first run:
+English to Spanish from a CSV file. The first run trains the vocabulary:
 
     python scripts/run_translation_flax.py --output_dir my-en-es \
         --train_file "$DATA/english-spanish.csv" --source_lang en --target_lang es \
@@ -11,7 +11,8 @@ English to Spanish from a CSV file; the vocabulary is trained on the first run:
         --adam_beta2 0.98 --num_train_epochs 10 --eval_steps 1000 --save_steps 1000 \
         --metric_for_best_model eval_bleu --load_best_model_at_end
 
-The WMT example, German to English (--reverse_translation for the other way), and its big model:
+The WMT example, German to English (--reverse_translation for English to German), with its big
+model:
 
     python scripts/run_translation_flax.py --output_dir wmt --preset big \
         --dataset_name wmt/wmt17 --dataset_config_name de-en --source_lang de --target_lang en \
@@ -20,12 +21,12 @@ The WMT example, German to English (--reverse_translation for the other way), an
         --adam_epsilon 1e-9 --max_steps 100000 --eval_steps 1000 --save_steps 10000 \
         --precision bfloat16
 
-With no data at all it learns numbers and dates, English to German, in about ten minutes on two
-cores (--target_lang es or nb for Spanish or Norwegian):
+Without data, the script trains on generated numbers and dates, English to German, in about ten
+minutes on two cores (--target_lang es or nb for Spanish or Norwegian):
 
     python scripts/run_translation_flax.py --output_dir numbers-en-de
 
-Run the same command again and a run that was stopped goes on where its last checkpoint is.
+To continue a stopped run from its last checkpoint, run the same command again.
 """
 
 import sys
@@ -34,7 +35,7 @@ from collections.abc import Sequence
 from hfseq.training import script
 
 DATA = ("--dataset_name", "--train_file", "--validation_file", "--test_file")
-# What the demonstration is trained with; flags that are given win.
+# Flags of the demonstration; flags on the command line take precedence.
 DEMO = (
     *("--source_lang", "en", "--target_lang", "de", "--vocab_size", "1000"),
     *("--do_train", "--do_eval", "--do_predict", "--preset", "tiny"),
@@ -47,12 +48,12 @@ DEMO = (
 
 
 def with_demonstration(argv: Sequence[str]) -> list[str]:
-    """Put the demonstration's flags before the given ones where these name no data."""
+    """Insert the flags of the demonstration before `argv`, unless `argv` names data."""
     names = {word.partition("=")[0].replace("-", "_") for word in argv}
-    told = any(name.replace("-", "_") in names for name in DATA)
+    names_data = any(name.replace("-", "_") in names for name in DATA)
     from_file = bool(argv) and argv[0].endswith((".yaml", ".yml", ".json"))
-    asks = bool({"_h", "__help"} & names)
-    return list(argv) if told or from_file or asks or not argv else [*DEMO, *argv]
+    asks_for_help = bool({"_h", "__help"} & names)
+    return list(argv) if names_data or from_file or asks_for_help or not argv else [*DEMO, *argv]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-r"""Train with any objective, also one that a plugin of yours registers.
+r"""Train with any objective, including those of plugins.
 
     python scripts/train.py --objective copying --plugin my_objective.py --output_dir copier \
         --model_type roberta --tokenizer_name FacebookAI/roberta-base \
         --train_file corpus.txt --validation_file valid.txt --do_train --do_eval
 
-`--objective NAME` is one that `hfseq plugins` lists. The other flags are those of its data and of
-every training script: `--objective NAME --help` shows them.
+`hfseq plugins` lists the objectives. The other flags are those of the objective's data and of all
+training scripts; `--objective NAME --help` lists them.
 """
 
 import sys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-r"""Translate text, a file or standard input, as `hfseq translate` does.
+r"""Translate text, a file or standard input, like `hfseq translate`.
 
 python scripts/translate.py my-translator "The cat is blue."
 python scripts/translate.py my-translator --input_file source.txt --output_file target.txt

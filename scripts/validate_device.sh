@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Is hfseq right and fast on this device? Parity, training against the CPU, tokens/s, memory, FP8;
-# at most nine minutes on one H200, exit code 1 where a result is wrong. Arguments go to device.py:
+# Validate and measure hfseq on this device: parity, training compared with the CPU, tokens/s, memory,
+# FP8. Takes at most nine minutes on one H200. The exit code is 1 if a result is wrong. Arguments are
+# passed to device.py:
 #
 #     bash scripts/validate_device.sh
 #     bash scripts/validate_device.sh --only attention training

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the launch scripts. With DRY_RUN=1 they print what they would run, and run nothing.
+# Sourced by the launch scripts. With DRY_RUN=1 they print their commands without running them.
 
 run() {
     if [[ ${DRY_RUN:-} ]]; then
@@ -15,7 +15,7 @@ stop() {
     exit 2
 }
 
-# need NAME WHAT: the variable NAME must be set, to WHAT.
+# need NAME DESCRIPTION: exit with an error if the variable NAME is not set.
 need() {
     if [[ -z ${!1:-} ]]; then stop "set $1 ($2), as in: $1=… bash $0"; fi
 }

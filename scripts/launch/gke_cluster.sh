@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# A GKE cluster with two nodes of one T4 each, JobSet, and what the manifests here refer to:
+# Manage a GKE cluster with two nodes of one T4 each, JobSet, and the secrets of the manifests:
 #
-#     bash scripts/launch/gke_cluster.sh create     the cluster, its GPU nodes, a driver for volumes
-#     bash scripts/launch/gke_cluster.sh jobset     the JobSet API
-#     bash scripts/launch/gke_cluster.sh secrets    HF_TOKEN and WANDB_API_KEY of this shell
+#     bash scripts/launch/gke_cluster.sh create     create the cluster, its GPU nodes and a volume driver
+#     bash scripts/launch/gke_cluster.sh jobset     install the JobSet API
+#     bash scripts/launch/gke_cluster.sh secrets    store HF_TOKEN and WANDB_API_KEY of this shell
 #     bash scripts/launch/gke_cluster.sh submit scripts/launch/jobset.yaml
-#     bash scripts/launch/gke_cluster.sh delete     all of it; volumes and buckets stay
+#     bash scripts/launch/gke_cluster.sh delete     delete the cluster, but not volumes and buckets
 #
 # CLUSTER, ZONE    hfseq, us-central1-c
 # NODES, GPUS      2 nodes with 1 GPU each
 # ACCELERATOR      nvidia-tesla-t4
 # MACHINE          n1-standard-4
-# IMAGE            the image that `submit` puts into a manifest
+# IMAGE            the image that `submit` inserts into a manifest
 # JOBSET_VERSION   v0.10.1
 # DRY_RUN=1        prints the commands
 set -euo pipefail
@@ -34,21 +34,21 @@ jobset() {
     run kubectl apply --server-side --filename "$release/${JOBSET_VERSION:-v0.10.1}/manifests.yaml"
 }
 
-# The values go through standard input: on a command line every user of the machine could read them.
+# The values are passed on standard input: all users of the machine can read command lines.
 secrets() {
-    local given=()
+    local values=()
     for name in HF_TOKEN WANDB_API_KEY; do
-        if [[ ${!name:-} ]]; then given+=("$name=${!name}"); fi
+        if [[ ${!name:-} ]]; then values+=("$name=${!name}"); fi
     done
-    if [[ ${#given[@]} == 0 ]]; then stop "set HF_TOKEN, WANDB_API_KEY or both"; fi
+    if [[ ${#values[@]} == 0 ]]; then stop "set HF_TOKEN, WANDB_API_KEY or both"; fi
     run kubectl delete secret hfseq-secrets --ignore-not-found
     run kubectl create secret generic hfseq-secrets --from-env-file=/dev/stdin \
-        < <(printf '%s\n' "${given[@]}")
+        < <(printf '%s\n' "${values[@]}")
 }
 
 submit() {
-    if [[ ! -f ${1:-} ]]; then stop "submit needs a manifest, e.g. scripts/launch/jobset.yaml"; fi
-    need IMAGE "what image.sh pushed"
+    if [[ ! -f ${1:-} ]]; then stop "submit requires a manifest, such as scripts/launch/jobset.yaml"; fi
+    need IMAGE "the image that image.sh pushed"
     run kubectl apply --filename scripts/launch/storage.yaml
     run kubectl apply --filename - < <(sed "s|image: hfseq:cuda|image: $IMAGE|" "$1")
 }
@@ -60,5 +60,5 @@ delete() {
 case ${1:-} in
 create | jobset | secrets | submit | delete) "$@" ;;
 --help) usage ;;
-*) stop "give create, jobset, secrets, submit MANIFEST or delete (--help says more)" ;;
+*) stop "expected create, jobset, secrets, submit MANIFEST or delete (see --help)" ;;
 esac

@@ -4,10 +4,10 @@
 #     PROJECT_ID=my-project REPO_NAME=my-repo TAG=v1 bash scripts/launch/image.sh
 #
 # VARIANT   cuda (default), cpu or tpu
-# REGION    of the registry: us-central1
+# REGION    region of the registry, us-central1
 # IMAGE_NAME, TAG   hfseq and latest
-# IMAGE     the whole name, for another registry; then PROJECT_ID and REPO_NAME are not needed
-# PUSH      empty builds only
+# IMAGE     full name, for another registry (PROJECT_ID and REPO_NAME are then not needed)
+# PUSH      if empty, the image is built but not pushed
 # DRY_RUN=1 prints the commands
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Measure what train.sh reaches: 60 steps, then tokens a second, MFU and peak memory; a profile of
-# steps 40 to 45 lies in $OUTPUT_DIR/profile. One GPU, several, several nodes as in train.sh:
+# Benchmark train.sh: run 60 steps, then print tokens per second, MFU and peak memory. A profile of
+# steps 40 to 45 is written to $OUTPUT_DIR/profile. GPUs and nodes are selected as in train.sh:
 #
 #     CUDA_VISIBLE_DEVICES=0 bash scripts/launch/perf.sh --device cuda
 #     bash scripts/launch/perf.sh --device cuda
 #     COORDINATOR_ADDRESS=node0:1234 NUM_PROCESSES=2 PROCESS_ID=0 \
 #         bash scripts/launch/perf.sh --device cuda        and on the other node with PROCESS_ID=1
 #
-# PEAK_TFLOPS   of one device, where its kind is not in hfseq's table (T4: 65 in float16)
-# OUTPUT_DIR    runs/perf, made anew
+# PEAK_TFLOPS   peak of one device, if hfseq does not know its kind (T4: 65 in float16)
+# OUTPUT_DIR    runs/perf, overwritten
 # The other variables and the flags are those of train.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -21,7 +21,7 @@ if [[ ${PEAK_TFLOPS:-} ]]; then peak=(--peak_tflops "$PEAK_TFLOPS"); fi
 
 bash scripts/launch/train.sh --do_train --overwrite_output_dir --max_steps 60 --warmup_steps 10 \
     --logging_steps 20 --save_strategy no --profile 40-45 --report_to jsonl "${peak[@]}" "$@"
-# Of several processes the first has the measurements.
+# Only the first process has the measurements.
 if [[ ${DRY_RUN:-} || ${PROCESS_ID:-${JOB_COMPLETION_INDEX:-${SLURM_PROCID:-0}}} != 0 ]]; then exit; fi
 "${PYTHON:-python}" - "$OUTPUT_DIR/metrics.jsonl" <<'END'
 import json

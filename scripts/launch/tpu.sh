@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# A TPU pod slice: made, used and deleted from your own machine. `run` starts one command on all hosts.
+# Create, use and delete a TPU pod slice from your own machine. `run` starts a command on all hosts.
 #
-#     bash scripts/launch/tpu.sh bucket     a bucket for data (and for the runs of a single host)
-#     bash scripts/launch/tpu.sh create     the slice
-#     bash scripts/launch/tpu.sh install    hfseq on all hosts, and the shared folder SHARE
-#     bash scripts/launch/tpu.sh secrets    HF_TOKEN and WANDB_API_KEY of this shell
+#     bash scripts/launch/tpu.sh bucket     create a bucket for data (and for runs on a single host)
+#     bash scripts/launch/tpu.sh create     create the slice
+#     bash scripts/launch/tpu.sh install    install hfseq on all hosts and mount SHARE
+#     bash scripts/launch/tpu.sh secrets    copy HF_TOKEN and WANDB_API_KEY of this shell
 #     bash scripts/launch/tpu.sh run scripts/run_mlm_flax.py --output_dir /mnt/hfseq/run …
-#     bash scripts/launch/tpu.sh log        what host WORKER prints
-#     bash scripts/launch/tpu.sh ssh        a shell on host WORKER
-#     bash scripts/launch/tpu.sh stop       the run saves and ends
-#     bash scripts/launch/tpu.sh delete     the slice
+#     bash scripts/launch/tpu.sh log        show the output of host WORKER
+#     bash scripts/launch/tpu.sh ssh        open a shell on host WORKER
+#     bash scripts/launch/tpu.sh stop       save and stop the run
+#     bash scripts/launch/tpu.sh delete     delete the slice
 #
 # TPU_NAME, ZONE    hfseq, europe-west4-a
 # TPU_TYPE          v3-32
 # TPU_VERSION       tpu-ubuntu2204-base
-# SPOT=1            a slice that can be taken away (and costs less)
-# REPOSITORY        what `install` clones: the URL of a git repository with hfseq
-# SHARE             HOST:/PATH of an NFS share (Filestore) that all hosts mount at /mnt/hfseq: all of
-#                   them write the checkpoints of a run
+# SPOT=1            a preemptible slice
+# REPOSITORY        URL of a git repository with hfseq, for `install`
+# SHARE             HOST:/PATH of an NFS share (Filestore) that all hosts mount at /mnt/hfseq, because
+#                   all of them write the checkpoints of a run
 # BUCKET            name of the bucket
 # WORKER            0
 # DRY_RUN=1         prints the commands
@@ -60,24 +60,24 @@ install() {
     everywhere "${line% && }"
 }
 
-# As a file: what stands on a command line can be read by every user of a host.
+# Copied as a file: all users of a host can read command lines.
 secrets() {
-    local file given=0
+    local file is_set=0
     file=$(mktemp)
     # shellcheck disable=SC2064  # this file
     trap "rm -f '$file'" EXIT
     for variable in HF_TOKEN WANDB_API_KEY; do
         if [[ ${!variable:-} ]]; then
             printf 'export %s=%q\n' "$variable" "${!variable}" >>"$file"
-            given=1
+            is_set=1
         fi
     done
-    if [[ $given == 0 ]]; then stop "set HF_TOKEN, WANDB_API_KEY or both"; fi
+    if [[ $is_set == 0 ]]; then stop "set HF_TOKEN, WANDB_API_KEY or both"; fi
     run gcloud compute tpus tpu-vm scp "$file" "$name:.hfseq-secrets" --zone "$zone" --worker=all
 }
 
 start() {
-    if [[ $# == 0 ]]; then stop "run needs a script and its flags"; fi
+    if [[ $# == 0 ]]; then stop "run requires a script and its flags"; fi
     local command session
     command=$(printf '%q ' ../hfseq-env/bin/python "$@" --distributed --device tpu)
     session="cd hfseq; test ! -f ../.hfseq-secrets || . ../.hfseq-secrets"
@@ -85,7 +85,7 @@ start() {
     everywhere "tmux new-session -d -s hfseq bash -c $(printf %q "$session")"
 }
 
-# The pane's process is Python itself; one host's SIGTERM is enough, and all save at one step.
+# The process of the pane is Python. A SIGTERM on one host is enough: all save at the same step.
 stop_run() {
     everywhere "kill -TERM \$(tmux list-panes -s -t hfseq -F '#{pane_pid}')"
 }
@@ -98,5 +98,5 @@ ssh) tpu ssh --worker="${WORKER:-0}" ;;
 stop) stop_run ;;
 delete) tpu delete --quiet ;;
 --help) usage ;;
-*) stop "give bucket, create, install, secrets, run, log, ssh, stop or delete (--help says more)" ;;
+*) stop "expected bucket, create, install, secrets, run, log, ssh, stop or delete (see --help)" ;;
 esac

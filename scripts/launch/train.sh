@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
-# Train an English-Spanish translator. On one GPU, on several, and on several nodes it is one command:
+# Train an English-Spanish translation model on one or several GPUs or nodes:
 #
 #     CUDA_VISIBLE_DEVICES=0 bash scripts/launch/train.sh --device cuda           one GPU
-#     bash scripts/launch/train.sh --device cuda                                  all of a machine
+#     bash scripts/launch/train.sh --device cuda                                  all GPUs
 #     COORDINATOR_ADDRESS=node0:1234 NUM_PROCESSES=2 PROCESS_ID=0 \
 #         bash scripts/launch/train.sh --device cuda       and on the other node with PROCESS_ID=1
 #
-# TRAIN_FILE      english-spanish.csv, with a column a language
-# OUTPUT_DIR      runs/english-spanish; several nodes need one directory that all of them see
-# WANDB_API_KEY   Weights & Biases beside TensorBoard, in the project WANDB_PROJECT
+# TRAIN_FILE      english-spanish.csv, with one column per language
+# OUTPUT_DIR      runs/english-spanish; several nodes need a shared directory
+# WANDB_API_KEY   also log to Weights & Biases, in the project WANDB_PROJECT
 # PYTHON          python
 # DRY_RUN=1       prints the command
 #
-# Flags are added to the command, and those that are given win. For a model of your own put another
-# command in the place of this one.
+# Flags are added to the command and take precedence. To train another model, replace the command.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/launch/common.sh

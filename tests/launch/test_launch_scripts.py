@@ -206,29 +206,30 @@ def test_installing_on_all_hosts_stops_at_the_first_error():
 
 
 @pytest.mark.parametrize(
-    ("words", "gone", "says"),
+    ("words", "unset", "message"),
     [
         (("image.sh",), ("IMAGE", "PROJECT_ID"), "set PROJECT_ID (a Google Cloud project)"),
         (("image.sh",), ("IMAGE", "REPO_NAME"), "set REPO_NAME (an Artifact Registry"),
-        ((GKE,), (), "give create, jobset, secrets, submit MANIFEST or delete"),
-        ((GKE, "submit"), (), "submit needs a manifest"),
+        ((GKE,), (), "create, jobset, secrets, submit MANIFEST or delete"),
+        ((GKE, "submit"), (), "submit requires a manifest"),
         (
             (GKE, "submit", "scripts/launch/pod.yaml"),
             ("IMAGE",),
-            "set IMAGE (what image.sh pushed)",
+            "set IMAGE (the image that image.sh pushed)",
         ),
         ((GKE, "secrets"), ("HF_TOKEN",), "set HF_TOKEN, WANDB_API_KEY or both"),
         ((TPU, "bucket"), ("BUCKET",), "set BUCKET (the name of a bucket)"),
         ((TPU, "install"), ("SHARE",), "set SHARE (HOST:/PATH of an NFS share)"),
-        ((TPU, "run"), (), "run needs a script and its flags"),
+        ((TPU, "run"), (), "run requires a script"),
         ((TPU, "secrets"), ("HF_TOKEN",), "set HF_TOKEN, WANDB_API_KEY or both"),
-        ((TPU, "fly"), (), "give bucket, create, install"),
+        ((TPU, "fly"), (), "bucket, create, install"),
     ],
 )
-def test_what_is_missing_is_asked_for(words, gone, says):
-    given = {name: value for name, value in NEEDED.items() if name not in gone}
-    done = dry(*words, **given)
-    assert done.returncode == 2 and f"error: {says}" in done.stderr and not done.stdout
+def test_missing_variables_and_arguments_are_named(words, unset, message):
+    variables = {name: value for name, value in NEEDED.items() if name not in unset}
+    process = dry(*words, **variables)
+    assert process.returncode == 2 and process.stderr.startswith("error: ")
+    assert message in process.stderr and not process.stdout
 
 
 @pytest.mark.parametrize("words", [(GKE, "secrets"), (TPU, "secrets")], ids=lambda words: words[0])

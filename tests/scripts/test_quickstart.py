@@ -106,7 +106,7 @@ def test_an_old_python_is_a_clear_message(checkout):
         fake(checkout / "bin" / name, OLD)
     done = run("bash scripts/test.sh", checkout)
     assert done.returncode == 1
-    assert "hfseq needs Python 3.11 or newer, but python3 is Python 3.9.2" in done.stderr
+    assert "Python 3.11 or newer, but python3 is Python 3.9.2" in done.stderr
     assert not (checkout / ".venv").exists()
 
 
@@ -114,7 +114,7 @@ def test_an_old_active_environment_is_a_clear_message(checkout):
     fake(checkout / "old" / "bin" / "python", OLD)
     done = run("bash scripts/test.sh", checkout, VIRTUAL_ENV=str(checkout / "old"))
     assert done.returncode == 1
-    assert f"the active environment {checkout / 'old'} has no Python 3.11" in done.stderr
+    assert f"the active environment {checkout / 'old'} does not have Python 3.11" in done.stderr
 
 
 def test_a_newer_python_is_found_where_python3_is_too_old(checkout):

@@ -108,7 +108,7 @@ python run_flax_speech_recognition_seq2seq.py \
     --do_eval \
     --predict_with_generate \
     --push_to_hub
-"""  # and --use_auth_token, which is refused with what to do: tokens are no flags
+"""  # and --use_auth_token, which is rejected: tokens must not be flags
 
 
 def test_the_command_of_the_old_guide_of_speech_parses_unchanged():

@@ -265,7 +265,7 @@ def test_wrong_usage_ends_with_exit_code_2_and_without_a_traceback(argv, message
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--eval_strategy", "steps"], "--eval_strategy steps needs --eval_steps N"),
+        (["--eval_strategy", "steps"], "--eval_strategy steps requires --eval_steps N"),
         (["--save_strategy", "daily"], "--save_strategy daily: give one of no, steps, epoch"),
         (["--save_steps", "0", "--warmup_ratio", "2"], "--save_steps 0"),
         (["--save_steps", "0", "--warmup_ratio", "2"], "--warmup_ratio 2"),
