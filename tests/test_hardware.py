@@ -1,4 +1,4 @@
-"""Data sheets by jax's names of devices and by ours."""
+"""Data sheets by the device names of jax and of hfseq."""
 
 from __future__ import annotations
 
@@ -36,15 +36,22 @@ def test_a_device_with_a_similar_name_is_not_taken_for_a_known_one(kind):
 
 
 def test_figures_are_plausible():
-    for one in ACCELERATORS.values():
-        assert one.float32_flops <= one.half_flops <= (one.fp8_flops or one.half_flops)
-        assert 8e9 < one.memory_bytes < 1e12 and 1e11 < one.memory_bandwidth < 1e13
+    for accelerator in ACCELERATORS.values():
         assert (
-            one.link_bandwidth < one.memory_bandwidth
-            and one.network_bandwidth <= one.link_bandwidth
-            or not one.link_bandwidth
+            accelerator.float32_flops
+            <= accelerator.half_flops
+            <= (accelerator.fp8_flops or accelerator.half_flops)
         )
-        assert one.peak_flops(2) == one.half_flops and one.peak_flops(4) == one.float32_flops
+        assert 8e9 < accelerator.memory_bytes < 1e12 and 1e11 < accelerator.memory_bandwidth < 1e13
+        assert (
+            accelerator.link_bandwidth < accelerator.memory_bandwidth
+            and accelerator.network_bandwidth <= accelerator.link_bandwidth
+            or not accelerator.link_bandwidth
+        )
+        assert (
+            accelerator.peak_flops(2) == accelerator.half_flops
+            and accelerator.peak_flops(4) == accelerator.float32_flops
+        )
 
 
 def test_an_unknown_accelerator_is_an_error_that_lists_those_known():

@@ -1,4 +1,4 @@
-"""Scores of texts equal sacreBLEU's own command on the same files."""
+"""BLEU and chrF agree with the sacreBLEU command."""
 
 from __future__ import annotations
 

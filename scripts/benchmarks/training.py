@@ -426,8 +426,8 @@ def prepare(
 
     objective, optimizer = make_objective(name, module.config, targets), make_optimizer()
     objective.prepare(module)
-    if objective.row_layout is not None:
-        objective.row_layout = Known(max_runs=documents)
+    if objective.row_guarantees is not None:
+        objective.row_guarantees = Known(max_runs=documents)
     made = []
     for number in range(batches):
         batch, random = host_batch(name, module.config, number, rows, length, targets)
@@ -1157,7 +1157,7 @@ class Program:
         moved = []
         for kernel, kind in self.kernels:
             known = self._parts[kernel.computation]
-            operands = [name for name in _NAME.findall(kernel.rest) if name in known]
+            operands = [name for name in _NAME.findall(kernel.attributes) if name in known]
             read = {name: bytes_of(known[name].shape) for name in operands}
             for number, taken in self._gathered(kernel).items():
                 read[operands[number]] = min(read[operands[number]], taken)
@@ -1172,7 +1172,7 @@ class Program:
             """Bytes that are read of a value: infinite where it may be all, seen through views."""
             total = 0.0
             for one in inside.values():
-                operands = _NAME.findall(one.rest)
+                operands = _NAME.findall(one.attributes)
                 if name not in operands:
                     continue
                 if one.opcode in ("bitcast", "reshape", "slice"):
@@ -1184,7 +1184,7 @@ class Program:
             return total
 
         given = [one for one in inside.values() if one.opcode == "parameter"]
-        found = {int(one.rest.split(")")[0]): taken(one.name) for one in given}
+        found = {int(one.attributes.split(")")[0]): taken(one.name) for one in given}
         return {number: int(size) for number, size in found.items() if 0 < size < math.inf}
 
     def _running(self, computation: str) -> Iterator[Any]:
@@ -1198,7 +1198,7 @@ class Program:
     def _kind(self, kernel: Any) -> str:
         if kernel.opcode.startswith(self._collectives):
             return COLLECTIVE
-        if target := _TARGET.search(kernel.rest):
+        if target := _TARGET.search(kernel.attributes):
             if "matmul" in target[1] or "gemm" in target[1]:
                 return self._product(kernel)
             if "fmha" in target[1]:
@@ -1223,7 +1223,7 @@ class Program:
     def _product(self, product: Any) -> str:
         """Tell an FP8 product by the types of its two operands."""
         known = self._parts[product.computation]
-        operands = [known[name] for name in _NAME.findall(product.rest)[:2] if name in known]
+        operands = [known[name] for name in _NAME.findall(product.attributes)[:2] if name in known]
         fp8 = [bool(re.match(r"\(?f8e", operand.shape)) for operand in operands]
         return FP8_PRODUCT if len(fp8) == 2 and all(fp8) else PRODUCT
 

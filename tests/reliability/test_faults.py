@@ -1,4 +1,4 @@
-"""Clocks that jump, losses that some rows break, workers that die."""
+"""Clocks that jump, rows with a non-finite loss, and workers that die."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ OPTIONS = {"devices": 1, "save_steps": 2, "max_steps": 10, "save_total_limit": 2
 
 @pytest.fixture(scope="module")
 def plain():
-    """The directory of a run to which nothing happened."""
+    """The directory of an undisturbed run."""
     return []
 
 
 @pytest.fixture
-def whole(train, plain):
+def uninterrupted(train, plain):
     if not plain:
         plain.append(train("whole", **OPTIONS).folder)
     return plain[0]
 
 
-def same(one, other):
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
+def same(first, other):
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (first, other))
     return all((ours[name] == theirs[name]).all() for name in ours | theirs)
 
 
@@ -40,8 +40,8 @@ def same(one, other):
 
 
 @pytest.mark.slow
-def test_a_clock_that_jumps_changes_nothing(train, whole, monkeypatch, tmp_path):
-    """Years forwards and backwards between steps, and a start in the past for the second part."""
+def test_a_clock_that_jumps_changes_nothing(train, uninterrupted, monkeypatch, tmp_path):
+    """A clock that jumps by years between steps, and a second part in the past."""
     real = time.time
     jumps = iter((10**8, -(10**9), 0, 3600, -3600, -(10**8), 10**7))
 
@@ -62,18 +62,18 @@ def test_a_clock_that_jumps_changes_nothing(train, whole, monkeypatch, tmp_path)
     )
 
 
-# -- a loss that some rows break
+# -- rows with a non-finite loss
 
 
 @pytest.fixture
 def breaking_rows(monkeypatch):
-    """The loss is NaN for some batches, by what is in them: those of steps 5, 6 and 8 of twelve."""
+    """The loss is NaN for some batches, depending on their content: steps 5, 6 and 8 of twelve."""
     real = MaskedLM.loss
 
-    def loss(self, model, params, batch, rngs, train, **more):
-        total, *rest = real(self, model, params, batch, rngs, train, **more)
+    def loss(self, model, params, batch, rngs, train, **kwargs):
+        total, *outputs = real(self, model, params, batch, rngs, train, **kwargs)
         broken = (batch["input_ids"].sum() % 5 == 4) & train
-        return jnp.where(broken, jnp.nan, total), *rest
+        return jnp.where(broken, jnp.nan, total), *outputs
 
     monkeypatch.setattr(MaskedLM, "loss", loss)
 
@@ -89,7 +89,7 @@ def test_a_row_that_breaks_the_loss_stops_the_run_before_anything_is_lost(
     assert "at step 5" in text and "the checkpoint of step 4 is kept" in text
     weights = load_file(tmp_path / "broken" / "model.safetensors")
     assert all(np.isfinite(value).all() for value in weights.values())
-    loop = train("broken", on_non_finite="skip", **options)  # what the message advises
+    loop = train("broken", on_non_finite="skip", **options)  # as the message advises
     assert loop.progress.step == 12 and loop.start_step == 4
     weights = load_file(loop.folder / "model.safetensors")
     assert all(np.isfinite(value).all() for value in weights.values())
@@ -110,15 +110,17 @@ def test_a_worker_that_dies_while_tokenising_is_named_and_nothing_half_done_is_k
     dataset = Dataset.from_dict({"text": [f"text {i}" for i in range(400)]})
 
     monkeypatch.setattr(tokenize, "_run", killers.kill)
-    with pytest.raises(DataError, match="a process that tokenises died.*give fewer"):
+    with pytest.raises(DataError, match="tokenization process died.*fewer"):
         tokenize.tokenize(dataset, tokenizer, "text", cache_dir=tmp_path, num_proc=2)
     assert [p for p in tmp_path.iterdir() if p.suffix != ".lock"] == []
     assert len(tokenize.tokenize(dataset, tokenizer, "text", cache_dir=tmp_path)) == 400
 
 
 @pytest.mark.slow
-def test_an_error_of_the_thread_that_makes_batches_ends_the_run_with_it(train, tmp_path, whole):
-    """The batches before it are trained on and saved; without the error the run goes on."""
+def test_an_error_of_the_thread_that_makes_batches_ends_the_run_with_it(
+    train, tmp_path, uninterrupted
+):
+    """Earlier batches are trained on and saved. Without the error, the run resumes."""
 
     def install(info):
         if info.progress.step == 1:  # some batches are made already
@@ -134,5 +136,5 @@ def test_an_error_of_the_thread_that_makes_batches_ends_the_run_with_it(train, t
     with pytest.raises(DataError, match="the disk with the data is gone"):
         train("broken", callbacks=[install], **OPTIONS)
     loop = train("broken", **OPTIONS)
-    assert loop.start_step == 6 and losses(loop.folder) == losses(whole)
-    assert same(loop.folder, whole)
+    assert loop.start_step == 6 and losses(loop.folder) == losses(uninterrupted)
+    assert same(loop.folder, uninterrupted)

@@ -1,4 +1,4 @@
-"""A disk that is full at one write or another: what was saved stays, and the run can go on."""
+"""A full disk at different writes: saved files are kept, and the run can be resumed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OPTIONS = {
     "save_total_limit": 2,
     "report_to": "jsonl,tensorboard",
 }
-#: Where the disk ends, in shares of what the directory of a whole run takes.
+#: Disk sizes, as fractions of the size of a complete output directory.
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 
 
 @pytest.fixture
 def volume(tmp_path):
-    """Mount a volume of so many bytes, or give the mounted one another size."""
+    """Mounts a volume of a size in bytes, or resizes the mounted one."""
     folder = tmp_path / "volume"
     folder.mkdir()
 
@@ -34,22 +34,22 @@ def volume(tmp_path):
         mounted = folder.is_mount()
         room = f"size={size or 1 << 28}"
         options = ["-o", f"remount,{room}", "hfseq-test"] if mounted else ["-o", room, "hfseq-test"]
-        done = subprocess.run(
+        process = subprocess.run(
             ["mount", "-t", "tmpfs", *options, str(folder)], capture_output=True, text=True
         )
-        if done.returncode:
-            pytest.skip(f"mounting a volume needs root: {done.stderr.strip()}")
+        if process.returncode:
+            pytest.skip(f"mounting a volume needs root: {process.stderr.strip()}")
         return folder
 
     yield mount
     if folder.is_mount():
-        gc.collect()  # what maps a file of the volume, a model that nobody holds, lets go of it
+        gc.collect()  # release memory maps of files on the volume
         subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.fixture(scope="module")
-def kept():
-    """What the whole run left, for all cases."""
+def reference():
+    """The result of a complete run, for all cases."""
     return {}
 
 
@@ -59,13 +59,15 @@ def used(folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", SHARES)
-def test_a_full_disk_costs_nothing_that_was_saved(train, volume, kept, tmp_path, share):
-    if not kept:
-        whole = train("whole", **OPTIONS).folder
-        kept.update(
-            losses=losses(whole), weights=load_file(whole / "model.safetensors"), size=used(whole)
+def test_a_full_disk_costs_nothing_that_was_saved(train, volume, reference, tmp_path, share):
+    if not reference:
+        uninterrupted = train("whole", **OPTIONS).folder
+        reference.update(
+            losses=losses(uninterrupted),
+            weights=load_file(uninterrupted / "model.safetensors"),
+            size=used(uninterrupted),
         )
-    folder = volume(max(4096, int(kept["size"] * share)))
+    folder = volume(max(4096, int(reference["size"] * share)))
     options = OPTIONS | {"output_dir": folder / "run"}
     try:
         train(**options)
@@ -76,11 +78,11 @@ def test_a_full_disk_costs_nothing_that_was_saved(train, volume, kept, tmp_path,
     )
     assert [s for s in steps if checkpointer.find_damage(folder / f"run/checkpoints/{s}")] == []
     if (weights := folder / "run" / "model.safetensors").exists():
-        assert load_file(weights).keys() == kept["weights"].keys()  # whole, of whatever step
+        assert load_file(weights).keys() == reference["weights"].keys()  # whole, of whatever step
     volume(None)
     loop = train(**options)
     assert loop.start_step == (steps[-1] if steps else 0)
     again = load_file(folder / "run" / "model.safetensors")
-    assert all((again[name] == kept["weights"][name]).all() for name in again)
-    found = losses(folder / "run")
-    assert found == {step: kept["losses"][step] for step in found}
+    assert all((again[name] == reference["weights"][name]).all() for name in again)
+    run_losses = losses(folder / "run")
+    assert run_losses == {step: reference["losses"][step] for step in run_losses}

@@ -1,4 +1,4 @@
-"""A planted token is in the environment of a run and nowhere else, whatever goes wrong."""
+"""A token in the environment of a run does not appear anywhere else, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PLANTED = (HUB, WANDB, URL)
 TOKEN = "hf_" + "a1B2" * 9
 
 
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    own = {
+def environment(folder: Path, **overrides: str) -> dict[str, str]:
+    defaults = {
         "HF_TOKEN": HUB,
         "WANDB_API_KEY": WANDB,
         "WANDB_MODE": "offline",
@@ -42,13 +42,15 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         "WANDB_CACHE_DIR": str(folder / "wandb-cache"),
     }
     (folder / "tmp").mkdir(exist_ok=True)
-    return machines.environment(folder / "modules", **own | more)
+    return machines.environment(folder / "modules", **defaults | overrides)
 
 
 def command_lines(parent: int) -> str:
-    """What the process list shows of a process and those below it."""
-    shown = subprocess.run(["ps", "-eo", "pid,ppid,args", "ww"], capture_output=True, text=True)
-    rows = [line.split(None, 2) for line in shown.stdout.splitlines()[1:]]
+    """The process list entries of a process and its child processes."""
+    process_list = subprocess.run(
+        ["ps", "-eo", "pid,ppid,args", "ww"], capture_output=True, text=True
+    )
+    rows = [line.split(None, 2) for line in process_list.stdout.splitlines()[1:]]
     family = {str(parent)}
     for _ in range(4):
         family |= {row[0] for row in rows if row[1] in family}
@@ -56,7 +58,7 @@ def command_lines(parent: int) -> str:
 
 
 def run(command: list[str], env: dict[str, str]) -> tuple[int, str, str]:
-    """Return the exit code, what was written, and what the process list showed meanwhile."""
+    """Returns the exit code, the output, and the process list during the run."""
     process = machines.start([sys.executable, *command], env)
     listed = ""
     while process.poll() is None:
@@ -67,7 +69,7 @@ def run(command: list[str], env: dict[str, str]) -> tuple[int, str, str]:
 
 
 def found_in(folder: Path) -> list[str]:
-    """The files that hold a planted token, and which."""
+    """The files that contain a planted token, and the token."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 20
     return [
@@ -81,7 +83,7 @@ def found_in(folder: Path) -> list[str]:
 def test_a_run_whose_push_fails_writes_its_token_nowhere(flags, tmp_path):
     pytest.importorskip("wandb")
     (tmp_path / "wandb").mkdir()
-    given = [
+    argument_list = [
         *flags(
             report_to=None,
             max_steps=3,
@@ -95,8 +97,8 @@ def test_a_run_whose_push_fails_writes_its_token_nowhere(flags, tmp_path):
         "jsonl",
         "wandb",
     ]
-    code, output, listed = run([str(SCRIPT), *given], environment(tmp_path))
-    assert "hfseq push" in output and code == 1, output  # what is left to do
+    code, output, listed = run([str(SCRIPT), *argument_list], environment(tmp_path))
+    assert "hfseq push" in output and code == 1, output  # the remaining command
     assert "run_mlm_flax.py" in listed
     for secret in PLANTED:
         assert secret not in output and secret not in listed
@@ -119,14 +121,14 @@ def register_architectures(register):
 @pytest.mark.slow
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_an_exception_with_a_token_in_it_is_shown_without(flags, tmp_path, debug):
-    """Of a plugin, of a URL that cannot be read, and of what nobody expected."""
+    """Errors of a plugin, of an unreadable URL, and unexpected ones."""
     (tmp_path / "crash.py").write_text(CRASH)
     data = f"https://me:{URL}@127.0.0.1:9/train.jsonl?token={URL}"
-    for more in (
+    for extra_flags in (
         {"plugin": tmp_path / "crash.py", "model_type": "of-that-plugin"},
         {"train_file": data},
     ):
-        _, output, _ = run([str(SCRIPT), *flags(**more), *debug], environment(tmp_path))
+        _, output, _ = run([str(SCRIPT), *flags(**extra_flags), *debug], environment(tmp_path))
         assert "error: " in output or "Traceback" in output, output
         assert [secret for secret in PLANTED if secret in output] == [], output
 
@@ -175,7 +177,7 @@ def test_a_path_survives_redaction(names, start):
 @KEPT
 @hypothesis.given(NAMES, NAMES)
 def test_an_identifier_survives_redaction(first, second):
-    """Only ``hf_`` and 30 letters or digits, and nothing else, are a token."""
+    """Only `hf_` followed by at least 30 letters or digits is a token."""
     shorter = first if len(first) < 30 else first[:29]
     for name in (f"{first}_{second}", f"{first}-{second}", f"{shorter}.py", f"x_{first}", shorter):
         for text in (name, f"--run_name {name}", f"{{'a': '{name}'}}"):
@@ -190,8 +192,8 @@ def test_an_identifier_survives_redaction(first, second):
     st.sampled_from(["", *" \t\n'\"=:,;()[]{}<>|!?&", ".", ". And", "...", "@host/a"]),
 )
 def test_no_token_survives_redaction(secret, before, after):
-    shown = redact(f"some words{before}hf_{secret}{after}")
-    assert secret not in shown and "some words" in shown
+    redacted = redact(f"some words{before}hf_{secret}{after}")
+    assert secret not in redacted and "some words" in redacted
 
 
 @KEPT
@@ -206,19 +208,19 @@ def test_values_of_secret_variables_are_hidden_as_whole_words(first, second):
 
 def test_the_home_directory_is_hidden_where_a_path_begins_with_it(monkeypatch):
     monkeypatch.setenv("HOME", "/root")
-    kept = "/data/root/a /rooted /root-2/b ./root"
-    assert redact_private(kept) == kept
+    unchanged = "/data/root/a /rooted /root-2/b ./root"
+    assert redact_private(unchanged) == unchanged
     assert redact_private("--a /root/a '/root' b=/root:/root.") == "--a ~/a '~' b=~:~."
 
 
 def test_a_token_among_the_flags_is_refused(flags, tmp_path):
     for name in ("--token", "--hub_token", "--hub-token", "--use_auth_token"):
-        for given in ([f"{name}={HUB}"], [name, HUB]):
-            done = subprocess.run(
-                [sys.executable, str(SCRIPT), *flags(), *given],
+        for token_flags in ([f"{name}={HUB}"], [name, HUB]):
+            process = subprocess.run(
+                [sys.executable, str(SCRIPT), *flags(), *token_flags],
                 capture_output=True,
                 text=True,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
-            assert done.returncode == 2 and HUB not in done.stderr + done.stdout
-            assert "HF_TOKEN" in done.stderr
+            assert process.returncode == 2 and HUB not in process.stderr + process.stdout
+            assert "HF_TOKEN" in process.stderr

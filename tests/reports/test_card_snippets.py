@@ -1,4 +1,4 @@
-"""What a card shows of loading and calling a model runs."""
+"""The code in model cards runs."""
 
 from __future__ import annotations
 

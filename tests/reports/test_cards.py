@@ -1,4 +1,4 @@
-"""Model cards: complete, parseable, true to the log, and never over a user's README."""
+"""Model cards: complete, parseable, consistent with the log, never replacing a user's README."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ FULL = CardContext(
 
 @pytest.fixture(autouse=True)
 def no_plugins(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Only the plugin sections that a test puts into this list."""
+    """The only plugin sections are those that a test adds to this list."""
     sections: list[Any] = []
 
     def call_all(hook: str, context: dict[str, Any]) -> list[Any]:

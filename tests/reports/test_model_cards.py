@@ -1,4 +1,4 @@
-"""The released cards say what their logs say."""
+"""The released model cards agree with their logs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_a_card_gives_its_command_without_paths_of_a_machine(card: Path) -> None
     assert re.search(r"run_\w+_flax.py", text) and ("$DATA" in text or "without any data" in text)
     for path in card.parent.iterdir():
         if path.suffix != ".png":
-            found = re.search(r"(?<![\w.])/(home|root|tmp|work)/\S*", path.read_text())
-            assert not found, (path.name, found)
+            match = re.search(r"(?<![\w.])/(home|root|tmp|work)/\S*", path.read_text())
+            assert not match, (path.name, match)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,12 @@ TRANSLATORS = ["npk-nb-nn", "tatoeba-en-es"]
 )
 def test_the_same_small_training_in_pytorch_agrees(name) -> None:
     card = next(path for path in CARDS if path.parent.name == name)
-    found = json.loads((card.parent / "pytorch_comparison.json").read_text())
-    assert found["parity_steps"] == 100 and found["max_difference"] <= 1e-3
-    assert len(found["pytorch"]) == 3 and f"{found['max_difference']:.1e}" in card.read_text()
-    finals = [other["final_loss"] for other in found["pytorch"]]
+    comparison = json.loads((card.parent / "pytorch_comparison.json").read_text())
+    assert comparison["parity_steps"] == 100 and comparison["max_difference"] <= 1e-3
+    assert (
+        len(comparison["pytorch"]) == 3
+        and f"{comparison['max_difference']:.1e}" in card.read_text()
+    )
+    finals = [other["final_loss"] for other in comparison["pytorch"]]
     lowest, highest = min(finals), max(finals)
-    assert lowest - 1e-3 <= found["final_loss"] <= highest + 1e-3
+    assert lowest - 1e-3 <= comparison["final_loss"] <= highest + 1e-3

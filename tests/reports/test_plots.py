@@ -1,4 +1,4 @@
-"""The learning curve: what it shows, and that nothing on it collides."""
+"""The learning curve: content, and no overlapping elements."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RUNS = {
 
 
 def judged(**metrics: float) -> list[dict[str, Any]]:
-    """A run that was evaluated twice, with metrics that double."""
+    """A run with two evaluations and doubling metrics."""
     return [
         {
             "step": step,
@@ -145,8 +145,8 @@ def test_no_two_labels_overlap(name: str) -> None:
         texts += axes.get_legend().get_texts() if axes.get_legend() else []
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts if text.get_text()]
     assert len(boxes) > 5
-    for (first, one), (second, other) in combinations(boxes, 2):
-        assert not one.overlaps(other), (first, second)
+    for (first, box), (second, other) in combinations(boxes, 2):
+        assert not box.overlaps(other), (first, second)
 
 
 def test_smoothing_keeps_length_ends_and_straight_lines() -> None:

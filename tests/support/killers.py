@@ -1,4 +1,4 @@
-"""What a worker process can be given to do that ends it."""
+"""Work that kills a worker process."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from typing import Any
 
 
 def kill(work: Any) -> None:
-    """End this process as the system does for lack of memory."""
+    """Kills this process, like the system does when memory is exhausted."""
     os.kill(os.getpid(), signal.SIGKILL)

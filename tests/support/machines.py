@@ -1,7 +1,7 @@
-"""Processes of a run that take each other for machines, where that can be arranged.
+"""Processes of a run on simulated machines, if the system supports that.
 
-As root, with iproute2, each is a network namespace on a bridge with an address, a host name and a
-hosts file of its own; elsewhere all of them are this machine.
+As root with iproute2, each one is a network namespace on a bridge with a separate address, host
+name and hosts file. Otherwise all of them are this machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Found by every interpreter at its start: what a run does not need takes longer than the run.
+# Every interpreter imports this at startup: importing PyTorch takes longer than the run.
 WITHOUT_TORCH = """\
 import importlib.util
 find = importlib.util.find_spec
@@ -22,11 +22,11 @@ importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find
 """
 
 
-def environment(folder: Path, devices: int = 1, **more: object) -> dict[str, str]:
-    """The environment of a process with so many CPU devices; ``folder`` takes a file for it."""
+def environment(folder: Path, devices: int = 1, **overrides: object) -> dict[str, str]:
+    """The environment of a process with CPU devices. A file is written to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(WITHOUT_TORCH)
-    own = {
+    defaults = {
         "XLA_FLAGS": "",
         "JAX_NUM_CPU_DEVICES": devices,
         "OMP_NUM_THREADS": 1,
@@ -34,24 +34,24 @@ def environment(folder: Path, devices: int = 1, **more: object) -> dict[str, str
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), str(ROOT / "plugins"), *sys.path]),
         "PYTHON": sys.executable,
     }
-    return os.environ | {name: str(value) for name, value in (own | more).items()}
+    return os.environ | {name: str(value) for name, value in (defaults | overrides).items()}
 
 
 def missing_requirements() -> str:
-    """What keeps this machine from making others, or an empty text."""
+    """The reason why machines cannot be simulated here, or an empty string."""
     if os.geteuid():
         return "network namespaces need root"
     absent = [name for name in ("ip", "unshare", "hostname") if not shutil.which(name)]
     if absent:
         return f"network namespaces need {', '.join(absent)}"
     name = f"hfseq-probe-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    process = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    return f"no network namespace can be made: {made.stderr}" if made.returncode else ""
+    return f"no network namespace can be made: {process.stderr}" if process.returncode else ""
 
 
 class Machines:
-    """Namespaces with these host names; ``names[i]`` may list aliases after a space."""
+    """Namespaces with these host names. `names[i]` may list aliases after a space."""
 
     def __init__(self, names: Sequence[str]):
         self.names, self.number = names, os.getpid() % 50_000
@@ -95,7 +95,7 @@ class Machines:
         subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
 
     def command_prefix(self, index: int) -> list[str]:
-        """What stands before a command to run it on a machine."""
+        """The prefix that runs a command on a machine."""
         name = self.names[index].split()[0]
         script = f'hostname {name} && exec "$@"'
         return [
@@ -117,7 +117,7 @@ def _ip(*words: str) -> None:
 
 
 def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start a process whose output `end` returns."""
+    """Starts a process whose output `wait_for_all` returns."""
     return subprocess.Popen(
         command,
         env=dict(environment),
@@ -130,13 +130,13 @@ def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.
 def wait_for_all(
     running: Sequence[subprocess.Popen[str]], *codes: int, within: float = 900
 ) -> list[str]:
-    """Wait for all; check the exit codes (one for all, or one for each); return what they wrote."""
+    """Waits for all, checks the exit codes (one for all, or one each), and returns the outputs."""
     try:
         texts = [process.communicate(timeout=within)[0] for process in running]
     finally:
         for process in running:
             process.kill()
             process.wait()
-    found = [process.returncode for process in running]
-    assert found == (list(codes) * len(found))[: len(found)], "\n---\n".join(texts)
+    exit_codes = [process.returncode for process in running]
+    assert exit_codes == (list(codes) * len(exit_codes))[: len(exit_codes)], "\n---\n".join(texts)
     return texts

@@ -1,4 +1,4 @@
-"""Every architecture, tiny and with eight heads, on meshes of the eight test devices."""
+"""Tiny configurations of every architecture with eight heads, on meshes of eight devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIDES = {
     for side in ("encoder", "decoder")
     for name, size in (("layers", 1), ("attention_heads", 8))
 }
-#: How a family's tiny configuration gets eight heads and one layer.
+#: Changes to the tiny configuration of each family, for eight heads and one layer.
 SIZES: dict[str, dict[str, Any]] = {
     "bert": _ENCODER,
     "roberta": _ENCODER,
@@ -102,14 +102,14 @@ SIZES: dict[str, dict[str, Any]] = {
     "resnet": {},
     "regnet": {},
 }
-#: Inputs whose second axis is no length that devices share.
+#: Inputs whose second axis is not a sequence that is split over devices.
 UNSPLIT = ("pixel_values", "input_values", "input_features", "inputs")
 LANGUAGE = ("ForMaskedLM", "ForCausalLM", "ForSeq2SeqLM")
 ROWS, LENGTH, VOCABULARY = 8, 16, 72
 
 
 def main_head(name: str) -> str:
-    """The head that is trained: the first of these that the family has."""
+    """The head to train: the first of these that the family has."""
     heads = plugins.load().architectures.get(name).heads
     order = ("ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM", "ForImageClassification")
     order = (*order, "ForSpeechSeq2Seq", "ForVision2Seq", "Model")
@@ -117,8 +117,8 @@ def main_head(name: str) -> str:
 
 
 def make_model(name: str, task: str, **options: Any) -> Any:
-    """A model without parameters."""
-    # Of a size that nothing else has, so that it can be told from its shape.
+    """Creates a model without parameters."""
+    # A unique size, so that the vocabulary can be identified in shapes.
     changes = {"vocab_size": VOCABULARY, **SIZES[name], **options.pop("config", {})}
     config = getattr(models, f"{name.replace('-', '_')}_config")(**changes)
     if task == "ForCausalLM" and hasattr(config, "is_decoder"):
@@ -129,7 +129,7 @@ def make_model(name: str, task: str, **options: Any) -> Any:
 
 @functools.cache
 def variables(name: str, task: str) -> tuple[Any, Any]:
-    """Parameters away from their special values at the start, and collections."""
+    """Perturbed parameters, and collections."""
     model, random = make_model(name, task), np.random.default_rng(0)
 
     def shake(leaf: jax.Array) -> np.ndarray:
@@ -143,24 +143,26 @@ def variables(name: str, task: str) -> tuple[Any, Any]:
 
 
 def inputs(model: Any, task: str) -> dict[str, np.ndarray]:
-    """Eight rows, two of them padded; the target of an encoder-decoder is as long as its source."""
+    """Eight rows, two of them padded. Targets of encoder-decoders are as long as sources."""
     ids = models.ids(ROWS, LENGTH)
     mask = np.ones_like(ids)
     mask[1, 11:] = mask[5, 9:] = 0
-    given = {"input_ids": ids, "attention_mask": mask} if model.has_input("input_ids") else {}
+    model_inputs = (
+        {"input_ids": ids, "attention_mask": mask} if model.has_input("input_ids") else {}
+    )
     if model.has_input("pixel_values"):
-        given["pixel_values"] = models.images(ROWS)
+        model_inputs["pixel_values"] = models.images(ROWS)
     if model.has_input("input_values"):
-        given["input_values"] = models.waveforms(ROWS)
+        model_inputs["input_values"] = models.waveforms(ROWS)
     if model.has_input("inputs"):
-        given["inputs"] = models.waveforms(ROWS)
+        model_inputs["inputs"] = models.waveforms(ROWS)
     if model.has_input("input_features"):
-        given["input_features"] = models.spectrograms(ROWS)
+        model_inputs["input_features"] = models.spectrograms(ROWS)
     if task == "ForMultipleChoice":
-        return {key: np.stack([value, value], 1) for key, value in given.items()}
+        return {key: np.stack([value, value], 1) for key, value in model_inputs.items()}
     if model.has_input("decoder_input_ids") and task != "ForCausalLM":
-        given |= {"decoder_input_ids": ids[:, ::-1].copy()}
-    return given
+        model_inputs |= {"decoder_input_ids": ids[:, ::-1].copy()}
+    return model_inputs
 
 
 @functools.cache
@@ -172,7 +174,7 @@ def compile_step(name: str, task: str, mesh: str | None, sequence_parallel: bool
     if mesh is not None:
         grid = make_mesh(mesh)
         layout = setup.shard_model(model, grid, sequence_parallel)
-        places = trees.unflatten(
+        shardings = trees.unflatten(
             layout.shardings({p: leaf.shape for p, leaf in trees.flatten(params).items()})
         )
         batch = {
@@ -180,10 +182,10 @@ def compile_step(name: str, task: str, mesh: str | None, sequence_parallel: bool
             for key, value in inputs(model, task).items()
         }
         everywhere = jax.NamedSharding(grid, jax.P())
-        options = {"in_shardings": (places, batch), "out_shardings": (everywhere, places)}
+        options = {"in_shardings": (shardings, batch), "out_shardings": (everywhere, shardings)}
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        # Norms over the batch are over all of it, on however many devices.
+        # Batch norms use the whole batch on any number of devices.
         train = {"train": True} if "batch_stats" in extra else {}
         output, _ = model(**batch, params=params, extra=extra, **train)
         if task in LANGUAGE:
@@ -197,9 +199,9 @@ def compile_step(name: str, task: str, mesh: str | None, sequence_parallel: bool
 
 
 def run(name: str, task: str, mesh: str | None, sequence_parallel: bool = False) -> Any:
-    """Loss and gradients, on the host."""
+    """Returns loss and gradients on the host."""
     model, _, step = compile_step(name, task, mesh, sequence_parallel)
-    given = (variables(name, task)[0], inputs(model, task))
+    step_inputs = (variables(name, task)[0], inputs(model, task))
     if mesh is not None:
-        given = jax.device_put(given, step.input_shardings[0])
-    return jax.device_get(step(*given))
+        step_inputs = jax.device_put(step_inputs, step.input_shardings[0])
+    return jax.device_get(step(*step_inputs))

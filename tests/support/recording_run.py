@@ -1,4 +1,4 @@
-"""A training script that notes which rows each step was fed with.
+"""A training script that records the rows of each step.
 
     python recording_run.py NOTES OBJECTIVE FLAGS…
 
@@ -17,21 +17,21 @@ from typing import Any
 
 
 def record(notes: Path) -> None:
-    """Make every feed of this process write what it gives out to ``notes``."""
+    """Makes every loader of this process record its batches in `notes`."""
     from hfseq.training import loader, processes
 
     make, batches = loader.Loader.make_batch, loader.Loader.batches
-    made: dict[int, list[str]] = {}
+    digests: dict[int, list[str]] = {}
 
     class Noting:
-        """Rows by step, which notes those that it gives out."""
+        """Rows by step, which records each access."""
 
         def __init__(self, source: Any):
             self.source = source
 
         def __getitem__(self, step: int) -> Any:
             rows = self.source[step]
-            made[step] = [hashlib.sha1(row.tobytes()).hexdigest() for row in rows["input_ids"]]
+            digests[step] = [hashlib.sha1(row.tobytes()).hexdigest() for row in rows["input_ids"]]
             return rows
 
     def noting(self: Any, step: int) -> Any:
@@ -43,7 +43,7 @@ def record(notes: Path) -> None:
 
     def giving(self: Any, *span: int) -> Generator[Any, None, None]:
         for item in batches(self, *span):
-            line = {"step": item[0], "process": processes.process_index(), "rows": made[item[0]]}
+            line = {"step": item[0], "process": processes.process_index(), "rows": digests[item[0]]}
             with notes.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             yield item
@@ -52,7 +52,7 @@ def record(notes: Path) -> None:
 
 
 def main(notes: str, objective: str, *flags: str) -> None:
-    """Train, and note the rows."""
+    """Trains, and records the rows."""
     from hfseq.training.arguments import parse
     from hfseq.training.run import main as train
 

@@ -1,4 +1,4 @@
-"""Logs of runs that never ran."""
+"""Synthetic logs of runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ START = 1_000_000.0
 
 
 def records(steps: int = 100, every: int = 5, **changes: Any) -> list[dict[str, Any]]:
-    """The log of a run that takes two seconds a step and evaluates every 20 steps."""
-    found: list[dict[str, Any]] = [
+    """The log of a run with two seconds per step and an evaluation every 20 steps."""
+    log: list[dict[str, Any]] = [
         {"step": 0, "time": START, "run": {"total_steps": 100, "learning_rate": 1e-3, **changes}}
     ]
     for step in range(every, steps + 1, every):
@@ -20,11 +20,11 @@ def records(steps: int = 100, every: int = 5, **changes: Any) -> list[dict[str, 
         train = {"train_loss": loss, "train_learning_rate": 1e-3, "train_runtime": 2.0 * step}
         rates = {"train_tokens_per_second": 400.0, "train_mfu": 0.25, "peak_memory_gb": 1.5}
         tokens = {"tokens_seen": 800.0 * step, "epoch": step / 50}
-        found.append({"step": step, "time": START + 2 * step, **train, **rates, **tokens})
+        log.append({"step": step, "time": START + 2 * step, **train, **rates, **tokens})
         if step % 20 == 0:
             extra = {"eval_accuracy": step / 200, "eval_runtime": 1.0}
-            found.append({"step": step, "time": START + 2 * step, "eval_loss": loss + 0.1, **extra})
-    return found
+            log.append({"step": step, "time": START + 2 * step, "eval_loss": loss + 0.1, **extra})
+    return log
 
 
 def write_log(folder: Path, log: list[dict[str, Any]], tail: str = "") -> Path:

@@ -1,4 +1,4 @@
-"""Short runs of the real training, in this process."""
+"""Short training runs in this process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hfseq.training.run import Result, main
 
 @dataclasses.dataclass(frozen=True)
 class Trained(Result):
-    """What a run left, and the step that it began behind (None where it trained nothing)."""
+    """The result of a run, and the step that it started from (`None` if it did not train)."""
 
     start_step: int | None
 
 
 class RecordStartStep(Callback):
-    """Notes the step that a run goes on from."""
+    """Records the step that a run starts from."""
 
     step: int | None = None
 
@@ -33,11 +33,11 @@ def train(
     devices: int | None = 8,
     callbacks: Sequence[Any] = (),
 ) -> Trained:
-    """Train with these flags on the first so many devices (None: without choosing any)."""
+    """Trains with these flags on the first `devices` devices (`None`: the default devices)."""
     import jax
 
     began = RecordStartStep()
-    chosen = None if devices is None else jax.devices()[:devices]
+    selected_devices = None if devices is None else jax.devices()[:devices]
     arguments = parse(list(argv), objective=objective)
-    result = main(arguments, objective, callbacks=[*callbacks, began], devices=chosen)
+    result = main(arguments, objective, callbacks=[*callbacks, began], devices=selected_devices)
     return Trained(**vars(result), start_step=began.step)

@@ -1,18 +1,17 @@
-"""Stored training checkpoints: how they were written, and how one is restored and gone on with.
+"""Stored training checkpoints: how they were written, and how they are restored and resumed.
 
-The files under ``tests/training/stored`` were written by the code of commit 04f3c5a, each by an
-uninterrupted run of a few steps on one device; of the run its checkpoint of step 3 is kept, beside
-it the same state as plain arrays and the losses that the run had next. They stand for the
-checkpoints that users have, so they are not written anew when the code changes. A run that is added
-to RUNS is written by
+The files in `tests/training/stored` were written by the code of commit 04f3c5a, each by an
+uninterrupted run of a few steps on one device. They contain the checkpoint of step 3, the same
+state as plain arrays, and the losses of the following steps. They represent existing checkpoints of
+users, so they are not regenerated when the code changes. New entries of RUNS are written by
 
     python -m tests.support.stored_runs --write tests/training/stored
 
-which leaves alone what is there. A folder of a run holds ``checkpoints/3`` as the run left it,
-``state.npz`` (path -> array; types that NumPy lacks as their bits) and ``run.json``: the objective,
-the flags, the types that are stored as bits, the host's progress, and the next three losses.
+which keeps existing files. The folder of a run contains `checkpoints/3` as written by the run,
+`state.npz` (path -> array; dtypes that NumPy does not support as their bits) and `run.json`: the
+objective, the flags, the dtypes that are stored as bits, the progress, and the next three losses.
 
-This module is the one place of these tests that knows how a run is started and what restores it.
+Only this module of these tests knows how runs are started and restored.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ _CLM = {
     "config_overrides": _GPT2,
 }
 
-#: Name -> objective and flags. The optimizers differ too: their states have names of their own.
+#: Name -> objective and flags. The optimizers differ, because their states have different names.
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlm": ("mlm", _MLM | {"weight_decay": 0.1, "max_grad_norm": 1.0, "eval_steps": STEP}),
     "clm": ("clm", _CLM | {"optim": "muon", "weight_decay": 0.01}),
@@ -92,7 +91,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "config_overrides": "d_model=8,d_kv=4,d_ff=16,num_layers=1,num_heads=2",
         "optim": "adafactor",
     }),
-    # Logged every second step: the log window of step 3 lies in the checkpoint.
+    # Logged every second step: the checkpoint contains the log window of step 3.
     "denoising": ("denoising", {
         "model_type": "bart", "tokenizer_name": f"{DATA}/roberta", "max_seq_length": 16,
         "config_overrides": _SIDES, "optim": "lion", "logging_steps": 2, "max_steps": 8,
@@ -182,27 +181,29 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def names() -> list[str]:
-    """The runs that are stored."""
+    """The names of the stored runs."""
     return sorted(path.parent.name for path in STORED.glob("*/run.json"))
 
 
 def record(name: str) -> dict[str, Any]:
-    """What is known of a stored run beside its state."""
+    """The record of a stored run, next to its state."""
     return json.loads((STORED / name / "run.json").read_text())
 
 
 def stored_state(name: str) -> dict[str, np.ndarray]:
-    """The arrays of a stored state by path, in the types that they had."""
+    """The arrays of a stored state by path, in their original dtypes."""
     import ml_dtypes  # the types by name, which jax brings along
 
-    types = {path: getattr(ml_dtypes, kind) for path, kind in record(name)["bits_of"].items()}
+    types = {
+        path: getattr(ml_dtypes, dtype_name) for path, dtype_name in record(name)["bits_of"].items()
+    }
     with np.load(STORED / name / "state.npz") as arrays:
         return {p: arrays[p].view(types[p]) if p in types else arrays[p] for p in arrays.files}
 
 
 @dataclasses.dataclass
 class ContinuedRun:
-    """A run that went on from a stored checkpoint."""
+    """A run that was resumed from a stored checkpoint."""
 
     folder: Path
     progress: dict[str, Any]  # as it was read
@@ -211,12 +212,12 @@ class ContinuedRun:
 
 
 def continue_run(name: str, folder: Path) -> ContinuedRun:
-    """Continue a copy of a stored run in ``folder``; its progress, restored state and losses."""
-    known = record(name)
+    """Resumes a copy of a stored run in `folder`."""
+    run_record = record(name)
     shutil.copytree(STORED / name / "checkpoints", folder / "checkpoints")
     progress = read_progress(folder)
     with restored_states() as states:
-        run(known["objective"], known["flags"], STORED / "data", folder)
+        run(run_record["objective"], run_record["flags"], STORED / "data", folder)
     return ContinuedRun(folder, progress, states[0], losses(folder))
 
 
@@ -227,36 +228,36 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 def names_on_disk(folder: Path) -> tuple[list[str], list[str]]:
-    """The names of the arrays and of the record's entries in the checkpoint at ``folder``."""
+    """The names of the arrays and of the record entries in the checkpoint in `folder`."""
     arrays = json.loads((folder / "state" / "_METADATA").read_text())["tree_metadata"]
-    kept = json.loads((folder / "record" / "metadata").read_text())
-    return sorted(arrays), sorted(kept)
+    record_entries = json.loads((folder / "record" / "metadata").read_text())
+    return sorted(arrays), sorted(record_entries)
 
 
-# -- what follows knows hfseq
+# -- the functions below depend on hfseq
 
 
 def run(objective: str, flags: dict[str, Any], data: Path, folder: Path) -> None:
-    """Train on one device, with the flags that the script of ``objective`` takes."""
+    """Trains on one device, with the flags of the script for `objective`."""
     import jax
 
     from hfseq.training.arguments import parse
     from hfseq.training.run import main
 
-    given = {**flags, "output_dir": folder, "data_cache_dir": folder.with_name("cache")}
-    words = [f"--{name}={value}".replace(DATA, str(data)) for name, value in given.items()]
+    all_flags = {**flags, "output_dir": folder, "data_cache_dir": folder.with_name("cache")}
+    words = [f"--{name}={value}".replace(DATA, str(data)) for name, value in all_flags.items()]
     main(parse(words, objective=objective), objective, devices=jax.devices()[:1])
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """The host's progress in the checkpoint of the stored step."""
+    """The progress in the checkpoint of the stored step."""
     from hfseq.training.checkpointer import Checkpointer
 
     return dataclasses.asdict(Checkpointer(folder).read_progress(STEP))
 
 
 def remove_absolute_path(checkpoint: Path) -> None:
-    """Take the absolute path that orbax notes out of a checkpoint."""
+    """Removes the absolute path that orbax records in a checkpoint."""
     from hfseq.training import checkpointer
 
     for path in checkpoint.rglob("commit_success.txt"):
@@ -267,19 +268,19 @@ def remove_absolute_path(checkpoint: Path) -> None:
 
 @contextmanager
 def restored_states() -> Iterator[list[dict[str, np.ndarray]]]:
-    """A list of the states that runs restore meanwhile, before a step is taken."""
+    """Collects the states that runs restore in the body, before their first step."""
     from hfseq.training.checkpointer import Checkpointer
 
-    found: list[dict[str, np.ndarray]] = []
+    states: list[dict[str, np.ndarray]] = []
     real = Checkpointer.restore
 
     def restore(self: Any, *args: Any, **kwargs: Any) -> Any:
         state = real(self, *args, **kwargs)
-        found.append(arrays_of(state))
+        states.append(arrays_of(state))
         return state
 
     with mock.patch.object(Checkpointer, "restore", restore):
-        yield found
+        yield states
 
 
 def arrays_of(state: Any) -> dict[str, np.ndarray]:
@@ -297,7 +298,7 @@ def arrays_of(state: Any) -> dict[str, np.ndarray]:
 
 
 def write(target: Path) -> None:
-    """Write data, tokenizers and every run of RUNS that is not there yet."""
+    """Writes data, tokenizers and all runs of RUNS that do not exist yet."""
     if not (target / "data").exists():
         write_data(target / "data")
     if not (target / "data" / "pictures").exists():
@@ -312,14 +313,14 @@ def write(target: Path) -> None:
         write_whisper(target / "data")
     if not (target / "data" / "chats.jsonl").exists():
         chats.write_tokenizer(target / "data" / "chat")
-        lines = ({"messages": one} for one in chats.conversations(40))
+        lines = ({"messages": conversation} for conversation in chats.conversations(40))
         chats.write_lines(target / "data" / "chats.jsonl", lines)
     if not (target / "data" / "tags.jsonl").exists():
         write_tasks(target / "data")
-    for name, (objective, own) in RUNS.items():
+    for name, (objective, run_flags) in RUNS.items():
         if not (target / name).exists():
             with tempfile.TemporaryDirectory() as temporary:
-                flags = {n: v for n, v in (_COMMON | own).items() if v is not None}
+                flags = {n: v for n, v in (_COMMON | run_flags).items() if v is not None}
                 write_run(target / name, objective, flags, target / "data", Path(temporary))
             print(name, flush=True)
 
@@ -327,29 +328,29 @@ def write(target: Path) -> None:
 def write_run(
     target: Path, objective: str, flags: dict[str, Any], data: Path, temporary: Path
 ) -> None:
-    """Train a run as a whole, and keep its checkpoint of STEP, the state in it, and what it had."""
-    whole, again = temporary / "whole" / "run", temporary / "again" / "run"
-    run(objective, flags, data, whole)
-    expected = losses(whole)
+    """Trains an uninterrupted run, and stores its checkpoint of STEP, the state, and the losses."""
+    uninterrupted, again = temporary / "whole" / "run", temporary / "again" / "run"
+    run(objective, flags, data, uninterrupted)
+    expected = losses(uninterrupted)
     assert len(expected) == 3, expected
-    shutil.copytree(whole / "checkpoints" / str(STEP), again / "checkpoints" / str(STEP))
+    shutil.copytree(uninterrupted / "checkpoints" / str(STEP), again / "checkpoints" / str(STEP))
     progress = read_progress(again)
     with restored_states() as states:
         run(objective, flags, data, again)
     assert losses(again) == expected, (losses(again), expected)
-    kept = target / "checkpoints" / str(STEP)
-    shutil.copytree(whole / "checkpoints" / str(STEP), kept)
-    remove_absolute_path(kept)
+    stored_checkpoint = target / "checkpoints" / str(STEP)
+    shutil.copytree(uninterrupted / "checkpoints" / str(STEP), stored_checkpoint)
+    remove_absolute_path(stored_checkpoint)
     foreign = {p: a.dtype.name for p, a in states[0].items() if a.dtype.kind == "V"}
     bits = {p: a.view(f"u{a.itemsize}") if p in foreign else a for p, a in states[0].items()}
     np.savez_compressed(target / "state.npz", **bits)
-    known = {"objective": objective, "flags": flags, "bits_of": foreign, "progress": progress}
-    text = json.dumps({**known, "losses": expected}, indent=1)
+    run_record = {"objective": objective, "flags": flags, "bits_of": foreign, "progress": progress}
+    text = json.dumps({**run_record, "losses": expected}, indent=1)
     (target / "run.json").write_text(text + "\n")
 
 
 def write_data(folder: Path) -> None:
-    """Write texts, pairs and labelled sentences of made-up words, and a tokenizer a family."""
+    """Writes texts, pairs and labeled sentences, and a tokenizer per family."""
     from hfseq.data.tokenizers import train_tokenizer
 
     folder.mkdir(parents=True)
@@ -370,36 +371,43 @@ def write_data(folder: Path) -> None:
             (folder / file).write_text("".join(f"{line}\n" for line in lines))
     (folder / "text8").write_text("".join(draw.choices("abcdefgh \n", k=800)))
     both = [*texts, *(text[:60].upper() for text in texts)]
-    for family, kept in (("roberta", texts), ("t5", texts), ("marian", both), ("bert", texts)):
-        train_tokenizer(kept, family, vocab_size=300, output_dir=folder / family, min_frequency=1)
+    for family, tokenizer_texts in (
+        ("roberta", texts),
+        ("t5", texts),
+        ("marian", both),
+        ("bert", texts),
+    ):
+        train_tokenizer(
+            tokenizer_texts, family, vocab_size=300, output_dir=folder / family, min_frequency=1
+        )
     train_tokenizer([], "vq_transformer", "bytes", output_dir=folder / "bytes")
 
 
 def write_tasks(folder: Path) -> None:
-    """Write words with tags, questions with contexts, texts with summaries, and pairs of texts."""
+    """Writes words with tags, questions with contexts, texts with summaries, and pairs of texts."""
     draw = random.Random(1)
     words = "the law of every land is read by all who live there".split()
     tables: dict[str, list[dict[str, Any]]] = {
         name: [] for name in ("tags", "questions", "summaries", "texts")
     }
     for number in range(40):
-        chosen = draw.sample(words, 6)
-        text = " ".join(chosen)
-        tags = ["B-LAW" if word == "law" else "O" for word in chosen]
-        tables["tags"].append({"tokens": chosen, "ner_tags": tags})
-        start = text.index(f" {chosen[-1]}") + 1
-        answers = {"text": [chosen[-1]], "answer_start": [start]}
+        sampled_words = draw.sample(words, 6)
+        text = " ".join(sampled_words)
+        tags = ["B-LAW" if word == "law" else "O" for word in sampled_words]
+        tables["tags"].append({"tokens": sampled_words, "ner_tags": tags})
+        start = text.index(f" {sampled_words[-1]}") + 1
+        answers = {"text": [sampled_words[-1]], "answer_start": [start]}
         tables["questions"].append(
             {"id": number, "question": "who", "context": text, "answers": answers}
         )
-        tables["summaries"].append({"document": text, "summary": chosen[0]})
-        tables["texts"].append({"anchor": text, "positive": " ".join(sorted(chosen))})
+        tables["summaries"].append({"document": text, "summary": sampled_words[0]})
+        tables["texts"].append({"anchor": text, "positive": " ".join(sorted(sampled_words))})
     for name, rows in tables.items():
         chats.write_lines(folder / f"{name}.jsonl", rows)
 
 
 def write_images(folder: Path) -> None:
-    """Write pictures in two classes, captions, and a pair of encoders that reads both."""
+    """Writes images in two classes, captions, and a dual encoder."""
     from PIL import Image
     from transformers import BertConfig, ViTConfig, ViTImageProcessorPil
 
@@ -432,7 +440,7 @@ def write_images(folder: Path) -> None:
 
 
 def write_whisper(folder: Path) -> None:
-    """Write a Whisper that hears a second."""
+    """Writes a Whisper model for one second of audio."""
     from transformers import AutoTokenizer, WhisperConfig, WhisperFeatureExtractor
 
     from hfseq import FlaxWhisperForConditionalGeneration
@@ -467,7 +475,7 @@ def write_whisper(folder: Path) -> None:
 
 
 def write_captioner(folder: Path) -> None:
-    """Write an encoder of pictures and a decoder of text, as one model."""
+    """Writes an image encoder and a text decoder as one model."""
     from transformers import AutoTokenizer, GPT2Config, ViTConfig, ViTImageProcessorPil
 
     from hfseq import FlaxGPT2LMHeadModel, FlaxVisionEncoderDecoderModel, FlaxViTModel

@@ -1,4 +1,4 @@
-"""A tiny corpus, a tokenizer trained on it, and short runs of the real loop."""
+"""A tiny corpus, a tokenizer trained on it, and short training runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIDES = (
     "encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,decoder_attention_heads=4,"
     "encoder_ffn_dim=64,decoder_ffn_dim=64"
 )
-# What an objective trains in the tests, and with which tokenizer: tiny models of each family.
+# The model and tokenizer of each objective in the tests: tiny models of each family.
 OBJECTIVES = {
     "mlm": {},
     "clm": {
@@ -66,7 +66,7 @@ OBJECTIVES = {
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train.jsonl, valid.jsonl and a RoBERTa tokenizer of 96 entries' room."""
+    """A folder with train.jsonl, valid.jsonl and trained tokenizers."""
     from hfseq.data.tokenizers import train_tokenizer
 
     folder = tmp_path_factory.mktemp("corpus")
@@ -79,24 +79,26 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pairs = [{"source": text[:90], "target": text[:90].upper()} for text in part]
         (folder / f"{name}-pairs.jsonl").write_text("".join(f"{json.dumps(p)}\n" for p in pairs))
     both = [*texts, *(text[:90].upper() for text in texts)]
-    for family, name, kept in (
+    for family, name, tokenizer_texts in (
         ("roberta", "tokenizer", texts),
         ("t5", "t5", texts),
         ("marian", "marian", both),
     ):
-        train_tokenizer(kept, family, vocab_size=300, output_dir=folder / name, min_frequency=1)
+        train_tokenizer(
+            tokenizer_texts, family, vocab_size=300, output_dir=folder / name, min_frequency=1
+        )
     return folder
 
 
 @pytest.fixture
 def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """Flags of a tiny run (masked LM by default); keywords add or replace flags."""
+    """Flags of a tiny run (masked LM by default). Keywords add or replace flags."""
 
     def make(output: str = "run", objective: str = "mlm", **changes: Any) -> list[str]:
-        own: dict[str, Any] = dict(OBJECTIVES[objective])
+        objective_flags: dict[str, Any] = dict(OBJECTIVES[objective])
         for name in ("tokenizer_name", "train_file", "validation_file"):
-            if name in own:
-                own[name] = corpus / own[name]
+            if name in objective_flags:
+                objective_flags[name] = corpus / objective_flags[name]
         values = {
             "output_dir": tmp_path / output,
             "model_type": "roberta",
@@ -114,7 +116,7 @@ def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
             "report_to": "jsonl",
             "compilation_cache_dir": "none",
             "card_samples": 0,
-            **own,
+            **objective_flags,
         } | changes
         return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
@@ -123,7 +125,7 @@ def flags(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 @pytest.fixture
 def train(flags: Callable[..., list[str]]) -> Callable[..., Any]:
-    """Train in this process and return what it left; ``devices`` limits it to the first so many."""
+    """Trains in this process on the first `devices` devices, and returns the result."""
 
     def run(
         output: str = "run",
@@ -140,6 +142,6 @@ def train(flags: Callable[..., list[str]]) -> Callable[..., Any]:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """Read the training loss of every logged step."""
+    """Returns the training loss of each logged step."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {r["step"]: r["train_loss"] for r in records if "train_loss" in r}

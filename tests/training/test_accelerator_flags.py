@@ -1,4 +1,4 @@
-"""XLA's flags for accelerators: where they go, and that they are tried before they are set."""
+"""XLA flags for accelerators: their variables, and that they are tested before they are set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GONE = "xla_gpu_enable_async_collectives=true"  # XLA once had it
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Two GPUs, a jax that has not started, and variables without flags."""
+    """Two GPUs, jax before its start, and variables without flags."""
     monkeypatch.setattr(aot, "jax_has_started", lambda: False)
     monkeypatch.setattr(accelerator_flags, "local_accelerator", lambda: "cuda")
     monkeypatch.setattr(accelerator_flags, "local_device_count", lambda: 2)
@@ -28,7 +28,7 @@ def environment(monkeypatch):
 
 @pytest.fixture
 def knows_all_but(monkeypatch):
-    """Trials that fail at these flags, without a process."""
+    """Replaces tests of flags: the given flags fail, without a process."""
 
     def install(*unknown: str) -> None:
         def trial(variable: str, flags: list[str]) -> str:
@@ -58,10 +58,12 @@ def test_recommended_flags_are_set_behind_those_that_are_there(
     knows_all_but()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
     accelerator_flags.apply_flags("recommended")
-    given = [f"--{flag}" for flag in accelerator_flags.GPU_FLAGS]
-    assert environment() == {"XLA_FLAGS": " ".join(["--xla_gpu_deterministic_ops=true", *given])}
+    argument_list = [f"--{flag}" for flag in accelerator_flags.GPU_FLAGS]
+    assert environment() == {
+        "XLA_FLAGS": " ".join(["--xla_gpu_deterministic_ops=true", *argument_list])
+    }
     accelerator_flags.apply_flags("recommended")  # they are there
-    assert environment()["XLA_FLAGS"].count(given[0]) == 1
+    assert environment()["XLA_FLAGS"].count(argument_list[0]) == 1
 
 
 def test_a_recommended_flag_that_xla_does_not_know_is_left_out_and_said(

@@ -1,4 +1,4 @@
-"""Going on from damaged checkpoints, and two runs in one directory."""
+"""Resuming from damaged checkpoints, and two runs in one directory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OPTIONS = {"devices": 1, "save_steps": 2, "max_steps": 6, "save_total_limit": 3}
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A place for the directory of a run that ended, which tests copy."""
+    """The parent folder of a finished run, which tests copy."""
     return tmp_path_factory.mktemp("finished") / "run"
 
 
 @pytest.fixture
 def run(train, finished, tmp_path):
-    """The directory of a run of 6 steps with checkpoints of 2, 4 and 6."""
+    """The directory of a run with 6 steps and checkpoints of steps 2, 4 and 6."""
     if not finished.exists():
         shutil.copytree(train("first", **OPTIONS).folder, finished)
     shutil.copytree(finished, tmp_path / "run")
@@ -34,7 +34,7 @@ def run(train, finished, tmp_path):
 
 
 def array_file(step):
-    """The file of a checkpoint with most bytes: the arrays."""
+    """The largest file of a checkpoint, which contains arrays."""
     return max(
         (path for path in step.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
     )
@@ -66,12 +66,12 @@ DAMAGE = {
 def test_a_damaged_checkpoint_is_kept_and_the_run_goes_on_from_the_one_before(
     train, run, damage, caplog
 ):
-    whole, weights = losses(run), load_file(run / "model.safetensors")
+    uninterrupted, weights = losses(run), load_file(run / "model.safetensors")
     DAMAGE[damage](run / "checkpoints" / "6")
     (run / "checkpoints" / "6" / "mine").touch()  # by which the very directory is known again
     with caplog.at_level("WARNING"):
         loop = train("run", **OPTIONS)
-    assert loop.start_step == 4 and losses(run) == whole
+    assert loop.start_step == 4 and losses(run) == uninterrupted
     assert "damaged: " in caplog.text and "Resuming from step 4" in caplog.text
     assert (run / "checkpoint-6-damaged" / "mine").exists()
     again = load_file(run / "model.safetensors")
@@ -90,12 +90,12 @@ def test_every_damage_is_found_and_named(run, damage):
 def test_without_a_whole_checkpoint_nothing_is_moved(train, run):
     for step in (2, 4, 6):
         flip(array_file(run / "checkpoints" / str(step)))
-    before = sorted(run.rglob("*"))  # the file of the lock is there since the first run
+    files = sorted(run.rglob("*"))  # the file of the lock is there since the first run
     with pytest.raises(
         CheckpointError, match="no checkpoint can be restored .*/2: .* has changed since the save"
     ):
         train("run", **OPTIONS)
-    assert sorted(run.rglob("*")) == before
+    assert sorted(run.rglob("*")) == files
 
 
 def test_a_damaged_checkpoint_that_was_asked_for_is_an_error(train, run):
@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_an_error(train, run):
 
 @pytest.mark.slow
 def test_the_newest_checkpoint_is_that_of_the_last_step_whatever_the_clock_said(train, run):
-    """Steps count, not times: the clock may jump, and copying gives files other times."""
+    """The step decides, not the time: clocks jump, and copying changes file times."""
     for step, when in ((2, time.time() + 10**8), (4, 0), (6, 10**6)):
         for path in [
             run / "checkpoints" / str(step),

@@ -1,4 +1,4 @@
-"""Runs that cannot work are refused before training, in bounded time, with what to do."""
+"""Invalid runs are rejected before training, in bounded time, with a solution."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_a_pod_is_numbered_by_its_completion_index(monkeypatch):
     assert not ProcessArguments().is_distributed  # an indexed Job of runs that are one process each
     monkeypatch.setenv("COORDINATOR_ADDRESS", "hfseq-worker-0-0.hfseq:1234")
     monkeypatch.setenv("NUM_PROCESSES", "4")
-    found = processes.resolve_cluster(ProcessArguments())
-    assert found == ("hfseq-worker-0-0.hfseq:1234", 4, 3)
-    monkeypatch.setenv("PROCESS_ID", "1")  # what was said wins
+    cluster = processes.resolve_cluster(ProcessArguments())
+    assert cluster == ("hfseq-worker-0-0.hfseq:1234", 4, 3)
+    monkeypatch.setenv("PROCESS_ID", "1")  # flags take precedence
     assert processes.resolve_cluster(ProcessArguments())[2] == 1
     monkeypatch.delenv("PROCESS_ID")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "x")
@@ -80,36 +80,36 @@ def test_a_wrong_address_is_named_by_where_it_stands(monkeypatch):
         assert ProcessArguments().address
 
 
-# -- other code ------------------------------------------------------------------------------------
+# -- different code --------------------------------------------------------------------------------
 
 
 def test_code_is_the_same_where_its_files_are(tmp_path, monkeypatch):
     for name, text in (("a", "x = 1\n"), ("b", "x = 1\n"), ("c", "x = 2\n")):
         (tmp_path / name / "part").mkdir(parents=True)
         (tmp_path / name / "part" / "m.py").write_text(text)
-    one, same, other = (
+    first, same, other = (
         processes.files_digest(tmp_path / name, (tmp_path / name).rglob("*.py")) for name in "abc"
     )
-    assert one == same != other
+    assert first == same != other
     (tmp_path / "b" / "part" / "m.py").rename(tmp_path / "b" / "part" / "n.py")
-    assert one != processes.files_digest(tmp_path / "b", (tmp_path / "b").rglob("*.py"))
+    assert first != processes.files_digest(tmp_path / "b", (tmp_path / "b").rglob("*.py"))
     monkeypatch.setattr(sys, "argv", [str(SCRIPTS / "run_mlm_flax.py")])
-    found = processes.program_digests([str(tmp_path / "a" / "part" / "m.py"), "absent.py"])
-    assert found.keys() >= {
+    digests = processes.program_digests([str(tmp_path / "a" / "part" / "m.py"), "absent.py"])
+    assert digests.keys() >= {
         "the code of hfseq",
         "the code of hfseq_plugins",
         "the code of run_mlm_flax.py",
         "the code of m.py",
     }
-    assert "the code of absent.py" not in found
+    assert "the code of absent.py" not in digests
 
 
 def test_other_code_in_one_process_is_refused(store, monkeypatch):  # noqa: F811
     monkeypatch.setattr(processes, "program_digests", lambda _: {"the code of hfseq": "0a1b"})
-    kept = store(1)
-    kept.values["hfseq/agree/0/verdict"] = "[]"
+    fake_store = store(1)
+    fake_store.values["hfseq/agree/0/verdict"] = "[]"
     processes.check_flags_agree(parse(["--output_dir=x"]).as_dict(), "mlm")
-    del kept.values["hfseq/agree/0/verdict"]
+    del fake_store.values["hfseq/agree/0/verdict"]
     store(0)
     monkeypatch.setattr(processes, "program_digests", lambda _: {"the code of hfseq": "2c3d"})
     text = 'the code of hfseq is "2c3d" in process 0 and "0a1b" in process 1: give all .* same code'
@@ -137,16 +137,16 @@ def test_two_checkouts_end_both_processes(flags, tmp_path):
         assert "the code of hfseq is " in text and "and the same code" in text
 
 
-# -- a volume that cannot be written ---------------------------------------------------------------
+# -- a read-only volume ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def read_only(tmp_path: Path):
-    """A folder that is mounted read-only; what root may write in spite of its mode, it may not."""
+    """A folder that is mounted read-only, so that even root cannot write it."""
     folder = tmp_path / "volume"
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "hfseq-test", str(folder)])
-    if done.returncode:
+    process = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "hfseq-test", str(folder)])
+    if process.returncode:
         pytest.skip("mounting a volume needs root")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
@@ -156,7 +156,7 @@ def read_only(tmp_path: Path):
 def test_a_read_only_volume_is_refused_before_anything_is_loaded(train, read_only, name):
     text = "cannot be written on .*Read-only file system.*mount the volume for writing"
     with pytest.raises(UsageError, match=text) as caught:
-        # neither of the files is there, and nobody looks
+        # neither of the files exists, and neither is read
         train(output_dir=read_only / name, tokenizer_name="absent", train_file="absent.jsonl")
     assert caught.value.exit_code == 2
 
@@ -166,11 +166,11 @@ def test_a_checkpoint_volume_of_its_own_is_looked_at_too(tmp_path):
     processes.check_writable(folder / "deeper")
     assert not folder.exists()  # nothing is left behind
     folder.mkdir()
-    done = subprocess.run(
+    process = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "ro", "hfseq-test", str(tmp_path / "run")],
         stderr=subprocess.DEVNULL,
     )
-    if done.returncode:
+    if process.returncode:
         pytest.skip("mounting a volume needs root")
     subprocess.run(["umount", str(folder)], check=True)
     (folder / "checkpoints").mkdir()
@@ -186,16 +186,21 @@ def test_a_checkpoint_volume_of_its_own_is_looked_at_too(tmp_path):
 
 @pytest.mark.slow
 def test_a_volume_that_one_machine_has_read_only_ends_all(flags, read_only):
-    """Process 1 sees a folder of its own at the path, mounted read-only in its mount namespace."""
+    """Process 1 has another folder at the path, mounted read-only in its mount namespace."""
     shared = read_only.parent / "run"
     shared.mkdir()
-    given = [*flags(), "--heartbeat_timeout=600"]
+    argument_list = [*flags(), "--heartbeat_timeout=600"]
     address = f"localhost:{free_port()}"
     hidden = f'mount --bind {read_only} {shared} && exec "$@"'
     prefix = ["unshare", "--mount", "sh", "-c", hidden, "_"]
     running = [
         machines.start(
-            [*(prefix if number else []), sys.executable, str(SCRIPTS / "run_mlm_flax.py"), *given],
+            [
+                *(prefix if number else []),
+                sys.executable,
+                str(SCRIPTS / "run_mlm_flax.py"),
+                *argument_list,
+            ],
             machines.environment(
                 read_only.parent / "m",
                 COORDINATOR_ADDRESS=address,
@@ -218,7 +223,7 @@ def test_a_mesh_larger_than_all_processes_have(flags):
         assert "--mesh data=2,fsdp=4 describes 8 devices, there are 2" in text
 
 
-# -- somebody else at the coordinator's address ----------------------------------------------------
+# -- another program at the address of the coordinator --------------------------------------------
 
 
 @pytest.mark.slow

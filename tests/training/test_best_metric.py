@@ -1,4 +1,4 @@
-"""Which evaluations choose the best checkpoint, and by what."""
+"""Which evaluations select the best checkpoint, and by which metric."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def flags(**changes):
 
 
 def evaluate(monkeypatch, training, limit):
-    """The best metric after an evaluation of a split of three batches."""
-    whole = limit is None or limit >= len(BATCHES)
-    found = evaluation.Evaluation({"eval_loss": 2.0}, {}, None, whole)
-    monkeypatch.setattr(callbacks.evaluation, "evaluate", lambda *_: found)
+    """The best metric after an evaluation of a split with three batches."""
+    is_complete = limit is None or limit >= len(BATCHES)
+    result = evaluation.Evaluation({"eval_loss": 2.0}, {}, None, is_complete)
+    monkeypatch.setattr(callbacks.evaluation, "evaluate", lambda *_: result)
     run = SimpleNamespace(
         arguments=SimpleNamespace(training=training), data=SimpleNamespace(evaluation=BATCHES)
     )

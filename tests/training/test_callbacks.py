@@ -21,15 +21,15 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
 
 def test_the_example_of_the_guide_runs(flags, tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"## From Python\n\n```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    given = dict(flag[2:].split("=", 1) for flag in flags(max_steps=4, do_train=True))
+    flag_values = dict(flag[2:].split("=", 1) for flag in flags(max_steps=4, do_train=True))
     monkeypatch.chdir(tmp_path)
-    Path("roberta.yaml").write_text(yaml.safe_dump(given))
+    Path("roberta.yaml").write_text(yaml.safe_dump(flag_values))
     names: dict = {}
     exec(compile(code, str(GUIDE), "exec"), names)
     result, mean = names["result"], names["average"].mean
     assert result.run.arguments.training.seed == 7 and result.progress.step == 4
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[0] for line in shown if len(line) == 2 and line[0].isdigit()] == ["2", "4"]
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in printed if len(line) == 2 and line[0].isdigit()] == ["2", "4"]
     assert jax.tree.all(jax.tree.map(np.array_equal, result.state.params, mean))
     saved = load_file(result.folder / "model.safetensors")["lm_head.bias"]
     assert np.array_equal(saved, mean["lm_head"]["bias"])
@@ -40,17 +40,20 @@ def info(step: int) -> StepInfo:
 
 
 def test_each_sees_the_state_that_the_one_before_it_left():
-    seen = []
+    observed_states = []
 
     def first(info):
-        seen.append(info.state)
+        observed_states.append(info.state)
         return "state 1"
 
     def second(info):
-        seen.append(info.state)
+        observed_states.append(info.state)
 
     functions = find_handlers("on_step_end", [first, second])
-    assert call_handlers(functions, info(1)).state == "state 1" and seen == ["state 0", "state 1"]
+    assert call_handlers(functions, info(1)).state == "state 1" and observed_states == [
+        "state 0",
+        "state 1",
+    ]
 
 
 def test_every_calls_after_each_nth_step():
@@ -66,10 +69,10 @@ def test_an_object_may_have_some_of_the_moments_and_a_function_is_for_the_end_of
         pass
 
     begun = SimpleNamespace(on_train_begin=lambda info: "begun")
-    given = [Silent(), begun, lambda info: "done"]
-    assert call_handlers(find_handlers("on_train_begin", given), info(0)).state == "begun"
-    assert call_handlers(find_handlers("on_step_end", given), info(0)).state == "done"
-    assert call_handlers(find_handlers("on_train_end", given), info(0)).state == "state 0"
+    callback_list = [Silent(), begun, lambda info: "done"]
+    assert call_handlers(find_handlers("on_train_begin", callback_list), info(0)).state == "begun"
+    assert call_handlers(find_handlers("on_step_end", callback_list), info(0)).state == "done"
+    assert call_handlers(find_handlers("on_train_end", callback_list), info(0)).state == "state 0"
 
 
 def test_what_is_no_callback_is_refused():

@@ -1,4 +1,4 @@
-"""The card of a run: examples of what the model does, licence, languages and papers."""
+"""The model card of a run: sample outputs, license, languages and papers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 
 
 def samples(text: str) -> list[str]:
-    """The blocks of the section on sample outputs."""
+    """The code blocks in the section on sample outputs."""
     return re.findall(r"```text\n(.*?)\n```", text.partition("## Sample outputs")[2], re.DOTALL)
 
 
@@ -24,15 +24,15 @@ def samples(text: str) -> list[str]:
 )
 def test_a_card_shows_what_the_model_answers(train, tmp_path, objective):
     train("run", 1, objective, max_steps=2, card_samples=2)
-    shown = samples((tmp_path / "run" / "README.md").read_text())
-    assert len(shown) == 2 and all(block.startswith("> ") for block in shown)
-    given, answer = shown[0].removeprefix("> ").split("\n\n")
+    blocks = samples((tmp_path / "run" / "README.md").read_text())
+    assert len(blocks) == 2 and all(block.startswith("> ") for block in blocks)
+    prompt, answer = blocks[0].removeprefix("> ").split("\n\n")
     if objective == "mlm":
-        assert given.count("<mask>") == 1 and len(re.findall(r"\(\d+%\)", answer)) == 3
+        assert prompt.count("<mask>") == 1 and len(re.findall(r"\(\d+%\)", answer)) == 3
     if objective == "span_mlm":
-        assert "<extra_id_0>" in given
+        assert "<extra_id_0>" in prompt
     if objective == "denoising":
-        assert "<mask>" in given
+        assert "<mask>" in prompt
 
 
 @pytest.mark.slow
@@ -68,8 +68,8 @@ def test_a_run_becomes_a_released_card(train, tmp_path):
     subprocess.run([*command, "--add", str(tmp_path / "run"), "--name", "one"], check=True)
     subprocess.run([*command, "--check"], check=True)
     card = (tmp_path / "cards" / "one" / "README.md").read_text()
-    own = (tmp_path / "run" / "README.md").read_text()
-    assert card.replace("one", "run") == own.replace("one", "run")
+    run_card = (tmp_path / "run" / "README.md").read_text()
+    assert card.replace("one", "run") == run_card.replace("one", "run")
 
 
 @pytest.mark.slow
@@ -87,5 +87,5 @@ def test_examples_are_shown_by_the_trackers_too(train, tmp_path):
     (folder,) = (tmp_path / "run" / "runs").iterdir()
     events = EventAccumulator(str(folder)).Reload()
     (tag,) = [tag for tag in events.Tags()["tensors"] if tag.startswith("eval_samples")]
-    shown = events.Tensors(tag)[-1].tensor_proto.string_val[0].decode()
-    assert shown.startswith("| input | model |") and shown.count("<mask>") == 2
+    printed = events.Tensors(tag)[-1].tensor_proto.string_val[0].decode()
+    assert printed.startswith("| input | model |") and printed.count("<mask>") == 2

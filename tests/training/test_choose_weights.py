@@ -1,4 +1,4 @@
-"""Which weights a run leaves: the last, the best, or the mean of the last checkpoints."""
+"""The final weights of a run: the last, the best, or the mean of the last checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hfseq.training.checkpointer import Checkpointer
 
 
 def saved(loop):
-    """The weights that the output directory holds, by path."""
+    """The weights in the output directory, by path."""
     from hfseq import FlaxRobertaForMaskedLM
 
     return trees.flatten(FlaxRobertaForMaskedLM.from_pretrained(str(loop.folder)).params)
@@ -36,10 +36,10 @@ def test_the_mean_of_the_last_checkpoints_is_saved_and_evaluated(train):
     for path, leaf in saved(loop).items():
         mean = (np.asarray(parts[0][path]) + np.asarray(parts[1][path])) / 2
         np.testing.assert_allclose(np.asarray(leaf), mean, rtol=1e-6, atol=1e-7)
-    (last, before), (again, after) = evaluations(loop)
-    assert (last, again) == (6, 6) and before != after
+    (last, last_loss), (again, mean_loss) = evaluations(loop)
+    assert (last, again) == (6, 6) and last_loss != mean_loss
     results = json.loads((loop.folder / "eval_results.json").read_text())
-    assert results["eval_loss"] == after
+    assert results["eval_loss"] == mean_loss
 
 
 @pytest.mark.slow
@@ -47,10 +47,10 @@ def test_a_run_that_goes_on_averages_and_does_not_continue_from_the_mean(train):
     options = {"save_steps": 2, "average_checkpoints": 2, "eval_steps": 100, "learning_rate": 1e-3}
     train("two", max_steps=4, lr_scheduler_type="constant", **options)
     resumed = train("two", max_steps=6, lr_scheduler_type="constant", **options)
-    whole = train("one", max_steps=6, lr_scheduler_type="constant", **options)
-    pairs = zip(saved(resumed).items(), saved(whole).items(), strict=True)
-    for (path, one), (_, other) in pairs:
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other), str(path))
+    uninterrupted = train("one", max_steps=6, lr_scheduler_type="constant", **options)
+    pairs = zip(saved(resumed).items(), saved(uninterrupted).items(), strict=True)
+    for (path, first), (_, other) in pairs:
+        np.testing.assert_array_equal(np.asarray(first), np.asarray(other), str(path))
 
 
 @pytest.mark.slow
@@ -63,9 +63,11 @@ def test_the_best_weights_are_what_the_results_tell_of(train):
         learning_rate=30.0,
         max_grad_norm=1.0,
     )
-    found = evaluations(loop)
-    best = min(loss for _, loss in found)
-    assert found[-1][1] == pytest.approx(best, rel=1e-6) and loop.progress.best_step != 6
+    logged_evaluations = evaluations(loop)
+    best = min(loss for _, loss in logged_evaluations)
+    assert (
+        logged_evaluations[-1][1] == pytest.approx(best, rel=1e-6) and loop.progress.best_step != 6
+    )
     results = json.loads((loop.folder / "eval_results.json").read_text())
     assert results["eval_loss"] == pytest.approx(best, rel=1e-6)
 

@@ -20,29 +20,29 @@ VQ = "hidden_size=32,num_hidden_layers=1,head_dim=8,num_codes=8,window_size=4,bl
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two kinds of sentences as CoLA's files, as pairs and with numbers, and a tokenizer."""
+    """Two kinds of sentences as CoLA files, as pairs and with numbers, and a tokenizer."""
     from hfseq.data.tokenizers import train_tokenizer
 
     path, draw = tmp_path_factory.mktemp("labelled"), random.Random(0)
 
     def sentence():
-        kind = draw.random() < 0.6
-        return int(kind), " ".join(draw.choices(GOOD if kind else BAD, k=draw.randint(2, 14)))
+        is_good = draw.random() < 0.6
+        return int(is_good), " ".join(draw.choices(GOOD if is_good else BAD, k=draw.randint(2, 14)))
 
     texts = []
     for name, count in (("train", 100), ("in_dev", 17), ("out_dev", 12)):
         rows = [sentence() for _ in range(count)]
         texts += [text for _, text in rows]
-        lines = [f"src\t{kind}\t{'' if kind else '*'}\t{text}" for kind, text in rows]
+        lines = [f"src\t{label}\t{'' if label else '*'}\t{text}" for label, text in rows]
         (path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
         pairs = [
             {
                 "sentence1": text,
                 "sentence2": texts[i],
-                "label": "good" if kind else "bad",
-                "score": kind * 2.5 + 0.25,
+                "label": "good" if label else "bad",
+                "score": label * 2.5 + 0.25,
             }
-            for i, (kind, text) in enumerate(rows)
+            for i, (label, text) in enumerate(rows)
         ]
         (path / f"{name}.jsonl").write_text("".join(json.dumps(p) + "\n" for p in pairs))
     for family in ("bert", "roberta", "bart", "vq_transformer"):
@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def classify(folder, tmp_path):
-    """Train in this process; keywords add or replace flags, None takes one away."""
+    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
 
     def run(output="run", devices=1, callbacks=(), **changes):
         from tests.support import runs
@@ -78,9 +78,11 @@ def classify(folder, tmp_path):
     return run
 
 
-def pairs(folder, **more):
+def pairs(folder, **extra_columns):
     files = {"train_file": folder / "train.jsonl", "validation_file": folder / "in_dev.jsonl"}
-    return files | {"sentence1_column": "sentence1", "sentence2_column": "sentence2"} | more
+    return (
+        files | {"sentence1_column": "sentence1", "sentence2_column": "sentence2"} | extra_columns
+    )
 
 
 def test_a_run_learns_reports_each_part_and_leaves_what_both_worlds_load(classify, folder):
@@ -92,14 +94,16 @@ def test_a_run_learns_reports_each_part_and_leaves_what_both_worlds_load(classif
         metric_for_best_model="eval_matthews_correlation",
         load_best_model_at_end=True,
     )
-    seen = losses(loop.folder)
-    assert seen[40] < 0.2 < seen[1] and loop.metrics["train_accuracy"] > 0.9
-    found = {name: value for name, value in loop.metrics.items() if name.startswith("eval_")}
+    train_losses = losses(loop.folder)
+    assert train_losses[40] < 0.2 < train_losses[1] and loop.metrics["train_accuracy"] > 0.9
+    eval_metrics = {name: value for name, value in loop.metrics.items() if name.startswith("eval_")}
     for part in ("", "in_dev_", "out_dev_"):
-        assert found[f"eval_{part}matthews_correlation"] == 1.0
-        assert found[f"eval_{part}accuracy"] == 1.0 and found[f"eval_{part}loss"] < 0.4
-    mean = (17 * found["eval_in_dev_loss"] + 12 * found["eval_out_dev_loss"]) / 29
-    assert found["eval_loss"] == pytest.approx(mean, rel=1e-5)
+        assert eval_metrics[f"eval_{part}matthews_correlation"] == 1.0
+        assert (
+            eval_metrics[f"eval_{part}accuracy"] == 1.0 and eval_metrics[f"eval_{part}loss"] < 0.4
+        )
+    mean = (17 * eval_metrics["eval_in_dev_loss"] + 12 * eval_metrics["eval_out_dev_loss"]) / 29
+    assert eval_metrics["eval_loss"] == pytest.approx(mean, rel=1e-5)
     assert loop.progress.best_metric == 1.0
     results = json.loads((loop.folder / "eval_results.json").read_text())
     assert results["eval_matthews_correlation"] == 1.0
@@ -138,7 +142,7 @@ def test_every_encoder_with_the_head_learns(classify, folder, changes):
     if "tokenizer_name" in changes:
         changes = changes | {"tokenizer_name": folder / changes["tokenizer_name"]}
     loop = classify(max_steps=25, **changes)
-    # Six of ten examples are good: who learns nothing has a loss of 0.673 and is right in 60 %.
+    # Six of ten examples are good: a constant prediction has a loss of 0.673 and 60 % accuracy.
     assert loop.metrics["eval_loss"] < 0.62 and loop.metrics["eval_accuracy"] > 0.85
 
 
@@ -152,9 +156,9 @@ def test_every_encoder_with_the_head_learns(classify, folder, changes):
     ],
 )
 def test_neither_devices_nor_micro_batches_change_losses_and_scores(classify, mesh):
-    one = classify("one", do_train=True, do_eval=True)
+    single = classify("one", do_train=True, do_eval=True)
     devices = int(np.prod([int(part[-1]) for part in mesh.split(",")]))
-    many = classify(
+    distributed = classify(
         "many",
         devices,
         mesh=mesh,
@@ -163,21 +167,21 @@ def test_neither_devices_nor_micro_batches_change_losses_and_scores(classify, me
         do_eval=True,
         per_device_eval_batch_size=3,
     )
-    assert_same(losses(many.folder), losses(one.folder))
-    for name, value in one.metrics.items():
+    assert_same(losses(distributed.folder), losses(single.folder))
+    for name, value in single.metrics.items():
         if name.startswith("eval_") and not name.endswith("runtime"):
-            assert many.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+            assert distributed.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 @pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(classify):
     options = {"tokenizer_name": None, "vocabulary": "words", "do_train": True, "save_steps": 2}
-    whole = classify("whole", **options)
+    uninterrupted = classify("whole", **options)
     with pytest.raises(SystemExit):
         classify("parts", callbacks=[stop_at(3)], **options)
     parts = classify("parts", **options)
-    assert losses(parts.folder) == losses(whole.folder)
-    assert parts.run.tokenizer.get_vocab() == whole.run.tokenizer.get_vocab()
+    assert losses(parts.folder) == losses(uninterrupted.folder)
+    assert parts.run.tokenizer.get_vocab() == uninterrupted.run.tokenizer.get_vocab()
     assert parts.run.model.config.vocab_size == len(parts.run.tokenizer)
 
 
@@ -262,23 +266,23 @@ def test_a_score_that_is_no_number_is_null_in_the_results(classify, folder, tmp_
             "max_steps": 1,
         }
     )
-    found = (loop.folder / "eval_results.json").read_text()
-    assert json.loads(found, parse_constant=pytest.fail)["eval_pearson"] is None
+    results_text = (loop.folder / "eval_results.json").read_text()
+    assert json.loads(results_text, parse_constant=pytest.fail)["eval_pearson"] is None
 
 
 def test_an_evaluation_alone_takes_classes_and_words_from_the_model(classify, folder):
-    one = classify("one", tokenizer_name=None, vocabulary="words")
+    trained = classify("one", tokenizer_name=None, vocabulary="words")
     again = classify(
         "again",
         train_file=None,
         model_type=None,
         config_overrides=None,
         tokenizer_name=None,
-        model_name_or_path=one.folder,
+        model_name_or_path=trained.folder,
         do_eval=True,
     )
     for name in ("eval_loss", "eval_matthews_correlation", "eval_in_dev_accuracy"):
-        assert again.metrics[name] == pytest.approx(one.metrics[name], rel=1e-5)
+        assert again.metrics[name] == pytest.approx(trained.metrics[name], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -287,11 +291,11 @@ def test_a_model_of_other_classes_needs_a_new_classifier(classify, folder, tmp_p
     three.write_text(
         "".join(json.dumps({"text": f"t {i}", "label": i % 3}) + "\n" for i in range(30))
     )
-    one = classify("one", do_train=True)
+    trained = classify("one", do_train=True)
     changes = {
         "model_type": None,
         "config_overrides": None,
-        "model_name_or_path": one.folder,
+        "model_name_or_path": trained.folder,
         "train_file": three,
         "validation_file": None,
         "do_train": True,

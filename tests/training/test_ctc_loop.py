@@ -15,7 +15,7 @@ from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
 pytest.importorskip("soundfile")
-#: A frame of 400 samples, 25 ms: a letter has three.
+#: A frame has 400 samples (25 ms), and a letter has three frames.
 SIZES = (
     "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=64,"
     "conv_dim=[32,32,32],conv_stride=[10,10,4],conv_kernel=[20,10,4],num_feat_extract_layers=3,"
@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def spell(folder, tmp_path):
-    """Train in this process; keywords add or replace flags, None takes one away."""
+    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
 
     def run(output="run", devices=1, callbacks=(), **changes):
         from tests.support import runs
@@ -78,11 +78,11 @@ def test_edits_are_counted():
     assert rates == {"wer": 2 / 4, "cer": (1 + 4) / 17}
     random = np.random.default_rng(0)
 
-    def slow(one, other):
-        if not one or not other:
-            return len(one) + len(other)
-        kept = slow(one[1:], other[1:]) + (one[0] != other[0])
-        return min(kept, slow(one[1:], other) + 1, slow(one, other[1:]) + 1)
+    def slow(first, other):
+        if not first or not other:
+            return len(first) + len(other)
+        substitution = slow(first[1:], other[1:]) + (first[0] != other[0])
+        return min(substitution, slow(first[1:], other) + 1, slow(first, other[1:]) + 1)
 
     for _ in range(20):
         pair = ["".join(random.choice(list("ab"), random.integers(0, 6))) for _ in range(2)]
@@ -92,14 +92,14 @@ def test_edits_are_counted():
 @pytest.mark.slow
 def test_what_is_no_sound_or_has_too_much_text_counts_for_nothing(spell, tmp_path, caplog):
     rows = write_table(tmp_path, "mixed", 6)
-    told = write_bad_audio(tmp_path / "bad")
-    del told["short.wav"]
-    rows += [f"bad/{name},A\n" for name in told]
+    problems = write_bad_audio(tmp_path / "bad")
+    del problems["short.wav"]
+    rows += [f"bad/{name},A\n" for name in problems]
     rows += ["mixed/000.wav," + "ab" * 16 + "\n"]
     (tmp_path / "mixed.csv").write_text("audio,text\n" + "".join(rows))
     loop = spell(max_steps=1, validation_file=tmp_path / "mixed.csv")
     metrics = loop.metrics
-    assert metrics["eval_left_out"] == len(told) + 1 and np.isfinite(metrics["eval_loss"])
+    assert metrics["eval_left_out"] == len(problems) + 1 and np.isfinite(metrics["eval_loss"])
     assert metrics["eval_cer"] > 0.5 and metrics["eval_wer"] >= 1
     assert any("32 letters" in text for text in caplog.messages)
     again = spell("again", max_steps=1, max_duration_in_seconds=0.62)
@@ -117,7 +117,8 @@ def test_a_run_learns_to_spell_and_leaves_what_both_worlds_load(spell, folder):
     from hfseq.data.audio import AudioFile
 
     model, processor = (
-        kind.from_pretrained(loop.folder) for kind in (Wav2Vec2ForCTC, AutoProcessor)
+        loaded_class.from_pretrained(loop.folder)
+        for loaded_class in (Wav2Vec2ForCTC, AutoProcessor)
     )
     lines = (folder / "validation.csv").read_text().splitlines()[1:]
     right = 0
@@ -125,10 +126,10 @@ def test_a_run_learns_to_spell_and_leaves_what_both_worlds_load(spell, folder):
         name, text = line.split(",")
         samples = AudioFile(folder / name).read()
         inputs = processor(samples, sampling_rate=16000, return_tensors="pt")
-        found = processor.batch_decode(model.eval()(**inputs).logits.argmax(-1))
-        right += found == [text.lower().removesuffix("!")]
+        decoded = processor.batch_decode(model.eval()(**inputs).logits.argmax(-1))
+        right += decoded == [text.lower().removesuffix("!")]
     assert right >= 0.5 * len(lines)
-    # Judged alone it is what it was.
+    # A separate evaluation has the same result.
     again = spell(
         "judged",
         model_name_or_path=loop.folder,
@@ -156,40 +157,40 @@ def test_a_pretrained_encoder_is_gone_on_with(spell, folder, tmp_path):
         "decode_workers": 2,
         "compilation_cache_dir": "none",
     }
-    before = runs.train([f"--{n}={v}" for n, v in flags.items()], "wav2vec2", 1)
+    pretrained = runs.train([f"--{n}={v}" for n, v in flags.items()], "wav2vec2", 1)
     shutil.rmtree(tmp_path / "pretrained" / "checkpoints", ignore_errors=True)
     loop = spell(
-        model_name_or_path=before.folder,
+        model_name_or_path=pretrained.folder,
         config_overrides=None,
         max_steps=1,
         learning_rate=0.0,
         freeze_feature_extractor=True,
         mask_time_prob=0.2,
     )
-    assert trees_equal(loop.state.params["wav2vec2"], before.state.params["wav2vec2"])
+    assert trees_equal(loop.state.params["wav2vec2"], pretrained.state.params["wav2vec2"])
     assert loop.state.params["lm_head"]["kernel"].shape == (32, 9)
 
 
 @pytest.mark.slow
 def test_neither_devices_nor_their_number_change_the_losses(spell):
     plain = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 5, "mask_time_prob": 0.3}
-    one, two = (spell(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
-    for step, loss in losses(one.folder).items():
+    single, two = (spell(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
+    for step, loss in losses(single.folder).items():
         assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_bit(spell):
-    kept = {"mask_time_prob": 0.3, "save_steps": 2, "max_steps": 4}
-    whole = spell("whole", **kept)
+    options = {"mask_time_prob": 0.3, "save_steps": 2, "max_steps": 4}
+    uninterrupted = spell("whole", **options)
     with pytest.raises(SystemExit):
-        spell("parts", **kept, callbacks=[stop_at(3)])
-    again = spell("parts", **kept)
-    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
+        spell("parts", **options, callbacks=[stop_at(3)])
+    again = spell("parts", **options)
+    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
 
 
 def test_what_cannot_be_trained_is_told(spell, folder):
-    with pytest.raises(UsageError, match="folders have sound and no text: give tables"):
+    with pytest.raises(UsageError, match="directories contain no transcripts: use tables"):
         spell(train_file=None, train_dir=folder / "train")
-    with pytest.raises(UsageError, match="--min_duration_in_seconds 2.0 is more than"):
+    with pytest.raises(UsageError, match="--min_duration_in_seconds 2.0 is greater than"):
         spell(min_duration_in_seconds=2.0)

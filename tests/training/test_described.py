@@ -1,4 +1,4 @@
-"""Devices that are only described, and programs that the real compilers compile for them."""
+"""Described devices, and programs that the real compilers compile for them."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_what_is_no_device_is_refused(text):
     ],
 )
 def test_a_described_device_is_what_hfseq_traces_for(name, count, platform, capability):
-    found = devices(name, count)
-    assert len(found) == count
-    assert hardware.find_accelerator(found[0].device_kind) is hardware.get_accelerator(name)
-    with aot.compiling_for(found[0]):
+    described = devices(name, count)
+    assert len(described) == count
+    assert hardware.find_accelerator(described[0].device_kind) is hardware.get_accelerator(name)
+    with aot.compiling_for(described[0]):
         assert (context.platform(), context.capability()) == (platform, capability)
     assert context.platform() == "cpu"
 
@@ -71,37 +71,37 @@ def test_gpus_are_in_machines_of_eight():
     ("name", "kernel"), [("h200", "__cudnn$fmhaSoftmax"), ("v5e", "all-reduce")]
 )
 def test_a_program_is_that_of_the_device(name, kernel):
-    found = devices(name, 4)
-    chosen = []
+    described = devices(name, 4)
+    selected_implementations = []
 
     @jax.jit
     def step(x: jax.Array) -> jax.Array:
-        chosen.append(context.platform())
+        selected_implementations.append(context.platform())
         if context.platform() == "cuda":
             return jax.nn.dot_product_attention(x, x, x, implementation="cudnn")
         return (x * x).sum()
 
     assert jnp.isfinite(step(jnp.ones((1, 2, 1, 64)))).all()
-    # The same shapes are traced anew for another kind of device.
-    x = laid(found, 4, 128, 2, 64)
-    program = aot.compile_for(found[0], step, x)
+    # The same shapes are traced again for another kind of device.
+    x = laid(described, 4, 128, 2, 64)
+    program = aot.compile_for(described[0], step, x)
     assert kernel in program.as_text()
     assert program.memory_analysis().argument_size_in_bytes == 2 * x.size // 4
-    again = aot.compile_for(found[0], jax.jit(lambda x: step(x)), x)  # no cache has it
+    again = aot.compile_for(described[0], jax.jit(lambda x: step(x)), x)  # no cache has it
     assert kernel in again.as_text()
-    assert chosen == ["cpu", {"h200": "cuda", "v5e": "tpu"}[name]]
+    assert selected_implementations == ["cpu", {"h200": "cuda", "v5e": "tpu"}[name]]
 
 
 def test_jaxs_own_checks_of_the_machine_are_back_afterwards():
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-    before = cudnn.check_cudnn_version, cudnn.check_compute_capability
+    original = cudnn.check_cudnn_version, cudnn.check_compute_capability
     device = types.SimpleNamespace(platform="gpu", device_kind="x", compute_capability="8.0")
     with pytest.raises(ZeroDivisionError), aot.compiling_for(device):
         assert cudnn.check_compute_capability("8.0") and not cudnn.check_compute_capability("9.0")
         assert cudnn.is_cuda_compute_capability_equal("8.0") and cudnn.check_cudnn_version() > 90000
         raise ZeroDivisionError
-    assert before == (cudnn.check_cudnn_version, cudnn.check_compute_capability)
+    assert original == (cudnn.check_cudnn_version, cudnn.check_compute_capability)
 
 
 def test_what_is_not_installed_is_one_line_with_the_command(monkeypatch):
@@ -163,7 +163,7 @@ def test_a_second_process_describes_too_unless_it_is_forbidden():
     with holder:
         assert holder.stdout is not None
         first = holder.stdout.readline().strip()
-        assert first == "4" or "in use by another process" in first  # somebody else's run of this
+        assert first == "4" or "in use by another process" in first  # a concurrent run of this test
         assert "in use by another process" in said(ALLOW_MULTIPLE_LIBTPU_LOAD="0")
         holder.communicate("\n")
 
@@ -179,15 +179,15 @@ def test_jax_starts_quietly_where_only_the_compilers_are_installed():
         "sys.exit(script.run(main))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True
     )
-    assert (done.stdout, done.stderr) == ("cpu\n", "")
+    assert (process.stdout, process.stderr) == ("cpu\n", "")
 
 
 def test_a_driver_or_cudnn_means_that_a_device_is_wanted(monkeypatch, tmp_path):
-    places = {aot.CUDA_PLUGIN}
-    monkeypatch.setattr(aot, "_place", lambda name: tmp_path if name in places else None)
+    installed = {aot.CUDA_PLUGIN}
+    monkeypatch.setattr(aot, "_place", lambda name: tmp_path if name in installed else None)
 
     def load(name: str) -> None:
         if not driver:
@@ -200,7 +200,7 @@ def test_a_driver_or_cudnn_means_that_a_device_is_wanted(monkeypatch, tmp_path):
     driver = True
     assert not aot.has_only_compilers()
     driver = False
-    places.add("nvidia.cudnn")
+    installed.add("nvidia.cudnn")
     assert not aot.has_only_compilers()
-    places.clear()
+    installed.clear()
     assert not aot.has_only_compilers()

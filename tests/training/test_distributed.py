@@ -1,4 +1,4 @@
-"""What processes say to each other, without starting any: flags, detection, agreement, failures."""
+"""Communication between processes, without starting any: flags, agreement, failures."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def no_cluster(monkeypatch):
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
 
 
 class Store:
-    """The coordinator's key-value store, for one process after the other."""
+    """A replacement of the coordinator's key-value store, for one process after the other."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -50,27 +50,31 @@ class Store:
         return [item for item in self.values.items() if item[0].startswith(folder)]
 
 
-# -- flags and where they come from ----------------------------------------------------------------
+# -- flags and their sources -----------------------------------------------------------------------
 
 
 def test_without_flags_a_run_is_one_process(monkeypatch):
-    monkeypatch.setenv("NUM_PROCESSES", "4")  # somebody else's, without an address
+    monkeypatch.setenv("NUM_PROCESSES", "4")  # of another program, without an address
     assert not parse(["--output_dir=x"]).processes.is_distributed
     assert processes.process_count() == 1
 
 
 def test_flags_and_environment_say_the_same(monkeypatch):
     flags = ["--coordinator_address=a:1", "--num_processes=4", "--process_id=2"]
-    found = parse(["--output_dir=x", *flags, "--local_device_ids=0,3"]).processes
-    assert processes.resolve_cluster(found) == ("a:1", 4, 2) and found.devices == [0, 3]
+    from_flags = parse(["--output_dir=x", *flags, "--local_device_ids=0,3"]).processes
+    assert processes.resolve_cluster(from_flags) == ("a:1", 4, 2) and from_flags.devices == [0, 3]
     for name, value in (("COORDINATOR_ADDRESS", "a:1"), ("NUM_PROCESSES", "4")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PROCESS_ID", "2")
-    told = ProcessArguments()
-    assert told.is_distributed and processes.resolve_cluster(told) == ("a:1", 4, 2)
+    from_environment = ProcessArguments()
+    assert from_environment.is_distributed and processes.resolve_cluster(from_environment) == (
+        "a:1",
+        4,
+        2,
+    )
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "b:2")
     monkeypatch.delenv("COORDINATOR_ADDRESS")
-    assert told.address == "b:2"
+    assert from_environment.address == "b:2"
 
 
 def test_slurm_is_detected(monkeypatch):
@@ -110,9 +114,9 @@ def test_flags_do_not_reach_logs_and_cards():
 )
 def test_flags_that_cannot_work(flags, text):
     with pytest.raises(UsageError, match=text):
-        found = ProcessArguments(**flags)
-        assert found.is_distributed
-        processes.resolve_cluster(found)
+        process_arguments = ProcessArguments(**flags)
+        assert process_arguments.is_distributed
+        processes.resolve_cluster(process_arguments)
 
 
 def test_an_environment_that_is_no_number(monkeypatch):
@@ -133,8 +137,8 @@ def test_a_coordinator_that_does_not_answer():
 
 
 def test_one_process_of_one_needs_no_coordinator():
-    given = {"coordinator_address": f"localhost:{free_port()}", "num_processes": 1}
-    processes.join(ProcessArguments(**given, process_id=0))
+    cluster_flags = {"coordinator_address": f"localhost:{free_port()}", "num_processes": 1}
+    processes.join(ProcessArguments(**cluster_flags, process_id=0))
     assert processes.coordination_client() is None
 
 
@@ -143,23 +147,23 @@ def test_one_process_of_one_needs_no_coordinator():
 
 @pytest.fixture
 def store(monkeypatch):
-    """A function that makes this process number ``me`` of two, with one store for both."""
-    kept = Store()
+    """A function that makes this process the one with index `me` of two, with a common store."""
+    fake_store = Store()
 
     def become(me: int) -> Store:
-        monkeypatch.setattr(processes, "coordination_client", lambda: kept)
+        monkeypatch.setattr(processes, "coordination_client", lambda: fake_store)
         monkeypatch.setattr(processes, "process_count", lambda: 2)
         monkeypatch.setattr(processes, "process_index", lambda: me)
         monkeypatch.setattr(processes, "_rounds", iter(range(9)))
-        return kept
+        return fake_store
 
     return become
 
 
 def test_differences_are_named_once_with_both_values():
-    own = {"--seed": "1", "--optim": '"adamw"'}
+    own_values = {"--seed": "1", "--optim": '"adamw"'}
     theirs = {1: {"--seed": "2", "--optim": '"adamw"'}, 2: {"--seed": "3"}}
-    assert processes.differences(own, theirs) == [
+    assert processes.differences(own_values, theirs) == [
         '--optim is "adamw" in process 0 and absent in process 2',
         "--seed is 1 in process 0 and 2 in process 1",
     ]
@@ -167,11 +171,11 @@ def test_differences_are_named_once_with_both_values():
 
 def test_processes_that_agree_go_on_and_others_end(store):
     for seed, problem in ((1, ""), (2, "--seed is 1 in process 0 and 2 in process 1")):
-        kept = store(1)
-        kept.values.clear()
-        kept.values["hfseq/agree/0/verdict"] = "[]"
+        fake_store = store(1)
+        fake_store.values.clear()
+        fake_store.values["hfseq/agree/0/verdict"] = "[]"
         processes.check_agreement({"--seed": seed}, "mend it")  # writes the facts of process 1
-        del kept.values["hfseq/agree/0/verdict"]
+        del fake_store.values["hfseq/agree/0/verdict"]
         store(0)
         if not problem:
             processes.check_agreement({"--seed": 1}, "mend it")
@@ -181,20 +185,20 @@ def test_processes_that_agree_go_on_and_others_end(store):
 
 
 def test_what_belongs_to_a_machine_may_differ(store, monkeypatch):
-    facts = []
-    monkeypatch.setattr(processes, "check_agreement", lambda found, advice: facts.append(found))
+    compared = []
+    monkeypatch.setattr(processes, "check_agreement", lambda found, advice: compared.append(found))
     store(0)
     for cache, seed in (("a", 1), ("b", 1)):
         flags = ["--output_dir=x", f"--data_cache_dir={cache}", f"--seed={seed}"]
         arguments = parse([*flags, f"--process_id={seed}"])
         processes.check_flags_agree(arguments.as_dict(), "mlm")
-    assert facts[0] == facts[1] and facts[0]["--seed"] == 1
+    assert compared[0] == compared[1] and compared[0]["--seed"] == 1
 
 
 def test_an_output_folder_that_is_not_shared(store, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "FILE_VISIBILITY_SECONDS", 0.2)
-    kept = store(1)
-    kept.values["hfseq/mark/0"] = "1 2"
+    fake_store = store(1)
+    fake_store.values["hfseq/mark/0"] = "1 2"
     with pytest.raises(UsageError, match="is not the folder that process 0 writes"):
         processes.check_shared(tmp_path)
 
@@ -222,17 +226,17 @@ def leaving(monkeypatch):
 
 
 def test_an_error_is_told_to_the_others_with_its_exit_code(store, leaving):
-    kept = store(0)
+    fake_store = store(0)
     with pytest.raises(UsageError, match="bad"), processes.fail_together():
         raise UsageError("bad\nlines")
     assert leaving == [2]
-    assert '"text": "process 0 on ' in kept.values[processes.FAILURE_KEY]
-    assert ': bad", "code": 2' in kept.values[processes.FAILURE_KEY]
+    assert '"text": "process 0 on ' in fake_store.values[processes.FAILURE_KEY]
+    assert ': bad", "code": 2' in fake_store.values[processes.FAILURE_KEY]
 
 
 def test_a_broken_connection_is_explained_by_who_broke_it(store, leaving):
-    kept = store(1)
-    kept.values[processes.FAILURE_KEY] = '{"text": "process 0 on here: bad", "code": 2}'
+    fake_store = store(1)
+    fake_store.values[processes.FAILURE_KEY] = '{"text": "process 0 on here: bad", "code": 2}'
     with pytest.raises(HfseqError, match="^process 0 on here: bad$"), processes.fail_together():
         raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
     assert leaving == [2]
@@ -247,10 +251,10 @@ def test_a_broken_connection_without_a_word(store, leaving):
 
 
 def test_an_exit_that_all_agreed_on_is_no_failure(store, leaving):
-    kept = store(0)
+    fake_store = store(0)
     with pytest.raises(SystemExit), processes.fail_together():
         raise SystemExit(143)
-    assert leaving == [] and not kept.values
+    assert leaving == [] and not fake_store.values
 
 
 # -- signals ---------------------------------------------------------------------------------------
@@ -264,9 +268,9 @@ def test_a_signal_to_one_of_several_stops_at_the_step_that_is_agreed(store, monk
     monkeypatch.setattr(processes, "reached_stop_step", lambda step: step == 3 and bool(sent))
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
     store(1)
-    before = signal.getsignal(signal.SIGTERM)
+    original = signal.getsignal(signal.SIGTERM)
     with StopSignal() as stop:
-        assert signal.getsignal(signal.SIGTERM) is before  # jax's own
+        assert signal.getsignal(signal.SIGTERM) is original  # jax's own
         signal.raise_signal(signal.SIGINT)
         assert sent == [signal.SIGTERM]
         assert [stop.should_stop_after(step) for step in (1, 2, 3, 4)] == [False, False, True, True]

@@ -1,4 +1,4 @@
-"""Real processes on this machine: their result is one process's, and they end together."""
+"""Real processes on this machine: same result as one process, and they end together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OF_OBJECTIVE = {
 
 
 class Processes:
-    """The processes of one run; ``flags`` are one list for all, or one for each."""
+    """The processes of one run. `flags` is one list for all, or one list per process."""
 
     def __init__(
         self,
@@ -70,20 +70,20 @@ class Processes:
         ]
 
     def ends(self, *codes: int, within: float = 900) -> list[str]:
-        """Wait, check the exit codes (of all, or one by one), and return what each printed."""
+        """Waits, checks the exit codes (one for all, or one each), and returns the outputs."""
         end = time.monotonic() + within
         try:
             texts = [p.communicate(timeout=max(end - time.monotonic(), 1))[0] for p in self.running]
         finally:
             for process in self.running:
                 process.kill()
-        found = [process.returncode for process in self.running]
-        wanted = list(codes) if len(codes) > 1 else list(codes) * len(found)
-        assert found == wanted, "\n---\n".join(texts)
+        exit_codes = [process.returncode for process in self.running]
+        expected_codes = list(codes) if len(codes) > 1 else list(codes) * len(exit_codes)
+        assert exit_codes == expected_codes, "\n---\n".join(texts)
         return texts
 
     def reaches(self, step: int, folder: Path, within: float = 600) -> None:
-        """Wait until the log has a step."""
+        """Waits until the log contains a step."""
         end = time.monotonic() + within
         while time.monotonic() < end:
             if (folder / "metrics.jsonl").exists() and max(losses(folder), default=0) >= step:
@@ -99,14 +99,16 @@ def results(folder: Path) -> dict[str, float]:
     return json.loads((folder / "eval_results.json").read_text())
 
 
-def assert_same(one: Path, other: Path) -> None:
-    first, second = (losses(folder) for folder in (one, other))
+def assert_same(reference_folder: Path, other: Path) -> None:
+    first, second = (losses(folder) for folder in (reference_folder, other))
     assert first.keys() == second.keys()
     assert max(abs(first[step] - second[step]) for step in first) < 1e-5
-    kept, found = (load_file(folder / "model.safetensors") for folder in (one, other))
-    assert kept.keys() == found.keys()
-    for name, value in kept.items():
-        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
+    first_weights, other_weights = (
+        load_file(folder / "model.safetensors") for folder in (reference_folder, other)
+    )
+    assert first_weights.keys() == other_weights.keys()
+    for name, value in first_weights.items():
+        np.testing.assert_allclose(other_weights[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_two_processes_are_one_and_the_first_alone_writes(flags, train, tmp_path):
@@ -116,10 +118,10 @@ def test_two_processes_are_one_and_the_first_alone_writes(flags, train, tmp_path
     assert_same(tmp_path / "one", tmp_path / "two")
     names = {path.name for path in (tmp_path / "one").iterdir()}
     assert names == {path.name for path in (tmp_path / "two").iterdir()}
-    one, two = (results(tmp_path / name)["eval_loss"] for name in ("one", "two"))
-    assert one == pytest.approx(two, abs=1e-5)
+    single, two = (results(tmp_path / name)["eval_loss"] for name in ("one", "two"))
+    assert single == pytest.approx(two, abs=1e-5)
     assert "Step... (6 |" in texts[0] and "Step..." not in texts[1] and "Eval" not in texts[1]
-    # Its checkpoints serve any number of processes: here one goes on where two stopped.
+    # Checkpoints can be restored by any number of processes: one resumes a run of two.
     on = train("two", devices=4, **options | {"max_steps": 8})
     assert on.start_step == 6 and on.progress.step == 8
 
@@ -196,11 +198,11 @@ def test_more_processes_meshes_and_objectives(
 @pytest.mark.slow
 def test_every_process_writes_all_translations(flags, train, tmp_path):
     options = {"objective": "translation", "predict_with_generate": True, "max_steps": 2}
-    one = train("one", devices=2, **options)
+    single = train("one", devices=2, **options)
     Processes(flags("two", **options), 2, objective="translation").ends(0)
     assert_same(tmp_path / "one", tmp_path / "two")
     assert results(tmp_path / "two")["eval_chrf"] == pytest.approx(
-        one.metrics["eval_chrf"], abs=1e-5
+        single.metrics["eval_chrf"], abs=1e-5
     )
 
 
@@ -231,8 +233,8 @@ def test_a_directory_of_each_machine_is_refused(flags, tmp_path):
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
-    given = [*flags(), "--output_dir=run"]
-    for text in Processes(given, 2, cwd=folders).ends(2, within=120):
+    arguments = [*flags(), "--output_dir=run"]
+    for text in Processes(arguments, 2, cwd=folders).ends(2, within=120):
         assert "is not the folder that process 0 writes" in text
 
 
@@ -240,8 +242,8 @@ def test_a_directory_of_each_machine_is_refused(flags, tmp_path):
 def test_an_error_of_one_process_ends_all(flags, tmp_path):
     missing = tmp_path / "missing"  # a cache that one machine cannot write
     missing.write_text("a file")
-    given = flags()
-    each = [given, [*given, f"--data_cache_dir={missing}"]]
+    arguments = flags()
+    each = [arguments, [*arguments, f"--data_cache_dir={missing}"]]
     first, second = Processes(each, 2).ends(1, within=120)
     assert "error: process 1 on " in first and "Not a directory" in first
     assert "Not a directory" in second
@@ -267,12 +269,12 @@ def test_classification_gathers_the_predictions_of_all_processes(flags, tmp_path
         "do_eval": True,
         "do_predict": True,
     }
-    given = flags("one", **options)
-    arguments = parse(given, objective="classification")
+    argument_list = flags("one", **options)
+    arguments = parse(argument_list, objective="classification")
     main(arguments, "classification", devices=jax.devices()[:2])
     Processes(flags("two", **options), 2, objective="classification").ends(0)
     assert_same(tmp_path / "one", tmp_path / "two")
-    one, two = (results(tmp_path / name) for name in ("one", "two"))
-    assert one["eval_accuracy"] == two["eval_accuracy"]
-    written = [sorted((tmp_path / name).glob("*results*.tsv"))[0] for name in ("one", "two")]
-    assert written[0].read_text() == written[1].read_text()
+    single, two = (results(tmp_path / name) for name in ("one", "two"))
+    assert single["eval_accuracy"] == two["eval_accuracy"]
+    predictions = [sorted((tmp_path / name).glob("*results*.tsv"))[0] for name in ("one", "two")]
+    assert predictions[0].read_text() == predictions[1].read_text()

@@ -1,7 +1,7 @@
-"""A run goes on with other devices, another mesh and another number of processes.
+"""A run resumes with other devices, another mesh and another number of processes.
 
-Whatever happens to it, its steps are fed with the rows of a run that nothing happened to, none of
-them twice and none left out, and its losses are the same.
+In all cases its steps train on the same rows as in an uninterrupted run, without repetition or
+omission, and its losses are the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RUN = machines.ROOT / "tests" / "support" / "recording_run.py"
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict]]]:
-    """A function that reads what was noted under a name; runs in this process note under "here"."""
+    """A function that returns the notes under a name. Runs in this process use "here"."""
     from hfseq.training import loader
 
     for name in ("make", "batches"):  # put back at the end
@@ -44,14 +44,14 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 @pytest.fixture
 def processes(flags, tmp_path) -> Callable[..., list]:
-    """Start a run in so many processes of so many devices each; they note under their output."""
+    """Starts a run in several processes with several devices each; `output` names the notes."""
 
     def start(output: str, count: int, devices: int, **options: object) -> list:
-        given = flags(output, **OPTIONS | options)
+        arguments = flags(output, **OPTIONS | options)
         address = f"localhost:{free_port()}"
         return [
             machines.start(
-                [sys.executable, str(RUN), str(tmp_path / f"{output}.notes"), "mlm", *given],
+                [sys.executable, str(RUN), str(tmp_path / f"{output}.notes"), "mlm", *arguments],
                 machines.environment(
                     tmp_path / "modules",
                     devices,
@@ -66,8 +66,8 @@ def processes(flags, tmp_path) -> Callable[..., list]:
     return start
 
 
-def assert_same_losses(one: Path, other: Path) -> None:
-    first, second = losses(one), losses(other)
+def assert_same_losses(reference_folder: Path, other: Path) -> None:
+    first, second = losses(reference_folder), losses(other)
     assert first.keys() == second.keys()
     assert max(abs(first[step] - second[step]) for step in first) < 1e-5
 
@@ -77,7 +77,7 @@ def test_a_run_goes_on_through_meshes_with_the_rows_of_one_that_did_not_change(
     train, notes, tmp_path
 ):
     train("whole", devices=1, max_steps=6, **OPTIONS)
-    whole = notes("here")
+    uninterrupted = notes("here")
     (tmp_path / "here.notes").unlink()
     meshes = ((1, "data=1"), (2, "data=2"), (2, "fsdp=2"))
     for (devices, mesh), until in zip(meshes, (2, 4, 6), strict=True):
@@ -85,7 +85,7 @@ def test_a_run_goes_on_through_meshes_with_the_rows_of_one_that_did_not_change(
         assert loop.start_step == until - 2
     parts = notes("here")
     assert [line["step"] for line in parts] == list(range(6))  # each once, in order
-    assert [line["rows"] for line in parts] == [line["rows"] for line in whole]
+    assert [line["rows"] for line in parts] == [line["rows"] for line in uninterrupted]
     assert_same_losses(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -104,29 +104,29 @@ def test_a_killed_worker_ends_the_run_and_another_number_of_processes_goes_on(
     texts = machines.wait_for_all(running, 1, -signal.SIGKILL, within=120)
     assert "the connection to another process was lost" in texts[0]
 
-    before = notes("parts")
+    notes_before = notes("parts")
     last = Checkpointer(tmp_path / "parts", limit=None).steps()[-1]
     steps += last
     loop = train("parts", devices=1, max_steps=steps, **OPTIONS)
     assert loop.start_step == last
-    after = notes("here")
+    notes_after = notes("here")
     (tmp_path / "here.notes").unlink()
     train("whole", devices=1, max_steps=steps, **OPTIONS)
-    whole = {line["step"]: line["rows"] for line in notes("here")}
-    # The checkpoint holds the steps below `last`; the run that goes on begins with that one.
-    assert [line["step"] for line in after] == list(range(last, steps))
-    for line in before + after:
-        assert line["rows"] == whole[line["step"]] if line["step"] < steps else True
+    uninterrupted = {line["step"]: line["rows"] for line in notes("here")}
+    # The checkpoint contains the steps below `last`. The resumed run starts with that one.
+    assert [line["step"] for line in notes_after] == list(range(last, steps))
+    for line in notes_before + notes_after:
+        assert line["rows"] == uninterrupted[line["step"]] if line["step"] < steps else True
     for process in (0, 1):  # both processes made the whole batch, of each step once
-        seen = [line["step"] for line in before if line["process"] == process]
-        assert seen == list(range(len(seen))) and len(seen) >= last
+        observed_rows = [line["step"] for line in notes_before if line["process"] == process]
+        assert observed_rows == list(range(len(observed_rows))) and len(observed_rows) >= last
     assert_same_losses(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_from_devices_to_processes_and_back(train, notes, processes, tmp_path):
     train("whole", devices=1, max_steps=10, **OPTIONS)
-    whole = [line["rows"] for line in notes("here")]
+    uninterrupted = [line["rows"] for line in notes("here")]
     (tmp_path / "here.notes").unlink()
     train("parts", devices=2, mesh="data=2", max_steps=2, **OPTIONS)
     machines.wait_for_all(processes("parts", 2, 1, max_steps=4, mesh="data=2"), 0)
@@ -136,17 +136,17 @@ def test_a_run_goes_on_from_devices_to_processes_and_back(train, notes, processe
     inside = notes("here")
     assert [line["step"] for line in inside] == [0, 1, 8, 9]
     for process in range(4):
-        seen = [line for line in notes("parts") if line["process"] == process]
+        observed_rows = [line for line in notes("parts") if line["process"] == process]
         steps = range(2, 8) if process < 2 else range(6, 8)
-        assert [line["step"] for line in seen] == list(steps)
-        assert [line["rows"] for line in seen] == [whole[step] for step in steps]
-    assert [line["rows"] for line in inside] == [whole[step] for step in (0, 1, 8, 9)]
+        assert [line["step"] for line in observed_rows] == list(steps)
+        assert [line["rows"] for line in observed_rows] == [uninterrupted[step] for step in steps]
+    assert [line["rows"] for line in inside] == [uninterrupted[step] for step in (0, 1, 8, 9)]
     assert_same_losses(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.slow
 def test_every_row_of_an_epoch_is_read_once_through_a_change(train, notes, tmp_path):
-    """Over a whole epoch the rows of all parts together are the corpus, each row once."""
+    """In a whole epoch, all parts together train on each row of the corpus once."""
     first = train("parts", devices=1, max_steps=2, **OPTIONS)
     epoch = len(first.run.data.train)
     train("parts", devices=4, mesh="data=2,tensor=2", max_steps=epoch, **OPTIONS)

@@ -1,4 +1,4 @@
-"""Runs that learn vectors of texts."""
+"""Runs that train text embeddings."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ BERT = (
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """Words and the same in another order; a negative lacks some of them."""
+    """Words and the same words in another order. A negative lacks some of them."""
     folder, draw, words = tmp_path_factory.mktemp("pairs"), random.Random(0), sorted(set(WORDS))
     for name, count in (("train", 128), ("valid", 24)):
         rows = []
         for _ in range(count):
-            chosen = draw.sample(words, 4)
+            sampled_words = draw.sample(words, 4)
             rows.append(
                 {
-                    "anchor": " ".join(chosen),
-                    "positive": " ".join(sorted(chosen)),
+                    "anchor": " ".join(sampled_words),
+                    "positive": " ".join(sorted(sampled_words)),
                     "negative": " ".join(draw.sample(words, 4)),
                     "other": 1,
                 }
@@ -43,7 +43,7 @@ def pairs(tmp_path_factory):
 
 @pytest.fixture
 def embed(flags, pairs, corpus):
-    """Train vectors on the pairs."""
+    """Trains embeddings on the pairs."""
 
     def run(output, devices=1, callbacks=(), **changes):
         from tests.support import runs
@@ -72,10 +72,10 @@ def test_a_toy_model_retrieves_and_opens_as_it_was_trained(embed, pairs, caplog,
         learning_rate=3e-3,
         matryoshka_dims="32,8",
     )
-    told = caplog.text
-    assert "2 of 130 train examples are left out" in told
-    assert "train.jsonl, line 129: 'positive' must be a non-empty text, not ' '" in told
-    assert "line 130: 'negative' must be a non-empty text, not None" in told
+    log_text = caplog.text
+    assert "2 of 130 train examples are left out" in log_text
+    assert "train.jsonl, line 129: 'positive' must be a non-empty text, not ' '" in log_text
+    assert "line 130: 'negative' must be a non-empty text, not None" in log_text
     assert loop.metrics["eval_accuracy_at_1"] > 0.8 < loop.metrics["eval_mrr_at_10"]
     model = hfseq.FlaxAutoModel.from_pretrained(tmp_path / "run")
     rows = [json.loads(line) for line in (pairs / "valid.jsonl").read_text().splitlines()]
@@ -105,7 +105,7 @@ def test_the_loss_is_that_of_the_formula(embed, pairs, tmp_path):
     rows = [json.loads(line) for line in (pairs / "valid.jsonl").read_text().splitlines()]
     model.sentence_config = (
         hfseq.modeling.sentence.SentenceConfig()
-    )  # what is trained is not yet of length 1
+    )  # trained vectors are not normalized
     sides = [
         model.encode([row[name] for row in rows]).astype(np.float64)
         for name in ("anchor", "positive", "negative")
@@ -123,25 +123,25 @@ def test_the_loss_is_that_of_the_formula(embed, pairs, tmp_path):
 
 def test_eight_devices_compare_the_whole_batch(embed):
     changes = {"do_train": True, "max_steps": 4}
-    one = losses(embed("one", **changes).folder)
-    many = losses(embed("many", devices=8, mesh="data=8", **changes).folder)
-    for step, value in one.items():
-        assert many[step] == pytest.approx(value, rel=2e-5), step
+    single = losses(embed("one", **changes).folder)
+    distributed = losses(embed("many", devices=8, mesh="data=8", **changes).folder)
+    for step, value in single.items():
+        assert distributed[step] == pytest.approx(value, rel=2e-5), step
 
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_bit(embed):
     changes = {"do_train": True, "save_steps": 2}
-    whole = losses(embed("whole", **changes).folder)
+    uninterrupted = losses(embed("whole", **changes).folder)
     with pytest.raises(SystemExit):
         embed("cut", callbacks=[stop_at(4)], **changes)
-    assert losses(embed("cut", **changes).folder) == whole
+    assert losses(embed("cut", **changes).folder) == uninterrupted
 
 
 def test_flags_that_cannot_be_are_told(embed, pairs, tmp_path):
     with pytest.raises(UsageError, match="--matryoshka_dims 64 .*32"):
         embed("wide", matryoshka_dims="64")
-    with pytest.raises(UsageError, match="matryoshka_dims 8,x: give numbers"):
+    with pytest.raises(UsageError, match="matryoshka_dims 8,x: expected positive integers"):
         embed("odd", matryoshka_dims="8,x")
     single = tmp_path / "one.jsonl"
     single.write_text('{"text": "a"}\n{"text": "b"}\n')

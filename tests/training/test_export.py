@@ -1,4 +1,4 @@
-"""What a run leaves of its tokenizer when the disk is full."""
+"""Saving a tokenizer on a full disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hfseq.training import export
 
 
 class Tokenizer:
-    """Writes two files as Rust's library does, whose errors have no type."""
+    """Writes two files like the Rust library, which raises plain exceptions."""
 
     def __init__(self, text, room=99):
         self.text, self.room = text, room
@@ -29,11 +29,11 @@ def files(folder):
 
 def test_a_tokenizer_that_cannot_be_written_leaves_the_one_that_was_there(tmp_path):
     export._save_tokenizer(Tokenizer("first"), tmp_path)
-    before = files(tmp_path)
-    assert before == {"more/template.jinja": "first", "tokenizer.json": "first"}
+    original = files(tmp_path)
+    assert original == {"more/template.jinja": "first", "tokenizer.json": "first"}
     with pytest.raises(OSError, match="No space left") as caught:
         export._save_tokenizer(Tokenizer("second", room=3), tmp_path)
-    assert caught.value.errno == 28 and files(tmp_path) == before
+    assert caught.value.errno == 28 and files(tmp_path) == original
     export._save_tokenizer(Tokenizer("second"), tmp_path)
     assert set(files(tmp_path).values()) == {"second"}
 

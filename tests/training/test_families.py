@@ -1,4 +1,4 @@
-"""Every text family of Transformers 4 trains by the scripts of the objectives it has heads for."""
+"""Every text family of Transformers 4 can be trained with the scripts for its heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BART = f"d_model=32,max_position_embeddings=40,{SIDES}"
 T5 = "d_model=32,d_kv=8,d_ff=64,num_layers=1,num_heads=4"
 XGLM = "d_model=32,num_layers=1,attention_heads=4,ffn_dim=64,max_position_embeddings=40"
 GROUPED = f"{TINY},num_key_value_heads=2"
-#: Model type, objective, sizes, and the tokenizer where it is not the objective's own.
+#: Model type, objective, sizes, and the tokenizer if it is not the default of the objective.
 TRAINED = [
     ("xlm-roberta", "mlm", TINY, None),
     ("xlm-roberta", "clm", TINY, None),
@@ -50,32 +50,34 @@ def test_a_mesh_trains_what_one_device_does_and_resumes_to_the_bit(
     options = {"model_type": name, "config_overrides": sizes, "do_train": True, "save_steps": 2}
     if tokenizer is not None:
         options["tokenizer_name"] = corpus / tokenizer
-    one = losses(train("one", 1, objective, **options).folder)
+    single = losses(train("one", 1, objective, **options).folder)
     meshed = {"mesh": "data=2,tensor=2", **options}
     loop = train("many", 4, objective, **meshed)
-    seen = losses(loop.folder)
-    assert seen.keys() == one.keys() and np.isfinite(list(seen.values())).all()
-    for step, value in one.items():
-        assert seen[step] == pytest.approx(value, rel=2e-5), step
-    assert seen[6] < seen[1]
+    train_losses = losses(loop.folder)
+    assert train_losses.keys() == single.keys() and np.isfinite(list(train_losses.values())).all()
+    for step, value in single.items():
+        assert train_losses[step] == pytest.approx(value, rel=2e-5), step
+    assert train_losses[6] < train_losses[1]
     with pytest.raises(SystemExit):
         train("parts", 4, objective, callbacks=[stop_at(3)], **meshed)
-    assert losses(train("parts", 4, objective, **meshed).folder) == seen
+    assert losses(train("parts", 4, objective, **meshed).folder) == train_losses
     config = json.loads((loop.folder / "config.json").read_text())
-    assert config["model_type"] == name and math.isfinite(seen[6])
+    assert config["model_type"] == name and math.isfinite(train_losses[6])
     assert_pytorch_opens(loop, config, objective)
 
 
 def assert_pytorch_opens(loop, config, objective):
-    """PyTorch's class gives the same logits for what was saved."""
+    """The PyTorch class computes the same logits from the saved model."""
     torch = pytest.importorskip("torch")
     import transformers
 
     theirs = getattr(transformers, config["architectures"][0]).from_pretrained(loop.folder).eval()
     ids = np.arange(5, 25, dtype=np.int32)[None]
     paired = objective in ("span_mlm", "denoising", "translation")
-    given = {"input_ids": ids} | ({"decoder_input_ids": ids[:, ::-1]} if paired else {})
-    found = loop.run.model(**given, params=loop.state.params).logits
+    model_inputs = {"input_ids": ids} | ({"decoder_input_ids": ids[:, ::-1]} if paired else {})
+    actual = loop.run.model(**model_inputs, params=loop.state.params).logits
     with torch.no_grad():
-        wanted = theirs(**{name: torch.tensor(array.copy()) for name, array in given.items()})
-    np.testing.assert_allclose(found, wanted.logits.numpy(), rtol=0, atol=1e-4)
+        expected = theirs(
+            **{name: torch.tensor(array.copy()) for name, array in model_inputs.items()}
+        )
+    np.testing.assert_allclose(actual, expected.logits.numpy(), rtol=0, atol=1e-4)

@@ -25,16 +25,16 @@ def scales(loop):
 
 
 @pytest.fixture(scope="module")
-def kept():
+def run_cache():
     return {}
 
 
-def alone(train, kept):
+def alone(train, run_cache):
     """Three steps on one device."""
-    if not kept:
+    if not run_cache:
         loop = train("one", devices=1, max_steps=3, dtype="float32", **RECIPE)
-        kept |= {"scales": scales(loop), "losses": losses(loop.folder)}
-    return kept
+        run_cache |= {"scales": scales(loop), "losses": losses(loop.folder)}
+    return run_cache
 
 
 @pytest.mark.slow
@@ -50,24 +50,24 @@ def alone(train, kept):
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_the_state_is_that_of_one_device(train, kept, devices, options):
-    due = alone(train, kept)
+def test_the_state_is_that_of_one_device(train, run_cache, devices, options):
+    due = alone(train, run_cache)
     loop = train(devices=devices, max_steps=3, dtype="float32", **RECIPE, **options)
-    found, expected = scales(loop), due["scales"]
+    results, expected = scales(loop), due["scales"]
     if "scan_layers" in options:
-        found = {
+        results = {
             ("fp8_params", *path[1:4], str(n), *path[4:]): leaf
-            for path, leaves in found.items()
+            for path, leaves in results.items()
             for n, leaf in enumerate(leaves)
         }
-    assert found.keys() == expected.keys()
+    assert results.keys() == expected.keys()
     apart = {
-        path: np.abs(found[path] - leaf).max() / np.abs(leaf).max()
+        path: np.abs(results[path] - leaf).max() / np.abs(leaf).max()
         for path, leaf in expected.items()
     }
-    # Sums in another order move a number now and then across a rounding boundary, which in e5m2 is
-    # an eighth of it, and the largest of what comes after by a few per cent. An average over
-    # devices or micro-batches instead of the maximum would be off everywhere.
+    # Sums in another order sometimes move a value across a rounding boundary, which is an eighth of
+    # it in e5m2, and the following maximum by a few per cent. An average over devices or
+    # micro-batches instead of the maximum would differ everywhere.
     assert np.median(list(apart.values())) < 1e-4
     assert max(apart.values()) < 0.1, max(apart, key=apart.get)
     for path, difference in apart.items():
@@ -78,9 +78,11 @@ def test_the_state_is_that_of_one_device(train, kept, devices, options):
 
 
 @pytest.mark.slow
-def test_the_first_step_is_calibrated(train, kept):
-    """After three steps the history holds the calibration and three more, all of them measured."""
-    histories = {p: x for p, x in alone(train, kept)["scales"].items() if p[-1].endswith("history")}
+def test_the_first_step_is_calibrated(train, run_cache):
+    """After three steps the history contains the calibration and three more measurements."""
+    histories = {
+        p: x for p, x in alone(train, run_cache)["scales"].items() if p[-1].endswith("history")
+    }
     assert len(histories) == 3 * 8
     for path, leaf in histories.items():
         assert leaf.shape == (4,) and (leaf > 0).all(), path
@@ -101,15 +103,15 @@ def test_training_follows_bfloat16(train):
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_last_bit(train, tmp_path):
     options = {"devices": 1, "save_steps": 3, "gradient_accumulation_steps": 2, **RECIPE}
-    whole = train("whole", **options)
+    uninterrupted = train("whole", **options)
     with pytest.raises(SystemExit):
         train("stopped", callbacks=[stop_at(4)], **options)
     again = train("stopped", **options)
-    assert trees_equal(again.state, whole.state)
+    assert trees_equal(again.state, uninterrupted.state)
     for name in ("model.safetensors", "fp8_params.safetensors"):
-        one, other = (load_file(tmp_path / run / name) for run in ("whole", "stopped"))
-        assert one.keys() == other.keys()
-        assert all(np.array_equal(one[key], other[key]) for key in one)
+        first, other = (load_file(tmp_path / run / name) for run in ("whole", "stopped"))
+        assert first.keys() == other.keys()
+        assert all(np.array_equal(first[key], other[key]) for key in first)
 
 
 @pytest.mark.slow
@@ -119,7 +121,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_last_bit(train, tmp_path):
     ids=lambda c: c["precision"],
 )
 def test_a_run_cannot_change_its_collections_on_the_way(train, change):
-    """Another recipe or length of history is refused; the error says how to go on."""
+    """Another recipe or history length is rejected, with a solution."""
     train(devices=1, max_steps=2, **RECIPE)
     with pytest.raises(UsageError, match=r"--precision fp8_delayed.*--model_name_or_path"):
         train(devices=1, max_steps=4, do_train=True, **change)
@@ -127,20 +129,20 @@ def test_a_run_cannot_change_its_collections_on_the_way(train, change):
 
 @pytest.mark.slow
 def test_a_skipped_step_leaves_the_state(train):
-    """The scales are part of what a step that is not finite does not touch."""
-    before = {}
+    """A step with a non-finite loss does not change the scales."""
+    old_state = {}
 
     def spoil(info):
         if info.progress.step != 2:
             return None
-        before.update(jax.device_get(info.state.extra))
+        old_state.update(jax.device_get(info.state.extra))
         params = trees.flatten(info.state.params)
         path = next(p for p in params if p[-1] == "embedding")
         params[path] = params[path].at[:].set(np.nan)
         return dataclasses.replace(info.state, params=trees.unflatten(params))
 
     loop = train(callbacks=[spoil], devices=1, max_steps=3, on_non_finite="skip", **RECIPE)
-    assert trees_equal(jax.device_get(loop.state.extra), before)
+    assert trees_equal(jax.device_get(loop.state.extra), old_state)
 
 
 @pytest.mark.slow
@@ -176,25 +178,25 @@ def load(folder, **options):
 @pytest.mark.slow
 def test_the_sidecar_gives_every_scale_back(saved, trained):
     model = load(saved)
-    found = {
+    loaded_extra = {
         ("fp8_params", *p): np.asarray(x)
         for p, x in trees.flatten(model.extra["fp8_params"]).items()
     }
-    assert found.keys() == trained["scales"].keys()
-    assert all(np.array_equal(found[path], leaf) for path, leaf in trained["scales"].items())
+    assert loaded_extra.keys() == trained["scales"].keys()
+    assert all(np.array_equal(loaded_extra[path], leaf) for path, leaf in trained["scales"].items())
     with safe_open(saved / "fp8_params.safetensors", "numpy") as opened:
         assert opened.metadata()["recipe"] == "fp8_delayed"
 
 
 def test_scanned_layers_read_the_same_sidecar_and_write_it_again(saved, tmp_path):
     load(saved, scan_layers=True).save_pretrained(tmp_path)
-    one, other = (load_file(f / "fp8_params.safetensors") for f in (saved, tmp_path))
-    assert one.keys() == other.keys()
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    first, other = (load_file(f / "fp8_params.safetensors") for f in (saved, tmp_path))
+    assert first.keys() == other.keys()
+    assert all(np.array_equal(first[name], other[name]) for name in first)
 
 
 def test_weights_are_those_of_any_recipe(saved, tmp_path):
-    """A plain model reads the weights and ignores the sidecar; saved again, there is none."""
+    """A model without FP8 loads the weights, ignores the sidecar file, and does not save one."""
     plain = FlaxAutoModelForMaskedLM.from_pretrained(saved)
     assert plain.extra == {}
     load(saved).save_pretrained(tmp_path)
@@ -224,8 +226,8 @@ def test_a_history_of_another_length_is_cut_or_filled_up(saved, length):
         ".".join(p): x
         for p, x in trees.flatten(load(saved, length=length).extra["fp8_params"]).items()
     }
-    due = np.concatenate([stored[name], np.zeros(8, np.float32)])[:length]
-    assert np.array_equal(leaves[name], due)
+    expected = np.concatenate([stored[name], np.zeros(8, np.float32)])[:length]
+    assert np.array_equal(leaves[name], expected)
 
 
 def other_layers(tensors, metadata):

@@ -1,4 +1,4 @@
-"""``--log_histograms``: what is written, and that training takes no notice."""
+"""`--log_histograms`: its output, and that it does not affect training."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def read(folder: Path) -> Any:
     return accumulators.EventAccumulator(str(run), size_guidance={"histograms": 0}).Reload()
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, other: Any) -> bool:
     return all(
         np.array_equal(a, b)
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True)
     )
 
 
@@ -47,19 +47,19 @@ def test_a_run_reports_weights_and_gradients_and_trains_the_same(train, tmp_path
     events = read(watched.folder)
     paths = ["/".join(path) for path in callbacks.trees.flatten(plain.state.params)]
     assert set(events.Tags()["histograms"]) == {
-        f"{kind}/{path}" for kind in ("weights", "gradients") for path in paths
+        f"{group}/{path}" for group in ("weights", "gradients") for path in paths
     }
     norms = {}
     for step in (3, 6):
         for path, weights in callbacks.trees.flatten(begun[step - 1]).items():
             tag = f"weights/{'/'.join(path)}"
-            (found,) = (h for h in events.Histograms(tag) if h.step == step)
-            value = found.histogram_value
+            (histogram,) = (h for h in events.Histograms(tag) if h.step == step)
+            value = histogram.histogram_value
             assert value.num == weights.size == sum(value.bucket)
             assert value.min == weights.min() and value.max == weights.max()
             assert value.sum == pytest.approx(float(weights.sum(dtype=np.float64)), abs=1e-3)
         gradients = (events.Histograms(f"gradients/{path}") for path in paths)
-        values = (h.histogram_value for found in gradients for h in found if h.step == step)
+        values = (h.histogram_value for histogram in gradients for h in histogram if h.step == step)
         norms[step] = sum(value.sum_squares for value in values) ** 0.5
     logged = {
         point.step: point.value
@@ -67,30 +67,34 @@ def test_a_run_reports_weights_and_gradients_and_trains_the_same(train, tmp_path
         if point.step in norms
     }
     assert norms == pytest.approx(logged, rel=1e-4)
-    found = summarize(RunLog(watched.folder))
-    assert (found["status"], found["step"], found["total_steps"]) == ("finished", 6, 6)
-    assert RunLog(watched.folder).flags()["learning_rate"] == 3e-3 and not found["warnings"]
+    histogram = summarize(RunLog(watched.folder))
+    assert (histogram["status"], histogram["step"], histogram["total_steps"]) == ("finished", 6, 6)
+    assert RunLog(watched.folder).flags()["learning_rate"] == 3e-3 and not histogram["warnings"]
     assert (watched.folder / "learning_curve.png").exists()
 
 
 def test_bins_hold_the_finite_values_between_the_smallest_and_the_largest():
     values = np.concatenate([np.linspace(-1, 3, 4001), [np.nan, np.inf, -np.inf]])
-    found = callbacks.to_histogram(jax.device_get(callbacks.count_bins(jnp.asarray(values))))
-    assert (found.low, found.high, found.count) == (-1, 3, 4001)
-    assert found.edges[0] == -1 and found.edges[-1] == 3 and len(found.edges) == 41
-    assert sum(found.counts) == 4001 and min(found.counts) >= 99 and max(found.counts) <= 102
-    assert found.total == pytest.approx(4001.0) and found.sum_squares == pytest.approx(
+    histogram = callbacks.to_histogram(jax.device_get(callbacks.count_bins(jnp.asarray(values))))
+    assert (histogram.low, histogram.high, histogram.count) == (-1, 3, 4001)
+    assert histogram.edges[0] == -1 and histogram.edges[-1] == 3 and len(histogram.edges) == 41
+    assert (
+        sum(histogram.counts) == 4001
+        and min(histogram.counts) >= 99
+        and max(histogram.counts) <= 102
+    )
+    assert histogram.total == pytest.approx(4001.0) and histogram.sum_squares == pytest.approx(
         9337, rel=1e-3
     )
 
 
 @pytest.mark.parametrize("values", [[2.0, 2.0, 2.0], [np.nan] * 3, []])
 def test_equal_values_and_none_have_bins_too(values):
-    found = callbacks.to_histogram(
+    histogram = callbacks.to_histogram(
         jax.device_get(callbacks.count_bins(jnp.asarray(values, jnp.float32)))
     )
-    assert sum(found.counts) == found.count == (3 if 2.0 in values else 0)
-    assert all(np.diff(found.edges) > 0)
+    assert sum(histogram.counts) == histogram.count == (3 if 2.0 in values else 0)
+    assert all(np.diff(histogram.edges) > 0)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -99,9 +103,9 @@ def test_tensorboard_reads_a_histogram_back(tmp_path):
     file = EventFile(tmp_path / "runs" / "now", "host")
     file.histograms({"a/b": Histogram(-1, 1, 3, 0.5, 1.25, [-1, 0, 1], [1, 2])}, 7)
     file.close()
-    (found,) = read(tmp_path).Histograms("a/b")
-    value = found.histogram_value
-    assert (found.step, value.min, value.max, value.num) == (7, -1, 1, 3)
+    (histogram,) = read(tmp_path).Histograms("a/b")
+    value = histogram.histogram_value
+    assert (histogram.step, value.min, value.max, value.num) == (7, -1, 1, 3)
     assert (value.sum, value.sum_squares) == (0.5, 1.25)
     assert sum(value.bucket) == 3 and value.bucket_limit[-1] == 1
 

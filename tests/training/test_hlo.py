@@ -1,4 +1,4 @@
-"""Collectives read from HLO text: sizes, loops, and groups of devices in every way of writing."""
+"""Collectives in HLO text: sizes, loops, and groups of devices in all notations."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hfseq.training.collectives import find_collectives
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("data", "tensor", "sequence"))
 
 
-def line(groups: str, kind: str = "all-gather", result: str = "f32[4,16]{1,0}") -> str:
+def line(groups: str, opcode: str = "all-gather", result: str = "f32[4,16]{1,0}") -> str:
     source = 'metadata={op_name="jit(step)/a/dot"}'
-    return f"  %x.1 = {result} {kind}(%y), {groups}, dimensions={{0}}, {source}"
+    return f"  %x.1 = {result} {opcode}(%y), {groups}, dimensions={{0}}, {source}"
 
 
 @pytest.mark.parametrize(
@@ -32,23 +32,23 @@ def line(groups: str, kind: str = "all-gather", result: str = "f32[4,16]{1,0}") 
     ],
 )
 def test_groups_of_devices_are_axes_of_the_mesh(groups, axes):
-    (one,) = find_collectives(line(groups), MESH)
-    assert one.axes == axes and one.shapes == ((4, 16),) and one.size == 256
-    assert (one.op, one.dimension, one.source) == ("all-gather", 0, "a/dot")
+    (collective,) = find_collectives(line(groups), MESH)
+    assert collective.axes == axes and collective.shapes == ((4, 16),) and collective.size == 256
+    assert (collective.op, collective.dimension, collective.source) == ("all-gather", 0, "a/dot")
 
 
 def test_permutations_have_axes_too():
     text = line("source_target_pairs={{0,4},{4,0},{1,5}}", "collective-permute", "bf16[8]{0}")
-    (one,) = find_collectives(text, MESH)
-    assert one.axes == ("data",) and one.size == 16
+    (collective,) = find_collectives(text, MESH)
+    assert collective.axes == ("data",) and collective.size == 16
 
 
 def test_what_was_started_counts_once_and_what_is_done_not_at_all():
     started = "(f32[2,8]{1,0}, f32[4,8]{1,0})"
     text = line("replica_groups=[4,2]<=[8]", "all-gather-start", started)
     text += "\n  %d = f32[4,8]{1,0} all-gather-done(%x.1)"
-    (one,) = find_collectives(text, MESH)
-    assert one.shapes == ((4, 8),)
+    (collective,) = find_collectives(text, MESH)
+    assert collective.shapes == ((4, 8),)
 
 
 def test_groups_of_one_device_exchange_nothing():
@@ -59,12 +59,14 @@ def test_a_loop_counts_as_often_as_it_turns():
     @jax.jit
     def run(x):
         def body(x, _):
-            whole = jax.lax.with_sharding_constraint(x * 2, jax.NamedSharding(MESH, jax.P()))
-            return jax.lax.with_sharding_constraint(whole + 1, place), None
+            text = jax.lax.with_sharding_constraint(x * 2, jax.NamedSharding(MESH, jax.P()))
+            return jax.lax.with_sharding_constraint(text + 1, computation), None
 
         return jax.lax.scan(body, x, None, length=5)[0]
 
-    place = jax.NamedSharding(MESH, jax.P("tensor"))
-    text = run.lower(jax.device_put(np.ones((8, 8), np.float32), place)).compile().as_text()
-    (one,) = [one for one in find_collectives(text, MESH) if one.op == "all-gather"]
-    assert one.times == 5 and one.axes == ("tensor",) and one.size == 256
+    computation = jax.NamedSharding(MESH, jax.P("tensor"))
+    text = run.lower(jax.device_put(np.ones((8, 8), np.float32), computation)).compile().as_text()
+    (collective,) = [
+        collective for collective in find_collectives(text, MESH) if collective.op == "all-gather"
+    ]
+    assert collective.times == 5 and collective.axes == ("tensor",) and collective.size == 256

@@ -1,4 +1,4 @@
-"""What trackers keep of the flags: the HParams tab, the log's first line, nothing private."""
+"""Flags in trackers: the HParams tab, the first line of the log, and nothing private."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_tensorboard_reads_the_flags_for_its_hparams_tab(tmp_path):
     (tracker,) = make_trackers(["tensorboard"], tmp_path, None, CONFIG, 0)
     tracker.log({"train_loss": 1.0}, 1)
     tracker.close()
-    found = information(tmp_path, "session_start_info").hparams
-    assert found["learning_rate"].number_value == 1e-3
-    assert found["max_steps"].number_value == 5 and found["adafactor"].bool_value is True
-    assert found["optim"].string_value == "adamw"
-    assert found["train_file"].string_value == '["a.txt"]'
-    assert not {"eval_steps", "freeze", "hub_token"} & set(found)
+    result = information(tmp_path, "session_start_info").hparams
+    assert result["learning_rate"].number_value == 1e-3
+    assert result["max_steps"].number_value == 5 and result["adafactor"].bool_value is True
+    assert result["optim"].string_value == "adamw"
+    assert result["train_file"].string_value == '["a.txt"]'
+    assert not {"eval_steps", "freeze", "hub_token"} & set(result)
     assert information(tmp_path, "session_end_info").status == 1
 
 
@@ -81,17 +81,17 @@ def test_the_log_begins_with_the_flags_and_says_where_the_run_went_on(tmp_path):
 def test_tokens_and_the_home_directory_are_nobody_s_business(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home" / "kari"))
     token = "hf_" + "a1B2" * 9
-    given = {"file": [f"{tmp_path}/home/kari/data.txt"], "url": f"https://x:{token}@y", "n": 3}
-    found = redact_config(given)
-    assert found["file"] == ["~/data.txt"] and found["n"] == 3
-    assert token not in found["url"]
+    config = {"file": [f"{tmp_path}/home/kari/data.txt"], "url": f"https://x:{token}@y", "n": 3}
+    written_bytes = redact_config(config)
+    assert written_bytes["file"] == ["~/data.txt"] and written_bytes["n"] == 3
+    assert token not in written_bytes["url"]
 
 
-# -- Weights & Biases, the real client without a network
+# -- Weights & Biases: the real client, offline
 
 
 def offline_records(folder: Path) -> Iterator[Any]:
-    """The records of an offline run; the file is a LevelDB log behind a header of seven bytes."""
+    """The records of an offline run. The file is a LevelDB log after a header of seven bytes."""
     from wandb.proto import wandb_internal_pb2
 
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
@@ -100,10 +100,10 @@ def offline_records(folder: Path) -> Iterator[Any]:
         if 32768 - at % 32768 < 7:
             at += 32768 - at % 32768
             continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        _, length, record_type = struct.unpack("<IHB", data[at : at + 7])
         content += data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if record_type in (1, 4):  # whole, or the last part
             record = wandb_internal_pb2.Record()
             record.ParseFromString(content)
             yield record
@@ -115,13 +115,13 @@ def test_a_training_run_is_all_in_wandb_s_offline_file(flags, tmp_path):
     pytest.importorskip("wandb")
     import os
 
-    given = flags(report_to="wandb,jsonl", log_histograms=3, eval_steps=3)
+    arguments = flags(report_to="wandb,jsonl", log_histograms=3, eval_steps=3)
     code = (
         "import sys; from hfseq.training.arguments import parse\n"
         "from hfseq.training.run import main; main(parse(sys.argv[1:]), 'mlm')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *given],
+    process = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         timeout=600,
@@ -132,7 +132,7 @@ def test_a_training_run_is_all_in_wandb_s_offline_file(flags, tmp_path):
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         },
     )
-    assert done.returncode == 0 and "cannot write" not in done.stderr, done.stderr
+    assert process.returncode == 0 and "cannot write" not in process.stderr, process.stderr
     folder = tmp_path / "run"
     records = list(offline_records(folder))
     (run,) = (record.run for record in records if record.WhichOneof("record_type") == "run")

@@ -1,4 +1,4 @@
-"""Runs that learn to write captions of pictures."""
+"""Runs that train image captioning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DATA = STORED / "data"
 
 @pytest.fixture
 def write_captions(tmp_path):
-    """Train in this process; keywords add or replace flags, None takes one away."""
+    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
 
     def run(output="run", devices=1, callbacks=(), **changes):
         from tests.support import runs
@@ -109,32 +109,32 @@ def test_a_run_learns_and_leaves_what_both_worlds_load(write_captions):
     pixels = np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype(np.float32)
     ours = FlaxVisionEncoderDecoderModel.from_pretrained(loop.folder)
     theirs = VisionEncoderDecoderModel.from_pretrained(loop.folder).eval()
-    made = np.asarray(ours.generate(pixels).sequences)
+    generated = np.asarray(ours.generate(pixels).sequences)
     with torch.no_grad():
-        wanted = theirs.generate(torch.from_numpy(pixels)).numpy()
-    assert made[0, : wanted.shape[1]].tolist() == wanted[0].tolist()
+        expected = theirs.generate(torch.from_numpy(pixels)).numpy()
+    assert generated[0, : expected.shape[1]].tolist() == expected[0].tolist()
     assert AutoTokenizer.from_pretrained(loop.folder)("all dark")["input_ids"]
 
 
 @pytest.mark.slow
 def test_two_devices_have_the_losses_of_one(write_captions):
-    one, two = (write_captions(f"on-{n}", devices=n, mesh=f"data={n}") for n in (1, 2))
-    for step, loss in losses(one.folder).items():
+    single, two = (write_captions(f"on-{n}", devices=n, mesh=f"data={n}") for n in (1, 2))
+    for step, loss in losses(single.folder).items():
         assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_bit(write_captions):
     options = {"augment": True, "save_steps": 2, "max_steps": 4, "predict_with_generate": False}
-    whole = write_captions("whole", **options)
+    uninterrupted = write_captions("whole", **options)
     with pytest.raises(SystemExit):
         write_captions("parts", callbacks=[stop_at(3)], **options)
     again = write_captions("parts", **options)
-    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
+    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
 
 
 def test_what_does_not_fit_is_told(write_captions):
-    with pytest.raises(UsageError, match="folders have classes and no captions"):
+    with pytest.raises(UsageError, match="directories contain classes but no captions"):
         write_captions(train_file=None, train_dir=DATA / "pictures")
     with pytest.raises(UsageError, match="create_model_from_encoder_decoder_models"):
         write_captions(model_name_or_path=None, model_type="vit")
@@ -188,7 +188,7 @@ def test_a_model_is_made_of_two_checkpoints_and_nothing_is_replaced(tmp_path):
 
 
 def test_rouge_is_that_of_words_and_the_best_reference_counts():
-    found = rouge_scores(["the cat sat", "a dog"], [["the cat sat"], ["a bird flew", "one dog"]])
-    # 1 and, of "a dog" and "one dog", a word of two on both sides.
-    assert found["rouge1"] == pytest.approx(75) and found["rouge2"] == pytest.approx(50)
-    assert found["rougeL"] == pytest.approx(75)
+    scores = rouge_scores(["the cat sat", "a dog"], [["the cat sat"], ["a bird flew", "one dog"]])
+    # 1, and for "a dog" and "one dog" one of two words on both sides.
+    assert scores["rouge1"] == pytest.approx(75) and scores["rouge2"] == pytest.approx(50)
+    assert scores["rougeL"] == pytest.approx(75)

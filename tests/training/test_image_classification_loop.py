@@ -1,4 +1,4 @@
-"""Runs that classify pictures: from folders to a directory that PyTorch loads."""
+"""Image classification runs, from folders to a directory that PyTorch loads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def classify(folder, tmp_path):
-    """Train in this process; keywords add or replace flags, None takes one away."""
+    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
 
     def run(output="run", devices=1, callbacks=(), **changes):
         from tests.support import runs
@@ -84,13 +84,13 @@ def test_a_run_learns_and_leaves_what_both_worlds_load(classify, folder):
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_bit(classify):
-    whole = classify("whole", augment=True, save_steps=2, max_steps=5)
+    uninterrupted = classify("whole", augment=True, save_steps=2, max_steps=5)
     with pytest.raises(SystemExit):
         classify("parts", augment=True, save_steps=2, max_steps=5, callbacks=[stop_at(3)])
     again = classify("parts", augment=True, save_steps=2, max_steps=5)
     assert again.start_step == 3
-    assert trees_equal(whole.state.params, again.state.params)
-    assert whole.metrics["eval_loss"] == again.metrics["eval_loss"]
+    assert trees_equal(uninterrupted.state.params, again.state.params)
+    assert uninterrupted.metrics["eval_loss"] == again.metrics["eval_loss"]
 
 
 @pytest.mark.slow
@@ -103,15 +103,15 @@ def test_two_devices_take_the_steps_of_one(kind, classify, tmp_path):
         models.resnet_config().save_pretrained(tmp_path / "config")
         changes = {"model_type": None, "config_overrides": None}
         changes |= {"config_name": tmp_path / "config"}
-    one, two = (classify(f"on-{n}", devices=n, mesh=f"data={n}", **changes) for n in (1, 2))
-    for step, loss in losses(one.folder).items():
+    single, two = (classify(f"on-{n}", devices=n, mesh=f"data={n}", **changes) for n in (1, 2))
+    for step, loss in losses(single.folder).items():
         assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
-    assert one.metrics["eval_loss"] == pytest.approx(two.metrics["eval_loss"], rel=1e-4)
+    assert single.metrics["eval_loss"] == pytest.approx(two.metrics["eval_loss"], rel=1e-4)
 
 
 def test_pictures_that_cannot_be_read_are_left_out_and_counted(classify, tmp_path, caplog):
     draw_digits(tmp_path / "data", 3)
-    told = write_bad_images(tmp_path / "data" / "1")
+    problems = write_bad_images(tmp_path / "data" / "1")
     caplog.set_level(logging.WARNING, "hfseq")
     data = {"train_dir": tmp_path / "data", "validation_dir": tmp_path / "data"}
     loop = classify(
@@ -120,32 +120,34 @@ def test_pictures_that_cannot_be_read_are_left_out_and_counted(classify, tmp_pat
         max_steps=1,
         config_overrides=SIZES.replace("num_hidden_layers=2", "num_hidden_layers=1"),
     )
-    assert loop.metrics["eval_left_out"] == len(told)
+    assert loop.metrics["eval_left_out"] == len(problems)
     assert np.isfinite(loop.metrics["eval_loss"]) and loop.metrics["eval_accuracy"] <= 1
-    named = [record.getMessage() for record in caplog.records if "skipped in" in record.message]
-    assert len([line for line in named if "train" in line]) == 5
-    assert all("\n" not in line for line in named)
+    messages = [record.getMessage() for record in caplog.records if "skipped in" in record.message]
+    assert len([line for line in messages if "train" in line]) == 5
+    assert all("\n" not in line for line in messages)
 
 
 def test_what_does_not_fit_is_told_before_training(classify, folder, tmp_path):
     with pytest.raises(UsageError, match="'bert' has no class ForImageClassification"):
         classify(model_type="bert", config_overrides=None)
-    made = tmp_path / "model"
+    model_folder = tmp_path / "model"
     from hfseq import FlaxViTForImageClassification
     from tests.support import models
 
-    FlaxViTForImageClassification(models.vit_config(num_hidden_layers=1)).save_pretrained(made)
-    small = {"model_type": None, "config_overrides": None, "model_name_or_path": made}
+    FlaxViTForImageClassification(models.vit_config(num_hidden_layers=1)).save_pretrained(
+        model_folder
+    )
+    small = {"model_type": None, "config_overrides": None, "model_name_or_path": model_folder}
     with pytest.raises(UsageError, match="has no image processor"):
         classify(**small)
     from transformers import ViTImageProcessorPil
 
-    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(made)
-    with pytest.raises(UsageError, match=r"reads pictures of \(3, 12, 12\).*--image_size 12"):
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(model_folder)
+    with pytest.raises(UsageError, match=r"images of shape \(3, 12, 12\).*--image_size 12"):
         classify(**small, image_size=None, ignore_mismatched_sizes=True)
-    with pytest.raises(UsageError, match="reads 1 channels and pictures have 3"):
+    with pytest.raises(UsageError, match="1 channels, but images have 3"):
         classify(config_overrides=f"{SIZES},num_channels=1")
-    with pytest.raises(DataError, match="the label '9' is not one of the classes"):
+    with pytest.raises(DataError, match="the label '9' is not one of the model's classes"):
         draw_digits(tmp_path / "more", 1)
         (tmp_path / "more" / "3").rename(tmp_path / "more" / "9")
         classify(validation_dir=tmp_path / "more")
@@ -160,7 +162,7 @@ def test_predictions_of_pictures_without_labels_are_written(classify, folder, tm
         (flat / f"{number}.png").write_bytes(
             (folder / "validation" / "2" / f"{number}.png").read_bytes()
         )
-    found = classify(
+    predictions = classify(
         "guesses",
         train_dir=None,
         validation_dir=None,
@@ -171,6 +173,6 @@ def test_predictions_of_pictures_without_labels_are_written(classify, folder, tm
         model_name_or_path=trained.folder,
         max_steps=None,
     )
-    lines = (found.folder / "test_results.tsv").read_text().splitlines()
+    lines = (predictions.folder / "test_results.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 6
     assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1", "2", "3"}

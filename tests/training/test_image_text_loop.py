@@ -1,4 +1,4 @@
-"""Contrastive runs on pictures with captions."""
+"""Contrastive runs on images with captions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("zero", "one", "two", "three")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Digits with captions, and a pair of small encoders with what they need."""
+    """Digits with captions, and a pair of small encoders with tokenizer and image processor."""
     from transformers import AutoTokenizer, BertConfig, ViTConfig, ViTImageProcessorPil
 
     from hfseq import FlaxBertModel, FlaxVisionTextDualEncoderModel, FlaxViTModel
@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def contrast(folder, tmp_path):
-    """Train in this process; keywords add or replace flags, None takes one away."""
+    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
 
     def run(output="run", devices=1, callbacks=(), **changes):
         from tests.support import runs
@@ -108,10 +108,10 @@ def test_a_step_is_taken_and_broken_pictures_count_for_nothing(contrast, folder,
 @pytest.mark.slow
 def test_a_run_learns_and_leaves_what_both_worlds_load(contrast):
     loop = contrast(max_steps=300, logging_steps=50, learning_rate=1e-3, warmup_steps=20)
-    # Rows of the table go round the digits: four in a batch of evaluation are all different.
+    # The digits alternate in the table, so the four rows of an evaluation batch all differ.
     assert loop.metrics["eval_accuracy"] > 0.9
-    seen = losses(loop.folder)
-    assert seen[300] < 0.6 * seen[1]
+    train_losses = losses(loop.folder)
+    assert train_losses[300] < 0.6 * train_losses[1]
     pytest.importorskip("torch")
     from transformers import AutoImageProcessor, AutoTokenizer, VisionTextDualEncoderModel
 
@@ -122,24 +122,24 @@ def test_a_run_learns_and_leaves_what_both_worlds_load(contrast):
 
 @pytest.mark.slow
 def test_the_loss_is_over_the_batch_of_all_devices(contrast):
-    # Adam makes steps of what rounding leaves of a zero gradient, such as that of keys' biases.
+    # Adam amplifies rounding errors of zero gradients, such as those of key biases.
     plain = {"optim": "sgd", "learning_rate": 0.1}
-    one, two = (contrast(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
-    for step, loss in losses(one.folder).items():
+    single, two = (contrast(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
+    for step, loss in losses(single.folder).items():
         assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_bit(contrast):
-    whole = contrast("whole", augment=True, save_steps=2, max_steps=4)
+    uninterrupted = contrast("whole", augment=True, save_steps=2, max_steps=4)
     with pytest.raises(SystemExit):
         contrast("parts", augment=True, save_steps=2, max_steps=4, callbacks=[stop_at(3)])
     again = contrast("parts", augment=True, save_steps=2, max_steps=4)
-    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
+    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
 
 
 def test_what_is_no_pair_is_told(contrast, folder, tmp_path):
-    with pytest.raises(UsageError, match="folders have classes and no captions"):
+    with pytest.raises(UsageError, match="directories contain classes but no captions"):
         contrast(train_file=None, train_dir=folder / "train")
     with pytest.raises(UsageError, match="no model: give --model_name_or_path"):
         contrast(model_name_or_path=None, model_type="clip")
@@ -162,7 +162,7 @@ def test_the_script_puts_two_checkpoints_together_and_goes_on_from_them(tmp_path
     hfseq.FlaxBertModel(words).save_pretrained(tmp_path / "words")
     rows = []
     for number, name in enumerate(("red", "green", "blue") * 4):
-        colour = tuple(200 * (name == one) for one in ("red", "green", "blue"))
+        colour = tuple(200 * (name == encoder_name) for encoder_name in ("red", "green", "blue"))
         Image.new("RGB", (40, 30), colour).save(tmp_path / f"{number}.png")
         rows.append(json.dumps({"image": f"{number}.png", "caption": name}) + "\n")
     (tmp_path / "train.jsonl").write_text("".join(rows))
@@ -173,15 +173,15 @@ def test_the_script_puts_two_checkpoints_together_and_goes_on_from_them(tmp_path
         "--per_device_train_batch_size", "4", "--max_steps", "2", "--text_model_name_or_path",
         "words", "--report_to", "jsonl",
     ]  # fmt: skip
-    more = ["--vision_model_name_or_path", "eyes"]
-    alone, done, again = (
+    extra_flags = ["--vision_model_name_or_path", "eyes"]
+    alone, process, again = (
         subprocess.run(
             [*command, *extra], cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        for extra in ([], more, [*more, "--max_steps", "3"])
+        for extra in ([], extra_flags, [*extra_flags, "--max_steps", "3"])
     )
     assert alone.returncode == 2 and "go together" in alone.stderr
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     assert again.returncode == 0 and "resumed from step 2" in again.stderr + again.stdout
     assert (tmp_path / "pairs-start" / "preprocessor_config.json").exists()
     hfseq.FlaxVisionTextDualEncoderModel.from_pretrained(tmp_path / "pairs")

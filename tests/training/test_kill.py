@@ -1,4 +1,4 @@
-"""Kill -9 at random moments: nothing but unsaved steps is lost, and the end is the same."""
+"""Kill -9 at random moments: only unsaved steps are lost, and the result is the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def logged(folder: Path) -> int:
         return 0
 
 
-# Script, objective, flags of its own, kills: five by default, 50 and more with `-m slow`.
+# Script, objective, extra flags, number of kills: five by default, 50 and more with `-m slow`.
 RUNS = {
     "mlm": ("run_mlm_flax.py", "mlm", {}, 5),
     "fp8": ("run_mlm_flax.py", "mlm", {"precision": "fp8_delayed"}, 8),
@@ -59,14 +59,14 @@ RUNS = {
     "ctc": ("run_speech_recognition_ctc_flax.py", "mlm", {}, 4),
     "speech_recognition": ("run_speech_recognition_flax.py", "mlm", {}, 4),
 }
-#: Those whose data is that of the stored runs.
+#: Objectives that use the data of the stored runs.
 OTHER_DATA = ("image", "speech", "wav2vec2", "ctc", "sft", "token", "question", "summ", "embed")
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name != "mlm"]
 
 
 @pytest.fixture
 def labelled(corpus):
-    """The texts of the corpus in two classes, as a table; the name of its file."""
+    """Writes the texts of the corpus in two classes to a table, and returns its path."""
     rows = [json.loads(line)["text"] for line in (corpus / "train.jsonl").read_text().splitlines()]
     lines = [f"{'long' if len(text) > 100 else 'short'}\t{text}" for text in rows]
     (corpus / "labelled.tsv").write_text("\n".join(["label\tsentence", *lines]) + "\n")
@@ -74,31 +74,31 @@ def labelled(corpus):
 
 
 def without_text(name: str) -> dict[str, Any]:
-    """The flags of a stored run on other data, in place of those on text."""
+    """The flags of a stored run on other data, instead of those for text."""
     none = ("model_type", "tokenizer_name", "train_file", "validation_file", "max_seq_length")
-    own = stored_runs.RUNS[name][1]
-    given = {
+    objective_flags = stored_runs.RUNS[name][1]
+    all_flags = {
         flag: value.replace(stored_runs.DATA, str(stored_runs.STORED / "data"))
         if isinstance(value, str)
         else value
-        for flag, value in own.items()
+        for flag, value in objective_flags.items()
     }
-    return {**dict.fromkeys((*none, "config_overrides")), **given, "global_batch_size": 8}
+    return {**dict.fromkeys((*none, "config_overrides")), **all_flags, "global_batch_size": 8}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlm", *SLOW])
 def test_kills_at_random_moments_change_nothing(flags, labelled, tmp_path, name):
-    script, objective, own, kills = RUNS[name]
+    script, objective, objective_flags, kills = RUNS[name]
     options = {"max_steps": STEPS, "save_steps": 7, "save_total_limit": 2, "eval_steps": 40}
-    options |= {"objective": objective, **own}
-    if own.get("train_file"):
+    options |= {"objective": objective, **objective_flags}
+    if objective_flags.get("train_file"):
         options |= {"train_file": labelled, "validation_file": labelled}
     if name.startswith(OTHER_DATA):
         options |= without_text(name)
-    whole = start(flags("whole", **options), script)
-    output, _ = whole.communicate(timeout=900)
-    assert whole.returncode == 0, output
+    uninterrupted = start(flags("whole", **options), script)
+    output, _ = uninterrupted.communicate(timeout=900)
+    assert uninterrupted.returncode == 0, output
     draw = random.Random(20261121)
     moments = sorted(draw.randint(1, STEPS - 1) for _ in range(kills))
     for moment in moments:
@@ -111,9 +111,11 @@ def test_kills_at_random_moments_change_nothing(flags, labelled, tmp_path, name)
     last = start(flags("killed", **options), script)
     output, _ = last.communicate(timeout=900)
     assert last.returncode == 0, output
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
-    assert one.keys() == other.keys()
-    assert all((one[name] == other[name]).all() for name in one)
+    first, other = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed")
+    )
+    assert first.keys() == other.keys()
+    assert all((first[name] == other[name]).all() for name in first)
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
 
 
@@ -143,7 +145,7 @@ def log_of(run: subprocess.Popen, folder: Path, step: int) -> None:
     ],
 )
 def test_a_signal_saves_and_a_second_ctrl_c_leaves_at_once(flags, tmp_path, signals, code):
-    """The first lets the step end and be saved; whatever they do, the run goes on from there."""
+    """The first signal stops after the step and saves. In all cases, the run can be resumed."""
     options = {"max_steps": 4000, "save_steps": 50, "eval_strategy": "no", "report_to": "jsonl"}
     run = start(flags("signalled", **options), "run_mlm_flax.py")
     log_of(run, tmp_path / "signalled", 60)

@@ -1,4 +1,4 @@
-"""The loop: the same losses on any layout, exact resumption, and honest endings."""
+"""The training loop: the same losses on any layout, exact resumption, and exit codes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hfseq.nn import trees
 from tests.training.conftest import TINY, losses
 
 
-def assert_same(one: dict[int, float], other: dict[int, float], relative: float = 1e-5) -> None:
-    assert one.keys() == other.keys() and one
-    for step, value in one.items():
+def assert_same(first: dict[int, float], other: dict[int, float], relative: float = 1e-5) -> None:
+    assert first.keys() == other.keys() and first
+    for step, value in first.items():
         assert value == pytest.approx(other[step], rel=relative), step
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """Losses and weights of six steps on one device, kept for the tests that compare with them."""
+    """Losses and weights of six steps on one device, for comparison in several tests."""
     return {}
 
 
@@ -73,10 +73,10 @@ def test_fsdp_leaves_each_device_its_share_of_parameters_and_optimizer_state(tra
     loop = train("fsdp", mesh="fsdp=8", max_steps=2)
     for part in ("params", "opt_state"):
         leaves = [leaf for leaf in jax.tree.leaves(getattr(loop.state, part)) if leaf.size > 1]
-        whole = sum(leaf.nbytes for leaf in leaves)
-        held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+        total_size = sum(leaf.nbytes for leaf in leaves)
+        device_size = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
         bias = [leaf.nbytes for leaf in leaves if leaf.shape == (loop.run.model.config.vocab_size,)]
-        assert held <= whole / 8 + sum(bias)  # the vocabulary's bias alone is not split
+        assert device_size <= total_size / 8 + sum(bias)  # the vocabulary's bias alone is not split
 
 
 def test_training_learns_and_leaves_a_directory_that_both_worlds_load(train):
@@ -89,8 +89,8 @@ def test_training_learns_and_leaves_a_directory_that_both_worlds_load(train):
         logging_steps=5,
         learning_rate=1e-2,
     )
-    seen = losses(loop.folder)
-    assert seen[60] < seen[1] - 1.5
+    train_losses = losses(loop.folder)
+    assert train_losses[60] < train_losses[1] - 1.5
     files = {path.name for path in loop.folder.iterdir()}
     assert files >= {
         "model.safetensors",
@@ -124,23 +124,23 @@ def _assert_torch_gives_the_same_logits(loop):
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train):
-    whole = train("whole", devices=1, max_steps=9, save_steps=4, logging_steps=3)
+    uninterrupted = train("whole", devices=1, max_steps=9, save_steps=4, logging_steps=3)
     with pytest.raises(SystemExit) as left:
         train(
             "parts", devices=1, max_steps=9, save_steps=4, logging_steps=3, callbacks=[stop_at(5)]
         )
     assert left.value.code == 0
     parts = train("parts", devices=1, max_steps=9, save_steps=4, logging_steps=3)
-    assert parts.progress.tokens_seen == whole.progress.tokens_seen
+    assert parts.progress.tokens_seen == uninterrupted.progress.tokens_seen
     assert losses(parts.folder) == losses(
-        whole.folder
+        uninterrupted.folder
     )  # the log window of step 4 to 6 was cut at 5
-    one, other = (load_file(loop.folder / "model.safetensors") for loop in (whole, parts))
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    first, other = (load_file(loop.folder / "model.safetensors") for loop in (uninterrupted, parts))
+    assert all(np.array_equal(first[name], other[name]) for name in first)
 
 
 def stop_at(step):
-    """A callback that sends the run SIGTERM after ``step``."""
+    """A callback that sends SIGTERM after `step`."""
 
     def stop(info):
         if info.progress.step == step:
@@ -197,9 +197,9 @@ def test_save_total_limit_keeps_the_newest_and_the_best(train):
         save_total_limit=2,
         learning_rate=0.0,
     )
-    kept = sorted(int(path.name) for path in (loop.folder / "checkpoints").iterdir())
+    kept_steps = sorted(int(path.name) for path in (loop.folder / "checkpoints").iterdir())
     assert (
-        kept == [1, 7, 8] and loop.progress.best_step == 1
+        kept_steps == [1, 7, 8] and loop.progress.best_step == 1
     )  # nothing is learned: the first stays the best
 
 
@@ -219,7 +219,7 @@ def test_load_best_model_at_end_leaves_the_best_weights(train):
     saved = load_file(loop.folder / "model.safetensors")
     best = train("until2", devices=1, max_steps=2, save_steps=2)
     expected = load_file(best.folder / "model.safetensors")
-    # The schedule of the shorter run differs after warm-up only.
+    # The schedule of the shorter run only differs after the warmup.
     assert saved.keys() == expected.keys()
     assert int(loop.state.step) == 2
 
@@ -235,8 +235,8 @@ def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_checkpoint(train, tmp_path):
     with pytest.raises(NonFiniteLoss, match="the checkpoint of step 2 is kept"):
         train("nan", devices=1, save_steps=2, callbacks=[poison_at(3)])
-    kept = sorted(path.name for path in (tmp_path / "nan" / "checkpoints").iterdir())
-    assert kept == ["2"]
+    kept_steps = sorted(path.name for path in (tmp_path / "nan" / "checkpoints").iterdir())
+    assert kept_steps == ["2"]
     assert np.isfinite(load_file(tmp_path / "nan" / "model.safetensors")["lm_head.bias"]).all()
 
 
@@ -255,7 +255,7 @@ def test_on_non_finite_skip_leaves_the_state_of_a_bad_step_unchanged(train, capl
 
 
 def poison_at(step, infinite_rate=False):
-    """Make the embeddings infinite after ``step``."""
+    """A callback that makes the embeddings infinite after `step`."""
 
     def poison(info):
         if info.progress.step != step:
@@ -295,10 +295,10 @@ def test_overwriting_moves_the_old_run_aside(train):
 @pytest.mark.slow
 def test_streaming_resumes_at_the_very_row(train):
     options = {"devices": 1, "streaming": True, "save_steps": 2, "max_steps": 8}
-    whole = losses(train("stream", **options).folder)
+    uninterrupted = losses(train("stream", **options).folder)
     with pytest.raises(SystemExit):
         train("cut", callbacks=[stop_at(4)], **options)
-    assert losses(train("cut", **options).folder) == whole
+    assert losses(train("cut", **options).folder) == uninterrupted
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Training of adapters alone: what is in the state, what is left, how a run goes on."""
+"""Training of adapters only: the state, the saved files, and resumption."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_only_adapters_are_trained_kept_and_left(train, base, tmp_path):
     assert "adapter_model.safetensors" in files and "model.safetensors" not in files
     assert "config.json" not in files
     assert all(np.any(leaf) for leaf in leaves.values()), "what begins at zero has moved"
-    before = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(base).params
+    base_params = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(base).params
     model = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(loop.folder)
-    after = trees.flatten(model.params)
-    for path, leaf in trees.flatten(before).items():
-        assert np.array_equal(after[path], leaf), path
+    new_params = trees.flatten(model.params)
+    for path, leaf in trees.flatten(base_params).items():
+        assert np.array_equal(new_params[path], leaf), path
     for path, leaf in leaves.items():
-        assert np.array_equal(after[path], leaf), path
+        assert np.array_equal(new_params[path], leaf), path
     card = (loop.folder / "README.md").read_text()
     assert "library_name: peft" in card and "LoRA of rank 4 for base, 1,024 of" in card
     assert "lora_alpha" in card and "peft package" in card
@@ -59,15 +59,15 @@ def test_only_adapters_are_trained_kept_and_left(train, base, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_bit(train, base):
     options = {"model_name_or_path": base, "do_train": True, "save_steps": 2, **LORA}
-    whole = losses(train("whole", 1, **options).folder)
+    uninterrupted = losses(train("whole", 1, **options).folder)
     with pytest.raises(SystemExit):
         train("cut", 1, callbacks=[stop_at(4)], **options)
-    assert losses(train("cut", 1, **options).folder) == whole
+    assert losses(train("cut", 1, **options).folder) == uninterrupted
     judged = train("cut", 1, do_eval=True, model_type=None, config_overrides=None)
     assert np.isfinite(judged.metrics["eval_loss"])
     longer = {**options, "max_steps": 8, "model_name_or_path": judged.folder}
     again = train("again", 1, **longer)
-    assert losses(again.folder)[1] < whole[1]
+    assert losses(again.folder)[1] < uninterrupted[1]
     with pytest.raises(UsageError, match="is an adapter: .*--use_peft"):
         train("plain", 1, **{**longer, "use_peft": False})
 
@@ -78,34 +78,38 @@ FEW_BITS = {"load_in_4bit": "uint4", "load_in_8bit": "int8"}
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", FEW_BITS)
 def test_a_base_in_few_bits_trains_as_one_that_was_rounded_to_them(train, base, tmp_path, flag):
-    """The reference is a base that was written with the rounded numbers, trained as any other."""
+    """The reference is a base model with rounded weights, trained without quantization."""
     qwix = pytest.importorskip("qwix")
     model = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(base)
     stored = model.quantize(model.params, "nf4" if flag == "load_in_4bit" else "int8")
-    kept = {path: leaf for path, leaf in trees.flatten(stored).items() if hasattr(leaf, "qvalue")}
-    assert len(kept) == 6 * 2 + 1, "six Linears a layer, and that of the head"
-    assert all(path[-1] == "kernel" for path in kept)
-    whole = {path: qwix.dequantize(leaf) for path, leaf in kept.items()}
+    quantized = {
+        path: leaf for path, leaf in trees.flatten(stored).items() if hasattr(leaf, "qvalue")
+    }
+    assert len(quantized) == 6 * 2 + 1, "six Linears a layer, and that of the head"
+    assert all(path[-1] == "kernel" for path in quantized)
+    dequantized = {path: qwix.dequantize(leaf) for path, leaf in quantized.items()}
     shifts = [
-        abs(whole[p] - leaf).max() for p, leaf in trees.flatten(model.params).items() if p in whole
+        abs(dequantized[p] - leaf).max()
+        for p, leaf in trees.flatten(model.params).items()
+        if p in dequantized
     ]
     assert min(shifts) > 0
-    rounded = trees.unflatten(trees.flatten(stored) | whole)
+    rounded = trees.unflatten(trees.flatten(stored) | dequantized)
     model.save_pretrained(tmp_path / "rounded", params=rounded)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(base / name, tmp_path / "rounded" / name)
     options = {"do_train": True, "do_eval": True, "save_steps": 2, **LORA}
-    wanted = train("plain", 1, model_name_or_path=tmp_path / "rounded", **options)
+    expected = train("plain", 1, model_name_or_path=tmp_path / "rounded", **options)
     options |= {"model_name_or_path": base, flag: True}
     run = train("few", 1, **options)
-    assert losses(run.folder) == pytest.approx(losses(wanted.folder), rel=1e-6)
-    assert run.metrics["eval_loss"] == pytest.approx(wanted.metrics["eval_loss"], rel=1e-6)
+    assert losses(run.folder) == pytest.approx(losses(expected.folder), rel=1e-6)
+    assert run.metrics["eval_loss"] == pytest.approx(expected.metrics["eval_loss"], rel=1e-6)
     types = [
         leaf.qvalue.dtype
         for leaf in trees.flatten(run.run.frozen).values()
         if hasattr(leaf, "qvalue")
     ]
-    assert list(map(str, types)) == [FEW_BITS[flag]] * len(kept)
+    assert list(map(str, types)) == [FEW_BITS[flag]] * len(quantized)
     shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.run.frozen)
     assert shapes == jax.tree.map(lambda s: (s.shape, s.dtype), run.run.abstract_frozen())
     with pytest.raises(SystemExit):
@@ -132,17 +136,17 @@ def test_a_mesh_trains_what_one_device_does(train, base, scan):
         "lora_target_modules": "all-linear",
         **LORA,
     }
-    one = losses(train("one", 1, **options).folder)
+    single = losses(train("one", 1, **options).folder)
     mesh = {"mesh": "data=2,fsdp=2,tensor=2", "scan_layers": scan, "gradient_checkpointing": scan}
-    many = losses(train("many", 8, **mesh, **options).folder)
-    for step, value in one.items():
-        assert many[step] == pytest.approx(value, rel=2e-5), step
+    distributed = losses(train("many", 8, **mesh, **options).folder)
+    for step, value in single.items():
+        assert distributed[step] == pytest.approx(value, rel=2e-5), step
     options["load_in_4bit"] = True
-    one = losses(train("one_in_4", 1, **options).folder)
-    many = train("many_in_4", 8, **mesh, **options)
-    for step, value in one.items():
-        assert losses(many.folder)[step] == pytest.approx(value, rel=2e-5), step
-    leaves = trees.flatten(many.run.frozen)
+    single = losses(train("one_in_4", 1, **options).folder)
+    distributed = train("many_in_4", 8, **mesh, **options)
+    for step, value in single.items():
+        assert losses(distributed.folder)[step] == pytest.approx(value, rel=2e-5), step
+    leaves = trees.flatten(distributed.run.frozen)
     kernel = next(v for path, v in leaves.items() if path[-2:] == ("query", "kernel"))
     assert kernel.qvalue.sharding.shard_shape(kernel.shape)[-2:] == (16, 16)
 
@@ -156,20 +160,20 @@ def test_what_cannot_be_adapted_is_told(train, base, tmp_path):
 
 @pytest.mark.slow
 def test_no_gradient_of_a_kernel_is_ever_computed(train, base):
-    """The products that give one, (in, out) or (out, in), are not in the compiled step."""
+    """The compiled step does not contain products with the shape (in, out) or (out, in)."""
     shapes = {"query": (32, 32), "intermediate": (32, 64), "output": (64, 32)}
-    texts, seen = [], []
+    texts, observed = [], []
     adapted = {"model_name_or_path": base, "lora_target_modules": "all-linear", **LORA}
     for number, options in enumerate(({}, adapted)):
-        keep = [lambda info: seen.append(info.batch)]
+        keep = [lambda info: observed.append(info.batch)]
         run = train(f"program{number}", 1, max_steps=2, callbacks=keep, **options).run
-        given = run.abstract_state(), run.abstract_frozen(), seen[-1]
-        texts.append(run.step_function().lower(*given).as_text())
+        step_inputs = run.abstract_state(), run.abstract_frozen(), observed[-1]
+        texts.append(run.step_function().lower(*step_inputs).as_text())
 
     def products(text, shape):
         sizes = "x".join(map(str, shape))
         return len(re.findall(rf"dot_general.*-> tensor<{sizes}xf32>", text))
 
     for name, shape in shapes.items():
-        whole, few = (products(text, shape) + products(text, shape[::-1]) for text in texts)
-        assert whole and not few, name
+        uninterrupted, few = (products(text, shape) + products(text, shape[::-1]) for text in texts)
+        assert uninterrupted and not few, name

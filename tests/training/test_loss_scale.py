@@ -1,4 +1,4 @@
-"""Float16: the loss is scaled so that gradients neither vanish nor overflow."""
+"""Float16: loss scaling, so that gradients neither vanish nor overflow."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_overflow_halves_and_patience_doubles():
 )
 def test_the_scale_is_to_blame_where_the_loss_is_finite(factor, loss, norm, expected):
     scale = {"factor": jnp.float32(factor), "good_steps": jnp.int32(0)}
-    found = state.overflowed(scale, jnp.float32(loss), jnp.float32(norm))
-    assert bool(found) == bool(expected)
+    result = state.overflowed(scale, jnp.float32(loss), jnp.float32(norm))
+    assert bool(result) == bool(expected)
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_float16_trains_as_float32_does_and_keeps_its_scale_with_the_checkpoint(
 def test_a_step_that_overflows_is_left_out_and_the_next_has_half_the_scale(train, monkeypatch):
     monkeypatch.setattr(state, "INITIAL_SCALE", 2.0**24)
     loop = train("run", 1, dtype="float16", do_train=True)
-    found = losses(loop.folder)
-    assert found[1] == pytest.approx(found[2], rel=1e-2)  # the first step changed nothing
+    result = losses(loop.folder)
+    assert result[1] == pytest.approx(result[2], rel=1e-2)  # the first step changed nothing
     assert float(loop.state.loss_scale["factor"]) < 2.0**24
-    assert np.isfinite(list(found.values())).all()
+    assert np.isfinite(list(result.values())).all()

@@ -1,4 +1,4 @@
-"""Processes on machines with addresses of their own: network namespaces on a bridge."""
+"""Processes on machines with separate addresses: network namespaces on a bridge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support import machines
 from tests.training.conftest import losses
 from tests.training.test_distributed_processes import OF_OBJECTIVE, SCRIPTS
 
-# Two pods of the JobSet are run so in tests/launch/test_jobset_run.py, in the default suite.
+# tests/launch/test_jobset_run.py runs two pods of the JobSet this way in the default suite.
 pytestmark = pytest.mark.slow
 
 
@@ -25,23 +25,25 @@ def root() -> None:
 
 @pytest.fixture
 def on(flags, tmp_path: Path) -> Callable[..., list]:
-    """Start a run on these machines, a process each."""
+    """Starts a run with one process on each of these machines."""
 
-    def start(made: machines.Machines, objective: str, devices: int, **options: object) -> list:
+    def start(
+        all_machines: machines.Machines, objective: str, devices: int, **options: object
+    ) -> list:
         command = [sys.executable, str(SCRIPTS / OF_OBJECTIVE[objective])]
         command += flags("several", objective, **options)
         return [
             machines.start(
-                [*made.command_prefix(index), *command],
+                [*all_machines.command_prefix(index), *command],
                 machines.environment(
                     tmp_path / "modules",
                     devices,
                     COORDINATOR_ADDRESS="node0:1234",
-                    NUM_PROCESSES=len(made.names),
+                    NUM_PROCESSES=len(all_machines.names),
                     PROCESS_ID=index,
                 ),
             )
-            for index in range(len(made.names))
+            for index in range(len(all_machines.names))
         ]
 
     return start
@@ -59,12 +61,12 @@ def test_machines_with_addresses_of_their_own_are_one_run(
     on, train, tmp_path, objective, count, devices, mesh
 ):
     options = {"mesh": mesh, "max_steps": 4, "save_steps": 2, "heartbeat_timeout": 600}
-    with machines.Machines([f"node{index}" for index in range(count)]) as made:
-        machines.wait_for_all(on(made, objective, devices, **options), 0)
+    with machines.Machines([f"node{index}" for index in range(count)]) as all_machines:
+        machines.wait_for_all(on(all_machines, objective, devices, **options), 0)
     train("one", devices=count * devices, objective=objective, **options)
-    one, several = losses(tmp_path / "one"), losses(tmp_path / "several")
-    assert one.keys() == several.keys()
-    assert max(abs(one[step] - several[step]) for step in one) < 1e-5
+    first, several = losses(tmp_path / "one"), losses(tmp_path / "several")
+    assert first.keys() == several.keys()
+    assert max(abs(first[step] - several[step]) for step in first) < 1e-5
     results = [
         json.loads((tmp_path / name / "eval_results.json").read_text())["eval_loss"]
         for name in ("one", "several")
@@ -73,8 +75,8 @@ def test_machines_with_addresses_of_their_own_are_one_run(
 
 
 def test_a_coordinator_on_a_machine_that_is_off(on, tmp_path):
-    with machines.Machines(["node0", "node1"]) as made:
-        running = on(made, "mlm", 1, coordinator_timeout=4)
+    with machines.Machines(["node0", "node1"]) as all_machines:
+        running = on(all_machines, "mlm", 1, coordinator_timeout=4)
         running[0].kill()
         texts = machines.wait_for_all(running[1:], 1, within=120)
         running[0].communicate()

@@ -1,4 +1,4 @@
-"""What the loop promises holds for every objective: layouts, accumulation, resumption, data."""
+"""Guarantees of the loop for every objective: layouts, accumulation, resumption, data."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_neither_devices_nor_micro_batches_change_the_losses(
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", NEW)
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train, reference, objective):
-    expected, whole = reference(objective)
+    expected, uninterrupted = reference(objective)
     with pytest.raises(SystemExit):
         train("parts", 1, objective, callbacks=[stop_at(3)], save_steps=2, do_train=True)
     parts = train("parts", 1, objective, save_steps=2, do_train=True)
     assert losses(parts.folder) == expected
-    assert parts.progress.tokens_seen == whole.progress.tokens_seen
-    one, other = (load_file(loop.folder / "model.safetensors") for loop in (whole, parts))
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert parts.progress.tokens_seen == uninterrupted.progress.tokens_seen
+    item, other = (load_file(loop.folder / "model.safetensors") for loop in (uninterrupted, parts))
+    assert all(np.array_equal(item[name], other[name]) for name in item)
 
 
 @pytest.mark.slow
@@ -89,10 +89,10 @@ def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(
 @pytest.mark.parametrize("objective", NEW[:-1])  # streams hold no pairs
 def test_streaming_resumes_at_the_very_row(train, objective):
     options = {"streaming": True, "save_steps": 2, "max_steps": 4, "do_train": True}
-    whole = losses(train("stream", 1, objective, **options).folder)
+    uninterrupted = losses(train("stream", 1, objective, **options).folder)
     with pytest.raises(SystemExit):
         train("cut", 1, objective, callbacks=[stop_at(3)], **options)
-    assert losses(train("cut", 1, objective, **options).folder) == whole
+    assert losses(train("cut", 1, objective, **options).folder) == uninterrupted
 
 
 @pytest.mark.slow
@@ -112,9 +112,9 @@ def test_lines_are_rows(train, objective):
 @pytest.mark.parametrize("objective", NEW)
 def test_training_learns_and_pytorch_gives_the_same_logits(train, objective):
     loop = train("full", 1, objective, max_steps=40, logging_steps=10, learning_rate=1e-2)
-    seen = losses(loop.folder)
-    # Replaced tokens begin at log 2, and soon all are called original: 0.43 nats.
-    assert seen[40] < (0.5 if objective == "rtd" else seen[1] - 1.0)
+    train_losses = losses(loop.folder)
+    # The loss starts at log 2. Predicting that all tokens are original results in 0.43 nats.
+    assert train_losses[40] < (0.5 if objective == "rtd" else train_losses[1] - 1.0)
     assert loop.metrics["eval_perplexity"] == pytest.approx(math.exp(loop.metrics["eval_loss"]))
     assert f"{loop.metrics['eval_loss']:.4g}" in (loop.folder / "README.md").read_text()
     torch = pytest.importorskip("torch")
@@ -125,11 +125,11 @@ def test_training_learns_and_pytorch_gives_the_same_logits(train, objective):
     ids = np.arange(5, 25, dtype=np.int32)[None]
     paired = loop.run.model.config.is_encoder_decoder
     targets = {"decoder_input_ids": ids[:, ::-1]} if paired else {}
-    given = {"input_ids": ids} | targets
-    found = loop.run.model(**given, params=loop.state.params)[0]
+    inputs = {"input_ids": ids} | targets
+    results = loop.run.model(**inputs, params=loop.state.params)[0]
     with torch.no_grad():
-        wanted = theirs(**{name: torch.tensor(array.copy()) for name, array in given.items()})
-    np.testing.assert_allclose(found, wanted[0].numpy(), rtol=0, atol=1e-4)
+        expected = theirs(**{name: torch.tensor(array.copy()) for name, array in inputs.items()})
+    np.testing.assert_allclose(results, expected[0].numpy(), rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -155,9 +155,9 @@ def test_word_perplexity_divides_all_nats_by_the_words(train, tmp_path):
         word_perplexity=True,
     )
     words = 9 * (5 + 4 + 3 + 4)  # and an end for each of the four lines
-    facts = loop.run.data.description["validation"]
-    assert facts["words"] == words
-    nats = loop.metrics["eval_loss"] * (facts["tokens"] - 1)  # all but the first token
+    counts = loop.run.data.description["validation"]
+    assert counts["words"] == words
+    nats = loop.metrics["eval_loss"] * (counts["tokens"] - 1)  # all but the first token
     assert loop.metrics["eval_word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-4)
 
 
@@ -202,8 +202,8 @@ def test_usage_errors_name_the_value_and_what_would_work(train, objective, chang
 def test_flags_of_another_objective_keep_what_was_set(flags):
     from hfseq.training.arguments import parse, with_data_arguments
 
-    given = [*flags("x"), "--validation_split_percentage=7"]
-    plain = with_data_arguments("denoising", parse(given)).data
+    arguments = [*flags("x"), "--validation_split_percentage=7"]
+    plain = with_data_arguments("denoising", parse(arguments)).data
     assert plain.mlm_probability == 0.3 and plain.validation_split_percentage == 7
-    other = with_data_arguments("denoising", parse([*given, "--mlm_probability=0.2"])).data
+    other = with_data_arguments("denoising", parse([*arguments, "--mlm_probability=0.2"])).data
     assert other == type(plain)(**{**vars(plain), "mlm_probability": 0.2})

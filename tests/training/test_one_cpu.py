@@ -1,6 +1,6 @@
-"""Every architecture on one CPU alone, which cuts work into pieces, computes what others compute.
+"""On a single CPU, which splits work into blocks, every architecture computes the same values.
 
-The tests have eight devices, where it does not.
+The tests run on eight devices, where a CPU does not split work.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.support import parallel
 from tests.training.test_parallel_models import assert_same
 
 NAMES = sorted(plugins.load().architectures)
-#: Where another form than the way's is chosen, and why.
+#: Cases in which another implementation is selected, and the reason.
 OTHERS = {
     "vq_transformer": "its attention is its own",
     "gemma2": "its soft cap takes the explicit form",
@@ -39,14 +39,14 @@ def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatc
         monkeypatch.setattr(cpu, "MIN_BLOCKED_SCORES", 1)
     used = []
 
-    def choose(*asked):
-        chosen = dispatch.first_supported(*asked)
+    def choose(*request):
+        chosen = dispatch.first_supported(*request)
         used.append(chosen.name)
         return chosen
 
-    def losses(*arguments, real=cross_entropy._losses, **named):
+    def losses(*arguments, real=cross_entropy._losses, **keywords):
         used.append("losses")
-        return real(*arguments, **named)
+        return real(*arguments, **keywords)
 
     monkeypatch.setattr(attention, "first_supported", choose)
     monkeypatch.setattr(cross_entropy, "_losses", losses)

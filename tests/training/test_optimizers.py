@@ -1,4 +1,4 @@
-"""Optimizers and schedules: what is decayed, what is frozen, and how the rate moves."""
+"""Optimizers and schedules: weight decay, freezing, and learning rates."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def test_frozen_parameters_get_no_update_and_do_not_count_in_the_clipping_norm()
 
 
 def test_further_parameters_can_be_exempt_from_decay():
-    one = updates(weight_decay=0.5, no_decay=["word_embeddings"])
+    exempt = updates(weight_decay=0.5, no_decay=["word_embeddings"])
     other = updates()
     np.testing.assert_array_equal(
-        *(u["embeddings"]["word_embeddings"]["embedding"] for u in (one, other))
+        *(u["embeddings"]["word_embeddings"]["embedding"] for u in (exempt, other))
     )
 
 
@@ -127,7 +127,7 @@ def test_schedules_warm_up_and_then_move_as_named(name, points):
 
 
 def test_noam_is_the_papers_formula():
-    """Vaswani et al., 2017, equation 3, at a width of 512 and 4000 steps of warm-up."""
+    """Vaswani et al., 2017, equation 3, with width 512 and 4000 warmup steps."""
     schedule = make_schedule(
         arguments(lr_scheduler_type="noam", warmup_steps=4000, learning_rate=2.0), 10_000, 512
     )
@@ -138,7 +138,7 @@ def test_noam_is_the_papers_formula():
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "constant_with_warmup", "inverse_sqrt"])
 def test_a_schedule_takes_plain_numbers_from_the_first_step_on(name):
-    """As the log does, which says the rate of a step."""
+    """Returns the learning rate of a step, as the log reports it."""
     schedule = make_schedule(arguments(lr_scheduler_type=name, warmup_steps=1), 10)
     assert [float(schedule(step)) > 0 for step in (0, 1, 5)] == [False, True, True]
 
@@ -164,9 +164,10 @@ def test_muon_takes_the_kernels_of_decoders_and_leaves_heads_to_adam():
     }
     optimizer = muon(lambda step: 0.1, arguments(), lambda tree: jax.tree.map(jnp.ones_like, tree))
     grads = jax.tree.map(lambda leaf: jnp.arange(32.0).reshape(4, 8) + 1, kernels)
-    found, _ = optimizer.update(grads, optimizer.init(kernels), kernels)
+    kernel_updates, _ = optimizer.update(grads, optimizer.init(kernels), kernels)
     signs = {
-        path[0]: bool(jnp.allclose(leaf, leaf[0, 0])) for path, leaf in trees.flatten(found).items()
+        path[0]: bool(jnp.allclose(leaf, leaf[0, 0]))
+        for path, leaf in trees.flatten(kernel_updates).items()
     }  # Adam's first step has one size everywhere
     assert signs == {"decoder": False, "predictions": True, "lm_head": True}
 
@@ -183,7 +184,7 @@ def test_a_warmup_longer_than_the_run_is_refused():
 
 @pytest.mark.slow
 def test_absolute_decay_multiplies_kernels_and_tables_whatever_the_learning_rate():
-    """A rate of zero leaves the decay alone, and nothing else moves."""
+    """With a learning rate of zero, only the decay changes parameters."""
     tree = {
         "model": {
             "embed_tokens": {"embedding": jnp.full((3, 2), 2.0)},
@@ -234,8 +235,12 @@ def test_linear_has_an_end_and_inverse_sqrt_can_be_held():
     linear = make_schedule(arguments(lr_end_ratio=0.5), 10)
     assert float(linear(10)) == pytest.approx(0.05)
     options = arguments(lr_scheduler_type="inverse_sqrt", warmup_steps=10, lr_constant_steps=30)
-    held = make_schedule(options, 80)
-    assert float(held(50)) == float(held(79)) == pytest.approx(0.1 * (10 / 50) ** 0.5)
+    with_constant_end = make_schedule(options, 80)
+    assert (
+        float(with_constant_end(50))
+        == float(with_constant_end(79))
+        == pytest.approx(0.1 * (10 / 50) ** 0.5)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""The promised order after a step: log, evaluate, the user's callbacks, save.
+"""The documented order after a step: log, evaluate, the user's callbacks, save.
 
-Seen from outside: by what lies in the output directory when a user's callback is called.
+Observed from outside: by the files in the output directory when a user's callback is called.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ STEPS = 4
 
 def test_a_step_is_logged_evaluated_shown_to_callbacks_and_saved_in_this_order(train, tmp_path):
     folder = tmp_path / "run"
-    weights, seen = folder / "model.safetensors", []
+    weights, observed = folder / "model.safetensors", []
 
     def look(info):
         step = info.progress.step
         records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         reported = [
-            kind
+            prefix
             for record in records
-            for kind in ("train", "eval")
-            if record["step"] == step and f"{kind}_loss" in record
+            for prefix in ("train", "eval")
+            if record["step"] == step and f"{prefix}_loss" in record
         ]
         saved = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None
-        seen.append((step, reported, saved))
+        observed.append((step, reported, saved))
 
     train(
         callbacks=[look],
@@ -39,27 +39,27 @@ def test_a_step_is_logged_evaluated_shown_to_callbacks_and_saved_in_this_order(t
         save_total_limit=STEPS,
         warmup_steps=0,
     )
-    # Logged before evaluated, and both before the callback.
-    assert [(step, reported) for step, reported, _ in seen] == [
+    # Logging precedes evaluation, and both precede the callback.
+    assert [(step, reported) for step, reported, _ in observed] == [
         (step, ["train", "eval"]) for step in range(1, STEPS + 1)
     ]
-    # Saved after it: the first finds no weights, and each further one the step's before.
-    saved = [digest for *_, digest in seen]
+    # Saving follows it: the first call finds no weights, and later ones those of the previous step.
+    saved = [digest for *_, digest in observed]
     assert saved[0] is None and None not in saved[1:] and len({*saved}) == STEPS
     last = hashlib.sha256(weights.read_bytes()).hexdigest()
     assert last not in saved
-    # Evaluated before saved: the first checkpoint knows the first evaluation.
+    # Evaluation precedes saving: the first checkpoint contains the first evaluation.
     record = json.loads((folder / "checkpoints" / "1" / "record" / "metadata").read_text())
     assert record["step"] == record["best_step"] == 1 and record["best_metric"] is not None
 
 
 def test_what_a_callback_changes_is_saved_with_its_step(train, tmp_path):
-    """A callback that empties the head's bias after step 2: the weights of that step have none."""
+    """A callback that sets the bias of the head to zero after step 2, which the weights contain."""
     from safetensors.numpy import load_file
 
     from hfseq.nn import trees
 
-    folder, found = tmp_path / "run", {}
+    folder, results = tmp_path / "run", {}
 
     def change(info):
         step = info.progress.step
@@ -70,7 +70,7 @@ def test_what_a_callback_changes_is_saved_with_its_step(train, tmp_path):
             params = trees.unflatten(flat | {path: flat[path] * 0})
             return dataclasses.replace(info.state, params=params)
         if step == 3:  # the next step has not been saved yet
-            found.update(load_file(folder / "model.safetensors"))
+            results.update(load_file(folder / "model.safetensors"))
         return None
 
     train(
@@ -81,4 +81,4 @@ def test_what_a_callback_changes_is_saved_with_its_step(train, tmp_path):
         save_steps=1,
         warmup_steps=0,
     )
-    assert found and not found["lm_head.bias"].any()
+    assert results and not results["lm_head.bias"].any()

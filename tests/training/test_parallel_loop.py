@@ -1,4 +1,4 @@
-"""Sequence parallelism, --inspect_sharding and bad meshes, in short runs of the real loop."""
+"""Sequence parallelism, --inspect_sharding and invalid meshes, in short training runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_inspection_says_what_lies_where_and_what_is_exchanged(train, capsys):
 def test_a_rule_that_splits_a_product_the_wrong_way_is_reported(train, monkeypatch, capsys):
     spec = plugins.load().architectures.get("roberta")
     right = spec.load_sharding()
-    # The second product of a pair, split by its output: it needs the whole result of the first.
+    # The second product of a pair, split by its output: it requires the whole result of the first.
     wrong = [(r"output/dense/kernel$", "column"), *right]
     monkeypatch.setattr(type(spec), "load_sharding", lambda self: wrong)
     loop = train("run", mesh="data=4,tensor=2", inspect_sharding=True, **ONE)

@@ -1,4 +1,4 @@
-"""Every architecture on meshes of eight devices: numbers of one device, no needless exchange."""
+"""Every architecture on eight devices: the results of one device, no unnecessary collectives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = sorted(plugins.load().architectures)
 ALL_AXES = "data=2,fsdp=2,tensor=2"
 MESHES = ("data=8", "data=4,tensor=2", ALL_AXES, "tensor=8", "data=2,sequence=4")
 TEXT = [name for name in NAMES if parallel.main_head(name) in parallel.LANGUAGE]
-# One layout for each way to build a model; families that share its code and other layouts are slow.
+# One layout for each kind of model. Families with the same code and other layouts are slow tests.
 DEFAULT = {
     *((name, ALL_AXES, False) for name in ("bert", "fp8_encoder", "gpt2", "t5")),
     *((name, "data=4,tensor=2", True) for name in ("bart", "vq_transformer")),
@@ -23,14 +23,14 @@ DEFAULT = {
 SPLIT_LENGTH = ("data=4,tensor=2", "data=2,tensor=2,sequence=2", "tensor=8")
 
 
-#: What comes together by the nature of a model, by its shape.
+#: All-gathers that the architecture requires, by shape.
 TOGETHER = {
-    # Blocks of two tokens are few queries, which CPUs attend to by a form of their own.
+    # Blocks of two tokens are few queries, for which CPUs use a separate implementation.
     "big_bird": ("2, 8, 4)", "1, 8, 4)", "6, 32)", "6, 8)"),
-    "clip": ("(24, 8)",),  # every text of the batch meets every picture
+    "clip": ("(24, 8)",),  # every text of the batch is compared with every image
     "dinov2": ("(1, 10, 32)",),  # the gradient of the places, where the length was split
-    # The blocks of queries and of their neighbours' keys, whose heads XLA brings together: a miss,
-    # as large as a few activations of one layer.
+    # The blocks of queries and of neighboring keys, whose heads XLA gathers: suboptimal, and as
+    # large as a few activations of one layer.
     "longt5": ("4, 8, 4)", "12, 4, 8)"),
     "vision-text-dual-encoder": ("(24, 8)", "(1, 10, 32)"),  # likewise
     "vision-encoder-decoder": ("(1, 10, 32)",),  # likewise
@@ -72,14 +72,17 @@ def test_losses_and_gradients_are_those_of_one_device(name, mesh, split_length):
 @pytest.mark.parametrize(("name", "mesh", "split_length"), list(cases()))
 def test_nothing_is_gathered_that_no_rule_asks_for(name, mesh, split_length):
     model, layout, step = parallel.compile_step(name, parallel.main_head(name), mesh, split_length)
-    found = find_collectives(step.as_text(), layout.mesh)
+    collectives = find_collectives(step.as_text(), layout.mesh)
     unasked = [
-        f"{one.shapes} {one.axes} {one.source}"
-        for one in found
-        if one.op == "all-gather" and one in unexpected_all_gathers(found, layout, model)
+        f"{collective.shapes} {collective.axes} {collective.source}"
+        for collective in collectives
+        if collective.op == "all-gather"
+        and collective in unexpected_all_gathers(collectives, layout, model)
     ]
     assert [
-        one for one in unasked if not any(shape in one for shape in TOGETHER.get(name, ()))
+        collective
+        for collective in unasked
+        if not any(shape in collective for shape in TOGETHER.get(name, ()))
     ] == []
 
 
@@ -88,12 +91,14 @@ def test_nothing_is_gathered_that_no_rule_asks_for(name, mesh, split_length):
     first(TEXT, *(name for name in NAMES if (name, "data=4,tensor=2", True) in DEFAULT)),
 )
 def test_neither_logits_nor_tables_of_words_come_together_on_a_device(name):
-    """The vocabulary is split in the look-up, the head and the loss."""
+    """The vocabulary is sharded in the embedding, the head and the loss."""
     task = parallel.main_head(name)
     model, layout, step = parallel.compile_step(name, task, "data=4,tensor=2", True)
     vocabulary = getattr(model.config, "decoder", model.config).vocab_size
     shapes = [
-        shape for one in find_collectives(step.as_text(), layout.mesh) for shape in one.shapes
+        shape
+        for collective in find_collectives(step.as_text(), layout.mesh)
+        for shape in collective.shapes
     ]
     assert shapes and not [shape for shape in shapes if vocabulary in shape]
 

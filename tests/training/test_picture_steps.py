@@ -1,4 +1,4 @@
-"""Models of pictures take steps on a mesh: those of one device, whatever the layers do."""
+"""Image models on a mesh take the same steps as on one device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAYS = ({}, {"scan_layers": True, "gradient_checkpointing": True})
 
 
 def loss(model, params, batch, key):
-    """The loss of CLIP, where every picture finds its text, or that of a classifier."""
+    """The contrastive loss of CLIP, or the loss of a classifier."""
     options = {"params": params, "dropout_rng": key, "train": True}
     if "labels" in batch:
         logits = model(batch["pixel_values"], **options).logits
@@ -32,13 +32,13 @@ def loss(model, params, batch, key):
 
 
 def losses(name, mesh, **options):
-    """Four steps of Adam, and the loss of each."""
+    """Runs four steps of Adam, and returns their losses."""
     config = getattr(models, f"{name}_config")(num_hidden_layers=3)
     if name in PAIRED:  # CLIP's own scale: with a smaller one four steps learn little
         config.logit_scale_init_value = 2.6592
     head = parallel.main_head(REGISTERED.get(name, name))
-    kind = plugins.load().architectures.get(REGISTERED.get(name, name)).load_head(head)
-    model = kind(config, _do_init=False, **options)
+    model_class = plugins.load().architectures.get(REGISTERED.get(name, name)).load_head(head)
+    model = model_class(config, _do_init=False, **options)
     params, optimizer = model.init_weights(jax.random.key(0)), optax.adam(1e-2)
     other = (
         {"labels": np.arange(8) % 3} if name not in PAIRED else {"input_ids": models.ids(8) % 24}
@@ -48,10 +48,12 @@ def losses(name, mesh, **options):
         grid = make_mesh(mesh, jax.devices()[:4])
         layout = setup.shard_model(model, grid)
         flat = trees.flatten(params)
-        places = layout.shardings({path: leaf.shape for path, leaf in flat.items()})
-        params = trees.unflatten({p: jax.device_put(leaf, places[p]) for p, leaf in flat.items()})
+        shardings = layout.shardings({path: leaf.shape for path, leaf in flat.items()})
+        params = trees.unflatten(
+            {p: jax.device_put(leaf, shardings[p]) for p, leaf in flat.items()}
+        )
         batch = jax.device_put(batch, jax.NamedSharding(grid, jax.P(BATCH_AXES)))
-        assert any(not place.is_fully_replicated for place in places.values())
+        assert any(not leaf_sharding.is_fully_replicated for leaf_sharding in shardings.values())
 
     @jax.jit
     def step(params, state, batch, key):

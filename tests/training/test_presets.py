@@ -1,4 +1,4 @@
-"""Named sizes make configurations with the tokenizer's vocabulary and special tokens."""
+"""Presets create configurations with the tokenizer's vocabulary and special tokens."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ def logged(folder):
 
 
 def assert_mfu(folder, peak: float) -> None:
-    """MFU is the rate of tokens times what one takes, over the peak: the same factor each step."""
+    """The MFU is tokens per second times FLOPs per token over the peak: a constant factor."""
     rates = [
         (r["train_mfu"], r["train_tokens_per_second"]) for r in logged(folder) if "train_mfu" in r
     ]
     factors = {mfu / rate for mfu, rate in rates}
     assert len(rates) == 3 and max(factors) == pytest.approx(min(factors), rel=1e-3)
-    # 2 layers of width 32 and a table of 300 entries: about 200 thousand FLOPs a token.
+    # 2 layers of width 32 and a vocabulary of 300: about 200 thousand FLOPs per token.
     assert 5e4 < max(factors) * peak < 5e5
 
 
@@ -39,38 +39,38 @@ def test_a_run_on_one_device_or_several_writes_its_profile_and_mfu(train, count)
 
 @pytest.mark.slow
 def test_of_several_processes_the_first_writes_a_profile_and_the_peaks_add_up(flags, tmp_path):
-    given = flags(max_steps=3, profile="2-3", peak_tflops=0.5, do_train=True)
-    Processes(given, 2).ends(0)
+    arguments = flags(max_steps=3, profile="2-3", peak_tflops=0.5, do_train=True)
+    Processes(arguments, 2).ends(0)
     assert len(list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))) == 1
     assert_mfu(tmp_path / "run", 2 * 0.5e12)
 
 
 def before(step):
-    """What callbacks are given before a step."""
+    """The information that callbacks receive before a step."""
     return callbacks.StepInfo(None, None, Progress(step=step - 1))
 
 
 def test_a_profile_begins_before_its_first_step_and_ends_behind_its_last(monkeypatch, tmp_path):
-    done = []
-    monkeypatch.setattr(callbacks.jax.profiler, "start_trace", lambda folder: done.append("start"))
-    monkeypatch.setattr(callbacks.jax.profiler, "stop_trace", lambda: done.append("stop"))
+    calls = []
+    monkeypatch.setattr(callbacks.jax.profiler, "start_trace", lambda folder: calls.append("start"))
+    monkeypatch.setattr(callbacks.jax.profiler, "stop_trace", lambda: calls.append("stop"))
     profile = callbacks.Profile("2-3", tmp_path)
     for step in range(1, 7):
         profile.on_step_begin(before(step))
-        done.append(step)
-    assert done == [1, "start", 2, 3, "stop", 4, 5, 6]
+        calls.append(step)
+    assert calls == [1, "start", 2, 3, "stop", 4, 5, 6]
 
 
 def test_a_run_that_goes_on_among_the_steps_profiles_the_rest(monkeypatch, tmp_path):
-    done = []
-    monkeypatch.setattr(callbacks.jax.profiler, "start_trace", lambda folder: done.append("start"))
-    monkeypatch.setattr(callbacks.jax.profiler, "stop_trace", lambda: done.append("stop"))
+    calls = []
+    monkeypatch.setattr(callbacks.jax.profiler, "start_trace", lambda folder: calls.append("start"))
+    monkeypatch.setattr(callbacks.jax.profiler, "stop_trace", lambda: calls.append("stop"))
     profile = callbacks.Profile("2-9", tmp_path)
     profile.on_step_begin(before(5))
     profile.on_step_begin(before(6))
     profile.on_train_end(before(7))
     profile.on_train_end(before(7))
-    assert done == ["start", "stop"]
+    assert calls == ["start", "stop"]
 
 
 @pytest.mark.parametrize("steps", ["ten", "5", "5-2", "0-3", "-3", "1-2-3"])

@@ -1,4 +1,4 @@
-"""Pushing from a run: one commit a save, all artefacts, and a dead Hub that stops nothing."""
+"""Pushing from a run: one commit per save, all artifacts, and a Hub that does not respond."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_run_pushes_everything_and_loads_back_by_name(train, hub):
 
 @pytest.mark.slow
 def test_a_pushed_translator_translates_alike_in_jax_and_in_pytorch(train, hub):
-    """From pairs to the Hub and back: by name, with the classes that PyTorch's users know."""
+    """From pairs to the Hub and back, by name, with the PyTorch classes."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     from hfseq import FlaxAutoModelForSeq2SeqLM
@@ -75,7 +75,7 @@ def test_a_pushed_translator_translates_alike_in_jax_and_in_pytorch(train, hub):
     ids = tokenizer(["the law of every land", "who do not yet know"], padding=True)
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained("user/tiny")
     assert type(theirs).__name__ == "PegasusForConditionalGeneration"
-    found = FlaxAutoModelForSeq2SeqLM.from_pretrained("user/tiny").generate(
+    generated = FlaxAutoModelForSeq2SeqLM.from_pretrained("user/tiny").generate(
         **{name: np.asarray(value) for name, value in ids.items()}, max_new_tokens=8
     )
     with torch.no_grad():
@@ -83,7 +83,7 @@ def test_a_pushed_translator_translates_alike_in_jax_and_in_pytorch(train, hub):
             **{name: torch.tensor(value) for name, value in ids.items()}, max_new_tokens=8
         )
     width = expected.shape[1]
-    np.testing.assert_array_equal(np.asarray(found.sequences)[:, :width], expected.numpy())
+    np.testing.assert_array_equal(np.asarray(generated.sequences)[:, :width], expected.numpy())
 
 
 def test_a_refusing_hub_does_not_stop_training(train, hub, no_waiting, tmp_path):
@@ -102,10 +102,10 @@ def test_at_the_end_alone_one_commit_is_made(train, hub):
 
 @pytest.mark.slow
 def test_a_run_goes_on_elsewhere_from_the_checkpoint_on_the_hub(train, flags, hub, tmp_path):
-    """The output directory is lost; what the Hub holds is the run, to be gone on with."""
+    """The output directory is lost, and the run is resumed from the Hub."""
     from huggingface_hub import snapshot_download
 
-    whole = train("whole", devices=1, save_steps=2)
+    uninterrupted = train("whole", devices=1, save_steps=2)
     part = train(
         "part",
         devices=1,
@@ -120,7 +120,7 @@ def test_a_run_goes_on_elsewhere_from_the_checkpoint_on_the_hub(train, flags, hu
     assert {name.split("/")[1] for name in names if name.startswith("checkpoints/")} == {"4"}
     snapshot_download("user/tiny", local_dir=tmp_path / "elsewhere")
     again = train("elsewhere", devices=1, lr_scheduler_type="constant", save_steps=2)
-    assert again.start_step == 4 and again.progress.step == whole.progress.step == 6
+    assert again.start_step == 4 and again.progress.step == uninterrupted.progress.step == 6
     steps = [record["step"] for record in read_metrics(tmp_path / "elsewhere" / "metrics.jsonl")]
     assert steps == sorted(steps) and {1, 4, 5, 6} <= set(steps)
 
@@ -135,7 +135,7 @@ def test_the_flags_of_a_run_are_a_file_that_runs_it_again(train, tmp_path, monke
     assert again.as_dict() == first.run.arguments.as_dict()
 
 
-# -- a Hub that hangs
+# -- a Hub that stalls
 
 
 def publisher(folder, **flags):
@@ -170,14 +170,14 @@ def test_a_run_that_a_signal_has_stopped_waits_for_less(hub, model_folder, messa
     with StopSignal() as stop:
         stop.received = signal.SIGTERM
         publisher(model_folder).finish("End of training", stop)
-    assert "no bytes have moved for 0.2 s. Finish it with: hfseq push" in messages()
+    assert "no network traffic for 0.2 s. Finish it with: hfseq push" in messages()
 
 
 def test_a_finished_run_ends_well_although_the_hub_hangs(train, hub, messages, tmp_path):
     hub.fail("POST", "/commit/main", action="hang")
     result = train("tiny", devices=1, hub_strategy="end", hub_timeout=0.5, **PUSH)
     assert result.progress.step == 6 and (tmp_path / "tiny" / "model.safetensors").exists()
-    assert "it hangs: no bytes have moved for 0.5 s. Finish it with: hfseq push" in messages()
+    assert "no network traffic for 0.5 s. Finish it with: hfseq push" in messages()
 
 
 @pytest.mark.slow

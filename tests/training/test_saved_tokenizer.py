@@ -1,4 +1,4 @@
-"""The tokenizer of a trained directory opens in Transformers 5 and 4.57 with the same ids."""
+"""The tokenizer of a trained directory loads in Transformers 5 and 4.57 with the same ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAMILIES = ("bert", "roberta", "gpt2", "t5", "bart")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Tokenizers as runs leave them: loaded, and saved again."""
+    """Tokenizers as saved by runs: loaded, and saved again."""
     root = tmp_path_factory.mktemp("tokenizers")
     for family in FAMILIES:
         train_tokenizer([[TEXT.lower()] * 9], family, None, 400, root / "made" / family)
@@ -31,11 +31,11 @@ def test_ids_and_special_tokens_are_kept(saved):
         settings = json.loads((saved / family / "tokenizer_config.json").read_text())
         assert settings["tokenizer_class"] != "TokenizersBackend"
         assert not isinstance(settings.get("extra_special_tokens"), list)
-        made, kept = (
+        created, reloaded = (
             AutoTokenizer.from_pretrained(f) for f in (saved / "made" / family, saved / family)
         )
-        assert made(TEXT)["input_ids"] == kept(TEXT)["input_ids"]
-        assert sorted(made.all_special_tokens) == sorted(kept.all_special_tokens)
+        assert created(TEXT)["input_ids"] == reloaded(TEXT)["input_ids"]
+        assert sorted(created.all_special_tokens) == sorted(reloaded.all_special_tokens)
 
 
 THEIRS = """
@@ -50,9 +50,13 @@ for folder in sys.argv[2:]:
 @pytest.mark.slow
 def test_transformers_4_reads_them(saved, python_4):
     folders = [str(saved / family) for family in FAMILIES]
-    done = subprocess.run([python_4, "-c", THEIRS, TEXT, *folders], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(one[4:]) for one in done.stdout.splitlines() if one.startswith("IDS ")]
-    for folder, (ids, special) in zip(folders, found, strict=True):
+    process = subprocess.run(
+        [python_4, "-c", THEIRS, TEXT, *folders], capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    results = [
+        json.loads(line[4:]) for line in process.stdout.splitlines() if line.startswith("IDS ")
+    ]
+    for folder, (ids, special) in zip(folders, results, strict=True):
         ours = AutoTokenizer.from_pretrained(folder)
         assert ids == ours(TEXT)["input_ids"] and special == sorted(ours.all_special_tokens)

@@ -1,4 +1,4 @@
-"""Optimizers under ``--scan_layers``: a stack of layers is updated as the layers one by one are."""
+"""Optimizers with `--scan_layers`: stacked layers are updated like separate layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = {
 
 
 def arrays(seed):
-    """A tree of layers with values of very different size a layer, and an embedding beside them."""
+    """A tree of layers with values of very different magnitude per layer, and an embedding."""
     draw = np.random.default_rng(seed)
     flat = {("model", "embed_tokens", "embedding"): draw.normal(size=(7, 5))}
     for layer in range(LAYERS):
@@ -41,7 +41,7 @@ def stack(tree):
 
 
 def train(tree_of, stacked, **changes):
-    """The parameters after three updates; ``tree_of`` lays the trees out."""
+    """The parameters after three updates. `tree_of` arranges the trees."""
     options = dataclasses.replace(TrainingArguments(output_dir="x", learning_rate=0.02), **changes)
     factory = plugins.load().optimizers.get(options.optim)
     optimizer = make_optimizer(factory, options, make_schedule(options, 10), stacked)

@@ -1,4 +1,4 @@
-"""What a training script does before its work: it begins anew where huge pages are to be had."""
+"""Startup of a training script: it restarts itself if huge pages are available."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def enabled(tmp_path, monkeypatch):
-    """A file that says ``madvise``, as Linux has it, and a glibc that is new enough."""
+    """The setting `madvise` in a file, as in Linux, and a sufficiently new glibc."""
     path = tmp_path / "enabled"
     path.write_text("always [madvise] never\n")
     monkeypatch.setattr(script, "HUGE_PAGES_FILE", path)
@@ -33,13 +33,13 @@ def enabled(tmp_path, monkeypatch):
     return path
 
 
-def run(tmp_path, enabled, *before, **environ):
+def run(tmp_path, enabled, *prefix_lines, **environ):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    kept = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", "LD_PRELOAD")}
+    environment = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", "LD_PRELOAD")}
     process = subprocess.Popen(
-        [sys.executable, *before, str(program), "--name", "a b"],
-        env={**kept, "ENABLED": str(enabled), **environ},
+        [sys.executable, *prefix_lines, str(program), "--name", "a b"],
+        env={**environment, "ENABLED": str(enabled), **environ},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

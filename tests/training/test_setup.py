@@ -26,8 +26,16 @@ RECOMPUTED = "--gradient_checkpointing saves little memory"
     ids=["unrolled", "scanned", "kept"],
 )
 def test_recomputing_on_a_cpu_without_scanning_is_warned_of(tmp_path, caplog, flags, warned):
-    given = ["--output_dir", str(tmp_path), "--model_type", "roberta", "--train_file", "x", *flags]
-    build_model(parse(given, objective="mlm"), CONFIG, "ForMaskedLM")
+    argument_list = [
+        "--output_dir",
+        str(tmp_path),
+        "--model_type",
+        "roberta",
+        "--train_file",
+        "x",
+        *flags,
+    ]
+    build_model(parse(argument_list, objective="mlm"), CONFIG, "ForMaskedLM")
     assert (RECOMPUTED in caplog.text) == warned
 
 

@@ -1,4 +1,4 @@
-"""Runs that learn to answer."""
+"""Supervised fine-tuning runs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
-    """A folder with a tokenizer, a template and conversations."""
+    """A folder with a tokenizer, a chat template and conversations."""
     folder = tmp_path_factory.mktemp("chat")
     chats.write_tokenizer(folder / "tokenizer", template=None)
     (folder / "chat.jinja").write_text(chats.TEMPLATE)
     for name, count, seed in (("train", 80, 0), ("valid", 20, 1)):
-        lines = ({"messages": one} for one in chats.conversations(count, seed))
+        lines = ({"messages": conversation} for conversation in chats.conversations(count, seed))
         chats.write_lines(folder / f"{name}.jsonl", lines)
     return folder
 
 
 @pytest.fixture
 def tune(chat, tmp_path):
-    """Tune in this process; keywords add or replace flags, None takes one away."""
+    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
 
     def run(output="run", devices=1, callbacks=(), **changes: Any):
         from tests.support import runs
@@ -68,15 +68,15 @@ def tune(chat, tmp_path):
 
 
 def answer(folder, question: str) -> str:
-    """What a model says, by the lines of its card."""
+    """The answer of a model, by the code in its model card."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = hfseq.FlaxAutoModelForCausalLM.from_pretrained(folder)
     inputs = tokenizer.apply_chat_template(
         [turn("user", question)], add_generation_prompt=True, return_dict=True, return_tensors="np"
     )
-    made = model.generate(**inputs, max_new_tokens=8).sequences
-    said = made[0, inputs["input_ids"].shape[1] :].tolist()
-    return tokenizer.decode(said, skip_special_tokens=True)
+    generated = model.generate(**inputs, max_new_tokens=8).sequences
+    answer_ids = generated[0, inputs["input_ids"].shape[1] :].tolist()
+    return tokenizer.decode(answer_ids, skip_special_tokens=True)
 
 
 def test_a_run_leaves_what_talks(tune):
@@ -97,14 +97,14 @@ def test_a_run_leaves_what_talks(tune):
 def test_a_run_learns_to_answer(tune, packing):
     loop = tune(max_steps=150, learning_rate=1e-2, logging_steps=50, packing=packing)
     assert loop.metrics["eval_accuracy"] > 0.95
-    said = {word: answer(loop.folder, f"not {word} is ?") for word in OPPOSITES}
-    right = sum(said[word] == other for word, other in OPPOSITES.items())
-    assert right >= 7, said
+    answers = {word: answer(loop.folder, f"not {word} is ?") for word in OPPOSITES}
+    right = sum(answers[word] == other for word, other in OPPOSITES.items())
+    assert right >= 7, answers
 
 
 @pytest.mark.slow
 def test_packed_examples_have_the_evaluation_that_they_have_alone(tune):
-    """No step changes anything: the answers of all examples are judged by one model."""
+    """The learning rate is zero: the answers of all examples are evaluated with one model."""
     alone, packed = (
         tune(f"packed-{packing}", max_steps=1, learning_rate=0.0, packing=packing)
         for packing in (False, True)
@@ -117,12 +117,12 @@ def test_packed_examples_have_the_evaluation_that_they_have_alone(tune):
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_run_that_was_stopped_goes_on_to_the_bit(tune, packing):
     options = {"save_steps": 2, "max_steps": 5, "packing": packing}
-    whole = tune("whole", **options)
+    uninterrupted = tune("whole", **options)
     with pytest.raises(SystemExit):
         tune("parts", callbacks=[stop_at(3)], **options)
     again = tune("parts", **options)
-    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
-    assert losses(whole.folder) == losses(again.folder)
+    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
+    assert losses(uninterrupted.folder) == losses(again.folder)
 
 
 @pytest.mark.slow
@@ -131,16 +131,16 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(tune, packing):
 )
 def test_neither_devices_nor_micro_batches_change_the_losses(tune, mesh, micro):
     options = {"packing": True, "max_steps": 4}
-    one = losses(tune("one", **options).folder)
-    many = tune("many", devices=8, mesh=mesh, gradient_accumulation_steps=micro, **options)
-    assert many.run.mesh.size == 8
-    assert_same(losses(many.folder), one)
+    single = losses(tune("one", **options).folder)
+    distributed = tune("many", devices=8, mesh=mesh, gradient_accumulation_steps=micro, **options)
+    assert distributed.run.mesh.size == 8
+    assert_same(losses(distributed.folder), single)
 
 
 @pytest.mark.slow
 def test_adapters_learn_on_a_base_that_stays(tune):
-    whole = tune("base", max_steps=25, learning_rate=1e-2)
-    base = whole.folder
+    base_run = tune("base", max_steps=25, learning_rate=1e-2)
+    base = base_run.folder
     options = {
         "model_type": None,
         "config_overrides": None,
@@ -149,9 +149,9 @@ def test_adapters_learn_on_a_base_that_stays(tune):
         "chat_template_path": None,
         "use_peft": True,
     }
-    own = {"max_steps": 40, "lora_target_modules": "all-linear", "learning_rate": 5e-3}
-    loop = tune("adapter", **own, **options)
-    assert loop.metrics["eval_loss"] < whole.metrics["eval_loss"] - 0.02
+    adapter_flags = {"max_steps": 40, "lora_target_modules": "all-linear", "learning_rate": 5e-3}
+    loop = tune("adapter", **adapter_flags, **options)
+    assert loop.metrics["eval_loss"] < base_run.metrics["eval_loss"] - 0.02
     assert (loop.folder / "adapter_model.safetensors").exists()
     assert AutoTokenizer.from_pretrained(loop.folder).chat_template == chats.TEMPLATE
     assert isinstance(answer(loop.folder, "what is not hot"), str)

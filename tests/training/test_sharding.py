@@ -1,4 +1,4 @@
-"""Meshes and rules: what is laid out where, and errors that say what would work."""
+"""Meshes and sharding rules, and errors with solutions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_everything_that_does_not_fit_is_listed_in_one_error():
         )
     text = str(raised.value)
     assert (
-        "up/kernel: dimension 0 of size 6 does not divide by fsdp=4 (what divides it: 1, 2, 3)"
+        "up/kernel: dimension 0 of size 6 is not divisible by fsdp=4 (possible: 1, 2, 3)"
         in text
     )
     assert (

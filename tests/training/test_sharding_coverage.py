@@ -1,4 +1,4 @@
-"""Every parameter of every architecture on tensor=2: half of it on a device, or a reason."""
+"""Every parameter of every architecture with tensor=2: half of it per device, or a reason."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hfseq.training import setup
 from tests.support import parallel
 from tests.support.tiers import first
 
-#: What stays whole on every device of the tensor axis, and why.
+#: Parameters that are replicated over the tensor axis, and the reason.
 WHOLE = {
-    # Norms, and biases that are added behind the sum over devices: a vector each.
+    # Norms, and biases that are added after the sum over devices: vectors.
     r"(norm(_[a-z]+|alization|[12])?|LayerNorm|ln(_\w+)?)/(scale|bias|weight)$": "norms",
     r"(output/dense|attention/output|c_proj|out_proj|fc2|o_proj|down_proj)/bias$": "row biases",
     r"(fc_out|out_lin|output_dense|lin2|(self_)?attention/dense|ffn_output|dense_4h_to_h)/bias$": (
@@ -27,26 +27,26 @@ WHOLE = {
         "from the width of the tables to that of the layers"
     ),
     r"(position|token_type)_embeddings/embedding$|wpe/|embed_positions/": "positions and types",
-    r"position_embeddings?(/embedding)?$|(class_embedding|cls_token)$": "places of a picture",
-    r"(mask_token|masked_spec_embed|lambda_?[12])$": "a vector for all places",
+    r"position_embeddings?(/embedding)?$|(class_embedding|cls_token)$": "image positions",
+    r"(mask_token|masked_spec_embed|lambda_?[12])$": "a vector for all positions",
     r"patch_embedding(s/projection)?/(kernel|bias)$": "patches, which come in once",
-    # Sound and its codes: what comes in once, and products of a vector of a frame.
-    r"(conv|conv1|conv2|projection|projector)/(kernel|bias|weight_[gv])$": "sound",
-    r"(project_(hid|q)|weight_proj)/(kernel|bias)$|codevectors$|layer_weights$": "codes of sound",
+    # Audio and its codes: the input layers, and products of one vector per frame.
+    r"(conv|conv1|conv2|projection|projector)/(kernel|bias|weight_[gv])$": "audio",
+    r"(project_(hid|q)|weight_proj)/(kernel|bias)$|codevectors$|layer_weights$": "audio codes",
     r"(text|visual)_projection/kernel$|logit_scale$": "one vector of a row",
-    # Heads on a token or a row: small, and their classes are few.
+    # Heads on a token or a row: small, with few classes.
     r"(pooler|transform|lm_head|classifier|classification_head)(/dense)?/(kernel|bias)$": "heads",
     r"(_?predictions/dense|summary|vocab_transform|pre_classifier)/(kernel|bias)$": "other heads",
     r"(classifier|qa_outputs|seq_relationship|out_proj|score)/(kernel|bias)$": "few classes",
     r"(dense_prediction|regression)/(kernel|bias)$": "one class",
     r"^(head/)?dense/(kernel|bias)$": "a token or a row before its classes",
     r"lambda_(q|k)[12]$|head_norm/scale$": "a vector for each head",
-    # One key head of the VQ Transformer: its values are split, keys and codes are needed whole.
+    # One key head of the VQ Transformer: its values are split, keys and codes are not.
     r"attention(_2)?/((q|k|r)_proj/kernel|content_bias|position_bias|position_scale)$": "one head",
 }
-# Of the heads, what is as large as the vocabulary is split all the same.
+# Head parameters of vocabulary size are always split.
 NEVER_WHOLE = re.compile(r"(lm_head|decoder)/kernel$|(word_embeddings|wte|shared|embed_tokens)/")
-#: Networks of convolutions, whose kernels are split by ``fsdp`` alone.
+#: Convolutional networks, whose kernels are only split by `fsdp`.
 CONVOLUTIONS = {"regnet", "resnet"}
 NAMES = sorted(set(plugins.load().architectures) - CONVOLUTIONS)
 CASES = [(name, task) for name in NAMES for task in plugins.load().architectures.get(name).heads]
@@ -66,19 +66,19 @@ def test_half_of_every_parameter_lies_on_a_device(name, task, mesh):
     model = parallel.make_model(name, task)
     layout = setup.shard_model(model, mesh)
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
-    split = whole = local = 0
-    for path, place in layout.shardings(shapes).items():
-        size, mine = math.prod(shapes[path]), math.prod(place.shard_shape(shapes[path]))
+    split = replicated = local = 0
+    for path, leaf_sharding in layout.shardings(shapes).items():
+        size, mine = math.prod(shapes[path]), math.prod(leaf_sharding.shard_shape(shapes[path]))
         place_name = trees.join(path)
         reasons = [pattern for pattern in WHOLE if re.search(pattern, place_name)]
         if mine == size and reasons and not NEVER_WHOLE.search(place_name):
             _used.update(reasons)
-            whole += size
+            replicated += size
             continue
-        assert abs(mine / size - 1 / 2) < 1e-4, f"{place_name} {shapes[path]}: {place.spec}"
+        assert abs(mine / size - 1 / 2) < 1e-4, f"{place_name} {shapes[path]}: {leaf_sharding.spec}"
         split, local = split + size, local + mine
     assert abs(local - split / 2) <= 1e-4 * split / 2
-    assert split > whole, "most of the model is whole"
+    assert split > replicated, "most of the model is whole"
 
 
 @pytest.mark.parametrize("name", first(NAMES, *EVERY_CHANGE))

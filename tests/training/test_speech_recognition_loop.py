@@ -17,7 +17,7 @@ pytest.importorskip("soundfile")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Words of tones, and a Whisper that hears a second, with what it needs."""
+    """Words of tones, and a Whisper for one second of audio with its processors."""
     from transformers import AutoTokenizer, WhisperFeatureExtractor
 
     from hfseq import FlaxWhisperForConditionalGeneration
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def listen(folder, tmp_path):
-    """Train in this process; keywords add or replace flags, None takes one away."""
+    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
 
     def run(output="run", devices=1, callbacks=(), **changes):
         from tests.support import runs
@@ -100,13 +100,13 @@ def test_the_loss_is_that_of_pytorch(listen, folder):
 
 def test_a_step_is_taken_and_what_cannot_be_heard_counts_for_nothing(listen, tmp_path, caplog):
     rows = write_table(tmp_path, "mixed", 6)
-    told = write_bad_audio(tmp_path / "bad")
-    del told["short.wav"]
-    rows += [f"bad/{name},A\n" for name in told]
+    problems = write_bad_audio(tmp_path / "bad")
+    del problems["short.wav"]
+    rows += [f"bad/{name},A\n" for name in problems]
     rows += ["mixed/000.wav," + "ab" * 60 + "\n"]
     (tmp_path / "mixed.csv").write_text("audio,text\n" + "".join(rows))
     loop = listen(max_steps=1, validation_file=tmp_path / "mixed.csv")
-    assert loop.metrics["eval_left_out"] == len(told) + 1
+    assert loop.metrics["eval_left_out"] == len(problems) + 1
     assert np.isfinite(loop.metrics["eval_loss"]) and loop.metrics["eval_wer"] > 0
     assert any("tokens exceed the limit of 12" in text for text in caplog.messages)
 
@@ -127,30 +127,33 @@ def test_a_run_learns_and_leaves_what_both_worlds_load(listen, folder):
     sounds = [AudioFile(folder / name).read() for name, _ in rows]
     features = extractor(sounds, sampling_rate=16000, return_tensors="pt")["input_features"]
     with torch.no_grad():
-        found = words.batch_decode(theirs.generate(features), skip_special_tokens=True)
-    right = sum(one == text.lower()[:-1] for one, (_, text) in zip(found, rows, strict=True))
+        transcripts = words.batch_decode(theirs.generate(features), skip_special_tokens=True)
+    right = sum(
+        transcript == text.lower()[:-1]
+        for transcript, (_, text) in zip(transcripts, rows, strict=True)
+    )
     assert right >= 5
 
 
 @pytest.mark.slow
 def test_two_devices_have_the_losses_of_one(listen):
-    one, two = (listen(f"on-{n}", devices=n, mesh=f"data={n}") for n in (1, 2))
-    for step, loss in losses(one.folder).items():
+    single, two = (listen(f"on-{n}", devices=n, mesh=f"data={n}") for n in (1, 2))
+    for step, loss in losses(single.folder).items():
         assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_bit(listen):
-    kept = {"save_steps": 2, "max_steps": 4, "predict_with_generate": False}
-    whole = listen("whole", **kept)
+    options = {"save_steps": 2, "max_steps": 4, "predict_with_generate": False}
+    uninterrupted = listen("whole", **options)
     with pytest.raises(SystemExit):
-        listen("parts", **kept, callbacks=[stop_at(3)])
-    again = listen("parts", **kept)
-    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
+        listen("parts", **options, callbacks=[stop_at(3)])
+    again = listen("parts", **options)
+    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
 
 
 def test_what_cannot_be_trained_is_told(listen, folder):
-    with pytest.raises(UsageError, match="folders have sound and no text: give tables"):
+    with pytest.raises(UsageError, match="directories contain no transcripts: use tables"):
         listen(train_file=None, train_dir=folder / "train")
     with pytest.raises(UsageError, match="no model: give --model_name_or_path, a Whisper"):
         listen(model_name_or_path=None, model_type="whisper")

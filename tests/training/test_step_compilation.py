@@ -1,4 +1,4 @@
-"""A run compiles its step once; the scripts of Transformers 4 compiled theirs twice."""
+"""A run compiles its step once. The scripts of Transformers 4 compiled theirs twice."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Checkpoints that older code wrote are restored bit for bit, and their runs go on as they did.
+"""Checkpoints from older code are restored exactly, and their runs resume with the same losses.
 
-The files and how they were made: ``tests/support/stored_runs.py``.
+`tests/support/stored_runs.py` describes the files.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tests.support import stored_runs
 from tests.support.stored_runs import STEP, STORED, ContinuedRun
 from tests.support.tiers import first
 
-#: At every change: one of each kind of row and of each part of a state.
+#: In the default suite: one of each kind of row and of each part of a state.
 EVERY_CHANGE = ("mlm", "clm", "fp8", "windows", "translation", "image_text")
 
 
 @pytest.fixture(scope="module", params=first(stored_runs.names(), *EVERY_CHANGE))
 def continued(request, tmp_path_factory) -> tuple[str, ContinuedRun]:
-    """The run of each stored checkpoint, gone on with."""
+    """The resumed run of each stored checkpoint."""
     folder = tmp_path_factory.mktemp(request.param) / "run"
     return request.param, stored_runs.continue_run(request.param, folder)
 
@@ -31,12 +31,14 @@ def test_there_is_one_of_every_objective_and_of_every_part_of_the_state():
         OBJECTIVES
     )
     paths = {name: set(stored_runs.stored_state(name)) for name in stored_runs.names()}
-    parts = {path.split("/")[0] for found in paths.values() for path in found}
+    parts = {path.split("/")[0] for run_paths in paths.values() for path in run_paths}
     assert parts >= {"params", "opt_state", "extra", "step", "window", "loss_scale", "memory"}
     assert any(path.startswith("extra/fp8_params/") for path in paths["fp8"])
     assert any(path.startswith("extra/codebook/") for path in paths["windows"])
     progress = [stored_runs.record(name)["progress"] for name in stored_runs.names()]
-    assert all(any(one[field] is not None for one in progress) for field in progress[0])
+    assert all(
+        any(run_progress[field] is not None for run_progress in progress) for field in progress[0]
+    )
 
 
 def test_the_state_is_restored_to_the_last_bit(continued):
@@ -44,9 +46,9 @@ def test_the_state_is_restored_to_the_last_bit(continued):
     expected = stored_runs.stored_state(name)
     assert run.state.keys() == expected.keys()
     for path, leaf in expected.items():
-        found = run.state[path]
-        assert (found.dtype, found.shape) == (leaf.dtype, leaf.shape), path
-        assert found.tobytes() == leaf.tobytes(), path
+        restored = run.state[path]
+        assert (restored.dtype, restored.shape) == (leaf.dtype, leaf.shape), path
+        assert restored.tobytes() == leaf.tobytes(), path
 
 
 def test_the_progress_is_that_of_the_run(continued):
@@ -64,19 +66,19 @@ def test_the_next_losses_are_those_that_the_run_had(continued):
 
 
 def test_the_next_checkpoint_has_the_same_names(continued):
-    """What an older version would need to go on from it in its turn."""
+    """The names that an older version requires to resume from it."""
     name, run = continued
     last = max((run.folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
     assert int(last.name) > STEP
-    before = STORED / name / "checkpoints" / str(STEP)
-    assert stored_runs.names_on_disk(last) == stored_runs.names_on_disk(before)
+    stored_checkpoint = STORED / name / "checkpoints" / str(STEP)
+    assert stored_runs.names_on_disk(last) == stored_runs.names_on_disk(stored_checkpoint)
 
 
 def test_no_stored_file_has_a_path_of_a_machine():
     for path in STORED.rglob("*"):
         if path.is_file():
-            found = re.search(rb"(?<![\w.}])/(home|root|tmp|work|Users)/", path.read_bytes())
-            assert not found, path
+            match = re.search(rb"(?<![\w.}])/(home|root|tmp|work|Users)/", path.read_bytes())
+            assert not match, path
     for name in stored_runs.names():
         flags = stored_runs.record(name)["flags"]
         assert "output_dir" not in flags and not re.search(r'"/', json.dumps(flags))

@@ -1,4 +1,4 @@
-"""Runs that tag words, answer questions and summarise."""
+"""Runs for token classification, question answering and summarization."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def write(path, rows):
 
 @pytest.fixture(scope="module")
 def tables(corpus, tmp_path_factory):
-    """Sentences with tags, questions with answers, texts with summaries; some of them bad."""
+    """Sentences with tags, questions with answers, texts with summaries. Some are invalid."""
     folder, draw = tmp_path_factory.mktemp("tables"), random.Random(0)
     for split, count in (("train", 64), ("valid", 12)):
-        tagged, asked, summed = [], [], []
+        tagged, question_rows, summed = [], [], []
         for number in range(count):
             words = draw.choices(WORDS, k=draw.randint(4, 12))
             tagged.append({"tokens": words, "ner_tags": [TAGS.get(word, "O") for word in words]})
@@ -51,31 +51,33 @@ def tables(corpus, tmp_path_factory):
             if number % 5 == 4:
                 answers = {"text": [], "answer_start": []}
             question = "what of " + words[0]
-            asked.append(
+            question_rows.append(
                 {"id": str(number), "question": question, "context": text, "answers": answers}
             )
             summed.append({"id": number, "document": text[:80], "summary": words[0]})
         if split == "train":
             tagged += [{"tokens": ["a"], "ner_tags": []}, {"tokens": [], "ner_tags": []}]
-            asked += [{**asked[0], "answers": {"text": ["no"], "answer_start": [1]}}]
+            question_rows += [
+                {**question_rows[0], "answers": {"text": ["no"], "answer_start": [1]}}
+            ]
         else:
             tagged.append({"tokens": ["a"], "ner_tags": ["B-NEW"]})
         write(folder / f"ner-{split}.jsonl", tagged)
-        write(folder / f"qa-{split}.jsonl", asked)
+        write(folder / f"qa-{split}.jsonl", question_rows)
         write(folder / f"sum-{split}.jsonl", summed)
     return folder
 
 
 @pytest.fixture
 def task(flags, tables):
-    """Train one of the three on its tables."""
+    """Trains one of the three on its tables."""
 
     def run(output, objective, callbacks=(), devices=1, **changes):
         from tests.support import runs
 
-        name, kind, sizes = KINDS[objective]
+        name, model_type, sizes = KINDS[objective]
         values = {
-            "model_type": kind,
+            "model_type": model_type,
             "config_overrides": sizes,
             "global_batch_size": 8,
             "per_device_eval_batch_size": 4,
@@ -101,11 +103,11 @@ def test_words_are_tagged_and_bad_sentences_named(task, tables, caplog, tmp_path
         return_entity_level_metrics=True,
         **test,
     )
-    told = caplog.text
-    assert "2 of 66 train examples are left out" in told
-    assert "ner-train.jsonl, line 65: 1 words and 0 tags" in told
-    assert "line 66: the list of words is empty" in told
-    assert "line 13: unknown tag 'B-NEW'" in told
+    log_text = caplog.text
+    assert "2 of 66 train examples are left out" in log_text
+    assert "ner-train.jsonl, line 65: 1 words and 0 tags" in log_text
+    assert "line 66: the list of words is empty" in log_text
+    assert "line 13: unknown tag 'B-NEW'" in log_text
     assert loop.metrics["eval_f1"] > 0.9 and loop.metrics["eval_LOC_number"] > 0
     model = hfseq.FlaxAutoModelForTokenClassification.from_pretrained(tmp_path / "ner")
     assert set(model.config.id2label.values()) == {"O", *TAGS.values()}
@@ -126,7 +128,7 @@ def test_tokens_after_the_first_of_a_word_count_only_if_asked(task):
     counts = [(row["labels"] != -100).sum() for row in rows]
     assert counts[0] < counts[1] < (rows[1]["segment_ids"] > 0).sum()
     names = apart[1].objective.names
-    assert "I-LAW" in names and "I-LOC" not in names  # which then goes on as B-LOC
+    assert "I-LAW" in names and "I-LOC" not in names  # which then continues as B-LOC
 
 
 @pytest.mark.parametrize("objective", ["token_classification", "question_answering"])
@@ -146,11 +148,11 @@ def test_the_loss_is_that_of_pytorch(task, objective, tmp_path):
         batch = data[step]
         batch = {key: torch.tensor(np.asarray(value)).long() for key, value in batch.items()}
         valid, mask = batch["valid"].bool(), batch["segment_ids"]
-        given = {"input_ids": batch["input_ids"], "attention_mask": mask}
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": mask}
         if "token_type_ids" in batch:
-            given["token_type_ids"] = batch["token_type_ids"]
+            inputs["token_type_ids"] = batch["token_type_ids"]
         with torch.no_grad():
-            output = theirs(**given)
+            output = theirs(**inputs)
         entropy = torch.nn.functional.cross_entropy
         if objective == "token_classification":
             labels = torch.where(valid[:, None], batch["labels"], -100)
@@ -178,27 +180,29 @@ def test_answers_are_found_and_written(task, tables, tmp_path, caplog):
         test_file=tables / "qa-valid.jsonl",
     )
     assert "1 of 65 train examples are left out" in caplog.text
-    assert "line 65: the answer 'no' does not stand at 1" in caplog.text
+    assert "line 65: the answer 'no' is not at character 1" in caplog.text
     rows, examples = loop.run.data.train.rows, 64
     assert len(rows) > examples, "long contexts are several rows"
     windows = loop.run.objective.windows["train"]
     records = loop.run.objective.splits["train"]
-    seen = set()
+    observed_ids = set()
     for row, (start, end) in enumerate(zip(rows.rows["start"], rows.rows["end"], strict=True)):
         example = records[int(windows.example_indices[row])]
         if end:
             first, last = windows.offsets[row][start][0], windows.offsets[row][end][1]
             assert example["context"][first:last] == example["answers"]["text"][0]
-            seen.add(example["id"])
-    assert len(seen) == sum(bool(records[i]["answers"]["text"]) for i in range(len(records)))
+            observed_ids.add(example["id"])
+    assert len(observed_ids) == sum(
+        bool(records[i]["answers"]["text"]) for i in range(len(records))
+    )
     metrics = loop.metrics
-    wanted = [
-        json.loads(one)["answers"]["text"]
-        for one in (tables / "qa-valid.jsonl").read_text().splitlines()
+    expected_ids = [
+        json.loads(line)["answers"]["text"]
+        for line in (tables / "qa-valid.jsonl").read_text().splitlines()
     ]
-    share = sum(map(bool, wanted)) / len(wanted)
-    whole = share * metrics["eval_HasAns_f1"] + (1 - share) * metrics["eval_NoAns_f1"]
-    assert metrics["eval_f1"] == pytest.approx(whole)
+    share = sum(map(bool, expected_ids)) / len(expected_ids)
+    overall_f1 = share * metrics["eval_HasAns_f1"] + (1 - share) * metrics["eval_NoAns_f1"]
+    assert metrics["eval_f1"] == pytest.approx(overall_f1)
     folder = tmp_path / "qa"
     best, every, odds = (
         json.loads((folder / f"{name}.json").read_text())
@@ -211,9 +215,9 @@ def test_answers_are_found_and_written(task, tables, tmp_path, caplog):
 
 
 def test_questions_that_cannot_be_used_are_told(task, tables, tmp_path):
-    with pytest.raises(UsageError, match="rows of 12 tokens, of which windows share 8, leave no"):
+    with pytest.raises(UsageError, match="rows of 12 tokens with a stride of 8 leave no"):
         task("short", "question_answering", max_seq_length=12, doc_stride=8)
-    with pytest.raises(DataError, match="it has no answer .--version_2_with_negative"):
+    with pytest.raises(DataError, match="it has no answer .*--version_2_with_negative"):
         task("v1", "question_answering", bad_examples="error")
     nested = {"version": "1.1", "data": [{"paragraphs": [{"context": "Ada sings.", "qas": [
         {"id": "x", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]},
@@ -248,10 +252,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(task, objective, corpus):
     changes = {"do_train": True, "save_steps": 2}
     if objective == "summarization":
         changes |= {"tokenizer_name": corpus / "marian", "predict_with_generate": False}
-    whole = losses(task("whole", objective, **changes).folder)
+    uninterrupted = losses(task("whole", objective, **changes).folder)
     with pytest.raises(SystemExit):
         task("cut", objective, callbacks=[stop_at(4)], **changes)
-    assert losses(task("cut", objective, **changes).folder) == whole
+    assert losses(task("cut", objective, **changes).folder) == uninterrupted
 
 
 @pytest.mark.slow
@@ -260,7 +264,9 @@ def test_a_mesh_trains_what_one_device_does(task, objective, corpus):
     changes = {"do_train": True}
     if objective == "summarization":
         changes |= {"tokenizer_name": corpus / "marian", "predict_with_generate": False}
-    one = losses(task("one", objective, **changes).folder)
-    many = losses(task("many", objective, devices=8, mesh="data=4,tensor=2", **changes).folder)
-    for step, value in one.items():
-        assert many[step] == pytest.approx(value, rel=2e-5), step
+    single = losses(task("one", objective, **changes).folder)
+    distributed = losses(
+        task("many", objective, devices=8, mesh="data=4,tensor=2", **changes).folder
+    )
+    for step, value in single.items():
+        assert distributed[step] == pytest.approx(value, rel=2e-5), step

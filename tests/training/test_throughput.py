@@ -1,4 +1,4 @@
-"""FLOPs against a count by hand, and rates that leave pauses out."""
+"""FLOPs compared with a manual count, and rates without pauses."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_an_encoder_decoder_s_flops_are_those_of_its_two_sides():
     encoder = 3 * 32 * (6 * 8 * 16 + attention * 32)
     decoder = 3 * 5 * (6 * 8 * 4 + attention * (5 + 32)) + 6 * 15 * 100 * 8
     keys_and_values = 6 * 2 * 2 * 8 * 8 * 3 * (32 - 5)  # of the encoder's tokens, not the targets
-    found = throughput.run_flops(model, objective, 3, 32)
-    assert found == encoder + decoder + keys_and_values
+    flops = throughput.run_flops(model, objective, 3, 32)
+    assert flops == encoder + decoder + keys_and_values
     objective.target_length = lambda length: 0
     assert throughput.run_flops(model, objective, 3, 32) == throughput.step_flops(
         params, config, 96, 32, 96
@@ -63,8 +63,8 @@ def test_a_machine_without_a_data_sheet_is_measured():
 # ---------------------------------------------------------------------------------------
 
 
-def devices_of(monkeypatch, kind, platform, count, processes=1):
-    device = types.SimpleNamespace(device_kind=kind, platform=platform)
+def devices_of(monkeypatch, device_kind, platform, count, processes=1):
+    device = types.SimpleNamespace(device_kind=device_kind, platform=platform)
     monkeypatch.setattr(throughput.jax, "devices", lambda: [device] * count)
     monkeypatch.setattr(throughput.jax, "device_count", lambda: count)
     monkeypatch.setattr(throughput.jax, "process_count", lambda: processes)

@@ -1,4 +1,4 @@
-"""Trackers: what they write, how they resume, and that they never stop training."""
+"""Trackers: output, resumption, and that they never stop training."""
 
 from __future__ import annotations
 
@@ -157,22 +157,22 @@ def test_failed_rewrite_on_resume_keeps_the_log(
     tracker = jsonl(tmp_path)
     for step in (1, 2):
         tracker.log({"loss": 1.0}, step)
-    before = (tmp_path / "metrics.jsonl").read_bytes()
+    old_log = (tmp_path / "metrics.jsonl").read_bytes()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     resumed = jsonl(tmp_path, resume_step=1)
-    held = len(os.listdir("/proc/self/fd"))
+    open_files = len(os.listdir("/proc/self/fd"))
     resumed.close()
-    assert len(os.listdir("/proc/self/fd")) == held - 1
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert len(os.listdir("/proc/self/fd")) == open_files - 1
+    assert (tmp_path / "metrics.jsonl").read_bytes() == old_log
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_a_resumed_run_repeats_replaces_the_lines_of_that_step(tmp_path: Path) -> None:
-    """A run that was killed after its last step evaluates again; a torn line is nobody's."""
+    """A run that was killed after its last step evaluates again. An incomplete line is dropped."""
     path = tmp_path / "metrics.jsonl"
     for begun, torn in ((None, b'{"step": 4, "eval_lo'), (4, b'{"step": 4, "te'), (4, b"\0\0")):
         tracker = jsonl(tmp_path, begun)
@@ -242,8 +242,8 @@ def test_tensorboard_reads_curves_and_texts_back(tmp_path: Path) -> None:
     assert points[1].value == pytest.approx(1 / 300) and points[0].wall_time > 1e9
     assert math.isnan(events.Scalars("eval_loss")[0].value)
     (text,) = events.Tensors("samples/text_summary")
-    written = text.tensor_proto.string_val[0].decode()
-    assert written.startswith("**bold** blåbær") and len(written) > 40_000
+    logged_text = text.tensor_proto.string_val[0].decode()
+    assert logged_text.startswith("**bold** blåbær") and len(logged_text) > 40_000
     plugin = events.SummaryMetadata("samples/text_summary").plugin_data.plugin_name
     assert plugin == "text" and text.step == 300
 
@@ -283,8 +283,8 @@ def test_tensorboard_does_not_need_torch_or_tensorboardx(tmp_path: Path) -> None
         "TensorBoardTracker(pathlib.Path(sys.argv[1])).log({'loss': 1.0}, 1);"
         "assert not {'torch', 'tensorboardX', 'jax', 'transformers'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=_environment())
-    assert done.returncode == 0
+    process = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=_environment())
+    assert process.returncode == 0
 
 
 # Faults
@@ -463,8 +463,8 @@ def test_real_wandb_works_offline(tmp_path: Path) -> None:
     )
     environment = {**_environment(), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "cannot write" not in done.stderr, done.stderr
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0 and "cannot write" not in process.stderr, process.stderr
     assert list((tmp_path / "wandb").glob("offline-run-*"))
     run_id = (tmp_path / "wandb_run_id").read_text().strip()
     assert any(path.name.endswith(run_id) for path in (tmp_path / "wandb").iterdir())

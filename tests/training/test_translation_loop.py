@@ -1,4 +1,4 @@
-"""A translation run from files to a model: its vocabulary, its scores, what the model remembers."""
+"""A translation run from files to a model: vocabulary, scores, saved settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPTIONS = {
 
 @pytest.fixture
 def trainings(monkeypatch):
-    """How often a vocabulary was trained."""
+    """Counts how often a vocabulary is trained."""
     calls, train = [], tokenizers.train_joint_tokenizer
     monkeypatch.setattr(
         tokenizers,
@@ -81,8 +81,8 @@ def test_scores_samples_and_languages_are_left_with_the_model(train, corpus, cap
     assert {"eval_bleu", "eval_chrf", "train_cross_entropy", "predict_bleu"} <= set(loop.metrics)
     assert "eval_cross_entropy" not in loop.metrics  # evaluation smooths nothing: it is the loss
     assert loop.progress.best_metric is not None and "tok:13a" in caplog.text
-    written = (loop.folder / "generated_predictions.txt").read_text().splitlines()
-    assert len(written) == 20  # all of the test split
+    lines = (loop.folder / "generated_predictions.txt").read_text().splitlines()
+    assert len(lines) == 20  # all of the test split
     saved = json.loads((loop.folder / "generation_config.json").read_text())
     assert saved["num_beams"] == 2 and saved["max_length"] == 7
     from transformers import AutoConfig
@@ -96,13 +96,13 @@ def test_scores_samples_and_languages_are_left_with_the_model(train, corpus, cap
 @pytest.mark.slow
 def test_rates_of_tokens_are_real_ones_and_padding_is_told_apart(train):
     loop = train("rates", 1, "translation", max_steps=2, do_train=True)
-    facts = loop.run.data.description["train"]
-    seen = loop.metrics
-    padded = facts["rows"] * (32 + 32) / facts["tokens"]
+    counts = loop.run.data.description["train"]
+    metrics = loop.metrics
+    padded = counts["rows"] * (32 + 32) / counts["tokens"]
     assert padded > 1
-    ratio = seen["train_padded_tokens_per_second"] / seen["train_tokens_per_second"]
+    ratio = metrics["train_padded_tokens_per_second"] / metrics["train_tokens_per_second"]
     assert ratio == pytest.approx(padded)
-    assert seen["train_padded_mfu"] > seen["train_mfu"] > 0
+    assert metrics["train_padded_mfu"] > metrics["train_mfu"] > 0
 
 
 def test_the_flops_of_pairs_are_those_of_their_own_lengths():
@@ -122,19 +122,19 @@ def test_the_flops_of_pairs_are_those_of_their_own_lengths():
     crossed = 3 * 2 * 8 * 8
     matrices = 6 * (s * (8 * 16 + crossed) + t * (8 * 60 - crossed + 8 * 100))
     attention = 12 * 8 * (2 * squares[0] + 3 * (squares[1] / 2 + products))
-    found = throughput.pair_flops(model, PairSums(s, t, *squares, products))
-    assert found == matrices + attention
+    flops = throughput.pair_flops(model, PairSums(s, t, *squares, products))
+    assert flops == matrices + attention
 
 
 @pytest.mark.slow
 def test_a_model_in_fp8_writes_with_the_scales_of_its_training(train, monkeypatch):
-    """What is written in FP8 is written with the state's scales, and the model keeps none of it."""
-    held = []
+    """Generation in FP8 uses the scales of the state, and the model does not keep them."""
+    observed_extra = []
     prepare = request.make_request
 
-    def noted(model, *given, **options):
-        held.append(model.extra)
-        return prepare(model, *given, **options)
+    def noted(model, *args, **options):
+        observed_extra.append(model.extra)
+        return prepare(model, *args, **options)
 
     monkeypatch.setattr(generate, "make_request", noted)
     loop = train(
@@ -154,13 +154,13 @@ def test_a_model_in_fp8_writes_with_the_scales_of_its_training(train, monkeypatc
         fp8_amax_history_length=4,
     )
     assert "eval_bleu" in loop.metrics
-    assert trees_equal(jax.device_get(held[-1]), jax.device_get(loop.state.extra))
+    assert trees_equal(jax.device_get(observed_extra[-1]), jax.device_get(loop.state.extra))
     assert loop.run.model.extra == {}
 
 
 @pytest.mark.slow
 def test_a_pair_of_models_learns_to_translate(train, corpus, tmp_path):
-    """It has no vocabulary of its own: the loss is over its decoder's."""
+    """The model has no vocabulary at the top level. The loss uses that of the decoder."""
     from transformers import AutoTokenizer, EncoderDecoderConfig
 
     from hfseq import FlaxEncoderDecoderModel
@@ -173,8 +173,8 @@ def test_a_pair_of_models_learns_to_translate(train, corpus, tmp_path):
     FlaxEncoderDecoderModel(config).save_pretrained(tmp_path / "pair")
     start = {"model_type": None, "config_overrides": None, "model_name_or_path": tmp_path / "pair"}
     loop = train("fine", 2, "translation", do_train=True, max_steps=20, **start)
-    told = losses(loop.folder)
-    assert told[20] < 0.9 * told[1]
+    train_losses = losses(loop.folder)
+    assert train_losses[20] < 0.9 * train_losses[1]
     FlaxEncoderDecoderModel.from_pretrained(loop.folder)
     sides[1].vocab_size = 20
     config = EncoderDecoderConfig.from_encoder_decoder_configs(*sides, **tokens)

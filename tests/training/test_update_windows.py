@@ -28,7 +28,7 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A text of 1,000 bytes under a name without an extension, and a vocabulary of bytes."""
+    """A text of 1,000 bytes in a file without extension, and a byte vocabulary."""
     from hfseq.data.tokenizers import train_tokenizer
 
     folder = tmp_path_factory.mktemp("raw")
@@ -40,7 +40,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def run(train, text):
-    """Run the loop on that text: rows of 32 tokens in four windows."""
+    """Trains on that text: rows of 32 tokens in four windows."""
 
     def start(output="run", devices=1, **changes):
         options = {
@@ -62,53 +62,55 @@ def run(train, text):
 
 
 @pytest.fixture(scope="module")
-def kept():
+def run_cache():
     return {}
 
 
-def reference(run, kept):
-    """Losses and state of ten steps on one device in one piece."""
-    if not kept:
+def reference(run, run_cache):
+    """Losses and state of ten uninterrupted steps on one device."""
+    if not run_cache:
         loop = run("whole")
-        kept |= {
+        run_cache |= {
             "losses": losses(loop.folder),
             "state": jax.device_get(loop.state),
             "saved": load_file(loop.folder / "model.safetensors"),
         }
-    return kept
+    return run_cache
 
 
-def assert_same_state(one, other, relative=2e-4):
+def assert_same_state(first, other, relative=2e-4):
     for name in ("params", "extra", "memory"):
-        flat, expected = trees.flatten(getattr(one, name)), trees.flatten(getattr(other, name))
+        flat, expected = trees.flatten(getattr(first, name)), trees.flatten(getattr(other, name))
         for path, leaf in expected.items():
-            found, wanted = np.asarray(flat[path]), np.asarray(leaf)
-            scale = max(np.abs(wanted).max(), 1.0)
-            assert np.abs(found - wanted).max() <= relative * scale, (name, path)
+            actual, reference_leaf = np.asarray(flat[path]), np.asarray(leaf)
+            scale = max(np.abs(reference_leaf).max(), 1.0)
+            assert np.abs(actual - reference_leaf).max() <= relative * scale, (name, path)
 
 
 @pytest.mark.slow
-def test_a_run_stopped_in_mid_sequence_goes_on_to_the_last_bit(run, kept):
-    whole = reference(run, kept)
+def test_a_run_stopped_in_mid_sequence_goes_on_to_the_last_bit(run, run_cache):
+    uninterrupted = reference(run, run_cache)
     with pytest.raises(SystemExit):
         run("parts", callbacks=[stop_at(6)])  # after the second of four windows
     parts = run("parts")
-    assert losses(parts.folder) == whole["losses"]
-    for one, other in zip(
-        jax.tree.leaves(jax.device_get(parts.state)), jax.tree.leaves(whole["state"]), strict=True
+    assert losses(parts.folder) == uninterrupted["losses"]
+    for item, other in zip(
+        jax.tree.leaves(jax.device_get(parts.state)),
+        jax.tree.leaves(uninterrupted["state"]),
+        strict=True,
     ):
-        assert np.array_equal(one, other)
+        assert np.array_equal(item, other)
     saved = load_file(parts.folder / "model.safetensors")
     assert {name for name in saved if "codebook" in name} >= {
         "model.layers.0.attention.codebook.sums",
         "model.layers.0.attention.codebook.counts",
     }
-    assert all(np.array_equal(saved[name], leaf) for name, leaf in whole["saved"].items())
+    assert all(np.array_equal(saved[name], leaf) for name, leaf in uninterrupted["saved"].items())
 
 
 @pytest.mark.slow
-def test_the_codebook_moves_and_its_batch_sums_are_empty_after_a_step(run, kept):
-    flat = trees.flatten(reference(run, kept)["state"].extra["codebook"])
+def test_the_codebook_moves_and_its_batch_sums_are_empty_after_a_step(run, run_cache):
+    flat = trees.flatten(reference(run, run_cache)["state"].extra["codebook"])
     assert all(not leaf.any() for path, leaf in flat.items() if path[-1].startswith("new_"))
     counts = [leaf for path, leaf in flat.items() if path[-1] == "counts"]
     assert all(leaf.max() > 1.0 for leaf in counts)
@@ -116,25 +118,27 @@ def test_the_codebook_moves_and_its_batch_sums_are_empty_after_a_step(run, kept)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("micro", [2, 4])
-def test_micro_batches_give_the_same_losses_state_and_codebook(run, kept, micro):
-    whole = reference(run, kept)
+def test_micro_batches_give_the_same_losses_state_and_codebook(run, run_cache, micro):
+    uninterrupted = reference(run, run_cache)
     loop = run("micro", gradient_accumulation_steps=micro)
-    assert_same(losses(loop.folder), whole["losses"], relative=1e-4)
-    assert_same_state(loop.state, whole["state"])
+    assert_same(losses(loop.folder), uninterrupted["losses"], relative=1e-4)
+    assert_same_state(loop.state, uninterrupted["state"])
 
 
 @pytest.mark.slow
-def test_a_mesh_with_accumulation_gives_the_same_losses_state_and_codebook(run, kept):
-    whole = reference(run, kept)
+def test_a_mesh_with_accumulation_gives_the_same_losses_state_and_codebook(run, run_cache):
+    uninterrupted = reference(run, run_cache)
     loop = run("mesh", devices=2, mesh="data=2", gradient_accumulation_steps=2)
-    assert_same(losses(loop.folder), whole["losses"], relative=1e-4)
-    assert_same_state(loop.state, whole["state"])
-    held = [leaf.addressable_shards[0].data.shape for leaf in jax.tree.leaves(loop.state.memory)]
-    assert all(shape[0] == 2 for shape in held)
+    assert_same(losses(loop.folder), uninterrupted["losses"], relative=1e-4)
+    assert_same_state(loop.state, uninterrupted["state"])
+    shard_shapes = [
+        leaf.addressable_shards[0].data.shape for leaf in jax.tree.leaves(loop.state.memory)
+    ]
+    assert all(shape[0] == 2 for shape in shard_shapes)
 
 
 @pytest.mark.slow
-def test_scanned_layers_give_the_same_losses_and_resume_with_their_state(run, kept):
+def test_scanned_layers_give_the_same_losses_and_resume_with_their_state(run, run_cache):
     options = {"scan_layers": True, "config_overrides": f"{TINY},num_hidden_layers=2"}
     plain = losses(run("plain", config_overrides=options["config_overrides"]).folder)
     with pytest.raises(SystemExit):
@@ -146,26 +150,28 @@ def test_scanned_layers_give_the_same_losses_and_resume_with_their_state(run, ke
 @pytest.mark.slow
 def test_streams_resume_and_carry_their_state_over_the_end_of_a_row(run):
     options = {"state_reset": "never", "max_steps": 40, "logging_steps": 8}
-    whole = run("stream", **options)
+    uninterrupted = run("stream", **options)
     with pytest.raises(SystemExit):
         run("cut", callbacks=[stop_at(21)], **options)
-    assert losses(run("cut", **options).folder) == losses(whole.folder)
+    assert losses(run("cut", **options).folder) == losses(uninterrupted.folder)
     positions = next(
-        leaf for path, leaf in trees.flatten(whole.state.memory).items() if path[-1] == "position"
+        leaf
+        for path, leaf in trees.flatten(uninterrupted.state.memory).items()
+        if path[-1] == "position"
     )
-    # 950 bytes of training text are 119 rows of 8, 30 a place: the last place began anew.
-    assert len(whole.run.data.train) == 30
+    # 950 bytes of training text are 119 rows of 8, 30 per stream: the last stream restarted.
+    assert len(uninterrupted.run.data.train) == 30
     assert positions.tolist() == [320, 320, 320, 80]
 
 
 @pytest.mark.slow
 def test_without_dropout_windows_see_what_the_whole_row_sees(run):
-    """At learning rate 0 four windows have the loss of the row, of which the state knows all."""
+    """At learning rate 0, four windows have the loss of the row: the state carries everything."""
     quiet = ",".join(part for part in TINY.split(",") if "dropout" not in part)
     options = {"learning_rate": 0.0, "warmup_steps": 0, "config_overrides": f"{quiet},ema_decay=1"}
     steps = losses(run("windows", max_steps=4, **options).folder)
-    whole = losses(run("rows", max_steps=1, update_length=None, **options).folder)
-    assert np.mean(list(steps.values())) == pytest.approx(whole[1], rel=1e-4)
+    uninterrupted = losses(run("rows", max_steps=1, update_length=None, **options).folder)
+    assert np.mean(list(steps.values())) == pytest.approx(uninterrupted[1], rel=1e-4)
 
 
 @pytest.mark.slow
@@ -182,10 +188,10 @@ def test_evaluation_and_results_hold_bits_per_byte_and_the_use_of_codes(run):
     )
     results = json.loads((loop.folder / "eval_results.json").read_text())
     predicted = json.loads((loop.folder / "predict_results.json").read_text())
-    for prefix, found in (("eval", results), ("predict", predicted)):
-        bits = found[f"{prefix}_loss"] / np.log(2)
-        assert found[f"{prefix}_bits_per_byte"] == pytest.approx(bits)
-        assert found[f"{prefix}_code_perplexity"] > 1
+    for prefix, metrics in (("eval", results), ("predict", predicted)):
+        bits = metrics[f"{prefix}_loss"] / np.log(2)
+        assert metrics[f"{prefix}_bits_per_byte"] == pytest.approx(bits)
+        assert metrics[f"{prefix}_code_perplexity"] > 1
     log = [json.loads(line) for line in (loop.folder / "metrics.jsonl").read_text().splitlines()]
     evaluated = [record["eval_loss"] for record in log if "eval_loss" in record]
     assert len(evaluated) == 3  # two of one batch, and one of all at the end
@@ -237,10 +243,10 @@ def test_the_mean_of_checkpoints_has_the_mean_of_their_statistics(run):
 
 @pytest.mark.slow
 def test_a_skipped_step_leaves_the_codebook_as_it_was(run):
-    seen = {}
+    extra_by_step = {}
 
     def poison(info):
-        seen[info.progress.step] = jax.device_get(info.state.extra)
+        extra_by_step[info.progress.step] = jax.device_get(info.state.extra)
         if info.progress.step != 2:
             return None
         flat = trees.flatten(info.state.params)
@@ -254,9 +260,9 @@ def test_a_skipped_step_leaves_the_codebook_as_it_was(run):
         on_non_finite="skip",
         callbacks=[poison],
     )
-    same = jax.tree.map(lambda a, b: bool((a == b).all()), seen[3], seen[2])
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), extra_by_step[3], extra_by_step[2])
     assert all(jax.tree.leaves(same))
-    moved = jax.tree.map(lambda a, b: bool((a != b).any()), seen[2], seen[1])
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), extra_by_step[2], extra_by_step[1])
     assert any(jax.tree.leaves(moved))
 
 
@@ -309,9 +315,11 @@ def test_a_checkpoint_without_windows_does_not_go_on_in_windows():
 def test_rows_are_reset_on_the_second_axis_of_stacks():
     memory = state.Carry(3, 4, (("layers",),))
     old = {"layers": {"a": np.ones((2, 3, 5))}, "position": np.array([7, 8, 9])}
-    found = memory.reset(old, np.array([False, True, False]), jax.tree.map(np.zeros_like, old))
-    assert found["position"].tolist() == [7, 0, 9]
-    assert found["layers"]["a"].sum(axis=(0, 2)).tolist() == [10, 0, 10]
+    reset_memory = memory.reset(
+        old, np.array([False, True, False]), jax.tree.map(np.zeros_like, old)
+    )
+    assert reset_memory["position"].tolist() == [7, 0, 9]
+    assert reset_memory["layers"]["a"].sum(axis=(0, 2)).tolist() == [10, 0, 10]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.training.conftest import losses
 from tests.training.test_loop import stop_at
 
 pytest.importorskip("soundfile")
-#: A frame of 100 samples, 6 ms: a letter has ten.
+#: A frame has 100 samples (6 ms), and a letter has ten frames.
 SIZES = (
     "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=64,"
     "conv_dim=[16,32],conv_stride=[10,10],conv_kernel=[20,10],num_feat_extract_layers=2,"
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def pretrain(folder, tmp_path):
-    """Train in this process; keywords add or replace flags, None takes one away."""
+    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
 
     def run(output="run", devices=1, callbacks=(), **changes):
         from tests.support import runs
@@ -63,7 +63,7 @@ def pretrain(folder, tmp_path):
 
 def test_a_step_is_taken_and_what_is_no_sound_counts_for_nothing(pretrain, tmp_path, caplog):
     write_words(tmp_path / "mixed", 8)
-    told = write_bad_audio(tmp_path / "mixed" / "bad")
+    problems = write_bad_audio(tmp_path / "mixed" / "bad")
     loop = pretrain(
         max_steps=1,
         max_duration_in_seconds=0.2,
@@ -71,17 +71,17 @@ def test_a_step_is_taken_and_what_is_no_sound_counts_for_nothing(pretrain, tmp_p
         validation_dir=tmp_path / "mixed",
     )
     metrics = loop.metrics
-    assert metrics["eval_left_out"] == len(told) and 0.3 < metrics["eval_masked_share"] < 0.6
+    assert metrics["eval_left_out"] == len(problems) and 0.3 < metrics["eval_masked_share"] < 0.6
     assert np.isfinite(metrics["eval_loss"]) and metrics["eval_codevector_perplexity"] > 2
-    for name, reason in told.items():
+    for name, reason in problems.items():
         assert any(name in text and reason in text for text in caplog.messages), name
 
 
 @pytest.mark.slow
 def test_a_run_learns_and_leaves_what_both_worlds_load(pretrain):
     loop = pretrain(max_steps=300, logging_steps=20, warmup_steps=20, gumbel_temperature_decay=0.99)
-    seen = losses(loop.folder)
-    assert seen[300] < 0.8 * seen[20] and loop.metrics["eval_accuracy"] > 0.3
+    train_losses = losses(loop.folder)
+    assert train_losses[300] < 0.8 * train_losses[20] and loop.metrics["eval_accuracy"] > 0.3
     pytest.importorskip("torch")
     from transformers import AutoFeatureExtractor, Wav2Vec2ForPreTraining
 
@@ -91,23 +91,23 @@ def test_a_run_learns_and_leaves_what_both_worlds_load(pretrain):
 
 @pytest.mark.slow
 def test_neither_devices_nor_their_number_change_the_losses(pretrain):
-    # Adam makes steps of what rounding leaves of a zero gradient, such as that of keys' biases.
+    # Adam amplifies rounding errors of zero gradients, such as those of key biases.
     plain = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 5}
-    one, two = (pretrain(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
-    for step, loss in losses(one.folder).items():
+    single, two = (pretrain(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
+    for step, loss in losses(single.folder).items():
         assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_bit(pretrain):
-    # The temperature falls with the steps: a resumed run has that of its step.
+    # The temperature decreases with the steps: a resumed run uses that of its step.
     falls = {"gumbel_temperature_decay": 0.9, "save_steps": 2, "max_steps": 4}
-    whole = pretrain("whole", **falls)
+    uninterrupted = pretrain("whole", **falls)
     with pytest.raises(SystemExit):
         pretrain("parts", **falls, callbacks=[stop_at(3)])
     again = pretrain("parts", **falls)
-    assert again.start_step == 3 and trees_equal(whole.state.params, again.state.params)
-    assert losses(whole.folder) == losses(again.folder)
+    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
+    assert losses(uninterrupted.folder) == losses(again.folder)
 
 
 def test_what_cannot_be_trained_is_told(pretrain, tmp_path):

@@ -1,4 +1,4 @@
-"""Texts that a model writes: scores, samples and files."""
+"""Generated texts: scores, samples and files."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ WRITTEN = GeneratedTexts(
 
 @pytest.fixture
 def tracker():
-    """A tracker that keeps what it is given."""
-    kept = SimpleNamespace(shown=[], reported=[])
-    kept.text = lambda tag, text, step: kept.shown.append((tag, text, step))
-    kept.log = lambda metrics, step: kept.reported_metrics.append((metrics, step))
-    return kept
+    """A tracker that stores all records."""
+    records = SimpleNamespace(shown=[], reported=[])
+    records.text = lambda tag, text, step: records.shown.append((tag, text, step))
+    records.log = lambda metrics, step: records.reported_metrics.append((metrics, step))
+    return records
 
 
 @pytest.fixture
 def info(tmp_path):
-    """Where a run stands that has no rows to judge, only texts to write."""
+    """A step of a run that generates texts and does not evaluate rows."""
     run = SimpleNamespace(
         objective=SimpleNamespace(write_texts=lambda model, params, split: WRITTEN),
         model=SimpleNamespace(extra={}),
@@ -79,8 +79,8 @@ def test_samples_go_to_the_trackers_and_predictions_are_one_line_each_beside_the
 
 def test_an_objective_that_writes_nothing_adds_nothing(info):
     info.run.objective.generate_texts = lambda model, params, split: None
-    done = evaluation.evaluate(info.run, info.state, "validation")
-    assert done.metrics == {} and done.texts is None
+    result = evaluation.evaluate(info.run, info.state, "validation")
+    assert result.metrics == {} and result.texts is None
 
 
 def test_no_samples_are_logged_where_none_are_asked_for(info, tracker):
