@@ -1,8 +1,8 @@
-"""``FlaxAutoModel*``: from a configuration or a checkpoint to the Flax class of its architecture.
+"""``FlaxAutoModel*``: loads the Flax class that belongs to a configuration or a checkpoint.
 
-They are transformers' Auto classes over mappings that read hfseq's plugin registry, so they
-download, override and trust remote code as people know it. The base class is private in
-transformers; this module and `hfseq.plugins.transformers_hook` alone touch such names.
+These are Transformers' Auto classes over mappings that read hfseq's plugin registry, so downloads,
+overrides and remote code work as in Transformers. Their base class is private in Transformers. Only
+this module and `hfseq.plugins.transformers_hook` use such names.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from hfseq.plugins.transformers_hook import ArchitectureMapping
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: Arguments that say where and how to download; the configuration and the weights need them both.
+#: Arguments of downloads, used for the configuration and for the weights.
 HUB_ARGUMENTS = (
     *("cache_dir", "force_download", "local_files_only", "proxies"),
     *("revision", "subfolder", "token"),
 )
 
 
-#: Arguments on code that the checkpoint ships.
+#: Arguments about code in the checkpoint's repository.
 CODE_ARGUMENTS = ("trust_remote_code", "code_revision")
 
 
-#: Arguments of the model that the configuration must not swallow or copy.
+#: Arguments of the model that must not be passed to the configuration.
 MODEL_ARGUMENTS = (
     *("dtype", "attn_implementation", "precision", "scan_layers", "gradient_checkpointing"),
     *("input_shape", "seed", "param_dtype", "remat_policy", "sharding", "_do_init"),
@@ -54,7 +54,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig, **kwargs: Any) -> Any:
-        """Return a freshly initialised model of the architecture of ``config``."""
+        """Returns a newly initialized model of the architecture of ``config``."""
         if cls._has_remote_code(config):
             return super().from_config(config, **kwargs)
         kwargs.pop("trust_remote_code", None)
@@ -64,40 +64,48 @@ class _FlaxAutoModel(_BaseAutoModelClass):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *model_args: Any, **kwargs: Any
     ) -> Any:
-        """Load a model from a directory or from the Hub.
+        """Loads a model from a directory or from the Hub.
 
-        Arguments that are attributes of the configuration override it, the others go to the model
-        class. Where config.json names a native architecture under ``hfseq``, that one is loaded.
+        If config.json contains a native architecture under ``hfseq``, that architecture is loaded.
 
-        **Raises:** CheckpointError where there is no such directory, UsageError (a ValueError) for
-        an architecture that has no Flax class for this task.
+        Args:
+            pretrained_model_name_or_path: A directory or a repository.
+            *model_args: Positional arguments of the model class.
+            **kwargs: Attributes of the configuration are overridden. All other arguments are passed
+                to the model class.
+
+        Raises:
+            CheckpointError: The directory does not exist.
+            UsageError: The architecture has no Flax class for this task. It is a ``ValueError``.
         """
         name = os.path.expanduser(os.fspath(pretrained_model_name_or_path))
         check_directory(name)
         hub = {key: kwargs.pop(key) for key in HUB_ARGUMENTS if key in kwargs}
-        held = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
-        trust = {key: kwargs.pop(key) for key in CODE_ARGUMENTS if key in kwargs}
-        trust["trust_remote_code"] = bool(trust.get("trust_remote_code"))  # never a question
-        from hfseq.modeling import lora  # imports jax, which the mappings do without
+        model_options = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
+        code_options = {key: kwargs.pop(key) for key in CODE_ARGUMENTS if key in kwargs}
+        code_options["trust_remote_code"] = bool(
+            code_options.get("trust_remote_code")
+        )  # never prompt the user
+        from hfseq.modeling import lora  # imports jax, which the mappings do not need
 
         adapter = lora.find_adapter(name, hub)
         base = name if adapter is None else adapter.base
-        config, kwargs = _load_config(base, hub, trust, kwargs)
+        config, kwargs = _load_config(base, hub, code_options, kwargs)
         if cls._has_remote_code(config):
-            if not trust["trust_remote_code"] and type(config) not in cls._model_mapping:
+            if not code_options["trust_remote_code"] and type(config) not in cls._model_mapping:
                 configs.raise_untrusted_code(config.auto_map, name)
             return super().from_pretrained(
-                name, *model_args, config=config, **hub, **trust, **held, **kwargs
+                name, *model_args, config=config, **hub, **code_options, **model_options, **kwargs
             )
         load = cls._model_class(config).from_pretrained
-        return load(name, *model_args, config=config, **hub, **held, **kwargs)
+        return load(name, *model_args, config=config, **hub, **model_options, **kwargs)
 
     @classmethod
     def register(cls, config_class: type, model_class: type, exist_ok: bool = False) -> None:
-        """Make ``model_class`` what this class returns for ``config_class``, in this process."""
+        """Registers ``model_class`` for ``config_class`` in this process."""
         remote = model_class.__module__.startswith("transformers_modules.")
         if remote and config_class.__module__.startswith("transformers."):
-            return  # trusted for one checkpoint, which is no reason to use it for all of that type
+            return  # code that is trusted for one checkpoint must not apply to all of its type
         super().register(config_class, model_class, exist_ok=exist_ok)
 
     @classmethod
@@ -110,19 +118,20 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         mapping = cls._model_mapping
         if type(config) in mapping:
             return mapping[type(config)]
-        known = [spec.model_type for spec in mapping.specs()]
-        known += [key.__name__ for key in mapping._registered]
+        model_types = [spec.model_type for spec in mapping.specs()]
+        model_types += [key.__name__ for key in mapping._registered]
         raise UsageError(
             f"Unrecognized configuration class {type(config)} for this kind of AutoModel: "
-            f"{cls.__name__}. Its model type is '{getattr(config, 'model_type', '')}'; known are: "
-            f"{', '.join(sorted(known)) or 'none'}{plugins.load().broken_message()}"
+            f"{cls.__name__}. Its model type is '{getattr(config, 'model_type', '')}'. "
+            f"Known types: "
+            f"{', '.join(sorted(model_types)) or 'none'}{plugins.load().broken_message()}"
         )
 
 
 def _load_config(
-    name: str, hub: dict[str, Any], trust: dict[str, Any], kwargs: dict[str, Any]
+    name: str, hub: dict[str, Any], code_options: dict[str, Any], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the configuration, with overrides from ``kwargs``, and the arguments left over."""
+    """Returns the configuration with overrides from ``kwargs``, and the remaining arguments."""
     from transformers import AutoConfig, PreTrainedConfig
     from transformers.utils.hub import resolve_revision
 
@@ -131,9 +140,11 @@ def _load_config(
         return config, kwargs
     if config is None:
         require_config(name, hub)
-        # everything that follows, the weights too, comes from one commit
-        known = {key: hub[key] for key in ("token", "local_files_only", "cache_dir") if key in hub}
-        hub["revision"] = resolve_revision(name, hub.get("revision"), **known)
+        # load everything, including the weights, from one commit
+        resolve_options = {
+            key: hub[key] for key in ("token", "local_files_only", "cache_dir") if key in hub
+        }
+        hub["revision"] = resolve_revision(name, hub.get("revision"), **resolve_options)
     source = name if config is None else config
     with configs.wrap_read_errors(str(source)):
         stored, _ = PreTrainedConfig.get_config_dict(source, **hub)
@@ -141,33 +152,39 @@ def _load_config(
         native = stored.get("hfseq")
         if native is None:
             kwargs["return_unused_kwargs"] = True
-            check_trusted_config(stored, trust["trust_remote_code"], str(source))
-            made, unused = AutoConfig.from_pretrained(source, **hub, **trust, **kwargs)
+            check_trusted_config(stored, code_options["trust_remote_code"], str(source))
+            loaded, unused = AutoConfig.from_pretrained(source, **hub, **code_options, **kwargs)
         else:
             if not isinstance(native, dict) or not isinstance(native.get("model_type"), str):
                 raise CheckpointError(
-                    f"{name}/config.json: 'hfseq' is {native!r}, without a model_type"
+                    f"{name}/config.json: the entry 'hfseq' is {native!r}, which has no model_type"
                 )
             try:
                 spec = plugins.load().architectures.get(native["model_type"])
             except UsageError as error:
                 raise UsageError(
-                    f"{name}/config.json names a native architecture: {error}"
+                    f"{name}/config.json contains an unknown native architecture: {error}"
                 ) from None
-            # It is stored as its stock twin.
-            made, unused = spec.load_config().from_dict(
+            # The checkpoint is stored as the stock architecture that it is equivalent to.
+            loaded, unused = spec.load_config().from_dict(
                 native_config_dict(stored), return_unused_kwargs=True, **kwargs
             )
-    configs.check_numbers(made, str(source))
-    return made, unused
+    configs.check_numbers(loaded, str(source))
+    return loaded, unused
 
 
 def _auto_class(task: str) -> type[_FlaxAutoModel]:
     name = f"Flax{auto_class_name(task)}"
-    what = "without a head" if task == "Model" else f"with the head of ``{auto_class_name(task)}``"
-    doc = f"Loads or makes the Flax model {what} that fits a configuration."
-    content = {"__doc__": doc, "__module__": __name__, "_model_mapping": ArchitectureMapping(task)}
-    return type(name, (_FlaxAutoModel,), content)
+    description = (
+        "without a head" if task == "Model" else f"with the head of ``{auto_class_name(task)}``"
+    )
+    doc = f"Loads or creates the Flax model {description} that belongs to a configuration."
+    namespace = {
+        "__doc__": doc,
+        "__module__": __name__,
+        "_model_mapping": ArchitectureMapping(task),
+    }
+    return type(name, (_FlaxAutoModel,), namespace)
 
 
 FlaxAutoModel = _auto_class("Model")
@@ -202,64 +219,73 @@ FLAX_MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING = (
 FLAX_MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING = FlaxAutoModelForImageClassification._model_mapping
 FLAX_MODEL_FOR_VISION_2_SEQ_MAPPING = FlaxAutoModelForVision2Seq._model_mapping
 FLAX_MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING = FlaxAutoModelForSpeechSeq2Seq._model_mapping
-# Transformers 4 had no Auto class of it.
+# Transformers 4 has no Auto class for this task.
 FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING = ArchitectureMapping("ForAudioClassification")
 
 
-def load(auto: Any, name: str, **options: Any) -> Any:
-    """Return ``auto.from_pretrained(name)``; what Transformers raises becomes one of our errors."""
+def load(auto_class: Any, name: str, **options: Any) -> Any:
+    """Returns ``auto_class.from_pretrained(name)`` and converts errors of Transformers to hfseq's.
+
+    Raises:
+        CheckpointError: Transformers cannot load the object, or a package is missing.
+    """
     try:
-        return auto.from_pretrained(name, **options)
+        return auto_class.from_pretrained(name, **options)
     except HfseqError:
         raise
     except ImportError as error:
         package = "sentencepiece" if "sentencepiece" in str(error).lower() else error.name
         hint = f": pip install {package}" if package else f": {first_line(error)}"
-        raise CheckpointError(f"'{name}' needs a package that is not installed{hint}") from error
-    except Exception as error:  # transformers' and tokenizers' own; the latter are no more exact
+        raise CheckpointError(f"'{name}' requires a package that is not installed{hint}") from error
+    except Exception as error:  # tokenizers raises plain exceptions
         first = first_line(error)
-        raise CheckpointError(f"{auto.__name__} cannot load '{name}': {first}") from error
+        raise CheckpointError(f"{auto_class.__name__} cannot load '{name}': {first}") from error
 
 
 def find_class(
-    stored: Mapping[str, Any],
-    place: str,
+    config_dict: Mapping[str, Any],
+    source: str,
     *,
     task: str | None = None,
     model_class: str | None = None,
 ) -> Any:
-    """Return the Flax class that a checkpoint's config.json, or the user, names.
+    """Returns the Flax class of a checkpoint.
 
-    ``task`` is a task of :data:`hfseq.plugins.TASKS`; ``model_class`` a class with or without its
-    prefix ``Flax``.
+    Args:
+        config_dict: The content of config.json.
+        source: The checkpoint, for messages.
+        task: A task of :data:`hfseq.plugins.TASKS` that selects the class.
+        model_class: The name of the class, with or without the prefix ``Flax``.
 
-    **Raises:** UsageError where nothing or an unknown name is named.
+    Raises:
+        CheckpointError: config.json has no ``model_type``.
+        UsageError: The class is unknown, or neither config.json nor the arguments select one.
     """
-    kind = model_type(stored)
-    if kind is None:
-        raise CheckpointError(f"{place}/config.json names no model_type")
+    native_type = model_type(config_dict)
+    if native_type is None:
+        raise CheckpointError(f"{source}/config.json has no model_type")
     registry = plugins.load().architectures
-    spec: ArchitectureSpec = registry.get(kind)
+    spec: ArchitectureSpec = registry.get(native_type)
     if task is not None:
         return spec.load_head(task)
     if model_class is not None:
         tasks = {target_name(target): task for task, target in spec.heads.items()}
-        wanted = model_class if model_class.startswith("Flax") else f"Flax{model_class}"
-        if wanted not in tasks:
+        class_name = model_class if model_class.startswith("Flax") else f"Flax{model_class}"
+        if class_name not in tasks:
             raise UsageError(
-                f"--model_class {model_class} is no class of '{spec.model_type}'; it has "
-                f"{', '.join(tasks)}{did_you_mean(wanted, tasks)}"
+                f"--model_class {model_class} is not a class of '{spec.model_type}', which has "
+                f"{', '.join(tasks)}{did_you_mean(class_name, tasks)}"
             )
-        return spec.load_head(tasks[wanted])
-    names = class_names(stored)
-    # Stored as its stock twin, a model has the name of the twin's class.
-    stock = str(stored.get("model_type"))
-    twin = registry.get(stock) if stock in registry else spec
+        return spec.load_head(tasks[class_name])
+    names = class_names(config_dict)
+    # A model stored as its stock architecture has the name of the stock class.
+    stock_type = str(config_dict.get("model_type"))
+    stock_spec = registry.get(stock_type) if stock_type in registry else spec
     for head in spec.heads:
-        classes = [one.load_head(head) for one in (spec, twin) if head in one.heads]
+        classes = [owner.load_head(head) for owner in (spec, stock_spec) if head in owner.heads]
         if {name for cls in classes for name in (cls.torch_class_name(), cls.__name__)} & {*names}:
             return spec.load_head(head)
     raise UsageError(
-        f"{place}/config.json names {', '.join(names) or 'no architecture'}, which is no class of "
-        f"'{kind}': give --task, one of {', '.join(spec.heads)}"
+        f"{source}/config.json has {', '.join(names) or 'no architecture'}, which is not a "
+        f"class of '{native_type}': pass --task, one of {', '.join(spec.heads)}"
     )

@@ -1,8 +1,8 @@
-"""What every model is: an NNX module inside, ``model(..., params=)`` outside.
+"""The base of all models: an NNX module inside, ``model(..., params=...)`` outside.
 
-A model owns a configuration, a module's structure and (usually) parameters, as the Flax classes of
-Transformers 4 did. ``model.params`` is a nested dict with string keys; calling the model is a pure
-function of the arguments, so it works under ``jit``, ``grad`` and ``eval_shape``.
+A model owns a configuration, the structure of a module and usually parameters, like the Flax
+classes of Transformers 4. ``model.params`` is a nested dict with string keys. Calling the model is
+a pure function of the arguments, so it works under ``jit``, ``grad`` and ``eval_shape``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Inputs that are no tokens: pictures, spectrograms, waves.
+#: Inputs that are not tokens: images, spectrograms and waveforms.
 MEDIA_INPUTS = ("pixel_values", "input_features", "input_values")
 
-#: What a model takes for ids, masks and positions: an array, or nested lists of numbers.
+#: Ids, masks and positions: an array, or nested lists of numbers.
 Input = jax.Array | np.ndarray | Sequence[Any] | None
 
 
@@ -49,36 +49,46 @@ def _accepts(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
 
 
 _NO_PARAMS = (
-    "`params` cannot be {} when the model is created with `_do_init=False`: it holds none. Keep "
-    "them outside and pass them, `model(..., params=params)`; `model.init_weights(rng)` makes them"
+    "`params` cannot be {} when the model is created with `_do_init=False`. Keep the parameters "
+    "outside of the model and pass them, `model(..., params=params)`; `model.init_weights(rng)` "
+    "initializes them"
 )
 
 
 class FlaxModel(FlaxGenerationMixin):
-    """A model without files; :class:`hfseq.modeling.FlaxPreTrainedModel` loads and saves it."""
+    """A model without files. :class:`hfseq.modeling.FlaxPreTrainedModel` adds loading and saving.
+
+    Attributes:
+        config_class: The Hugging Face configuration class.
+        module_class: The module class.
+        main_input_name: Name of the first argument.
+        position_table: The attribute of the configuration that sizes a table of positions. Longer
+            inputs raise an error. The default `None` means ``"max_position_embeddings"`` if the
+            module has such a table; ``""`` means no limit.
+        fixed_state: Whether the cache is a state whose size does not depend on the length and that
+            cannot be rewound.
+        module_methods: The methods of the module that the model class calls.
+        any_image_size: Whether images may have other sizes than that of the configuration.
+        precision_sites: Linear layers outside of the layer stack that FP8 recipes include, as
+            regular expressions on paths.
+        head_counts: The attributes of the configuration that count heads. A mesh does not split a
+            head.
+        params_include_collections: Whether ``params`` includes the collections, as in the version 4
+            models with batch norm: ``{"params": ..., "batch_stats": ...}``.
+    """
 
     config_class: ClassVar[Any] = None
     module_class: ClassVar[Any] = None
     main_input_name: ClassVar[str] = "input_ids"
-    # The attribute of the configuration that sizes a table of positions: longer rows are refused.
-    # By default "max_position_embeddings" where the module has such a table; "" where rows may be
-    # longer all the same.
     position_table: str | None = None
-    # A cache whose size does not depend on the length, and which cannot be rewound.
     fixed_state: ClassVar[bool] = False
-    # The calls of the module: the whole, and what else the model class runs of it.
     module_methods: ClassVar[tuple[str, ...]] = ("__call__", "encode", "decode")
-    # Whether pictures may have other sizes than that of the configuration.
     any_image_size: ClassVar[bool] = False
-    # Linears beside those in the layers that train in FP8 under its recipes, as expressions.
     precision_sites: ClassVar[tuple[str, ...]] = ()
-    # The attributes of the configuration that count heads: each device gets whole ones.
     head_counts: ClassVar[tuple[str, ...]] = (
         *("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"),
         *("encoder_attention_heads", "decoder_attention_heads"),
     )
-    # Whether users have the collections beside the parameters in one tree, as version 4's models
-    # with batch norm: {"params": ..., "batch_stats": ...}.
     params_include_collections: ClassVar[bool] = False
     framework = "flax"
     peft_config: LoraConfig | None = None
@@ -145,12 +155,12 @@ class FlaxModel(FlaxGenerationMixin):
             self.generation_config = GenerationConfig.from_model_config(config)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Put the module class beside its model, under its v4 name (``FlaxBertModule``)."""
+        """Adds the v4 module class (``FlaxBertModule``) to the module of the model class."""
         super().__init_subclass__(**kwargs)
         if cls.module_class is not None and cls.__module__ in sys.modules:
             name = f"{cls.__name__.removesuffix('Model')}Module"
             content = {
-                "__doc__": f"The structure of {cls.__name__}, with Linen's init and apply.",
+                "__doc__": f"The structure of {cls.__name__} with Linen's init and apply.",
                 "__module__": cls.__module__,
                 "model_class": cls,
             }
@@ -170,8 +180,10 @@ class FlaxModel(FlaxGenerationMixin):
         return module
 
     def _adapt(self, module: nnx.Module, rngs: nnx.Rngs) -> None:
-        """Add the adapters of ``peft_config``; models with files do."""
-        raise UsageError(f"{type(self).__name__} has no checkpoints, by whose paths layers adapt")
+        """Adds the adapters of ``peft_config``. Only models with checkpoints support this."""
+        raise UsageError(
+            f"{type(self).__name__} does not support adapters, because it has no checkpoint paths"
+        )
 
     def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
         _, params, extra = trees.split(self._build(nnx.Rngs(rng)))
@@ -186,12 +198,17 @@ class FlaxModel(FlaxGenerationMixin):
 
     @property
     def module(self) -> FlaxModule:
-        """The model's structure with Linen's ``init`` and ``apply``, as in v4."""
+        """The structure of the model with Linen's ``init`` and ``apply``, as in v4."""
         return self._linen_class.of(self)
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters: a nested dict with string keys, the tree of the v4 Flax classes."""
+        """The parameters: a nested dict with string keys, the tree of the v4 Flax classes.
+
+        Raises:
+            ValueError: The model was created with ``_do_init=False``, or a new tree lacks
+                parameters.
+        """
         if not self._is_initialized:
             raise ValueError(_NO_PARAMS.format("accessed from model"))
         assert self._params is not None
@@ -201,8 +218,8 @@ class FlaxModel(FlaxGenerationMixin):
     def params(self, params: Mapping[str, Any]) -> None:
         if not self._is_initialized:
             raise ValueError(_NO_PARAMS.format("set from model"))
-        given, extra = self.split_collections(params)
-        params = trees.thaw(given)
+        own_params, extra = self.split_collections(params)
+        params = trees.thaw(own_params)
         missing = self._paths.keys() - trees.flatten(params).keys()
         if missing:
             names = ", ".join(sorted("/".join(path) for path in missing))
@@ -213,11 +230,11 @@ class FlaxModel(FlaxGenerationMixin):
         self.extra = self.extra if extra is None else trees.thaw(extra)
 
     def join_collections(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Put the model's collections beside ``params``, where its users have both in one tree."""
+        """Adds the model's collections to ``params`` if its users keep both in one tree."""
         return {"params": params, **self.extra} if self.params_include_collections else params
 
     def split_collections(self, params: trees.Params) -> tuple[trees.Params, trees.Params | None]:
-        """Return the parameters of what users have, and the collections beside them, if any."""
+        """Splits ``params`` into parameters and collections (`None` if it contains none)."""
         if not self.params_include_collections or "params" not in params:
             return params, None
         return params["params"], {name: params[name] for name in params if name != "params"} or None
@@ -229,13 +246,17 @@ class FlaxModel(FlaxGenerationMixin):
 
     @property
     def params_shape_tree(self) -> dict[str, Any]:
-        """What ``params`` is, with ``jax.ShapeDtypeStruct`` leaves."""
-        joined = self.params_include_collections
-        return {"params": self._abstract, **self.extra_shape_tree} if joined else self._abstract
+        """The structure of ``params`` with ``jax.ShapeDtypeStruct`` leaves."""
+        includes_collections = self.params_include_collections
+        return (
+            {"params": self._abstract, **self.extra_shape_tree}
+            if includes_collections
+            else self._abstract
+        )
 
     @property
     def abstract_params(self) -> dict[str, Any]:
-        """The parameters alone, without collections beside them, as ``jax.ShapeDtypeStruct``."""
+        """The parameters without collections, as ``jax.ShapeDtypeStruct``."""
         return self._abstract
 
     # -- structure
@@ -246,7 +267,16 @@ class FlaxModel(FlaxGenerationMixin):
         input_shape: tuple[Any, ...] | None = None,
         params: trees.Params | None = None,
     ) -> dict[str, Any]:
-        """Make a fresh parameter tree from ``rng``; with ``params`` only what is missing there."""
+        """Initializes a parameter tree.
+
+        Args:
+            rng: A PRNG key.
+            input_shape: Ignored. Kept for compatibility.
+            params: Existing parameters. Only the missing ones are initialized.
+
+        Returns:
+            The complete tree.
+        """
         fresh, extra = self._initialize(rng)
         if self.params_include_collections:
             fresh = {"params": fresh, **extra}
@@ -256,7 +286,7 @@ class FlaxModel(FlaxGenerationMixin):
 
     @property
     def stacked_prefixes(self) -> tuple[trees.Path, ...]:
-        """The paths of layers that are stacked for scanning (none unless ``scan_layers``)."""
+        """The paths of layers that are stacked for scanning, empty without ``scan_layers``."""
         return tuple(self._stacked)
 
     def use_mesh(
@@ -265,11 +295,14 @@ class FlaxModel(FlaxGenerationMixin):
         axes: Mapping[trees.Path, sharding.Axes] | None = None,
         sequence_parallel: bool = False,
     ) -> None:
-        """Compute on ``mesh``: layers divide their work over it, and lay out what they return.
+        """Computes on ``mesh``: layers split their work over it and constrain the layout of their
+        outputs.
 
-        ``axes`` are those that split each weight (``Layout.axes``), by its path;
-        ``sequence_parallel`` splits the length between the blocks over ``tensor``
-        (:mod:`hfseq.nn.sharding`).
+        Args:
+            mesh: The mesh, or `None` for a single device.
+            axes: The mesh axes that split each weight, by path (``Layout.axes``).
+            sequence_parallel: Whether to split the sequence over the axis ``tensor`` between the
+                blocks (:mod:`hfseq.nn.sharding`).
         """
         self._options = dataclasses.replace(
             self._options, mesh=mesh, sequence_parallel=sequence_parallel
@@ -279,28 +312,31 @@ class FlaxModel(FlaxGenerationMixin):
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether the length is split over ``tensor`` between the blocks."""
+        """Whether the sequence is split over the axis ``tensor`` between the blocks."""
         return self._options.sequence_parallel
 
     @property
     def text_config(self) -> Any:
-        """The part of the configuration that describes what reads tokens: mostly all of it."""
+        """The part of the configuration that describes the text model, usually all of it."""
         return getattr(self._config, "text_config", self._config)
 
     def max_length(self) -> int | None:
-        """The longest sequence that the position table allows; ``None`` where nothing limits it."""
+        """Returns the longest sequence that the model accepts, or `None` without a limit."""
         return getattr(self.text_config, self.position_table or "max_position_embeddings", None)
 
     def max_source_length(self) -> int | None:
-        """The longest input of the encoder, where there is one."""
+        """Returns the longest input of the encoder, if the model has one."""
         return self.max_length()
 
     def _has_position_table(self) -> bool:
-        """Tell whether an embedding has as many rows as the configuration has positions.
+        """Returns whether an embedding has one row per position of the configuration.
 
-        A table that is named for its positions may have more: OPT's and BART's have two.
+        A table with "pos" in its name may have more rows: OPT's and BART's tables have two more.
         """
-        size, words = getattr(self.text_config, "max_position_embeddings", None), self.vocab_size()
+        size, vocab_size = (
+            getattr(self.text_config, "max_position_embeddings", None),
+            self.vocab_size(),
+        )
         if not isinstance(size, int) or size < 1:
             return False
         tables = [
@@ -308,14 +344,17 @@ class FlaxModel(FlaxGenerationMixin):
             for path, leaf in self._paths.items()
             if path[-1] == "embedding" and len(leaf.shape) == 2
         ]
-        return any(rows == size != words or named and rows >= size for rows, named in tables)
+        return any(
+            rows == size != vocab_size or is_position_table and rows >= size
+            for rows, is_position_table in tables
+        )
 
     def vocab_size(self, name: str = "input_ids") -> int | None:
-        """The number of tokens that ``input_ids`` or ``decoder_input_ids`` may hold."""
+        """Returns the vocabulary size of ``input_ids`` or ``decoder_input_ids``."""
         return getattr(self.text_config, "vocab_size", None)
 
     def image_shape(self) -> tuple[int, int, int] | None:
-        """Channels, height and width that ``pixel_values`` must have; ``None`` for any."""
+        """Returns the channels, height and width of ``pixel_values``, or `None` for any size."""
         config = getattr(self._config, "vision_config", self._config)
         size = getattr(config, "image_size", None)
         if size is None:
@@ -323,28 +362,33 @@ class FlaxModel(FlaxGenerationMixin):
         return getattr(config, "num_channels", 3), *height_and_width(size)
 
     def _example_shape(self) -> tuple[Any, ...]:
-        """The ``input_shape`` of v4: of ids, of pictures with their channels last, or of both."""
+        """Returns v4's ``input_shape``: of ids, of images with channels last, or of both."""
         if not self.has_input("pixel_values"):
             return (1, 1)
         channels, *size = self.image_shape() or (3, 224, 224)
-        pictures = (1, *size, channels)
-        return ((1, 1), pictures) if self.has_input("input_ids") else pictures
+        image_shape = (1, *size, channels)
+        return ((1, 1), image_shape) if self.has_input("input_ids") else image_shape
 
     def has_input(self, name: str) -> bool:
-        """Tell whether ``input_ids`` or ``pixel_values`` are among the arguments of the model."""
-        given = inspect.signature(self.__call__).parameters.get(name)
-        return given is not None and given.kind is not given.VAR_KEYWORD
+        """Returns whether ``name`` is an explicit argument of the model's call."""
+        parameter = inspect.signature(self.__call__).parameters.get(name)
+        return parameter is not None and parameter.kind is not parameter.VAR_KEYWORD
 
     def accepts(self, name: str, method: str = "__call__") -> bool:
-        """Tell whether the module's call (or its ``encode``, ``decode``) accepts ``name``."""
+        """Returns whether a method of the module accepts an argument.
+
+        Args:
+            name: Name of the argument.
+            method: ``"__call__"``, ``"encode"`` or ``"decode"``.
+        """
         return _accepts(self._accepted[method], name)
 
     def enable_gradient_checkpointing(self) -> None:
-        """Recompute every layer in the backward pass instead of keeping its activations."""
+        """Recomputes every layer in the backward pass instead of storing its activations."""
         self._options = dataclasses.replace(self._options, remat=True)
 
     def init_cache(self, batch_size: int, max_length: int, *_: Any, **__: Any) -> dict[str, Any]:
-        """Return an empty key-value cache for ``past_key_values``, mirroring the parameter tree."""
+        """Returns an empty cache for ``past_key_values``, structured like the parameter tree."""
         return self._empty_cache(kv_cache.CacheSize(batch_size, max_length))
 
     def _empty_cache(self, size: kv_cache.CacheSize) -> dict[str, Any]:
@@ -352,31 +396,33 @@ class FlaxModel(FlaxGenerationMixin):
         shapes = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
         if not shapes:
             raise UsageError(
-                f"{type(self).__name__} has no cache: it has no nn.StateAttention and no causal "
-                "nn.CachedAttention (BERT and its kin need is_decoder=True)"
+                f"{type(self).__name__} has no cache: it has neither nn.StateAttention nor a "
+                "causal nn.CachedAttention (BERT-like models require is_decoder=True)"
             )
         return kv_cache.empty_cache(module, shapes, size.batch_size)
 
     def to_bf16(self, params: trees.Params, mask: trees.Params | None = None) -> Any:
-        """Return ``params`` with floating leaves in bfloat16 where ``mask`` (if any) is True."""
+        """Casts floating-point leaves of ``params`` to bfloat16 where ``mask`` (if any) is true."""
         return trees.cast_floating(params, jnp.bfloat16, mask)
 
     def to_fp16(self, params: trees.Params, mask: trees.Params | None = None) -> Any:
-        """Return ``params`` with floating leaves in float16 where ``mask`` (if any) is True."""
+        """Casts floating-point leaves of ``params`` to float16 where ``mask`` (if any) is true."""
         return trees.cast_floating(params, jnp.float16, mask)
 
     def to_fp32(self, params: trees.Params, mask: trees.Params | None = None) -> Any:
-        """Return ``params`` with floating leaves in float32 where ``mask`` (if any) is True."""
+        """Casts floating-point leaves of ``params`` to float32 where ``mask`` (if any) is true."""
         return trees.cast_floating(params, jnp.float32, mask)
 
     @classmethod
     def can_generate(cls) -> bool:
-        """Tell whether the class overrides ``prepare_inputs_for_generation``."""
+        """Returns whether the class overrides ``prepare_inputs_for_generation``."""
         return cls.prepare_inputs_for_generation is not FlaxModel.prepare_inputs_for_generation
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Prepare the first step of generation; overridden by classes that can generate."""
-        raise UsageError(f"{type(self).__name__} has no language-modelling head to generate with")
+        """Prepares the first step of generation. Classes that can generate override it."""
+        raise UsageError(
+            f"{type(self).__name__} has no language-modeling head, so it cannot generate"
+        )
 
     @classmethod
     def _from_config(cls, config: PreTrainedConfig, **kwargs: Any) -> FlaxModel:
@@ -384,7 +430,7 @@ class FlaxModel(FlaxGenerationMixin):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "FlaxAutoModel") -> None:
-        """Name the Auto class that loads this one from custom code on the Hub."""
+        """Sets the Auto class that loads this class from custom code on the Hub."""
         cls._auto_class = auto_class
 
     # -- the call
@@ -405,8 +451,27 @@ class FlaxModel(FlaxGenerationMixin):
         extra: trees.Params | None = None,
         **inputs: Any,
     ) -> Any:
-        """Run the model; families with other arguments override this and call :meth:`run`."""
-        given = {
+        """Runs the model. Families with other arguments override this method and call :meth:`run`.
+
+        Args:
+            input_ids: Token ids, `(batch, length)`.
+            attention_mask: Mask of the tokens, `(batch, length)`. Zero hides a token.
+            token_type_ids: Type of each token, `(batch, length)`.
+            position_ids: Position of each token, `(batch, length)`.
+            params: Parameters to use instead of the model's own.
+            dropout_rng: PRNG key for dropout. Required for training with dropout.
+            train: Whether to apply dropout and update collections.
+            output_attentions: Whether to return attention weights. The default is the
+                configuration's.
+            output_hidden_states: Whether to return hidden states. The default is the
+                configuration's.
+            return_dict: Whether to return an output object instead of a tuple. The default is the
+                configuration's.
+            past_key_values: A cache from :meth:`init_cache`.
+            extra: Collections to use instead of the model's own.
+            **inputs: Other inputs of the module.
+        """
+        named_inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
@@ -414,7 +479,7 @@ class FlaxModel(FlaxGenerationMixin):
             **inputs,
         }
         return self.run(
-            given,
+            named_inputs,
             params,
             dropout_rng,
             train,
@@ -439,46 +504,65 @@ class FlaxModel(FlaxGenerationMixin):
         method: str = "__call__",
         fill_encoder_cache: bool = False,
     ) -> Any:
-        """Merge ``params`` (and a cache, and ``extra`` collections) into the module and call it.
+        """Merges the parameters, a cache and collections into the module and calls it.
 
-        With ``extra`` the result is a pair (outputs, the collections after the call); without it
-        the model's own collections are read and their changes dropped, but while training with
-        ``joined_params``. ``method`` is the module's
-        entry: ``encode`` and ``decode`` are the halves of an encoder-decoder.
+        Args:
+            inputs: Inputs of the module by name. `None` leaves an input to the module's default.
+            params: See :meth:`__call__`.
+            dropout_rng: See :meth:`__call__`.
+            train: See :meth:`__call__`.
+            output_attentions: See :meth:`__call__`.
+            output_hidden_states: See :meth:`__call__`.
+            return_dict: See :meth:`__call__`.
+            past_key_values: See :meth:`__call__`.
+            extra: See :meth:`__call__`.
+            method: The method of the module. ``"encode"`` and ``"decode"`` are the halves of an
+                encoder-decoder.
+            fill_encoder_cache: Whether to store the encoder's keys and values in the cache.
+
+        Returns:
+            The output of the module. With ``extra``, or when training a model with
+            ``params_include_collections``, a pair of the output and the collections after the call.
+            In all other cases changes of the collections are dropped.
         """
         positions = "decoder_position_ids" if method == "decode" else "position_ids"
         if past_key_values and positions in inputs and inputs[positions] is None:
-            raise UsageError(f"past_key_values needs {positions}: where the new tokens stand")
+            raise UsageError(
+                f"past_key_values requires {positions}, the positions of the new tokens"
+            )
         if train and dropout_rng is None and self._has_dropout:
-            raise UsageError("train=True with dropout needs dropout_rng=jax.random.key(...)")
-        asked = {
+            raise UsageError("train=True with dropout requires dropout_rng=jax.random.key(...)")
+        output_options = {
             "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,
         }
-        flags = {name: bool(self._or_config(value, name, False)) for name, value in asked.items()}
-        wanted = self._inputs(inputs, flags, method)
-        own, beside = self.split_collections(params or self.params)
-        asks = extra is not None or train and self.params_include_collections
-        extra = extra if extra is not None else self.extra if beside is None else beside
+        flags = {
+            name: bool(self._or_config(value, name, False))
+            for name, value in output_options.items()
+        }
+        module_inputs = self._inputs(inputs, flags, method)
+        module_params, joined_extra = self.split_collections(params or self.params)
+        returns_extra = extra is not None or train and self.params_include_collections
+        extra = extra if extra is not None else self.extra if joined_extra is None else joined_extra
         module = nnx.merge(
             self._graph,
-            trees.to_state(own, self._abstract, nnx.Param),
+            trees.to_state(module_params, self._abstract, nnx.Param),
             *self._extra_states(extra),
         )
         if past_key_values:
-            kv_cache.check_capacity(past_key_values, wanted)
+            kv_cache.check_capacity(past_key_values, module_inputs)
             trees.attach_cache(module, past_key_values)
         keys = make_keys(dropout_rng) if train else None
-        chosen = dataclasses.replace(
+        call_options = dataclasses.replace(
             self._options, fill_encoder_cache=fill_encoder_cache, train=train
         )
-        with options(chosen), provide_adapter_keys(keys):
-            output = getattr(module, method)(**wanted, rngs=keys)
+        with options(call_options), provide_adapter_keys(keys):
+            output = getattr(module, method)(**module_inputs, rngs=keys)
         if past_key_values:
             output.past_key_values = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
         if not self._or_config(return_dict, "return_dict", True):
             output = output.to_tuple()
-        if not asks:
+        if not returns_extra:
             return output
         return output, trees.by_collection(trees.split(module, nnx.Cache)[3])
 
@@ -488,8 +572,8 @@ class FlaxModel(FlaxGenerationMixin):
     def _inputs(
         self, inputs: dict[str, Any], flags: dict[str, bool], method: str
     ) -> dict[str, Any]:
-        taken, owner = self._accepted[method], type(self).__name__
-        wanted: dict[str, Any] = {}
+        accepted, owner = self._accepted[method], type(self).__name__
+        module_inputs: dict[str, Any] = {}
         for name, value in inputs.items():
             if value is None:
                 continue
@@ -510,100 +594,108 @@ class FlaxModel(FlaxGenerationMixin):
             if name == "pixel_values":
                 self._check_images(value)
             if name in MEDIA_INPUTS:
-                value = jnp.asarray(value, jnp.float32)  # as in v4, bytes too
-            # Integers become int32, as in v4; types of tracers and floats stay.
+                value = jnp.asarray(value, jnp.float32)  # as in v4, integers too
+            # Integers become int32, as in v4. Tracers and floats keep their dtype.
             if jnp.issubdtype(getattr(value, "dtype", float), jnp.integer):
                 value = jnp.asarray(value, jnp.int32)
-            wanted[name] = jnp.asarray(value) if isinstance(value, np.ndarray) else value
-        wanted |= {name: flag for name, flag in flags.items() if flag or self.accepts(name, method)}
-        if unknown := [name for name in wanted if not _accepts(taken, name)]:
-            raise TypeError(f"{owner} takes no {', '.join(sorted(unknown))}")
-        return wanted
+            module_inputs[name] = jnp.asarray(value) if isinstance(value, np.ndarray) else value
+        module_inputs |= {
+            name: flag for name, flag in flags.items() if flag or self.accepts(name, method)
+        }
+        if unknown := [name for name in module_inputs if not _accepts(accepted, name)]:
+            raise TypeError(f"{owner} does not accept the arguments {', '.join(sorted(unknown))}")
+        return module_inputs
 
     def _check_ids(self, name: str, ids: Any) -> None:
-        """Refuse what would read outside of a table, which JAX answers with NaN and no error."""
-        words, length = self.vocab_size(name), (0, *np.shape(ids))[-1]
+        """Raises a UsageError for ids or lengths outside of a table (JAX would return NaN)."""
+        vocab_size, length = self.vocab_size(name), (0, *np.shape(ids))[-1]
         numbers = isinstance(ids, np.ndarray) and ids.size and ids.dtype.kind in "iuf"
-        if words and numbers and not 0 <= ids.min() <= ids.max() < words:
+        if vocab_size and numbers and not 0 <= ids.min() <= ids.max() < vocab_size:
             raise UsageError(
-                f"{name} hold {ids.max() if ids.max() >= words else ids.min()}, outside of the "
-                f"model's vocabulary of {words}: use the tokenizer that was trained with this model"
+                f"{name} contains {ids.max() if ids.max() >= vocab_size else ids.min()}, which is "
+                f"outside of the model's vocabulary of {vocab_size}: use the tokenizer of this "
+                "model"
             )
         limit = self.max_length() if self.position_table else None
         if limit is not None and length > limit:
             table = f"{self.position_table}={getattr(self.text_config, self.position_table or '')}"
             raise UsageError(
-                f"{name} have {length} tokens a row, {type(self).__name__} allows {limit} "
-                f"({table}): truncate the input or use a model with a longer table of positions"
+                f"{name} has {length} tokens per row, but {type(self).__name__} allows at most "
+                f"{limit} ({table}): truncate the input, or use a model with more positions"
             )
 
-    def _check_images(self, pictures: Any) -> None:
-        """Refuse pictures of another size, or with their channels last."""
-        wanted, shape, name = self.image_shape(), np.shape(pictures), type(self).__name__
+    def _check_images(self, images: Any) -> None:
+        """Raises a UsageError for images of another size or with channels last."""
+        expected, shape, name = self.image_shape(), np.shape(images), type(self).__name__
         if len(shape) != 4:
             raise UsageError(
-                f"pixel_values have shape {shape}; {name} takes (batch, channels, height, width): "
-                "one picture is a batch of one, pixel_values[None]"
+                f"pixel_values has the shape {shape}, but {name} requires (batch, channels, "
+                "height, width): add a batch axis to a single image, pixel_values[None]"
             )
-        if wanted is None or shape[1:] == wanted:
+        if expected is None or shape[1:] == expected:
             return
-        channels, height, width = wanted
+        channels, height, width = expected
         if self.any_image_size and shape[1] == channels:
             config = getattr(self._config, "vision_config", self._config)
             least = height_and_width(config.patch_size)
             if shape[2] >= least[0] and shape[3] >= least[1]:
                 return
         if shape[1] != channels and shape[3] == channels:
-            remedy = "channels come first here: pixel_values.transpose(0, 3, 1, 2)"
+            remedy = "move the channels to the front, pixel_values.transpose(0, 3, 1, 2)"
         elif shape[1] != channels:
-            remedy = f"this model reads {channels} channels: convert the pictures"
+            remedy = f"convert the images to {channels} channels"
         else:
             remedy = f"resize them to {height} x {width}, as the checkpoint's image processor does"
         raise UsageError(
-            f"pixel_values have shape {shape}; {name} takes (batch, {channels}, {height}, {width})"
-            f": {remedy}"
+            f"pixel_values has the shape {shape}, but {name} requires (batch, {channels}, "
+            f"{height}, {width}): {remedy}"
         )
 
-    # -- collections beside the parameters
+    # -- collections
 
     def check_training(self, tokens: int) -> None:
-        """Raise a UsageError if ``tokens`` a step cannot train the collections."""
+        """Raises a UsageError if the collections cannot be trained.
+
+        Args:
+            tokens: Number of tokens per step.
+        """
 
     def finalize_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Return the collections after an optimizer step.
+        """Returns the collections after an optimizer step.
 
-        Called once a step, when all micro-batches have left their part in ``extra``; traced.
+        It is called once per step, when all micro-batches have updated ``extra``, and it is traced.
         """
         return extra
 
     def extra_metrics(self, extra: dict[str, Any]) -> dict[str, jax.Array]:
-        """Return numbers worth logging (0-d arrays by name) on the collections; traced."""
+        """Returns metrics of the collections to log, scalar arrays by name. Traced."""
         return {}
 
     @property
     def overwrite_with_gradient(self) -> tuple[str, ...]:
-        """The collections whose next values the backward pass returns in place of gradients."""
+        """The collections whose next values the backward pass returns instead of gradients."""
         return tuple(
             name
-            for name, (kind, _) in self._extra_types.items()
-            if getattr(kind, "overwritten", False)
+            for name, (variable_type, _) in self._extra_types.items()
+            if getattr(variable_type, "overwritten", False)
         )
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The collections in which a call counts the tokens that it sees."""
-        moved = self.overwrite_with_gradient
-        return tuple(name for name in self._extra_types if name not in moved)
+        """The collections in which a call counts the tokens that it processes."""
+        overwritten = self.overwrite_with_gradient
+        return tuple(name for name in self._extra_types if name not in overwritten)
 
     @property
     def extra_shape_tree(self) -> dict[str, Any]:
-        """The collections with ``jax.ShapeDtypeStruct`` leaves; empty for most models."""
+        """The collections with ``jax.ShapeDtypeStruct`` leaves, empty for most models."""
         return {name: shapes for name, (_, shapes) in self._extra_types.items()}
 
     def init_extra(self, rng: jax.Array) -> dict[str, Any]:
-        """Make fresh collections from ``rng``, those of ``init_weights(rng)`` and its model.
+        """Initializes the collections without computing the parameters.
 
-        Only they are computed, not the parameters.
+        Args:
+            rng: A PRNG key. The values are those of a model initialized with this key.
         """
         if not self._extra_types:
             return {}
@@ -613,26 +705,25 @@ class FlaxModel(FlaxGenerationMixin):
         missing = [name for name in self._extra_types if name not in extra]
         if missing:
             raise UsageError(
-                f"{type(self).__name__} needs its collection {', '.join(missing)}, but `extra` has "
-                f"{', '.join(extra) or 'none'}: a model created with `_do_init=False` holds none. "
-                "Pass extra=model.init_extra(rng), or what training returned"
+                f"{type(self).__name__} requires the collection {', '.join(missing)}, but `extra` "
+                f"has {', '.join(extra) or 'none'}. Models created with `_do_init=False` have "
+                "none: pass extra=model.init_extra(rng), or the collections that training returned"
             )
         return extra
 
     def _extra_states(self, extra: Mapping[str, Any]) -> list[nnx.State]:
-        """Return the collections as NNX wants them."""
+        """Returns the collections as NNX states."""
         return [
-            trees.to_state(self._require_extra(extra)[name], shapes, kind)
-            for name, (kind, shapes) in self._extra_types.items()
+            trees.to_state(self._require_extra(extra)[name], shapes, variable_type)
+            for name, (variable_type, shapes) in self._extra_types.items()
         ]
 
 
 class FlaxModule:
     """The module classes of Transformers 4: ``FlaxBertModule(config).apply({"params": p}, ids)``.
 
-    They are Linen's ``init`` and ``apply`` of a model without parameters of its own, for programs
-    that worked below ``FlaxPreTrainedModel``. Each model class has one, under v4's name, in its
-    module.
+    They provide Linen's ``init`` and ``apply`` for a model without parameters, for programs that
+    used the modules directly. Each model class has one under its v4 name in the same Python module.
     """
 
     model_class: ClassVar[Any]
@@ -642,7 +733,7 @@ class FlaxModule:
 
     @classmethod
     def of(cls, model: Any) -> FlaxModule:
-        """Wrap an existing model."""
+        """Wraps an existing model."""
         module = cls.__new__(cls)
         module.model = model
         return module
@@ -654,14 +745,14 @@ class FlaxModule:
 
     @property
     def dtype(self) -> Any:
-        """The type of computation."""
+        """The dtype of computation."""
         return self.model.dtype
 
     def init(self, rngs: jax.Array | Mapping[str, jax.Array], *_: Any, **__: Any) -> dict[str, Any]:
-        """Return fresh variables, ``{"params": tree}``; example inputs are not needed."""
+        """Returns fresh variables, ``{"params": tree}``. Example inputs are ignored."""
         key = rngs["params"] if isinstance(rngs, Mapping) else rngs
-        made = self.model.init_weights(key)
-        return made if self.model.params_include_collections else {"params": made}
+        variables = self.model.init_weights(key)
+        return variables if self.model.params_include_collections else {"params": variables}
 
     def apply(
         self,
@@ -673,15 +764,23 @@ class FlaxModule:
         method: str | Callable[..., Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the model on ``variables`` ({"params": ..., "cache": ...}).
+        """Runs the model on ``variables``.
 
-        ``rngs`` is a key or ``{"dropout": key}``; ``method`` is ``"encode"`` or ``"decode"``, or a
-        function of that name; with ``mutable=["cache"]`` the result is a pair with the new cache.
-        Pictures have their channels last, as for v4's modules.
+        Args:
+            variables: ``{"params": ..., "cache": ...}``. The cache is optional.
+            *args: Positional inputs and flags of the v4 module. Images have channels last.
+            rngs: A PRNG key for dropout, or ``{"dropout": key}``.
+            mutable: ``["cache"]`` to return the new cache too.
+            deterministic: Whether to disable dropout.
+            method: ``"encode"``, ``"decode"``, or a function of that name.
+            **kwargs: Named inputs.
+
+        Returns:
+            The output, or with ``mutable`` a pair of the output and ``{"cache": ...}``.
         """
         entry = method if isinstance(method, str) else getattr(method, "__name__", "__call__")
-        args, named = self._named(entry, args)
-        kwargs = self._channels_first({**named, **kwargs})
+        args, positional = self._named(entry, args)
+        kwargs = self._channels_first({**positional, **kwargs})
         deterministic = kwargs.pop("deterministic", deterministic)
         if variables.get("cache"):
             kwargs["past_key_values"] = variables["cache"]
@@ -695,9 +794,9 @@ class FlaxModule:
         return (output, {"cache": output["past_key_values"]}) if mutable else output
 
     def _named(self, entry: str, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Name what came by position: inputs, and behind them the flags of v4's modules.
+        """Maps positional arguments to names: inputs, then the flags of v4's modules.
 
-        Modules with a cache had their flags in an order of their own: theirs keep their places.
+        Modules with a cache had their flags in a different order. Their arguments stay positional.
         """
         names = list(inspect.signature(getattr(self.model, entry)).parameters)
         if "past_key_values" in names or "params" not in names:
@@ -707,9 +806,9 @@ class FlaxModule:
         return (), dict(zip((*names[: names.index("params")], *flags), args, strict=False))
 
     @staticmethod
-    def _channels_first(given: dict[str, Any]) -> dict[str, Any]:
-        """Turn pictures from the layout of v4's modules to that of its model classes."""
-        if given.get("pixel_values") is None:
-            return given
-        turned = jnp.transpose(jnp.asarray(given["pixel_values"]), (0, 3, 1, 2))
-        return {**given, "pixel_values": turned}
+    def _channels_first(inputs: dict[str, Any]) -> dict[str, Any]:
+        """Transposes images from the layout of v4's modules to that of its model classes."""
+        if inputs.get("pixel_values") is None:
+            return inputs
+        pixel_values = jnp.transpose(jnp.asarray(inputs["pixel_values"]), (0, 3, 1, 2))
+        return {**inputs, "pixel_values": pixel_values}

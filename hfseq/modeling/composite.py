@@ -1,4 +1,4 @@
-"""Models that are made of others, each under its own name in the tree and in files."""
+"""Models that consist of other models, each under its own name in the tree and in files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 
 class CompositeWeightMap(WeightMap):
-    """The names of a composite: those that each of its ``parts`` has, behind the part's name."""
+    """The weight map of a composite model: the names of each part with the name of the part as a
+    prefix.
+
+    Args:
+        shapes: Shapes of all parameters.
+        parts: Weight maps of the parts, by name.
+        stacked: Paths of stacked layers and of the layers that they contain.
+    """
 
     def __init__(
         self,
@@ -29,41 +36,47 @@ class CompositeWeightMap(WeightMap):
             {
                 f"{part}.{name}": f"{part}.{other}"
                 for part, names in self.parts.items()
-                for name, other in getattr(names, kind).items()
+                for name, other in getattr(names, attribute).items()
             }
-            for kind in ("aliases", "fallbacks")
+            for attribute in ("aliases", "fallbacks")
         )
         super().__init__(shapes, aliases=aliases, fallbacks=fallbacks, stacked=stacked)
 
     def torch_name(self, path: ParamPath) -> str:
-        """Return the PyTorch name of the parameter at ``path``."""
+        """Returns the PyTorch name of the parameter at ``path``."""
         part = self.parts.get(path[0])
         return f"{path[0]}.{part.torch_name(path[1:])}" if part else super().torch_name(path)
 
     def apply_synonyms(self, name: str, native: bool = False) -> str:
-        """Return the name that is written of one that is read."""
-        head, _, rest = name.partition(".")
+        """Returns the name under which a name that is read would be written."""
+        head, _, part_name = name.partition(".")
         if head not in self.parts:
             return name
         part = self.parts[head]
-        return f"{head}.{part.apply_synonyms(rest, native) if native else part.resolve_name(rest)}"
+        saved_name = (
+            part.apply_synonyms(part_name, native) if native else part.resolve_name(part_name)
+        )
+        return f"{head}.{saved_name}"
 
     def _known(self, name: str, names: Mapping[str, Any]) -> bool:
-        head, _, rest = name.partition(".")
-        inside = head in self.parts and self.parts[head]._known(rest, names)
+        head, _, part_name = name.partition(".")
+        inside = head in self.parts and self.parts[head]._known(part_name, names)
         return inside or super()._known(name, names)
 
 
 class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
-    """Base of models that are made of others.
+    """Base class of models that consist of other models.
 
-    ``part_configs`` maps the name of each part, in the tree and in files, to the attribute of the
-    configuration that describes it. The module gets the part models, which have no parameters, as
-    ``parts`` and makes theirs of them.
+    The module receives the models of the parts, which have no parameters, as the argument ``parts``
+    and creates its submodules from them.
+
+    Attributes:
+        part_configs: The name of each part, in the tree and in files, and the attribute of the
+            configuration that describes it.
+        part_tasks: The tasks of parts that have a head.
     """
 
     part_configs: ClassVar[Mapping[str, str]] = {}
-    # The tasks of parts that have a head.
     part_tasks: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
@@ -77,7 +90,7 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
 
     @classmethod
     def part_class(cls, name: str, config: PreTrainedConfig) -> Any:
-        """Return the model class of a part: that without a head, or with that of its task."""
+        """Returns the model class of a part, with the head of its task if it has one."""
         task = cls.part_tasks.get(name, "Model")
         return plugins.load().architectures.get(config.model_type).load_head(task)
 
@@ -89,16 +102,16 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
         return CompositeWeightMap(shapes, inside, self._stacked)
 
     def derived_weights(self) -> Mapping[str, DerivedTensor]:
-        """Return what PyTorch's class stores beside the parameters of each part."""
-        found = {}
+        """Returns the derived tensors of PyTorch's class for all parts."""
+        derived = {}
         for part, model in self.parts.items():
             for name, entry in model.derived_weights().items():
                 value = f"{part}.{entry.value}" if isinstance(entry.value, str) else entry.value
-                found[f"{part}.{name}"] = dataclasses.replace(entry, value=value)
-        return found
+                derived[f"{part}.{name}"] = dataclasses.replace(entry, value=value)
+        return derived
 
     def sharding_rules(self) -> sharding.Rules:
-        """Return the rules of each part below its name, then the architecture's own."""
+        """Returns the rules of each part with its name as a prefix, then those of the composite."""
         inside = [
             (f"^{name}/.*(?:{pattern.removeprefix('^')})", tactic)
             for name, part in self.parts.items()

@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA: Hu et al., 2021) in PEFT's format: where they stand, and their files.
+"""Low-rank adapters (LoRA, Hu et al., 2021) in PEFT's format: their placement and their files.
 
-An adapted model is the same model with a low-rank product beside the kernels that are targeted;
-its parameters are one tree, of which :func:`trained` are those that training changes and an
-adapter's directory holds.
+An adapted model is the same model with a low-rank product added to the targeted kernels. Its
+parameters are one tree. :func:`trainable_paths` returns the parameters that training changes and
+that the directory of an adapter contains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("hfseq.modeling")
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _ADAPTER_PART = re.compile(r"^lora_(A|B|embedding_A|embedding_B)$")
-#: What PEFT targets where nobody says what, by model type.
+#: PEFT's default targets by model type.
 DEFAULT_TARGET_MODULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("t5", "mt5", "longt5"), ("q", "v")),
     **dict.fromkeys(("gpt2",), ("c_attn",)),
@@ -43,7 +43,7 @@ DEFAULT_TARGET_MODULES: dict[str, tuple[str, ...]] = {
          "smollm3", "whisper"), ("q_proj", "v_proj")
     ),
 }  # fmt: skip
-#: PEFT's name of a task, by the head.
+#: PEFT's task types by head.
 TASK_TYPES = {
     "ForCausalLM": "CAUSAL_LM",
     "ForSeq2SeqLM": "SEQ_2_SEQ_LM",
@@ -52,13 +52,13 @@ TASK_TYPES = {
     "ForTokenClassification": "TOKEN_CLS",
     "Model": "FEATURE_EXTRACTION",
 }
-#: What PEFT saves whole beside the adapters of a task, since it is new in every run.
+#: Newly initialized heads that PEFT saves completely, by task type.
 HEAD_MODULES = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
 }
-#: Fields of PEFT that change numbers and that hfseq does not have.
+#: Fields of PEFT that change the result and that hfseq does not support.
 _UNSUPPORTED_FIELDS = (
     "use_dora",
     "lora_bias",
@@ -78,16 +78,28 @@ _UNSUPPORTED_FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Which layers have an adapter, and of what rank: the fields of PEFT's ``LoraConfig``.
+    """The adapted layers and their ranks, with the fields of PEFT's ``LoraConfig``.
 
-    **Arguments:** ``r`` is the rank and ``lora_alpha / r`` the scale (``/ sqrt(r)`` with
-    ``use_rslora``); ``lora_dropout`` the share of the input that adapters lose in training;
-    ``target_modules`` the ends of checkpoint paths ("q_proj"), one regular expression for whole
-    paths, "all-linear", or None for what is usual for the model type; ``exclude_modules`` what is
-    spared of them; ``modules_to_save`` what is trained and stored whole; ``bias`` whether biases
-    are trained, all or those of adapted layers; ``rank_pattern`` and ``alpha_pattern`` other
-    numbers for paths that end so; ``layers_to_transform`` the numbers of the layers, in the list
-    ``layers_pattern``.
+    Attributes:
+        r: Rank of the adapters.
+        lora_alpha: The scale is ``lora_alpha / r``, or ``lora_alpha / sqrt(r)`` with
+            ``use_rslora``.
+        lora_dropout: Dropout rate of the inputs of adapters.
+        target_modules: Ends of checkpoint paths (``"q_proj"``), one regular expression for whole
+            paths, ``"all-linear"``, or `None` for the default of the model type.
+        exclude_modules: Ends of checkpoint paths, or a regular expression, to leave out.
+        modules_to_save: Modules that are trained and saved completely.
+        bias: Which biases are trained: none, all, or those of adapted layers.
+        use_rslora: Whether to scale by ``1 / sqrt(r)``.
+        rank_pattern: Ranks of paths that end with these patterns.
+        alpha_pattern: Values of ``lora_alpha`` of paths that end with these patterns.
+        layers_to_transform: Indices of the adapted layers.
+        layers_pattern: Name of the list of layers that the indices refer to.
+        init_lora_weights: ``True``, ``False`` or ``"gaussian"``. Adapters that PEFT initialized as
+            ``"eva"`` or ``"orthogonal"`` can be loaded too.
+        task_type: PEFT's name of the task.
+        base_model_name_or_path: The model that the adapter belongs to.
+        inference_mode: Whether the configuration was read from a file, as in PEFT.
     """
 
     r: int = 8
@@ -105,101 +117,138 @@ class LoraConfig:
     init_lora_weights: bool | str = True
     task_type: str | None = None
     base_model_name_or_path: str | None = None
-    inference_mode: bool = False  # as PEFT: true of what was read
+    inference_mode: bool = False
 
     def __post_init__(self) -> None:
         if self.r < 1 or any(rank < 1 for rank in self.rank_pattern.values()):
-            raise UsageError(f"r={self.r}, rank_pattern={dict(self.rank_pattern)}: ranks are >= 1")
+            raise UsageError(
+                f"r={self.r}, rank_pattern={dict(self.rank_pattern)}: ranks must be >= 1"
+            )
         if self.bias not in ("none", "all", "lora_only"):
-            raise UsageError(f"bias='{self.bias}': give none, all or lora_only")
+            raise UsageError(f"bias='{self.bias}' must be none, all or lora_only")
 
     @classmethod
     def read(cls, path: str) -> LoraConfig:
-        """Read ``adapter_config.json``; what changes numbers and is not known is refused."""
+        """Reads ``adapter_config.json``.
+
+        Raises:
+            CheckpointError: The file cannot be read.
+            UsageError: The file has options that change the result and are not supported.
+        """
         try:
             stored = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read {path}: {error}") from error
         configs.check_mapping(stored, path)
         if stored.get("peft_type") != "LORA":
-            raise UsageError(f"{path}: peft_type is {stored.get('peft_type')!r}, and only LORA is")
-        foreign = [name for name in _UNSUPPORTED_FIELDS if stored.get(name)]
-        start = stored.get("init_lora_weights", True)
-        if foreign or start not in (True, False, None, "gaussian", "eva", "orthogonal"):
-            named = [*foreign, *([] if foreign else [f"init_lora_weights={start!r}"])]
             raise UsageError(
-                f"{path} has {', '.join(named)}, which changes numbers and which hfseq does not "
-                "have: merge the adapter with PEFT (merge_and_unload) and load the result"
+                f"{path}: unsupported peft_type {stored.get('peft_type')!r} (supported: LORA)"
             )
-        known = {field.name for field in dataclasses.fields(cls)}
-        given = {name: value for name, value in stored.items() if name in known}
+        unsupported_fields = [name for name in _UNSUPPORTED_FIELDS if stored.get(name)]
+        initialization = stored.get("init_lora_weights", True)
+        if unsupported_fields or initialization not in (
+            True,
+            False,
+            None,
+            "gaussian",
+            "eva",
+            "orthogonal",
+        ):
+            unsupported = [
+                *unsupported_fields,
+                *([] if unsupported_fields else [f"init_lora_weights={initialization!r}"]),
+            ]
+            raise UsageError(
+                f"{path} has {', '.join(unsupported)}, which hfseq does not support: merge the "
+                "adapter with PEFT (merge_and_unload) and load the result"
+            )
+        field_names = {field.name for field in dataclasses.fields(cls)}
+        values = {name: value for name, value in stored.items() if name in field_names}
         try:
-            made = cls(**{name: value for name, value in given.items() if value is not None})
-            return dataclasses.replace(made, inference_mode=True)
+            config = cls(**{name: value for name, value in values.items() if value is not None})
+            return dataclasses.replace(config, inference_mode=True)
         except TypeError as error:
             raise CheckpointError(f"{path}: {error}") from error
 
-    def record(self, conv1d: bool) -> dict[str, Any]:
-        """Return what PEFT reads; ``conv1d`` tells that all targets are GPT-2's Conv1D."""
-        made = dataclasses.asdict(self)
-        made |= {"peft_type": "LORA", "inference_mode": True, "fan_in_fan_out": conv1d}
+    def to_peft_dict(self, conv1d: bool) -> dict[str, Any]:
+        """Returns the content of ``adapter_config.json``.
+
+        Args:
+            conv1d: Whether all targets are GPT-2's Conv1D.
+        """
+        fields = dataclasses.asdict(self)
+        fields |= {"peft_type": "LORA", "inference_mode": True, "fan_in_fan_out": conv1d}
         return {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in sorted(made.items())
+            for name, value in sorted(fields.items())
         }
 
-    def lowrank(self, name: str) -> LowRankConfig:
-        """Return the adapter of the layer at the checkpoint path ``name``."""
+    def adapter_for(self, name: str) -> LowRankConfig:
+        """Returns the adapter of the layer at the checkpoint path ``name``."""
 
-        def own(pattern: Mapping[str, Any], default: Any) -> Any:
-            fits = (key for key in pattern if re.match(rf"(.*\.)?({key})$", name))
-            return pattern[key] if (key := next(fits, None)) is not None else default
+        def value_for_layer(pattern: Mapping[str, Any], default: Any) -> Any:
+            matching_keys = (key for key in pattern if re.match(rf"(.*\.)?({key})$", name))
+            return pattern[key] if (key := next(matching_keys, None)) is not None else default
 
-        rank = int(own(self.rank_pattern, self.r))
-        alpha = float(own(self.alpha_pattern, self.lora_alpha))
+        rank = int(value_for_layer(self.rank_pattern, self.r))
+        alpha = float(value_for_layer(self.alpha_pattern, self.lora_alpha))
         scale = alpha / (rank**0.5 if self.use_rslora else rank)
         return LowRankConfig(rank, scale, self.lora_dropout, self.init_lora_weights == "gaussian")
 
-    def targets(self, name: str) -> bool:
-        """Tell whether the layer at the checkpoint path ``name`` has an adapter."""
-        if _matches(self.exclude_modules, name) or self.saves(name):
+    def is_target(self, name: str) -> bool:
+        """Returns whether the layer at the checkpoint path ``name`` has an adapter."""
+        if _matches(self.exclude_modules, name) or self.is_fully_saved(name):
             return False
-        wanted = self.target_modules
-        if not _matches(wanted, name):
+        target_modules = self.target_modules
+        if not _matches(target_modules, name):
             return False
         layers = self.layers_to_transform
-        if layers is None or isinstance(wanted, str) or name in (wanted or ()) or layers == []:
+        if (
+            layers is None
+            or isinstance(target_modules, str)
+            or name in (target_modules or ())
+            or layers == []
+        ):
             return True
         pattern = self.layers_pattern or r"[^.]*"
         patterns = [pattern] if isinstance(pattern, str) else pattern
         lead = r".*?\." if not self.layers_pattern else r"(?:^|.*?\.)"
-        found = (re.match(rf"{lead}{one}\.(\d+)\.", name) for one in patterns)
-        number = next((int(match[1]) for match in found if match), None)
+        matches = (re.match(rf"{lead}{layers_name}\.(\d+)\.", name) for layers_name in patterns)
+        number = next((int(match[1]) for match in matches if match), None)
         return number in ([layers] if isinstance(layers, int) else layers)
 
-    def saves(self, name: str) -> bool:
-        """Tell whether the module or parameter at ``name`` is stored whole."""
+    def is_fully_saved(self, name: str) -> bool:
+        """Returns whether the module or parameter at ``name`` is trained and saved completely."""
         return any(
             re.match(rf"(^|.*\.){module}($|\..*)", name) for module in self.modules_to_save or ()
         )
 
 
-def _matches(wanted: Sequence[str] | str | None, name: str) -> bool:
-    if isinstance(wanted, str):
-        return re.fullmatch(wanted, name) is not None
-    return any(name == one or name.endswith(f".{one}") for one in wanted or ())
+def _matches(patterns: Sequence[str] | str | None, name: str) -> bool:
+    if isinstance(patterns, str):
+        return re.fullmatch(patterns, name) is not None
+    return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns or ())
 
 
 def complete_config(config: LoraConfig, class_name: str, model_type: str) -> LoraConfig:
-    """Fill in what depends on the model: its task, the usual targets, heads that are new."""
+    """Sets the fields that depend on the model: task, default targets and new heads.
+
+    Args:
+        config: The user's configuration.
+        class_name: Name of the model class.
+        model_type: Model type of the configuration.
+
+    Raises:
+        UsageError: The model type has no default targets.
+    """
     head = re.search(r"(For\w+|Model)$", class_name)
     task = config.task_type or TASK_TYPES.get(head[1] if head else "")
     targets = config.target_modules
     if targets is None:
         if model_type not in DEFAULT_TARGET_MODULES:
             raise UsageError(
-                f"there are no usual layers to adapt in '{model_type}': name them "
-                "(target_modules, --lora_target_modules), or all-linear for all"
+                f"there are no default target_modules for '{model_type}': set target_modules "
+                "(--lora_target_modules) to names of layers or to all-linear"
             )
         targets = DEFAULT_TARGET_MODULES[model_type]
     saved = tuple(
@@ -211,7 +260,13 @@ def complete_config(config: LoraConfig, class_name: str, model_type: str) -> Lor
 
 
 class AdaptedLayer(NamedTuple):
-    """An adapted layer: its adapter, whether it is a Linear, and one of GPT-2's, (out, in)."""
+    """An adapted layer.
+
+    Attributes:
+        lora: Its adapter.
+        linear: Whether it is a linear layer rather than an embedding.
+        conv1d: Whether it is GPT-2's Conv1D, whose kernel is (out, in).
+    """
 
     lora: LowRankConfig
     linear: bool
@@ -223,70 +278,85 @@ def add_adapters(
     config: LoraConfig,
     name_of: Callable[[trees.Path], str],
     rngs: nnx.Rngs,
-    vocabulary: int | None,
+    vocab_size: int | None,
 ) -> tuple[LoraConfig, dict[trees.Path, AdaptedLayer]]:
-    """Add adapters to the layers of ``module``, not stacked yet, that ``config`` targets.
+    """Adds adapters to the layers of ``module`` that ``config`` targets.
 
-    ``name_of`` gives the checkpoint path of a parameter; a head over the ``vocabulary`` is what
-    "all-linear" spares. Returns the configuration with "all-linear" written out, and what was
-    adapted, by path. UsageError where nothing is targeted.
+    Args:
+        module: A module whose layers are not stacked yet.
+        config: A complete configuration.
+        name_of: Returns the checkpoint path of a parameter.
+        rngs: Random number generators for the adapters.
+        vocab_size: Size of the vocabulary. "all-linear" leaves out heads of this size.
+
+    Returns:
+        The configuration with "all-linear" replaced by names, and the adapted layers by path.
+
+    Raises:
+        UsageError: A target does not match any layer.
     """
-    found: dict[str, Linear | Embed] = {}
+    layers: dict[str, Linear | Embed] = {}
     paths: dict[str, trees.Path] = {}
     for keys, part in nnx.iter_graph(module):
         if isinstance(part, (Linear, Embed)):
             path = tuple(map(str, keys))
             leaf = "kernel" if isinstance(part, Linear) else "embedding"
             name = name_of((*path, leaf)).rpartition(".")[0]
-            found[name], paths[name] = part, path
+            layers[name], paths[name] = part, path
     targets = config.target_modules
     if isinstance(targets, str) and targets.lower() == "all-linear":
-        chosen = tuple(
+        linear_names = tuple(
             name
-            for name, part in found.items()
+            for name, part in layers.items()
             if isinstance(part, Linear)
-            and vocabulary not in part.kernel.shape
-            and not config.saves(name)
+            and vocab_size not in part.kernel.shape
+            and not config.is_fully_saved(name)
         )
-        config = dataclasses.replace(config, target_modules=chosen)
-    adapted, wanted = [name for name in found if config.targets(name)], config.target_modules
-    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
-    absent = [name for name in names if not any(_matches((name,), other) for other in found)]
-    if not adapted or absent and not isinstance(wanted, str) and not config.inference_mode:
-        ends = sorted({name.rpartition(".")[2] for name in found})
+        config = dataclasses.replace(config, target_modules=linear_names)
+    adapted_names = [name for name in layers if config.is_target(name)]
+    target_modules = config.target_modules
+    names = [target_modules] if isinstance(target_modules, str) else list(target_modules or ())
+    absent = [name for name in names if not any(_matches((name,), other) for other in layers)]
+    if (
+        not adapted_names
+        or absent
+        and not isinstance(target_modules, str)
+        and not config.inference_mode
+    ):
+        ends = sorted({name.rpartition(".")[2] for name in layers})
         raise UsageError(
-            f"target_modules {', '.join(absent or names)}: no layer of this model is called so; "
-            f"its Linears and tables are {', '.join(ends)}"
+            f"target_modules {', '.join(absent or names)}: no layer of this model has this name; "
+            f"its linear layers and embeddings are {', '.join(ends)}"
         )
-    made = {}
-    for name in adapted:
-        lora = config.lowrank(name)
-        found[name].add_lora(lora, rngs)
-        kinds = (isinstance(found[name], kind) for kind in (Linear, Conv1D))
-        made[paths[name]] = AdaptedLayer(lora, *kinds)
-    return config, made
+    adapted_layers = {}
+    for name in adapted_names:
+        lora = config.adapter_for(name)
+        layers[name].add_lora(lora, rngs)
+        is_instance = (isinstance(layers[name], layer_class) for layer_class in (Linear, Conv1D))
+        adapted_layers[paths[name]] = AdaptedLayer(lora, *is_instance)
+    return config, adapted_layers
 
 
 def trainable_paths(
     paths: Iterable[trees.Path], config: LoraConfig, name_of: Callable[[trees.Path], str]
 ) -> set[trees.Path]:
-    """Return which parameters training changes: adapters, and what ``config`` says beside them."""
+    """Returns the parameters that training changes: adapters, and those that ``config`` adds."""
     paths = list(paths)
-    own = {path for path in paths if is_adapter(path)}
-    adapted = {path[:-2] if path[-1] == "kernel" else path[:-1] for path in own}
+    adapter_paths = {path for path in paths if is_adapter(path)}
+    adapted = {path[:-2] if path[-1] == "kernel" else path[:-1] for path in adapter_paths}
 
-    def chosen(path: trees.Path) -> bool:
-        if path in own or config.saves(name_of(path)):
+    def is_trainable(path: trees.Path) -> bool:
+        if path in adapter_paths or config.is_fully_saved(name_of(path)):
             return True
         if path[-1] != "bias" or config.bias == "none":
             return False
         return config.bias == "all" or path[:-1] in adapted
 
-    return {path for path in paths if chosen(path)}
+    return {path for path in paths if is_trainable(path)}
 
 
 def is_adapter(path: trees.Path) -> bool:
-    """Tell whether a parameter is a part of an adapter."""
+    """Returns whether a parameter belongs to an adapter."""
     return any(_ADAPTER_PART.match(part) for part in path[-2:])
 
 
@@ -295,7 +365,13 @@ def is_adapter(path: trees.Path) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """An adapter's directory: its configuration, and a function that opens its tensors."""
+    """The directory of an adapter.
+
+    Attributes:
+        config: Its configuration.
+        source: The directory or repository.
+        open: Opens its tensors.
+    """
 
     config: LoraConfig
     source: str
@@ -303,30 +379,41 @@ class Adapter:
 
     @property
     def head(self) -> str | None:
-        """The head that it was trained with, "ForCausalLM", where its task tells."""
+        """The head that the adapter was trained with ("ForCausalLM"), if known."""
         return next((h for h, task in TASK_TYPES.items() if task == self.config.task_type), None)
 
     @property
     def base(self) -> str:
-        """Where the model is that it was made for; CheckpointError where nobody says, or nothing
-        is there."""
+        """The location of the model that the adapter belongs to.
+
+        Raises:
+            CheckpointError: The adapter does not contain it, or the directory does not exist.
+        """
         base = self.config.base_model_name_or_path
         if not base:
             raise CheckpointError(
-                f"{self.source}/{CONFIG_NAME} names no base_model_name_or_path: write the base's there"
+                f"{self.source}/{CONFIG_NAME} has no base_model_name_or_path: set it to the "
+                "base model"
             )
         try:
             configs.check_directory(base)
         except CheckpointError as error:
-            raise CheckpointError(f"the base of the adapter {self.source}: {error}") from None
+            raise CheckpointError(f"the base model of the adapter {self.source}: {error}") from None
         return base
 
 
-_known_full_models: set[tuple[str, str]] = set()  # on the Hub, which is asked once
+_known_full_models: set[tuple[str, str]] = (
+    set()
+)  # repositories without an adapter, to query the Hub only once
 
 
 def find_adapter(source: str, download: Mapping[str, Any]) -> Adapter | None:
-    """Return the adapter at ``source``, a directory or a repository, if it is one."""
+    """Returns the adapter at ``source``, or `None` if there is no adapter.
+
+    Args:
+        source: A directory, a file or a repository.
+        download: Options of downloads.
+    """
     remote = not Path(source).exists() and (source, str(download.get("revision")))
     if Path(source).is_file() or remote in _known_full_models:
         return None
@@ -337,60 +424,76 @@ def find_adapter(source: str, download: Mapping[str, Any]) -> Adapter | None:
             _known_full_models.add(remote)
         return None
 
-    def opened() -> dict[str, weights.Tensor]:
-        found = next(
+    def open_tensors() -> dict[str, weights.Tensor]:
+        weights_path = next(
             filter(None, (fetch(name) for name in (WEIGHTS_NAME, "adapter_model.bin"))), None
         )
-        if found is None:
-            raise CheckpointError(f"{source} has {CONFIG_NAME} and no {WEIGHTS_NAME}")
-        tensors = files.open_file(found).tensors
-        foreign = [name for name in tensors if not name.startswith(_PREFIX)]
-        if foreign or not tensors:
-            raise WeightsError(f"{found}: {foreign[:3] or 'no tensor'} is not of PEFT's format")
+        if weights_path is None:
+            raise CheckpointError(f"{source} has {CONFIG_NAME}, but no {WEIGHTS_NAME}")
+        tensors = files.open_file(weights_path).tensors
+        unknown_names = [name for name in tensors if not name.startswith(_PREFIX)]
+        if unknown_names or not tensors:
+            raise WeightsError(
+                f"{weights_path}: {unknown_names[:3] or 'no tensor'} is not in PEFT's format"
+            )
         return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
-    return Adapter(LoraConfig.read(path), source, opened)
+    return Adapter(LoraConfig.read(path), source, open_tensors)
 
 
 def combine_tensors(
     adapter: Adapter, base: files.OpenedWeights | None, names: weights.WeightMap
 ) -> dict[str, weights.Tensor]:
-    """Return the tensors of an adapter, and those of its ``base`` that it does not replace.
+    """Returns the tensors of an adapter and those of its base model that it does not replace.
 
-    **Raises:** WeightsError for paths that the base does not have, and for other ranks.
+    Args:
+        adapter: The adapter.
+        base: The base model's checkpoint, or `None` to return only the adapter's tensors.
+        names: The weight map of the adapted model.
+
+    Raises:
+        WeightsError: The tensors do not fit the base model or the ranks.
+        UsageError: The base model's checkpoint uses Flax names.
     """
-    slots, found = {slot.name: slot for slot in names.slots}, {}
+    slots, adapter_tensors = {slot.name: slot for slot in names.slots}, {}
     for name, tensor in adapter.open().items():
-        own = names.resolve_name(name.replace(".base_layer.", "."))
-        slot, found[own] = slots.get(own), tensor
+        resolved_name = names.resolve_name(name.replace(".base_layer.", "."))
+        slot, adapter_tensors[resolved_name] = slots.get(resolved_name), tensor
         if slot and is_adapter(slot.path) and tensor.shape != names.torch_shape(slot):
             raise WeightsError(
-                f"{adapter.source}: {name} is {tensor.shape}; with the ranks of its {CONFIG_NAME} it is "
-                f"{names.torch_shape(slot)} in this base"
+                f"{adapter.source}: {name} has the shape {tensor.shape}, but with the ranks of its "
+                f"{CONFIG_NAME} and this base model it must be {names.torch_shape(slot)}"
             )
-    strange = [name for name in found if name not in slots and name not in names.aliases]
-    if strange:
-        known = [name.removesuffix(".weight") for name in slots]
+    unknown_names = [
+        name for name in adapter_tensors if name not in slots and name not in names.aliases
+    ]
+    if unknown_names:
+        base_names = [name.removesuffix(".weight") for name in slots]
         listed = "".join(
-            f"\n  {n}{did_you_mean(n.removesuffix('.weight'), known)}" for n in strange[:6]
+            f"\n  {n}{did_you_mean(n.removesuffix('.weight'), base_names)}"
+            for n in unknown_names[:6]
         )
-        more = f"\n  and {len(strange) - 6} more" if strange[6:] else ""
+        omitted = f"\n  and {len(unknown_names) - 6} more" if unknown_names[6:] else ""
         raise WeightsError(
-            f"the adapter {adapter.source} is not for this base, which lacks:{listed}{more}"
+            f"the adapter {adapter.source} does not fit this base model, which lacks:"
+            f"{listed}{omitted}"
         )
-    missing = [n for n, slot in slots.items() if is_adapter(slot.path) and n not in found]
+    missing = [n for n, slot in slots.items() if is_adapter(slot.path) and n not in adapter_tensors]
     if missing:
         raise WeightsError(
-            f"{adapter.source} lacks {len(missing)} of the tensors that its {CONFIG_NAME} asks for in "
-            f"this base, the first of them {missing[0]}"
+            f"{adapter.source} lacks {len(missing)} of the tensors that its {CONFIG_NAME} requires "
+            f"for this base model, such as {missing[0]}"
         )
     if base is None:
-        return found
+        return adapter_tensors
     if base.native:
         raise UsageError(
-            f"{base.source} has Flax's own names: write the base anew (hfseq convert) for adapters"
+            f"{base.source} uses Flax names, which adapters do not support: convert the base model "
+            "with hfseq convert"
         )
-    return {n: t for n, t in base.tensors.items() if names.resolve_name(n) not in found} | found
+    return {
+        n: t for n, t in base.tensors.items() if names.resolve_name(n) not in adapter_tensors
+    } | adapter_tensors
 
 
 def write_adapter(
@@ -400,20 +503,28 @@ def write_adapter(
     names: weights.WeightMap,
     leaves: Mapping[trees.Path, Any],
 ) -> None:
-    """Write the directory that PEFT opens: ``leaves`` are the trained parameters."""
+    """Writes a directory that PEFT can load.
+
+    Args:
+        folder: The directory.
+        config: The configuration.
+        adapted: The adapted layers.
+        names: The weight map of the trained parameters.
+        leaves: The trained parameters.
+    """
     from safetensors.numpy import save_file
 
     owners = {slot.name.split(".lora_")[0] for slot in names.slots if is_adapter(slot.path)}
 
     def peft_name(name: str) -> str:
         head, _, leaf = name.rpartition(".")
-        inside = head in owners and not leaf.startswith("lora_")  # a bias of an adapted layer
+        inside = head in owners and not leaf.startswith("lora_")  # the bias of an adapted layer
         return f"{_PREFIX}{head}.base_layer.{leaf}" if inside else f"{_PREFIX}{name}"
 
     tensors = {peft_name(name): array for name, array in names.to_torch(leaves).items()}
     save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
-    record = config.record(all(one.conv1d for one in adapted.values()))
-    text = json.dumps(record, indent=2, sort_keys=True)
+    config_dict = config.to_peft_dict(all(layer.conv1d for layer in adapted.values()))
+    text = json.dumps(config_dict, indent=2, sort_keys=True)
     (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
 
 
@@ -422,16 +533,19 @@ def merge_adapters(
     adapted: Mapping[trees.Path, AdaptedLayer],
     stacked: Mapping[trees.Path, Sequence[trees.Path]],
 ) -> dict[trees.Path, Any]:
-    """Return the parameters with each adapter added to its kernel or table, and no adapters.
+    """Returns the parameters with each adapter added to its kernel or table, and without adapters.
 
-    ``adapted`` are the layers one by one, ``stacked`` the paths that scanned ones have.
+    Args:
+        flat: Parameters by path.
+        adapted: The adapted layers, one entry per unstacked layer.
+        stacked: Paths of stacked layers and of the layers that they contain.
     """
     base = {path: leaf for path, leaf in flat.items() if not is_adapter(path)}
     for path, leaf in base.items():
         heads = [(head, layers[0]) for head, layers in stacked.items() if path[: len(head)] == head]
         single = next(((*first, *path[len(head) :]) for head, first in heads), path)
-        found = adapted.get(single[:-1])
-        if found is None or path[-1] not in ("kernel", "embedding"):
+        layer = adapted.get(single[:-1])
+        if layer is None or path[-1] not in ("kernel", "embedding"):
             continue
         names = (
             ("lora_A", "lora_B")
@@ -441,10 +555,10 @@ def merge_adapters(
         tail = ("kernel",) if path[-1] == "kernel" else ()
         first, second = (np.asarray(flat[(*path[:-1], name, *tail)], np.float64) for name in names)
         if path[-1] == "kernel":
-            product = first @ second  # (in, out), of a stack one after the other
-            product = product.swapaxes(-1, -2) if found.conv1d else product
+            product = first @ second  # (in, out), with a leading axis for stacked layers
+            product = product.swapaxes(-1, -2) if layer.conv1d else product
         else:
             product = (second @ first).swapaxes(-1, -2)
-        whole = np.asarray(leaf)
-        base[path] = (whole.astype(np.float64) + found.lora.scale * product).astype(whole.dtype)
+        weight = np.asarray(leaf)
+        base[path] = (weight.astype(np.float64) + layer.lora.scale * product).astype(weight.dtype)
     return base

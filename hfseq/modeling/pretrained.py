@@ -1,4 +1,4 @@
-"""``from_pretrained`` and ``save_pretrained``: parameters and collections, from files and back."""
+"""Loading and saving of models: ``from_pretrained`` and ``save_pretrained``."""
 
 from __future__ import annotations
 
@@ -36,12 +36,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hfseq.modeling")
 
-#: Where a variable lies, by its path and shape.
+#: Returns the sharding of a variable from its path and shape.
 ShardingFn = Callable[[trees.Path, tuple[int, ...]], jax.sharding.Sharding]
 
 
 class _CheckpointReader(NamedTuple):
-    """An opened checkpoint whose tensors have found their places; ``missing`` have none."""
+    """An opened checkpoint whose tensors are matched with the variables of a model.
+
+    Attributes:
+        names: The weight map of the model.
+        slots: The tensor of each variable or part of a variable.
+        missing: Variables without a tensor.
+        native: Whether the tensors have Flax names.
+        on_device: Whether to read onto the default device instead of the host's CPU.
+    """
 
     names: weights.WeightMap
     slots: Mapping[weights.Slot, weights.Tensor]
@@ -56,9 +64,13 @@ class _CheckpointReader(NamedTuple):
         dtype: DTypeLike | None,
         sharding: ShardingFn | None,
     ) -> jax.Array:
-        """Read one variable onto its devices; with a sharding each process reads its slices only.
+        """Reads one variable onto its devices.
 
-        ``dtype`` is that of the file if None.
+        Args:
+            path: Path of the variable.
+            shape: Shape of the variable.
+            dtype: The dtype, or `None` for that of the file.
+            sharding: Returns the sharding of the variable. Each process then reads only its slices.
         """
         if dtype is None:
             dtype = next(tensor.dtype for slot, tensor in self.slots.items() if slot.path == path)
@@ -66,7 +78,7 @@ class _CheckpointReader(NamedTuple):
         if sharding is None:
             array = self.names.read_param(self.slots, path, native=self.native)
             array = np.asarray(array).astype(dtype, copy=False)
-            # Unlike asarray, this takes an array of a file over where it lies, on CPUs.
+            # Unlike asarray, device_put does not copy an array of a file on CPUs.
             return jax.device_put(array, None if self.on_device else jax.devices("cpu")[0])
 
         def part(index: Any) -> np.ndarray:
@@ -82,11 +94,14 @@ _Names = Callable[[Mapping[trees.Path, tuple[int, ...]]], weights.WeightMap]
 
 @dataclasses.dataclass(frozen=True)
 class Sidecar:
-    """One collection and its file.
+    """A collection that is saved in its own file.
 
-    **Arguments:** ``file`` its name; ``shapes`` the shape of every variable; ``kernels`` the weight
-    map of the parameters that the collection belongs to, by which a file of a model of another size
-    is recognised; ``names`` makes weight maps.
+    Attributes:
+        file: Name of the file.
+        shapes: Shape of every variable.
+        kernels: The weight map of the kernels that the collection belongs to, to detect a file of a
+            model of another size.
+        names: Creates weight maps.
     """
 
     file: str
@@ -95,23 +110,30 @@ class Sidecar:
     names: _Names
 
     def write(self, folder: Path, leaves: Mapping[trees.Path, Any], recipe: str) -> None:
-        """Write the variables, and the shapes of the kernels that they were measured on."""
+        """Writes the variables, and the shapes of the kernels that they were measured on."""
         from safetensors.numpy import save_file
 
         metadata = {"format": "hfseq", "recipe": recipe, "kernels": json.dumps(self._sizes())}
         save_file(self.names(self.shapes).to_torch(leaves), folder / self.file, metadata)
 
     def read(self, path: str, fresh: Mapping[trees.Path, Any]) -> dict[trees.Path, Any]:
-        """Return the variables at ``path``, those of ``fresh`` where it has none.
+        """Reads the variables. A history of another length is truncated, or padded with zeros.
 
-        A history of another length is cut, or begins with fewer entries. WeightsError for a file
-        that belongs to another model, CheckpointError for one that cannot be read.
+        Args:
+            path: The file.
+            fresh: Newly initialized variables, used where the file has none.
+
+        Raises:
+            WeightsError: The file belongs to another model.
+            CheckpointError: The file cannot be read.
         """
         from safetensors import SafetensorError, safe_open
 
         names = self.names(self.shapes)
         length = max(
-            leaf[-1] for where, leaf in self.shapes.items() if where[-1].endswith(_HISTORY_SUFFIX)
+            leaf[-1]
+            for variable_path, leaf in self.shapes.items()
+            if variable_path[-1].endswith(_HISTORY_SUFFIX)
         )
         try:
             with safe_open(path, framework="numpy") as opened:
@@ -119,19 +141,19 @@ class Sidecar:
                 metadata = opened.metadata() or {}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"cannot read {path}: {error}. Delete it, and the scales are measured afresh"
+                f"cannot read {path}: {error}. If you delete it, the scales are measured again"
             ) from error
         for name, array in arrays.items():
-            if name.endswith(_HISTORY_SUFFIX):  # its newest entry is the first
-                kept = array.reshape(-1)[:length]
-                arrays[name] = np.pad(kept, (0, length - len(kept)))
+            if name.endswith(_HISTORY_SUFFIX):  # the newest entry is the first
+                history = array.reshape(-1)[:length]
+                arrays[name] = np.pad(history, (0, length - len(history)))
         tensors = {name: files.tensor_from_array(array) for name, array in arrays.items()}
         slots, report = names.match(tensors)
         self._check(path, metadata, report)
         if report.missing:
             logger.warning(
-                "%s has nothing for %d of the %d scales and histories of this model, which begin "
-                "fresh",
+                "%s lacks %d of the %d scales and histories of this model, which are newly "
+                "initialized",
                 path,
                 len(report.missing),
                 len(self.shapes),
@@ -148,61 +170,99 @@ class Sidecar:
         }
 
     def _check(self, path: str, metadata: Mapping[str, str], report: weights.LoadReport) -> None:
-        known, prefix = [".".join(path) for path in self.shapes], f"{self.kernels.prefix}."
+        variable_names, prefix = [".".join(path) for path in self.shapes], f"{self.kernels.prefix}."
         measured = json.loads(metadata.get("kernels", "{}"))
-        # Beside a base model that is this one stands another head, of which there is no use here;
-        # its weights were not taken either.
-        headed = bool(self.kernels.prefix) and any(name.startswith(prefix) for name in measured)
+        # The file may belong to another head of the same base model, whose weights are not used.
+        has_other_head = bool(self.kernels.prefix) and any(
+            name.startswith(prefix) for name in measured
+        )
         problems = [
-            f"  {name}: this model has no FP8 product there{did_you_mean(name, known)}"
+            f"  {name}: this model has no such FP8 layer{did_you_mean(name, variable_names)}"
             for name in report.unexpected
-            if not headed or name.startswith(prefix)
+            if not has_other_head or name.startswith(prefix)
         ]
-        problems += [f"  {name}: {given}, not {due}" for name, given, due in report.mismatched]
+        problems += [
+            f"  {name}: {file_shape}, not {model_shape}"
+            for name, file_shape, model_shape in report.mismatched
+        ]
         sizes = {name.removeprefix(prefix): size for name, size in self._sizes().items()}
         for name, size in measured.items():
             ours = sizes.get(name.removeprefix(prefix), size)
             if ours != size:
-                problems.append(f"  {name}: measured on a kernel {size}, but this one is {ours}")
+                problems.append(f"  {name}: measured on a kernel {size}, but this kernel is {ours}")
         if problems:
-            more = [f"  and {len(problems) - 6} more"] if len(problems) > 6 else []
+            omitted = [f"  and {len(problems) - 6} more"] if len(problems) > 6 else []
             raise WeightsError(
                 f"{path} belongs to another model, or to other FP8 sites:\n"
-                + "\n".join((*problems[:6], *more))
-                + "\nDelete it, and the scales are measured afresh; or give the --precision_sites "
-                "that it was made with"
+                + "\n".join((*problems[:6], *omitted))
+                + "\nIf you delete it, the scales are measured again. Alternatively pass the "
+                "--precision_sites that it was created with"
             )
+
+
+def _computation_dtype(dtype: DTypeLike | None) -> DTypeLike:
+    """Returns the dtype for a name such as ``"torch.bfloat16"``. "auto" and `None` are float32."""
+    if dtype is not None and not isinstance(dtype, str):
+        return dtype
+    name = str(dtype or "auto").removeprefix("torch.")
+    return jnp.float32 if name == "auto" else jnp.dtype(name)
+
+
+def _make_directory(path: str | Path) -> Path:
+    folder = Path(path)
+    if folder.is_file():
+        raise UsageError(f"save_directory {folder} is a file: pass a directory")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot create the directory {folder}: {error}") from error
+    return folder
 
 
 class FlaxPreTrainedModel(FlaxModel):
     """Base class of all models.
 
-    **Arguments:** ``config`` a Hugging Face configuration; ``input_shape`` is kept for
-    compatibility; ``seed`` of the initialisation; ``dtype`` the type of *computation* (parameters
-    stay float32, or keep the type of the checkpoint); ``_do_init=False`` gives structure and shapes
-    without parameters; ``precision`` a recipe name or object instead of ``dtype``; ``scan_layers``
-    stacks the layers at rest and scans them; ``gradient_checkpointing`` recomputes layers in the
-    backward pass; ``attn_implementation`` the name of a registered attention.
+    Args:
+        config: A Hugging Face configuration.
+        input_shape: Kept for compatibility.
+        seed: Seed of the initialization.
+        dtype: The dtype of *computation*. Parameters stay float32, or keep the dtype of the
+            checkpoint.
+        _do_init: Whether to initialize parameters. ``False`` gives structure and shapes only.
+        precision: Name of a precision recipe or a recipe, instead of ``dtype``.
+        scan_layers: Whether to stack the layers and scan over them.
+        gradient_checkpointing: Whether to recompute layers in the backward pass.
+        remat_policy: A policy of ``jax.checkpoint`` for the recomputed layers.
+        attn_implementation: Name of a registered attention implementation.
+        peft_config: Configuration of LoRA adapters.
+
+    Attributes:
+        base_model_prefix: The attribute under which heads contain the base model.
+        weight_aliases: Other names of a tensor in PyTorch files: alias to the parameter's PyTorch
+            name.
+        weight_fallbacks: Tensors to read if a parameter is missing: PyTorch name to the name of
+            another tensor.
+        ignored_weights: Names in checkpoints without weights (buffers), as regular expressions.
+        weight_templates: Exceptions to the naming rule: symmetric templates, hfseq's names to
+            PyTorch's (checkpoints/weights.py).
+        weight_synonyms: Further names that can be read: templates to the written name, applied in
+            order.
+        native_synonyms: The same for files with Flax names.
+        stored_collections: Collections in checkpoints: name to the last path components of the
+            stored variables.
     """
 
     base_model_prefix: ClassVar[str] = ""
-    # Other names a tensor has in PyTorch files: alias -> the name of our parameter.
     weight_aliases: ClassVar[Mapping[str, str]] = {}
-    # Where to read a parameter that a file lacks: its PyTorch name -> that of another tensor.
     weight_fallbacks: ClassVar[Mapping[str, str]] = {}
-    # Names in checkpoints that carry no weights of ours (buffers), as regular expressions.
     ignored_weights: ClassVar[tuple[str, ...]] = (
         r"position_ids$",
         r"\.masked_bias$",
         r"token_type_ids$",
     )
-    # Exceptions to the naming rule: symmetric templates, ours -> theirs (checkpoints/weights.py).
     weight_templates: ClassVar[Mapping[str, str]] = {}
-    # Names that are read too: templates, theirs -> the name that is written, one after the other.
     weight_synonyms: ClassVar[Mapping[str, str]] = {}
-    # The same for files with Flax's own names.
     native_synonyms: ClassVar[Mapping[str, str]] = {}
-    # What checkpoints hold of collections: name -> the last components of the variables stored.
     stored_collections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     # -- loading
@@ -222,78 +282,113 @@ class FlaxPreTrainedModel(FlaxModel):
         extra_sharding: ShardingFn | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Load a model from a directory, a weight file or a repository on the Hub.
+        """Loads a model from a directory, a weight file or a repository on the Hub.
 
-        **Arguments:** ``dtype`` is the type of *computation*; parameters keep the type of the
-        checkpoint unless ``param_dtype`` is given. ``sharding(path, shape)`` returns where a
-        parameter lies: then each process reads only its part; ``extra_sharding`` does so for stored
-        collections, whose types never change. ``_do_init=False`` returns ``(model, params)`` with
-        parameters on the host's CPU; the collections are in ``model.extra`` all the same.
-        ``cache_dir``, ``force_download``, ``local_files_only``, ``token``, ``revision`` and
-        ``subfolder`` work as in Transformers; other keywords change the configuration or go to the
-        constructor.
+        Args:
+            pretrained_model_name_or_path: The directory, file or repository. It may be an adapter.
+            dtype: The dtype of *computation*.
+            *model_args: Positional arguments of the constructor.
+            config: The configuration, or where to load it from.
+            ignore_mismatched_sizes: Whether to initialize parameters whose shapes differ, instead
+                of raising an error.
+            from_pt: Whether to read ``pytorch_model.bin``.
+            _do_init: Whether to store the parameters in the model. ``False`` returns ``(model,
+                params)`` with parameters on the host's CPU. The collections are in ``model.extra``
+                in both cases.
+            param_dtype: The dtype of the parameters. The default is that of the checkpoint.
+            sharding: Returns the sharding of a parameter from its path and shape. Each process then
+                reads only its part.
+            extra_sharding: The same for stored collections, whose dtypes never change.
+            **kwargs: ``cache_dir``, ``force_download``, ``local_files_only``, ``token``,
+                ``revision`` and ``subfolder`` work as in Transformers. Other arguments override the
+                configuration or are passed to the constructor.
 
-        **Raises:** :class:`~hfseq.errors.CheckpointError` for files that are absent or damaged,
-        :class:`~hfseq.WeightsError` for tensors that do not fit.
+        Returns:
+            The model, or ``(model, params)``.
+
+        Raises:
+            CheckpointError: Files are missing or damaged.
+            WeightsError: The tensors do not fit the model.
         """
         source = str(pretrained_model_name_or_path)
-        if dtype is None or isinstance(dtype, str):
-            named = str(dtype or "auto").removeprefix("torch.")
-            dtype = jnp.float32 if named == "auto" else jnp.dtype(named)
+        dtype = _computation_dtype(dtype)
         download = configs.pop_download_options(kwargs)
         adapter = lora.find_adapter(source, download)
         if adapter is not None:
             kwargs["peft_config"], source = adapter.config, adapter.base
-        elif (wanted := kwargs.get("peft_config")) is not None:
-            kwargs["peft_config"] = dataclasses.replace(wanted, base_model_name_or_path=source)
+        elif (peft_config := kwargs.get("peft_config")) is not None:
+            kwargs["peft_config"] = dataclasses.replace(peft_config, base_model_name_or_path=source)
+
         config, kwargs = configs.load_config(cls, source, config, download, kwargs)
-        opened = configs.open_checkpoint(source, download, from_pt)
-        configs.check_against_file(config, opened.tensors, opened.source)
-        kwargs = {**cls.checkpoint_options(opened.tensors), **kwargs}
+        checkpoint = configs.open_checkpoint(source, download, from_pt)
+        configs.check_against_file(config, checkpoint.tensors, checkpoint.source)
+        kwargs = {**cls.checkpoint_options(checkpoint.tensors), **kwargs}
         with configs.wrap_build_errors(source):
-            made: Any = cls  # model_args may hold what the checker thinks are dtype and _do_init
-            model = made(config, *model_args, dtype=dtype, _do_init=False, **kwargs)
-        weights.check_derived(
-            model.derived_weights(), opened.tensors, cls.base_model_prefix, opened.source
-        )
-        if adapter is not None:
-            opened.tensors = lora.combine_tensors(adapter, opened, model.file_map)
-        slots, report = model.file_map.match(opened.tensors, native=opened.native)
-        weights.check_report(
-            report, opened.source, cls.__name__, ignore_mismatched=ignore_mismatched_sizes
-        )
-        if not slots:
-            raise WeightsError(
-                f"{opened.source} has no tensor that {cls.__name__} knows (for example "
-                f"{next(iter(opened.tensors), 'none at all')}): is it a checkpoint of another "
-                "architecture?"
-            )
-        read = _CheckpointReader(
-            model.file_map, slots, set(report.missing), opened.native, _do_init
+            model_class: Any = cls  # untyped, because model_args may contain dtype and _do_init
+            model = model_class(config, *model_args, dtype=dtype, _do_init=False, **kwargs)
+
+        read, report = model._match_checkpoint(
+            checkpoint, adapter, ignore_mismatched_sizes, on_device=_do_init
         )
         params = model._read(read, sharding, param_dtype)
         model.extra = model._read_extra(read, extra_sharding)
-        report.missing = [path for path in report.missing if not lora.is_adapter(path)]
         model._read_sidecars(source, download)
         model._source = str(pretrained_model_name_or_path), dict(download)
-        model._warn(report, source, _do_init, kept=param_dtype is None)
+        # New adapters are expected to be missing in the checkpoint.
+        report.missing = [path for path in report.missing if not lora.is_adapter(path)]
+        model._warn(report, source, _do_init, keeps_dtype=param_dtype is None)
         model.load_generation_config(source, **download)
         if not _do_init:
             return model, model.join_collections(params)
         model._is_initialized, model._params = True, params
         return model
 
+    def _match_checkpoint(
+        self,
+        checkpoint: files.OpenedWeights,
+        adapter: lora.Adapter | None,
+        ignore_mismatched_sizes: bool,
+        on_device: bool,
+    ) -> tuple[_CheckpointReader, weights.LoadReport]:
+        """Matches the tensors of a checkpoint, and of an adapter, with the model's variables.
+
+        Raises:
+            WeightsError: The tensors do not fit, or the checkpoint has none of the model's tensors.
+        """
+        class_name = type(self).__name__
+        weights.check_derived(
+            self.derived_weights(),
+            checkpoint.tensors,
+            type(self).base_model_prefix,
+            checkpoint.source,
+        )
+        if adapter is not None:
+            checkpoint.tensors = lora.combine_tensors(adapter, checkpoint, self.file_map)
+        slots, report = self.file_map.match(checkpoint.tensors, native=checkpoint.native)
+        weights.check_report(
+            report, checkpoint.source, class_name, ignore_mismatched=ignore_mismatched_sizes
+        )
+        if not slots:
+            raise WeightsError(
+                f"{checkpoint.source} has no tensor of {class_name} (its tensors: for example "
+                f"{next(iter(checkpoint.tensors), 'none at all')}): is it a checkpoint of another "
+                "architecture?"
+            )
+        missing = set(report.missing)
+        reader = _CheckpointReader(self.file_map, slots, missing, checkpoint.native, on_device)
+        return reader, report
+
     @classmethod
     def checkpoint_options(cls, tensors: Mapping[str, weights.Tensor]) -> dict[str, Any]:
-        """Return constructor arguments that only the checkpoint's tensors can tell; mostly none."""
+        """Returns constructor arguments that depend on the checkpoint's tensors, usually none."""
         return {}
 
     @classmethod
     def read_checkpoint_options(cls, source: str, **download: Any) -> dict[str, Any]:
-        """Return :meth:`checkpoint_options` of the checkpoint at ``source``, without loading it."""
+        """Returns :meth:`checkpoint_options` of the checkpoint at ``source`` without loading it."""
         adapter = lora.find_adapter(source, download)
-        place = source if adapter is None else adapter.base
-        return cls.checkpoint_options(configs.open_checkpoint(place, download, False).tensors)
+        base_source = source if adapter is None else adapter.base
+        return cls.checkpoint_options(configs.open_checkpoint(base_source, download, False).tensors)
 
     @property
     def weight_map(self) -> weights.WeightMap:
@@ -302,7 +397,7 @@ class FlaxPreTrainedModel(FlaxModel):
 
     @property
     def file_map(self) -> weights.WeightMap:
-        """The names of all that checkpoints hold: parameters and stored collections."""
+        """The names of everything in checkpoints: parameters and stored collections."""
         stored = {path: leaf for path, (_, leaf) in self._stored_paths().items()}
         return self._names({path: leaf.shape for path, leaf in (self._paths | stored).items()})
 
@@ -324,7 +419,7 @@ class FlaxPreTrainedModel(FlaxModel):
     def _read(
         self, read: _CheckpointReader, sharding: ShardingFn | None, param_dtype: DTypeLike | None
     ) -> dict[str, Any]:
-        """Read every matched parameter, and initialise the others."""
+        """Reads every matched parameter and initializes the others."""
         flat = {
             path: read(path, leaf.shape, param_dtype, sharding)
             for path, leaf in self._paths.items()
@@ -332,22 +427,22 @@ class FlaxPreTrainedModel(FlaxModel):
         }
         missing = [path for path in self._paths if path in read.missing]
         if missing and read.on_device:
-            made = sum(math.prod(self._paths[path].shape) for path in missing)
-            held = sum(math.prod(tensor.shape) for tensor in read.slots.values())
-            if made > max(configs.FREE_NEW_VALUES, 4 * held):
+            num_missing = sum(math.prod(self._paths[path].shape) for path in missing)
+            num_read = sum(math.prod(tensor.shape) for tensor in read.slots.values())
+            if num_missing > max(configs.FREE_NEW_VALUES, 4 * num_read):
                 raise WeightsError(
-                    f"the file holds {held} numbers of this model and lacks {made}: the "
-                    "configuration does not belong to it. To train from scratch give the "
-                    "configuration alone"
+                    f"the checkpoint contains {num_read} of the model's {num_read + num_missing} "
+                    "parameters: the configuration does not belong to it. To train from scratch, "
+                    "pass only the configuration"
                 )
             flat |= self._fresh(missing, sharding)
         return trees.unflatten({path: flat[path] for path in self._paths if path in flat})
 
     def sidecars(self) -> dict[str, Sidecar]:
-        """Return what checkpoints hold in files of their own, by collection."""
+        """Returns the collections that are saved in their own files, by name."""
         sidecars = {}
-        for name, (kind, tree) in self._extra_types.items():
-            if file := getattr(kind, "sidecar", None):
+        for name, (variable_type, tree) in self._extra_types.items():
+            if file := getattr(variable_type, "sidecar", None):
                 shapes = {path: leaf.shape for path, leaf in trees.flatten(tree).items()}
                 owners = {path[: path.index("dot_general")] for path in shapes}
                 kernels = {
@@ -359,7 +454,7 @@ class FlaxPreTrainedModel(FlaxModel):
         return sidecars
 
     def _stored_paths(self) -> dict[trees.Path, tuple[str, Any]]:
-        """Return the variables that checkpoints hold: path -> (collection, shape and type)."""
+        """Returns the stored variables of collections: path to (collection, shape and dtype)."""
         return {
             path: (name, leaf)
             for name, leaves in self.stored_collections.items()
@@ -368,21 +463,21 @@ class FlaxPreTrainedModel(FlaxModel):
         }
 
     def _stored_leaves(self, extra: Mapping[str, Any] | None) -> dict[trees.Path, Any]:
-        """Return the leaves of ``extra`` (default: the model's own) that checkpoints hold."""
+        """Returns the stored leaves of ``extra``, or of the model's own collections."""
         stored = self._stored_paths()
-        given = self._require_extra(self.extra if extra is None else extra) if stored else {}
-        flat = {name: trees.flatten(tree) for name, tree in given.items()}
+        collections = self._require_extra(self.extra if extra is None else extra) if stored else {}
+        flat = {name: trees.flatten(tree) for name, tree in collections.items()}
         lacking = [trees.join(path) for path, (name, _) in stored.items() if path not in flat[name]]
         if lacking:
             logger.warning(
-                "the collections lack variables of %s, not saved: %s",
+                "ignoring variables of %s that are missing in the collections: %s",
                 type(self).__name__,
                 ", ".join(lacking),
             )
         return {p: flat[name][p] for p, (name, _) in stored.items() if p in flat[name]}
 
     def _fresh(self, paths: list[trees.Path], sharding: ShardingFn | None) -> dict[trees.Path, Any]:
-        """Initialise only ``paths``; the compiler drops the rest of the initialisation."""
+        """Initializes only ``paths``. The compiler drops the rest of the initialization."""
 
         def pick(key: jax.Array) -> list[Any]:
             flat = trees.flatten(self._initialize(key)[0])
@@ -393,17 +488,17 @@ class FlaxPreTrainedModel(FlaxModel):
         return dict(zip(paths, values, strict=True))
 
     def _read_extra(self, read: _CheckpointReader, sharding: ShardingFn | None) -> dict[str, Any]:
-        """Read the stored variables of the collections, and initialise the others."""
+        """Reads the stored variables of the collections and initializes the others."""
         flat = {name: trees.flatten(tree) for name, tree in self.init_extra(self.key).items()}
         for path, (name, leaf) in self._stored_paths().items():
             if path not in read.missing:
-                # What users have in one tree with the parameters keeps the file's type as they do.
+                # Collections in the tree of the parameters keep the file's dtype.
                 dtype = None if self.params_include_collections else leaf.dtype
                 flat[name][path] = read(path, leaf.shape, dtype, sharding)
         return {name: trees.unflatten(leaves) for name, leaves in flat.items()}
 
     def _read_sidecars(self, source: str, download: dict[str, Any]) -> None:
-        """Replace collections by those in files beside the weights, where there are such files."""
+        """Replaces collections by the content of their files, if there are any."""
         sidecars = self.sidecars()
         if not sidecars:
             return
@@ -412,14 +507,16 @@ class FlaxPreTrainedModel(FlaxModel):
         for name, sidecar in sidecars.items():
             path, fresh = fetch(sidecar.file), trees.flatten(self.extra[name])
             if path is None:
-                logger.info("%s has no %s: %s begin fresh", source, sidecar.file, name)
+                logger.info("%s has no %s: %s are newly initialized", source, sidecar.file, name)
                 continue
             read = sidecar.read(path, fresh)
             placed = {p: jax.device_put(leaf, fresh[p].sharding) for p, leaf in read.items()}
             self.extra[name] = trees.unflatten(placed)
 
-    def _warn(self, report: weights.LoadReport, source: str, initialised: bool, kept: bool) -> None:
-        """Say once, together, what did not come from the checkpoint, in v4's sentences."""
+    def _warn(
+        self, report: weights.LoadReport, source: str, initialized: bool, keeps_dtype: bool
+    ) -> None:
+        """Logs which parameters do not come from the checkpoint, with the messages of v4."""
         name = type(self).__name__
         if report.unexpected:
             logger.warning(
@@ -430,8 +527,8 @@ class FlaxPreTrainedModel(FlaxModel):
             )
         if report.mismatched:
             lines = (
-                f"- {n}: found shape {given} in the checkpoint and {expected} in the model"
-                for n, given, expected in report.mismatched
+                f"- {n}: found shape {file_shape} in the checkpoint and {model_shape} in the model"
+                for n, file_shape, model_shape in report.mismatched
             )
             logger.warning(
                 "Some weights of %s were not initialized from the model checkpoint at %s and are "
@@ -448,44 +545,47 @@ class FlaxPreTrainedModel(FlaxModel):
                 name,
                 source,
                 "newly initialized"
-                if initialised
+                if initialized
                 else "missing from the returned parameters "
-                "(model.init_weights(rng, params=params) makes them)",
+                "(model.init_weights(rng, params=params) initializes them)",
                 absent,
             )
         for half in ("float16", "bfloat16"):
-            if report.dtypes.get(half) and kept:
+            if report.dtypes.get(half) and keeps_dtype:
                 logger.warning(
                     "Some of the weights of %s were initialized in %s precision from the model "
-                    "checkpoint at %s: if that is not wanted, cast them (param_dtype=jnp.float32)",
+                    "checkpoint at %s. To convert them, pass param_dtype=jnp.float32",
                     name,
                     half,
                     source,
                 )
 
     def load_generation_config(self, source: str, **download: Any) -> None:
-        """Take the options of generation from the checkpoint at ``source``, if it has any."""
+        """Loads the generation options of the checkpoint at ``source``, if it has any."""
         if not self.can_generate() or not Path(source).is_dir() and Path(source).exists():
             return
         from transformers import GenerationConfig
 
-        # Old checkpoints keep the options in config.json, where Transformers 5 does not read them.
-        written = configs.fetcher(source, download)("generation_config.json")
-        old: dict[str, Any] = {"config_file_name": "config.json", "_from_model_config": True}
-        with configs.wrap_read_errors(written or source):
-            if not written:
-                # PyTorch reads these from the file: MarianConfig forces an end that the files of
-                # opus-mt do not name, and nothing happens.
+        # Old checkpoints have the options in config.json, where Transformers 5 does not read them.
+        generation_config_path = configs.fetcher(source, download)("generation_config.json")
+        legacy_options: dict[str, Any] = {
+            "config_file_name": "config.json",
+            "_from_model_config": True,
+        }
+        with configs.wrap_read_errors(generation_config_path or source):
+            if not generation_config_path:
+                # PyTorch uses these only if the file contains them: MarianConfig has a default that
+                # the files of opus-mt lack.
                 stored, _ = self.config_class.get_config_dict(source, **download)
                 for name in {"forced_bos_token_id", "forced_eos_token_id"} - stored.keys():
                     if getattr(self.config, name, None) is not None:
                         setattr(self.config, name, None)
             self.generation_config = GenerationConfig.from_pretrained(
-                source, **({} if written else old), **download
+                source, **({} if generation_config_path else legacy_options), **download
             )
 
     def sharding_rules(self) -> sharding.Rules | None:
-        """Return how the architecture is split over devices, as it was registered, if it was."""
+        """Returns the sharding rules that the architecture was registered with, if any."""
         return plugins.load().architectures.get(self.config.model_type).load_sharding()
 
     # -- adapters
@@ -501,72 +601,83 @@ class FlaxPreTrainedModel(FlaxModel):
 
     @property
     def trainable_paths(self) -> set[trees.Path]:
-        """The parameters that training changes: of a model with adapters these, else all."""
+        """The parameters that training changes: all of them, or those of the adapters."""
         if self.peft_config is None:
             return set(self._paths)
         return lora.trainable_paths(self._paths, self.peft_config, self._names({}).torch_name)
 
-    def quantize(self, params: trees.Params, kind: str) -> dict[str, Any]:
-        """Return ``params`` with the kernels of Linears stored in fewer bits: a base of adapters.
+    def quantize(self, params: trees.Params, quantization: str) -> dict[str, Any]:
+        """Returns ``params`` with quantized kernels of linear layers, as the base of adapters.
 
-        ``kind`` is "nf4" or "int8" (:func:`hfseq.nn.qwix.quantize_kernel`). Tables, adapters and
-        the head over the vocabulary stay as they are. The model takes the result wherever it takes
-        parameters; nothing of it can be saved or trained.
+        Embeddings, adapters and the language-modeling head are not quantized. The model accepts the
+        result as parameters, but it cannot be saved or trained.
+
+        Args:
+            params: Parameters of the model.
+            quantization: ``"nf4"`` or ``"int8"`` (:func:`hfseq.nn.qwix.quantize_kernel`).
         """
-        flat, words = trees.flatten(params), self.vocab_size()
+        flat, vocab_size = trees.flatten(params), self.vocab_size()
         for keys, part in nnx.iter_graph(nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))):
             path = (*map(str, keys), "kernel")
             if isinstance(part, Linear) and path in flat and not lora.is_adapter(path):
-                if words not in part.kernel.shape:
-                    flat[path] = quantize_kernel(flat[path], kind, part.input_axis)
+                if vocab_size not in part.kernel.shape:
+                    flat[path] = quantize_kernel(flat[path], quantization, part.input_axis)
         return trees.unflatten(flat)
 
     def load_adapter(self, source: str | Path, **download: Any) -> Any:
-        """Return this model with the adapter at ``source``; arrays of the base are shared.
+        """Returns a model with the adapter at ``source`` that shares the arrays of this model.
 
-        So several are in memory at once, and one is chosen by calling its model. Of a model that
-        has an adapter, the other one takes its place.
+        Several adapters can be in memory at once, each as its own model. If this model has an
+        adapter, the new one replaces it.
+
+        Raises:
+            CheckpointError: There is no adapter at ``source``.
+            WeightsError: The adapter does not fit this model.
         """
         adapter = lora.find_adapter(str(source), download)
         if adapter is None:
-            raise CheckpointError(f"'{source}' is no adapter: it has no {lora.CONFIG_NAME}")
-        made = self._like(peft_config=adapter.config)
-        found = {n: t for n, t in lora.combine_tensors(adapter, None, made.file_map).items()}
-        slots, report = made.file_map.match(found)
+            raise CheckpointError(f"'{source}' is not an adapter: it has no {lora.CONFIG_NAME}")
+        model = self._like(peft_config=adapter.config)
+        tensors = {n: t for n, t in lora.combine_tensors(adapter, None, model.file_map).items()}
+        slots, report = model.file_map.match(tensors)
         weights.check_report(report, adapter.source, type(self).__name__, ignore_mismatched=False)
-        read = _CheckpointReader(made.file_map, slots, set(report.missing), False, True)
-        own = trees.flatten(
+        read = _CheckpointReader(model.file_map, slots, set(report.missing), False, True)
+        own_params = trees.flatten(
             self.params if self.peft_config is None else self.split_collections(self.params)[0]
         )
         flat = {
-            path: own[path] if path in read.missing else read(path, leaf.shape, None, None)
-            for path, leaf in made._paths.items()
+            path: own_params[path] if path in read.missing else read(path, leaf.shape, None, None)
+            for path, leaf in model._paths.items()
         }
-        made._is_initialized, made._params, made.extra = True, trees.unflatten(flat), self.extra
-        return made
+        model._is_initialized, model._params, model.extra = True, trees.unflatten(flat), self.extra
+        return model
 
     def merge_adapter(self, params: trees.Params | None = None) -> Any:
-        """Return a model without adapters, whose kernels have them added."""
+        """Returns a model without adapters, in which they are added to the kernels.
+
+        Raises:
+            UsageError: The model has no adapter, or adapts an embedding that is tied to the head.
+        """
         if self.peft_config is None:
             raise UsageError(f"this {type(self).__name__} has no adapter to merge")
-        tables = ((*path, "embedding") for path, one in self._adapted.items() if not one.linear)
-        words = any(self._paths[path].shape[0] == self.vocab_size() for path in tables)
-        if words and getattr(self.config, "tie_word_embeddings", False):
+        tables = ((*path, "embedding") for path, layer in self._adapted.items() if not layer.linear)
+        adapts_word_table = any(self._paths[path].shape[0] == self.vocab_size() for path in tables)
+        if adapts_word_table and getattr(self.config, "tie_word_embeddings", False):
             raise UsageError(
-                "the adapted table of words is the head's, too, which its adapter leaves alone: "
-                "merged it would change both. Keep the adapter, or untie them before training "
-                "(--config_overrides tie_word_embeddings=false)"
+                "the adapted word embeddings are tied to the head, which the adapter does not "
+                "change: merging it would change both. Keep the adapter, or untie them before "
+                "training (--config_overrides tie_word_embeddings=false)"
             )
-        made = self._like()
-        given = trees.flatten(self.params if params is None else params)
-        merged = lora.merge_adapters(given, self._adapted, self._stacked)
-        made._is_initialized, made._params = True, trees.unflatten(merged)
-        made.extra = self.extra
-        return made
+        model = self._like()
+        flat_params = trees.flatten(self.params if params is None else params)
+        merged = lora.merge_adapters(flat_params, self._adapted, self._stacked)
+        model._is_initialized, model._params = True, trees.unflatten(merged)
+        model.extra = self.extra
+        return model
 
     def _like(self, **changes: Any) -> Any:
-        """Return a model of the same structure but for ``changes``, without parameters."""
-        made = type(self)(
+        """Returns a model with the same options except ``changes``, without parameters."""
+        model = type(self)(
             self.config,
             seed=self.seed,
             dtype=self.dtype,
@@ -575,19 +686,19 @@ class FlaxPreTrainedModel(FlaxModel):
             scan_layers=self.scan_layers,
             **changes,
         )
-        made._options, made.generation_config = self._options, self.generation_config
-        return made
+        model._options, model.generation_config = self._options, self.generation_config
+        return model
 
     # -- sentences
 
-    #: Where the model was loaded from, and with which options of the Hub.
+    #: The source of the model and the options of its download.
     _source: tuple[str, dict[str, Any]] | None = None
     _sentences: SentenceConfig | None = None
     _encoder: tuple[str | None, SentenceEncoder] | None = None
 
     @property
     def sentence_config(self) -> SentenceConfig | None:
-        """What sentence-transformers' files beside the model say; set it to have them written."""
+        """The content of sentence-transformers' files, or `None`. If set, it is saved."""
         if self._sentences is None and self._source is not None:
             self._sentences = SentenceConfig.read(*self._source)
             if self._sentences is None and self.peft_config is not None:
@@ -614,42 +725,63 @@ class FlaxPreTrainedModel(FlaxModel):
         tokenizer: PreTrainedTokenizerBase | None = None,
         params: trees.Params | None = None,
     ) -> np.ndarray:
-        """Return the vectors of sentences as sentence-transformers computes them, float32.
+        """Returns sentence vectors as sentence-transformers computes them.
 
-        One sentence gives (features,), several (sentences, features). ``prompt``, or the one that
-        is stored as ``prompt_name``, goes before each; ``truncate_dim`` keeps the first features;
-        ``pooling`` (mean, cls, max, lasttoken …) is for models without sentence-transformers'
-        files; the ``tokenizer`` is loaded from beside the model unless it is given. Sentences are
-        sorted by length and padded to few widths, each compiled once; what is longer than the model
-        reads is cut, which is logged.
+        Sentences are sorted by length and padded to a few widths, each of which is compiled once.
+        Longer sentences than the model accepts are truncated with a warning.
 
-        **Raises:** UsageError for a model that does not say how to pool, or has no last hidden
-        states, and for an unknown ``prompt_name``.
+        Args:
+            sentences: One sentence or several.
+            prompt_name: Name of a stored prompt to prepend to each sentence.
+            prompt: A prompt to prepend to each sentence.
+            batch_size: Maximum number of sentences per batch.
+            show_progress_bar: Whether to show a progress bar.
+            normalize_embeddings: Whether to scale the vectors to length 1.
+            truncate_dim: Number of leading features to keep.
+            pooling: Pooling mode (mean, cls, max, lasttoken, ...) for models without
+                sentence-transformers' files.
+            tokenizer: The tokenizer. The default is the one that is saved with the model.
+            params: Parameters to use instead of the model's own.
+
+        Returns:
+            Float32 vectors, `(features,)` for one sentence and `(sentences, features)` for several.
+
+        Raises:
+            UsageError: The pooling mode is unknown, the model has no last hidden states, or
+                ``prompt_name`` does not exist.
         """
-        how = self.sentence_config if pooling is None else SentenceConfig((pooling,))
-        if how is None:
+        sentence_config = self.sentence_config if pooling is None else SentenceConfig((pooling,))
+        if sentence_config is None:
             raise UsageError(
-                "the model has no modules.json, which says how the vectors of tokens become one of "
-                'a sentence: give pooling="mean", "cls" or "lasttoken", as it was trained'
+                "the model has no modules.json, which defines the pooling of token vectors: pass "
+                'the pooling that it was trained with, such as pooling="mean", "cls" or "lasttoken"'
             )
-        name = prompt_name if prompt_name is not None else how.default_prompt_name
-        if prompt is None and name is not None and name not in how.prompts:
-            raise UsageError(f"prompt_name '{name}': the model has {', '.join(how.prompts)}")
+        name = prompt_name if prompt_name is not None else sentence_config.default_prompt_name
+        if prompt is None and name is not None and name not in sentence_config.prompts:
+            raise UsageError(
+                f"unknown prompt_name '{name}' (known: {', '.join(sentence_config.prompts)})"
+            )
         if prompt is None:
-            prompt = how.prompts[name] if name is not None else ""
-        known, made = self._encoder or (None, None)
-        if made is None or known != pooling or tokenizer not in (None, made.tokenizer):
+            prompt = sentence_config.prompts[name] if name is not None else ""
+        encoder_pooling, encoder = self._encoder or (None, None)
+        if (
+            encoder is None
+            or encoder_pooling != pooling
+            or tokenizer not in (None, encoder.tokenizer)
+        ):
             if tokenizer is None:
                 if self._source is None:
-                    raise UsageError("encode: give the tokenizer, for a model that was not loaded")
+                    raise UsageError(
+                        "encode: pass the tokenizer, because the model is not from a checkpoint"
+                    )
                 from transformers import AutoTokenizer
 
                 from hfseq.modeling import auto
 
                 tokenizer = auto.load(AutoTokenizer, self._source[0], **self._source[1])
-            made = SentenceEncoder(self, tokenizer, how)
-            self._encoder = pooling, made
-        vectors = made(
+            encoder = SentenceEncoder(self, tokenizer, sentence_config)
+            self._encoder = pooling, encoder
+        vectors = encoder(
             [sentences] if isinstance(sentences, str) else sentences,
             prompt,
             batch_size,
@@ -663,17 +795,18 @@ class FlaxPreTrainedModel(FlaxModel):
     # -- saving
 
     def stored_config(self) -> Any:
-        """Return the configuration to write: the model's own, unless it is stored as another's.
+        """Returns the configuration to save.
 
-        An architecture with an exact twin among the stock ones returns that one's configuration,
-        with its own model type and options under ``hfseq``, by which hfseq finds back.
+        An architecture that is exactly equivalent to a stock architecture returns the configuration
+        of that architecture, with its own model type and options under the key ``hfseq``, from
+        which hfseq restores it.
         """
         return self.config
 
     def derived_weights(self) -> Mapping[str, weights.DerivedTensor]:
-        """Return what PyTorch's class stores beside this model's parameters, by PyTorch names.
+        """Returns additional tensors that PyTorch's class stores, by PyTorch names.
 
-        ``save_pretrained`` writes it and ``from_pretrained`` verifies it.
+        ``save_pretrained`` writes them and ``from_pretrained`` verifies them.
         """
         return {}
 
@@ -689,76 +822,99 @@ class FlaxPreTrainedModel(FlaxModel):
         extra: trees.Params | None = None,
         **kwargs: Any,
     ) -> None:
-        """Save configuration and weights so that PyTorch's ``AutoModel*`` loads them as they are.
+        """Saves the configuration and the weights so that PyTorch's ``AutoModel*`` can load them.
 
-        **Arguments:** ``params`` and the collections ``extra`` instead of the model's own; what a
-        tree lacks is left out with a warning, and so is what this model does not know;
-        ``max_shard_size`` bytes or ``"5GB"``; ``safe_serialization=False`` writes the legacy
-        ``flax_model.msgpack``. Files are written under temporary names and renamed when all are
-        complete.
+        Files are written under temporary names and renamed when all of them are complete.
+
+        Args:
+            save_directory: The directory.
+            params: Parameters to save instead of the model's own. Missing and unexpected leaves are
+                left out with a warning.
+            push_to_hub: Whether to upload the directory.
+            max_shard_size: Maximum size of a file, in bytes or as ``"5GB"``.
+            token: Token for the upload.
+            safe_serialization: ``False`` writes the legacy ``flax_model.msgpack``.
+            extra: Collections to save instead of the model's own.
+            **kwargs: ``repo_id`` and other arguments of :meth:`push_to_hub`.
+
+        Raises:
+            UsageError: ``save_directory`` is a file, or ``params`` has no parameter of this model.
+            CheckpointError: The files cannot be written.
         """
-        folder = Path(save_directory)
-        if folder.is_file():
-            raise UsageError(f"save_directory {folder} is a file: give a directory")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot make the directory {folder}: {error}") from error
-        own, beside = self.split_collections(self.params if params is None else params)
-        flat = self._known_leaves(own)
+        folder = _make_directory(save_directory)
+        own_params, joined_extra = self.split_collections(self.params if params is None else params)
+        flat = self._known_leaves(own_params)
         if self.peft_config is None:
-            flat |= self._stored_leaves(beside if extra is None else extra)
+            flat |= self._stored_leaves(joined_extra if extra is None else extra)
         shapes = self.file_map.shapes
         names = self._names({path: shapes[path] for path in shapes if path in flat})
         with files.staging_directory(folder) as stage:
             if self.peft_config is not None:
                 lora.write_adapter(stage, self.peft_config, self._adapted, names, flat)
-            elif safe_serialization:
-                self._write_torch(stage, names, flat, max_shard_size)
             else:
-                listed = names.unstack(flat)
-                if self.params_include_collections:
-                    stored = self._stored_paths()
-                    listed = {
-                        (stored[path][0] if path in stored else "params", *path): leaf
-                        for path, leaf in listed.items()
-                    }
-                files.write_msgpack(stage, listed, max_shard_size)
-            for name, sidecar in self.sidecars().items() if self.peft_config is None else ():
-                kept = self._require_extra(self.extra if extra is None else extra)[name]
-                sidecar.write(stage, trees.flatten(kept), self.precision.name)
-            if self.peft_config is None:
+                if safe_serialization:
+                    self._write_torch(stage, names, flat, max_shard_size)
+                else:
+                    self._write_msgpack(stage, names, flat, max_shard_size)
+                self._write_sidecars(stage, extra)
                 self.save_config(stage)
-        said = self._sentences
-        if (
-            self._source
-            and Path(self._source[0]).is_dir()
-            and type(self).__name__.endswith("Model")
-        ):
-            said = self.sentence_config
-        if said is not None:
-            said.write(folder, self.text_config.hidden_size)
+        self._write_sentence_config(folder)
         if push_to_hub:
             self.push_to_hub(
                 kwargs.pop("repo_id", folder.name), folder=folder, token=token, **kwargs
             )
 
+    def _write_msgpack(
+        self,
+        folder: Path,
+        names: weights.WeightMap,
+        flat: Mapping[trees.Path, Any],
+        max_shard_size: int | str,
+    ) -> None:
+        """Writes the legacy file, with the collections in it if v4's file has them."""
+        leaves = names.unstack(flat)
+        if self.params_include_collections:
+            stored = self._stored_paths()
+            leaves = {
+                (stored[path][0] if path in stored else "params", *path): leaf
+                for path, leaf in leaves.items()
+            }
+        files.write_msgpack(folder, leaves, max_shard_size)
+
+    def _write_sidecars(self, folder: Path, extra: trees.Params | None) -> None:
+        """Writes the collections that have their own files."""
+        for name, sidecar in self.sidecars().items():
+            collection = self._require_extra(self.extra if extra is None else extra)[name]
+            sidecar.write(folder, trees.flatten(collection), self.precision.name)
+
+    def _write_sentence_config(self, folder: Path) -> None:
+        """Writes the files of sentence-transformers if they were set or loaded.
+
+        A base model that was loaded from a directory keeps the files of that directory.
+        """
+        sentence_config = self._sentences
+        is_base_model = type(self).__name__.endswith("Model")
+        if self._source and Path(self._source[0]).is_dir() and is_base_model:
+            sentence_config = self.sentence_config
+        if sentence_config is not None:
+            sentence_config.write(folder, self.text_config.hidden_size)
+
     def _known_leaves(self, params: trees.Params) -> dict[trees.Path, Any]:
-        """Return the leaves of ``params`` that this model has; say what is too many or missing."""
+        """Returns the leaves of ``params`` that this model has, and logs the others."""
         flat, name, paths = trees.flatten(trees.thaw(params)), type(self).__name__, self._paths
         if self.peft_config is not None:
             trained = self.trainable_paths
             paths = {path: leaf for path, leaf in paths.items() if path in trained}
-        known = {path: flat[path] for path in paths if path in flat}
-        if not known:
-            raise UsageError(f"params holds no parameter of {name}, so there is nothing to save")
-        ours = [trees.join(path) for path in paths if path not in flat]
-        if surplus := [trees.join(path) for path in flat if path not in self._paths]:
-            listed = ", ".join(f"{path}{did_you_mean(path, ours)}" for path in surplus)
-            logger.warning("params has what %s has not, which is not saved: %s", name, listed)
-        if ours:
-            logger.warning("params lacks parameters of %s, not saved: %s", name, ", ".join(ours))
-        return known
+        known_leaves = {path: flat[path] for path in paths if path in flat}
+        if not known_leaves:
+            raise UsageError(f"params has no parameter of {name}, so there is nothing to save")
+        missing = [trees.join(path) for path in paths if path not in flat]
+        if unexpected := [trees.join(path) for path in flat if path not in self._paths]:
+            listed = ", ".join(f"{path}{did_you_mean(path, missing)}" for path in unexpected)
+            logger.warning("ignoring unexpected keys in params of %s: %s", name, listed)
+        if missing:
+            logger.warning("params lacks these parameters of %s: %s", name, ", ".join(missing))
+        return known_leaves
 
     def _write_torch(
         self,
@@ -776,7 +932,7 @@ class FlaxPreTrainedModel(FlaxModel):
         }
 
         def typed(value: np.ndarray) -> np.ndarray:
-            """Return numbers in the type of the parameters, counts as they are."""
+            """Casts floating-point values to the dtype of the parameters."""
             return value.astype(dtype) if np.issubdtype(value.dtype, np.floating) else value
 
         for name, entry in derived.items():
@@ -784,17 +940,17 @@ class FlaxPreTrainedModel(FlaxModel):
             sizes[name] = sizes[value] if isinstance(value, str) else typed(value).nbytes
 
         def make(keys: Iterable[str]) -> dict[str, np.ndarray]:
-            wanted = {key: derived[key].value if key in derived else key for key in keys}
-            tensors = names.to_torch(flat, {v for v in wanted.values() if isinstance(v, str)})
+            sources = {key: derived[key].value if key in derived else key for key in keys}
+            tensors = names.to_torch(flat, {v for v in sources.values() if isinstance(v, str)})
             return {
                 key: tensors[value] if isinstance(value, str) else typed(value)
-                for key, value in wanted.items()
+                for key, value in sources.items()
             }
 
         files.write_safetensors(folder, sizes, make, limit, {"format": "pt"})
 
     def save_config(self, folder: Path) -> None:
-        """Write ``config.json``, which names the PyTorch class, and ``generation_config.json``."""
+        """Writes ``config.json``, with the PyTorch class, and ``generation_config.json``."""
         self.config.architectures = [self.torch_class_name()]
         config, generation = self._split_configs()
         configs.write_config(config, folder)
@@ -802,7 +958,7 @@ class FlaxPreTrainedModel(FlaxModel):
             generation.save_pretrained(folder)
 
     def _split_configs(self) -> tuple[Any, Any]:
-        """Move options of generation that v4 programs set on the model's configuration.
+        """Moves generation options that v4 programs set on the model's configuration.
 
         Transformers 5 refuses to save them there.
         """
@@ -815,7 +971,7 @@ class FlaxPreTrainedModel(FlaxModel):
             setattr(config, name, None)
         if generation is None:
             logger.warning(
-                "%s cannot generate: %s of its configuration are not saved",
+                "%s cannot generate, so %s of its configuration are not saved",
                 type(self).__name__,
                 ", ".join(moved),
             )
@@ -827,7 +983,7 @@ class FlaxPreTrainedModel(FlaxModel):
 
     @classmethod
     def torch_class_name(cls) -> str:
-        """The name of the class that PyTorch users load the same checkpoint with."""
+        """Returns the name of the PyTorch class that loads the same checkpoint."""
         return cls.__name__.removeprefix("Flax")
 
     def push_to_hub(
@@ -843,7 +999,21 @@ class FlaxPreTrainedModel(FlaxModel):
         revision: str | None = None,
         **_: Any,
     ) -> str:
-        """Upload the model as one commit and return the commit's address."""
+        """Uploads the model as one commit.
+
+        Args:
+            repo_id: Name of the repository.
+            params: Parameters to save instead of the model's own.
+            extra: Collections to save instead of the model's own.
+            folder: A directory to upload instead of saving the model.
+            private: Whether a new repository is private.
+            token: Token for the upload.
+            commit_message: Message of the commit.
+            revision: Branch to commit to.
+
+        Returns:
+            The URL of the commit.
+        """
         import tempfile
 
         from hfseq.checkpoints import hub
@@ -863,10 +1033,10 @@ class FlaxPreTrainedModel(FlaxModel):
 
 
 class FlaxVisionPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the models of pictures, whose module takes ``pixel_values`` as users give them.
+    """Base class of image models, whose module receives ``pixel_values`` as the user passes them.
 
-    They are floats (batch, channels, height, width), the layout of PyTorch and of the image
-    processors; ``nn.embed_patches`` turns them to channels last, which convolutions take.
+    Images are floats `(batch, channels, height, width)`, the layout of PyTorch and of the image
+    processors. ``nn.embed_patches`` transposes them to channels last for convolutions.
     """
 
     main_input_name = "pixel_values"
@@ -884,7 +1054,7 @@ class FlaxVisionPreTrainedModel(FlaxPreTrainedModel):
         extra: trees.Params | None = None,
         **inputs: Any,
     ) -> Any:
-        """Run the model; see :meth:`FlaxPreTrainedModel.run`."""
+        """Runs the model; see :meth:`FlaxPreTrainedModel.run`."""
         return self.run(
             {"pixel_values": pixel_values, **inputs},
             params,

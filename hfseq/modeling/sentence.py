@@ -1,8 +1,8 @@
-"""Vectors of sentences: what sentence-transformers' files say of a model, and how it is done.
+"""Sentence vectors: the files of sentence-transformers and the computation that they describe.
 
-A directory of sentence-transformers is an encoder without a head, and small files beside it that
-name what follows: pooling over tokens, dense layers, normalising. Both spellings are read; the
-older one is written, which all versions and other programs know.
+A directory of sentence-transformers contains an encoder without a head and small files that name
+the following modules: pooling over tokens, dense layers, normalization. Both formats of these files
+can be read. The older one is written, because all versions and other programs support it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Ways to make one vector of those of all tokens, by the keys of 1_Pooling/config.json; several
-#: are put beside each other, in this order.
+#: Pooling modes and their keys in 1_Pooling/config.json. Several modes are concatenated in this
+#: order.
 POOLING_MODES = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -52,39 +52,51 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def pool(hidden: jax.Array, mask: jax.Array, modes: Sequence[str]) -> jax.Array:
-    """Return (batch, modes x features) of hidden states (batch, tokens, features).
+    """Pools hidden states over the tokens of each row.
 
-    Rows have their padding, which ``mask`` (batch, tokens) hides, at the end.
+    Args:
+        hidden: Hidden states, `(batch, tokens, features)`.
+        mask: Mask of the tokens, `(batch, tokens)`. Padding must be on the right.
+        modes: Keys of ``POOLING_MODES``. Their results are concatenated.
+
+    Returns:
+        Float32 vectors, `(batch, modes * features)`.
     """
     hidden = hidden.astype(jnp.float32)
     weights = mask.astype(jnp.float32)[..., None]
-    made = []
+    pooled = []
     for mode in modes:
         if mode == "cls":
-            made.append(hidden[:, 0])
+            pooled.append(hidden[:, 0])
         elif mode == "max":
-            made.append(jnp.where(weights > 0, hidden, -jnp.inf).max(axis=1))
+            pooled.append(jnp.where(weights > 0, hidden, -jnp.inf).max(axis=1))
         elif mode == "lasttoken":
             last = hidden.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
-            made.append(jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0])
+            pooled.append(jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0])
         else:
-            own = weights
-            if mode == "weightedmean":  # later tokens count more
-                own = weights * jnp.arange(1, hidden.shape[1] + 1)[:, None]
-            count = jnp.maximum(own.sum(axis=1), 1e-9)
+            mode_weights = weights
+            if mode == "weightedmean":  # later tokens have larger weights
+                mode_weights = weights * jnp.arange(1, hidden.shape[1] + 1)[:, None]
+            count = jnp.maximum(mode_weights.sum(axis=1), 1e-9)
             divisor = jnp.sqrt(count) if mode == "mean_sqrt_len" else count
-            made.append((hidden * own).sum(axis=1) / divisor)
-    return jnp.concatenate(made, axis=-1)
+            pooled.append((hidden * mode_weights).sum(axis=1) / divisor)
+    return jnp.concatenate(pooled, axis=-1)
 
 
 def l2_normalize(vectors: jax.Array) -> jax.Array:
-    """Return vectors of length 1; one of zeros stays one."""
+    """Scales vectors to length 1. Zero vectors stay zero."""
     return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A layer behind the pooling: kernel (in, out), bias (out,) or None, and PyTorch's name."""
+    """A dense layer after the pooling.
+
+    Attributes:
+        kernel: Kernel, `(in, out)`.
+        bias: Bias, `(out,)`, or `None`.
+        activation: PyTorch's name of the activation.
+    """
 
     kernel: np.ndarray
     bias: np.ndarray | None
@@ -93,7 +105,18 @@ class Dense:
 
 @dataclass(frozen=True)
 class SentenceConfig:
-    """What becomes of the hidden states of a sentence, and of the sentence before."""
+    """How sentences are preprocessed and their hidden states converted to vectors.
+
+    Attributes:
+        pooling: Pooling modes. Several are concatenated.
+        include_prompt: Whether the tokens of the prompt are pooled.
+        dense: Dense layers after the pooling.
+        normalize: Whether to scale the vectors to length 1.
+        max_seq_length: Maximum number of tokens per sentence.
+        do_lower_case: Whether to convert sentences to lower case.
+        prompts: Prompts by name.
+        default_prompt_name: Name of the default prompt.
+    """
 
     pooling: tuple[str, ...] = ("mean",)
     include_prompt: bool = True
@@ -108,15 +131,20 @@ class SentenceConfig:
         for mode in self.pooling:
             if mode not in POOLING_MODES:
                 raise UsageError(
-                    f"pooling '{mode}'{did_you_mean(mode, POOLING_MODES)}: choose among {', '.join(POOLING_MODES)}"
+                    f"unknown pooling '{mode}'{did_you_mean(mode, POOLING_MODES)} "
+                    f"(known: {', '.join(POOLING_MODES)})"
                 )
 
     @classmethod
     def read(cls, source: str, download: Mapping[str, Any]) -> SentenceConfig | None:
-        """Read the files beside a model; None where it has no modules.json.
+        """Reads the files of a model, or returns `None` if it has no modules.json.
 
-        **Raises:** CheckpointError for a module that is not known, and for files that lack
-        something.
+        Args:
+            source: A directory or repository.
+            download: Options of downloads.
+
+        Raises:
+            CheckpointError: A module is not supported, or a file is incomplete.
         """
         fetch = fetcher(source, download)
 
@@ -134,52 +162,62 @@ class SentenceConfig:
             return None
         values: dict[str, Any] = {"pooling": (), "dense": ()}
         for module in modules[1:]:
-            kind, folder = str(module["type"]).rsplit(".", 1)[-1], module["path"]
+            module_class, folder = str(module["type"]).rsplit(".", 1)[-1], module["path"]
             settings = load(f"{folder}/config.json")
-            if kind == "Pooling":
-                named = settings.get("pooling_mode")
-                if named is not None:
-                    named = (named,) if isinstance(named, str) else tuple(named)
+            if module_class == "Pooling":
+                pooling_modes = settings.get("pooling_mode")
+                if pooling_modes is not None:
+                    pooling_modes = (
+                        (pooling_modes,) if isinstance(pooling_modes, str) else tuple(pooling_modes)
+                    )
                 else:
-                    named = tuple(mode for mode, key in POOLING_MODES.items() if settings.get(key))
-                values["pooling"] = named or ("mean",)
+                    pooling_modes = tuple(
+                        mode for mode, key in POOLING_MODES.items() if settings.get(key)
+                    )
+                values["pooling"] = pooling_modes or ("mean",)
                 values["include_prompt"] = settings.get("include_prompt", True)
-            elif kind == "Dense":
+            elif module_class == "Dense":
                 values["dense"] = (*values["dense"], _read_dense(source, folder, settings, fetch))
-            elif kind == "Normalize":
+            elif module_class == "Normalize":
                 values["normalize"] = True
-            elif kind != "Dropout":
+            elif module_class != "Dropout":
                 raise CheckpointError(
-                    f"modules.json of '{source}' has a {kind}, which hfseq does not know; it knows "
-                    "Pooling, Dense, Normalize and Dropout"
+                    f"modules.json of '{source}' has the unsupported module {module_class} "
+                    "(supported: Pooling, Dense, Normalize, Dropout)"
                 )
         if not values["pooling"]:
-            raise CheckpointError(f"modules.json of '{source}' has no Pooling")
-        first, more = load("sentence_bert_config.json"), load("config_sentence_transformers.json")
+            raise CheckpointError(f"modules.json of '{source}' has no Pooling module")
+        transformer_settings = load("sentence_bert_config.json")
+        prompt_settings = load("config_sentence_transformers.json")
         return cls(
             **values,
-            max_seq_length=first.get("max_seq_length"),
-            do_lower_case=bool(first.get("do_lower_case")),
-            prompts=more.get("prompts") or {},
-            default_prompt_name=more.get("default_prompt_name"),
+            max_seq_length=transformer_settings.get("max_seq_length"),
+            do_lower_case=bool(transformer_settings.get("do_lower_case")),
+            prompts=prompt_settings.get("prompts") or {},
+            default_prompt_name=prompt_settings.get("default_prompt_name"),
         )
 
     def write(self, folder: Path, features: int) -> None:
-        """Write the files beside a model whose hidden states have so many ``features``."""
+        """Writes the files.
+
+        Args:
+            folder: The directory of the model.
+            features: Number of features of the hidden states.
+        """
         from importlib.metadata import version
 
-        kinds = ["Transformer", "Pooling", *["Dense"] * len(self.dense)]
-        kinds += ["Normalize"] * self.normalize
+        module_classes = ["Transformer", "Pooling", *["Dense"] * len(self.dense)]
+        module_classes += ["Normalize"] * self.normalize
         modules = [
             {
                 "idx": n,
                 "name": str(n),
-                "path": f"{n}_{kind}" if n else "",
-                "type": f"sentence_transformers.models.{kind}",
+                "path": f"{n}_{module_class}" if n else "",
+                "type": f"sentence_transformers.models.{module_class}",
             }
-            for n, kind in enumerate(kinds)
+            for n, module_class in enumerate(module_classes)
         ]
-        written: dict[str, Any] = {
+        contents: dict[str, Any] = {
             "modules.json": modules,
             "sentence_bert_config.json": {
                 "max_seq_length": self.max_seq_length,
@@ -203,16 +241,16 @@ class SentenceConfig:
             },
         }
         for number, dense in enumerate(self.dense, 2):
-            file = "linear" if dense.activation == "Identity" else "activation"
-            written[f"{number}_Dense/config.json"] = {
+            torch_module = "linear" if dense.activation == "Identity" else "activation"
+            contents[f"{number}_Dense/config.json"] = {
                 "in_features": dense.kernel.shape[0],
                 "out_features": dense.kernel.shape[1],
                 "bias": dense.bias is not None,
-                "activation_function": f"torch.nn.modules.{file}.{dense.activation}",
+                "activation_function": f"torch.nn.modules.{torch_module}.{dense.activation}",
             }
         if self.normalize:
-            (folder / f"{len(kinds) - 1}_Normalize").mkdir(parents=True, exist_ok=True)
-        for name, value in written.items():
+            (folder / f"{len(module_classes) - 1}_Normalize").mkdir(parents=True, exist_ok=True)
+        for name, value in contents.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, json.dumps(value, indent=2) + "\n")
         for number, dense in enumerate(self.dense, 2):
@@ -223,7 +261,7 @@ class SentenceConfig:
             save_file(tensors, folder / f"{number}_Dense" / "model.safetensors", {"format": "pt"})
 
     def __call__(self, hidden: jax.Array, mask: jax.Array) -> jax.Array:
-        """Return the vectors (batch, features) of hidden states (batch, tokens, features)."""
+        """Returns vectors `(batch, features)` of hidden states `(batch, tokens, features)`."""
         vectors = pool(hidden, mask, [mode for mode in POOLING_MODES if mode in self.pooling])
         for dense in self.dense:
             vectors = vectors @ dense.kernel.astype(np.float32)
@@ -241,36 +279,36 @@ def _read_dense(
         raise CheckpointError(
             f"'{source}': {folder} has no model.safetensors"
             if path is None
-            else f"'{source}': {folder} has the activation {activation}; hfseq knows "
-            f"{', '.join(ACTIVATIONS)}"
+            else f"'{source}': {folder} has the unsupported activation {activation} "
+            f"(supported: {', '.join(ACTIVATIONS)})"
         )
     from safetensors.numpy import load_file
 
     try:
         tensors = load_file(path)
         return Dense(tensors["linear.weight"].T, tensors.get("linear.bias"), activation)
-    except Exception as error:  # safetensors' own class has no public name
+    except Exception as error:  # the error class of safetensors is private
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
 
 
 class SentenceEncoder:
-    """A model, its tokenizer, and what follows it: sentences in, vectors out."""
+    """Computes sentence vectors with a model, its tokenizer and a :class:`SentenceConfig`."""
 
     def __init__(
-        self, model: FlaxModel, tokenizer: PreTrainedTokenizerBase, sentences: SentenceConfig
+        self, model: FlaxModel, tokenizer: PreTrainedTokenizerBase, config: SentenceConfig
     ):
-        self.model, self.tokenizer, self.sentences = model, tokenizer, sentences
-        limits = sentences.max_seq_length, model.max_length(), tokenizer.model_max_length
-        self.limit = min(one for one in (*limits, 1 << 20) if one)
+        self.model, self.tokenizer, self.config = model, tokenizer, config
+        limits = config.max_seq_length, model.max_length(), tokenizer.model_max_length
+        self.limit = min(limit for limit in (*limits, 1 << 20) if limit)
 
-        def vectors(params: Any, inputs: Mapping[str, Any], counted: jax.Array) -> jax.Array:
+        def vectors(params: Any, inputs: Mapping[str, Any], pooled_mask: jax.Array) -> jax.Array:
             output = self.model(**inputs, params=params)
             if "last_hidden_state" not in output:
                 raise UsageError(
-                    f"{type(model).__name__} has a head: load it by FlaxAutoModel, without, to "
+                    f"{type(model).__name__} has a head: load the model with FlaxAutoModel to "
                     "encode sentences"
                 )
-            return self.sentences(output.last_hidden_state, counted)
+            return self.config(output.last_hidden_state, pooled_mask)
 
         self._vectors = jax.jit(vectors)
 
@@ -284,64 +322,82 @@ class SentenceEncoder:
         show_progress_bar: bool = False,
         params: Any = None,
     ) -> np.ndarray:
-        """Return float32 (sentences, features); see :meth:`FlaxPreTrainedModel.encode`."""
+        """Returns float32 vectors, `(sentences, features)`.
+
+        The arguments are those of :meth:`FlaxPreTrainedModel.encode`.
+        """
         from tqdm import tqdm
 
-        texts = [prompt + one.strip() for one in sentences]
-        if self.sentences.do_lower_case:
+        texts = [prompt + sentence.strip() for sentence in sentences]
+        if self.config.do_lower_case:
             texts = [text.lower() for text in texts]
-        # Not truncated by the tokenizer, so that what is cut can be told.
+        # The tokenizer does not truncate here, so that truncated sentences can be logged.
         encoded = self.tokenizer(texts, verbose=False) if texts else {"input_ids": []}
         rows = encoded["input_ids"]
         long = [number for number, row in enumerate(rows) if len(row) > self.limit]
         if long:
             logger.warning(
-                "%d of %d sentences are longer than %d tokens and were cut, the first of them: %s",
+                "%d of %d sentences are longer than %d tokens and were truncated. The first is: %s",
                 len(long),
                 len(texts),
                 self.limit,
                 f"{texts[long[0]]:.60}",
             )
-            cut = self.tokenizer(
+            truncated = self.tokenizer(
                 [texts[number] for number in long], truncation=True, max_length=self.limit
             )
-            for number, row in zip(long, cut["input_ids"], strict=True):
+            for number, row in zip(long, truncated["input_ids"], strict=True):
                 rows[number] = row
         if empty := [number for number, row in enumerate(rows) if not row]:
-            raise UsageError(f"sentence {empty[0] + 1} has no tokens: leave it out")
+            raise UsageError(f"sentence {empty[0] + 1} has no tokens: remove it")
         hidden_prompt = 0
-        if prompt and not self.sentences.include_prompt:
+        if prompt and not self.config.include_prompt:
             hidden_prompt = len(self.tokenizer(prompt)["input_ids"]) - 1
         params = self.model.params if params is None else params
         order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
-        made: list[tuple[list[int], jax.Array]] = []
+        results: list[tuple[list[int], jax.Array]] = []
         with tqdm(total=len(rows), disable=not show_progress_bar, unit=" sentences") as bar:
             while order:
                 width = text_width(len(rows[order[0]]), self.limit)
-                most = rows_per_chunk(width, batch_size)
-                numbers, order = order[:most], order[most:]
+                max_rows = rows_per_chunk(width, batch_size)
+                numbers, order = order[:max_rows], order[max_rows:]
                 batch = [rows[number] for number in numbers]
-                made.append((numbers, self._batch(batch, hidden_prompt, width, most, params)))
+                results.append(
+                    (numbers, self._batch(batch, hidden_prompt, width, max_rows, params))
+                )
                 bar.update(len(numbers))
-        features = int(made[0][1].shape[1]) if made else 0
+        features = int(results[0][1].shape[1]) if results else 0
         vectors = np.zeros((len(rows), features), np.float32)
-        for numbers, part in made:  # the device computes while the host prepares
+        for numbers, part in results:  # the device computes while the host prepares
             vectors[numbers] = np.asarray(part)[: len(numbers)]
         if truncate_dim is not None:
             vectors = vectors[:, :truncate_dim]
-        if normalize or (truncate_dim is not None and self.sentences.normalize):
+        if normalize or (truncate_dim is not None and self.config.normalize):
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors
 
     def _batch(
-        self, rows: Sequence[Sequence[int]], prompt: int, width: int, most: int, params: Any
+        self,
+        rows: Sequence[Sequence[int]],
+        prompt_length: int,
+        width: int,
+        max_rows: int,
+        params: Any,
     ) -> jax.Array:
-        """Compute a batch, padded to ``width`` and to one of few numbers of rows."""
-        count = min(most, 4 ** math.ceil(math.log(len(rows), 4)))
+        """Computes the vectors of a batch.
+
+        Args:
+            rows: Token ids of each sentence.
+            prompt_length: Number of leading tokens that are not pooled.
+            width: Width to pad to.
+            max_rows: Maximum number of rows. The number of rows is padded to one of a few sizes.
+            params: Parameters of the model.
+        """
+        count = min(max_rows, 4 ** math.ceil(math.log(len(rows), 4)))
         inputs = {"input_ids": np.full((count, width), self.tokenizer.pad_token_id or 0, np.int32)}
         mask = inputs["attention_mask"] = np.zeros((count, width), np.int32)
         for number, row in enumerate([*rows, *[rows[-1]] * (count - len(rows))]):
             inputs["input_ids"][number, : len(row)], mask[number, : len(row)] = row, 1
-        counted = mask.copy()
-        counted[:, :prompt] = 0
-        return self._vectors(params, inputs, counted)
+        pooled_mask = mask.copy()
+        pooled_mask[:, :prompt_length] = 0
+        return self._vectors(params, inputs, pooled_mask)

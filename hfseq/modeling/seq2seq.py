@@ -1,8 +1,8 @@
-"""The base class of encoder-decoders: the call, ``encode``, ``decode``, and steps of generation.
+"""The base class of encoder-decoders: calls, ``encode``, ``decode``, and steps of generation.
 
-The module of such a model has three entries, ``__call__``, ``encode`` and ``decode``; a family that
-numbers positions takes ``position_ids`` and ``decoder_position_ids`` there. What the encoder reads
-is the first argument, under the name ``main_input_name``: ids, or the numbers of sound or pictures.
+The module of such a model has the methods ``__call__``, ``encode`` and ``decode``. A family with
+absolute positions accepts ``position_ids`` and ``decoder_position_ids`` there. The encoder's input
+is the first argument, named ``main_input_name``: token ids, or audio or image values.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ from hfseq.nn import kv_cache, trees
 from hfseq.nn.outputs import FlaxModelOutput
 from hfseq.nn.random import Keys
 
-#: What ``encode`` returns, whose first entry is the last hidden state.
+#: The outputs of ``encode``. The first entry is the last hidden state.
 EncoderOutputs = FlaxModelOutput | tuple[Any, ...]
 
 
 def shift_tokens_right(
     input_ids: jax.Array | np.ndarray, pad_token_id: int, decoder_start_token_id: int
 ) -> jax.Array:
-    """Make decoder inputs of labels: begin with the start token, drop the last, -100 becomes pad.
+    """Creates decoder inputs from labels by shifting them to the right.
 
-    ``input_ids`` is (batch, length), NumPy or JAX; returns int32 of the same shape.
+    Args:
+        input_ids: Labels, `(batch, length)`, NumPy or JAX.
+        pad_token_id: Token that replaces -100.
+        decoder_start_token_id: First token of each row. The last label is dropped.
+
+    Returns:
+        Token ids, int32 of the same shape.
     """
     ids = jnp.asarray(input_ids, jnp.int32)
     shifted = jnp.roll(ids, 1, axis=1).at[:, 0].set(decoder_start_token_id)
@@ -37,10 +43,11 @@ def shift_tokens_right(
 
 
 class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
-    """Base of the encoder-decoders.
+    """Base class of the encoder-decoders.
 
-    Beside the arguments named here, ``segment_ids`` and ``decoder_segment_ids`` (batch, length)
-    number the pairs that are packed into a row: nothing attends across them. 0 is padding.
+    In addition to the named arguments, ``segment_ids`` and ``decoder_segment_ids`` `(batch,
+    length)` number the pairs that are packed into a row. Attention does not cross segments, and 0
+    is padding.
     """
 
     def __call__(  # type: ignore[override]
@@ -59,13 +66,25 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         extra: trees.Params | None = None,
         **inputs: Any,
     ) -> Any:
-        """Run encoder and decoder; see :meth:`FlaxPreTrainedModel.run`.
+        """Runs the encoder and the decoder; see :meth:`FlaxPreTrainedModel.run`.
 
-        ``input_ids`` (batch, source length) and ``decoder_input_ids`` (batch, target length).
+        Args:
+            input_ids: Input of the encoder, `(batch, source length)`.
+            attention_mask: Mask of the encoder's input.
+            decoder_input_ids: Input of the decoder, `(batch, target length)`.
+            decoder_attention_mask: Mask of the decoder's input.
+            output_attentions: See :meth:`FlaxPreTrainedModel.__call__`.
+            output_hidden_states: See :meth:`FlaxPreTrainedModel.__call__`.
+            return_dict: See :meth:`FlaxPreTrainedModel.__call__`.
+            train: See :meth:`FlaxPreTrainedModel.__call__`.
+            params: See :meth:`FlaxPreTrainedModel.__call__`.
+            dropout_rng: See :meth:`FlaxPreTrainedModel.__call__`.
+            extra: See :meth:`FlaxPreTrainedModel.__call__`.
+            **inputs: Other inputs of the module.
         """
         if decoder_input_ids is None:
             decoder_input_ids = self.default_decoder_input_ids(input_ids)
-        given = {
+        named_inputs = {
             self.main_input_name: input_ids,
             "attention_mask": attention_mask,
             "decoder_input_ids": decoder_input_ids,
@@ -73,7 +92,7 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             **inputs,
         }
         return self.run(
-            given,
+            named_inputs,
             params,
             dropout_rng,
             train,
@@ -95,10 +114,10 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         dropout_rng: jax.Array | Keys | None = None,
         **inputs: Any,
     ) -> Any:
-        """Run the encoder alone: (batch, source length) to hidden states."""
-        given = {self.main_input_name: input_ids, "attention_mask": attention_mask, **inputs}
+        """Runs the encoder: `(batch, source length)` to hidden states."""
+        named_inputs = {self.main_input_name: input_ids, "attention_mask": attention_mask, **inputs}
         return self.run(
-            given,
+            named_inputs,
             params,
             dropout_rng,
             train,
@@ -123,12 +142,24 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         dropout_rng: jax.Array | Keys | None = None,
         **inputs: Any,
     ) -> Any:
-        """Run the decoder on ``encoder_outputs``, whose first entry is the last hidden state.
+        """Runs the decoder on the outputs of the encoder.
 
-        With ``past_key_values`` the ``decoder_attention_mask`` covers the whole cache, and the
-        output carries the cache after this call.
+        Args:
+            decoder_input_ids: Input of the decoder, `(batch, length)`.
+            encoder_outputs: Outputs of ``encode``. The first entry is the last hidden state.
+            encoder_attention_mask: Mask of the encoder's output.
+            decoder_attention_mask: Mask of the decoder's input. With ``past_key_values`` it covers
+                the whole cache.
+            past_key_values: A cache. The output contains the cache after this call.
+            output_attentions: See :meth:`FlaxPreTrainedModel.__call__`.
+            output_hidden_states: See :meth:`FlaxPreTrainedModel.__call__`.
+            return_dict: See :meth:`FlaxPreTrainedModel.__call__`.
+            train: See :meth:`FlaxPreTrainedModel.__call__`.
+            params: See :meth:`FlaxPreTrainedModel.__call__`.
+            dropout_rng: See :meth:`FlaxPreTrainedModel.__call__`.
+            **inputs: Other inputs of the module.
         """
-        given = {
+        named_inputs = {
             "decoder_input_ids": decoder_input_ids,
             "encoder_hidden_states": encoder_outputs[0],
             "encoder_attention_mask": encoder_attention_mask,
@@ -136,9 +167,9 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
             **inputs,
         }
         if self.accepts("decoder_position_ids", "decode"):
-            given.setdefault("decoder_position_ids", None)
+            named_inputs.setdefault("decoder_position_ids", None)
         return self.run(
-            given,
+            named_inputs,
             params,
             dropout_rng,
             train,
@@ -150,17 +181,24 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         )
 
     def default_decoder_input_ids(self, input_ids: Input) -> jax.Array:
-        """Return what the decoder reads where the caller does not say; most families refuse."""
+        """Returns the decoder inputs if the caller passes none.
+
+        Raises:
+            UsageError: The family has no default, which is the case for most families.
+        """
         raise UsageError(
-            f"{type(self).__name__} needs decoder_input_ids: shift_tokens_right(labels, "
-            "pad_token_id, decoder_start_token_id) makes them of the targets"
+            f"{type(self).__name__} requires decoder_input_ids: create them from the labels with "
+            "shift_tokens_right(labels, pad_token_id, decoder_start_token_id)"
         )
 
     def encoder_mask(self, attention_mask: Input, encoder_outputs: EncoderOutputs) -> Input:
-        """Return the mask of what the encoder gave, for the decoder, from that of its input.
+        """Returns the mask of the encoder's output for the decoder.
 
-        They are one where the encoder keeps the length; families whose encoder shortens its input
-        override this.
+        Families whose encoder shortens its input override this method.
+
+        Args:
+            attention_mask: Mask of the encoder's input.
+            encoder_outputs: Outputs of ``encode``.
         """
         return attention_mask
 
@@ -172,42 +210,47 @@ class FlaxSeq2SeqPreTrainedModel(FlaxPreTrainedModel):
         params: trees.Params | None = None,
         **_: Any,
     ) -> dict[str, Any]:
-        """Return a cache for ``decode``; with ``params`` it holds the encoder's keys and values.
+        """Returns a cache for ``decode``.
 
-        They are then computed once instead of at every step. ``encoder_outputs[0]`` is (rows,
-        source length, features), where ``batch_size`` may be a multiple of ``rows`` (beams).
+        Args:
+            batch_size: Number of decoder rows.
+            max_length: Maximum number of decoder tokens.
+            encoder_outputs: Outputs of ``encode``. The first entry is `(rows, source length,
+                features)`, and ``batch_size`` may be a multiple of ``rows`` (beams).
+            params: With parameters, the cache contains the encoder's keys and values, which are
+                then computed once instead of at every step.
         """
         if params is None or encoder_outputs is None:
             return self._empty_cache(kv_cache.CacheSize(batch_size, max_length))
         rows, length = encoder_outputs[0].shape[:2]
         size = kv_cache.CacheSize(batch_size, max_length, encoder=(rows, length))
-        empty = self._empty_cache(size)
+        empty_cache = self._empty_cache(size)
         inputs = {
             "decoder_input_ids": jnp.zeros((batch_size, 1), jnp.int32),
             "encoder_hidden_states": encoder_outputs[0],
         }
         if self.accepts("decoder_position_ids", "decode"):
             inputs["decoder_position_ids"] = jnp.zeros((batch_size, 1), jnp.int32)
-        # One step for the sake of what it leaves behind; the compiler drops the rest of it.
-        filled = self.run(
+        # One step fills the encoder's part of the cache. The compiler drops the other results.
+        cache = self.run(
             inputs,
             params,
-            past_key_values=empty,
+            past_key_values=empty_cache,
             return_dict=True,
             method="decode",
             fill_encoder_cache=True,
         ).past_key_values
-        return kv_cache.restart(filled, empty)
+        return kv_cache.restart(cache, empty_cache)
 
 
 if TYPE_CHECKING:
     _Model = FlaxSeq2SeqPreTrainedModel
 else:
-    _Model = object  # a mixin: the model class stands beside it
+    _Model = object  # a mixin, used together with a model class
 
 
 class Seq2SeqGeneration(_Model):
-    """The first and the next step of generation, for encoder-decoders with a head."""
+    """Prepares and updates the inputs of generation for encoder-decoders with a head."""
 
     def prepare_inputs_for_generation(
         self,
@@ -219,18 +262,24 @@ class Seq2SeqGeneration(_Model):
         params: trees.Params | None = None,
         **_: Any,
     ) -> dict[str, Any]:
-        """Return the keyword arguments of the first ``decode``; the cache holds ``max_length``.
+        """Returns the keyword arguments of the first ``decode``.
 
-        ``attention_mask`` is that of the encoder's input, which may have fewer rows than
-        ``decoder_input_ids`` when several beams share a row.
+        Args:
+            decoder_input_ids: First tokens of the decoder, `(batch, length)`.
+            max_length: Number of tokens that the cache can contain.
+            attention_mask: Mask of the encoder's input. It may have fewer rows than
+                ``decoder_input_ids`` if several beams share a row.
+            decoder_attention_mask: Mask of the first tokens.
+            encoder_outputs: Outputs of ``encode``.
+            params: Parameters, to store the encoder's keys and values in the cache.
         """
         batch, length = decoder_input_ids.shape
         mask = jnp.ones((batch, max_length), jnp.int32)
         positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
         if decoder_attention_mask is not None:
-            given = jnp.asarray(decoder_attention_mask, jnp.int32)
-            mask = jax.lax.dynamic_update_slice(mask, given, (0, 0))
-            positions = jnp.maximum(given.cumsum(-1) - 1, 0)
+            prompt_mask = jnp.asarray(decoder_attention_mask, jnp.int32)
+            mask = jax.lax.dynamic_update_slice(mask, prompt_mask, (0, 0))
+            positions = jnp.maximum(prompt_mask.cumsum(-1) - 1, 0)
         prepared: dict[str, Any] = {
             "past_key_values": self.init_cache(batch, max_length, encoder_outputs, params=params),
             "encoder_outputs": encoder_outputs,
@@ -246,7 +295,7 @@ class Seq2SeqGeneration(_Model):
     def update_inputs_for_generation(
         self, model_outputs: FlaxModelOutput, model_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the keyword arguments of the next ``decode``: the new cache, one position on."""
+        """Returns the keyword arguments of the next ``decode``: new cache and position."""
         updated = {**model_kwargs, "past_key_values": model_outputs.past_key_values}
         if "decoder_position_ids" in updated:
             updated["decoder_position_ids"] = updated["decoder_position_ids"][:, -1:] + 1

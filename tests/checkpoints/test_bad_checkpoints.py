@@ -16,7 +16,7 @@ model, saved = saved_bert.model, saved_bert.saved
 
 
 def test_missing_directory_and_missing_config(tmp_path):
-    with pytest.raises(CheckpointError, match=r"config\.json: is it a directory that a model was"):
+    with pytest.raises(CheckpointError, match=r"has no config\.json.*directory that a model was"):
         FlaxBertModel.from_pretrained(tmp_path)
 
 
@@ -36,10 +36,10 @@ def test_broken_config_is_named(saved, text):
 def test_config_of_another_model_type(tmp_path):
     FlaxRobertaModel(roberta_config()).save_pretrained(tmp_path)
     with pytest.raises(
-        UsageError, match="of type 'roberta', FlaxBertModel is for 'bert'.*AutoModel"
+        UsageError, match="of type 'roberta', .*FlaxBertModel requires 'bert'.*AutoModel"
     ):
         FlaxBertModel.from_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="of type 'roberta', FlaxBertModel is for 'bert'"):
+    with pytest.raises(UsageError, match="of type 'roberta', .*FlaxBertModel requires 'bert'"):
         FlaxBertModel.from_pretrained(tmp_path, config=roberta_config())
 
 
@@ -48,7 +48,7 @@ def test_checkpoint_of_another_architecture(saved):
         saved / "model.safetensors", lambda _: {"h.0.ln_1.weight": np.ones(3, np.float32)}
     )
     with pytest.raises(
-        WeightsError, match=r"no tensor that FlaxBertForMaskedLM knows \(for example h\.0"
+        WeightsError, match=r"no tensor of FlaxBertForMaskedLM .*h\.0"
     ):
         FlaxBertForMaskedLM.from_pretrained(saved)
 

@@ -254,7 +254,7 @@ def test_files_of_other_libraries_beside_the_weights_are_not_opened(saved, tmp_p
             {"hidden_size": 10**12}, "hidden_size is 1e.12, at most", marks=pytest.mark.slow
         ),
         pytest.param(
-            {"num_hidden_layers": -1}, "num_hidden_layers is -1, a size", marks=pytest.mark.slow
+            {"num_hidden_layers": -1}, "num_hidden_layers is -1, .*negative", marks=pytest.mark.slow
         ),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1e.09, at most 2048"),
         ({"num_hidden_layers": 2000}, "has 2000 layers, and the file"),
@@ -265,16 +265,16 @@ def test_files_of_other_libraries_beside_the_weights_are_not_opened(saved, tmp_p
         ),
         ({"vocab_size": 2**31 - 1}, "differ in shape"),
         pytest.param(
-            {"hidden_size": 33}, "describes no model|differ in shape", marks=pytest.mark.slow
+            {"hidden_size": 33}, "is not valid|differ in shape", marks=pytest.mark.slow
         ),
-        pytest.param({"num_attention_heads": 0}, "describes no model", marks=pytest.mark.slow),
+        pytest.param({"num_attention_heads": 0}, "is not valid", marks=pytest.mark.slow),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan"),
         pytest.param(
             {"initializer_range": float("inf")}, "initializer_range is inf", marks=pytest.mark.slow
         ),
         pytest.param(
             {"hidden_act": "__import__('os')"},
-            "hidden_act|unknown activation|describes no model",
+            "hidden_act|unknown activation|is not valid",
             marks=pytest.mark.slow,
         ),
         ({"__class__": "x"}, "has the name '__class__'"),
@@ -315,7 +315,7 @@ def test_a_table_of_places_is_not_computed_for_a_file_that_has_none(tmp_path):
     FlaxMarianMTModel(marian_config()).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 2**28}))
-    with pytest.raises(WeightsError, match="do not belong together"):
+    with pytest.raises(WeightsError, match="different models"):
         FlaxAutoModelForSeq2SeqLM.from_pretrained(tmp_path)
 
 

@@ -135,7 +135,7 @@ def test_collections_are_read_onto_the_devices_of_ones_choice(tmp_path):
 def test_a_model_without_its_collections_says_what_to_pass(tmp_path):
     full = recurrent.model()
     bare = FlaxRecurrentForCausalLM(full.config, _do_init=False)
-    with pytest.raises(UsageError, match="its collection tally, but `extra` has none"):
+    with pytest.raises(UsageError, match="requires the collection tally, but `extra` has none"):
         bare(IDS, params=full.params)
     with pytest.raises(UsageError, match="init_extra"):
         bare.save_pretrained(tmp_path, params=full.params)

@@ -102,7 +102,7 @@ def test_an_adapter_of_peft_loads_and_goes_back(name, tmp_path):
     model = kind.from_pretrained(tmp_path / "theirs")
     close(model(**given).logits, right)
     if name == "words":
-        with pytest.raises(UsageError, match="is the head's, too"):
+        with pytest.raises(UsageError, match="tied to the head.*tie_word_embeddings=false"):
             model.merge_adapter()
     else:
         close(model.merge_adapter()(**given).logits, right, 3e-5)
@@ -189,7 +189,7 @@ def test_adapters_share_their_base_and_are_chosen_by_their_model(tmp_path):
     for tokens, model in zip(written, made, strict=True):
         whole = model.merge_adapter().generate(given["input_ids"], **options).sequences
         assert np.array_equal(tokens, whole)
-    with pytest.raises(CheckpointError, match="is no adapter"):
+    with pytest.raises(CheckpointError, match="is not an adapter"):
         plain.load_adapter(tmp_path / "base")
 
 
@@ -211,29 +211,31 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
             kind.from_pretrained(folder)
         (folder / "adapter_config.json").write_text(before)
 
-    refused(WeightsError, r"lora_A.weight is \(2, 32\); with the ranks .* it is \(3, 32\)", r=3)
+    refused(WeightsError, r"lora_A.weight has the shape \(2, 32\), .* \(3, 32\)", r=3)
     refused(
         WeightsError,
         "lacks 8 of the tensors",
         target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
     )
     refused(UsageError, "target_modules query: no layer of this model", target_modules=["query"])
-    refused(UsageError, "use_dora, which changes numbers", use_dora=True)
+    refused(UsageError, "use_dora, which hfseq does not support", use_dora=True)
     refused(UsageError, "init_lora_weights='pissa'", init_lora_weights="pissa")
-    refused(UsageError, "peft_type is 'IA3'", peft_type="IA3")
-    refused(UsageError, "ranks are >= 1", r=0)
-    refused(CheckpointError, "there is no directory", base_model_name_or_path="/no/such/model")
-    refused(CheckpointError, "names no base_model_name_or_path", base_model_name_or_path=None)
+    refused(UsageError, "peft_type 'IA3'.*LORA", peft_type="IA3")
+    refused(UsageError, "r=0.*ranks must be >= 1", r=0)
+    refused(
+        CheckpointError, "'/no/such/model' does not exist", base_model_name_or_path="/no/such/model"
+    )
+    refused(CheckpointError, "has no base_model_name_or_path", base_model_name_or_path=None)
     other = models.llama_config(num_hidden_layers=1)
     kind.from_config(other).save_pretrained(tmp_path / "shallow")
     refused(
         WeightsError,
-        r"not for this base, which lacks:\n  model.layers.1.self_attn.q_proj.lora_A",
+        r"does not fit this base model, which lacks:\n  model.layers.1.self_attn.q_proj.lora_A",
         base_model_name_or_path=str(tmp_path / "shallow"),
     )
     with pytest.raises(UsageError, match="target_modules nope: no layer"):
         kind.from_pretrained(
             tmp_path / "base", peft_config=LoraConfig(2, target_modules=("q_proj", "nope"))
         )
-    with pytest.raises(UsageError, match="no usual layers to adapt in 'modernbert'"):
+    with pytest.raises(UsageError, match="no default target_modules for 'modernbert'"):
         hfseq.FlaxModernBertModel(models.modernbert_config(), peft_config=LoraConfig(2))

@@ -46,7 +46,7 @@ def test_a_tree_that_lacks_leaves_is_written_and_what_is_missing_is_named_and_ma
         tmp_path, scan_layers=scanned, _do_init=False
     )
     assert all(".".join(path) in caplog.text for path in lacking)
-    assert "model.init_weights(rng, params=params) makes them" in caplog.text
+    assert "model.init_weights(rng, params=params)" in caplog.text
     filled = blank.init_weights(jax.random.key(0), params=params)
     assert trees.flatten(filled).keys() == blank.required_params
 
@@ -54,7 +54,7 @@ def test_a_tree_that_lacks_leaves_is_written_and_what_is_missing_is_named_and_ma
 def test_leaves_too_many_are_named_and_left_out(model, tmp_path, caplog):
     wrong = {**trees.flatten(model.params), ("bert", "pooler", "dense", "bias"): np.zeros(3)}
     model.save_pretrained(tmp_path, trees.unflatten(wrong))
-    assert "FlaxBertForMaskedLM has not, which is not saved: bert/pooler/dense/bias" in caplog.text
+    assert "unexpected keys in params of FlaxBertForMaskedLM: bert/pooler/dense/bias" in caplog.text
     assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, model.params)
 
 
@@ -68,7 +68,7 @@ def test_a_misnamed_leaf_is_named_with_the_one_that_is_missing(model, tmp_path, 
 
 
 def test_a_tree_of_another_model_is_refused_before_anything_is_written(model, tmp_path):
-    with pytest.raises(UsageError, match="holds no parameter of FlaxBertForMaskedLM"):
+    with pytest.raises(UsageError, match="no parameter of FlaxBertForMaskedLM"):
         model.save_pretrained(tmp_path, params={"transformer": {"wte": np.zeros((2, 2))}})
     assert list(tmp_path.iterdir()) == []
 
@@ -143,9 +143,9 @@ def test_saving_over_another_form_is_what_loads(model, tmp_path):
 
 def test_saving_into_a_file_is_refused(model, tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match="is a file: give a directory"):
+    with pytest.raises(UsageError, match="file is a file"):
         model.save_pretrained(tmp_path / "file")
-    with pytest.raises(CheckpointError, match="cannot make the directory"):
+    with pytest.raises(CheckpointError, match="cannot create the directory .*file/inside"):
         model.save_pretrained(tmp_path / "file" / "inside")
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -79,7 +79,7 @@ def test_the_files_are_written_and_read(folder, tmp_path, caplog):
     assert again.sentence_config.dense[0].activation == "Tanh"
     with caplog.at_level(logging.WARNING):
         vectors = again.encode(TEXTS)
-    assert "5 sentences are longer than 12 tokens and were cut" in caplog.text.replace("\n", " ")
+    assert "4 of 5 sentences are longer than 12 tokens" in caplog.text.replace("\n", " ")
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
     short = "It was read"
     plain = one_by_one(again, short.lower(), ("mean",), "law: ")
@@ -97,7 +97,7 @@ def test_the_files_are_written_and_read(folder, tmp_path, caplog):
     assert SentenceConfig.read(str(tmp_path), {}).pooling == ("cls",)
     modules = json.loads((tmp_path / "modules.json").read_text())
     (tmp_path / "modules.json").write_text(json.dumps([*modules, {"type": "a.b.CNN", "path": ""}]))
-    with pytest.raises(CheckpointError, match="has a CNN, which hfseq does not know"):
+    with pytest.raises(CheckpointError, match="unsupported module CNN .*Pooling"):
         SentenceConfig.read(str(tmp_path), {})
 
 
@@ -127,19 +127,19 @@ def test_a_prompt_can_be_left_out_of_the_mean(folder):
 
 def test_what_cannot_be_encoded_is_told(folder, tmp_path):
     model = hfseq.FlaxAutoModel.from_pretrained(folder)
-    with pytest.raises(UsageError, match='modules.json.*give pooling="mean"'):
+    with pytest.raises(UsageError, match='modules.json.*pooling="mean"'):
         model.encode("a")
-    with pytest.raises(UsageError, match="pooling 'men'; did you mean 'mean'.*choose among cls"):
+    with pytest.raises(UsageError, match="pooling 'men'; did you mean 'mean'.*cls"):
         model.encode("a", pooling="men")
-    with pytest.raises(UsageError, match="prompt_name 'passage': the model has query"):
+    with pytest.raises(UsageError, match="prompt_name 'passage'.*query"):
         model.sentence_config = SentenceConfig(prompts={"query": "q: "})
         model.encode("a", prompt_name="passage")
     head = hfseq.FlaxAutoModelForMaskedLM.from_config(model.config)
-    with pytest.raises(UsageError, match="encode: give the tokenizer"):
+    with pytest.raises(UsageError, match="encode: pass the tokenizer"):
         head.encode("a", pooling="mean")
     from transformers import AutoTokenizer
 
-    with pytest.raises(UsageError, match="FlaxBertForMaskedLM has a head: load it by FlaxAuto"):
+    with pytest.raises(UsageError, match="FlaxBertForMaskedLM has a head.*FlaxAutoModel"):
         head.encode("a", pooling="mean", tokenizer=AutoTokenizer.from_pretrained(folder))
 
 
@@ -163,7 +163,7 @@ def test_the_command_writes_arrays_and_lines(folder, tmp_path, capsys):
     np.testing.assert_allclose([row["output"] for row in rows], wanted, atol=1e-6)
     lines.write_text("a\n\nb\n")
     assert cli.main(command) == 1
-    assert f"{lines}:2: there is no text in it" in capsys.readouterr().err
+    assert f"{lines}:2: the text is empty" in capsys.readouterr().err
     capsys.readouterr()
     assert cli.main([*command, "--truncate_dim", "-1"]) == 2
 

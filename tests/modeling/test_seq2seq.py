@@ -219,7 +219,7 @@ def test_empty_cache_is_no_cache(run, encoded):
 
 def test_cache_needs_the_positions(run, encoded):
     cache = run.model.init_cache(2, 7, encoded)
-    with pytest.raises(ValueError, match="past_key_values needs decoder_position_ids"):
+    with pytest.raises(ValueError, match="past_key_values requires decoder_position_ids"):
         run.model.decode(TARGET, encoded, past_key_values=cache)
 
 
@@ -227,15 +227,15 @@ def test_families_that_do_not_shift_need_the_decoders_inputs():
     class Strict(FlaxBartModel):
         default_decoder_input_ids = FlaxSeq2SeqPreTrainedModel.default_decoder_input_ids
 
-    with pytest.raises(UsageError, match="Strict needs decoder_input_ids: shift_tokens_right"):
+    with pytest.raises(UsageError, match="Strict requires decoder_input_ids.*shift_tokens_right"):
         Strict(bart_config(**SHALLOW), _do_init=False)(SOURCE, params={})
 
 
 def test_unknown_inputs_are_refused():
     blank = FlaxBartModel(bart_config(**SHALLOW), _do_init=False)
-    with pytest.raises(TypeError, match="FlaxBartModel takes no token_type_ids"):
+    with pytest.raises(TypeError, match="FlaxBartModel does not accept.* token_type_ids"):
         blank(SOURCE, token_type_ids=SOURCE, params={})
-    with pytest.raises(TypeError, match="FlaxBartModel takes no decoder_input_ids"):
+    with pytest.raises(TypeError, match="FlaxBartModel does not accept.* decoder_input_ids"):
         blank.encode(SOURCE, decoder_input_ids=SOURCE, params={})
 
 
@@ -243,7 +243,7 @@ def test_ids_of_another_vocabulary_are_refused_on_both_sides():
     blank = FlaxBartModel(bart_config(**SHALLOW), _do_init=False)
     for name in ("input_ids", "decoder_input_ids"):
         inputs = {"input_ids": SOURCE, "decoder_input_ids": TARGET, name: np.array([[64]])}
-        with pytest.raises(UsageError, match=f"^{name} hold 64.*vocabulary of 64"):
+        with pytest.raises(UsageError, match=f"^{name} contains 64.*vocabulary of 64"):
             blank(**inputs, params={})
 
 

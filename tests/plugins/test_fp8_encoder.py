@@ -23,7 +23,7 @@ from tests.support.models import close, fp8_encoder_config, ids
 
 SHALLOW = {"num_hidden_layers": 1, "initializer_range": 0.2}
 FLAT = {"head": "te_flatten", "flatten_length": 16}
-# The options of the reference, in a small model.
+# The options of the reference with small sizes.
 TE = {
     **FLAT,
     "hidden_act": "gelu_pytorch_tanh",
@@ -131,7 +131,7 @@ def test_options_that_were_set_later_are_checked_by_the_model():
         FlaxFp8EncoderModel(config, _do_init=False)
 
 
-# -- the battery -----------------------------------------------------------------------------------
+# -- battery ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -159,14 +159,14 @@ def test_battery_of_variants(name):
 
 
 def test_short_battery_of_the_flattened_head():
-    kept = {"gradients", "save_and_load", "padding", "devices"}
-    others = {check.__name__ for check in checks.CHECKS} - kept
+    selected_checks = {"gradients", "save_and_load", "padding", "devices"}
+    skipped_checks = {check.__name__ for check in checks.CHECKS} - selected_checks
     check_architecture(
         "fp8_encoder",
         fp8_encoder_config(**{**TE, "hidden_act": "geglu"}),
         heads=["ForSequenceClassification"],
         torch=False,
-        skip=dict.fromkeys(others, "in the slow battery"),
+        skip=dict.fromkeys(skipped_checks, "in the slow battery"),
     )
 
 
@@ -197,7 +197,7 @@ def test_padding_counts_as_zeros_in_the_flattened_head(flat):
     short = ids(2, 9)
     mask = np.array([[1] * 9, [1] * 5 + [0] * 4])
     expected = flat(short, mask).logits
-    for padding in (0, 7):  # whatever stands there
+    for padding in (0, 7):  # for any token id
         long = np.pad(short, ((0, 0), (0, 7)), constant_values=padding)
         assert close(flat(long, np.pad(mask, ((0, 0), (0, 7)))).logits, expected)
     assert close(flat(short[1:, :5]).logits, expected[1:])
@@ -241,7 +241,7 @@ def test_gated_block_multiplies_two_projections():
     dropped = dict(
         layer["output"]["dense"], kernel=jnp.zeros_like(layer["output"]["dense"]["kernel"])
     )
-    gated = model(ids()).last_hidden_state  # 0 times anything
+    gated = model(ids()).last_hidden_state  # 0 times any number is finite here
     layer["output"]["dense"] = dropped
     assert close(gated, model(ids()).last_hidden_state, 1e-6)
 

@@ -52,7 +52,7 @@ def test_battery_covers_every_registered_head():
 
 @pytest.fixture(scope="module")
 def encoder_case(tmp_path_factory):
-    """What the battery knows about the encoder model, which has no Auto class."""
+    """Returns the battery's case for the encoder model, which has no Auto class."""
     spec = plugins.load().architectures.get("t5")
     folder = tmp_path_factory.mktemp("encoder")
     return Case("Model", FlaxT5EncoderModel, t5_config(), folder, spec, (), 1e-5)
@@ -112,16 +112,16 @@ def test_table_of_the_first_block_serves_all_and_is_scanned_under_its_name(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("filled", [True, False])
-def test_scanned_decoding_with_a_cache_gives_the_full_forward(filled):
+@pytest.mark.parametrize("occupied", [True, False])
+def test_scanned_decoding_with_a_cache_gives_the_full_forward(occupied):
     model = FlaxT5ForConditionalGeneration(t5_config(), scan_layers=True)
     tokens, targets, mask = ids(), ids(2, 9, seed=1), np.ones((2, 9), np.int32)
     full = model(tokens, decoder_input_ids=targets).logits
     encoded = model.encode(tokens)
-    params = model.params if filled else None
+    params = model.params if occupied else None
     cache, logits = model.init_cache(2, 9, encoded, params=params), []
-    crossed = cache["decoder"]["block"]["layer"]["1"] if filled else {"EncDecAttention": {}}
-    assert ("cached_key" in crossed["EncDecAttention"]) == filled
+    crossed = cache["decoder"]["block"]["layer"]["1"] if occupied else {"EncDecAttention": {}}
+    assert ("cached_key" in crossed["EncDecAttention"]) == occupied
     for part in (slice(0, 6), slice(6, 7), slice(7, 9)):
         output = model.decode(
             targets[:, part], encoded, past_key_values=cache, decoder_attention_mask=mask
@@ -161,15 +161,15 @@ def test_untying_after_construction_means_v1_1_and_is_saved_so(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scaled", [True, False])
-@pytest.mark.parametrize("own", [True, False])
-def test_checkpoint_decides_whether_the_head_is_tied(tmp_path, scaled, own):
-    """PyTorch unties what a file holds apart, whatever the configuration says; and so do we."""
+@pytest.mark.parametrize("untied", [True, False])
+def test_checkpoint_decides_whether_the_head_is_tied(tmp_path, scaled, untied):
+    """Different tensors in a file untie the head, whatever the configuration, as in PyTorch."""
     pytest.importorskip("torch")
-    model = FlaxT5ForConditionalGeneration(t5_config(tie_word_embeddings=scaled), tied=not own)
+    model = FlaxT5ForConditionalGeneration(t5_config(tie_word_embeddings=scaled), tied=not untied)
     model.save_pretrained(tmp_path)
     inputs = {"input_ids": ids(), "decoder_input_ids": ids(seed=1)}
     again = compare(FlaxT5ForConditionalGeneration, tmp_path, inputs)
-    assert ("lm_head" in again.params) == own
+    assert ("lm_head" in again.params) == untied
     assert trees_equal(again.params, model.params)
 
 
@@ -197,7 +197,7 @@ def test_copy_of_the_embeddings_is_a_tied_head(tmp_path, caplog):
 
 def test_decoder_input_ids_are_needed():
     model = FlaxT5ForConditionalGeneration(t5_config())
-    with pytest.raises(ValueError, match="needs decoder_input_ids: shift_tokens_right"):
+    with pytest.raises(ValueError, match="requires decoder_input_ids.*shift_tokens_right"):
         model(ids())
 
 
@@ -257,18 +257,20 @@ def test_initialisation_follows_the_factors_of_the_paper():
 
 
 def v4_tree(config):
-    """The parameters of T5 v1.1 as Transformers 4 named and shaped them."""
+    """Returns parameters of T5 v1.1 with the names and shapes of Transformers 4."""
     random = np.random.default_rng(3)
     width, inner = config.d_model, config.num_heads * config.d_kv
 
-    def draw(*shape):  # small: on some processors 0.2 leaves rounding errors of 1e-5 in gradients
+    def draw(*shape):  # 0.2 causes rounding errors of 1e-5 in gradients on some processors
         return random.normal(size=shape).astype(np.float32) * 0.1
 
     def attention(biased=False):
         table = (config.relative_attention_num_buckets, config.num_heads)
-        made = {name: {"kernel": draw(width, inner)} for name in ("q", "k", "v")}
-        made["o"] = {"kernel": draw(inner, width)}
-        return made | ({"relative_attention_bias": {"embedding": draw(*table)}} if biased else {})
+        projections = {name: {"kernel": draw(width, inner)} for name in ("q", "k", "v")}
+        projections["o"] = {"kernel": draw(inner, width)}
+        return projections | (
+            {"relative_attention_bias": {"embedding": draw(*table)}} if biased else {}
+        )
 
     def layer(name, content):
         return {name: content, "layer_norm": {"weight": draw(width) + 1}}
@@ -280,7 +282,7 @@ def v4_tree(config):
             *([layer("EncDecAttention", attention())] if decoder else []),
             layer("DenseReluDense", {**dense, "wo": {"kernel": draw(config.d_ff, width)}}),
         ]
-        return {"layer": {str(place): content for place, content in enumerate(layers)}}
+        return {"layer": {str(index): content for index, content in enumerate(layers)}}
 
     def stack(decoder):
         blocks = {str(n): block(n, decoder) for n in range(config.num_layers)}
@@ -293,7 +295,7 @@ def v4_tree(config):
 
 @pytest.fixture(scope="module")
 def v4_folder(tmp_path_factory):
-    """A directory as Transformers 4 wrote it: config.json with its own keys, and msgpack."""
+    """Returns a checkpoint of Transformers 4: config.json with its keys, and msgpack weights."""
     import json
 
     from flax.serialization import msgpack_serialize
@@ -329,7 +331,7 @@ def test_base_head_and_encoder_load_each_others_files(v4_folder, tmp_path, caplo
     assert trees_equal(encoder.params, {name: body[name] for name in ("shared", "encoder")})
     base.save_pretrained(tmp_path / "base")
     again = FlaxT5ForConditionalGeneration.from_pretrained(tmp_path / "base")
-    assert trees_equal(again.params, body)  # the head is tied, as PyTorch ties it
+    assert trees_equal(again.params, body)  # the head is tied, as in PyTorch
     assert not caplog.records
 
 

@@ -1,4 +1,4 @@
-"""Two encoders as one: the battery, pairs of families, parts pasted, names of files, bad pairs."""
+"""Dual encoders: the battery, pairs of families, composition from parts, invalid pairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tiers import CHECKS, first
 from tests.support.torch_counterparts import tensors, torch_counterpart
 
 NAME = "vision-text-dual-encoder"
-#: The families of both sides, and of the parts of a configuration.
+#: Families of image encoder and text encoder, and the configurations of their parts.
 PAIRS = [
     ("vit", "bert"),
     ("clip_vision_model", "clip_text_model"),
@@ -51,12 +51,12 @@ def test_battery_of_other_pairs(pair):
     check_architecture(NAME, config_of(*pair), checks=checks, zero_gradients=zero)
 
 
-def saved(folder, *names, **changes):
-    """Models of both sides, in folders, as people have them."""
+def save_models(folder, *names, **changes):
+    """Saves both encoders and returns the models and their folders."""
     paths = []
     for name in names:
-        kind = {"xlm_roberta": "xlm-roberta"}.get(name, name)
-        spec = hfseq.plugins.load().architectures.get(kind)
+        variant = {"xlm_roberta": "xlm-roberta"}.get(name, name)
+        spec = hfseq.plugins.load().architectures.get(variant)
         model = spec.load_head("Model")(getattr(models, f"{name}_config")(**changes), seed=3)
         model.save_pretrained(folder / name)
         paths.append((folder / name, model))
@@ -67,7 +67,7 @@ def saved(folder, *names, **changes):
 def test_parts_are_pasted_and_the_projections_are_new(vision, text, tmp_path, caplog):
     pair = vision, text
     caplog.set_level(logging.WARNING, "hfseq")
-    (vision, pictures), (text, texts) = saved(tmp_path, *pair, num_hidden_layers=1)
+    (vision, pictures), (text, texts) = save_models(tmp_path, *pair, num_hidden_layers=1)
     model = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained(
         vision, text, projection_dim=20, seed=1
     )
@@ -76,10 +76,10 @@ def test_parts_are_pasted_and_the_projections_are_new(vision, text, tmp_path, ca
     assert trees_equal(model.params["text_model"], texts.params)
     assert model.params["text_projection"]["kernel"].shape == (texts.config.hidden_size, 20)
     assert close(model.params["logit_scale"], 2.6592)
-    given = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained(
+    from_models = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained(
         vision_model=pictures, text_model=texts, projection_dim=20, seed=1
     )
-    assert trees_equal(given.params, model.params)
+    assert trees_equal(from_models.params, model.params)
 
 
 @pytest.mark.slow
@@ -94,14 +94,14 @@ def test_pytorchs_files_load_and_ours_load_in_pytorch(pair, tmp_path, caplog):
     theirs.save_pretrained(tmp_path / "theirs")
     model = FlaxVisionTextDualEncoderModel.from_pretrained(tmp_path / "theirs")
     tokens, pixels = 5 + models.ids(3) % 18, models.images(2)
-    given = tensors(input_ids=tokens, pixel_values=pixels)
-    right = theirs(**given).logits_per_text.detach()
+    inputs = tensors(input_ids=tokens, pixel_values=pixels)
+    right = theirs(**inputs).logits_per_text.detach()
     assert close(model(tokens, pixels).logits_per_text, right)
     assert close(
-        torch_counterpart(model, tmp_path / "ours")(**given).logits_per_text.detach(), right
+        torch_counterpart(model, tmp_path / "ours")(**inputs).logits_per_text.detach(), right
     )
-    found = hfseq.convert_pytorch_state_dict_to_flax(theirs.state_dict(), model)
-    assert trees_equal(found, model.params) and not caplog.records
+    actual = hfseq.convert_pytorch_state_dict_to_flax(theirs.state_dict(), model)
+    assert trees_equal(actual, model.params) and not caplog.records
     again = FlaxVisionTextDualEncoderModel.from_pretrained(tmp_path / "ours")
     assert trees_equal(again.params, model.params)
     assert isinstance(hfseq.FlaxAutoModel.from_pretrained(tmp_path / "ours"), type(model))
@@ -109,32 +109,34 @@ def test_pytorchs_files_load_and_ours_load_in_pytorch(pair, tmp_path, caplog):
 
 @pytest.mark.slow
 def test_a_half_of_clip_is_taken_from_the_files_of_the_whole(tmp_path):
-    """Version 4 could only take the pictures' half."""
-    whole = hfseq.FlaxCLIPModel(models.clip_config(num_hidden_layers=1))
-    whole.save_pretrained(tmp_path)
+    """Transformers 4 could only use the image encoder of a CLIP checkpoint."""
+    clip_model = hfseq.FlaxCLIPModel(models.clip_config(num_hidden_layers=1))
+    clip_model.save_pretrained(tmp_path)
     make = FlaxVisionTextDualEncoderModel.from_vision_text_pretrained
     model = make(tmp_path, tmp_path, projection_dim=24)
     for side in ("vision_model", "text_model"):
-        assert trees_equal(model.params[side], {side: whole.params[side]})
+        assert trees_equal(model.params[side], {side: clip_model.params[side]})
     bert = hfseq.FlaxBertModel(models.bert_config(num_hidden_layers=1))
     mixed = make(tmp_path, text_model=bert, projection_dim=24, _do_init=False)
-    assert trees_equal(mixed[1]["vision_model"], {"vision_model": whole.params["vision_model"]})
+    assert trees_equal(
+        mixed[1]["vision_model"], {"vision_model": clip_model.params["vision_model"]}
+    )
     with pytest.raises(ValueError, match="_do_init=False"):
         mixed[0].params  # noqa: B018
 
 
 @pytest.mark.slow
 def test_features_are_those_of_pytorch(tmp_path):
-    """Version 4 took pictures with their channels last here, and channels first elsewhere."""
+    """Transformers 4 expected images with channels last here, and channels first elsewhere."""
     model = FlaxVisionTextDualEncoderModel(models.vision_text_dual_encoder_config())
     tokens, pixels = models.ids(3), models.images(2)
     theirs, types = torch_counterpart(model, tmp_path), np.arange(12)[None].repeat(3, 0) % 2
-    given = tensors(input_ids=tokens, pixel_values=pixels, token_type_ids=types)
-    right = theirs.get_text_features(given["input_ids"], token_type_ids=given["token_type_ids"])
+    inputs = tensors(input_ids=tokens, pixel_values=pixels, token_type_ids=types)
+    right = theirs.get_text_features(inputs["input_ids"], token_type_ids=inputs["token_type_ids"])
     texts = model.get_text_features(tokens, token_type_ids=types)
     assert close(texts, right.pooler_output.detach())
     assert not close(texts, model.get_text_features(tokens))
-    right = theirs.get_image_features(given["pixel_values"]).pooler_output.detach()
+    right = theirs.get_image_features(inputs["pixel_values"]).pooler_output.detach()
     assert close(model.get_image_features(pixels), right)
     output = model(tokens, pixels, output_hidden_states=True, return_dict=False)
     assert isinstance(output[4], tuple) and output[0].shape == (2, 3)
@@ -146,11 +148,11 @@ def test_the_module_of_version_4_takes_channels_last():
     module = FlaxVisionTextDualEncoderModule(config)
     variables = module.init(jax.random.key(0))
     tokens, pixels = models.ids(), models.images()
-    found = module.apply(variables, tokens, pixels.transpose(0, 2, 3, 1))
+    actual = module.apply(variables, tokens, pixels.transpose(0, 2, 3, 1))
     model = FlaxVisionTextDualEncoderModel(config, _do_init=False)
     assert model.input_shape == ((1, 1), (1, 12, 12, 3))
     expected = model(tokens, pixels, params=variables["params"])
-    assert close(found.logits_per_text, expected.logits_per_text, 0)
+    assert close(actual.logits_per_text, expected.logits_per_text, 0)
 
 
 def test_pairs_that_do_not_fit_are_refused():
@@ -168,7 +170,7 @@ def test_pairs_that_do_not_fit_are_refused():
             vision_model=hfseq.FlaxViTModel(models.vit_config(num_hidden_layers=1))
         )
     pair = FlaxVisionTextDualEncoderModel(config_of("vit", "bert"), _do_init=False)
-    with pytest.raises(UsageError, match=r"takes \(batch, 3, 12, 12\): resize them to 12 x 12"):
+    with pytest.raises(UsageError, match=r"\(batch, 3, 12, 12\): resize them to 12 x 12"):
         pair(models.ids(), np.zeros((2, 3, 16, 16), np.float32), params={})
     with pytest.raises(UsageError, match="outside of the model's vocabulary"):
         pair(np.full((1, 3), 1000), models.images(1), params={})

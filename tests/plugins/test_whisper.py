@@ -1,4 +1,4 @@
-"""Whisper: the battery for every class, its options, how it writes, bad inputs."""
+"""Whisper: the battery for all classes, options, generation, invalid inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.tiers import CHECKS, first
 
 HEADS = ("Model", "ForSpeechSeq2Seq", "ForAudioClassification")
 SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
-#: Places of the encoder are a parameter that nobody trains.
+#: The positions of the encoder are a parameter that is not trained.
 FROZEN = (*ZERO_GRADIENTS, r"encoder/embed_positions/embedding$")
 
 
@@ -62,9 +62,9 @@ def test_battery_of_options(head, changes):
     battery(whisper_config(**changes), heads=[head])
 
 
-# -- how it writes ---------------------------------------------------------------------------------
+# -- generation ------------------------------------------------------------------------------------
 
-#: The vocabulary: text below 40, then the prompt's tokens, the last 16 are timestamps.
+#: The vocabulary: text tokens below 40, then prompt tokens, and 16 timestamps at the end.
 ENTRIES = {
     "is_multilingual": True,
     "lang_to_id": {"<|en|>": 40, "<|de|>": 41, "<|fr|>": 42},
@@ -75,8 +75,8 @@ ENTRIES = {
 }
 
 
-def writer(seed=0, **changes):
-    """A model whose text depends on what it hears, and that ends now and then."""
+def make_model(seed=0, **changes):
+    """Returns a model whose text depends on the audio and ends early for some rows."""
     model = FlaxWhisperForConditionalGeneration(
         whisper_config(**{"init_std": 0.4, **changes}), seed=seed
     )
@@ -86,7 +86,7 @@ def writer(seed=0, **changes):
 
 
 def twin(model, folder):
-    """The PyTorch model of the same weights, its encoder's frozen places as saved."""
+    """Returns the PyTorch model with the same weights, including the encoder's positions."""
     pytest.importorskip("torch")
     from transformers import WhisperForConditionalGeneration
 
@@ -97,14 +97,14 @@ def twin(model, folder):
     return theirs
 
 
-def bare(tokens, prompt):
-    """New tokens up to the end, as lists."""
+def before_eos(tokens, prompt):
+    """Returns the new tokens before EOS, as lists."""
     rows = np.asarray(tokens)[:, prompt:].tolist()
     return [row[: row.index(2)] if 2 in row else row for row in rows]
 
 
-def theirs_bare(found):
-    return [[token for token in row if token != 1] for row in found.tolist()]
+def without_padding(actual):
+    return [[token for token in row if token != 1] for row in actual.tolist()]
 
 
 ASKED = {
@@ -124,27 +124,27 @@ ASKED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("asked", ASKED)
-def test_writes_what_pytorch_writes(asked, beams, tmp_path):
+@pytest.mark.parametrize("case", ASKED)
+def test_writes_what_pytorch_writes(case, beams, tmp_path):
     torch = pytest.importorskip("torch")
-    model, options = writer(), {**ASKED[asked], "num_beams": beams, "max_new_tokens": 12}
-    theirs, sound = twin(model, tmp_path), spectrograms(3)
-    before = model.generation_config.to_dict()
+    model, options = make_model(), {**ASKED[case], "num_beams": beams, "max_new_tokens": 12}
+    theirs, audio = twin(model, tmp_path), spectrograms(3)
+    original_config = model.generation_config.to_dict()
     for timestamps in (False, True):
-        found = model.generate(sound, return_timestamps=timestamps, **options).sequences
-        given = {
+        actual = model.generate(audio, return_timestamps=timestamps, **options).sequences
+        inputs = {
             n: torch.tensor(v) if n == "prompt_ids" else copy.deepcopy(v)
             for n, v in options.items()
         }
         expected = theirs.generate(
-            torch.tensor(sound),
+            torch.tensor(audio),
             return_timestamps=timestamps,
             force_unique_generate_call=True,
-            **given,
+            **inputs,
         )
         width = expected.shape[1]
-        assert np.asarray(found)[:, :width].tolist() == expected.tolist()
-    assert model.generation_config.to_dict() == before
+        assert np.asarray(actual)[:, :width].tolist() == expected.tolist()
+    assert model.generation_config.to_dict() == original_config
 
 
 @pytest.mark.slow
@@ -152,20 +152,20 @@ def test_a_trained_model_writes_words_and_times_as_pytorch_does(tmp_path):
     import optax
 
     torch = pytest.importorskip("torch")
-    model, random = writer(init_std=0.05), np.random.default_rng(1)
-    sound, words = spectrograms(6), random.integers(5, 40, (6, 4))
-    heads = {  # start, language, task; then times around each two words, or none
+    model, random = make_model(init_std=0.05), np.random.default_rng(1)
+    audio, words = spectrograms(6), random.integers(5, 40, (6, 4))
+    heads = {  # start, language, task, then two words at a time with or without timestamps
         True: [[3, 40, 43, 48, *w[:2], 52, 52, *w[2:], 55, 2] for w in words],
         False: [[3, 40, 43, 47, *w, 2] for w in words],
     }
     rows = np.array(heads[True] + [row + [1] * (12 - len(row)) for row in heads[False]])
-    heard, given = np.concatenate([sound, sound]), rows[:, :-1]
+    audio_twice, prompts = np.concatenate([audio, audio]), rows[:, :-1]
     optimizer = optax.adam(3e-3)
 
     @jax.jit
     def step(params, state):
         def loss(params):
-            logits = model(heard, decoder_input_ids=given, params=params).logits
+            logits = model(audio_twice, decoder_input_ids=prompts, params=params).logits
             each = optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:])
             return (each * (rows[:, 1:] != 1)).mean()
 
@@ -176,34 +176,34 @@ def test_a_trained_model_writes_words_and_times_as_pytorch_does(tmp_path):
     params, state = model.params, optimizer.init(model.params)
     for _ in range(300):
         params, state, value = step(params, state)
-    assert value < 0.08  # whether there are times is not known: ln 2 of each row
+    assert value < 0.08  # ln 2 per row: the model cannot know the mode
     model.params = params
     theirs = twin(model, tmp_path)
     for beams in (1, 3):
         for timed in heads:
             options = {"language": "en", "max_new_tokens": 12, "num_beams": beams}
             options["return_timestamps"] = timed
-            found = np.asarray(model.generate(sound, **options).sequences)
+            actual = np.asarray(model.generate(audio, **options).sequences)
             expected = theirs.generate(
-                torch.tensor(sound), force_unique_generate_call=True, **options
+                torch.tensor(audio), force_unique_generate_call=True, **options
             )
-            assert found[:, : expected.shape[1]].tolist() == expected.tolist()
-            text = [[t for t in row if 5 <= t < 40] for row in found.tolist()]
+            assert actual[:, : expected.shape[1]].tolist() == expected.tolist()
+            text = [[t for t in row if 5 <= t < 40] for row in actual.tolist()]
             assert text == words.tolist()
             if timed:
-                assert [[t for t in row if t >= 48] for row in found.tolist()] == [
+                assert [[t for t in row if t >= 48] for row in actual.tolist()] == [
                     [48, 52, 52, 55]
                 ] * 6
     options = {"language": "en", "return_segments": True, "return_timestamps": True}
-    found, expected = (
-        model.generate(sound, **options),
-        theirs.generate(torch.tensor(sound), **options),
+    actual, expected = (
+        model.generate(audio, **options),
+        theirs.generate(torch.tensor(audio), **options),
     )
-    assert told(found.segments) == told(expected["segments"])
-    assert [len(row) for row in found.segments] == [2] * 6
+    assert rounded_segments(actual.segments) == rounded_segments(expected["segments"])
+    assert [len(row) for row in actual.segments] == [2] * 6
 
 
-def told(segments):
+def rounded_segments(segments):
     def one(s):
         start, end = (round(float(s[name]), 4) for name in ("start", "end"))
         return start, end, np.asarray(s["tokens"]).tolist()
@@ -222,60 +222,63 @@ LONG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("asked", LONG)
-def test_reads_long_sound_by_windows_as_pytorch_does(asked, seed, tmp_path):
+@pytest.mark.parametrize("case", LONG)
+def test_reads_long_sound_by_windows_as_pytorch_does(case, seed, tmp_path):
     torch = pytest.importorskip("torch")
-    model, sound = writer(seed), spectrograms(2, 130, seed)
+    model, audio = make_model(seed), spectrograms(2, 130, seed)
     theirs, lengths = twin(model, tmp_path), np.array([130, 97])
     mask = (np.arange(130) < lengths[:, None]).astype(np.int32)
-    options = {"language": "en", "max_new_tokens": 12, **LONG[asked]}
-    seen = []
-    found = model.generate(
-        sound, attention_mask=mask, monitor_progress=lambda p: seen.append(p.tolist()), **options
+    options = {"language": "en", "max_new_tokens": 12, **LONG[case]}
+    progress = []
+    actual = model.generate(
+        audio,
+        attention_mask=mask,
+        monitor_progress=lambda p: progress.append(p.tolist()),
+        **options,
     )
     if "prompt_ids" in options:
         options["prompt_ids"] = torch.tensor(options["prompt_ids"])
     expected = theirs.generate(
-        torch.tensor(sound),
+        torch.tensor(audio),
         attention_mask=torch.tensor(mask),
         return_segments=True,
         return_timestamps=True,
         **options,
     )
-    assert told(found.segments) == told(expected["segments"])
-    assert found.sequences.tolist() == expected["sequences"].tolist()
-    assert seen[0] == [[0, 130], [0, 97]] and seen[-1][0][0] >= 130 and len(seen) > 6
+    assert rounded_segments(actual.segments) == rounded_segments(expected["segments"])
+    assert actual.sequences.tolist() == expected["sequences"].tolist()
+    assert progress[0] == [[0, 130], [0, 97]] and progress[-1][0][0] >= 130 and len(progress) > 6
 
 
 @pytest.mark.slow
 def test_short_sound_is_cut_into_segments_too(tmp_path):
     torch = pytest.importorskip("torch")
-    model, sound = writer(2), spectrograms(2, 14)
+    model, audio = make_model(2), spectrograms(2, 14)
     options = {"language": "en", "max_new_tokens": 20, "return_segments": True}
-    theirs = twin(model, tmp_path).generate(torch.tensor(sound), return_timestamps=True, **options)
-    found = model.generate(sound, **options)
-    assert told(found.segments) == told(theirs["segments"])
+    theirs = twin(model, tmp_path).generate(torch.tensor(audio), return_timestamps=True, **options)
+    actual = model.generate(audio, **options)
+    assert rounded_segments(actual.segments) == rounded_segments(theirs["segments"])
     with pytest.raises(UsageError, match="return_timestamps=True"):
-        model.generate(sound, return_timestamps=False, **options)
+        model.generate(audio, return_timestamps=False, **options)
 
 
 def test_what_a_row_begins_with_and_what_it_may_not_be_told():
-    model = writer(encoder_layers=1, decoder_layers=1)
-    sound, before = spectrograms(2), model.generation_config.to_dict()
+    model = make_model(encoder_layers=1, decoder_layers=1)
+    audio, original_config = spectrograms(2), model.generation_config.to_dict()
 
     def begin(length, **options):
-        found = model.generate(sound, max_new_tokens=2, **options).sequences
-        return np.asarray(found)[:, :length].tolist()
+        actual = model.generate(audio, max_new_tokens=2, **options).sequences
+        return np.asarray(actual)[:, :length].tolist()
 
     assert begin(4, language="German", task="translate") == [[3, 41, 44, 47]] * 2
     assert begin(3, language=["fr", "en"], return_timestamps=True) == [[3, 42, 43], [3, 40, 43]]
     forced = [(1, 41), (2, 44), (3, 47)]
     assert begin(4, forced_decoder_ids=forced) == [[3, 41, 44, 47]] * 2
-    heard = np.asarray(model.detect_language(sound))
-    assert set(heard) <= {40, 41, 42} and begin(2) == [[3, token] for token in heard]
-    jitted = jax.jit(lambda x: model.generate(x, max_new_tokens=2).sequences)(sound)
+    languages = np.asarray(model.detect_language(audio))
+    assert set(languages) <= {40, 41, 42} and begin(2) == [[3, token] for token in languages]
+    jitted = jax.jit(lambda x: model.generate(x, max_new_tokens=2).sequences)(audio)
     assert np.asarray(jitted)[:, :3].tolist() == begin(3)
-    assert model.generation_config.to_dict() == before
+    assert model.generation_config.to_dict() == original_config
     for options, message in [
         ({"language": "germann"}, "no language 'germann'.*did you mean.*german"),
         ({"language": "spanish"}, "no language 'spanish'.*known: en, de, fr"),
@@ -285,25 +288,25 @@ def test_what_a_row_begins_with_and_what_it_may_not_be_told():
         ({"forced_decoder_ids": [(2, 44)]}, "forced_decoder_ids=.*number 1, 2"),
     ]:
         with pytest.raises(UsageError, match=message):
-            model.generate(sound, **options)
+            model.generate(audio, **options)
     with pytest.raises(UsageError, match="batch of one"):
-        model.generate(sound[0])
+        model.generate(audio[0])
     with pytest.raises(UsageError, match="attention_mask"):
         model.generate(spectrograms(2, 30))
-    bare = FlaxWhisperForConditionalGeneration(model.config, _do_init=False)
+    before_eos = FlaxWhisperForConditionalGeneration(model.config, _do_init=False)
     with pytest.raises(UsageError, match="no lang_to_id"):
-        bare.generate(sound, language="en", params=model.params)
+        before_eos.generate(audio, language="en", params=model.params)
     with pytest.raises(UsageError, match="no_timestamps_token_id"):
-        bare.generate(sound, return_timestamps=True, params=model.params)
+        before_eos.generate(audio, return_timestamps=True, params=model.params)
 
 
-# -- version 4 -------------------------------------------------------------------------------------
+# -- Transformers 4 --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1.0])
 def test_layers_are_summed_by_weights_that_are_learnt(scale, tmp_path):
-    """Version 4 stacked the fields of an output and had no weights to load."""
+    """Transformers 4 stacked the fields of an output and had no weights to load."""
     torch = pytest.importorskip("torch")
     from transformers import WhisperForAudioClassification
 
@@ -322,14 +325,14 @@ def test_layers_are_summed_by_weights_that_are_learnt(scale, tmp_path):
 @pytest.mark.slow
 def test_the_module_of_version_4_and_a_sound_of_another_length():
     config = whisper_config(encoder_layers=1, decoder_layers=1)
-    module, sound, tokens = FlaxWhisperModule(config), spectrograms(), ids(2, 5)
-    variables = module.init(jax.random.PRNGKey(0), sound, tokens)
+    module, audio, tokens = FlaxWhisperModule(config), spectrograms(), ids(2, 5)
+    variables = module.init(jax.random.PRNGKey(0), audio, tokens)
     model = FlaxWhisperModel(config, _do_init=False)
-    given = {"input_features": sound, "decoder_input_ids": tokens}
-    expected = model(**given, params=variables["params"])
-    assert close(module.apply(variables, **given)[0], expected[0], 0)
+    inputs = {"input_features": audio, "decoder_input_ids": tokens}
+    expected = model(**inputs, params=variables["params"])
+    assert close(module.apply(variables, **inputs)[0], expected[0], 0)
     for shape in [(1, 8, 18), (1, 9, 20)]:
         with pytest.raises(UsageError, match=r"expects \(batch, 8, 20\).*feature extractor"):
             model.encode(np.zeros(shape), params=variables["params"])
     with pytest.raises(UsageError, match="41 tokens per row.*max_target_positions"):
-        model(sound, ids(2, 41), params=variables["params"])
+        model(audio, ids(2, 41), params=variables["params"])
