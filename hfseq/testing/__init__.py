@@ -1,4 +1,4 @@
-"""A battery of tests that every architecture passes, in four lines.
+"""A set of checks for model architectures.
 
 ::
 
@@ -7,10 +7,10 @@
     def test_my_model():
         check_architecture("my_model", MyConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2))
 
-Each check is a small function in :mod:`hfseq.testing.checks` (JAX alone) or
-:mod:`hfseq.testing.torch` (against the PyTorch class of the same name). All of them run, for every
-head that is registered, and one error lists all that failed. The configuration must be tiny: each
-head is compiled about ten times.
+Each check is a small function in :mod:`hfseq.testing.checks` (JAX only) or
+:mod:`hfseq.testing.torch` (comparison with the PyTorch class of the same name). All checks run for
+every registered head, and one error lists all failures. The configuration must be tiny, because
+each head is compiled about ten times.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class NotRunWarning(UserWarning):
-    """Checks that apply did not run, for want of PyTorch or of devices."""
+    """Some applicable checks did not run, because PyTorch or devices are missing."""
 
 
 def check_architecture(
@@ -50,76 +50,88 @@ def check_architecture(
     tolerance: float = 1e-5,
     inputs: Mapping[str, npt.ArrayLike] | None = None,
 ) -> Report:
-    """Run the battery on the architecture ``name``; one AssertionError lists all failures.
+    """Runs the checks on an architecture.
 
-    **Arguments:** ``config`` a tiny configuration (vocabulary of at least 16, 16 positions and what
-    the family keeps for itself), or several, in a list or by a name of yours; ``heads`` the tasks
-    to check (``"ForMaskedLM"``; all by default); ``checks`` the names of the checks to run (all by
-    default): each of them must run on some head;
-    ``overrides`` configuration attributes by task (``{"ForCausalLM": {"is_decoder": True}}``, which
-    is the default where the configuration has that attribute; an encoder-decoder's decoder alone is
-    tried with attention to an encoder's output); ``torch=False`` leaves PyTorch out;
-    ``skip`` maps a check's name to the reason why it cannot hold; ``zero_gradients`` are patterns
-    of parameter paths whose gradient is zero for a reason; ``tolerance`` is that of the comparisons
-    with PyTorch, relative to ``max(1, max|b|)``; ``inputs`` are given to the model beside those
-    that the battery makes for its eight rows.
+    Args:
+        name: Name of the registered architecture.
+        config: A tiny configuration (vocabulary of at least 16, 16 positions, plus reserved tokens
+            and positions of the family), or several, as a list or by label.
+        heads: The tasks to check (``"ForMaskedLM"``). The default is all.
+        checks: Names of the checks to run. The default is all. Each of them must run on at least
+            one head.
+        overrides: Configuration attributes by task, such as ``{"ForCausalLM": {"is_decoder":
+            True}}``. This is the default if the configuration has that attribute. The decoder of an
+            encoder-decoder is checked with cross-attention.
+        torch: Whether to compare with PyTorch.
+        skip: Checks to skip, and the reasons.
+        zero_gradients: Patterns of the paths of parameters whose gradient is expected to be zero.
+        tolerance: Tolerance of the comparisons with PyTorch, relative to ``max(1, max|b|)``.
+        inputs: Additional inputs of the model for a batch of eight rows.
 
-    **Returns** a :class:`Report`, which says what was not checked and why. What could not run here
-    is also told by a :class:`NotRunWarning`, and nothing checked at all is an AssertionError.
+    Returns:
+        A :class:`Report` that lists the checks that passed or did not run, with the reasons.
+
+    Raises:
+        AssertionError: Checks failed, a requested check did not run, or no check ran.
+        UsageError: A name is unknown.
     """
     from transformers import PreTrainedConfig
 
     skip = dict(skip or {})
-    wanted = None if checks is None else list(checks)
-    known = {c.__name__: c for c in (*jax_checks.CHECKS, *(torch_checks.CHECKS if torch else ()))}
-    for check in (*(wanted or ()), *skip):
-        if check not in known:
+    requested = None if checks is None else list(checks)
+    checks_by_name = {
+        c.__name__: c for c in (*jax_checks.CHECKS, *(torch_checks.CHECKS if torch else ()))
+    }
+    for check in (*(requested or ()), *skip):
+        if check not in checks_by_name:
             raise UsageError(
-                f"no check '{check}'{did_you_mean(check, known)} (checks: {', '.join(known)})"
+                f"no check '{check}'{did_you_mean(check, checks_by_name)} "
+                f"(checks: {', '.join(checks_by_name)})"
             )
-    chosen = [check for check in known if wanted is None or check in wanted]
+    selected = [check for check in checks_by_name if requested is None or check in requested]
     spec, report = plugins.load().architectures.get(name), Report()
     tasks = list(spec.heads if heads is None else heads)
     if isinstance(config, PreTrainedConfig):
         configs = {"": config}
     elif isinstance(config, Mapping):
-        configs = {f"[{label}]": one for label, one in config.items()}
+        configs = {f"[{label}]": base_config for label, base_config in config.items()}
     else:
-        configs = {f"[{number}]": one for number, one in enumerate(config)}
-    # One class may serve two tasks; it is checked once.
-    for kind, task in {spec.load_head(task): task for task in tasks}.items():
-        for label, one in configs.items():
-            changed, decoder = copy.deepcopy(one), {}
-            if task == "ForCausalLM" and hasattr(one, "is_decoder"):
+        configs = {f"[{number}]": base_config for number, base_config in enumerate(config)}
+    # A class that serves two tasks is checked once.
+    for model_class, task in {spec.load_head(task): task for task in tasks}.items():
+        for label, base_config in configs.items():
+            case_config, decoder = copy.deepcopy(base_config), {}
+            if task == "ForCausalLM" and hasattr(base_config, "is_decoder"):
                 decoder = {"is_decoder": True}
-                if getattr(one, "is_encoder_decoder", False):
+                if getattr(base_config, "is_encoder_decoder", False):
                     decoder |= {"is_encoder_decoder": False, "add_cross_attention": True}
             for attribute, value in (overrides or {}).get(task, decoder).items():
-                setattr(changed, attribute, value)
+                setattr(case_config, attribute, value)
             with tempfile.TemporaryDirectory() as folder:
                 zero = tuple(zero_gradients)
                 case = Case(
                     task,
-                    kind,
-                    changed,
+                    model_class,
+                    case_config,
                     Path(folder),
                     spec,
                     zero,
                     tolerance,
                     extra_inputs=inputs or {},
                 )
-                for check in chosen:
-                    full = f"{kind.__name__}{label}.{check}"
-                    report.run(known[check], full, case, skip.get(check))
+                for check in selected:
+                    full = f"{model_class.__name__}{label}.{check}"
+                    report.run(checks_by_name[check], full, case, skip.get(check))
     if report.failed:
         lines = [f"{check}: {reason}" for check, reason in report.failed.items()]
         count = f"{len(lines)} of {len(lines) + len(report.passed)} checks failed for '{name}'"
         raise AssertionError("\n\n".join([count, *lines]))
     ran = {label.rpartition(".")[2] for label in report.passed}
-    asked = set(wanted or ()) - skip.keys()
-    if asked - ran or not ran:
-        what = ", ".join(sorted(asked - ran)) or "nothing"
-        raise AssertionError(f"{what} was checked on no head of '{name}'\n{report}")
+    required = set(requested or ()) - skip.keys()
+    if required - ran or not ran:
+        missing = ", ".join(sorted(required - ran))
+        problem = f"{missing} did not run" if missing else "no check ran"
+        raise AssertionError(f"{problem} on any head of '{name}'\n{report}")
     if report.not_run:
         warnings.warn(NotRunWarning(f"'{name}': {report}"), stacklevel=2)
     return report

@@ -1,4 +1,4 @@
-"""One head under test: its inputs, outputs and gradients, and how results are compared."""
+"""One head under test: its inputs, outputs and gradients, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ Params = Mapping[str, Any]
 ROWS, LENGTH, TARGET_LENGTH, SAMPLES = 8, 16, 12, 90
 
 
-NOT_COMPARED = ("past_key_values", "hidden_states", "attentions")  # the ends of their names
-# Adding a constant to all scores of a query changes nothing, so the gradient of a key's bias is
-# zero; the bias of logits is a buffer in PyTorch, which nobody trains.
+#: Ends of the names of outputs that are not compared.
+NOT_COMPARED = ("past_key_values", "hidden_states", "attentions")
+#: Adding a constant to all scores of a query has no effect, so the gradient of a key bias is zero.
+#: The bias of the logits is a buffer in PyTorch, which is not trained.
 ZERO_GRADIENTS = (r"(key|k_proj)/bias$", r"final_logits_bias$")
 
 
 class Skipped(Exception):
-    """A check that does not apply to the model; the message says why."""
+    """A check does not apply to the model. The message is the reason."""
 
 
 class NotRun(Skipped):
-    """A check that applies, but for which something is missing here; the message says what."""
+    """A check applies but cannot run here. The message is the reason."""
 
 
 class Side(NamedTuple):
@@ -55,11 +56,14 @@ TARGET = Side("decoder_input_ids", "decoder_attention_mask", "decoder_segment_id
 
 @dataclasses.dataclass
 class Report:
-    """What :func:`check_architecture` did; ``print`` shows it.
+    """The results of :func:`check_architecture`. ``print`` shows them.
 
-    ``passed`` names checks (``"FlaxBertModel.eager"``), the others map them to reasons: ``skipped``
-    those that do not apply or that the caller left out, ``not_run`` those that apply but could not
-    run here, for want of PyTorch or of devices.
+    Attributes:
+        passed: Names of the checks that passed (``"FlaxBertModel.eager"``).
+        skipped: Checks that do not apply or that the caller skipped, and the reasons.
+        not_run: Checks that apply but cannot run here, because PyTorch or devices are missing, and
+            the reasons.
+        failed: Checks that failed, and the errors.
     """
 
     passed: list[str] = dataclasses.field(default_factory=list)
@@ -68,7 +72,14 @@ class Report:
     failed: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def run(self, check: Callable[[Case], None], name: str, case: Case, skip: str | None) -> None:
-        """Run a check and keep what came of it; ``skip`` says why it is not run."""
+        """Runs a check and records the result.
+
+        Args:
+            check: The check.
+            name: Its name in the report.
+            case: The head under test.
+            skip: The reason to skip the check, if any.
+        """
         try:
             if skip is not None:
                 raise Skipped(skip)
@@ -87,14 +98,28 @@ class Report:
         groups = {"FAILED": self.failed, "NOT RUN": self.not_run, "skipped": self.skipped}
         lines = [f"{len(self.passed)} checks passed"]
         lines += [
-            f"{word} {check}: {why}" for word, g in groups.items() for check, why in g.items()
+            f"{word} {check}: {reason}"
+            for word, group in groups.items()
+            for check, reason in group.items()
         ]
         return "\n".join(lines)
 
 
 @dataclasses.dataclass
 class Case:
-    """One head under test, with what the checks share; compiled functions are made once."""
+    """One head under test with the values that the checks share.
+
+    Attributes:
+        task: Task of the head.
+        cls: The model class.
+        config: The configuration.
+        folder: A temporary directory.
+        spec: The registered architecture.
+        zero_gradients: Patterns of paths of parameters whose gradient is zero.
+        tolerance: Tolerance of the comparisons with PyTorch.
+        shared: Objects that checks share.
+        extra_inputs: Additional inputs of the model.
+    """
 
     task: str
     cls: Any
@@ -108,7 +133,7 @@ class Case:
 
     @functools.cached_property
     def model(self) -> Any:
-        """The model in float32, its parameters away from their special values at the start."""
+        """The model in float32, with all parameters moved away from their initial values."""
         model = self.cls(self.config)
         random = np.random.default_rng(0)
         model.params = jax.tree.map(
@@ -119,28 +144,28 @@ class Case:
 
     @property
     def params(self) -> Params:
-        """The parameters alone, without collections that a family has beside them."""
+        """The parameters without collections."""
         return self.model.split_collections(self.model.params)[0]
 
     @functools.cached_property
     def sides(self) -> tuple[Side, ...]:
-        """What reads tokens: encoder and decoder, one of them, or neither."""
+        """The sides that have token inputs: encoder and decoder, one of them, or none."""
         source = (SOURCE,) if self.model.has_input(SOURCE.ids) else ()
         both = getattr(self.config, "is_encoder_decoder", False)
         return (*source, TARGET) if both and self.model.accepts(TARGET.ids) else source
 
     @functools.cached_property
     def inputs(self) -> dict[str, np.ndarray]:
-        """Eight rows, of which the second (of a target the third) is padded on the right."""
+        """Eight rows. The second row (of the decoder the third) is padded on the right."""
         random, config = np.random.default_rng(1), self.config
         choices = (2,) if self.task == "ForMultipleChoice" else ()
-        drawn = {SOURCE: ((ROWS, *choices, LENGTH), 1)} if SOURCE in self.sides else {}
+        shapes = {SOURCE: ((ROWS, *choices, LENGTH), 1)} if SOURCE in self.sides else {}
         if TARGET in self.sides:
-            # A label is read where the source ends, at the same place of the target.
+            # The label is read at the end of the source, at the same index of the target.
             alike = self.task == "ForSequenceClassification"
-            drawn[TARGET] = ((ROWS, LENGTH), 1) if alike else ((ROWS, TARGET_LENGTH), 2)
+            shapes[TARGET] = ((ROWS, LENGTH), 1) if alike else ((ROWS, TARGET_LENGTH), 2)
         inputs: dict[str, np.ndarray] = {}
-        for side, (shape, padded) in drawn.items():
+        for side, (shape, padded) in shapes.items():
             words = self.model.vocab_size(side.ids)
             ids = random.integers(4 if words > 8 else 0, words, shape).astype(np.int32)
             mask = np.ones_like(ids)
@@ -163,14 +188,14 @@ class Case:
 
     @staticmethod
     def audio_inputs(random: np.random.Generator) -> dict[str, np.ndarray]:
-        """Return eight sounds, of which the second is padded on the right."""
+        """Returns eight audio examples. The second is padded on the right."""
         values = random.normal(size=(ROWS, SAMPLES)).astype(np.float32)
         mask = np.ones((ROWS, SAMPLES), np.int32)
         mask[1, SAMPLES * 2 // 3 :] = 0
         return {"input_values": values * mask.astype(np.float32), "attention_mask": mask}
 
     def apply_padding_and_eos(self, side: Side, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Put padding where ``mask`` is 0, and give a source its <eos>."""
+        """Inserts padding where ``mask`` is 0, and the EOS token at the end of the source."""
         pad = getattr(self.model.text_config, "pad_token_id", None) or 0
         ids = np.where(mask == 1, ids, pad).astype(np.int32)
         end = getattr(self.config, "eos_token_id", None)
@@ -179,26 +204,26 @@ class Case:
         return ids
 
     def variant(self, **options: Any) -> Any:
-        """The same model and collections with other options, without parameters of its own."""
-        made = self.cls(self.config, _do_init=False, **options)
-        if made.extra_shape_tree:
-            same = made.stacked_prefixes == self.model.stacked_prefixes
-            made.extra = self.model.extra if same else made.init_extra(self.model.key)
-        return made
+        """Returns a model with the same collections and other options, without parameters."""
+        model = self.cls(self.config, _do_init=False, **options)
+        if model.extra_shape_tree:
+            same = model.stacked_prefixes == self.model.stacked_prefixes
+            model.extra = self.model.extra if same else model.init_extra(self.model.key)
+        return model
 
     @functools.cached_property
     def forward(self) -> Callable[..., dict[str, jax.Array]]:
-        """The compiled forward pass ``(params, inputs) -> outputs`` of evaluation."""
+        """The compiled forward pass ``(params, inputs) -> outputs`` without dropout."""
         return compile_forward(self.model)
 
     @functools.cached_property
     def outputs(self) -> dict[str, np.ndarray]:
-        """The outputs on :attr:`inputs`."""
+        """The outputs for :attr:`inputs`."""
         return to_numpy(self.forward(self.params, self.inputs))
 
     @functools.cached_property
     def weights(self) -> dict[str, np.ndarray]:
-        """A cotangent for every output: the loss of gradient checks is the sum of products."""
+        """A cotangent per output. The loss of gradient checks is the sum of their products."""
         random = np.random.default_rng(2)
         return {
             name: self.zero_padding(name, random.normal(size=value.shape).astype(np.float32))
@@ -206,29 +231,29 @@ class Case:
         }
 
     def zero_padding(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Zero what an output says about padding, which nobody promises anything about."""
+        """Sets the values of an output at padding to zero, because they are undefined."""
         if not self.is_per_token(name):
             return value
         mask = self.inputs[self.side(name).mask]
         return value * mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
 
     def side(self, name: str) -> Side:
-        """Return the side whose tokens an output describes."""
+        """Returns the side whose tokens an output describes."""
         return self.sides[0] if name.startswith("encoder_") else self.sides[-1]
 
     def reads_tokens(self, name: str) -> bool:
-        """Tell whether an output is of a part of the model that reads tokens, not media."""
+        """Returns whether an output belongs to a part of the model with token inputs."""
         if name.startswith("encoder_"):
             return SOURCE in self.sides
         return bool(self.sides) and not name.startswith("vision_")
 
     @functools.cached_property
     def source(self) -> dict[str, np.ndarray]:
-        """What the encoder of an encoder-decoder reads."""
+        """The inputs of the encoder of an encoder-decoder."""
         return {n: value for n, value in self.inputs.items() if not n.startswith("decoder_")}
 
     def is_per_token(self, name: str) -> bool:
-        """Tell whether an output has an entry for every token."""
+        """Returns whether an output has an entry for every token."""
         if not self.reads_tokens(name):
             return False
         shape = self.inputs[self.side(name).ids].shape
@@ -237,12 +262,19 @@ class Case:
     def train(
         self, model: Any, params: Params, inputs: Batch | None = None, dropout: bool = True
     ) -> tuple[dict[str, np.ndarray], dict[trees.Path, np.ndarray]]:
-        """Return outputs and gradients of a training step, with dropout or without."""
+        """Returns outputs and gradients of a training step.
+
+        Args:
+            model: The model.
+            params: Its parameters.
+            inputs: The inputs. The default is :attr:`inputs`.
+            dropout: Whether to apply dropout.
+        """
         options, weights = {"train": dropout, "dropout_rng": jax.random.key(3)}, self.weights
 
         def run(params: Params, inputs: Batch) -> Any:
             output = model(**inputs, params=params, **options)
-            # While training, some return their collections beside it.
+            # In training, some models also return their collections.
             output = comparable_outputs(output[0] if isinstance(output, tuple) else output)
             return sum(jnp.sum(output[name] * weights[name]) for name in weights), output
 
@@ -257,23 +289,23 @@ class Case:
 
     @functools.cached_property
     def checkpointed_step(self) -> tuple[dict[str, np.ndarray], dict[trees.Path, np.ndarray]]:
-        """Outputs and gradients of a training step that recomputes its layers."""
+        """Outputs and gradients of a training step with gradient checkpointing."""
         return self.train(self.variant(gradient_checkpointing=True), self.params)
 
 
 def comparable_outputs(output: Any) -> dict[str, jax.Array]:
-    """Return the outputs that are compared, by name; of a part its ``last_hidden_state``."""
-    found = {}
+    """Returns the outputs to compare by name. Of a part it is the ``last_hidden_state``."""
+    outputs = {}
     for name, value in output.items():
         if isinstance(value, FlaxModelOutput):
-            found[f"{name}.last_hidden_state"] = value.last_hidden_state
+            outputs[f"{name}.last_hidden_state"] = value.last_hidden_state
         elif not name.endswith(NOT_COMPARED):
-            found[name] = value
-    return found
+            outputs[name] = value
+    return outputs
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile quickly: the battery runs everything once, so the CPU compiler need not optimise."""
+    """Compiles without optimizations on CPUs, because the checks run each function only once."""
     cpu = jax.default_backend() == "cpu"
     return jax.jit(
         function, compiler_options={"xla_backend_optimization_level": 0} if cpu else None
@@ -283,22 +315,22 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
 def compile_forward(
     model: Callable[..., Any], **options: Any
 ) -> Callable[..., dict[str, jax.Array]]:
-    """Compile ``(params, inputs) -> outputs`` of ``model``."""
+    """Compiles ``(params, inputs) -> outputs`` of ``model``."""
     return jit(lambda params, inputs: comparable_outputs(model(**inputs, params=params, **options)))
 
 
 def to_numpy(tree: Any) -> Any:
-    """Copy a tree to NumPy."""
+    """Copies a tree to NumPy."""
     return jax.tree.map(np.asarray, tree)
 
 
 def param_leaves(model: Any) -> dict[trees.Path, np.ndarray]:
-    """Return the parameters of a model by their paths, on the host."""
+    """Returns the parameters of a model by path, as NumPy arrays."""
     return to_numpy(trees.flatten(model.split_collections(model.params)[0]))
 
 
 def relative_error(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> float:
-    """Return ``max|a - b| / max(1, max|b|)``; infinite for other shapes and for NaN."""
+    """Returns ``max|a - b| / max(1, max|b|)``, or infinity for different shapes or NaN."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("inf")
@@ -309,26 +341,36 @@ def assert_close(
     ours: Mapping[Any, Any],
     theirs: Mapping[Any, Any],
     tolerance: float,
-    what: str,
+    label: str,
     rounding: float = 0.0,
 ) -> None:
-    """Assert that two dicts agree; the message lists every entry that does not, in order.
+    """Asserts that two dicts of arrays agree. The message lists all entries that differ, in order.
 
-    A ``tolerance`` of 0 wants them equal to the last bit, types included. ``rounding`` is a share
-    of the largest number of all, by which any entry may be off: one that is the sum of large terms
-    that cancel, as the gradient of a key's bias, is rounded as they are.
+    Args:
+        ours: Arrays of hfseq.
+        theirs: Expected arrays with the same keys.
+        tolerance: Maximum relative error. 0 requires equal bits and dtypes.
+        label: Description of the comparison.
+        rounding: Additional allowed error as a fraction of the largest value of all entries. An
+            entry that is a sum of large terms that cancel, such as the gradient of a key bias, has
+            the rounding errors of these terms.
+
+    Raises:
+        AssertionError: Keys or values differ.
     """
-    assert set(ours) == set(theirs), f"{what}: names differ: {sorted(set(ours) ^ set(theirs))}"
+    assert set(ours) == set(theirs), f"{label}: names differ: {sorted(set(ours) ^ set(theirs))}"
     largest = max((np.abs(value).max(initial=0) for value in theirs.values()), default=0)
     lines = []
     for name, value in ours.items():
-        apart, scale = (
+        difference, scale = (
             relative_error(value, theirs[name]),
             max(1.0, np.abs(theirs[name]).max(initial=0)),
         )
-        most = max(tolerance, float(rounding * largest / scale) if rounding else 0.0)
-        if not apart <= most or (not tolerance and value.dtype != theirs[name].dtype):
-            shown = trees.join(name) if isinstance(name, tuple) else name
-            lines.append(f"  {shown}: {apart:.1e}")
-    allowed = f"allowed: {tolerance:.0e}" if tolerance else "should be equal to the last bit"
-    assert not lines, f"{what} ({allowed}):\n" + "\n".join(lines)
+        allowed_difference = max(tolerance, float(rounding * largest / scale) if rounding else 0.0)
+        if not difference <= allowed_difference or (
+            not tolerance and value.dtype != theirs[name].dtype
+        ):
+            label_of_entry = trees.join(name) if isinstance(name, tuple) else name
+            lines.append(f"  {label_of_entry}: {difference:.1e}")
+    allowed = f"allowed: {tolerance:.0e}" if tolerance else "must be equal to the last bit"
+    assert not lines, f"{label} ({allowed}):\n" + "\n".join(lines)

@@ -1,7 +1,7 @@
-"""The checks of :func:`hfseq.testing.check_architecture` that need JAX alone.
+"""The checks of :func:`hfseq.testing.check_architecture` that need only JAX.
 
-Each takes a :class:`hfseq.testing.case.Case` and raises AssertionError, or Skipped where it does
-not apply.
+Each check accepts a :class:`hfseq.testing.case.Case` and raises an AssertionError if it fails, or
+Skipped if it does not apply.
 """
 
 from __future__ import annotations
@@ -37,13 +37,11 @@ from hfseq.testing.case import (
 
 Cache = dict[str, Any]
 Step = Callable[..., Any]
-MAX_TESTED_LENGTH = (
-    256  # tokens a row; a configuration with a longer table is not as small as it may be
-)
+MAX_TESTED_LENGTH = 256  # tokens per row; configurations under test should not have longer tables
 
 
 def shapes(case: Case) -> None:
-    """Outputs, but numbers, begin with the batch; all shapes are known without parameters."""
+    """Outputs begin with the batch axis or are scalars, and shapes do not need parameters."""
     expected = jax.eval_shape(case.forward, case.params, case.inputs)
     assert case.outputs, "the model returns nothing to compare"
     for name, value in case.outputs.items():
@@ -52,12 +50,12 @@ def shapes(case: Case) -> None:
         assert np.isfinite(value).all(), f"{name} is not finite"
     blank = case.variant()
     real = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), case.params)
-    known = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), blank.abstract_params)
-    assert real == known, "abstract_params differs from the parameters"
+    abstract = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), blank.abstract_params)
+    assert real == abstract, "abstract_params differs from the parameters"
 
 
 def eager(case: Case) -> None:
-    """The model gives the same without ``jax.jit``."""
+    """The model returns the same without ``jax.jit``."""
     outputs = to_numpy(comparable_outputs(case.model(**case.inputs)))
     assert_close(outputs, case.outputs, 1e-5, "eager against jit")
 
@@ -75,27 +73,28 @@ def gradients(case: Case) -> None:
 
 
 def save_and_load(case: Case) -> None:
-    """Saving and loading is the identity on every leaf: one file, shards, legacy msgpack."""
-    ways: dict[str, dict[str, Any]] = {
+    """Saving and loading preserves every leaf: one file, shards, legacy msgpack."""
+    save_options: dict[str, dict[str, Any]] = {
         "single": {},
         "sharded": {"max_shard_size": "20kB"},
         "msgpack": {"safe_serialization": False},
     }
-    before = param_leaves(case.model)
-    for name, options in ways.items():
+    saved_params = param_leaves(case.model)
+    for name, options in save_options.items():
         case.model.save_pretrained(case.folder / name, **options)
-        again = case.cls.from_pretrained(case.folder / name)
-        assert_close(param_leaves(again), before, 0, f"saved as {name} and loaded again")
-        # Files also have Transformers 4's keys, of which a configuration class may keep some.
-        read, saved = (add_legacy_keys(c.to_dict()) for c in (again.config, case.model.config))
+        loaded = case.cls.from_pretrained(case.folder / name)
+        assert_close(param_leaves(loaded), saved_params, 0, f"saved as {name} and loaded again")
+        # Files also have keys of Transformers 4, some of which a configuration class may keep.
+        read, saved = (add_legacy_keys(c.to_dict()) for c in (loaded.config, case.model.config))
         assert read == saved, "the configuration changed"
 
 
 def scan_layers(case: Case) -> None:
-    """Scanned layers give the loop's outputs to the last bit, dropout included, and its gradients.
+    """Scanned layers return the same bits as the loop, including dropout, and equal gradients.
 
-    Gradients are equal up to rounding: the compiler keeps one value and recomputes another, and
-    not the same ones in a loop as in a scan. Recomputed layers leave it the least choice.
+    Gradients are equal up to rounding. The compiler keeps some values and recomputes others, and it
+    selects them differently in a loop and in a scan. Gradient checkpointing leaves it the least
+    choice.
     """
     if not case.variant(scan_layers=True).stacked_prefixes:
         raise Skipped("the model has no nn.Layers to scan")
@@ -115,7 +114,7 @@ def scan_layers(case: Case) -> None:
 
 
 def _first_different_layer(case: Case, scanned: Any) -> str:
-    """Say which layer is the first to give something else where it is scanned."""
+    """Describes the first layer whose output differs if the layers are scanned."""
 
     def states(model: Any, params: Params) -> dict[str, Any]:
         options = {"train": True, "dropout_rng": jax.random.key(3), "output_hidden_states": True}
@@ -126,24 +125,26 @@ def _first_different_layer(case: Case, scanned: Any) -> str:
 
     ours, loop = states(scanned, scanned.params), case.variant(gradient_checkpointing=True)
     for name, values in states(loop, case.params).items():
-        for number, (one, other) in enumerate(zip(ours[name], values, strict=True)):
-            if not np.array_equal(one, other):
-                made = f"what layer {number - 1} returns" if number else "the input of layer 0"
-                return f"{name}: {made} is the first to differ"
-    return "the hidden states of all layers agree: what follows them differs"
+        for number, (ours_state, loop_state) in enumerate(zip(ours[name], values, strict=True)):
+            if not np.array_equal(ours_state, loop_state):
+                description = (
+                    f"the output of layer {number - 1}" if number else "the input of layer 0"
+                )
+                return f"{name}: {description} is the first to differ"
+    return "the hidden states of all layers agree, so the head differs"
 
 
 def gradient_checkpointing(case: Case) -> None:
-    """Recomputing layers in the backward pass changes nothing."""
+    """Recomputing layers in the backward pass does not change the results."""
     outputs, gradient = case.checkpointed_step
     plain = case.train(case.model, case.params)
     assert_close(outputs, plain[0], 1e-6, "outputs with gradient checkpointing")
-    what = "gradients with gradient checkpointing"
-    assert_close(gradient, plain[1], 1e-6, what, rounding=1e-7)
+    label = "gradients with gradient checkpointing"
+    assert_close(gradient, plain[1], 1e-6, label, rounding=1e-7)
 
 
 def bfloat16(case: Case) -> None:
-    """Computing in bfloat16 stays close to float32, and the outputs say what they are."""
+    """Results in bfloat16 are close to those in float32, and outputs are bfloat16."""
     outputs = compile_forward(case.variant(dtype=jnp.bfloat16))(case.params, case.inputs)
     wrong = [f"{name} is {v.dtype}" for name, v in outputs.items() if v.dtype != jnp.bfloat16]
     assert not wrong, "outputs of a bfloat16 model: " + ", ".join(wrong)
@@ -153,7 +154,7 @@ def bfloat16(case: Case) -> None:
 
 
 def padding(case: Case) -> None:
-    """Padding on the right, of source and of target, changes nothing about the real tokens."""
+    """Padding of source and target on the right does not change the results of real tokens."""
     if not case.sides:
         raise Skipped("the model reads no tokens")
     short, long, cuts = dict(case.inputs), dict(case.inputs), {}
@@ -170,33 +171,33 @@ def padding(case: Case) -> None:
     real = {}
     for name, value in padded.items():
         lead = case.inputs[case.side(name).ids].ndim - 1
-        place = (slice(None),) * lead + (slice(cuts[case.side(name)]),)
-        real[name] = value[place] if case.is_per_token(name) else value
+        index = (slice(None),) * lead + (slice(cuts[case.side(name)]),)
+        real[name] = value[index] if case.is_per_token(name) else value
     assert_close(real, expected, 1e-5, "padded on the right against not padded")
 
 
 def packing(case: Case) -> None:
-    """Documents packed into one row are computed as if each were alone."""
-    # What training asks: a call with **kwargs says that it takes whatever the objectives give.
+    """Documents packed into one row give the same results as separate rows."""
+    # As in training, a call with **kwargs is assumed to accept all inputs of the objectives.
     if not case.sides:
         raise Skipped("the model reads no tokens")
     refused = [side.segments for side in case.sides if not case.model.accepts(side.segments)]
     if refused:
-        raise Skipped(f"the model's call takes no {', '.join(refused)}")
+        raise Skipped(f"the model does not accept {', '.join(refused)}")
     names = [name for name in case.outputs if case.is_per_token(name)]
     if not names or case.inputs[case.sides[0].ids].ndim != 2:
         raise Skipped("no output has an entry for every token")
     tokens = {name for side in case.sides for name in (side.ids, side.mask)}
-    others = {n: v for n, v in case.inputs.items() if n not in tokens}
-    rows, documents, places = dict(others), [dict(others), dict(others)], {}
-    for side in case.sides:  # two documents a row, and each of them alone, padded
+    other_inputs = {n: v for n, v in case.inputs.items() if n not in tokens}
+    rows, documents, slices = dict(other_inputs), [dict(other_inputs), dict(other_inputs)], {}
+    for side in case.sides:  # two documents per row, and each of them padded
         ids = np.array(case.inputs[side.ids])
-        ids[1:3] = ids[3:5, ::-1]  # rows that are padded
+        ids[1:3] = ids[3:5, ::-1]  # padded rows
         cut = round(0.6 * ids.shape[1])
         segments = np.where(np.arange(ids.shape[1]) < cut, 1, 2)[None].repeat(ROWS, 0)
         rows |= {side.ids: ids, side.segments: segments.astype(np.int32)}
-        places[side] = slice(cut), slice(cut, None)
-        for inputs, part in zip(documents, places[side], strict=True):
+        slices[side] = slice(cut), slice(cut, None)
+        for inputs, part in zip(documents, slices[side], strict=True):
             padded, mask = np.zeros_like(ids), np.zeros_like(ids)
             length = ids[:, part].shape[1]
             padded[:, :length], mask[:, :length] = ids[:, part], 1
@@ -205,18 +206,18 @@ def packing(case: Case) -> None:
     packed = case.forward(case.params, rows)
     for number, inputs in enumerate(documents):
         alone = to_numpy(case.forward(case.params, inputs))
-        parts = {name: places[case.side(name)][number] for name in names}
+        parts = {name: slices[case.side(name)][number] for name in names}
         ours = {name: np.asarray(packed[name][:, part]) for name, part in parts.items()}
         theirs = {name: alone[name][:, : ours[name].shape[1]] for name in names}
-        assert_close(ours, theirs, 1e-5, f"packed at place {number} against alone")
+        assert_close(ours, theirs, 1e-5, f"packed at index {number} against alone")
 
 
 def devices(case: Case) -> None:
-    """Eight devices, parameters laid out by the rules, give what one device gives."""
+    """Eight devices with sharded parameters give the results of one device."""
     if jax.device_count() < 8:
         raise NotRun(
             "fewer than 8 devices: set XLA_FLAGS=--xla_force_host_platform_device_count=8 "
-            "before jax is imported"
+            "before importing jax"
         )
     from hfseq.nn.sharding import Layout, make_mesh
 
@@ -235,12 +236,12 @@ def devices(case: Case) -> None:
     assert_close(gradient, case.gradients, 1e-5, "gradients, eight devices against one")
 
 
-#: Tokens that go into a cache at once, before the others one by one.
+#: Number of tokens that are decoded at once, before the others one by one.
 PROMPT_LENGTH = 5
 
 
 def cached_decoding(case: Case) -> None:
-    """Feeding a prompt and then token by token through the cache gives the full forward pass."""
+    """Decoding a prompt and then token by token with the cache equals the full forward pass."""
     if not case.sides:
         raise Skipped("the model reads no tokens")
     ids = case.inputs[case.sides[-1].ids]
@@ -255,8 +256,8 @@ def cached_decoding(case: Case) -> None:
 
     parts = []
     for start, stop in itertools.pairwise((0, *range(PROMPT_LENGTH, ids.shape[1] + 1))):
-        chosen = slice(start, stop)
-        outputs, cache = run(case.params, cache, ids[:, chosen], positions[:, chosen])
+        columns = slice(start, stop)
+        outputs, cache = run(case.params, cache, ids[:, columns], positions[:, columns])
         parts.append(to_numpy(outputs))
     names = [name for name in full if case.is_per_token(name) and name in parts[0]]
     if not names:
@@ -271,32 +272,40 @@ def cached_decoding(case: Case) -> None:
 
 
 def _one_sequence(case: Case, ids: np.ndarray, positions: np.ndarray) -> tuple[dict, Cache, Step]:
-    """Return a decoder's full outputs, an empty cache, and its step."""
+    """Returns a decoder's full outputs, an empty cache, and its step function."""
     model, mask = case.model, case.inputs["attention_mask"]
     try:
         cache = model.init_cache(ROWS, LENGTH)
     except UsageError as reason:
         assert not model.can_generate(), f"the model generates, but {reason}"
         raise Skipped(str(reason)) from None
-    others = {n: v for n, v in case.inputs.items() if n.startswith("encoder_")}
+    encoder_inputs = {n: v for n, v in case.inputs.items() if n.startswith("encoder_")}
 
-    def place(positions: jax.Array | np.ndarray) -> dict[str, Any]:
-        if model.fixed_state:  # it knows where it stands, and is told about the new tokens only
+    def position_inputs(positions: jax.Array | np.ndarray) -> dict[str, Any]:
+        if (
+            model.fixed_state
+        ):  # the state contains the position, and the mask covers only new tokens
             return {"attention_mask": jnp.take_along_axis(mask, positions, axis=1)}
-        placed = {"position_ids": positions} if model.accepts("position_ids") else {}
-        return {"attention_mask": mask, **placed}
+        inputs = {"position_ids": positions} if model.accepts("position_ids") else {}
+        return {"attention_mask": mask, **inputs}
 
     def step(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:
-        return model(ids, past_key_values=cache, params=params, **others, **place(positions))
+        return model(
+            ids,
+            past_key_values=cache,
+            params=params,
+            **encoder_inputs,
+            **position_inputs(positions),
+        )
 
-    whole = {**others, "input_ids": ids, **place(positions)}
-    return to_numpy(case.forward(model.params, whole)), cache, step
+    full_inputs = {**encoder_inputs, "input_ids": ids, **position_inputs(positions)}
+    return to_numpy(case.forward(model.params, full_inputs)), cache, step
 
 
 def _source_and_target(
     case: Case, ids: np.ndarray, positions: np.ndarray
 ) -> tuple[dict, Cache, Step]:
-    """Return the full outputs, a cache with the encoder's keys and values, and a decoder's step."""
+    """Returns full outputs, a cache with the encoder's keys and values, and a step function."""
     model, mask = case.model, case.source.get("attention_mask")
 
     @jit
@@ -308,7 +317,7 @@ def _source_and_target(
     positioned = model.accepts("decoder_position_ids", "decode")
 
     def step(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:
-        placed = {"decoder_position_ids": positions} if positioned else {}
+        position_inputs = {"decoder_position_ids": positions} if positioned else {}
         return model.decode(
             ids,
             encoded,
@@ -316,17 +325,17 @@ def _source_and_target(
             decoder_attention_mask=case.inputs["decoder_attention_mask"],
             past_key_values=cache,
             params=params,
-            **placed,
+            **position_inputs,
         )
 
     return case.outputs, cache, step
 
 
 def long_rows(case: Case) -> None:
-    """Rows as long as the model allows give numbers, and longer ones too or an error."""
+    """Rows of the maximum length give finite outputs. Longer rows do too, or raise a UsageError."""
     limit = case.model.max_length() if case.sides else None
     if limit is None or limit > MAX_TESTED_LENGTH:
-        raise Skipped(f"max_length() is {limit}: rows of any length that is tried are allowed")
+        raise Skipped(f"max_length() is {limit}, which is longer than the tested rows")
     for length in (limit, limit + 1):
         inputs = dict(case.inputs)
         for side in case.sides:
@@ -340,9 +349,9 @@ def long_rows(case: Case) -> None:
             return
         bad = [name for name, value in outputs.items() if not np.isfinite(value).all()]
         assert not bad, (
-            f"{', '.join(bad)} of rows of {length} tokens are not finite: position_table names the "
-            "attribute of the configuration that sizes a table of positions, and max_length() says "
-            "how many of its rows there are for tokens"
+            f"{', '.join(bad)} of rows of {length} tokens are not finite: set position_table to "
+            "the attribute of the configuration that sizes the position table, and return from "
+            "max_length() how many of its rows can be used for tokens"
         )
 
 

@@ -84,7 +84,7 @@ FAULTS = {
     "packing": (lambda m, x, r: x + jnp.roll(x, 1, axis=1), "packed at"),
     "torch_parity": (
         lambda m, x, r: x * 1.001,
-        r"differs from PyTorch's BertForTokenClassification[\s\S]*look at the head[\s\S]*gradients",
+        r"differs from PyTorch's BertForTokenClassification[\s\S]*the head differs[\s\S]*gradients",
     ),
     "gradient_checkpointing": (
         lambda m, x, r: x * (1 + (nn.stack.current_options().remat * 0.01)),
@@ -125,7 +125,7 @@ def test_a_parameter_that_pytorch_lacks_is_found(registered):
 
 @pytest.mark.parametrize(
     ("table", "message"),
-    [("", "rows of 41 tokens are not finite: position_table"), ("places", None)],
+    [("", "rows of 41 tokens are not finite: .*position_table"), ("places", None)],
 )
 def test_rows_beyond_the_table_of_positions_are_found(registered, monkeypatch, table, message):
     from hfseq_plugins.bert.modeling import FlaxBertPreTrainedModel, TokenClassification
@@ -213,10 +213,11 @@ def test_several_configurations_are_checked_at_once_and_told_apart(registered):
 def test_what_was_not_checked_never_reads_like_a_pass(registered, monkeypatch):
     config = registered(Narrow)
     with pytest.raises(
-        AssertionError, match=r"packing was checked on no .*\n0 checks.*\n.*takes no segm"
+        AssertionError,
+        match=r"packing did not run on any .*\n0 checks.*\n.*does not accept segm",
     ):
         check_architecture("faulty", config, checks=["packing"])
-    with pytest.raises(AssertionError, match="nothing was checked"):
+    with pytest.raises(AssertionError, match="no check ran on any head"):
         check_architecture("faulty", config, heads=[])
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     others = {c.__name__ for c in (*checks.CHECKS, *torch.CHECKS)} - {"shapes", "devices"}
@@ -235,7 +236,7 @@ def test_a_model_that_generates_needs_a_cache(registered):
     entry = plugins.load().architectures["faulty"].target
     cls = entry.heads["ForTokenClassification"]
     with pytest.raises(
-        AssertionError, match=r"cached_decoding was checked on no head[\s\S]*no cach"
+        AssertionError, match=r"cached_decoding did not run on any head[\s\S]*no cach"
     ):
         check_architecture("faulty", config, checks=["cached_decoding"])
     entry.heads["ForTokenClassification"] = type(cls.__name__, (CausalGeneration, cls), {})
@@ -307,5 +308,5 @@ def test_the_scan_check_names_the_first_layer_that_differs():
     tried = SimpleNamespace(
         inputs={"input_ids": ids}, model=model, params=model.params, variant=lambda **_: model
     )
-    wanted = "hidden_states: what layer 2 returns is the first to differ"
+    wanted = "hidden_states: the output of layer 2 is the first to differ"
     assert checks._first_different_layer(tried, scanned) == wanted

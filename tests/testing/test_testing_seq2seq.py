@@ -39,7 +39,7 @@ class Louder(BartModule):
 
 FAULTS = {
     "padding": (LeakyEncoder, r"padded on the right[\s\S]*logits"),
-    "packing": (MixedPairs, r"packed at place 0 against alone[\s\S]*logits"),
+    "packing": (MixedPairs, r"packed at index 0 against alone[\s\S]*logits"),
     "cached_decoding": (OtherLengths, "decoding with a cache against the full forward pass"),
     "torch_parity": (
         Louder,
