@@ -47,8 +47,8 @@ SECTIONS = [
     "Use",
     "Convert",
     "Parameters",
-    "On several devices",
-    "Traps",
+    "Sharding",
+    "Notes",
 ]
 WIDE = {
     "whisper": {"tie_word_embeddings": False, "use_weighted_layer_sum": True},
