@@ -1,4 +1,4 @@
-"""The FP8 encoder in FP8: products, state, sidecars; and masked-LM training."""
+"""The FP8 encoder in FP8: quantized layers, state, sidecar files, masked-LM training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.training.conftest import corpus, flags, train  # noqa: F401 - fixture
 
 SIDECAR = "fp8_params.safetensors"
 RECIPES = ("fp8_delayed", "fp8_current")
-# One product of query, key and value at the first of them, and three more in each layer.
+# One state for query, key and value, stored at the query, and three more per layer.
 SITES = ("attention/self/query", "attention/output/dense", "intermediate/dense", "output/dense")
 STATE = [
     f"{name}_{part}"
@@ -38,38 +38,40 @@ def fp8(cls=FlaxFp8EncoderForMaskedLM, recipe="fp8_delayed", **changes):
     return cls(fp8_encoder_config(num_hidden_layers=2, **changes), precision=recipe)
 
 
-def products(model):
-    """The Linears with a state, and what each holds."""
-    found: dict[str, list[str]] = {}
+def fp8_layers(model):
+    """Returns the Linear layers with FP8 state, and the entries of their state."""
+    modules_by_product: dict[str, list[str]] = {}
     for path in trees.flatten(model.extra_shape_tree.get("fp8_params", {})):
-        found.setdefault("/".join(path[: path.index("dot_general")]), []).append(path[-1])
-    return {name: sorted(leaves) for name, leaves in found.items()}
+        modules_by_product.setdefault("/".join(path[: path.index("dot_general")]), []).append(
+            path[-1]
+        )
+    return {name: sorted(leaves) for name, leaves in modules_by_product.items()}
 
 
-def measured(model):
-    """The state, with values that only a run could have left."""
+def filled_state(model):
+    """Returns the state with values as after training steps."""
     random = np.random.default_rng(0)
     return jax.tree.map(
         lambda x: jnp.asarray(random.uniform(0.5, 2.0, x.shape), x.dtype), model.extra
     )
 
 
-# -- products --------------------------------------------------------------------------------------
+# -- quantized layers ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_every_product_of_the_layers_has_its_state():
     prefix = "bert/encoder/layer"
     expected = {f"{prefix}/{i}/{site}": sorted(STATE) for i in range(2) for site in SITES}
-    assert products(fp8()) == expected
-    assert products(fp8(recipe="fp8_current")) == {}
+    assert fp8_layers(fp8()) == expected
+    assert fp8_layers(fp8(recipe="fp8_current")) == {}
 
 
 def test_gated_blocks_and_the_large_products_of_the_flattened_head_have_theirs():
-    found = set(products(fp8(FlaxFp8EncoderForSequenceClassification, **FLAT)))
-    assert {"classifier/flatten", "classifier/dense"} <= found
-    assert "bert/encoder/layer/0/intermediate/up" in found
-    assert not {"classifier/out_proj", "bert/embeddings/word_embeddings"} & found
+    actual = set(fp8_layers(fp8(FlaxFp8EncoderForSequenceClassification, **FLAT)))
+    assert {"classifier/flatten", "classifier/dense"} <= actual
+    assert "bert/encoder/layer/0/intermediate/up" in actual
+    assert not {"classifier/out_proj", "bert/embeddings/word_embeddings"} & actual
 
 
 @pytest.mark.slow
@@ -106,23 +108,25 @@ def test_forward_and_backward_stay_close_to_float32(recipe, name):
 @pytest.mark.slow
 def test_state_lies_beside_the_weights_and_comes_back(tmp_path):
     model = fp8(FlaxFp8EncoderForSequenceClassification)
-    model.extra = measured(model)
+    model.extra = filled_state(model)
     model.save_pretrained(tmp_path)
     assert (tmp_path / SIDECAR).is_file()
     auto = FlaxAutoModelForSequenceClassification
     loaded = auto.from_pretrained(tmp_path, precision="fp8_delayed")
     assert trees_equal(loaded.params, model.params) and trees_equal(loaded.extra, model.extra)
     scanned = auto.from_pretrained(tmp_path, precision="fp8_delayed", scan_layers=True)
-    one = scanned.extra["fp8_params"]["bert"]["encoder"]["layer"]["output"]["dense"]["dot_general"]
+    stacked_state = scanned.extra["fp8_params"]["bert"]["encoder"]["layer"]["output"]["dense"][
+        "dot_general"
+    ]
     listed = model.extra["fp8_params"]["bert"]["encoder"]["layer"]
     scales = [listed[i]["output"]["dense"]["dot_general"]["input_scale"] for i in "01"]
-    assert np.array_equal(one["input_scale"], np.stack(scales))
+    assert np.array_equal(stacked_state["input_scale"], np.stack(scales))
     assert auto.from_pretrained(tmp_path).extra == {}
 
 
 def test_weights_without_a_sidecar_begin_with_fresh_scales(tmp_path):
     model = fp8()
-    model.extra = measured(model)
+    model.extra = filled_state(model)
     model.save_pretrained(tmp_path)
     (tmp_path / SIDECAR).unlink()
     loaded = FlaxAutoModelForMaskedLM.from_pretrained(tmp_path, precision="fp8_delayed")
@@ -133,8 +137,8 @@ def test_weights_without_a_sidecar_begin_with_fresh_scales(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"intermediate_size": 64}, r"measured on a kernel \[32, 64\], but this one is \[32, 48\]"),
-        ({"num_hidden_layers": 3}, r"layer\.2\S*: this model has no FP8 product there"),
+        ({"intermediate_size": 64}, r"measured on a kernel \[32, 64\], .*\[32, 48\]"),
+        ({"num_hidden_layers": 3}, r"layer\.2\S*: this model has no such FP8 layer"),
     ],
 )
 def test_sidecar_of_another_model_is_refused(changes, problem, tmp_path):
@@ -151,18 +155,18 @@ def test_pytorch_loads_the_directory_with_the_sidecar_in_it(tmp_path):
     from transformers import AutoModelForSequenceClassification
 
     model = fp8(FlaxFp8EncoderForSequenceClassification, num_labels=3, initializer_range=0.2)
-    model.extra = measured(model)
+    model.extra = filled_state(model)
     model.save_pretrained(tmp_path)
-    theirs, told = AutoModelForSequenceClassification.from_pretrained(
+    theirs, loading_info = AutoModelForSequenceClassification.from_pretrained(
         tmp_path, output_loading_info=True
     )
-    assert not any(told.values()), told
+    assert not any(loading_info.values()), loading_info
     with torch.no_grad():
         expected = theirs.eval()(torch.tensor(ids()).long()).logits.numpy()
     exact = FlaxAutoModelForSequenceClassification.from_pretrained(tmp_path, precision="float32")
     assert close(exact(ids()).logits, expected)
     again = tmp_path / "again"
-    theirs.save_pretrained(again)  # what PyTorch saves has no sidecar
+    theirs.save_pretrained(again)  # PyTorch saves no sidecar file
     fresh = FlaxAutoModelForSequenceClassification.from_pretrained(again, precision="fp8_delayed")
     assert trees_equal(fresh.params, jax.tree.map(np.asarray, model.params))
     assert type(fresh) is FlaxFp8EncoderForSequenceClassification
@@ -171,7 +175,7 @@ def test_pytorch_loads_the_directory_with_the_sidecar_in_it(tmp_path):
 @pytest.mark.slow
 def test_base_model_reads_the_scales_of_a_model_with_a_head(tmp_path):
     model = fp8()
-    model.extra = measured(model)
+    model.extra = filled_state(model)
     model.save_pretrained(tmp_path)
     encoder = FlaxFp8EncoderModel.from_pretrained(tmp_path, precision="fp8_delayed")
     assert trees_equal(encoder.extra["fp8_params"], model.extra["fp8_params"]["bert"])
@@ -199,28 +203,28 @@ def test_masked_lm_training_learns_and_saves_the_stock_class(model_type, recipe,
     assert stored["architectures"] == ["MegatronBertForMaskedLM"]
     assert (loop.folder / SIDECAR).is_file() is (recipe == "fp8_delayed")
     loaded = FlaxAutoModelForMaskedLM.from_pretrained(loop.folder, precision=recipe)
-    kind = "Fp8Encoder" if model_type == "fp8_encoder" else "MegatronBert"
-    assert re.fullmatch(f"Flax{kind}ForMaskedLM", type(loaded).__name__)
+    variant = "Fp8Encoder" if model_type == "fp8_encoder" else "MegatronBert"
+    assert re.fullmatch(f"Flax{variant}ForMaskedLM", type(loaded).__name__)
     if recipe == "fp8_delayed":
         layers = loaded.extra["fp8_params"]["bert"]["encoder"]["layer"]
         state = layers["1"]["output"]["dense"]["dot_general"]
-        # What the last step saw is the newest entry of each history.
+        # The newest entry of each history is that of the last step.
         assert all(float(state[f"{n}_amax_history"][0]) > 0 for n in ("input", "output_grad"))
         assert float(state["kernel_scale"][0]) != 1.0
 
 
 @pytest.mark.slow
 def test_another_head_has_no_use_for_the_state_of_the_flattened_one(tmp_path):
-    """The base model's scales are taken; those of a head that is not there are left, as weights."""
+    """Loads the scales of the base model and ignores those of a missing head, like weights."""
     model = fp8(FlaxFp8EncoderForSequenceClassification, **FLAT)
-    model.extra = measured(model)
+    model.extra = filled_state(model)
     model.save_pretrained(tmp_path)
     for cls in (FlaxFp8EncoderModel, FlaxFp8EncoderForMaskedLM):
         other = cls.from_pretrained(tmp_path, precision="fp8_delayed")
-        own = {
+        state_names = {
             p[p.index("encoder") :]: x for p, x in trees.flatten(other.extra["fp8_params"]).items()
         }
         for path, leaf in trees.flatten(model.extra["fp8_params"]).items():
             if "encoder" in path:
-                assert np.array_equal(own.pop(path[path.index("encoder") :]), leaf)
-        assert not own
+                assert np.array_equal(state_names.pop(path[path.index("encoder") :]), leaf)
+        assert not state_names

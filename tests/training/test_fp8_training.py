@@ -51,9 +51,9 @@ def alone(train, run_cache):
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
 def test_the_state_is_that_of_one_device(train, run_cache, devices, options):
-    due = alone(train, run_cache)
+    reference = alone(train, run_cache)
     loop = train(devices=devices, max_steps=3, dtype="float32", **RECIPE, **options)
-    results, expected = scales(loop), due["scales"]
+    results, expected = scales(loop), reference["scales"]
     if "scan_layers" in options:
         results = {
             ("fp8_params", *path[1:4], str(n), *path[4:]): leaf
@@ -73,7 +73,7 @@ def test_the_state_is_that_of_one_device(train, run_cache, devices, options):
     for path, difference in apart.items():
         if path[-1].startswith("kernel") or "0" in path and "query" in path and "input" in path[-1]:
             assert difference < 1e-3, path
-    for step, loss in due["losses"].items():
+    for step, loss in reference["losses"].items():
         assert abs(losses(loop.folder)[step] - loss) < 1e-3
 
 
@@ -240,7 +240,7 @@ def other_width(tensors, metadata):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(other_layers, "no FP8 product there"), (other_width, r"measured on a kernel \[128, 512\]")],
+    [(other_layers, "no such FP8 layer"), (other_width, r"measured on a kernel \[128, 512\]")],
 )
 def test_a_sidecar_of_another_model_is_refused(saved, tmp_path, change, message):
     load(saved).save_pretrained(tmp_path)
