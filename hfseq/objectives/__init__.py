@@ -1,1 +1,1 @@
-"""Training objectives, one file each: what a batch is, what the loss is, what is measured."""
+"""Training objectives, one per module. An objective defines batches, loss and metrics."""

@@ -1,4 +1,4 @@
-"""What objectives on sound have in common: it is read while batches are made."""
+"""Shared parts of the objectives with audio inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
 
 logger = logging.getLogger(__name__)
-#: Spans that are hidden of every row, however short, as in PyTorch's script.
+#: Minimum number of masked spans per row, as in PyTorch's script.
 MIN_SPANS = 2
 
 
@@ -28,29 +28,42 @@ def draw_time_mask(
     length: int,
     generators: list[np.random.Generator],
 ) -> np.ndarray:
-    """Draw spans of ``length`` that are hidden: bool (rows, width), in the first ``frames`` each.
+    """Draws masked spans of ``length`` frames for each row.
 
-    As many as make ``probability`` of a row together, if none overlap: each row's number is rounded
-    up or down by chance. Nothing is hidden of a row that is shorter than a span.
+    The number of spans per row is such that they would cover the share ``probability`` without
+    overlap; it is rounded up or down at random. Rows that are shorter than a span are not masked.
+
+    Args:
+        frames: Number of frames per row, `(rows,)`.
+        width: Number of columns of the mask.
+        probability: Share of the frames to mask.
+        length: Frames per span.
+        generators: One random generator per row.
+
+    Returns:
+        The masked frames, bool `(rows, width)`.
     """
     hidden = np.zeros((len(frames), width), bool)
-    for row, own, draw in zip(hidden, frames.tolist(), generators, strict=True):
-        rounding, room = draw.random(), own - length + 1
-        spans = max(int(probability * own / length + rounding), MIN_SPANS)
-        spans = min(spans, own // length, room)
+    for row_mask, row_frames, generator in zip(hidden, frames.tolist(), generators, strict=True):
+        rounding, num_starts = generator.random(), row_frames - length + 1
+        spans = max(int(probability * row_frames / length + rounding), MIN_SPANS)
+        spans = min(spans, row_frames // length, num_starts)
         if spans < 1:
             continue
-        starts = draw.choice(room, spans, replace=False)
-        row[starts[:, None] + np.arange(length)] = True
-        if row.sum() < 2:  # nothing to be told apart from
-            row[:] = False
+        starts = generator.choice(num_starts, spans, replace=False)
+        row_mask[starts[:, None] + np.arange(length)] = True
+        if row_mask.sum() < 2:  # a single masked frame has no negatives
+            row_mask[:] = False
     return hidden
 
 
 class AudioBatch(NamedTuple):
-    """The samples of a batch, float32 (rows, width), and how many are each row's own.
+    """The audio samples of a batch.
 
-    Rows that do not count, as they are copies or could not be read, have none.
+    Attributes:
+        values: Samples, float32 `(rows, width)`.
+        lengths: Number of valid samples per row, `(rows,)`. 0 for rows that pad the batch or could
+            not be read.
     """
 
     values: np.ndarray
@@ -58,27 +71,36 @@ class AudioBatch(NamedTuple):
 
 
 class AudioInputMixin(SkippedExamplesMixin):
-    """Reads the samples of a batch, and counts sounds that cannot be read."""
+    """Reads the audio of a batch, and skips files that cannot be read.
 
-    unit = "sounds"
+    Attributes:
+        extractor: A feature extractor of Transformers.
+        readable_splits: The splits of which some audio has been read.
+        count_frames: Function from numbers of samples to numbers of frames of the model.
+        crops_long_audio: Whether audio that is too long is cropped. Otherwise it is skipped.
+        reader: Reads and resamples audio files in threads.
+        widths: The widths in samples to which batches are padded, in increasing order.
+    """
+
+    unit = "audio files"
     arguments: Any
     tokenizer: Any
     config: Any
-    extractor: Any  # of Transformers
+    extractor: Any
     splits: Any
-    heard: set[str]  # splits of which something was read
-    frames_of: Any
-    cuts = True  # long sounds, or leaves them out
+    readable_splits: set[str]
+    count_frames: Any
+    crops_long_audio = True
 
     def setup(self) -> None:
-        """Find the sounds."""
-        self.extractor = getattr(self.tokenizer, "inputs", self.tokenizer)
+        """Loads the list of audio files."""
+        self.extractor = getattr(self.tokenizer, "input_processor", self.tokenizer)
         self.splits, self.skipped_examples = load_audio(self.arguments), {}
-        self.heard = set()
+        self.readable_splits = set()
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
-        """Load the feature extractor of the checkpoint, or make a plain one."""
+        """Loads the feature extractor of the checkpoint, or creates a default one."""
         from transformers import AutoFeatureExtractor, Wav2Vec2FeatureExtractor
 
         if name is None:
@@ -86,105 +108,127 @@ class AudioInputMixin(SkippedExamplesMixin):
         options.pop("trust_remote_code", None)
         try:
             return AutoFeatureExtractor.from_pretrained(name, **options)
-        except Exception as error:  # an OSError without a file, a ValueError of an unknown kind
+        except Exception as error:  # OSError without a file, ValueError for an unknown type
             raise UsageError(
-                f"'{name}' has no feature extractor ({first_line(error)}): give a directory with a "
-                "preprocessor_config.json"
+                f"'{name}' has no feature extractor ({first_line(error)}). Use a directory with a "
+                "preprocessor_config.json."
             ) from error
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Refuse a model that does not read samples; learn what it makes of so many."""
-        frames_of = getattr(model, "_get_feat_extract_output_lengths", None)
-        if frames_of is None:
-            raise UsageError(
-                f"{type(model).__name__} does not read the samples of sound: take wav2vec2"
-            )
-        self.frames_of = lambda samples: np.maximum(frames_of(samples, False), 0)
-        given: AudioArguments = self.arguments
+        """Checks that the model accepts audio samples, and determines the widths of batches."""
+        output_lengths = getattr(model, "_get_feat_extract_output_lengths", None)
+        if output_lengths is None:
+            raise UsageError(f"{type(model).__name__} does not accept audio samples. Use wav2vec2.")
+        self.count_frames = lambda samples: np.maximum(output_lengths(samples, False), 0)
+        data: AudioArguments = self.arguments
         rate = self.extractor.sampling_rate
-        most, step = round(given.max_duration_in_seconds * rate), given.pad_to_multiple_of
-        fewest = max(round(given.min_duration_in_seconds * rate), 1)
-        while self.frames_of(fewest) < 1:
-            fewest += 1
-        if most < fewest:
+        max_samples, multiple = round(data.max_duration_in_seconds * rate), data.pad_to_multiple_of
+        min_samples = max(round(data.min_duration_in_seconds * rate), 1)
+        while self.count_frames(min_samples) < 1:
+            min_samples += 1
+        if max_samples < min_samples:
             raise UsageError(
-                f"--max_duration_in_seconds {given.max_duration_in_seconds} are {most} samples; "
-                f"the model makes nothing of fewer than {fewest}"
+                f"--max_duration_in_seconds {data.max_duration_in_seconds} is {max_samples} "
+                f"samples, but the model requires at least {min_samples}"
             )
-        self.reader = AudioReader(rate, fewest, most, given.decode_workers, self.cuts)
-        # Four widths at most: the step is compiled for each.
-        self.widths = sorted({-(-most * part // (4 * step)) * step for part in (1, 2, 3, 4)})
+        self.reader = AudioReader(
+            rate, min_samples, max_samples, data.decode_workers, self.crops_long_audio
+        )
+        # At most four widths, because the step is compiled for each.
+        self.widths = sorted(
+            {-(-max_samples * quarters // (4 * multiple)) * multiple for quarters in (1, 2, 3, 4)}
+        )
 
-    def spans(self) -> tuple[float, int]:
-        """Return the share of frames to hide, and the frames of a span."""
-        given, config = self.arguments, self.config
-        share, length = given.mask_time_prob, given.mask_time_length
-        share = config.mask_time_prob if share is None else share
-        used = config.apply_spec_augment
-        return share if used else 0.0, config.mask_time_length if length is None else length
+    def mask_settings(self) -> tuple[float, int]:
+        """Returns the share of frames to mask, and the frames per masked span."""
+        data, config = self.arguments, self.config
+        probability, length = data.mask_time_prob, data.mask_time_length
+        probability = config.mask_time_prob if probability is None else probability
+        is_enabled = config.apply_spec_augment
+        return (
+            probability if is_enabled else 0.0,
+            config.mask_time_length if length is None else length,
+        )
 
     def choose_length(self, limit: int | None) -> int:
-        """Return the frames of the longest row."""
-        return int(self.frames_of(self.widths[-1]))
+        """Returns the number of frames of the longest row."""
+        return int(self.count_frames(self.widths[-1]))
 
     @staticmethod
-    def clean(sounds: Any, arguments: SpeechArguments) -> list[str]:
-        """Return what is said, spaces single, lower-cased and without characters as asked for."""
-        left_out = str.maketrans("", "", "".join(arguments.chars_to_ignore or ()))
-        texts = (text.translate(left_out) for text in sounds.second or ())
+    def clean_texts(examples: Any, arguments: SpeechArguments) -> list[str]:
+        """Returns the transcripts, normalized as the flags define.
+
+        Spaces are merged, and optionally characters are removed and texts lower-cased.
+        """
+        deletions = str.maketrans("", "", "".join(arguments.chars_to_ignore or ()))
+        texts = (text.translate(deletions) for text in examples.second or ())
         texts = (text.lower() for text in texts) if arguments.do_lower_case else texts
         return [" ".join(text.split()) for text in texts]
 
     def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
-        """Number the sounds of a split."""
+        """Numbers the audio files of a split."""
         rows = IndexRows(splits[split], length, split, {})
-        logger.info("%s: %d sounds", split, len(rows))
+        logger.info("%s: %d audio files", split, len(rows))
         return rows, {"documents": len(rows)}
 
-    def hear(self, rows: Arrays, random: RowRandom) -> tuple[list[Any], np.ndarray]:
-        """Return the samples of each sound of a batch, or why there are none, and which count."""
-        split = SPLITS[int(rows["split"][0])]
-        sounds = self.splits[split]
-        assert isinstance(sounds, AudioDataset)
-        numbers, valid = rows["numbers"].tolist(), rows["valid"]
-        starts = random.uniform(1)[:, 0] if split == "train" else np.zeros(len(numbers))
-        sources = [sounds.source(number) for number in numbers]
-        found = self.reader(sources, starts.tolist())
-        for number, source, made in zip(numbers, sources, found, strict=True):
-            if isinstance(made, str):
-                self.skip_example(split, number, source.name, made)
-        counts = valid & np.array([not isinstance(made, str) for made in found])
-        if counts.any():
-            self.heard.add(split)
-        elif split not in self.heard:  # later on, a batch may be of short sounds alone
-            raise DataError(
-                f"none of the first {valid.sum()} sounds of {split} can be trained on, the first "
-                f"of them {sources[0].name}: {found[0]}"
-            )
-        return found, counts
+    def read_samples(self, rows: Arrays, random: RowRandom) -> tuple[list[Any], np.ndarray]:
+        """Reads the audio samples of a batch.
 
-    def read(self, rows: Arrays, random: RowRandom) -> AudioBatch:
-        """Return the samples of a batch as the model reads them."""
-        found, counts = self.hear(rows, random)
-        lengths = np.array([len(made) for made in found]) * counts
-        width = next(width for width in self.widths if width >= lengths.max(initial=1))
-        values = np.zeros((len(found), width), np.float32)
-        for row in np.flatnonzero(counts):
-            made = self.extractor(
-                found[row], sampling_rate=self.extractor.sampling_rate, return_tensors="np"
+        Args:
+            rows: The fetched rows.
+            random: Source of random numbers for the crops.
+
+        Returns:
+            The samples of each row, or the reason why they cannot be read, and which rows are
+            valid.
+
+        Raises:
+            DataError: No audio in the first batch of a split can be read.
+        """
+        split = SPLITS[int(rows["split"][0])]
+        dataset = self.splits[split]
+        assert isinstance(dataset, AudioDataset)
+        indices, valid = rows["numbers"].tolist(), rows["valid"]
+        starts = random.uniform(1)[:, 0] if split == "train" else np.zeros(len(indices))
+        sources = [dataset.source(index) for index in indices]
+        samples = self.reader(sources, starts.tolist())
+        for index, source, row_samples in zip(indices, sources, samples, strict=True):
+            if isinstance(row_samples, str):
+                self.skip_example(split, index, source.name, row_samples)
+        counts = valid & np.array([not isinstance(row_samples, str) for row_samples in samples])
+        if counts.any():
+            self.readable_splits.add(split)
+        elif (
+            split not in self.readable_splits
+        ):  # later batches may contain only audio that is too short
+            raise DataError(
+                f"none of the first {valid.sum()} audio files of {split} can be used. The first is "
+                f"{sources[0].name}: {samples[0]}"
             )
-            values[row, : lengths[row]] = made["input_values"][0]
-        rows["frames"] = self.frames_of(lengths)  # for `tokens`
+        return samples, counts
+
+    def read_audio(self, rows: Arrays, random: RowRandom) -> AudioBatch:
+        """Reads the audio of a batch, normalized by the feature extractor and padded."""
+        samples, counts = self.read_samples(rows, random)
+        lengths = np.array([len(features) for features in samples]) * counts
+        width = next(width for width in self.widths if width >= lengths.max(initial=1))
+        values = np.zeros((len(samples), width), np.float32)
+        for row in np.flatnonzero(counts):
+            features = self.extractor(
+                samples[row], sampling_rate=self.extractor.sampling_rate, return_tensors="np"
+            )
+            values[row, : lengths[row]] = features["input_values"][0]
+        rows["frames"] = self.count_frames(lengths)  # for `count_tokens`
         return AudioBatch(values, lengths)
 
-    def inputs(self, heard: AudioBatch) -> Arrays:
-        """Return what the model is given: a mask if it was trained to have one."""
-        values, lengths = heard
+    def model_inputs(self, audio: AudioBatch) -> Arrays:
+        """Returns the model inputs, with an attention mask if the model was trained with one."""
+        values, lengths = audio
         if not self.extractor.return_attention_mask:
             return {"input_values": values}
         mask = np.arange(values.shape[1]) < lengths[:, None]
         return {"input_values": values, "attention_mask": mask.astype(np.int32)}
 
-    def tokens(self, rows: Arrays) -> int:
-        """Return the frames of the sounds that count, once they were read."""
+    def count_tokens(self, rows: Arrays) -> int:
+        """Returns the number of valid frames. Requires that the audio has been read."""
         return int(rows["frames"].sum())

@@ -1,4 +1,8 @@
-"""What an objective is: it turns rows into batches, and batches into sums that are divided once."""
+"""The base class of training objectives.
+
+An objective turns rows into batches and batches into sums, which are divided by their counts once
+per report.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from hfseq.data.arguments import DataArguments, TextArguments
 from hfseq.data.batches import LineRows, PackedRows, RowRandom, Rows
 from hfseq.data.sources import ByteArrayRows, ByteArrays, RawText, Splits, load_splits
 from hfseq.errors import UsageError
-from hfseq.nn.context import RowGuarantees as KnownRows
+from hfseq.nn.context import RowGuarantees
 from hfseq.objectives.cross_entropy import cross_entropy as cross_entropy
 
 if TYPE_CHECKING:
@@ -26,25 +30,28 @@ if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
     from hfseq.plugins import Plugins
 
-#: A batch on the host, and on devices: arrays whose first axis is rows, or groups of them.
+#: A batch on the host, and on devices. The first axis of each array is the rows, or groups of rows.
 Arrays = dict[str, np.ndarray]
 Batch = Mapping[str, jax.Array]
-#: A tree of parameters, or of the collections beside them, by name.
+#: A tree of parameters or of non-parameter collections, by name.
 Params = Mapping[str, Any]
-#: The rows of a split, and facts on them.
+#: The rows of a split, and statistics such as the number of documents and tokens.
 RowsAndStats = tuple[Rows, dict[str, Any]]
-#: What a model was given, and what it answered.
+#: The input of a model and its output.
 Sample = tuple[str, str]
 
 
 class LossExtra(TypedDict, total=False):
-    """What a loss returns beside its sum and count.
+    """Optional results of a loss next to its sum and count.
 
-    totals: sums by name; a "loss" among them is reported instead of what is minimised; in
-    evaluation also arrays with an entry for each row, which :meth:`Objective.row_metrics` gets for
-    the whole split. extra: the collections after the call. memory: what the model knows after the
-    batch, where the batch has a "memory" of before. divisor: what the sum is divided by, if not by
-    the number of targets.
+    Attributes:
+        totals: Sums by name. An entry "loss" replaces the minimized sum in reports. In evaluation
+            also arrays with one entry per row; :meth:`Objective.row_metrics` gets them for the
+            whole split.
+        extra: The non-parameter collections after the call.
+        memory: The model's state after the batch, where the batch has a "memory" of the windows
+            before it.
+        divisor: The divisor of the minimized sum, if it is not the number of targets.
     """
 
     totals: dict[str, jax.Array]
@@ -53,7 +60,7 @@ class LossExtra(TypedDict, total=False):
     divisor: jax.Array
 
 
-#: What is minimised (a sum), the number of targets, and what else is new.
+#: The sum to minimize, the number of targets, and further results.
 Loss = tuple[jax.Array, jax.Array, LossExtra]
 
 
@@ -63,26 +70,43 @@ def make_text_rows(
     splits: Splits,
     split: str,
     length: int,
-    cross: bool,
+    cross_documents: bool,
 ) -> RowsAndStats:
-    """Tokenise a split into packed rows, or a row a line; returns facts on it, too."""
+    """Tokenizes a split into packed rows, or into one row per line.
+
+    Args:
+        data: Data flags.
+        tokenizer: The tokenizer.
+        splits: The loaded splits.
+        split: Name of the split to tokenize.
+        length: Tokens per row.
+        cross_documents: Whether a packed row is one sequence, regardless of document boundaries.
+
+    Returns:
+        The rows, and statistics of the split: "documents", "tokens" and, where they are counted,
+            "words" and "bytes".
+    """
     column, dataset = splits.text_column, splits[split]
     if isinstance(dataset, ByteArrays):
-        total = len(dataset) * dataset.size
-        facts: dict[str, Any] = {"documents": len(dataset), "tokens": total, "bytes": total}
-        return ByteArrayRows(dataset, tokenizer, length), facts
-    words, by_bytes = (
+        num_tokens = len(dataset) * dataset.size
+        stats: dict[str, Any] = {
+            "documents": len(dataset),
+            "tokens": num_tokens,
+            "bytes": num_tokens,
+        }
+        return ByteArrayRows(dataset, tokenizer, length), stats
+    count_words, count_bytes = (
         split != "train" and getattr(data, name, False)
         for name in ("word_perplexity", "bits_per_byte")
     )
-    ends = getattr(data, "count_line_ends", True)
-    facts = {}  # what the metrics of an evaluation divide by
+    count_line_ends = getattr(data, "count_line_ends", True)
+    stats = {}  # divisors of evaluation metrics
     if isinstance(dataset, RawText):
         store = tokenize.tokenize_raw(
             dataset, tokenizer, data.cache_directory, data.overwrite_cache
         )
-        facts |= {"words": dataset.count_words(ends)} if words else {}
-        facts["bytes"] = len(dataset)
+        stats |= {"words": dataset.count_words(count_line_ends)} if count_words else {}
+        stats["bytes"] = len(dataset)
     else:
         if not hasattr(dataset, "__len__"):  # a streamed validation split is read once
             from datasets import Dataset
@@ -99,105 +123,131 @@ def make_text_rows(
             overwrite=data.overwrite_cache,
             keep_blank=data.keep_blank,
             append_eos=getattr(data, "append_eos", False),
-            description=f"Tokenising {split}",
+            description=f"Tokenizing {split}",
         )
-        if words:
-            facts["words"] = tokenize.count_words(dataset, column, data.keep_blank, ends)
-        if by_bytes:
-            facts["bytes"] = tokenize.count_bytes(dataset, column, data.keep_blank)
-    facts = {"documents": len(store), "tokens": store.total_tokens} | facts
-    if data.line_by_line:  # which raw text refuses
-        return LineRows(store, length, data.pad_to_max_length), facts
-    return PackedRows(store, length, cross), facts
+        if count_words:
+            stats["words"] = tokenize.count_words(dataset, column, data.keep_blank, count_line_ends)
+        if count_bytes:
+            stats["bytes"] = tokenize.count_bytes(dataset, column, data.keep_blank)
+    stats = {"documents": len(store), "tokens": store.total_tokens} | stats
+    if data.line_by_line:  # rejected earlier for raw text
+        return LineRows(store, length, data.pad_to_max_length), stats
+    return PackedRows(store, length, cross_documents), stats
 
 
 class ProcessorPair:
-    """What makes inputs of pictures or sound, and a tokenizer, beside each other in a folder."""
+    """An image processor or feature extractor together with a tokenizer, saved in one directory."""
 
-    def __init__(self, inputs: Any, tokenizer: Any):
-        self.inputs, self.tokenizer = inputs, tokenizer
+    def __init__(self, input_processor: Any, tokenizer: Any):
+        self.input_processor, self.tokenizer = input_processor, tokenizer
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write both into ``folder``, for ``AutoProcessor`` and the Auto classes of each."""
-        self.inputs.save_pretrained(folder)
+        """Saves both into ``folder``, for ``AutoProcessor`` and the Auto class of each."""
+        self.input_processor.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
 
 logger = logging.getLogger(__name__)
-MAX_LOGGED_EXAMPLES = 5  # pictures or sounds that a log names before it only counts
+MAX_LOGGED_EXAMPLES = 5  # examples logged by name; after that only counts are logged
 
 
 class SkippedExamplesMixin:
-    """Counts the examples that cannot be read, and says which the first ones are."""
+    """Records and logs the examples that cannot be read.
+
+    Attributes:
+        unit: Plural noun for the examples in log messages.
+        skipped_examples: The reason for each skipped example, by split and index.
+    """
 
     unit: ClassVar[str]
-    skipped_examples: dict[str, dict[int, str]]  # by split and number: why
+    skipped_examples: dict[str, dict[int, str]]
 
-    def skip_example(self, split: str, number: int, name: str, reason: str) -> None:
-        """Name an example that cannot be read, the first time."""
-        found = self.skipped_examples.setdefault(split, {})
-        if number in found:
+    def skip_example(self, split: str, index: int, name: str, reason: str) -> None:
+        """Records an example that cannot be read, and logs it the first time.
+
+        Args:
+            split: Name of the split.
+            index: Index of the example in the split.
+            name: Name of the example in the log, for instance its path.
+            reason: Why it cannot be read.
+        """
+        reasons = self.skipped_examples.setdefault(split, {})
+        if index in reasons:
             return
-        found[number] = reason
-        self.on_skip(split, number)
-        if len(found) <= MAX_LOGGED_EXAMPLES:
-            logger.warning("left out of %s: %s: %s", split, name, reason)
-        elif len(found) in (10, 100, 1000, 10_000, 100_000):
-            logger.warning("left out of %s so far: %d %s", split, len(found), self.unit)
+        reasons[index] = reason
+        self.on_skip(split, index)
+        if len(reasons) <= MAX_LOGGED_EXAMPLES:
+            logger.warning("skipped in %s: %s: %s", split, name, reason)
+        elif len(reasons) in (10, 100, 1000, 10_000, 100_000):
+            logger.warning("skipped in %s so far: %d %s", split, len(reasons), self.unit)
 
-    def on_skip(self, split: str, number: int) -> None:
-        """Learn that an example of a split cannot be read."""
+    def on_skip(self, split: str, index: int) -> None:
+        """Called once for each example that is skipped."""
 
     def skip_metrics(self, split: str = "validation") -> dict[str, float]:
-        """Return the metric of how many could not be read, where there are such."""
-        missed = len(self.skipped_examples.get(split, ()))
-        return {"left_out": float(missed)} if missed else {}
+        """Returns the metric ``left_out``, the number of skipped examples, if there are any."""
+        count = len(self.skipped_examples.get(split, ()))
+        return {"left_out": float(count)} if count else {}
 
 
 class GeneratedTexts(NamedTuple):
-    """Texts that a model wrote: what they were made of, what they should be, and the scores."""
+    """Texts generated for a split.
+
+    Attributes:
+        sources: The inputs.
+        references: The expected texts.
+        hypotheses: The generated texts.
+        metrics: Scores of the generated texts.
+        notes: How a metric was computed, by metric, for example its sacreBLEU signature.
+    """
 
     sources: list[str]
     references: list[str]
     hypotheses: list[str]
     metrics: dict[str, float]
-    notes: dict[str, str]  # e.g. the signature of a metric
+    notes: dict[str, str]
 
 
 class Objective:
-    """A training objective: it turns rows into batches and batches into sums.
+    """Base class of training objectives: it turns rows into batches and batches into sums.
 
-    **Arguments:** ``arguments`` the data flags, ``tokenizer``, and the model's ``config``. Losses
-    and metrics are sums with a count, over micro-batches, devices and batches; they are divided
-    once, at the end, so there is no mean of means.
+    Losses and metrics are sums with a count, accumulated over micro-batches, devices and batches
+    and divided once at the end. A mean of means never occurs.
+
+    Args:
+        arguments: The data flags.
+        tokenizer: The tokenizer, or what :meth:`load_processor` returned.
+        config: The model's configuration.
     """
 
     name: ClassVar[str]
-    # The flags of its data.
+    # The dataclass of the data flags.
     data_arguments: ClassVar[type[TextArguments]] = DataArguments
     auto_class: ClassVar[str]
-    # What its models are for, in the words of the Hub, where the class does not say it.
+    # The Hub's pipeline tag of the models, where the model class does not determine it.
     pipeline_tag: ClassVar[str | None] = None
-    # Names of the sums that `loss` returns beside the loss and its count.
+    # Names of the sums that `loss` returns in addition to the loss and its count.
     sums: ClassVar[tuple[str, ...]] = ()
-    # What a script trains where no flag says which architecture.
+    # The architecture to train if no flag names one.
     default_model_type: ClassVar[str | None] = None
-    # Tokens a row where no flag says how many, and neither tokenizer nor model sets a limit.
+    # Tokens per row if neither a flag nor the tokenizer nor the model sets a limit.
     default_length: ClassVar[int] = 512
-    # What its models are found by on the Hub.
+    # Tags of the models on the Hub.
     tags: ClassVar[tuple[str, ...]] = ()
-    # Whether --streaming, and --do_predict on a test split, mean anything here.
+    # Whether --streaming and, on a test split, --do_predict are supported.
     supports_streaming: ClassVar[bool] = True
     supports_predict: ClassVar[bool] = False
-    # Whether the test split is judged like the validation split, by its loss.
+    # Whether the loss of the test split is evaluated, as for the validation split.
     evaluates_test: ClassVar[bool] = False
-    # What `loss` may rely on of the rows that `collate` returns, beside what arrays say: attention
-    # then takes kernels that need padding at the end, or a bound of the documents in a row.
-    row_layout: KnownRows | None = None
-    # Whether `loss` takes a "memory" of the windows before and returns the one after this.
+    # Properties of the rows of `collate` on which `loss` may rely, although the arrays do not show
+    # them. They allow attention kernels that require padding at the end or a maximum number of
+    # documents per row.
+    row_guarantees: RowGuarantees | None = None
+    # Whether `loss` accepts a "memory" of the previous windows and returns the updated one.
     carries_state: ClassVar[bool] = False
 
-    # Whether a head runs over the vocabulary, at every position unless `head_share` says otherwise.
+    # Whether the model has a head over the vocabulary. It runs at every position, unless
+    # `head_share` is overridden.
     has_vocabulary: ClassVar[bool] = True
 
     arguments: TextArguments
@@ -210,72 +260,100 @@ class Objective:
         self.setup()
 
     def setup(self) -> None:
-        """Derive what the objective needs from arguments, tokenizer and config, once."""
+        """Derives settings of the objective from arguments, tokenizer and configuration.
+
+        Called once.
+        """
 
     @classmethod
     def configure(
-        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, fresh: bool
+        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
     ) -> None:
-        """Set what the objective needs in ``config`` (``fresh``: no weights are loaded)."""
+        """Sets the objective's values in ``config``.
+
+        Args:
+            config: The configuration of the model, changed in place.
+            tokenizer: The tokenizer, or what :meth:`load_processor` returned.
+            from_scratch: Whether the model is initialized without loading weights.
+        """
 
     @classmethod
     def configure_data(
         cls, config: PreTrainedConfig, arguments: TextArguments, plugins: Plugins | None
     ) -> None:
-        """Set what the data decides in ``config``, e.g. its classes, before the model is made."""
+        """Sets values in ``config`` that depend on the data, before the model is created.
+
+        An example are the classes of a classification task.
+        """
 
     @classmethod
     def make_tokenizer(cls, arguments: TextArguments, folder: Path, plugins: Plugins | None) -> Any:
-        """Return the tokenizer of a run that names none, or None where one must be named.
+        """Returns the tokenizer of a run without tokenizer flags, or ``None`` if such a flag is
+        required.
 
-        ``arguments`` are the data flags, ``folder`` is where the run leaves its model.
+        Args:
+            arguments: The data flags.
+            folder: The run's output directory.
+            plugins: The loaded plugins.
         """
         return None
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
-        """Return what makes inputs of pictures or sound, in place of a tokenizer, or None.
+        """Returns a processor for images or audio that takes the tokenizer's place, or ``None``.
 
-        ``name`` is the checkpoint that the run begins with, ``options`` are for the Hub.
+        Args:
+            name: The checkpoint from which the run starts.
+            arguments: The data flags.
+            **options: Download options for the Hub.
         """
         return None
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Get to know the model, before any data is read."""
+        """Inspects the model before any data is read."""
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Load "train" and "validation" (either may be absent), as the flags say.
+        """Loads the splits "train" and "validation", as far as the flags name them.
 
-        Examples that :meth:`setup` has found are in ``splits`` already.
+        Examples that :meth:`setup` loaded are returned from ``splits``.
         """
         return load_splits(self.arguments, plugins) if self.splits is None else self.splits
 
     def natural_length(self) -> int | None:
-        """Return the tokens of a row that the data is in itself, where no flag says how many."""
+        """Returns the row length that the data itself defines, used if no flag sets one."""
         return None
 
     def choose_length(self, limit: int | None) -> int:
-        """Return how many tokens the model is to see, with a position table of ``limit``.
+        """Returns the number of tokens per row that the model reads.
 
-        That is what the flag says, else the longest that tokenizer and model allow.
+        This is the value of the flag, or the maximum that both tokenizer and model allow.
+
+        Args:
+            limit: Size of the model's position table, or ``None``.
+
+        Raises:
+            UsageError: The flag exceeds ``limit``.
         """
-        data, longest = self.arguments, self.default_length
-        wanted = data.row_length or self.natural_length()
-        if wanted and limit and wanted > limit:
+        data, default_length = self.arguments, self.default_length
+        length = data.row_length or self.natural_length()
+        if length and limit and length > limit:
             names = ("max_seq_length", "max_length")
             flag = next((name for name in names if getattr(data, name, None)), "block_size")
             raise UsageError(
-                f"--{flag} {wanted} is longer than the position table of this model allows "
-                f"({limit}): give at most {limit}, or a configuration with more "
-                "max_position_embeddings"
+                f"--{flag} {length} exceeds the {limit} positions of this model. Use at most "
+                f"{limit}, or a configuration with a larger max_position_embeddings."
             )
-        most = limit or longest
-        if longest > 512:  # v4's limit for rows of causal models
-            most = min(most, longest)
-        return wanted or min(self.tokenizer.model_max_length, most)
+        max_length = limit or default_length
+        if default_length > 512:  # the row limit of the Transformers 4 scripts for causal models
+            max_length = min(max_length, default_length)
+        return length or min(self.tokenizer.model_max_length, max_length)
 
     def make_rows(self, splits: Splits, split: str, length: int) -> RowsAndStats:
-        """Tokenise a split into rows of ``length`` tokens of text; returns facts on it, too."""
+        """Tokenizes a split into rows of ``length`` tokens of text.
+
+        Returns:
+            The rows, and statistics of the split for the run's description.
+        """
         return make_text_rows(
             self.arguments, self.tokenizer, splits, split, length, self.cross_documents
         )
@@ -283,52 +361,69 @@ class Objective:
     def generate_texts(
         self, model: FlaxPreTrainedModel, params: Params, split: str
     ) -> GeneratedTexts | None:
-        """Let the model write texts for a split that :meth:`load_splits` gave, and judge them."""
+        """Generates texts for a split of :meth:`load_splits` and scores them.
+
+        By default an objective generates no texts and returns ``None``.
+        """
         return None
 
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Return up to ``count`` pairs of what the model was given and what it answered.
+        """Returns sample inputs and outputs of the model for the model card.
 
-        ``rows`` are of :meth:`make_rows`; the pairs are for the card.
+        Args:
+            model: The model.
+            params: The parameters to use.
+            rows: Rows of :meth:`make_rows`.
+            count: Maximum number of samples.
         """
         return []
 
     @property
     def cross_documents(self) -> bool:
-        """Whether a packed row is one sequence, whatever documents are in it."""
+        """Whether a packed row is one sequence, regardless of document boundaries."""
         return getattr(self.arguments, "cross_documents", False)
 
     def row_length(self, length: int) -> int:
-        """Return tokens of text a row, where the model is to see ``length`` of them."""
+        """Returns the tokens of text per row if the model reads ``length`` tokens."""
         return length
 
     def target_length(self, length: int) -> int:
-        """Return the decoder's positions for a row that the encoder sees ``length`` of, or 0."""
+        """Returns the decoder positions per row of ``length`` encoder positions, or 0 without a
+        decoder.
+        """
         return 0
 
     def full_rows(self, count: int, length: int) -> Arrays:
-        """Return ``count`` rows of text without padding, as :meth:`collate` takes them.
+        """Returns ``count`` rows of text without padding, in the format of :meth:`collate`.
 
-        The model is to see ``length`` tokens of each. What they say means nothing: a run that is
-        only planned has no others.
+        The tokens are arbitrary. ``hfseq plan`` uses these rows in place of data.
+
+        Args:
+            count: Number of rows.
+            length: Tokens that the model reads per row.
         """
         shape = (count, self.row_length(length))
-        word = len(self.tokenizer.all_special_ids)
+        token_id = len(self.tokenizer.all_special_ids)
         return {
-            "input_ids": np.full(shape, word, np.int32),
+            "input_ids": np.full(shape, token_id, np.int32),
             "segment_ids": np.ones(shape, np.int32),
             "valid": np.ones(count, bool),
         }
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Turn fetched rows into a batch of arrays whose first axis is rows, or ``groups``.
+        """Turns fetched rows into a batch of arrays.
 
-        ``rows`` are those of a step, in its order, as :class:`hfseq.data.batches.Rows` has them and
-        "valid", bool (rows,). What is drawn from ``random`` for a row must depend on that row
-        alone. The batch is cut into ``groups`` equal runs of rows, one for each micro-batch and
-        device; an array whose first axis is ``groups`` has an entry for each of them.
+        Args:
+            rows: The rows of a step in order, as :class:`hfseq.data.batches.Rows` returns them, and
+                "valid", a bool array `(rows,)`.
+            random: Source of random numbers. The values drawn for a row may depend on that row
+                only.
+            groups: Number of equal, contiguous groups of rows, one per micro-batch and device.
+
+        Returns:
+            Arrays whose first axis is either the rows or ``groups``.
         """
         raise NotImplementedError
 
@@ -341,17 +436,26 @@ class Objective:
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Return what is minimised (a sum), the number of targets, and what else is new.
+        """Returns the sum to minimize, the number of targets and optional further results.
 
-        Called under ``jit`` and ``grad``. ``params`` are what is differentiated, ``rngs`` the key
-        of dropout, ``extra`` the collections beside the parameters (the model's own by default).
+        Called under ``jit`` and ``grad``.
+
+        Args:
+            model: The model.
+            params: The parameters, with respect to which the loss is differentiated.
+            batch: A batch of :meth:`collate`, on devices.
+            rngs: Key for dropout, or ``None`` to disable it.
+            train: Whether this is a training step.
+            extra: The non-parameter collections, by default the model's.
         """
         raise NotImplementedError
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Turn sums (``loss``, ``count`` and those that :meth:`loss` added) into metrics.
+        """Turns sums into metrics.
 
-        An evaluation's may hold ``words``, ``bytes`` and ``tokens`` of the text that it is of.
+        Args:
+            totals: ``loss``, ``count`` and the sums that :meth:`loss` returned. In evaluation
+                possibly also ``words``, ``bytes`` and ``tokens`` of the text.
         """
         count = max(totals["count"], 1)
         loss = totals["loss"] / count
@@ -359,22 +463,22 @@ class Objective:
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))} | accuracy
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
-        """Return metrics that are no sums, from arrays with an entry for each row of the split."""
+        """Returns metrics that are not sums, from arrays with one entry per row of the split."""
         return {}
 
     def reported_metrics(self, split: str) -> set[str] | None:
-        """Return the names of all metrics of a split; None where that is not known beforehand."""
+        """Returns the names of all metrics of a split, or ``None`` if they are not known yet."""
         return None
 
     def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
-        """Write what was predicted for the rows of a split into the run's ``folder``."""
+        """Writes the predictions for the rows of a split into the output directory ``folder``."""
 
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many real tokens the rows hold."""
+    def count_tokens(self, rows: Arrays) -> int:
+        """Returns the number of non-padding tokens in the rows."""
         return int((rows["segment_ids"] > 0)[rows["valid"]].sum())
 
     def head_share(self) -> float:
-        """Return the share of positions at which the head is computed, for counting FLOPs."""
+        """Returns the share of positions at which the head is computed, for counting FLOPs."""
         return float(self.has_vocabulary)
 
 
@@ -385,34 +489,58 @@ def forward(
     train: bool,
     extra: Params | None,
     *inputs: Any,
-    **named: Any,
+    **keyword_inputs: Any,
 ) -> tuple[Any, Params]:
-    """Run a model on inputs, as :meth:`Objective.loss` has it; returns the new ``extra``, too."""
+    """Runs a model inside :meth:`Objective.loss`.
+
+    Args:
+        model: The model.
+        params: The parameters.
+        rngs: Key for dropout.
+        train: Whether this is a training step.
+        extra: The non-parameter collections, by default the model's.
+        *inputs: Positional inputs of the model.
+        **keyword_inputs: Keyword inputs of the model.
+
+    Returns:
+        The model's output and the new ``extra``.
+    """
     extra = model.extra if extra is None else extra
     call: Callable[..., Any] = model
-    return call(*inputs, params=params, dropout_rng=rngs, train=train, extra=extra, **named)
+    return call(
+        *inputs, params=params, dropout_rng=rngs, train=train, extra=extra, **keyword_inputs
+    )
 
 
 def attention_inputs(
     model: FlaxPreTrainedModel, segment_ids: jax.Array, prefix: str = ""
 ) -> dict[str, jax.Array]:
-    """Say which tokens are real and, to models that take it, which document each belongs to."""
+    """Returns the attention mask and, for models that accept them, the segment IDs.
+
+    Args:
+        model: The model.
+        segment_ids: Document number of each token, 0 for padding, `(rows, length)`.
+        prefix: Prefix of the input names, for example ``"decoder_"``.
+    """
     inputs = {f"{prefix}attention_mask": (segment_ids > 0).astype(jnp.int32)}
     name = f"{prefix}segment_ids"
     return inputs | ({name: segment_ids} if model.accepts(name) else {})
 
 
-#: Tokens of a row that a sample shows.
+#: Maximum number of tokens of a row in a sample.
 SAMPLE_LENGTH = 32
 
 
 def sample_rows(rows: Rows, count: int) -> Arrays:
-    """Return the beginnings of ``count`` rows spread over ``rows``, cut where a document ends.
+    """Returns the first tokens of ``count`` rows, spread evenly over ``rows``.
 
-    "input_ids" and "segment_ids" (1 on what is shown, 0 after it) are int32 (count, width).
+    Each row is cut at the end of its first document.
+
+    Returns:
+        "input_ids" and "segment_ids" (1 for tokens, 0 after them), int32 `(count, width)`.
     """
-    chosen = sorted({number * len(rows) // count for number in range(count)})
-    fetched = rows.fetch(np.array(chosen, np.int64))
-    ids, segments = (fetched[name][:, :SAMPLE_LENGTH] for name in ("input_ids", "segment_ids"))
-    shown = (segments > 0) & (segments == segments[:, :1])
-    return {"input_ids": ids, "segment_ids": shown.astype(np.int32)}
+    indices = sorted({index * len(rows) // count for index in range(count)})
+    batch = rows.fetch(np.array(indices, np.int64))
+    ids, segments = (batch[name][:, :SAMPLE_LENGTH] for name in ("input_ids", "segment_ids"))
+    visible = (segments > 0) & (segments == segments[:, :1])
+    return {"input_ids": ids, "segment_ids": visible.astype(np.int32)}

@@ -1,4 +1,4 @@
-"""Causal language modelling: predict each token from those before it in its document."""
+"""Causal language modeling: predict each token from the tokens before it in its document."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
     from hfseq.plugins import Plugins
 
-#: Tokens that the model writes for a sample.
+#: Number of tokens to generate for a sample.
 SAMPLE_NEW_TOKENS = 32
 
 
 class CausalLM(Objective):
-    """Next-token prediction on packed rows; losses are those of the documents one by one.
+    """Next-token prediction on packed rows; the loss equals that of the separate documents.
 
-    The target at a token is the one after it in the same document, at the end of a row the one that
-    begins the next row. With ``--cross_documents`` all text is one document. With
-    ``--start_with_eos`` the input is one token behind instead, the end of text before the first:
-    every token of the row is a target, whether or not anything comes before it.
+    The target at a token is the next token of the same document; at the end of a row it is the
+    first token of the next row. With ``--cross_documents`` all text is one document. With
+    ``--start_with_eos`` the input is shifted by one instead and starts with the end-of-text token,
+    so that every token of the row is a target.
     """
 
     name = "clm"
@@ -46,33 +46,36 @@ class CausalLM(Objective):
     supports_predict = True
     evaluates_test = True
     carries_state = True
-    row_layout = base.KnownRows()
+    row_guarantees = base.RowGuarantees()
 
     def setup(self) -> None:
-        """Find the token that rows begin with, where they do."""
-        self.counts_rows = False  # whether the model asks which tokens count in its statistics
-        self.first_id = None
+        """Looks up the token that rows start with, if they do."""
+        self.uses_code_mask = (
+            False  # whether to pass the tokens that count in the model's statistics
+        )
+        self.start_token_id = None
         self._arrays: Mapping[str, Any] | None = None
         self._per_position = getattr(self.arguments, "loss_per_position", False)
         if getattr(self.arguments, "start_with_eos", False) or has_arrays(self.arguments):
-            self.first_id = self.tokenizer.eos_token_id
-            if self.first_id is None:
+            self.start_token_id = self.tokenizer.eos_token_id
+            if self.start_token_id is None:
                 raise UsageError(
-                    "--start_with_eos: the tokenizer has no end-of-text token; drop the flag"
+                    "--start_with_eos requires a tokenizer with an end-of-text token. Omit the "
+                    "flag."
                 )
 
     @classmethod
     def configure(
-        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, fresh: bool
+        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
     ) -> None:
-        """Make an encoder (BERT, RoBERTa) a decoder: nothing else could predict the next token."""
+        """Sets ``is_decoder`` for encoders such as BERT, so that their attention is causal."""
         if hasattr(config, "is_decoder"):
             config.is_decoder = True
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Learn whether the model adds to the loss, and what it wants to know of a batch."""
-        # A model without statistics has nothing to count, even where it takes inputs of any name.
-        self.counts_rows = bool(model.statistics) and model.accepts("code_mask")
+        """Checks whether the model returns an auxiliary loss and whether it uses ``code_mask``."""
+        # A model without statistics ignores the mask, even if it accepts arbitrary inputs.
+        self.uses_code_mask = bool(model.statistics) and model.accepts("code_mask")
 
         def call(params: Params, extra: Params) -> object:
             ids, key = jnp.zeros((1, 2), jnp.int32), jax.random.key(0)
@@ -85,11 +88,11 @@ class CausalLM(Objective):
             self.sums = (*type(self).sums, "auxiliary_loss")  # type: ignore[misc]
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Load the splits; arrays are opened once."""
+        """Loads the splits. Arrays are opened only once."""
         return super().load_splits(plugins) if self._arrays is None else self._arrays
 
     def natural_length(self) -> int | None:
-        """Return the bytes of an image."""
+        """Returns the number of bytes of an image."""
         if not has_arrays(self.arguments) or self.arguments.row_length:
             return None
         self._arrays = self.load_splits(None)
@@ -97,33 +100,36 @@ class CausalLM(Objective):
 
     @property
     def cross_documents(self) -> bool:
-        """Whether a row is one sequence; raw text has no documents, an image is one."""
+        """Whether a row is one sequence.
+
+        This is always the case for raw text and for byte arrays.
+        """
         return super().cross_documents or is_raw(self.arguments)
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Set each token's label to its successor, so that every position's logits are used."""
+        """Sets the label of each token to the next token, so that all logits are used."""
         ids, segments = rows["input_ids"], rows["segment_ids"]
-        if self.first_id is not None:  # inputs are one token behind the row
-            begins = (segments[:, 1:] != segments[:, :-1]) & (segments[:, 1:] > 0)
-            before = rows.get("previous_ids", np.full(len(ids), -1, np.int32))
-            before = np.where(before < 0, self.first_id, before)
-            after = np.where(begins, self.first_id, ids[:, :-1])
+        if self.start_token_id is not None:  # shift the inputs right by one token
+            starts_document = (segments[:, 1:] != segments[:, :-1]) & (segments[:, 1:] > 0)
+            first_ids = rows.get("previous_ids", np.full(len(ids), -1, np.int32))
+            first_ids = np.where(first_ids < 0, self.start_token_id, first_ids)
+            shifted_ids = np.where(starts_document, self.start_token_id, ids[:, :-1])
             labels = np.where(segments > 0, ids, np.int32(IGNORE_INDEX))
-            ids = np.concatenate([before[:, None], after], axis=1, dtype=ids.dtype)
+            ids = np.concatenate([first_ids[:, None], shifted_ids], axis=1, dtype=ids.dtype)
         else:
-            # The token after each one of the same document.
+            # The next token of the same document.
             labels = np.full_like(ids, IGNORE_INDEX)
-            same = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-            labels[:, :-1] = np.where(same, ids[:, 1:], IGNORE_INDEX)
+            same_document = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+            labels[:, :-1] = np.where(same_document, ids[:, 1:], IGNORE_INDEX)
             if "next_ids" in rows:
-                follows = rows["next_ids"]
+                next_ids = rows["next_ids"]
                 labels[:, -1] = np.where(
-                    (segments[:, -1] > 0) & (follows >= 0), follows, IGNORE_INDEX
+                    (segments[:, -1] > 0) & (next_ids >= 0), next_ids, IGNORE_INDEX
                 )
         if "valid" in rows:
             labels[~rows["valid"]] = IGNORE_INDEX
         batch = {"input_ids": ids, "segment_ids": segments, "labels": labels}
-        if (self.counts_rows or self._per_position) and "valid" in rows:
+        if (self.uses_code_mask or self._per_position) and "valid" in rows:
             batch["valid"] = rows["valid"]
         if "fresh" in rows:
             batch["reset_rows"] = rows["fresh"]
@@ -138,14 +144,14 @@ class CausalLM(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the cross-entropy of the labels, and in training what the model adds to it."""
+        """Returns the cross-entropy of the labels, plus the model's auxiliary loss in training."""
         inputs: dict[str, Any] = base.attention_inputs(model, batch["segment_ids"])
-        if self.counts_rows and "valid" in batch:
+        if self.uses_code_mask and "valid" in batch:
             inputs["code_mask"] = inputs["attention_mask"] * batch["valid"][:, None]
-        if "memory" in batch:  # what is known of the windows before
+        if "memory" in batch:  # state after the previous windows
             inputs.pop("segment_ids", None)  # a row is one sequence here
             inputs |= {"past_key_values": batch["memory"], "reset_rows": batch["reset_rows"]}
-        output, changed = base.forward(
+        output, new_extra = base.forward(
             model,
             params,
             rngs,
@@ -155,24 +161,25 @@ class CausalLM(Objective):
             **inputs,
         )
         labels = batch["labels"]
-        total, count, right = cross_entropy(output.logits, labels, model.config.vocab_size)
-        more: LossExtra = {"extra": changed, "totals": {"correct": right}}
-        added = getattr(output, "auxiliary_loss", None)
-        if added is not None:
-            plain = {"loss": total, "auxiliary_loss": added}
-            more["totals"] |= jax.tree.map(jax.lax.stop_gradient, plain)
-            total = total + added
+        total, count, correct = cross_entropy(output.logits, labels, model.config.vocab_size)
+        loss_extra: LossExtra = {"extra": new_extra, "totals": {"correct": correct}}
+        auxiliary_loss = getattr(output, "auxiliary_loss", None)
+        if auxiliary_loss is not None:
+            reported = {"loss": total, "auxiliary_loss": auxiliary_loss}
+            loss_extra["totals"] |= jax.tree.map(jax.lax.stop_gradient, reported)
+            total = total + auxiliary_loss
         if train and self._per_position:
-            rows = batch["valid"].sum() if "valid" in batch else len(labels)
-            more["divisor"] = jnp.asarray(rows * labels.shape[1], jnp.float32)
+            num_rows = batch["valid"].sum() if "valid" in batch else len(labels)
+            loss_extra["divisor"] = jnp.asarray(num_rows * labels.shape[1], jnp.float32)
         if "memory" in batch:
-            more["memory"] = output.past_key_values
-        return total, count, more
+            loss_extra["memory"] = output.past_key_values
+        return total, count, loss_extra
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss, perplexity and accuracy a token; those a word and a byte where they were counted.
+        """Returns loss, perplexity and accuracy per token, and values per word and byte if counted.
 
-        Bits per byte are nats a token x tokens of the text / bytes of the text / ln 2.
+        Bits per byte are (loss in nats per token) * (tokens of the text) / (bytes of the text) / ln
+        2.
         """
         metrics = super().metrics(totals)
         if "auxiliary_loss" in totals:
@@ -181,34 +188,34 @@ class CausalLM(Objective):
             nats = totals["loss"] / max(totals["words"], 1)
             metrics["word_perplexity"] = math.exp(min(nats, 700.0))
         if "bytes" in totals:
-            rate = totals["tokens"] / max(totals["bytes"], 1)
-            metrics["bits_per_byte"] = metrics["loss"] * rate / math.log(2)
+            tokens_per_byte = totals["tokens"] / max(totals["bytes"], 1)
+            metrics["bits_per_byte"] = metrics["loss"] * tokens_per_byte / math.log(2)
         return metrics
 
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Let the model go on, greedily, where the first half of each row of text ends."""
+        """Continues the first half of a few rows of text with greedy search."""
         if has_arrays(self.arguments):
             return []
-        shown = base.sample_rows(rows, count)
-        lengths = np.maximum(shown["segment_ids"].sum(axis=1) // 2, 1)
-        limit = model.max_length()
-        most = (
+        rows_shown = base.sample_rows(rows, count)
+        lengths = np.maximum(rows_shown["segment_ids"].sum(axis=1) // 2, 1)
+        max_positions = model.max_length()
+        max_new_tokens = (
             SAMPLE_NEW_TOKENS
-            if limit is None
-            else min(SAMPLE_NEW_TOKENS, limit - int(lengths.max()))
+            if max_positions is None
+            else min(SAMPLE_NEW_TOKENS, max_positions - int(lengths.max()))
         )
-        if most < 1:
+        if max_new_tokens < 1:
             return []
         samples = []
-        for ids, length in zip(shown["input_ids"], lengths, strict=True):
+        for ids, length in zip(rows_shown["input_ids"], lengths, strict=True):
             prompt = ids[None, :length]
-            made = model.generate(
-                prompt, params=params, max_new_tokens=most, do_sample=False, num_beams=1
+            sequences = model.generate(
+                prompt, params=params, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1
             ).sequences
-            parts = (np.asarray(part).tolist() for part in (prompt[0], made[0, length:]))
+            parts = (np.asarray(part).tolist() for part in (prompt[0], sequences[0, length:]))
             decode = partial(self.tokenizer.decode, skip_special_tokens=True)
-            begun, written = (str(decode(part)).strip() for part in parts)
-            samples.append((begun, written))
+            prompt_text, generated_text = (str(decode(part)).strip() for part in parts)
+            samples.append((prompt_text, generated_text))
         return samples

@@ -1,4 +1,4 @@
-"""The loss that most objectives share: cross-entropy over a vocabulary, in few passes over it."""
+"""Cross-entropy over a vocabulary, computed in few passes over the logits."""
 
 from __future__ import annotations
 
@@ -12,116 +12,149 @@ import jax.numpy as jnp
 from hfseq.data.batches import IGNORE_INDEX
 from hfseq.nn.cpu import fast_argmax, is_single_cpu, largest_divisor
 
-# Logits that are looked at together on a CPU: a mebibyte of float32, which its caches hold.
+# Logits that are processed together on a CPU: 1 MiB of float32, which fits in its caches.
 CHUNK_LOGITS = 2**18
 
 
 def cross_entropy(
     logits: jax.Array, labels: jax.Array, vocab_size: int | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sum cross-entropy over labels that are not -100; returns (sum, count, number right).
+    """Sums the cross-entropy over all labels that are not -100.
 
-    Logits are (..., vocabulary) in any type, the sum is float32. Columns from ``vocab_size`` on are
-    padding for the tensor axis and get no probability.
+    Args:
+        logits: Logits, `(..., vocab_size)`, in any float dtype. Sums are float32.
+        labels: Target IDs, `(...)`. Positions with -100 are ignored.
+        vocab_size: Number of real columns. The columns after them are padding for the tensor axis
+            and have no probability.
+
+    Returns:
+        The sum of the losses, the number of targets, and the number of correct predictions.
     """
-    total, _, count, right = smoothed_cross_entropy(logits, labels, vocab_size, 0.0)
-    return total, count, right
+    total, _, count, correct = smoothed_cross_entropy(logits, labels, vocab_size, 0.0)
+    return total, count, correct
 
 
 def smoothed_cross_entropy(
     logits: jax.Array, labels: jax.Array, vocab_size: int | None, smoothing: float
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Sum the loss with label smoothing; returns (sum, cross-entropy, count, number right).
+    """Sums the label-smoothed loss over all labels that are not -100.
 
-    The target is 1 - ``smoothing`` for the label, and smoothing / (V - 1) for each other entry of
-    the vocabulary (Szegedy et al., 2015, section 7, in the form of Flax's WMT example). Its entropy
-    is subtracted, so that the loss is a divergence, 0 for the best prediction. PyTorch's
-    ``CrossEntropyLoss(label_smoothing=s)`` spreads s / V over all entries, the label too, and
-    subtracts nothing: its gradient is that of s (V - 1) / V here. See :func:`cross_entropy` for
-    the arguments.
+    The target distribution is 1 - ``smoothing`` for the label and ``smoothing`` / (V - 1) for each
+    other entry of the vocabulary (Szegedy et al., 2015, section 7, in the form of Flax's WMT
+    example). The entropy of the target is subtracted, so that the loss is a divergence: 0 for a
+    perfect prediction. PyTorch's ``CrossEntropyLoss(label_smoothing=s)`` spreads s / V over all
+    entries including the label and subtracts nothing. Its gradient equals the gradient here for s
+    (V - 1) / V.
+
+    Args:
+        logits: See :func:`cross_entropy`.
+        labels: See :func:`cross_entropy`.
+        vocab_size: See :func:`cross_entropy`.
+        smoothing: Probability that is moved from the label to the other entries.
+
+    Returns:
+        The sum of the smoothed losses, the sum of the plain cross-entropy, the number of targets,
+        and the number of correct predictions.
     """
     size = logits.shape[-1] if vocab_size is None else min(vocab_size, logits.shape[-1])
     if logits.shape[-1] > size:
         logits = jnp.where(jnp.arange(logits.shape[-1]) < size, logits, -jnp.inf)
-    wanted = labels != IGNORE_INDEX
-    safe = jnp.where(wanted, labels, 0)
-    losses, plain, best = _label_losses(logits, safe, smoothing, size)
-    total, plain_total = (jnp.where(wanted, part, 0.0).sum() for part in (losses, plain))
-    return total, plain_total, wanted.sum(), (wanted & (best == safe)).sum()
+    counted = labels != IGNORE_INDEX
+    safe_labels = jnp.where(counted, labels, 0)
+    losses, plain_losses, predictions = _label_losses(logits, safe_labels, smoothing, size)
+    total, plain_total = (jnp.where(counted, part, 0.0).sum() for part in (losses, plain_losses))
+    return total, plain_total, counted.sum(), (counted & (predictions == safe_labels)).sum()
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _label_losses(
     logits: jax.Array, labels: jax.Array, smoothing: float, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Smoothed and plain cross-entropy and the most probable id at each place, in few passes.
+    """Returns smoothed loss, plain cross-entropy and most probable ID per position.
 
-    The derivative, softmax - target, is written out: automatic differentiation would scatter into
-    another array of the logits' size, and keep the softmax. Only ``size`` columns are real.
+    The derivative, softmax - target, is written out. Automatic differentiation would scatter into a
+    second array of the size of the logits, and keep the softmax. Only the first ``size`` columns
+    are real.
     """
     return _label_losses_forward(logits, labels, smoothing, size)[0]
 
 
 def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -> Any:
-    few = rows_per_chunk(logits)
-    if few == labels.size:
-        losses, plain, best, total = _losses(logits, labels, smoothing, size)
+    chunk_rows = rows_per_chunk(logits)
+    if chunk_rows == labels.size:
+        losses, plain_losses, predictions, log_partition = _losses(logits, labels, smoothing, size)
     else:
-        # Of the shape that the way back takes, so that what made the logits is computed once.
+        # The same shape as in the backward pass, so that the producer of the logits runs once.
         flat = _bits(logits).reshape(-1, logits.shape[-1])
 
-        def part(given: tuple[jax.Array, jax.Array]) -> Any:
-            start, ids = given
-            rows = jax.lax.dynamic_slice_in_dim(flat, start, few)
+        def chunk_losses(chunk: tuple[jax.Array, jax.Array]) -> Any:
+            start, ids = chunk
+            rows = jax.lax.dynamic_slice_in_dim(flat, start, chunk_rows)
             return _losses(_floats(rows, logits.dtype), ids, smoothing, size)
 
-        rows = jax.lax.map(part, (jnp.arange(0, labels.size, few), labels.reshape(-1, few)))
-        losses, plain, best, total = (leaf.reshape(labels.shape) for leaf in rows)
-    return (losses, plain, best), (logits, labels, total)
+        rows = jax.lax.map(
+            chunk_losses, (jnp.arange(0, labels.size, chunk_rows), labels.reshape(-1, chunk_rows))
+        )
+        losses, plain_losses, predictions, log_partition = (
+            leaf.reshape(labels.shape) for leaf in rows
+        )
+    return (losses, plain_losses, predictions), (logits, labels, log_partition)
 
 
 def _losses(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -> Any:
-    """Return both losses, the most probable id and the logarithm of the partition function."""
-    wide = logits.astype(jnp.float32)
-    top = wide.max(-1)
-    total = jnp.log(jnp.exp(wide - top[..., None]).sum(-1)) + top
-    picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    plain = losses = total - picked
+    """Returns both losses, the most probable ID and the log of the partition function."""
+    logits32 = logits.astype(jnp.float32)
+    maximum = logits32.max(-1)
+    log_partition = jnp.log(jnp.exp(logits32 - maximum[..., None]).sum(-1)) + maximum
+    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    plain_losses = losses = log_partition - label_logits
     if smoothing:
-        other = smoothing / (size - 1)
-        # Summed along with the exponentials; sums of the logits themselves would lose digits.
-        rest = size * (total - top) - _real(wide - top[..., None], size).sum(-1)
-        entropy = -(1 - smoothing) * math.log(1 - smoothing) - smoothing * math.log(other)
-        losses = (1 - smoothing - other) * plain + other * rest - entropy
-    return losses, plain, fast_argmax(wide, top), total
+        smoothing_per_class = smoothing / (size - 1)
+        # Sum the shifted logits along with the exponentials: unshifted sums would lose digits.
+        sum_of_losses = size * (log_partition - maximum) - _real(
+            logits32 - maximum[..., None], size
+        ).sum(-1)
+        entropy = -(1 - smoothing) * math.log(1 - smoothing) - smoothing * math.log(
+            smoothing_per_class
+        )
+        losses = (
+            (1 - smoothing - smoothing_per_class) * plain_losses
+            + smoothing_per_class * sum_of_losses
+            - entropy
+        )
+    return losses, plain_losses, fast_argmax(logits32, maximum), log_partition
 
 
 def _label_losses_backward(smoothing: float, size: int, saved: Any, cotangents: Any) -> Any:
-    logits, labels, total = saved
+    logits, labels, log_partition = saved
     smoothed, plain, _ = cotangents
-    few = rows_per_chunk(logits)
-    if few == labels.size:
-        return _change(logits, labels, total, smoothed, plain, smoothing, size), None
+    chunk_rows = rows_per_chunk(logits)
+    if chunk_rows == labels.size:
+        return _change(logits, labels, log_partition, smoothed, plain, smoothing, size), None
     shape = logits.shape
-    columns = [leaf.reshape(-1) for leaf in (labels, total, smoothed, plain)]
+    columns = [leaf.reshape(-1) for leaf in (labels, log_partition, smoothed, plain)]
 
-    def body(number: jax.Array, flat: jax.Array) -> jax.Array:
-        start = number * few
-        part, ids, sums, first, second = [
-            jax.lax.dynamic_slice_in_dim(leaf, start, few) for leaf in (flat, *columns)
+    def body(index: jax.Array, flat: jax.Array) -> jax.Array:
+        start = index * chunk_rows
+        logits_chunk, ids, sums, first, second = [
+            jax.lax.dynamic_slice_in_dim(leaf, start, chunk_rows) for leaf in (flat, *columns)
         ]
-        changed = _change(_floats(part, logits.dtype), ids, sums, first, second, smoothing, size)
-        return jax.lax.dynamic_update_slice_in_dim(flat, _bits(changed), start, 0)
+        gradient = _change(
+            _floats(logits_chunk, logits.dtype), ids, sums, first, second, smoothing, size
+        )
+        return jax.lax.dynamic_update_slice_in_dim(flat, _bits(gradient), start, 0)
 
-    # The logits turn into their derivative where they lie: there is one array of this size.
-    flat = jax.lax.fori_loop(0, labels.size // few, body, _bits(logits).reshape(-1, shape[-1]))
+    # The gradient overwrites the logits, so that only one array of this size exists.
+    flat = jax.lax.fori_loop(
+        0, labels.size // chunk_rows, body, _bits(logits).reshape(-1, shape[-1])
+    )
     return _floats(flat, logits.dtype).reshape(shape), None
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """View bfloat16 as integers: in a loop XLA for CPUs widens the whole array each time round.
+    """Views bfloat16 as integers, because XLA on CPU converts the array in each loop iteration.
 
-    The loss of 1,024 x 50,257 logits took 3.9 s of CPU time instead of 0.2.
+    The loss of 1,024 x 50,257 logits took 3.9 s of CPU time instead of 0.2 s.
     """
     return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
 
@@ -133,33 +166,46 @@ def _floats(x: jax.Array, dtype: Any) -> jax.Array:
 def _change(
     logits: jax.Array,
     labels: jax.Array,
-    total: jax.Array,
-    smoothed: jax.Array,
-    plain: jax.Array,
+    log_partition: jax.Array,
+    smoothed_cotangent: jax.Array,
+    plain_cotangent: jax.Array,
     smoothing: float,
     size: int,
 ) -> jax.Array:
-    """Return the derivative for the logits, given that of both losses at each place."""
-    smoothed, plain = smoothed[..., None], plain[..., None]
+    """Returns the gradient of the logits from the cotangents of both losses."""
+    smoothed_cotangent, plain_cotangent = smoothed_cotangent[..., None], plain_cotangent[..., None]
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    probabilities = jnp.exp(logits.astype(jnp.float32) - total[..., None])
+    probabilities = jnp.exp(logits.astype(jnp.float32) - log_partition[..., None])
     if not smoothing:
-        change = (probabilities - (ids == labels[..., None])) * (smoothed + plain)
-        return change.astype(logits.dtype)
-    other = smoothing / (size - 1)
-    picked = jnp.where(ids == labels[..., None], (1 - smoothing - other) * smoothed + plain, 0.0)
-    change = _real(probabilities * (smoothed + plain) - other * smoothed, size) - picked
-    return change.astype(logits.dtype)
+        gradient = (probabilities - (ids == labels[..., None])) * (
+            smoothed_cotangent + plain_cotangent
+        )
+        return gradient.astype(logits.dtype)
+    smoothing_per_class = smoothing / (size - 1)
+    label_term = jnp.where(
+        ids == labels[..., None],
+        (1 - smoothing - smoothing_per_class) * smoothed_cotangent + plain_cotangent,
+        0.0,
+    )
+    gradient = (
+        _real(
+            probabilities * (smoothed_cotangent + plain_cotangent)
+            - smoothing_per_class * smoothed_cotangent,
+            size,
+        )
+        - label_term
+    )
+    return gradient.astype(logits.dtype)
 
 
 _label_losses.defvjp(_label_losses_forward, _label_losses_backward)
 
 
 def rows_per_chunk(logits: jax.Array) -> int:
-    """Return how many rows of ``logits`` (..., vocabulary) to look at together: all, or a few.
+    """Returns the number of rows of ``logits``, `(..., vocab_size)`, to process together.
 
-    On a CPU several passes over rows that stay in its caches take half of the time of passes over
-    all (docs/benchmarks.md).
+    On a single CPU device, several passes over rows that stay in its caches take half of the time
+    of passes over all rows (docs/benchmarks.md). Otherwise all rows are processed together.
     """
     rows = math.prod(logits.shape[:-1])
     if not is_single_cpu():
@@ -168,5 +214,8 @@ def rows_per_chunk(logits: jax.Array) -> int:
 
 
 def _real(x: jax.Array, size: int) -> jax.Array:
-    """Set columns from ``size`` on to 0; comparing columns is slow on a CPU, so only if need be."""
+    """Sets the columns from ``size`` on to 0.
+
+    Comparing columns is slow on CPU, so only if necessary.
+    """
     return x if x.shape[-1] == size else jnp.where(jnp.arange(x.shape[-1]) < size, x, 0.0)

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification (Graves et al., 2006), as PyTorch's models count it."""
+"""Connectionist temporal classification (Graves et al., 2006), computed as in PyTorch's models."""
 
 from __future__ import annotations
 
@@ -47,45 +47,61 @@ def ctc_loss(
     reduction: str = "sum",
     zero_infinity: bool = False,
 ) -> jax.Array:
-    """Return the loss of reading ``labels`` from ``logits``, whose frames need not be aligned.
+    """Computes the CTC loss of ``labels`` given unaligned frame ``logits``, in float32.
 
-    **Arguments:** ``logits`` (batch, frames, vocabulary) in any type, of which the first
-    ``lengths`` (batch,) of a row count; ``labels`` (batch, letters), padded on the right with
-    negative numbers such as -100; ``blank`` the id of no letter, ``config.pad_token_id`` of
-    wav2vec 2.0; ``reduction`` is ``config.ctc_loss_reduction``: "sum" over the rows, "mean" of each
-    row's loss by its letters, or "none". More letters than frames cost infinity, or with
-    ``zero_infinity`` nothing. float32.
+    Args:
+        logits: Logits, `(batch, frames, vocab_size)`, in any dtype.
+        labels: Label IDs, `(batch, num_labels)`, padded on the right with negative numbers such as
+            -100.
+        lengths: Number of valid frames per row, `(batch,)`. By default all frames.
+        blank: ID of the blank token, ``config.pad_token_id`` for wav2vec 2.0.
+        reduction: As ``config.ctc_loss_reduction``: "sum" over the rows, "mean" of each row's loss
+            per label, or "none".
+        zero_infinity: Whether rows with more labels than frames have the loss 0 instead of
+            infinity.
+
+    Returns:
+        The loss, or the loss of each row `(batch,)` with ``reduction="none"``.
+
+    Raises:
+        UsageError: Unknown ``reduction``.
     """
     import optax
 
     if reduction not in REDUCTIONS:
-        raise UsageError(f"no reduction '{reduction}'{did_you_mean(reduction, REDUCTIONS)}")
+        raise UsageError(f"unknown reduction '{reduction}'{did_you_mean(reduction, REDUCTIONS)}")
     logits, labels = jnp.asarray(logits, jnp.float32), jnp.asarray(labels)
-    rows, frames, _ = logits.shape
-    lengths = jnp.full(rows, frames) if lengths is None else jnp.asarray(lengths)
-    padded, absent = jnp.arange(frames) >= lengths[:, None], labels < 0
-    safe = jnp.where(absent, 0, labels)
+    batch_size, frames, _ = logits.shape
+    lengths = jnp.full(batch_size, frames) if lengths is None else jnp.asarray(lengths)
+    is_padding, no_label = jnp.arange(frames) >= lengths[:, None], labels < 0
+    safe_labels = jnp.where(no_label, 0, labels)
     losses = optax.ctc_loss(
-        logits, padded.astype(jnp.float32), safe, absent.astype(jnp.float32), blank_id=blank
+        logits,
+        is_padding.astype(jnp.float32),
+        safe_labels,
+        no_label.astype(jnp.float32),
+        blank_id=blank,
     )
-    letters = (~absent).sum(-1)
-    # Between two equal letters stands a frame without one.
-    twice = ((labels[:, 1:] == labels[:, :-1]) & ~absent[:, 1:]).sum(-1)
-    losses = jnp.where(letters + twice <= lengths, losses, 0.0 if zero_infinity else jnp.inf)
+    num_labels = (~no_label).sum(-1)
+    # Two equal labels require a blank frame between them.
+    num_repeats = ((labels[:, 1:] == labels[:, :-1]) & ~no_label[:, 1:]).sum(-1)
+    losses = jnp.where(
+        num_labels + num_repeats <= lengths, losses, 0.0 if zero_infinity else jnp.inf
+    )
     if reduction == "mean":
-        return (losses / jnp.maximum(letters, 1)).mean()
+        return (losses / jnp.maximum(num_labels, 1)).mean()
     return losses.sum() if reduction == "sum" else losses
 
 
-#: What begins a vocabulary of letters, as in wav2vec2-base-960h; "|" stands between words.
+#: First entries of a character vocabulary, as in wav2vec2-base-960h. "|" separates words.
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "|")
 
 
 class CTC(AudioInputMixin, Objective):
-    """The letters of speech; the loss is in nats a letter, judged by word and character errors.
+    """Speech recognition with CTC. The loss is in nats per character; WER and CER are reported.
 
-    In training spans of the frames are hidden, as the configuration says. A sound that is longer
-    than allowed, or has more letters than frames, counts for nothing.
+    In training, spans of the frames are masked as the configuration defines. Audio that is too long
+    or has more characters than frames is skipped.
     """
 
     name = "ctc"
@@ -93,19 +109,23 @@ class CTC(AudioInputMixin, Objective):
     auto_class = "ForCTC"
     default_model_type = "wav2vec2"
     supports_streaming = False
-    cuts = False
+    crops_long_audio = False
 
     arguments: SpeechArguments
 
     def setup(self) -> None:
-        """Find the sounds."""
+        """Loads the audio files."""
         super().setup()
         self.tokenizer = self.tokenizer.tokenizer
         self.texts: dict[str, list[str]] = {}
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
-        """Load feature extractor and letters; the letters of the training text where none are."""
+        """Loads the feature extractor and the CTC tokenizer.
+
+        A checkpoint without a ``vocab.json`` gets a vocabulary of the characters in the training
+        text.
+        """
         from transformers import Wav2Vec2CTCTokenizer
 
         assert isinstance(arguments, SpeechArguments)
@@ -116,66 +136,85 @@ class CTC(AudioInputMixin, Objective):
                 return ProcessorPair(
                     extractor, Wav2Vec2CTCTokenizer.from_pretrained(name, **options)
                 )
-            except (OSError, TypeError):  # there is no vocab.json
+            except (OSError, TypeError):  # no vocab.json
                 pass
         splits = load_audio(arguments)
         if "train" not in splits:
             raise UsageError(
-                f"'{name}' has no letters, and there is no training text: give --train_file"
+                f"'{name}' has no CTC vocabulary. Set --train_file, so that one can be built from "
+                "text."
             )
-        letters = {letter for text in cls.clean(splits["train"], arguments) for letter in text}
-        names = [*SPECIAL_TOKENS, *sorted(letters - {" ", *SPECIAL_TOKENS})]
+        letters = {
+            letter for text in cls.clean_texts(splits["train"], arguments) for letter in text
+        }
+        vocabulary = [*SPECIAL_TOKENS, *sorted(letters - {" ", *SPECIAL_TOKENS})]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "vocab.json"
-            file.write_text(json.dumps({name: number for number, name in enumerate(names)}))
+            file.write_text(json.dumps({name: number for number, name in enumerate(vocabulary)}))
             return ProcessorPair(extractor, Wav2Vec2CTCTokenizer(str(file)))
 
     @classmethod
-    def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
-        """Let the model have the letters, and the mask that it was trained with."""
-        letters = tokenizer.tokenizer
-        config.vocab_size, config.pad_token_id = len(letters), letters.pad_token_id
-        config.bos_token_id, config.eos_token_id = letters.bos_token_id, letters.eos_token_id
-        if fresh:
-            tokenizer.inputs.return_attention_mask = config.feat_extract_norm == "layer"
+    def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
+        """Sets the vocabulary and, for a new model, whether it uses an attention mask."""
+        ctc_tokenizer = tokenizer.tokenizer
+        config.vocab_size, config.pad_token_id = len(ctc_tokenizer), ctc_tokenizer.pad_token_id
+        config.bos_token_id, config.eos_token_id = (
+            ctc_tokenizer.bos_token_id,
+            ctc_tokenizer.eos_token_id,
+        )
+        if from_scratch:
+            tokenizer.input_processor.return_attention_mask = config.feat_extract_norm == "layer"
 
     def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
-        """Turn what is said into letters, in the case that the vocabulary has."""
-        known = self.tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS)
-        texts = self.clean(splits[split], self.arguments)
-        if not any(letter.islower() for letter in known):
+        """Tokenizes the transcripts of a split into characters.
+
+        Transcripts are converted to upper case if the vocabulary has no lower-case letters.
+        """
+        known_letters = self.tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS)
+        texts = self.clean_texts(splits[split], self.arguments)
+        if not any(letter.islower() for letter in known_letters):
             texts = [text.upper() for text in texts]
         self.texts[split] = texts
         labels = self.tokenizer(texts)["input_ids"]
         padded = pad_labels(labels, max(map(len, labels), default=1))
         rows = IndexRows(splits[split], length, split, {"labels": padded})
-        unknown = sorted({letter for text in texts for letter in text} - known - {" "})
-        if unknown:
-            logger.warning("%s: letters that are not known: %s", split, " ".join(unknown[:20]))
-        logger.info("%s: %d sounds, %d letters", split, len(rows), sum(map(len, labels)))
+        unknown_letters = sorted(
+            {letter for text in texts for letter in text} - known_letters - {" "}
+        )
+        if unknown_letters:
+            logger.warning(
+                "%s: characters that are not in the vocabulary: %s",
+                split,
+                " ".join(unknown_letters[:20]),
+            )
+        logger.info("%s: %d audio examples, %d characters", split, len(rows), sum(map(len, labels)))
         return rows, {"documents": len(rows)}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Read the sounds; hide spans of them in training."""
-        heard, labels = self.read(rows, random), rows["labels"]
+        """Reads the audio and, in training, draws the masked spans."""
+        audio, labels = self.read_audio(rows, random), rows["labels"]
         split = SPLITS[int(rows["split"][0])]
-        frames = self.frames_of(heard.lengths)
-        known = labels != IGNORE_INDEX
-        # Between two equal letters stands a frame without one.
-        needed = known.sum(1) + ((labels[:, 1:] == labels[:, :-1]) & known[:, 1:]).sum(1)
-        for row in np.flatnonzero((heard.lengths > 0) & (needed > frames)):
-            number = int(rows["numbers"][row])
-            name = self.splits[split].source(number).name
-            self.skip_example(split, number, name, f"{needed[row]} letters, {frames[row]} frames")
-        counts = (heard.lengths > 0) & (needed <= frames) & (needed > 0)
-        batch = self.inputs(heard) | {
+        frames = self.count_frames(audio.lengths)
+        has_label = labels != IGNORE_INDEX
+        # Two equal labels require a blank frame between them.
+        min_frames = has_label.sum(1) + ((labels[:, 1:] == labels[:, :-1]) & has_label[:, 1:]).sum(
+            1
+        )
+        for row in np.flatnonzero((audio.lengths > 0) & (min_frames > frames)):
+            index = int(rows["numbers"][row])
+            name = self.splits[split].source(index).name
+            self.skip_example(
+                split, index, name, f"{min_frames[row]} frames required, {frames[row]} available"
+            )
+        counts = (audio.lengths > 0) & (min_frames <= frames) & (min_frames > 0)
+        batch = self.model_inputs(audio) | {
             "frames": frames.astype(np.int32),
             "labels": np.where(counts[:, None], labels, IGNORE_INDEX),
             "counts": counts,
         }
-        probability, span = self.spans()
+        probability, span = self.mask_settings()
         if split == "train" and probability:
-            width = int(self.frames_of(heard.values.shape[1]))
+            width = int(self.count_frames(audio.values.shape[1]))
             batch["hidden"] = draw_time_mask(frames, width, probability, span, random.generators())
         return batch
 
@@ -188,8 +227,11 @@ class CTC(AudioInputMixin, Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the loss over sounds; in evaluation the likeliest of each frame comes along."""
-        output, changed = forward(
+        """Returns the loss summed over rows.
+
+        In evaluation the totals include the best label per frame.
+        """
+        output, new_extra = forward(
             model,
             params,
             rngs,
@@ -212,22 +254,24 @@ class CTC(AudioInputMixin, Objective):
         total = jnp.where(batch["counts"], losses, 0).sum()
         totals = {}
         if not train:
-            best = output.logits.argmax(-1)
-            best = jnp.where(jnp.arange(best.shape[1]) < frames[:, None], best, -1)
-            missing = self.choose_length(None) - best.shape[1]
-            totals["row_letters"] = jnp.pad(best, ((0, 0), (0, missing)), constant_values=-1)
-        return total, (labels != IGNORE_INDEX).sum(), {"extra": changed, "totals": totals}
+            predictions = output.logits.argmax(-1)
+            predictions = jnp.where(
+                jnp.arange(predictions.shape[1]) < frames[:, None], predictions, -1
+            )
+            padding = self.choose_length(None) - predictions.shape[1]
+            totals["row_letters"] = jnp.pad(predictions, ((0, 0), (0, padding)), constant_values=-1)
+        return total, (labels != IGNORE_INDEX).sum(), {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return the loss."""
+        """Returns the loss."""
         return {"loss": super().metrics(totals)["loss"]}
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
-        """Compare what is read from the sounds with what is said, in all that can be read."""
-        letters, missed = rows["row_letters"], self.skipped_examples.get(split, {})
-        kept = [row for row in range(len(letters)) if row not in missed]
-        found = self.tokenizer.batch_decode(
-            [letters[row][letters[row] >= 0] for row in kept], skip_special_tokens=False
+        """Returns the word and character error rates over all audio that could be read."""
+        letters, skipped = rows["row_letters"], self.skipped_examples.get(split, {})
+        read_rows = [row for row in range(len(letters)) if row not in skipped]
+        predicted_texts = self.tokenizer.batch_decode(
+            [letters[row][letters[row] >= 0] for row in read_rows], skip_special_tokens=False
         )
-        rates = error_rates(found, [self.texts[split][row] for row in kept])
+        rates = error_rates(predicted_texts, [self.texts[split][row] for row in read_rows])
         return rates | self.skip_metrics(split)

@@ -1,4 +1,4 @@
-"""Denoising, BART's objective (Lewis et al., 2019, section 2.2): restore text from noised text."""
+"""BART's denoising objective (Lewis et al., 2019, section 2.2): restore text from noised text."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Denoising(Seq2SeqLM):
-    """Shuffled sentences with masks for spans in, the original row out.
+    """Restores a row whose sentences are shuffled and whose spans are replaced by masks.
 
-    Documents of a packed row keep to themselves, in the encoder, the decoder and between the two,
-    unless ``--cross_documents`` makes the row one sequence.
+    Documents of a packed row are separate in the encoder, the decoder and cross-attention, unless
+    ``--cross_documents`` makes the row one sequence.
     """
 
     name = "denoising"
@@ -33,45 +33,54 @@ class Denoising(Seq2SeqLM):
     arguments: DenoisingArguments
 
     def setup(self) -> None:
-        """Read off the vocabulary what is special, and where sentences end."""
-        tokenizer, size = self.tokenizer, self.config.vocab_size
+        """Looks up special tokens and sentence boundaries in the vocabulary."""
+        tokenizer, vocab_size = self.tokenizer, self.config.vocab_size
         super().setup()
         if tokenizer.mask_token_id is None:
             raise UsageError(
-                "denoising needs a tokenizer with a mask token; this one has none: train one with "
-                "scripts/train_tokenizer.py --model_type bart, or set tokenizer.mask_token"
+                "denoising requires a tokenizer with a mask token. Train one with "
+                "scripts/train_tokenizer.py --model_type bart, or set tokenizer.mask_token."
             )
-        self.pad = pad_token_id(tokenizer)
-        self.special = special_ids(tokenizer, size)
+        self.pad_id = pad_token_id(tokenizer)
+        self.is_special = special_ids(tokenizer, vocab_size)
         roles = ("bos", "eos", "pad", "cls", "sep", "mask")
         if tokenizer.unk_token_id not in [getattr(tokenizer, f"{r}_token_id") for r in roles]:
-            self.special[tokenizer.unk_token_id] = False  # it stands for text
-        self.sentences = build_sentence_tables(tokenizer, size)
+            self.is_special[tokenizer.unk_token_id] = False  # it replaces text
+        self.sentence_tables = build_sentence_tables(tokenizer, vocab_size)
 
     def target_length(self, length: int) -> int:
-        """The decoder writes the whole row."""
+        """Returns ``length``: the decoder generates the whole row."""
         return length
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Shuffle and mask; labels are the rows as they were, special tokens included."""
+        """Shuffles and masks the inputs. Labels are the original rows, including special tokens."""
         ids, segments = rows["input_ids"], rows["segment_ids"]
-        inputs, documents = self.noise(ids, segments, random)
+        inputs, noised_segments = self.noise(ids, segments, random)
         labels = np.where(segments > 0, ids, np.int32(IGNORE_INDEX))
-        batch = {"input_ids": inputs, "segment_ids": documents}
-        batch |= self.decoder_arrays(rows, labels, self.pad, segments)
+        batch = {"input_ids": inputs, "segment_ids": noised_segments}
+        batch |= self.decoder_arrays(rows, labels, self.pad_id, segments)
         return batch | ({} if self.cross_documents else {"decoder_segment_ids": segments})
 
     def noise(
         self, ids: np.ndarray, segments: np.ndarray, random: RowRandom
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Shuffle the sentences of each document and replace spans by masks."""
+        """Shuffles the sentences of each document and replaces spans by masks.
+
+        Args:
+            ids: Token IDs, `(rows, length)`.
+            segments: Document number of each token, 0 for padding, `(rows, length)`.
+            random: Source of random numbers.
+
+        Returns:
+            Token IDs and document numbers of the noised rows, int32 `(rows, length)`.
+        """
         arguments, real = self.arguments, segments > 0
-        ordinary = real & ~self.special[ids]
+        ordinary = real & ~self.is_special[ids]
         columns = permute_sentences(
             real,
             real & ~ordinary,
             segments,
-            self.sentences.ends(ids, ordinary),
+            self.sentence_tables.sentence_ends(ids, ordinary),
             random,
             arguments.permute_sentence_ratio,
         )
@@ -81,7 +90,7 @@ class Denoising(Seq2SeqLM):
             segments,
             random,
             mask_id=self.tokenizer.mask_token_id,
-            pad=self.pad,
+            pad=self.pad_id,
             probability=arguments.mlm_probability,
             poisson_lambda=arguments.poisson_lambda,
         )
@@ -94,11 +103,15 @@ CLOSING_CHARACTERS = "\"'”’»›)]}」』）］〉》\n\r"
 
 @dataclass(frozen=True)
 class SentenceTables:
-    """What each token id says about sentences; bool arrays (vocabulary,).
+    """Sentence properties of each token ID, bool arrays `(vocab_size,)`.
 
-    stops: ends with a stop. closers: nothing but what may follow a stop. begins: may begin a
-    sentence after a stop. hard: after it a sentence may begin without a space. spaces: nothing but
-    a space. lower: begins with a lower-case letter (no token of an uncased vocabulary).
+    Attributes:
+        stops: The token ends with a full stop or a similar character.
+        closers: The token consists of characters that may follow a stop, such as quotation marks.
+        begins: The token may begin a sentence after a stop.
+        hard: The token ends a sentence even without a following space.
+        spaces: The token is a space.
+        lower: The token begins with a lower-case letter. False for uncased vocabularies.
     """
 
     stops: np.ndarray
@@ -108,14 +121,16 @@ class SentenceTables:
     spaces: np.ndarray
     lower: np.ndarray
 
-    def ends(self, ids: np.ndarray, text: np.ndarray) -> np.ndarray:
-        """Where sentences end; ``ids`` int and ``text`` bool (rows, length), False for padding.
+    def sentence_ends(self, ids: np.ndarray, text: np.ndarray) -> np.ndarray:
+        """Marks the last token of each sentence, except the last token of a document.
 
-        The last token of a document is not marked for being the last.
+        Args:
+            ids: Token IDs, int `(rows, length)`.
+            text: Whether a token is text, bool `(rows, length)`. False for padding.
         """
         stops = self.stops[ids] & text
         closers = self.closers[ids] & text
-        for _ in range(3):  # as many tokens of quotation marks, brackets and line breaks
+        for _ in range(3):  # up to three tokens of quotation marks, brackets and line breaks
             stops[:, 1:] |= stops[:, :-1] & closers[:, 1:]
         lower = self.lower[ids]
         lower[:, :-1] |= self.spaces[ids[:, :-1]] & lower[:, 1:]
@@ -126,11 +141,15 @@ class SentenceTables:
 
 
 def build_sentence_tables(
-    tokenizer: PreTrainedTokenizerBase, size: int | None = None
+    tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
 ) -> SentenceTables:
-    """Read the tables off a vocabulary with byte-level, SentencePiece or WordPiece marks.
+    """Builds the tables from a vocabulary with byte-level, SentencePiece or WordPiece marks.
 
-    Where it marks no words, any token that is not in lower case may begin a sentence.
+    If the vocabulary does not mark words, any token that is not lower-case may begin a sentence.
+
+    Args:
+        tokenizer: The tokenizer.
+        vocab_size: Size of the tables, by default the size of the tokenizer's vocabulary.
     """
     vocabulary = tokenizer.get_vocab()
     special = special_ids(tokenizer)
@@ -142,17 +161,23 @@ def build_sentence_tables(
 
     texts = {token: text_of(token) for token, i in vocabulary.items() if not special[i]}
     cased = any(text.lstrip()[:1].isupper() for text in texts.values())
-    mark, starts = word_marks(vocabulary)
-    tables = np.zeros((6, table_size(tokenizer, size)), bool)
+    continuation_mark, word_start_marks = word_marks(vocabulary)
+    tables = np.zeros((6, table_size(tokenizer, vocab_size)), bool)
     for token, text in texts.items():
-        bare = text.strip().rstrip(CLOSING_CHARACTERS)
-        marked = token.startswith(starts) if starts else not (mark and token.startswith(mark))
-        opens = bool(starts) and marked and "\n" not in text  # a quotation mark after a space
+        stripped = text.strip().rstrip(CLOSING_CHARACTERS)
+        starts_word = (
+            token.startswith(word_start_marks)
+            if word_start_marks
+            else not (continuation_mark and token.startswith(continuation_mark))
+        )
+        is_opening = (
+            bool(word_start_marks) and starts_word and "\n" not in text
+        )  # an opening quotation mark follows a space
         tables[:, vocabulary[token]] = (
-            bare.endswith(tuple(STOP_CHARACTERS + FULL_WIDTH_STOPS)),
-            bool(text) and not text.strip(CLOSING_CHARACTERS) and not opens,
-            marked,
-            bare.endswith(tuple(FULL_WIDTH_STOPS)) or "\n" in text,
+            stripped.endswith(tuple(STOP_CHARACTERS + FULL_WIDTH_STOPS)),
+            bool(text) and not text.strip(CLOSING_CHARACTERS) and not is_opening,
+            starts_word,
+            stripped.endswith(tuple(FULL_WIDTH_STOPS)) or "\n" in text,
             not text.strip(" "),
             cased and text.lstrip()[:1].islower(),
         )
@@ -167,11 +192,20 @@ def permute_sentences(
     random: RowRandom,
     ratio: float = 1.0,
 ) -> np.ndarray:
-    """Shuffle sentences; returns the columns that rows are to be read from, int64 (rows, length).
+    """Shuffles sentences within their documents.
 
-    Arrays are (rows, length): ``real`` tokens that are not padding, ``fixed`` ones that keep their
-    place (special tokens), ``segments`` document numbers, ``ends`` the last tokens of sentences. Of
-    a row's n sentences ceil(n * ratio) change places with each other within their document.
+    Of the n sentences in a row, ceil(n * ``ratio``) change places with each other.
+
+    Args:
+        real: Tokens that are not padding, bool `(rows, length)`.
+        fixed: Tokens that keep their position, such as special tokens, bool `(rows, length)`.
+        segments: Document numbers, `(rows, length)`.
+        ends: Last tokens of sentences, bool `(rows, length)`.
+        random: Source of random numbers.
+        ratio: Share of the sentences that move.
+
+    Returns:
+        The column from which each token is taken, int64 `(rows, length)`.
     """
     keys = random.integers(2**31 - 1, real.shape[1])
     order = random.integers(2**31 - 1, real.shape[1])
@@ -183,27 +217,27 @@ def permute_sentences(
     if not len(row):
         return np.broadcast_to(np.arange(real.shape[1]), real.shape)
     number = np.arange(len(row)) - np.searchsorted(row, row)
-    # Tokens of each sentence: up to the next one, or to the end of the row's text.
+    # Length of each sentence: up to the next sentence or the end of the row's text.
     new_row = np.concatenate([[True], row[1:] != row[:-1]])
     last = np.concatenate([new_row[1:], [True]])
     length = np.where(last, real.sum(axis=1)[row], np.concatenate([start[1:], [0]])) - start
-    # In each row the ceil(n * ratio) of its n movable sentences with the lowest keys move.
-    still = fixed[row, start]
-    moves = ~still
+    # The ceil(n * ratio) sentences with the lowest keys move, of the n movable ones per row.
+    is_fixed = fixed[row, start]
+    moves = ~is_fixed
     counts = np.bincount(row, moves, minlength=row[-1] + 1)
     by_key = np.lexsort((np.where(moves, keys[row, number], np.inf), row))
     rank = np.empty(len(row), np.int64)
     rank[by_key] = number
     moves &= rank < np.ceil(counts * ratio - 1e-9)[row]
-    # Sentences do not pass a token that keeps its place, nor the border of a document or a row.
+    # Sentences do not move across fixed tokens or the boundaries of documents and rows.
     document = segments[row, start]
-    new_group = new_row | still
-    new_group[1:] |= still[:-1] | (document[1:] != document[:-1])
+    new_group = new_row | is_fixed
+    new_group[1:] |= is_fixed[:-1] | (document[1:] != document[:-1])
     group = np.cumsum(new_group)[moves]
     content = np.arange(len(row))
-    chosen = content[moves]
-    content[moves] = chosen[np.lexsort((order[row, number][moves], group))]
-    # Sentences are laid end to end; padding is read from where it is.
+    movable = content[moves]
+    content[moves] = movable[np.lexsort((order[row, number][moves], group))]
+    # Concatenate the sentences. Padding keeps its position.
     length, start = length[content], start[content]
     offset = np.cumsum(length) - length
     columns = np.broadcast_to(np.arange(real.shape[1]), real.shape).copy()
@@ -222,91 +256,114 @@ def infill(
     probability: float = 0.3,
     poisson_lambda: float = 3.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replace spans by masks; returns ids and segment ids, int32 (rows, length), text to the left.
+    """Replaces spans by masks, BART's text infilling.
 
-    ``ordinary`` (rows, length) marks the tokens that may be hidden. Lengths are drawn until they
-    hold the row's share of tokens, and the sum that comes closest to it counts. Spans lie anywhere,
-    with at least one token between two of them; one that meets a special token becomes two. Rows
-    never grow: masks are inserted as long as they are no more than the tokens that went.
+    Span lengths are drawn from a Poisson distribution until they cover the row's share of tokens;
+    the prefix whose sum is closest to the share is used. Spans are at random positions with at
+    least one token between two of them. A span that contains a special token becomes two spans.
+    Rows do not grow: spans of length 0 insert masks only while these are no more than the removed
+    tokens.
+
+    Args:
+        ids: Token IDs, `(rows, length)`.
+        ordinary: Tokens that may be masked, bool `(rows, length)`.
+        segments: Document numbers, `(rows, length)`.
+        random: Source of random numbers.
+        mask_id: ID of the mask token.
+        pad: ID of the padding token.
+        probability: Share of the ordinary tokens to mask.
+        poisson_lambda: Mean span length in tokens.
+
+    Returns:
+        Token IDs and document numbers, int32 `(rows, length)`, aligned to the left.
     """
     count = ordinary.sum(axis=1)
     spans = _draw_spans(count, random, probability, poisson_lambda, ids.shape[1])
     hidden, first, inserted = _place(*spans, ordinary)
-    room = hidden.sum(axis=1) - first.sum(axis=1)
-    inserted = np.diff(np.minimum(np.cumsum(inserted, axis=1), room[:, None]), axis=1, prepend=0)
+    max_inserted = hidden.sum(axis=1) - first.sum(axis=1)
+    inserted = np.diff(
+        np.minimum(np.cumsum(inserted, axis=1), max_inserted[:, None]), axis=1, prepend=0
+    )
     real = segments > 0
     emitted = np.where(real & (~hidden | first), 1, 0) + inserted[:, :-1]
-    # What is inserted behind the last ordinary token (else column 0) stands after it.
+    # Masks inserted at the end of the text follow the last ordinary token, or column 0.
     last = np.where(ordinary, np.arange(ordinary.shape[1]), 0).max(axis=1)
     emitted[np.arange(len(ids)), last] += inserted[:, -1]
-    place = np.cumsum(emitted, axis=1) - 1
-    place[np.arange(len(ids)), last] -= inserted[:, -1]
-    filled = np.arange(ids.shape[1]) < emitted.sum(axis=1)[:, None]
-    result = np.where(filled, np.int32(mask_id), np.int32(pad))
-    kept = real & ~hidden
-    result[np.nonzero(kept)[0], place[kept]] = ids[kept]
+    target_columns = np.cumsum(emitted, axis=1) - 1
+    target_columns[np.arange(len(ids)), last] -= inserted[:, -1]
+    has_token = np.arange(ids.shape[1]) < emitted.sum(axis=1)[:, None]
+    result = np.where(has_token, np.int32(mask_id), np.int32(pad))
+    is_kept = real & ~hidden
+    result[np.nonzero(is_kept)[0], target_columns[is_kept]] = ids[is_kept]
     documents = np.zeros_like(segments)
-    documents[filled] = np.repeat(segments.ravel(), emitted.ravel())
+    documents[has_token] = np.repeat(segments.ravel(), emitted.ravel())
     return result, documents
 
 
 def _draw_spans(
     count: np.ndarray, random: RowRandom, probability: float, mean: float, width: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw the spans of rows with ``count`` ordinary tokens: the row, start and length of each.
+    """Draws the spans of rows with ``count`` ordinary tokens.
 
-    Starts are numbers among the ordinary tokens: distinct gaps between those that stay. Where there
-    are more spans than gaps, some share one.
+    Starts are indices into the ordinary tokens: distinct gaps between the tokens that stay. If
+    there are more spans than gaps, some share a gap.
+
+    Returns:
+        The row, start and length of each span.
     """
     budget = np.ceil(count * probability - 1e-9).astype(np.int64)
-    most = math.ceil(width * probability)
-    draws = math.ceil((most + 8 * math.sqrt(most) + 40) / mean)  # enough, but for one in 10**12
-    # P(length <= k), up to where it is one.
-    last = math.ceil(mean + 12 * math.sqrt(mean) + 12)
-    poisson = [-mean + k * math.log(mean) - math.lgamma(k + 1) for k in range(last)]
+    max_hidden = math.ceil(width * probability)
+    draws = math.ceil(
+        (max_hidden + 8 * math.sqrt(max_hidden) + 40) / mean
+    )  # sufficient except with probability 1e-12
+    # P(length <= k) for all k at which it is less than 1.
+    max_length = math.ceil(mean + 12 * math.sqrt(mean) + 12)
+    poisson = [-mean + k * math.log(mean) - math.lgamma(k + 1) for k in range(max_length)]
     distribution = np.cumsum(np.exp(poisson))
     lengths = np.searchsorted(distribution, random.uniform(draws), side="right")
     sums = np.cumsum(lengths, axis=1)
-    used = np.argmin(np.abs(sums - budget[:, None]), axis=1) + 1
-    too_long = np.take_along_axis(sums, used[:, None] - 1, axis=1)[:, 0] >= count
+    num_spans = np.argmin(np.abs(sums - budget[:, None]), axis=1) + 1
+    too_long = np.take_along_axis(sums, num_spans[:, None] - 1, axis=1)[:, 0] >= count
     too_long |= budget == count
-    # A text that the spans would hide whole: hide the budget in one span.
+    # If the spans would cover the whole text, mask the budget in a single span.
     lengths[too_long, 0] = budget[too_long]
-    used[too_long] = 1
-    used = np.where(budget > 0, used, 0)
-    in_use = np.arange(draws) < used[:, None]
+    num_spans[too_long] = 1
+    num_spans = np.where(budget > 0, num_spans, 0)
+    in_use = np.arange(draws) < num_spans[:, None]
     lengths = np.where(in_use, lengths, 0)
     gaps = count - lengths.sum(axis=1) + 1
-    slots = np.arange(max(width + 1, draws))
-    keys = random.uniform(len(slots)).astype(np.float64)
-    keys[slots >= np.maximum(gaps, used)[:, None]] = np.inf
-    chosen = np.argsort(keys, axis=1, kind="stable")[:, :draws] % gaps[:, None]
-    chosen = np.sort(np.where(in_use, chosen, len(slots)), axis=1)
-    starts = chosen + np.cumsum(lengths, axis=1) - lengths
+    gap_numbers = np.arange(max(width + 1, draws))
+    keys = random.uniform(len(gap_numbers)).astype(np.float64)
+    keys[gap_numbers >= np.maximum(gaps, num_spans)[:, None]] = np.inf
+    chosen_gaps = np.argsort(keys, axis=1, kind="stable")[:, :draws] % gaps[:, None]
+    chosen_gaps = np.sort(np.where(in_use, chosen_gaps, len(gap_numbers)), axis=1)
+    starts = chosen_gaps + np.cumsum(lengths, axis=1) - lengths
     return np.nonzero(in_use)[0], starts[in_use], lengths[in_use]
 
 
 def _place(
     row: np.ndarray, start: np.ndarray, length: np.ndarray, ordinary: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """From numbers among the ordinary tokens to columns.
+    """Converts indices of ordinary tokens to columns.
 
-    Returns hidden and first, bool (rows, length), and how many masks are inserted before each
-    column, int64 (rows, length + 1); the last column stands for the end of the text.
+    Returns:
+        Masked tokens and first tokens of spans, bool `(rows, length)`, and the number of masks to
+        insert before each column, int64 `(rows, length + 1)`. The last column is the end of the
+        text.
     """
     rows, width = ordinary.shape
-    steps, heads, added = np.zeros((3, rows, width + 1), np.int64)
-    real = length > 0
-    np.add.at(steps, (row[real], start[real]), 1)
-    np.add.at(steps, (row[real], start[real] + length[real]), -1)
-    heads[row[real], start[real]] = 1
-    np.add.at(added, (row[~real], start[~real]), 1)
-    number = np.cumsum(ordinary, axis=1) - 1
-    masked = np.cumsum(steps, axis=1) > 0
-    at = np.maximum(number, 0)
-    hidden = ordinary & np.take_along_axis(masked, at, axis=1)
-    first = ordinary & (np.take_along_axis(heads, at, axis=1) > 0)
+    steps, span_starts, insertions = np.zeros((3, rows, width + 1), np.int64)
+    has_length = length > 0
+    np.add.at(steps, (row[has_length], start[has_length]), 1)
+    np.add.at(steps, (row[has_length], start[has_length] + length[has_length]), -1)
+    span_starts[row[has_length], start[has_length]] = 1
+    np.add.at(insertions, (row[~has_length], start[~has_length]), 1)
+    token_numbers = np.cumsum(ordinary, axis=1) - 1
+    in_span = np.cumsum(steps, axis=1) > 0
+    clipped_numbers = np.maximum(token_numbers, 0)
+    hidden = ordinary & np.take_along_axis(in_span, clipped_numbers, axis=1)
+    first = ordinary & (np.take_along_axis(span_starts, clipped_numbers, axis=1) > 0)
     first[:, 1:] |= hidden[:, 1:] & ~ordinary[:, :-1]
-    inserted = np.where(ordinary, np.take_along_axis(added, at, axis=1), 0)
-    end = np.take_along_axis(added, ordinary.sum(axis=1, keepdims=True), axis=1)
-    return hidden, first, np.concatenate([inserted, end], axis=1)
+    inserted = np.where(ordinary, np.take_along_axis(insertions, clipped_numbers, axis=1), 0)
+    insertions_at_end = np.take_along_axis(insertions, ordinary.sum(axis=1, keepdims=True), axis=1)
+    return hidden, first, np.concatenate([inserted, insertions_at_end], axis=1)

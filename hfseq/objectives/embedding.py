@@ -1,8 +1,8 @@
-"""Vectors of texts: those that belong together become alike, all others of a batch do not.
+"""Contrastive training of text embeddings.
 
-InfoNCE over the positives of the global batch (van den Oord et al., 2018; Henderson et al., 2017),
-as MultipleNegativesRankingLoss of sentence-transformers has it, with MatryoshkaLoss
-(Kusupati et al., 2022) on request.
+The loss is InfoNCE over the positives of the global batch (van den Oord et al., 2018; Henderson et
+al., 2017), the MultipleNegativesRankingLoss of sentence-transformers, optionally with
+MatryoshkaLoss (Kusupati et al., 2022).
 """
 
 from __future__ import annotations
@@ -30,12 +30,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Of how many neighbours the rank of the right one counts.
+#: Lowest rank that counts in the mean reciprocal rank.
 MRR_CUTOFF = 10
 
 
 class MultiTextRows(FieldRows):
-    """Row i is example i: so many ``sides``, each the tokens of a text, (rows, sides, width)."""
+    """Rows of examples with several texts each: token IDs `(rows, texts, width)`.
+
+    Args:
+        sides: Token IDs by text column and example.
+        pad: ID of the padding token.
+        max_length: Maximum number of tokens per text.
+        pad_to_max_length: Whether all rows are padded to ``max_length``.
+    """
 
     def __init__(
         self,
@@ -55,20 +62,21 @@ class MultiTextRows(FieldRows):
         return (np.asarray(indices)[:, None] * self.sides + np.arange(self.sides)).ravel()
 
     def width(self, indices: np.ndarray) -> int:
-        """The narrowest of the widths that holds all sides of these rows."""
+        """Returns the smallest width in which all texts of these rows fit."""
         return super().width(self._documents(indices))
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Copy these rows out, ``width`` columns wide."""
+        """Returns these rows, padded to ``width`` columns."""
         rows = super().fetch(self._documents(indices), width or self.width(indices))
         return {name: ids.reshape(len(indices), self.sides, -1) for name, ids in rows.items()}
 
 
 class Embedding(Objective):
-    """Each anchor has to find its positive among all positives and negatives of the global batch.
+    """Trains embeddings so that each anchor finds its positive in the global batch.
 
-    A micro-batch of ``--gradient_accumulation_steps`` compares what is in it alone. Evaluation
-    looks each anchor's positive up among those of the whole split.
+    The candidates are all positives and negatives of the batch. With
+    ``--gradient_accumulation_steps`` they are those of the micro-batch. Evaluation ranks each
+    anchor's positive among the positives of the whole split.
     """
 
     name = "embedding"
@@ -85,7 +93,7 @@ class Embedding(Objective):
     arguments: EmbeddingArguments
 
     def setup(self) -> None:
-        """Find the columns, and leave out what cannot be learned from."""
+        """Selects the text columns and skips examples without usable texts."""
         self.columns: dict[str, list[str]] = {}
         self.splits: dict[str, Records] = {}
         for split, records in load_records(self.arguments).items():
@@ -96,46 +104,52 @@ class Embedding(Objective):
                 for name in columns:
                     text = example.get(name)
                     if not isinstance(text, str) or not text.strip():
-                        problems[row] = f"'{name}' is no text but {text!r:.60}"
+                        problems[row] = f"'{name}' must be a non-empty text, not {text!r:.60}"
             self.splits[split] = drop_invalid(records, split, problems, self.arguments)
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Say how the model makes vectors, in what is saved, too."""
-        data, said = self.arguments, model.sentence_config or SentenceConfig()
-        self.how = dataclasses.replace(
-            said,
-            pooling=said.pooling if data.pooling is None else (data.pooling,),
+        """Sets how the model computes embeddings, in training and in the saved model."""
+        data, config = self.arguments, model.sentence_config or SentenceConfig()
+        self.sentence_config = dataclasses.replace(
+            config,
+            pooling=config.pooling if data.pooling is None else (data.pooling,),
             normalize=data.normalize,
             max_seq_length=self.choose_length(model.max_length()),
         )
-        features = model.text_config.hidden_size
-        features = self.how.dense[-1].kernel.shape[1] if self.how.dense else features
-        if wide := [dim for dim in data.dims if dim > features]:
-            raise UsageError(f"--matryoshka_dims {wide[0]}: the vectors have {features} features")
-        self.dims = data.dims or (features,)
-        model.sentence_config = self.how
+        num_features = model.text_config.hidden_size
+        num_features = (
+            self.sentence_config.dense[-1].kernel.shape[1]
+            if self.sentence_config.dense
+            else num_features
+        )
+        if too_large := [dim for dim in data.dims if dim > num_features]:
+            raise UsageError(
+                f"--matryoshka_dims {too_large[0]} exceeds the embedding size {num_features}"
+            )
+        self.dims = data.dims or (num_features,)
+        model.sentence_config = self.sentence_config
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
-        """Tokenise the texts of a split."""
+        """Tokenizes the texts of a split."""
         records = splits[split]
         examples = [records[row] for row in range(len(records))]
-        sides, cut = [], 0
+        sides, num_truncated = [], 0
         for name in self.columns[split]:
             texts = [example[name].strip() for example in examples]
-            if self.how.do_lower_case:
+            if self.sentence_config.do_lower_case:
                 texts = [text.lower() for text in texts]
             ids = self.tokenizer(texts, verbose=False)["input_ids"]
-            long = [row for row, one in enumerate(ids) if len(one) > length]
-            cut += len(long)
-            if long:
-                shorter = self.tokenizer(
-                    [texts[row] for row in long], truncation=True, max_length=length
+            too_long = [row for row, text_ids in enumerate(ids) if len(text_ids) > length]
+            num_truncated += len(too_long)
+            if too_long:
+                truncated = self.tokenizer(
+                    [texts[row] for row in too_long], truncation=True, max_length=length
                 )
-                for row, one in zip(long, shorter["input_ids"], strict=True):
-                    ids[row] = one
+                for row, text_ids in zip(too_long, truncated["input_ids"], strict=True):
+                    ids[row] = text_ids
             sides.append(ids)
-        if cut:
-            logger.info("%s: %d texts are longer than %d tokens and were cut", split, cut, length)
+        if num_truncated:
+            logger.info("%s: truncated %d texts to %d tokens", split, num_truncated, length)
         rows = MultiTextRows(
             sides, pad_token_id(self.tokenizer), length, self.arguments.pad_to_max_length
         )
@@ -143,7 +157,7 @@ class Embedding(Objective):
         return rows, {"documents": len(rows), "tokens": rows.store.total_tokens}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Say which rows count; the others only fill a batch up."""
+        """Marks the valid rows; the others only pad the batch."""
         ids = rows["input_ids"]
         valid = rows["valid"] if "valid" in rows else np.ones(len(ids), bool)
         return {"input_ids": ids, "attention_mask": rows["segment_ids"], "valid": valid}
@@ -157,58 +171,63 @@ class Embedding(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the loss of anchors; in evaluation the vectors of each row come along."""
+        """Returns the loss summed over anchors. In evaluation the totals include the embeddings."""
         rows, sides, width = batch["input_ids"].shape
         ids, mask = (batch[name].reshape(-1, width) for name in ("input_ids", "attention_mask"))
-        output, changed = forward(model, params, rngs, train, extra, ids, attention_mask=mask)
-        vectors = self.how(output.last_hidden_state, mask).reshape(rows, sides, -1)
+        output, new_extra = forward(model, params, rngs, train, extra, ids, attention_mask=mask)
+        vectors = self.sentence_config(output.last_hidden_state, mask).reshape(rows, sides, -1)
         valid = batch["valid"]
         targets = jnp.where(valid, jnp.arange(rows) * (sides - 1), IGNORE_INDEX)
-        total, right = jnp.zeros(()), jnp.zeros((), jnp.int32)
+        total, correct = jnp.zeros(()), jnp.zeros((), jnp.int32)
         for dim in self.dims:
-            units = l2_normalize(vectors[..., :dim])
-            others = units[:, 1:].reshape(rows * (sides - 1), dim)
-            scores = self.arguments.scale * (units[:, 0] @ others.T)
-            # What fills the batch up is nobody's negative.
+            embeddings = l2_normalize(vectors[..., :dim])
+            candidates = embeddings[:, 1:].reshape(rows * (sides - 1), dim)
+            scores = self.arguments.scale * (embeddings[:, 0] @ candidates.T)
+            # Rows that pad the batch are not negatives.
             scores = jnp.where(jnp.repeat(valid, sides - 1)[None], scores, -1e9)
-            part, _, found = cross_entropy(scores, targets)
-            total, right = total + part, found if dim == max(self.dims) else right
-        totals: dict[str, jax.Array] = {"correct": right}
+            dim_loss, _, dim_correct = cross_entropy(scores, targets)
+            total, correct = total + dim_loss, dim_correct if dim == max(self.dims) else correct
+        totals: dict[str, jax.Array] = {"correct": correct}
         if not train:
-            units = l2_normalize(vectors)
-            totals |= {"anchors": units[:, 0], "positives": units[:, 1]}
-        return total, valid.sum(), {"extra": changed, "totals": totals}
+            embeddings = l2_normalize(vectors)
+            totals |= {"anchors": embeddings[:, 0], "positives": embeddings[:, 1]}
+        return total, valid.sum(), {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return the loss, and how many anchors find their positive in their batch."""
+        """Returns the loss and the share of anchors that find their positive in their batch."""
         metrics = super().metrics(totals)
         return {name: metrics[name] for name in ("loss", "accuracy")}
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
-        """Look each anchor's positive up among all of the split.
+        """Ranks each anchor's positive among all positives of the split.
 
-        An equal text is as right as the anchor's own.
+        A text equal to the anchor's positive also counts as correct.
         """
         anchors, positives = (np.asarray(rows[name]) for name in ("anchors", "positives"))
         ranks = np.empty(len(anchors), np.int64)
         for start in range(0, len(anchors), 1024):
-            part = anchors[start : start + 1024] @ positives.T
-            own = part[np.arange(len(part)), np.arange(start, start + len(part))]
-            ranks[start : start + len(part)] = (part > own[:, None] + 1e-6).sum(axis=1) + 1
+            similarities = anchors[start : start + 1024] @ positives.T
+            positive_similarities = similarities[
+                np.arange(len(similarities)), np.arange(start, start + len(similarities))
+            ]
+            ranks[start : start + len(similarities)] = (
+                similarities > positive_similarities[:, None] + 1e-6
+            ).sum(axis=1) + 1
         return {
             "accuracy_at_1": float((ranks == 1).mean()),
             f"mrr_at_{MRR_CUTOFF}": float(np.where(ranks <= MRR_CUTOFF, 1 / ranks, 0.0).mean()),
         }
 
     def reported_metrics(self, split: str) -> set[str] | None:
-        """Return the names of all metrics of a split."""
+        """Returns the names of all metrics of a split."""
         return {"loss", "accuracy", "accuracy_at_1", f"mrr_at_{MRR_CUTOFF}"}
 
 
 def text_columns(records: Records) -> list[str]:
-    """Return the columns anchor, positive and negatives; else all texts, in their order.
+    """Returns the columns anchor, positive and negatives, or else all text columns in order.
 
-    **Raises:** UsageError for a table with fewer than two columns of texts.
+    Raises:
+        UsageError: The table has fewer than two text columns.
     """
     table = records.tables[0]
     names = list(table.columns)
@@ -218,7 +237,7 @@ def text_columns(records: Records) -> list[str]:
     texts = [name for name in names if any(isinstance(c, str) for c in table.columns[name][:100])]
     if len(texts) < 2:
         raise UsageError(
-            f"{table.origin} has the columns {', '.join(names)}: give anchor and positive (and "
-            "negative), or texts in this order"
+            f"{table.origin} has the columns {', '.join(names)}. Name two or more text columns "
+            "anchor, positive and negative, or provide them in this order."
         )
     return texts

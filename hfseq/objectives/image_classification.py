@@ -1,4 +1,4 @@
-"""Classification of pictures, by one label each."""
+"""Image classification with one label per image."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 class ImageClassification(ImageInputMixin, Classification):
-    """Cross-entropy of the class of each picture, and how many are right.
+    """Cross-entropy of the class of each image.
 
-    Pictures are decoded while batches are made, by processes of their own; training cuts out a part
-    of each at random, which depends on seed, step and row alone. What cannot be read counts for
-    nothing, and is named and counted in the log and the metrics.
+    Images are decoded in separate processes while batches are made. Training applies a random crop
+    to each image, which depends only on seed, step and row. Images that cannot be read are skipped,
+    logged and counted in the metrics.
     """
 
     name = "image_classification"
@@ -45,74 +45,80 @@ class ImageClassification(ImageInputMixin, Classification):
     arguments: ImageArguments  # type: ignore[assignment]
 
     def setup(self) -> None:
-        """Find the pictures, and the metrics that judge what is predicted for them."""
+        """Loads the image lists and the metrics."""
         self.splits = load_images(self.arguments)
-        self.regression, self.types = False, False
+        self.regression, self.uses_token_types = False, False
         self.labels = LabelEncoder(config_labels(self.config), by_number="train" not in self.splits)
         self.sums = ("correct",)  # type: ignore[misc]
         self.load_metrics(self.arguments.metrics or ("accuracy",))
         self.open_decoder(self.tokenizer)
-        self._numbers = {}
+        self._label_ids = {}
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
-        """Load the image processor of the checkpoint, or make a plain one."""
+        """Loads the image processor of the checkpoint, or creates a default one."""
         assert isinstance(arguments, ImageArguments)
         options.pop("trust_remote_code", None)
         return load_image_processor(name, arguments.image_size, **options)
 
     @classmethod
-    def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
-        """Let a model that is made anew read the size that the processor makes."""
+    def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
+        """Sets the image size of a new model to the output size of the processor."""
         size = getattr(tokenizer, "crop_size", None) or tokenizer.size
-        if fresh and getattr(config, "image_size", None) is not None:
-            sides = [size.get(side, size.get("shortest_edge")) for side in ("height", "width")]
-            config.image_size = sides[0] if sides[0] == sides[1] else sides
+        if from_scratch and getattr(config, "image_size", None) is not None:
+            image_size = [size.get(side, size.get("shortest_edge")) for side in ("height", "width")]
+            config.image_size = image_size[0] if image_size[0] == image_size[1] else image_size
 
     @classmethod
     def configure_data(  # type: ignore[override]
         cls, config: PreTrainedConfig, arguments: ImageArguments, plugins: Plugins | None
     ) -> None:
-        """Let the model have the classes of the data."""
+        """Sets the classes of the data in ``config``."""
         cls.set_classes(config, load_images(arguments, plugins))
 
     def choose_length(self, limit: int | None) -> int:
-        """Return the places of a picture in the model: its patches and the first, or one."""
-        patch = getattr(self.config, "patch_size", None)
-        if patch is None:
+        """Returns the positions of an image in the model: its patches and the class token, or 1."""
+        config_patch_size = getattr(self.config, "patch_size", None)
+        if config_patch_size is None:
             return 1
-        sides = (patch, patch) if isinstance(patch, int) else tuple(patch)
+        patch_size = (
+            (config_patch_size, config_patch_size)
+            if isinstance(config_patch_size, int)
+            else tuple(config_patch_size)
+        )
         _, height, width = self.decoder.shape
-        return (height // sides[0]) * (width // sides[1]) + 1
+        return (height // patch_size[0]) * (width // patch_size[1]) + 1
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
-        """Number the pictures of a split; log how many each class has."""
-        pictures: ImageDataset = splits[split]
-        labels = self._numbers[split] = self.labels.encode_labels(pictures, split)
+        """Numbers the images of a split and logs how many each class has."""
+        images: ImageDataset = splits[split]
+        labels = self._label_ids[split] = self.labels.encode_labels(images, split)
         assert self.labels.names is not None
         counts = Counter(labels.tolist())
-        shown = [f"{name} {counts[number]}" for number, name in enumerate(self.labels.names)]
-        shown = shown[:20] + ([f"and {len(shown) - 20} classes more"] if shown[20:] else [])
-        shown += [f"without a label {counts[IGNORE_INDEX]}"] if IGNORE_INDEX in counts else []
-        logger.info("%s: %d pictures: %s", split, len(labels), ", ".join(shown))
-        rows = IndexRows(pictures, length, split, {"labels": labels.copy()})
+        class_counts = [f"{name} {counts[number]}" for number, name in enumerate(self.labels.names)]
+        class_counts = class_counts[:20] + (
+            [f"and {len(class_counts) - 20} more classes"] if class_counts[20:] else []
+        )
+        class_counts += [f"unlabeled {counts[IGNORE_INDEX]}"] if IGNORE_INDEX in counts else []
+        logger.info("%s: %d images: %s", split, len(labels), ", ".join(class_counts))
+        rows = IndexRows(images, length, split, {"labels": labels.copy()})
         return rows, {"documents": len(rows), "tokens": len(rows) * length}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Decode the pictures; those that cannot be read count for nothing."""
-        pixels, read = self.read(rows, random)
+        """Decodes the images. Images that cannot be read are masked out."""
+        pixel_values, is_read = self.read_images(rows, random)
         labels = rows["labels"]
-        counts = read & (labels != IGNORE_INDEX)
+        counts = is_read & (labels != IGNORE_INDEX)
         return {
-            "pixel_values": pixels,
+            "pixel_values": pixel_values,
             "labels": np.where(counts, labels, 0).astype(np.int32),
             "counts": counts,
             "valid": rows["valid"],
         }
 
-    def on_skip(self, split: str, number: int) -> None:
-        """Have no label where there is no picture."""
-        self._numbers[split][number] = IGNORE_INDEX
+    def on_skip(self, split: str, index: int) -> None:
+        """Removes the label of a skipped image."""
+        self._label_ids[split][index] = IGNORE_INDEX
 
     def loss(
         self,
@@ -123,20 +129,20 @@ class ImageClassification(ImageInputMixin, Classification):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the loss over pictures; in evaluation the logits of each row come along."""
-        output, changed = forward(model, params, rngs, train, extra, batch["pixel_values"])
+        """Returns the loss summed over images. In evaluation the totals include the logits."""
+        output, new_extra = forward(model, params, rngs, train, extra, batch["pixel_values"])
         counts = batch["counts"]
         targets = jnp.where(counts, batch["labels"], IGNORE_INDEX)
-        total, _, right = cross_entropy(output.logits, targets)
-        totals: dict[str, jax.Array] = {"correct": right}
+        total, _, correct = cross_entropy(output.logits, targets)
+        totals: dict[str, jax.Array] = {"correct": correct}
         if not train:
             totals["row_outputs"] = output.logits.astype(jnp.float32)
-        return total, counts.sum(), {"extra": changed, "totals": totals}
+        return total, counts.sum(), {"extra": new_extra, "totals": totals}
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
-        """Judge the predictions for a split, and say how many pictures could not be read."""
+        """Scores the predictions for a split, and counts skipped images."""
         return super().row_metrics(rows, split) | self.skip_metrics(split)
 
-    def tokens(self, rows: Arrays) -> int:
-        """Return the places of the pictures that count."""
+    def count_tokens(self, rows: Arrays) -> int:
+        """Returns the number of positions of the valid images."""
         return int(rows["valid"].sum()) * self.choose_length(None)

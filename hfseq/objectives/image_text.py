@@ -1,4 +1,4 @@
-"""Contrastive training on pictures and their captions (Radford et al., 2021, section 2.3)."""
+"""Contrastive training on images and captions (Radford et al., 2021, section 2.3)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ logger = logging.getLogger(__name__)
 
 
 class ImageText(ImageInputMixin, Objective):
-    """Each picture of the global batch has to find its caption, and each caption its picture.
+    """CLIP's contrastive loss between the images and captions of the global batch.
 
-    The loss is the mean of both, over all devices; a micro-batch of ``--gradient_accumulation``
-    compares what is in it alone. Accuracy is how many captions find their picture in the batch, so
-    it belongs to the size of the batch.
+    Each image must find its caption among all captions, and each caption its image. The loss is the
+    mean of both directions over all devices. With ``--gradient_accumulation_steps`` the candidates
+    are those of the micro-batch. Accuracy is the share of captions that find their image in the
+    batch; it therefore depends on the batch size.
     """
 
     name = "image_text"
@@ -44,28 +45,29 @@ class ImageText(ImageInputMixin, Objective):
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
-        """Load the image processor and the tokenizer that lie beside the model."""
+        """Loads the image processor and the tokenizer of the checkpoint."""
         if name is None:
             raise UsageError(
-                "no model: give --model_name_or_path, a folder with both encoders, an image "
-                "processor and a tokenizer (docs/image_text.md makes one of two checkpoints)"
+                "no model: set --model_name_or_path to a directory with both encoders, an image "
+                "processor and a tokenizer. docs/image_text.md shows how to create one from two "
+                "checkpoints."
             )
         assert isinstance(arguments, ImageTextArguments)
         return load_processor_pair(name, arguments.image_size, **options)
 
     @classmethod
-    def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
-        """Refuse a model that does not compare pictures and texts, and another's tokenizer."""
-        text = getattr(config, "text_config", None)
-        if text is None or getattr(config, "vision_config", None) is None:
+    def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
+        """Checks that the model has an image and a text encoder and that the tokenizer fits."""
+        text_config = getattr(config, "text_config", None)
+        if text_config is None or getattr(config, "vision_config", None) is None:
             raise UsageError(
-                f"'{config.model_type}' is not a pair of encoders: give a CLIP or a "
-                "vision-text-dual-encoder"
+                f"'{config.model_type}' does not have an image and a text encoder. Use a CLIP or "
+                "vision-text-dual-encoder model."
             )
-        check_vocabulary(tokenizer.tokenizer, text)
+        check_vocabulary(tokenizer.tokenizer, text_config)
 
     def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
-        """Tokenise the captions of a split."""
+        """Tokenizes the captions of a split."""
         encoded = self.tokenizer(
             list(splits[split].captions),
             padding="max_length",
@@ -75,16 +77,16 @@ class ImageText(ImageInputMixin, Objective):
         )
         ids, mask = (encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask"))
         rows = IndexRows(ids, length, split, {"input_ids": ids, "segment_ids": mask})
-        logger.info("%s: %d pictures with captions", split, len(rows))
+        logger.info("%s: %d images with captions", split, len(rows))
         return rows, {"documents": len(rows), "tokens": int(mask.sum())}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Decode the pictures; a pair without one counts for nothing."""
-        pixels, counts = self.read(rows, random)
+        """Decodes the images. Pairs without a readable image are masked out."""
+        pixel_values, counts = self.read_images(rows, random)
         return {
             "input_ids": rows["input_ids"],
             "attention_mask": rows["segment_ids"],
-            "pixel_values": pixels,
+            "pixel_values": pixel_values,
             "counts": counts,
         }
 
@@ -97,8 +99,8 @@ class ImageText(ImageInputMixin, Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the loss over pairs, compared with all pairs of the batch that count."""
-        output, changed = forward(
+        """Returns the loss summed over pairs, with all valid pairs of the batch as candidates."""
+        output, new_extra = forward(
             model,
             params,
             rngs,
@@ -109,20 +111,22 @@ class ImageText(ImageInputMixin, Objective):
             attention_mask=batch["attention_mask"],
         )
         counts = batch["counts"]
-        # What does not count is nobody's answer.
-        logits = jnp.where(counts[None], output.logits_per_text.astype(jnp.float32), -1e9)
-        back = jnp.where(counts[None], output.logits_per_image.astype(jnp.float32), -1e9)
-        targets = jnp.where(counts, jnp.arange(len(logits)), IGNORE_INDEX)
-        texts, _, right = cross_entropy(logits, targets)
-        pictures, _, _ = cross_entropy(back, targets)
+        # Masked-out pairs are not candidates.
+        logits_per_text = jnp.where(counts[None], output.logits_per_text.astype(jnp.float32), -1e9)
+        logits_per_image = jnp.where(
+            counts[None], output.logits_per_image.astype(jnp.float32), -1e9
+        )
+        targets = jnp.where(counts, jnp.arange(len(logits_per_text)), IGNORE_INDEX)
+        text_loss, _, correct = cross_entropy(logits_per_text, targets)
+        image_loss, _, _ = cross_entropy(logits_per_image, targets)
         return (
-            (texts + pictures) / 2,
+            (text_loss + image_loss) / 2,
             counts.sum(),
-            {"extra": changed, "totals": {"correct": right}},
+            {"extra": new_extra, "totals": {"correct": correct}},
         )
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return the loss and the accuracy, and how many pictures could not be read."""
+        """Returns the loss, the accuracy and the number of skipped images."""
         metrics = super().metrics(totals)
         metrics.pop("perplexity", None)
         return metrics | self.skip_metrics()

@@ -1,4 +1,4 @@
-"""Captions of pictures, word by word: an encoder of pictures and a decoder of text."""
+"""Image captioning with a vision encoder and a text decoder."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class ImageToText(ImageInputMixin, TextTargetObjective):
-    """Cross-entropy of each token of a caption given the picture and the tokens before it.
+    """Cross-entropy of each caption token given the image and the previous tokens.
 
-    ``--label_smoothing_factor`` smoothes it in training only. The end of the text is a target, too.
-    In evaluation captions are written and compared (ROUGE). Pictures that cannot be read count for
-    nothing.
+    ``--label_smoothing_factor`` applies to training only. EOS is also a target. Evaluation
+    generates captions and reports ROUGE. Images that cannot be read are skipped.
     """
 
     name = "image_to_text"
@@ -45,88 +44,102 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
-        """Load the image processor and the tokenizer that lie beside the model."""
+        """Loads the image processor and the tokenizer of the checkpoint."""
         if name is None:
             raise UsageError(
-                "no model: give --model_name_or_path, a folder with a vision-encoder-decoder, an "
-                "image processor and a tokenizer "
-                "(scripts/create_model_from_encoder_decoder_models.py makes one of two checkpoints)"
+                "no model: set --model_name_or_path to a directory with a vision-encoder-decoder, "
+                "an image processor and a tokenizer. "
+                "scripts/create_model_from_encoder_decoder_models.py creates one from two "
+                "checkpoints."
             )
         assert isinstance(arguments, ImageToTextArguments)
         return load_processor_pair(name, arguments.image_size, **options)
 
     @classmethod
-    def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
-        """Have what the decoder starts and ends with, and refuse what does not fit together."""
-        decoder, words = getattr(config, "decoder", None), tokenizer.tokenizer
+    def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
+        """Sets the special token IDs of the decoder, and checks that model and tokenizer fit."""
+        decoder, text_tokenizer = getattr(config, "decoder", None), tokenizer.tokenizer
         if decoder is None or not hasattr(config, "encoder"):
             raise UsageError(
-                f"'{config.model_type}' does not write about pictures: give a "
-                "vision-encoder-decoder, an encoder of pictures and a decoder of text"
+                f"'{config.model_type}' cannot caption images. Use a vision-encoder-decoder with "
+                "an image encoder and a text decoder."
             )
-        check_vocabulary(words, decoder)
-        ends = (
-            *(getattr(one, "eos_token_id", None) for one in (config, decoder, words)),
-            words.sep_token_id,
+        check_vocabulary(text_tokenizer, decoder)
+        eos_candidates = (
+            *(
+                getattr(source, "eos_token_id", None)
+                for source in (config, decoder, text_tokenizer)
+            ),
+            text_tokenizer.sep_token_id,
         )
-        known = {
+        candidates = {
             "decoder_start_token_id": (
                 getattr(config, "decoder_start_token_id", None),
                 decoder.bos_token_id,
-                words.bos_token_id,
-                words.cls_token_id,
+                text_tokenizer.bos_token_id,
+                text_tokenizer.cls_token_id,
             ),
-            "eos_token_id": ends,
+            "eos_token_id": eos_candidates,
             "pad_token_id": (
-                *(getattr(one, "pad_token_id", None) for one in (config, decoder, words)),
-                *ends,
+                *(
+                    getattr(source, "pad_token_id", None)
+                    for source in (config, decoder, text_tokenizer)
+                ),
+                *eos_candidates,
             ),
         }
-        for name, found in known.items():
-            value = next((token for token in found if token is not None), None)
-            if value is None:
+        for name, token_ids in candidates.items():
+            token_id = next((token for token in token_ids if token is not None), None)
+            if token_id is None:
                 raise UsageError(
-                    f"neither the configuration nor the tokenizer has a {name}: set it with "
-                    f"--config_overrides {name}=N"
+                    f"neither the configuration nor the tokenizer has a {name}. Set it with "
+                    f"--config_overrides {name}=N."
                 )
-            setattr(config, name, value)
+            setattr(config, name, token_id)
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Check the size of pictures; whoever loads the model writes as its evaluation does."""
+        """Checks image and caption lengths, and sets the model's generation configuration.
+
+        A loaded model then generates as the evaluation does.
+        """
         super().prepare(model)
         config, generation = model.config, model.generation_config
         for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
             setattr(generation, name, getattr(config, name))
         self.length = self.arguments.max_target_length
-        room = getattr(config.decoder, "max_position_embeddings", None)
-        if room is not None and self.length > room:
+        max_positions = getattr(config.decoder, "max_position_embeddings", None)
+        if max_positions is not None and self.length > max_positions:
             raise UsageError(
-                f"--max_target_length {self.length} is longer than the position table of the "
-                f"decoder allows ({room}): give at most {room}"
+                f"--max_target_length {self.length} exceeds the decoder's {max_positions} "
+                f"positions. Use at most {max_positions}."
             )
-        longest = (self.arguments.val_max_target_length or self.length) + 1  # the start counts
-        generation.max_length = longest if room is None else min(longest, room)
+        max_length = (
+            self.arguments.val_max_target_length or self.length
+        ) + 1  # includes the start token
+        generation.max_length = (
+            max_length if max_positions is None else min(max_length, max_positions)
+        )
         generation.num_beams = self.arguments.num_beams
 
     def choose_length(self, limit: int | None) -> int:
-        """Return the tokens of a caption."""
+        """Returns the maximum number of caption tokens."""
         return self.arguments.max_target_length
 
     def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
-        """Tokenise the captions of a split."""
+        """Tokenizes the captions of a split."""
         texts = self.tokenizer(list(splits[split].captions), add_special_tokens=False)["input_ids"]
         labels = [[*ids[: length - 1], self.config.eos_token_id] for ids in texts]
         rows = IndexRows(labels, length, split, {"labels": pad_labels(labels, length)})
-        logger.info("%s: %d pictures with captions", split, len(rows))
+        logger.info("%s: %d images with captions", split, len(rows))
         return rows, {"documents": len(rows), "tokens": sum(map(len, labels))}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Decode the pictures; a row without one has no labels."""
-        pixels, counts = self.read(rows, random)
+        """Decodes the images. Rows without a readable image have no labels."""
+        pixel_values, counts = self.read_images(rows, random)
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
-        decoder = shift_right(rows["labels"], pad, start)
+        decoder_ids = shift_right(rows["labels"], pad, start)
         labels = np.where(counts[:, None], rows["labels"], np.int32(IGNORE_INDEX))
-        return {"pixel_values": pixels, "decoder_input_ids": decoder, "labels": labels}
+        return {"pixel_values": pixel_values, "decoder_input_ids": decoder_ids, "labels": labels}
 
     def loss(
         self,
@@ -137,8 +150,8 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
-        output, changed = forward(
+        """Returns the loss, label-smoothed in training, and always the plain cross-entropy."""
+        output, new_extra = forward(
             model,
             params,
             rngs,
@@ -147,49 +160,49 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
             batch["pixel_values"],
             decoder_input_ids=batch["decoder_input_ids"],
         )
-        labels, size = batch["labels"], model.config.decoder.vocab_size
-        return self.smoothed(output.logits, labels, size, train, changed)
+        labels, vocab_size = batch["labels"], model.config.decoder.vocab_size
+        return self.smoothed_loss(output.logits, labels, vocab_size, train, new_extra)
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Say how many could not be read, too."""
+        """Adds the number of skipped images."""
         return super().metrics(totals) | self.skip_metrics()
 
     def generate_texts(
         self, model: FlaxPreTrainedModel, params: Params, split: str
     ) -> GeneratedTexts | None:
-        """Write captions of a split, and compare them with those there are: ROUGE.
+        """Generates captions for a split and computes ROUGE.
 
-        A picture with several captions is compared with the one that fits best.
+        For an image with several captions, the reference with the best score counts.
         """
         from hfseq.pipelines.images import Captioner
 
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
             return None
-        pictures: ImageDataset = self.splits[split]
-        told: dict[str, list[str]] = {}
-        places: dict[str, int] = {}
-        for place, caption in enumerate(pictures.captions):
-            name = pictures.sources[place].name
-            told.setdefault(name, []).append(caption)
-            places.setdefault(name, place)
-        chosen = self.chosen(split, sorted(places.values()))
+        images: ImageDataset = self.splits[split]
+        captions_by_image: dict[str, list[str]] = {}
+        first_rows: dict[str, int] = {}
+        for row, caption in enumerate(images.captions):
+            name = images.sources[row].name
+            captions_by_image.setdefault(name, []).append(caption)
+            first_rows.setdefault(name, row)
+        selected_rows = self.select_for_generation(split, sorted(first_rows.values()))
         captioner = Captioner(
             model,
-            self.both.inputs,
+            self.processors.input_processor,
             self.tokenizer,
             batch_size=data.generation_batch_size,
             max_image_pixels=data.max_image_pixels,
         )
-        answers = [
-            one
-            for one in captioner((pictures.sources[place] for place in chosen), params)
-            if one.text is not None
+        results = [
+            result
+            for result in captioner((images.sources[row] for row in selected_rows), params)
+            if result.text is not None
         ]
-        references = [told[one.name] for one in answers]
-        hypotheses = [one.text or "" for one in answers]
+        references = [captions_by_image[result.name] for result in results]
+        hypotheses = [result.text or "" for result in results]
         return GeneratedTexts(
-            [one.name for one in answers],
+            [result.name for result in results],
             [captions[0] for captions in references],
             hypotheses,
             rouge_scores(hypotheses, references),

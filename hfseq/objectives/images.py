@@ -1,4 +1,4 @@
-"""What objectives on pictures have in common: they are decoded while batches are made."""
+"""Shared parts of the objectives with image inputs."""
 
 from __future__ import annotations
 
@@ -25,60 +25,83 @@ if TYPE_CHECKING:
 
 
 def load_processor_pair(name: str, image_size: int | None, **options: Any) -> ProcessorPair:
-    """Load the image processor and the tokenizer of the checkpoint ``name``."""
+    """Loads the image processor and the tokenizer of a checkpoint.
+
+    Args:
+        name: Directory or Hub name of the checkpoint.
+        image_size: Overrides the image size of the processor.
+        **options: Download options for the Hub.
+
+    Raises:
+        UsageError: The checkpoint has no tokenizer or no image processor.
+    """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
+    except Exception as error:  # the Rust reader of tokenizer.json raises plain exceptions
         raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
     options.pop("trust_remote_code", None)
     return ProcessorPair(load_image_processor(name, image_size, **options), tokenizer)
 
 
 class ImageInputMixin(SkippedExamplesMixin):
-    """Decodes the pictures of a batch, and counts those that cannot be read."""
+    """Decodes the images of a batch, and skips images that cannot be read."""
 
-    unit = "pictures"
+    unit = "images"
     arguments: Any
     splits: Any
     tokenizer: Any
     decoder: ImageDecoder
 
     def setup(self) -> None:
-        """Find the pictures; an image processor and a tokenizer came together."""
-        self.splits, self.both = load_images(self.arguments), self.tokenizer
-        self.open_decoder(self.both.inputs)
-        self.tokenizer = self.both.tokenizer
+        """Loads the image lists and opens the decoder."""
+        self.splits, self.processors = load_images(self.arguments), self.tokenizer
+        self.open_decoder(self.processors.input_processor)
+        self.tokenizer = self.processors.tokenizer
 
     def open_decoder(self, processor: Any) -> None:
-        """Begin to read, with an image processor of Transformers."""
+        """Starts the decoding processes for a Transformers image processor."""
         assert isinstance(self.arguments, ImageArguments)
-        workers, most = num_decode_workers(self.arguments), self.arguments.max_image_pixels
-        self.decoder, self.skipped_examples = ImageDecoder(processor, workers, most), {}
+        num_workers, max_pixels = (
+            num_decode_workers(self.arguments),
+            self.arguments.max_image_pixels,
+        )
+        self.decoder, self.skipped_examples = ImageDecoder(processor, num_workers, max_pixels), {}
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Refuse a model that cannot read what the processor makes."""
+        """Checks that the model accepts the images of the processor."""
         check_image_shape(model, self.decoder)
 
-    def read(self, rows: Arrays, random: RowRandom) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the model reads of the pictures of a batch, and which of them count."""
+    def read_images(self, rows: Arrays, random: RowRandom) -> tuple[np.ndarray, np.ndarray]:
+        """Decodes the images of a batch.
+
+        Args:
+            rows: The fetched rows.
+            random: Source of random numbers for the crops.
+
+        Returns:
+            The pixel values, float32 `(rows, channels, height, width)`, and which rows are valid.
+
+        Raises:
+            DataError: None of the images can be read.
+        """
         split = SPLITS[int(rows["split"][0])]
-        pictures = self.splits[split]
-        assert isinstance(pictures, ImageDataset)
-        numbers, valid = rows["numbers"].tolist(), rows["valid"]
+        images = self.splits[split]
+        assert isinstance(images, ImageDataset)
+        indices, valid = rows["numbers"].tolist(), rows["valid"]
         crops = None
         if split == "train" and self.arguments.augment:
             crops = random_crops(random.uniform(5))
-        sources = [pictures.sources[number] for number in numbers]
+        sources = [images.sources[index] for index in indices]
         decoded = self.decoder(sources, crops)
-        for number, source, reason in zip(numbers, sources, decoded.reasons, strict=True):
+        for index, source, reason in zip(indices, sources, decoded.reasons, strict=True):
             if reason is not None:
-                self.skip_example(split, number, source.name, reason)
-        read = valid & np.array([reason is None for reason in decoded.reasons])
-        if valid.sum() > 1 and not read.any():
+                self.skip_example(split, index, source.name, reason)
+        is_read = valid & np.array([reason is None for reason in decoded.reasons])
+        if valid.sum() > 1 and not is_read.any():
             raise DataError(
-                f"none of the {valid.sum()} pictures of a batch can be read, the first of them "
+                f"none of the {valid.sum()} images in a batch can be read. The first is "
                 f"{sources[0].name}: {decoded.reasons[0]}"
             )
-        return decoded.pixel_values, read
+        return decoded.pixel_values, is_read

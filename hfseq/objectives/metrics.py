@@ -1,7 +1,7 @@
-"""Scores of predicted classes, numbers and translations, computed offline.
+"""Scores of predicted classes, numbers, entities, answers and texts, computed offline.
 
-Those of classes and numbers are called as those of the ``evaluate`` library,
-``compute(predictions=, references=)``, and give the same numbers under the same names.
+Metrics of classes and numbers have the interface of the ``evaluate`` library,
+``compute(predictions=, references=)``, and return the same values under the same names.
 """
 
 from __future__ import annotations
@@ -21,17 +21,31 @@ from hfseq.errors import UsageError
 
 
 def add_cross_entropy(metrics: dict[str, float], totals: dict[str, float]) -> dict[str, float]:
-    """Return ``metrics`` of a loss that may be smoothed with those of the plain cross-entropy.
+    """Adds metrics of the plain cross-entropy to the metrics of a loss that may be smoothed.
 
-    ``perplexity`` is the exponential of that; ``cross_entropy`` itself is there where it differs.
+    Args:
+        metrics: Metrics with the optimized "loss".
+        totals: Sums with "cross_entropy" and "count".
+
+    Returns:
+        The metrics with ``perplexity`` from the plain cross-entropy, and ``cross_entropy`` itself
+        if it differs from the loss.
     """
-    plain = totals["cross_entropy"] / max(totals["count"], 1)
-    metrics = {**metrics, "perplexity": math.exp(min(plain, 700.0))}
-    return metrics if plain == metrics["loss"] else {**metrics, "cross_entropy": plain}
+    cross_entropy = totals["cross_entropy"] / max(totals["count"], 1)
+    metrics = {**metrics, "perplexity": math.exp(min(cross_entropy, 700.0))}
+    if cross_entropy == metrics["loss"]:
+        return metrics
+    return {**metrics, "cross_entropy": cross_entropy}
 
 
 class Metric:
-    """A score by name; ``compute`` returns it in a dict, as ``evaluate`` does."""
+    """A named score with the ``compute`` interface of the ``evaluate`` library.
+
+    Args:
+        name: Name of the score.
+        function: Function from predictions and references, both `(examples,)`, to the score.
+        for_regression: Whether the metric applies to numbers instead of classes.
+    """
 
     def __init__(self, name: str, function: Callable[..., float], for_regression: bool = False):
         self.name, self.for_regression, self._function = name, for_regression, function
@@ -39,104 +53,128 @@ class Metric:
     def compute(
         self, *, predictions: ArrayLike, references: ArrayLike, **options: str | int
     ) -> dict[str, float]:
-        """Judge ``predictions`` (examples,) by ``references`` (examples,)."""
-        predicted, right = np.asarray(predictions), np.asarray(references)
-        if predicted.shape != right.shape or predicted.ndim != 1 or not len(predicted):
+        """Scores ``predictions`` against ``references``, both `(examples,)`.
+
+        Raises:
+            UsageError: The numbers of predictions and references differ or are 0.
+        """
+        predictions, references = np.asarray(predictions), np.asarray(references)
+        shape = predictions.shape
+        if shape != references.shape or predictions.ndim != 1 or not len(predictions):
             raise UsageError(
-                f"{self.name}: {predicted.shape} predictions for {right.shape} references; give "
-                "one for each, and at least one"
+                f"{self.name}: {predictions.shape} predictions for {references.shape} references; "
+                "give one for each, and at least one"
             )
-        return {self.name: self._function(predicted, right, **options)}
+        return {self.name: self._function(predictions, references, **options)}
 
 
 def accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Return the share of equal entries."""
+    """Returns the share of equal entries."""
     return float(np.mean(predictions == references))
 
 
-def edit_distance(found: Sequence[str], wanted: Sequence[str]) -> int:
-    """Return how many entries have to be changed, added and left out to make one of the other."""
-    names = {name: number for number, name in enumerate({*found, *wanted})}
-    target = np.array([names[name] for name in wanted], np.int64)
-    places = np.arange(len(target) + 1)
-    row = places
-    for number, name in enumerate(found, 1):
-        kept = np.minimum(row[1:] + 1, row[:-1] + (target != names[name]))
-        row = np.concatenate([[number], kept])
-        row = np.minimum.accumulate(row - places) + places  # entries of `wanted` that are missing
-    return int(row[-1])
+def edit_distance(hypothesis: Sequence[str], reference: Sequence[str]) -> int:
+    """Returns the minimum number of substitutions, insertions and deletions (Levenshtein)."""
+    ids = {entry: number for number, entry in enumerate({*hypothesis, *reference})}
+    target = np.array([ids[entry] for entry in reference], np.int64)
+    positions = np.arange(len(target) + 1)
+    # distances[i] is the distance between the hypothesis so far and the first i reference entries.
+    distances = positions
+    for length, entry in enumerate(hypothesis, 1):
+        insertions = distances[1:] + 1
+        substitutions = distances[:-1] + (target != ids[entry])
+        distances = np.concatenate([[length], np.minimum(insertions, substitutions)])
+        # Deletions, that is reference entries that the hypothesis lacks.
+        distances = np.minimum.accumulate(distances - positions) + positions
+    return int(distances[-1])
 
 
-def error_rates(found: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
-    """Return the word and character error rates of texts: edits by what there should be, in all."""
-    pairs = list(zip(found, wanted, strict=True))
-    words = [(one.split(), other.split()) for one, other in pairs]
+def error_rates(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Returns the word and character error rates, ``wer`` and ``cer``.
+
+    Each is the number of edits in all texts divided by the length of all references.
+    """
+    characters = list(zip(hypotheses, references, strict=True))
+    words = [(hypothesis.split(), reference.split()) for hypothesis, reference in characters]
     rates = {}
-    for name, sides in (("wer", words), ("cer", pairs)):
-        total = sum(len(other) for _, other in sides)
-        rates[name] = sum(edit_distance(*side) for side in sides) / max(total, 1)
+    for name, pairs in (("wer", words), ("cer", characters)):
+        total = sum(len(reference) for _, reference in pairs)
+        rates[name] = sum(edit_distance(*pair) for pair in pairs) / max(total, 1)
     return rates
 
 
 def f1(
     predictions: np.ndarray, references: np.ndarray, average: str = "binary", pos_label: int = 1
 ) -> float:
-    """Return F1, 0 where nothing is of a class: of one class, or the ``macro`` mean over classes.
+    """Returns the F1 score, 0 for a class that neither side contains.
 
-    The mean is over all classes that predictions or references have.
+    Args:
+        predictions: Predicted classes, `(examples,)`.
+        references: Correct classes, `(examples,)`.
+        average: "binary" for the score of ``pos_label``, or "macro" for the mean over all classes
+            that occur in predictions or references.
+        pos_label: The class to score.
+
+    Raises:
+        UsageError: Unknown ``average``, or more than two classes with "binary".
     """
     if average not in ("binary", "macro"):
-        raise UsageError(f"f1: average='{average}'; give binary or macro")
-    present = np.union1d(predictions, references)
-    if average == "binary" and len(present) > 2:
-        raise UsageError(f"f1 is of two classes and there are {len(present)}: use f1_macro")
+        raise UsageError(f"f1: unknown average '{average}'. Use binary or macro.")
+    classes = np.union1d(predictions, references)
+    if average == "binary" and len(classes) > 2:
+        raise UsageError(f"f1 requires two classes, but there are {len(classes)}. Use f1_macro.")
     scores = []
-    for one in present if average == "macro" else [pos_label]:
-        predicted, right = predictions == one, references == one
-        marked = int(predicted.sum() + right.sum())
-        scores.append(2 * int((predicted & right).sum()) / marked if marked else 0.0)
+    for label in classes if average == "macro" else [pos_label]:
+        is_predicted, is_reference = predictions == label, references == label
+        count = int(is_predicted.sum() + is_reference.sum())
+        score = 2 * int((is_predicted & is_reference).sum()) / count if count else 0.0
+        scores.append(score)
     return float(np.mean(scores))
 
 
 def matthews_correlation(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Return the correlation of two classifications, of any number of classes, from -1 to 1.
+    """Returns the correlation of two classifications with any number of classes, from -1 to 1.
 
-    It is 0 where one of the two has a single class. Source: Gorodkin (2004), equation 2.
+    It is 0 if one of the two has a single class. Source: Gorodkin (2004), equation 2.
     """
-    classes, numbers = np.unique(np.concatenate([references, predictions]), return_inverse=True)
-    right, predicted = np.split(numbers, 2)
-    table = np.zeros((len(classes), len(classes)))
-    np.add.at(table, (right, predicted), 1)
-    total, actual, chosen = table.sum(), table.sum(1), table.sum(0)
-    covariance = table.trace() * total - actual @ chosen
-    spread = (total**2 - chosen @ chosen) * (total**2 - actual @ actual)
+    classes, ids = np.unique(np.concatenate([references, predictions]), return_inverse=True)
+    reference_ids, prediction_ids = np.split(ids, 2)
+    confusion = np.zeros((len(classes), len(classes)))
+    np.add.at(confusion, (reference_ids, prediction_ids), 1)
+    total, actual, predicted = confusion.sum(), confusion.sum(1), confusion.sum(0)
+    covariance = confusion.trace() * total - actual @ predicted
+    spread = (total**2 - predicted @ predicted) * (total**2 - actual @ actual)
     return float(covariance / np.sqrt(spread)) if spread else 0.0
 
 
 def pearson(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Return the linear correlation; NaN where one side is constant."""
+    """Returns the linear correlation, or NaN if one side is constant."""
     x, y = (np.asarray(values, np.float64) for values in (predictions, references))
     x, y = x - x.mean(), y - y.mean()
     spread = np.linalg.norm(x) * np.linalg.norm(y)
-    # A constant is not exactly its mean; correlations of rounding errors say nothing.
+    # The mean of constant values may differ from them by rounding errors, whose correlation is
+    # meaningless.
     scales = (np.abs(np.asarray(values, np.float64)).max() for values in (predictions, references))
-    size = 1e-13 * np.sqrt(len(x))
-    flat = any(np.linalg.norm(v) <= size * s for v, s in zip((x, y), scales, strict=True))
-    return float("nan") if flat else float(np.clip(x @ y / spread, -1.0, 1.0))
+    tolerance = 1e-13 * np.sqrt(len(x))
+    is_constant = any(
+        np.linalg.norm(values) <= tolerance * scale
+        for values, scale in zip((x, y), scales, strict=True)
+    )
+    return float("nan") if is_constant else float(np.clip(x @ y / spread, -1.0, 1.0))
 
 
 def spearmanr(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Return the correlation of ranks, equal values sharing theirs; NaN where one is constant."""
+    """Returns the rank correlation, or NaN if one side is constant. Ties have equal ranks."""
     return pearson(_ranks(predictions), _ranks(references))
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = counts.cumsum()
-    return (ends - (counts - 1) / 2)[places]
+    return (ends - (counts - 1) / 2)[inverse]
 
 
-#: Our own metrics by name.
+#: The metrics that hfseq defines, by name.
 METRICS = {
     metric.name: metric
     for metric in (
@@ -145,16 +183,16 @@ METRICS = {
         Metric("f1_macro", partial(f1, average="macro")),
         Metric("matthews_correlation", matthews_correlation),
         Metric("pearson", pearson, for_regression=True),
-        Metric("spearmanr", spearmanr, True),
+        Metric("spearmanr", spearmanr, for_regression=True),
     )
 }
 
 
 def load_metric(name: str) -> Any:
-    """Return our own metric, or what ``evaluate.load(name)`` gives (which may need the network).
+    """Returns a metric of hfseq, or ``evaluate.load(name)``, which may download code.
 
     Raises:
-        UsageError: neither has it.
+        UsageError: Neither hfseq nor ``evaluate`` has the metric.
     """
     if name in METRICS:
         return METRICS[name]
@@ -162,7 +200,7 @@ def load_metric(name: str) -> Any:
         import evaluate
 
         return evaluate.load(name)
-    except Exception as error:  # evaluate runs code of the metric's own
+    except Exception as error:  # evaluate runs the metric's code
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
             f"--metrics {name}: hfseq has {', '.join(METRICS)}, and `evaluate` cannot load it "
@@ -173,95 +211,134 @@ def load_metric(name: str) -> Any:
 def compute_metrics(
     metrics: Sequence[Any], predictions: np.ndarray, references: np.ndarray
 ) -> dict[str, float]:
-    """Return the scores of all metrics by name; what is no number is left out."""
-    judged: dict[str, float] = {}
+    """Returns the scores of all metrics by name. Values that are not scalars are omitted."""
+    results: dict[str, float] = {}
     for metric in metrics:
         scores = metric.compute(predictions=predictions, references=references)
-        judged |= {k: float(v) for k, v in scores.items() if np.ndim(v) == 0}
-    return judged
+        results |= {name: float(value) for name, value in scores.items() if np.ndim(value) == 0}
+    return results
 
 
+#: Type, first word and last word.
 Entity = tuple[str, int, int]
-#: Where a sentence ends and another begins.
-SENTENCE_BOUNDARY = re.compile(r"(?<=[.!?])\s+(?=[^\Wa-z_]|[\"'(])")
 
 
 def find_entities(tags: Sequence[str]) -> set[Entity]:
-    """Return the entities of a sentence, (kind, first word, last word), as conlleval finds them.
+    """Returns the entities of a sentence, with the rules of conlleval.
 
-    Tags are IOB, IOB2, IOE or IOBES; one begins where its kind changes, too.
+    Args:
+        tags: One tag per word in IOB, IOB2, IOE or IOBES format. An entity also begins where the
+            type changes.
     """
-    found, begun = set(), 0
-    before, kind = "O", ""
-    for place, tag in enumerate([*tags, "O"]):
-        mark, now = tag[:1], tag[1:].split("-", 1)[-1] or "_"
-        other = now != kind
-        ends = before in "ES" or before in "BI" and mark in "BSO" or before not in "O." and other
-        if ends:
-            found.add((kind, begun, place - 1))
-        if mark in "BS" or before in "ESO" and mark in "EI" or mark not in "O." and other:
-            begun = place
-        before, kind = mark, now
-    return found
+    entities, start = set(), 0
+    previous_prefix, previous_type = "O", ""
+    for position, tag in enumerate([*tags, "O"]):
+        prefix, entity_type = tag[:1], tag[1:].split("-", 1)[-1] or "_"
+        type_changes = entity_type != previous_type
+        if _ends_entity(previous_prefix, prefix, type_changes):
+            entities.add((previous_type, start, position - 1))
+        if _starts_entity(previous_prefix, prefix, type_changes):
+            start = position
+        previous_prefix, previous_type = prefix, entity_type
+    return entities
+
+
+def _ends_entity(previous_prefix: str, prefix: str, type_changes: bool) -> bool:
+    """Whether an entity ends before a word, like conlleval's ``endOfChunk``."""
+    if previous_prefix in "ES":
+        return True
+    if previous_prefix in "BI" and prefix in "BSO":
+        return True
+    return previous_prefix not in "O." and type_changes
+
+
+def _starts_entity(previous_prefix: str, prefix: str, type_changes: bool) -> bool:
+    """Whether an entity starts at a word, like conlleval's ``startOfChunk``."""
+    if prefix in "BS":
+        return True
+    if previous_prefix in "ESO" and prefix in "EI":
+        return True
+    return prefix not in "O." and type_changes
 
 
 def entity_scores(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Return precision, recall and F1 of whole entities and the accuracy of tags, as seqeval.
+    """Returns entity-level precision, recall and F1 and the accuracy of tags, like seqeval.
 
-    Beside the overall scores, those of each kind are called ``PER_precision``; ``PER_number``
-    counts what there is of it. Source: Tjong Kim Sang and De Meulder (2003).
+    Source: Tjong Kim Sang and De Meulder (2003).
+
+    Args:
+        predictions: Predicted tags by sentence and word.
+        references: Correct tags by sentence and word.
+
+    Returns:
+        The overall scores, and for each entity type scores such as ``PER_precision`` and the number
+        of reference entities, ``PER_number``.
     """
-    hit: Counter[str] = Counter()
-    said, there = Counter[str](), Counter[str]()
-    right = total = 0
-    for found, wanted in zip(predictions, references, strict=True):
-        ours, theirs = find_entities(found), find_entities(wanted)
-        said.update(kind for kind, *_ in ours)
-        there.update(kind for kind, *_ in theirs)
-        hit.update(kind for kind, *_ in ours & theirs)
-        right += sum(one == other for one, other in zip(found, wanted, strict=True))
-        total += len(wanted)
+    num_predicted, num_actual, num_correct = Counter[str](), Counter[str](), Counter[str]()
+    correct_tags = num_tags = 0
+    for predicted_tags, actual_tags in zip(predictions, references, strict=True):
+        predicted, actual = find_entities(predicted_tags), find_entities(actual_tags)
+        num_predicted.update(entity_type for entity_type, *_ in predicted)
+        num_actual.update(entity_type for entity_type, *_ in actual)
+        num_correct.update(entity_type for entity_type, *_ in predicted & actual)
+        tag_pairs = zip(predicted_tags, actual_tags, strict=True)
+        correct_tags += sum(predicted_tag == tag for predicted_tag, tag in tag_pairs)
+        num_tags += len(actual_tags)
 
-    def score(hits: int, marked: int, known: int) -> tuple[float, float, float]:
-        precision, recall = hits / max(marked, 1), hits / max(known, 1)
-        return precision, recall, 2 * precision * recall / (precision + recall or 1)
-
-    names = ("precision", "recall", "f1")
-    scores = dict(zip(names, score(hit.total(), said.total(), there.total()), strict=True))
-    scores["accuracy"] = right / max(total, 1)
-    for kind in sorted(there.keys() | said.keys()):
-        values = score(hit[kind], said[kind], there[kind])
-        scores |= {f"{kind}_{name}": value for name, value in zip(names, values, strict=True)}
-        scores[f"{kind}_number"] = there[kind]
+    scores = _precision_recall_f1(num_correct.total(), num_predicted.total(), num_actual.total())
+    scores["accuracy"] = correct_tags / max(num_tags, 1)
+    for entity_type in sorted(num_actual.keys() | num_predicted.keys()):
+        type_scores = _precision_recall_f1(
+            num_correct[entity_type], num_predicted[entity_type], num_actual[entity_type]
+        )
+        scores |= {f"{entity_type}_{name}": value for name, value in type_scores.items()}
+        scores[f"{entity_type}_number"] = num_actual[entity_type]
     return scores
 
 
+def _precision_recall_f1(num_correct: int, num_predicted: int, num_actual: int) -> dict[str, float]:
+    precision, recall = num_correct / max(num_predicted, 1), num_correct / max(num_actual, 1)
+    f1 = 2 * precision * recall / (precision + recall or 1)
+    return {"precision": precision, "recall": recall, "f1": f1}
+
+
 def normalized_words(answer: str) -> list[str]:
-    """Return the words that answers are compared by: lower case, no punctuation, no articles."""
-    kept = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", kept).split()
+    """Returns the words of an answer in lower case, without punctuation and articles."""
+    text = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
 
-def answer_scores(answer: str, wanted: Sequence[str]) -> tuple[float, float]:
-    """Return exact match and F1 of an answer, 0 to 1, by the best of those that are right.
+def answer_scores(answer: str, references: Sequence[str]) -> tuple[float, float]:
+    """Returns exact match and F1 of an answer, 0 to 1, for the best of several references.
 
-    No answer is "", and right where nothing is ``wanted``. Source: SQuAD's official scorer
-    (Rajpurkar et al., 2016; 2018).
+    Source: SQuAD's official scorer (Rajpurkar et al., 2016; 2018).
+
+    Args:
+        answer: The answer. "" stands for no answer, which is correct if there are no references.
+        references: The correct answers.
     """
-    best = (0.0, 0.0)
-    found = normalized_words(answer)
-    for one in [text for text in wanted if normalized_words(text)] or [""]:
-        words = normalized_words(one)
-        common = (Counter(found) & Counter(words)).total()
-        f1 = 2 * common / (len(found) + len(words)) if found and words else float(found == words)
-        best = max(best[0], float(found == words)), max(best[1], f1)
-    return best
+    best_match = best_f1 = 0.0
+    answer_words = normalized_words(answer)
+    for reference in [text for text in references if normalized_words(text)] or [""]:
+        words = normalized_words(reference)
+        match = float(answer_words == words)
+        f1 = match
+        if answer_words and words:
+            common = (Counter(answer_words) & Counter(words)).total()
+            f1 = 2 * common / (len(answer_words) + len(words))
+        best_match, best_f1 = max(best_match, match), max(best_f1, f1)
+    return best_match, best_f1
 
 
 class Scores(NamedTuple):
-    """Values by metric, and the signature of each, which says how it was computed."""
+    """Scores of generated texts.
+
+    Attributes:
+        values: Values by metric.
+        signatures: How each metric was computed, by metric.
+    """
 
     values: dict[str, float]
     signatures: dict[str, str]
@@ -273,13 +350,19 @@ def translation_scores(
     lowercase: bool = False,
     tokenizer: str = "13a",
 ) -> Scores:
-    """Return corpus BLEU (``bleu``) and chrF2 (``chrf``), 0 to 100, equal to sacreBLEU's commands.
+    """Returns corpus BLEU (``bleu``) and chrF2 (``chrf``), 0 to 100, equal to sacreBLEU's commands.
 
-    One reference a hypothesis. ``lowercase`` is ``sacrebleu -lc``: BLEU as the WMT example reports
-    it; chrF stays cased. Sources: Post (2018), https://aclanthology.org/W18-6319; Popović (2015).
+    Sources: Post (2018), https://aclanthology.org/W18-6319; Popović (2015).
 
-    **Raises:** :class:`~hfseq.errors.UsageError` for lists of different lengths, or a tokenizer
-    that sacreBLEU does not have.
+    Args:
+        hypotheses: The translations.
+        references: One reference per translation.
+        lowercase: Whether BLEU is lower-cased, like ``sacrebleu -lc`` and Flax's WMT example. chrF
+            is always cased.
+        tokenizer: sacreBLEU's tokenizer for BLEU.
+
+    Raises:
+        UsageError: The lists have different lengths, or sacreBLEU does not have the tokenizer.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
@@ -288,9 +371,9 @@ def translation_scores(
         raise UsageError(
             f"{len(hypotheses)} hypotheses for {len(references)} references: give one for each"
         )
-    known = BLEU.TOKENIZERS
-    if tokenizer not in known:
-        raise UsageError(f"--bleu_tokenizer {tokenizer}: sacreBLEU has {', '.join(known)}")
+    tokenizers = BLEU.TOKENIZERS
+    if tokenizer not in tokenizers:
+        raise UsageError(f"--bleu_tokenizer {tokenizer}: sacreBLEU has {', '.join(tokenizers)}")
     values, signatures = {}, {}
     metrics: dict[str, Any] = {
         "bleu": BLEU(lowercase=lowercase, tokenize=tokenizer),
@@ -302,26 +385,35 @@ def translation_scores(
     return Scores(values, signatures)
 
 
+#: White space between two sentences: after a full stop, before a capital, quote or digit.
+SENTENCE_BOUNDARY = re.compile(r"(?<=[.!?])\s+(?=[^\Wa-z_]|[\"'(])")
+
+
 def rouge_scores(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Return ROUGE-1, -2, -L and -Lsum as F1, 0 to 100, of stemmed words (Lin, 2004).
+    """Returns ROUGE-1, -2, -L and -Lsum as F1 of stemmed words, 0 to 100 (Lin, 2004).
 
-    Of several references of a hypothesis the one with the best score counts, for each measure.
-    Lsum is of sentences: what ends with a mark before a space and a capital, quote or digit.
+    ROUGE-Lsum is over sentences, which are split at :data:`SENTENCE_BOUNDARY`.
 
-    **Raises:** UsageError without the package rouge-score.
+    Args:
+        hypotheses: The generated texts.
+        references: One or more references per text. For each measure the best one counts.
+
+    Raises:
+        UsageError: The package rouge-score is not installed.
     """
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise UsageError("ROUGE needs rouge-score: pip install 'hfseq[rouge]'") from error
+        raise UsageError("ROUGE requires rouge-score: pip install 'hfseq[rouge]'") from error
     names = ("rouge1", "rouge2", "rougeL", "rougeLsum")
     scorer = RougeScorer(list(names), use_stemmer=True)
     sums = dict.fromkeys(names, 0.0)
-    for hypothesis, told in zip(hypotheses, references, strict=True):
-        shown, *wanted = (SENTENCE_BOUNDARY.sub("\n", text) for text in (hypothesis, *told))
-        found = scorer.score_multi(wanted, shown)
+    for hypothesis, texts in zip(hypotheses, references, strict=True):
+        hypothesis_lines = SENTENCE_BOUNDARY.sub("\n", hypothesis)
+        reference_lines = [SENTENCE_BOUNDARY.sub("\n", text) for text in texts]
+        scores = scorer.score_multi(reference_lines, hypothesis_lines)
         for name in names:
-            sums[name] += found[name].fmeasure
+            sums[name] += scores[name].fmeasure
     return {name: 100 * total / max(len(hypotheses), 1) for name, total in sums.items()}

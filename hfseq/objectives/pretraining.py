@@ -1,4 +1,4 @@
-"""What ELECTRA and ALBERT learn from text beside hidden tokens: replaced ones, and order."""
+"""Pretraining objectives of ELECTRA (replaced token detection) and ALBERT (sentence order)."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ if TYPE_CHECKING:
 
 
 class ReplacedTokens(Objective):
-    """Tell of every token whether it was replaced (Clark et al., 2020, section 2).
+    """Replaced token detection (Clark et al., 2020, section 2) without a generator.
 
-    ``mlm_probability`` of the tokens are, by another one of their row: what is common in a text is
-    a common replacement. There is no generator that would propose likelier ones.
+    ``mlm_probability`` of the tokens are replaced by another token of the same row, so that
+    frequent tokens are frequent replacements.
     """
 
     name = "rtd"
     auto_class = "ForPreTraining"
-    row_layout = base.KnownRows()
+    row_guarantees = base.RowGuarantees()
     sums = ("correct", "replaced", "found")
 
     arguments: DataArguments
 
     def setup(self) -> None:
-        """Read off the vocabulary what is never replaced."""
-        self.special = special_ids(self.tokenizer, self.config.vocab_size)
+        """Looks up the special tokens, which are never replaced."""
+        self.is_special = special_ids(self.tokenizer, self.config.vocab_size)
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Refuse a model that has no number for each token."""
-        if "Electra" not in type(model).__name__ and not hasattr(model, "tells_replaced_tokens"):
+        """Checks that the model returns one logit per token."""
+        if "Electra" not in type(model).__name__ and not hasattr(model, "detects_replaced_tokens"):
             raise UsageError(
-                f"--objective rtd trains a discriminator, and {type(model).__name__} is none: take "
-                "--model_type electra, or say tells_replaced_tokens = True in a class whose logits "
-                "are (batch, length)"
+                f"--objective rtd trains a discriminator, but {type(model).__name__} is not one. "
+                "Use --model_type electra, or set detects_replaced_tokens = True in a model class "
+                "whose logits are (batch, length)."
             )
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Replace tokens; labels are 1 where one was, 0 elsewhere and -100 on padding."""
+        """Replaces tokens. Labels are 1 for replaced tokens, 0 for others and -100 for padding."""
         ids, segments = rows["input_ids"], rows["segment_ids"]
         count, length = ids.shape
         real = segments > 0
         if "valid" in rows:
             real &= rows["valid"][:, None]
-        ordinary = real & ~self.special[ids]
-        # The ordinary tokens of a row first, and which of them to take.
+        ordinary = real & ~self.is_special[ids]
+        # Sort the ordinary tokens of each row first, then draw one of them for each position.
         order = np.argsort(~ordinary, axis=1, kind="stable")
-        known = np.maximum(ordinary.sum(1, keepdims=True), 1)
-        taken = (random.uniform(length) * known).astype(np.int64)
-        others = np.take_along_axis(ids, np.take_along_axis(order, taken, 1), 1)
-        chosen = ordinary & (random.uniform(length) < self.arguments.mlm_probability)
-        inputs = np.where(chosen, others, ids)
+        num_ordinary = np.maximum(ordinary.sum(1, keepdims=True), 1)
+        picks = (random.uniform(length) * num_ordinary).astype(np.int64)
+        replacements = np.take_along_axis(ids, np.take_along_axis(order, picks, 1), 1)
+        is_replaced = ordinary & (random.uniform(length) < self.arguments.mlm_probability)
+        inputs = np.where(is_replaced, replacements, ids)
         labels = np.where(real, (inputs != ids).astype(np.int32), np.int32(IGNORE_INDEX))
         return {"input_ids": inputs, "segment_ids": segments, "labels": labels}
 
@@ -75,10 +75,10 @@ class ReplacedTokens(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the cross-entropy of replaced against original over all real tokens."""
+        """Returns the binary cross-entropy summed over all tokens except padding."""
         labels = batch["labels"]
         inputs: dict[str, Any] = base.attention_inputs(model, batch["segment_ids"])
-        output, changed = base.forward(
+        output, new_extra = base.forward(
             model,
             params,
             rngs,
@@ -89,24 +89,24 @@ class ReplacedTokens(Objective):
         )
         logits = output.logits.astype(jnp.float32)
         counted, replaced = labels != IGNORE_INDEX, labels == 1
-        each = jax.nn.softplus(logits) - jnp.where(replaced, logits, 0)
-        found = counted & replaced & (logits > 0)
-        right = counted & ((logits > 0) == replaced)
-        totals = {"correct": right.sum(), "replaced": replaced.sum(), "found": found.sum()}
-        total = jnp.where(counted, each, 0).sum()
-        return total, counted.sum(), {"extra": changed, "totals": totals}
+        losses = jax.nn.softplus(logits) - jnp.where(replaced, logits, 0)
+        detected = counted & replaced & (logits > 0)
+        correct = counted & ((logits > 0) == replaced)
+        totals = {"correct": correct.sum(), "replaced": replaced.sum(), "found": detected.sum()}
+        total = jnp.where(counted, losses, 0).sum()
+        return total, counted.sum(), {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return what every objective does, and the share of replaced tokens that were found."""
+        """Adds the recall, the share of replaced tokens that are detected."""
         recall = totals["found"] / max(totals["replaced"], 1)
         return super().metrics(totals) | {"recall": recall}
 
 
 class SentenceOrder(MaskedLM):
-    """Masked language modelling, and whether two pieces of text stand in order (Lan et al., 2019).
+    """Masked language modeling plus sentence order prediction (Lan et al., 2019).
 
-    A row is cut in its middle, and its halves change places half of the time; class 1 says so. The
-    loss is the mean of masked tokens and, as large, that of rows.
+    Each row is split in the middle, and the halves are swapped with probability 0.5 (class 1). The
+    loss is the mean over masked tokens plus, with equal weight, the mean over rows.
     """
 
     name = "sop"
@@ -114,63 +114,63 @@ class SentenceOrder(MaskedLM):
     sums = ("correct", "order", "ordered")
 
     def setup(self) -> None:
-        """Read off the vocabulary what begins a row and ends a piece."""
+        """Looks up the tokens that start a row and end a segment."""
         super().setup()
-        self.first, self.end = (
+        self.cls_id, self.sep_id = (
             getattr(self.tokenizer, f"{name}_token_id") for name in ("cls", "sep")
         )
-        if self.first is None or self.end is None:
+        if self.cls_id is None or self.sep_id is None:
             raise UsageError(
-                "--objective sop writes [CLS] one [SEP] other [SEP]; this tokenizer has no "
-                f"{'cls' if self.first is None else 'sep'} token: train one with "
-                "scripts/train_tokenizer.py --model_type bert"
+                "--objective sop builds rows [CLS] one [SEP] other [SEP], but this tokenizer has "
+                f"no {'cls' if self.cls_id is None else 'sep'} token. Train one with "
+                "scripts/train_tokenizer.py --model_type bert."
             )
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Refuse a model without a head for pairs."""
+        """Checks that the model has a head for sentence pairs."""
         names = model.module_class.__name__, type(model).__name__
         if not type(model).__name__.endswith("ForPreTraining") or "Electra" in names[1]:
             raise UsageError(
-                f"--objective sop needs a head for the order of two pieces, which {names[1]} has "
-                "not: take --model_type albert, bert or big_bird"
+                f"--objective sop requires a sentence order head, which {names[1]} does not have. "
+                "Use --model_type albert, bert or big_bird."
             )
 
     def row_length(self, length: int) -> int:
-        """Return the tokens of text, beside the three special ones."""
+        """Returns the number of tokens without the three special tokens."""
         if length < 5:
             raise UsageError(
-                f"--max_seq_length {length} leaves no text in a row of --objective sop, which is "
-                "[CLS] one [SEP] other [SEP]: give at least 5"
+                f"--max_seq_length {length} leaves no space for text in a row [CLS] one [SEP] "
+                "other [SEP] of --objective sop. Use at least 5."
             )
         return length - 3
 
     @property
     def cross_documents(self) -> bool:
-        """A row is one text, which is cut."""
+        """Always ``True``: a row is one text, which is split."""
         return True
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Cut rows, change halves, and hide tokens."""
-        given, real = rows["input_ids"], rows["segment_ids"] > 0
-        count, width = len(given), given.shape[1] + 3
+        """Splits the rows, swaps segments and masks tokens."""
+        row_ids, real = rows["input_ids"], rows["segment_ids"] > 0
+        count, width = len(row_ids), row_ids.shape[1] + 3
         ids = np.full((count, width), self.tokenizer.pad_token_id or 0, np.int32)
         types, segments = np.zeros_like(ids), np.zeros_like(ids)
         swapped = random.uniform(1)[:, 0] < 0.5
         for row in range(count):
-            text = given[row][real[row] & ~self.special[given[row]]]
+            text = row_ids[row][real[row] & ~self.is_special[row_ids[row]]]
             pieces = [text[: len(text) // 2], text[len(text) // 2 :]]
-            one, other = pieces[::-1] if swapped[row] else pieces
-            joined = [self.first, *one, self.end, *other, self.end]
-            ids[row, : len(joined)] = joined
-            segments[row, : len(joined)] = 1
-            types[row, len(one) + 2 : len(joined)] = 1
+            first, second = pieces[::-1] if swapped[row] else pieces
+            sequence = [self.cls_id, *first, self.sep_id, *second, self.sep_id]
+            ids[row, : len(sequence)] = sequence
+            segments[row, : len(sequence)] = 1
+            types[row, len(first) + 2 : len(sequence)] = 1
         valid = rows.get("valid", np.ones(count, bool))
         inputs, labels = mask_tokens(
             {"input_ids": ids, "segment_ids": segments, "valid": valid},
             random,
             mask_id=self.tokenizer.mask_token_id,
             vocab_size=len(self.tokenizer),
-            special=self.special,
+            special=self.is_special,
             probability=self.arguments.mlm_probability,
         )
         positions, targets = gather_masked(labels, groups, self.arguments.mlm_probability)
@@ -193,8 +193,8 @@ class SentenceOrder(MaskedLM):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the cross-entropy at the masked positions, and that of the order as heavy."""
-        output, changed = base.forward(
+        """Returns the cross-entropy of masked tokens plus the weighted loss of the order."""
+        output, new_extra = base.forward(
             model,
             params,
             rngs,
@@ -208,25 +208,27 @@ class SentenceOrder(MaskedLM):
         logits = output.prediction_logits
         flat = logits.reshape(positions.shape[0], -1, logits.shape[-1])
         masked = jnp.take_along_axis(flat, positions[..., None], axis=1)
-        total, count, right = cross_entropy(masked, batch["labels"], model.config.vocab_size)
-        order = output.get("sop_logits", output.get("seq_relationship_logits"))
-        wrong, rows, ordered = cross_entropy(order, batch["order"], order.shape[-1])
-        # A row counts as much as the targets that a row has on average.
+        total, count, correct = cross_entropy(masked, batch["labels"], model.config.vocab_size)
+        order_logits = output.get("sop_logits", output.get("seq_relationship_logits"))
+        order_loss, num_rows, ordered = cross_entropy(
+            order_logits, batch["order"], order_logits.shape[-1]
+        )
+        # Weight each row by the average number of masked tokens per row.
         weight = self.arguments.mlm_probability * (length - 3)
-        totals = {"correct": right, "order": rows, "ordered": ordered}
-        return total + weight * wrong, count, {"extra": changed, "totals": totals}
+        totals = {"correct": correct, "order": num_rows, "ordered": ordered}
+        return total + weight * order_loss, count, {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return what every objective does, of both together, and the share of right orders."""
+        """Adds the accuracy of the predicted order. Loss and perplexity include both losses."""
         ordered = totals["ordered"] / max(totals["order"], 1)
         return super().metrics(totals) | {"order_accuracy": ordered}
 
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Return none: the head over the vocabulary is one of two here."""
+        """Returns no samples, because the vocabulary head is only one of two heads."""
         return []
 
     def head_share(self) -> float:
-        """The head sees every position."""
+        """Returns 1: the head is computed at every position."""
         return 1.0

@@ -1,4 +1,4 @@
-"""Answers to questions as spans of a context (Rajpurkar et al., 2016; 2018)."""
+"""Extractive question answering: answers are spans of a context (Rajpurkar et al., 2016; 2018)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hfseq.data.question_answering import (
 from hfseq.data.records import Records, drop_invalid, load_records
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import write_atomically
-from hfseq.nn.context import RowGuarantees as KnownRows
+from hfseq.nn.context import RowGuarantees
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, RowsAndStats, forward
 from hfseq.objectives.metrics import answer_scores
 
@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 
 class QuestionAnswering(Objective):
-    """Mean of the cross-entropies of an answer's first and last token, over the places of its row.
+    """Mean cross-entropy of the first and last token of the answer, over all positions of a row.
 
-    Padding is among those places, as in Transformers (docs/decisions.md says why). A context that
-    is longer than a row is several rows, with the first token as the answer where none is in them.
-    Losses are over rows, scores over questions: SQuAD's exact match and F1.
+    Padding is included in these positions, as in Transformers (see docs/decisions.md). A context
+    that is longer than a row becomes several rows; in rows that do not contain the answer, the
+    label is the first token. The loss is over rows; SQuAD's exact match and F1 are over questions.
     """
 
     name = "question_answering"
@@ -51,13 +51,13 @@ class QuestionAnswering(Objective):
     has_vocabulary = False
     supports_predict = True
     evaluates_test = True
-    row_layout = KnownRows()
+    row_guarantees = RowGuarantees()
     default_length = 384
 
     arguments: QuestionAnsweringArguments
 
     def setup(self) -> None:
-        """Check the examples."""
+        """Checks the examples."""
         data = self.arguments
         self.windows: dict[str, ContextWindows] = {}
         self.splits: dict[str, Records] = {}
@@ -75,39 +75,41 @@ class QuestionAnswering(Objective):
                 if (problem := answer_problem(example, data.version_2_with_negative)) is not None
             }
             self.splits[split] = drop_invalid(records, split, problems, data)
-        self.types = False
+        self.uses_token_types = False
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Learn whether the model tells question and context apart."""
-        kinds = getattr(self.config, "type_vocab_size", 0) or 0
-        given = "token_type_ids" in self.tokenizer.model_input_names
-        self.types = given and kinds > 1 and model.accepts("token_type_ids")
+        """Checks whether the model uses token type IDs."""
+        num_token_types = getattr(self.config, "type_vocab_size", 0) or 0
+        tokenizer_returns_types = "token_type_ids" in self.tokenizer.model_input_names
+        self.uses_token_types = (
+            tokenizer_returns_types and num_token_types > 1 and model.accepts("token_type_ids")
+        )
 
     def choose_length(self, limit: int | None) -> int:
-        """Return the tokens of a row: 384, as version 4's script, where no flag says how many."""
+        """Returns the flag's tokens per row, or at most 384 as in the version 4 script."""
         return min(super().choose_length(limit), self.arguments.row_length or self.default_length)
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
-        """Cut the contexts of a split into windows, a row each."""
+        """Splits the contexts of a split into windows, one row each."""
         records, data = splits[split], self.arguments
         examples = [records[row] for row in range(len(records))]
         windows = self.windows[split] = make_windows(
             self.tokenizer,
-            [one["question"] for one in examples],
-            [one["context"] for one in examples],
+            [example_dict["question"] for example_dict in examples],
+            [example_dict["context"] for example_dict in examples],
             length,
             data.doc_stride or min(128, length // 3),
         )
-        spans = np.zeros((len(windows.ids), 2), np.int32)  # the first token: no answer here
+        spans = np.zeros((len(windows.ids), 2), np.int32)  # the first token stands for "no answer"
         for row, example in enumerate(windows.example_indices.tolist()):
             answers = examples[example].get("answers") or {"text": []}
             if answers["text"]:
                 start = answers["answer_start"][0]
-                place = start, start + len(answers["text"][0])
-                spans[row] = find_span(windows.offsets[row], *place) or 0
+                characters = start, start + len(answers["text"][0])
+                spans[row] = find_span(windows.offsets[row], *characters) or 0
         fields = (
             {"token_type_ids": (windows.token_type_ids, 0)}
-            if self.types and windows.token_type_ids
+            if self.uses_token_types and windows.token_type_ids
             else {}
         )
         self.length = length
@@ -119,12 +121,17 @@ class QuestionAnswering(Objective):
             {"start": spans[:, 0], "end": spans[:, 1]},
             data.pad_to_max_length,
         )
-        logger.info("%s: %d questions make %d rows", split, len(records), len(rows))
+        logger.info("%s: %d questions in %d rows", split, len(records), len(rows))
         return rows, {"documents": len(records), "tokens": rows.total_tokens}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Say which rows count; the others only fill a batch up."""
-        names = ("input_ids", "start", "end", *(["token_type_ids"] if self.types else []))
+        """Marks the valid rows; the others only pad the batch."""
+        names = (
+            "input_ids",
+            "start",
+            "end",
+            *(["token_type_ids"] if self.uses_token_types else []),
+        )
         valid = rows["valid"] if "valid" in rows else np.ones(len(rows["start"]), bool)
         batch = {name: rows[name] for name in names if name in rows}
         return batch | {"attention_mask": rows["segment_ids"], "valid": valid}
@@ -138,93 +145,101 @@ class QuestionAnswering(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the losses of rows; in evaluation the logits of each come along."""
+        """Returns the loss summed over rows. In evaluation the totals include the logits."""
         names = ("input_ids", "attention_mask", "token_type_ids")
         inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
-        output, changed = forward(model, params, rngs, train, extra, **inputs)
+        output, new_extra = forward(model, params, rngs, train, extra, **inputs)
         valid, total, totals = batch["valid"], jnp.zeros(()), {}
         for name in ("start", "end"):
             logits = output[f"{name}_logits"].astype(jnp.float32)
-            right = jnp.take_along_axis(logits, batch[name][:, None], axis=1)[:, 0]
-            losses = jax.nn.logsumexp(logits, axis=1) - right
+            label_logits = jnp.take_along_axis(logits, batch[name][:, None], axis=1)[:, 0]
+            losses = jax.nn.logsumexp(logits, axis=1) - label_logits
             total += jnp.where(valid, losses, 0.0).sum() / 2
             if not train:
-                rest = ((0, 0), (0, self.length - logits.shape[1]))
-                totals[f"{name}_logits"] = jnp.pad(logits, rest, constant_values=-jnp.inf)
-        return total, valid.sum(), {"extra": changed, "totals": totals}
+                padding = ((0, 0), (0, self.length - logits.shape[1]))
+                totals[f"{name}_logits"] = jnp.pad(logits, padding, constant_values=-jnp.inf)
+        return total, valid.sum(), {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return the loss; the other scores are of questions."""
+        """Returns the loss. All other scores are over questions."""
         return {"loss": super().metrics(totals)["loss"]}
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
-        """Return exact match and F1, 0 to 100; with negatives those of either kind, too."""
+        """Returns exact match and F1, 0 to 100.
+
+        With ``--version_2_with_negative`` also the scores of answerable and unanswerable questions.
+        """
         records = self.splits[split]
         scores: dict[str, list[tuple[float, float]]] = {"": [], "HasAns_": [], "NoAns_": []}
         for row, answer in self._answers(rows, split).items():
-            wanted = records[row].get("answers")
-            if wanted is None:
+            references = records[row].get("answers")
+            if references is None:
                 continue
-            score = answer_scores(answer["best"], wanted["text"])
+            score = answer_scores(answer["best"], references["text"])
             scores[""].append(score)
-            scores["HasAns_" if wanted["text"] else "NoAns_"].append(score)
-        kinds = scores if self.arguments.version_2_with_negative else [""]
+            scores["HasAns_" if references["text"] else "NoAns_"].append(score)
+        prefixes = scores if self.arguments.version_2_with_negative else [""]
         return {
-            f"{kind}{name}": 100 * float(np.mean([score[place] for score in scores[kind]]))
-            for kind in kinds
-            if scores[kind]
-            for place, name in enumerate(("exact_match", "f1"))
+            f"{prefix}{name}": 100 * float(np.mean([score[column] for score in scores[prefix]]))
+            for prefix in prefixes
+            if scores[prefix]
+            for column, name in enumerate(("exact_match", "f1"))
         }
 
     def _answers(self, rows: Arrays, split: str) -> dict[int, dict[str, Any]]:
-        """Return the best answers of each question whose windows were all read."""
+        """Returns the best answers to each question whose windows have all been evaluated."""
         data, windows, records = self.arguments, self.windows[split], self.splits[split]
-        read, answers = len(rows["start_logits"]), {}
-        for number, own in enumerate(windows.by_example(len(records))):
-            if own[-1] >= read:
+        num_read, answers = len(rows["start_logits"]), {}
+        for number, question_windows in enumerate(windows.by_example(len(records))):
+            if question_windows[-1] >= num_read:
                 break
-            found, nothing = best_spans(
-                rows["start_logits"][own],
-                rows["end_logits"][own],
-                [windows.offsets[window] for window in own],
+            spans, null_score = best_spans(
+                rows["start_logits"][question_windows],
+                rows["end_logits"][question_windows],
+                [windows.offsets[window] for window in question_windows],
                 data.n_best_size,
                 data.max_answer_length,
             )
             context = records[number]["context"]
             texts = [
                 {
-                    "text": context[one.start : one.end],
-                    "score": one.score,
-                    "start_logit": one.start_logit,
-                    "end_logit": one.end_logit,
+                    "text": context[span.start : span.end],
+                    "score": span.score,
+                    "start_logit": span.start_logit,
+                    "end_logit": span.end_logit,
                 }
-                for one in found
+                for span in spans
             ]
-            odds = nothing - (found[0].score if found else -np.inf)
+            null_odds = null_score - (spans[0].score if spans else -np.inf)
             best = texts[0]["text"] if texts else ""
             if data.version_2_with_negative:
-                texts = sorted([*texts, {"text": "", "score": nothing}], key=lambda t: -t["score"])
-                best = "" if odds > data.null_score_diff_threshold else best
+                texts = sorted(
+                    [*texts, {"text": "", "score": null_score}], key=lambda t: -t["score"]
+                )
+                best = "" if null_odds > data.null_score_diff_threshold else best
             weights = np.exp([text["score"] - texts[0]["score"] for text in texts])
             for text, weight in zip(texts, weights / weights.sum(), strict=True):
                 text["probability"] = float(weight)
                 del text["score"]
-            answers[number] = {"best": best, "texts": texts, "odds": odds}
+            answers[number] = {"best": best, "texts": texts, "odds": null_odds}
         return answers
 
     def reported_metrics(self, split: str) -> set[str] | None:
-        """Return the names of all metrics of a split."""
-        kinds = ("", "HasAns_", "NoAns_") if self.arguments.version_2_with_negative else ("",)
-        return {"loss", *(f"{kind}{name}" for kind in kinds for name in ("exact_match", "f1"))}
+        """Returns the names of all metrics of a split."""
+        prefixes = ("", "HasAns_", "NoAns_") if self.arguments.version_2_with_negative else ("",)
+        return {
+            "loss",
+            *(f"{prefix}{name}" for prefix in prefixes for name in ("exact_match", "f1")),
+        }
 
     def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
-        """Write ``predictions.json``, ``nbest_predictions.json`` and ``null_odds.json``, by id."""
+        """Writes ``predictions.json``, ``nbest_predictions.json`` and ``null_odds.json`` by ID."""
         records, answers = self.splits[split], self._answers(rows, split)
         ids = {row: str(records[row].get("id", row)) for row in answers}
         files = {"predictions": "best", "nbest_predictions": "texts"}
         if self.arguments.version_2_with_negative:
             files["null_odds"] = "odds"
-        for name, part in files.items():
-            made = {ids[row]: answer[part] for row, answer in answers.items()}
-            text = json.dumps(made, indent=4, ensure_ascii=False)
+        for name, key in files.items():
+            content = {ids[row]: answer[key] for row, answer in answers.items()}
+            text = json.dumps(content, indent=4, ensure_ascii=False)
             write_atomically(folder / f"{name}.json", text + "\n")

@@ -1,4 +1,4 @@
-"""What the objectives of encoder-decoders share: the loss on labels, and where decoders start."""
+"""Shared parts of the encoder-decoder objectives: the loss and the decoder inputs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ logger = logging.getLogger(__name__)
 
 
 class TextTargetObjective(Objective):
-    """Targets are texts: ``--label_smoothing_factor`` smoothes their loss, in training only."""
+    """Base class of objectives whose targets are texts, with optional label smoothing.
+
+    ``--label_smoothing_factor`` applies to training only.
+    """
 
     sums: ClassVar[tuple[str, ...]] = ("correct", "cross_entropy")
 
     arguments: Any
 
-    def smoothed(
+    def smoothed_loss(
         self,
         logits: jax.Array,
         labels: jax.Array,
@@ -39,53 +42,60 @@ class TextTargetObjective(Objective):
         train: bool,
         extra: Params,
     ) -> Loss:
-        """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
+        """Returns the loss, label-smoothed in training, and always the plain cross-entropy."""
         smoothing = self.arguments.label_smoothing_factor if train else 0.0
-        total, plain, count, right = smoothed_cross_entropy(logits, labels, vocab_size, smoothing)
-        totals = {"correct": right, "cross_entropy": jax.lax.stop_gradient(plain)}
+        total, plain_total, count, correct = smoothed_cross_entropy(
+            logits, labels, vocab_size, smoothing
+        )
+        totals = {"correct": correct, "cross_entropy": jax.lax.stop_gradient(plain_total)}
         return total, count, {"extra": extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss as it is optimised; cross-entropy, perplexity and accuracy without smoothing."""
+        """Returns the optimized loss and, without smoothing, cross-entropy and perplexity."""
         return add_cross_entropy(super().metrics(totals), totals)
 
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many tokens are to be written."""
+    def count_tokens(self, rows: Arrays) -> int:
+        """Returns the number of target tokens."""
         return int((rows["labels"] != IGNORE_INDEX)[rows["valid"]].sum())
 
-    def chosen(self, split: str, places: Sequence[int]) -> list[int]:
-        """Return at which of ``places`` texts are written: of validation so many as asked for."""
-        most = self.arguments.max_generate_samples
-        if split != "validation" or most is None or most >= len(places):
-            return list(places)
-        return [places[number * len(places) // most] for number in range(most)]
+    def select_for_generation(self, split: str, rows: Sequence[int]) -> list[int]:
+        """Returns the rows for which texts are generated: in validation ``--max_generate_samples``.
+
+        Args:
+            split: Name of the split.
+            rows: All candidate rows.
+        """
+        max_samples = self.arguments.max_generate_samples
+        if split != "validation" or max_samples is None or max_samples >= len(rows):
+            return list(rows)
+        return [rows[number * len(rows) // max_samples] for number in range(max_samples)]
 
 
 class Seq2SeqLM(Objective):
-    """Predict ``labels`` with the decoder from ``decoder_input_ids`` and the encoder's input.
+    """Predicts ``labels`` from ``decoder_input_ids`` and the encoder's inputs.
 
-    Batches hold ``input_ids`` and ``segment_ids`` of the encoder, ``decoder_input_ids`` and
-    ``labels`` of the decoder, and ``decoder_segment_ids`` where a row has several documents.
+    Batches contain ``input_ids`` and ``segment_ids`` of the encoder, ``decoder_input_ids`` and
+    ``labels`` of the decoder, and ``decoder_segment_ids`` if a row has several documents.
     """
 
     auto_class = "ForSeq2SeqLM"
-    row_layout = base.KnownRows()
+    row_guarantees = base.RowGuarantees()
     sums: ClassVar[tuple[str, ...]] = ("correct",)
 
     def setup(self) -> None:
-        """Refuse references of words."""
+        """Rejects flags for whole-word masking."""
         for name in ("train_ref_file", "validation_ref_file"):
             if getattr(self.arguments, name, None):
                 raise UsageError(
-                    f"--{name} is for whole-word masking (run_mlm_flax.py); the spans of this "
-                    "objective are of tokens: drop it"
+                    f"--{name} is for whole-word masking (run_mlm_flax.py). This objective masks "
+                    "spans of tokens, so omit the flag."
                 )
 
     @classmethod
     def configure(
-        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, fresh: bool
+        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
     ) -> None:
-        """Fill in a decoder start that is missing: the padding token, as in T5."""
+        """Sets a missing decoder start token to the padding token, as in T5."""
         if getattr(config, "decoder_start_token_id", None) is not None:
             return
         start = getattr(config, "pad_token_id", None)
@@ -93,11 +103,10 @@ class Seq2SeqLM(Objective):
         if start is None:
             raise UsageError(
                 "the configuration has no decoder_start_token_id, and neither it nor the tokenizer "
-                "has a padding token to start with: set --config_overrides decoder_start_token_id=N"
+                "has a padding token. Set --config_overrides decoder_start_token_id=N."
             )
         logger.warning(
-            "the configuration has no decoder_start_token_id: decoders start with %d, the padding "
-            "token",
+            "the configuration has no decoder_start_token_id: using %d, the padding token",
             start,
         )
         config.decoder_start_token_id = start
@@ -111,11 +120,11 @@ class Seq2SeqLM(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the cross-entropy of the labels."""
-        logits, changed = self.logits(model, params, batch, rngs, train, extra)
+        """Returns the cross-entropy summed over the labels."""
+        logits, new_extra = self.logits(model, params, batch, rngs, train, extra)
         size = model.vocab_size("decoder_input_ids")
-        total, count, right = cross_entropy(logits, batch["labels"], size)
-        return total, count, {"extra": changed, "totals": {"correct": right}}
+        total, count, correct = cross_entropy(logits, batch["labels"], size)
+        return total, count, {"extra": new_extra, "totals": {"correct": correct}}
 
     def logits(
         self,
@@ -126,13 +135,13 @@ class Seq2SeqLM(Objective):
         train: bool,
         extra: Params | None,
     ) -> tuple[jax.Array, Params]:
-        """Run the model on a batch; returns its logits and the new ``extra``."""
+        """Runs the model on a batch and returns its logits and the new ``extra``."""
         if "decoder_segment_ids" in batch:
             inputs: dict[str, Any] = base.attention_inputs(model, batch["segment_ids"])
             inputs |= base.attention_inputs(model, batch["decoder_segment_ids"], "decoder_")
-        else:  # one sequence a row: padding, at its end, is all that is to be hidden
+        else:  # one sequence per row: only the padding at its end is masked
             inputs = {"attention_mask": batch["segment_ids"]}
-        output, changed = base.forward(
+        output, new_extra = base.forward(
             model,
             params,
             rngs,
@@ -142,49 +151,59 @@ class Seq2SeqLM(Objective):
             decoder_input_ids=batch["decoder_input_ids"],
             **inputs,
         )
-        return output.logits, changed
+        return output.logits, new_extra
 
     def decoder_arrays(
         self, rows: Arrays, labels: np.ndarray, pad: int, segments: np.ndarray | None = None
     ) -> Arrays:
-        """Return the decoder's inputs and labels of a batch, (rows, length).
+        """Returns the decoder's inputs and labels of a batch, `(rows, length)`.
 
-        With ``segments`` each document starts as if it were alone. Rows that only fill the batch up
-        have no labels, which are changed in place.
+        Args:
+            rows: The fetched rows. Rows that are not "valid" get no labels.
+            labels: The labels, changed in place.
+            pad: ID of the padding token.
+            segments: Document numbers. If given, each document begins with the start token.
         """
         start = self.config.decoder_start_token_id
-        decoder = shift_right(labels, pad, start)
+        decoder_ids = shift_right(labels, pad, start)
         if segments is not None:
-            decoder[:, 1:][segments[:, 1:] > segments[:, :-1]] = start
+            decoder_ids[:, 1:][segments[:, 1:] > segments[:, :-1]] = start
         if "valid" in rows:
             labels[~rows["valid"]] = IGNORE_INDEX
-        return {"decoder_input_ids": decoder, "labels": labels}
+        return {"decoder_input_ids": decoder_ids, "labels": labels}
 
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Noise rows as in training and let the model write what they were, greedily."""
-        tokenizer, shown = self.tokenizer, base.sample_rows(rows, count)
-        batch = self.collate(shown, RowRandom(0, 0, np.arange(len(shown["input_ids"]))), 1)
+        """Noises a few rows as in training and restores them with greedy search."""
+        tokenizer, rows_shown = self.tokenizer, base.sample_rows(rows, count)
+        batch = self.collate(
+            rows_shown, RowRandom(0, 0, np.arange(len(rows_shown["input_ids"]))), 1
+        )
         inputs, real = batch["input_ids"], batch["segment_ids"] > 0
-        limit = model.max_length()
-        most = 2 * base.SAMPLE_LENGTH if limit is None else min(2 * base.SAMPLE_LENGTH, limit - 1)
-        made = model.generate(
+        max_positions = model.max_length()
+        max_new_tokens = (
+            2 * base.SAMPLE_LENGTH
+            if max_positions is None
+            else min(2 * base.SAMPLE_LENGTH, max_positions - 1)
+        )
+        sequences = model.generate(
             inputs,
             attention_mask=real.astype(np.int32),
             params=params,
-            max_new_tokens=most,
+            max_new_tokens=max_new_tokens,
             do_sample=False,
             num_beams=1,
         ).sequences
-        # Masks and sentinels are what the task is about: they are shown.
-        unseen = {getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
-        unseen.add(getattr(model.config, "decoder_start_token_id", None))
+        # Masks and sentinels are part of the task, so they are shown.
+        hidden_ids = {getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+        hidden_ids.add(getattr(model.config, "decoder_start_token_id", None))
 
         def text(ids: np.ndarray) -> str:
-            kept = [i for i in np.asarray(ids).tolist() if i not in unseen]
-            return str(tokenizer.decode(kept)).strip()
+            visible_ids = [i for i in np.asarray(ids).tolist() if i not in hidden_ids]
+            return str(tokenizer.decode(visible_ids)).strip()
 
         return [
-            (text(row[mask]), text(out)) for row, mask, out in zip(inputs, real, made, strict=True)
+            (text(row[mask]), text(out))
+            for row, mask, out in zip(inputs, real, sequences, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Instruction tuning: causal language modelling of answers, of conversations or after prompts."""
+"""Instruction tuning on conversations or prompt-completion pairs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class InstructionTuning(CausalLM):
-    """Next-token prediction of what is to be learned of an example; the rest is only read.
+    """Next-token prediction on a part of each example; the remaining tokens are only inputs.
 
-    That is a completion, with ``--assistant_only_loss`` what the assistant says, and otherwise all
-    of it, as in TRL. Examples that share a row (``--packing``) see nothing of each other.
+    As in TRL, the loss covers completions, with ``--assistant_only_loss`` the assistant's messages,
+    and otherwise the whole example. Examples that share a row (``--packing``) do not attend to each
+    other.
     """
 
     name = "sft"
@@ -39,84 +40,91 @@ class InstructionTuning(CausalLM):
     arguments: ChatArguments
 
     def setup(self) -> None:
-        """Give the tokenizer its chat template, and tokenizer and model the end of a turn."""
+        """Sets the tokenizer's chat template and end-of-turn token."""
         super().setup()
         configure_tokenizer(self.tokenizer, self.arguments)
-        self.packs = self.arguments.packing
+        self.packing = self.arguments.packing
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Let whoever loads the model stop where a turn ends; learn whether rows can be shared."""
+        """Adds the end of a turn to the model's stop tokens, and checks support for packing."""
         super().prepare(model)
-        known = model.generation_config.eos_token_id
-        self.stops = known if isinstance(known, list) else [] if known is None else [known]
+        eos_token_id = model.generation_config.eos_token_id
+        self.stop_ids = (
+            eos_token_id
+            if isinstance(eos_token_id, list)
+            else []
+            if eos_token_id is None
+            else [eos_token_id]
+        )
         end = self.tokenizer.eos_token_id
-        if end is not None and end not in self.stops:
-            self.stops = [end, *self.stops]
-            model.generation_config.eos_token_id = self.stops
+        if end is not None and end not in self.stop_ids:
+            self.stop_ids = [end, *self.stop_ids]
+            model.generation_config.eos_token_id = self.stop_ids
             model.config.eos_token_id = end
-        if self.packs and not model.accepts("segment_ids"):
+        if self.packing and not model.accepts("segment_ids"):
             logger.warning(
-                "architecture '%s' takes no segment_ids, which keep packed examples apart: every "
-                "row has one example",
+                "architecture '%s' does not accept segment_ids, which packing requires: using one "
+                "example per row",
                 model.config.model_type,
             )
-            self.packs = False
+            self.packing = False
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Load the examples."""
+        """Loads the examples."""
         return load_records(self.arguments, plugins)
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
-        """Tokenise the examples of a split: a row each, or several."""
+        """Tokenizes the examples of a split, into one row each or into packed rows."""
         records = splits[split]
         encode = ChatEncoder(self.tokenizer, self.arguments, records)
         if split == "train" and encode.conversational:
             self._check_end(encode)
-        examples, cut = encode_examples(encode, records, split, length)
+        examples, num_truncated = encode_examples(encode, records, split, length)
         pad = pad_token_id(self.tokenizer)
         rows: PackedChatRows | FieldRows
-        if self.packs:
+        if self.packing:
             rows = PackedChatRows(examples, pad, length)
         else:
-            ids: Any = [one.ids for one in examples]
-            learned: Any = [one.loss_mask for one in examples]
+            ids: Any = [example.ids for example in examples]
+            learned: Any = [example.loss_mask for example in examples]
             rows = FieldRows(
                 ids, pad, length, {"learned": (learned, 0)}, {}, self.arguments.pad_to_max_length
             )
-        count = sum(int(one.loss_mask[1:].sum()) for one in examples)
+        num_targets = sum(int(example.loss_mask[1:].sum()) for example in examples)
         logger.info(
-            "%s: %d examples make %d rows; %.3g %% of the tokens are learned%s%s",
+            "%s: %d examples in %d rows; the loss covers %.3g %% of the tokens%s%s",
             split,
             len(examples),
             len(rows),
-            100 * count / rows.total_tokens,
-            f", and {cut} examples were cut to {length} tokens" if cut else "",
+            100 * num_targets / rows.total_tokens,
+            f", {num_truncated} examples truncated to {length} tokens" if num_truncated else "",
             ""
             if encode.assistant_only or encode.completion_only
-            else " (answers alone: --assistant_only_loss, or columns prompt and completion)",
+            else " (for answers only: --assistant_only_loss or columns prompt and completion)",
         )
-        facts = {"documents": len(examples), "tokens": rows.total_tokens, "targets": count}
-        return rows, facts
+        stats = {"documents": len(examples), "tokens": rows.total_tokens, "targets": num_targets}
+        return rows, stats
 
     def _check_end(self, encode: ChatEncoder) -> None:
-        """Warn where the model would not learn to end an answer, or nobody would stop there."""
+        """Warns if the model would not learn to end an answer or generation would not stop."""
         end, learned = encode.end_of_turn()
         if not learned:
             logger.warning(
-                "the chat template does not mark the token that ends an answer as part of it: the "
-                "model will not learn to stop. Put it before {%% endgeneration %%}"
+                "the chat template does not mark the token that ends an answer as part of the "
+                "answer, so the model will not learn to stop. Move the token before {%% "
+                "endgeneration %%}."
             )
-        elif end is not None and self.tokenizer.convert_tokens_to_ids(end) not in self.stops:
+        elif end is not None and self.tokenizer.convert_tokens_to_ids(end) not in self.stop_ids:
             logger.warning(
-                "the chat template ends an answer with %s, and generation stops at %s: give "
-                "--eos_token '%s'",
+                "the chat template ends an answer with %s, but generation stops at %s. Set "
+                "--eos_token '%s'.",
                 end,
-                " ".join(map(str, self.tokenizer.convert_ids_to_tokens(self.stops))),
+                " ".join(map(str, self.tokenizer.convert_ids_to_tokens(self.stop_ids))),
                 end,
             )
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Set each token's label to its successor, where that one is learned."""
+        """Sets the label of each token to the next token, where the loss covers that token."""
         batch = super().collate(rows, random, groups)
         labels = batch["labels"]
         labels[:, :-1][rows["learned"][:, 1:] == 0] = IGNORE_INDEX
@@ -126,25 +134,32 @@ class InstructionTuning(CausalLM):
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Let the model answer what comes before the first answer of a few rows, greedily."""
-        chosen = sorted({number * len(rows) // count for number in range(count)})
-        shown = rows.fetch(np.array(chosen, np.int64))
-        limit, samples = model.max_length(), []
-        for ids, learned in zip(shown["input_ids"], shown["learned"], strict=True):
-            begins = int(learned.argmax())
-            most = SAMPLE_NEW_TOKENS if limit is None else min(SAMPLE_NEW_TOKENS, limit - begins)
-            if not begins or most < 1:
+        """Generates the first answer of a few rows with greedy search."""
+        indices = sorted({number * len(rows) // count for number in range(count)})
+        batch = rows.fetch(np.array(indices, np.int64))
+        max_positions, samples = model.max_length(), []
+        for ids, learned in zip(batch["input_ids"], batch["learned"], strict=True):
+            prompt_length = int(learned.argmax())
+            max_new_tokens = (
+                SAMPLE_NEW_TOKENS
+                if max_positions is None
+                else min(SAMPLE_NEW_TOKENS, max_positions - prompt_length)
+            )
+            if not prompt_length or max_new_tokens < 1:
                 continue
-            made = model.generate(
-                ids[None, :begins],
+            sequences = model.generate(
+                ids[None, :prompt_length],
                 params=params,
-                max_new_tokens=most,
+                max_new_tokens=max_new_tokens,
                 do_sample=False,
                 num_beams=1,
             ).sequences
-            parts = (np.asarray(part).tolist() for part in (ids[:begins], made[0, begins:]))
-            begun, written = (
+            parts = (
+                np.asarray(part).tolist()
+                for part in (ids[:prompt_length], sequences[0, prompt_length:])
+            )
+            prompt_text, generated_text = (
                 str(self.tokenizer.decode(part, skip_special_tokens=True)).strip() for part in parts
             )
-            samples.append((begun, written))
+            samples.append((prompt_text, generated_text))
         return samples or super().samples(model, params, rows, count)

@@ -1,4 +1,4 @@
-"""Span-masked language modelling, T5's objective (Raffel et al., 2020, section 3.1.4)."""
+"""T5's span corruption objective (Raffel et al., 2020, section 3.1.4)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SENTINELS = 100
 
 
 class SpanMaskedLM(Seq2SeqLM):
-    """Name the hidden spans by sentinels; the decoder says what each sentinel stands for.
+    """Replaces spans by sentinels; the decoder generates each sentinel followed by its span.
 
     A row is one sequence of text, with ``</s>`` between documents. Rows of text are longer than
-    ``--max_seq_length``, just so that the encoder's input has that many tokens.
+    ``--max_seq_length``, such that the encoder's input has exactly that many tokens.
     """
 
     name = "span_mlm"
@@ -37,61 +37,67 @@ class SpanMaskedLM(Seq2SeqLM):
     arguments: SpanArguments
 
     def setup(self) -> None:
-        """Find the sentinels."""
+        """Looks up the sentinels."""
         super().setup()
         self.sentinels = sentinel_ids(self.tokenizer)
-        self.pad = pad_token_id(self.tokenizer)
+        self.pad_id = pad_token_id(self.tokenizer)
         if self.tokenizer.eos_token_id is None:
-            raise UsageError("span corruption needs a tokenizer with an eos_token; this has none")
-        self.noise = (self.arguments.mlm_probability, self.arguments.mean_noise_span_length)
+            raise UsageError("span corruption requires a tokenizer with an eos_token")
+        self.noise_settings = (
+            self.arguments.mlm_probability,
+            self.arguments.mean_noise_span_length,
+        )
 
     @classmethod
     def configure(
-        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, fresh: bool
+        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
     ) -> None:
-        """Give a tokenizer without sentinels T5's hundred, and a fresh model room for them."""
-        super().configure(config, tokenizer, fresh)
-        if not len(sentinel_ids(tokenizer)) and fresh:
-            # In this order <extra_id_0> gets the last id, as in T5.
+        """Adds T5's 100 sentinels to a tokenizer without sentinels, if the model is new.
+
+        The vocabulary of a new model is extended to include them.
+        """
+        super().configure(config, tokenizer, from_scratch)
+        if not len(sentinel_ids(tokenizer)) and from_scratch:
+            # This order gives <extra_id_0> the last ID, as in T5.
             names = [f"<extra_id_{k}>" for k in reversed(range(SENTINELS))]
             tokenizer.add_special_tokens({"additional_special_tokens": names})
-            logger.info("the tokenizer got %d sentinels, <extra_id_0> and so on", SENTINELS)
-        needed = max(tokenizer.get_vocab().values()) + 1
-        if fresh and config.vocab_size < needed:
-            logger.info("vocab_size is %d now, for the tokenizer's sentinels", needed)
-            config.vocab_size = needed
+            logger.info("added %d sentinels (<extra_id_0>, ...) to the tokenizer", SENTINELS)
+        min_vocab_size = max(tokenizer.get_vocab().values()) + 1
+        if from_scratch and config.vocab_size < min_vocab_size:
+            logger.info("increased vocab_size to %d for the tokenizer's sentinels", min_vocab_size)
+            config.vocab_size = min_vocab_size
 
     @property
     def cross_documents(self) -> bool:
-        """A row is one sequence."""
+        """Always ``True``: a row is one sequence."""
         return True
 
     def row_length(self, length: int) -> int:
-        """Tokens of text that make encoder inputs of ``length`` tokens."""
-        raw, _ = compute_input_and_target_lengths(length, *self.noise)
-        # T5's formula is one too long for spans of one token.
-        while corrupted_lengths(raw, *self.noise)[0] > length:
-            raw -= 1
-        if raw < 2 or length < 4:
-            raise UsageError(f"--max_seq_length {length} leaves no room for a span: give 4 or more")
-        needed = int(count_spans(raw, *self.noise)[1])
-        if needed > len(self.sentinels):
+        """Returns the tokens of text that become encoder inputs of ``length`` tokens."""
+        num_tokens, _ = compute_input_and_target_lengths(length, *self.noise_settings)
+        # For spans of one token, T5's formula returns one token too many.
+        while corrupted_lengths(num_tokens, *self.noise_settings)[0] > length:
+            num_tokens -= 1
+        if num_tokens < 2 or length < 4:
+            raise UsageError(f"--max_seq_length {length} is too short for a span. Use at least 4.")
+        num_spans = int(count_spans(num_tokens, *self.noise_settings)[1])
+        if num_spans > len(self.sentinels):
             raise UsageError(
-                f"rows of {raw} tokens have {needed} hidden spans, and the tokenizer has "
-                f"{len(self.sentinels)} sentinels (<extra_id_0> and so on) to name them: give a "
-                "smaller --max_seq_length or --mlm_probability or a greater "
-                "--mean_noise_span_length, or train a tokenizer with more sentinels"
+                f"rows of {num_tokens} tokens have {num_spans} masked spans, but the tokenizer has "
+                f"{len(self.sentinels)} sentinels (<extra_id_0>, ...). Lower --max_seq_length or "
+                "--mlm_probability, raise --mean_noise_span_length, or train a tokenizer with more "
+                "sentinels."
             )
-        return raw
+        return num_tokens
 
     def target_length(self, length: int) -> int:
-        """The sentinels, what they stand for, and ``</s>``."""
-        return corrupted_lengths(self.row_length(length), *self.noise)[1]
+        """Returns the number of target tokens: sentinels, spans and ``</s>``."""
+        return corrupted_lengths(self.row_length(length), *self.noise_settings)[1]
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Corrupt the rows; every row of a batch has the same widths, shorter ones are padded."""
+        """Corrupts the rows. All rows of a batch are padded to the same widths."""
         ids, real = rows["input_ids"], rows["segment_ids"] > 0
-        hidden, first = noise_mask(real.sum(axis=1), ids.shape[1], random, *self.noise)
+        hidden, first = noise_mask(real.sum(axis=1), ids.shape[1], random, *self.noise_settings)
         inputs, tokens, labels = corrupt(
             ids,
             real,
@@ -99,21 +105,28 @@ class SpanMaskedLM(Seq2SeqLM):
             first,
             self.sentinels,
             self.tokenizer.eos_token_id,
-            corrupted_lengths(ids.shape[1], *self.noise),
-            self.pad,
+            corrupted_lengths(ids.shape[1], *self.noise_settings),
+            self.pad_id,
         )
         batch = {"input_ids": inputs, "segment_ids": tokens.astype(np.int32)}
-        return batch | self.decoder_arrays(rows, labels, self.pad)
+        return batch | self.decoder_arrays(rows, labels, self.pad_id)
 
 
 def compute_input_and_target_lengths(
     inputs_length: int, noise_density: float, mean_noise_span_length: float
 ) -> tuple[int, int]:
-    """Return how long raw text may be so that its corrupted form has ``inputs_length`` tokens.
+    """Returns the length of raw text whose corrupted form has ``inputs_length`` tokens.
 
-    Returns (tokens of raw text, tokens of the targets); both counts of the corrupted form include
-    the end-of-sequence token. With a density of one half, where targets would come out longer than
-    inputs, one token less is taken.
+    Both lengths of the corrupted form include EOS. With a density of 0.5, where targets would be
+    longer than inputs, the text is one token shorter.
+
+    Args:
+        inputs_length: Tokens of the corrupted inputs.
+        noise_density: Share of the tokens to mask.
+        mean_noise_span_length: Mean tokens per span.
+
+    Returns:
+        The tokens of raw text and of the targets.
     """
 
     def corrupted(length: int) -> tuple[int, int]:
@@ -133,9 +146,14 @@ def compute_input_and_target_lengths(
 def count_spans(
     lengths: np.ndarray | int, density: float, mean_length: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many tokens of rows of ``lengths`` are hidden, and in how many spans.
+    """Returns the number of masked tokens and of spans in rows of ``lengths`` tokens.
 
-    At least one is hidden and one stays; a row of a single token is left as it is.
+    At least one token is masked and one stays. A row of a single token is not changed.
+
+    Args:
+        lengths: Tokens per row.
+        density: Share of the tokens to mask.
+        mean_length: Mean tokens per span.
     """
     lengths = np.asarray(lengths, np.int64)
     noise = np.clip(np.rint(lengths * density).astype(np.int64), 1, np.maximum(lengths - 1, 1))
@@ -145,7 +163,7 @@ def count_spans(
 
 
 def corrupted_lengths(length: int, density: float, mean_length: float) -> tuple[int, int]:
-    """Return how many inputs and targets a row of ``length`` tokens becomes, ends included."""
+    """Returns the numbers of inputs and targets of a row of ``length`` tokens, including EOS."""
     noise, spans = (int(count) for count in count_spans(length, density, mean_length))
     return length - noise + spans + 1, noise + spans + 1
 
@@ -153,19 +171,29 @@ def corrupted_lengths(length: int, density: float, mean_length: float) -> tuple[
 def noise_mask(
     lengths: np.ndarray, width: int, random: RowRandom, density: float, mean_length: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the spans of rows of ``lengths`` tokens; returns (hidden, first), bool (rows, width).
+    """Draws the masked spans of rows of ``lengths`` tokens.
 
-    Every arrangement of the row's number of spans, each of at least one token and at least one
-    token apart, is equally likely: a span may begin the row or end it. (T5's code begins with text
-    and ends with a span, always.)
+    All arrangements of the row's number of spans are equally likely, where each span has at least
+    one token and spans are at least one token apart. A span may be at the beginning or end of the
+    row. (T5's code always begins with text and ends with a span.)
+
+    Args:
+        lengths: Tokens per row, `(rows,)`.
+        width: Number of columns.
+        random: Source of random numbers.
+        density: Share of the tokens to mask.
+        mean_length: Mean tokens per span.
+
+    Returns:
+        The masked tokens and the first token of each span, bool `(rows, width)`.
     """
     lengths = np.asarray(lengths, np.int64)
     noise, spans = count_spans(lengths, density, mean_length)
-    # The hidden tokens are cut into spans after `spans - 1` of them and after the last one ...
+    # Split the masked tokens into spans, after `spans - 1` of them and after the last one, ...
     ends = choose_positions(random, width + 1, noise - 1, spans - 1)
     rows = np.flatnonzero(noise)
     ends[rows, noise[rows] - 1] = True
-    # ... and each span lies in a gap of its own between (or around) the tokens that stay.
+    # ... and put each span into a different gap between (or around) the other tokens.
     row, gap = np.nonzero(choose_positions(random, width + 1, lengths - noise + 1, spans))
     end = np.nonzero(ends)[1] + 1
     new_row = np.concatenate([[True], row[1:] != row[:-1]])[: len(row)]
@@ -179,13 +207,13 @@ def noise_mask(
 
 
 def choose_positions(
-    random: RowRandom, width: int, among: np.ndarray, count: np.ndarray
+    random: RowRandom, width: int, limits: np.ndarray, count: np.ndarray
 ) -> np.ndarray:
-    """Choose ``count`` of the first ``among`` columns of each row, all choices equally likely."""
+    """Chooses ``count`` of the first ``limits`` columns of each row uniformly."""
     keys = random.integers(2**31 - 1, width).astype(np.int64) * width + np.arange(width)
-    keys[np.arange(width) >= among[:, None]] = np.iinfo(np.int64).max
+    keys[np.arange(width) >= limits[:, None]] = np.iinfo(np.int64).max
     order = np.sort(keys, axis=1)
-    count = np.clip(np.minimum(count, among), 0, width)
+    count = np.clip(np.minimum(count, limits), 0, width)
     last = np.take_along_axis(order, np.maximum(count - 1, 0)[:, None], axis=1)
     return (keys <= last) & (count > 0)[:, None]
 
@@ -200,37 +228,58 @@ def corrupt(
     widths: tuple[int, int],
     pad: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Replace the spans by sentinels; returns inputs, which of them are tokens, and targets.
+    """Replaces spans by sentinels.
 
-    ``ids`` and the masks are (rows, length); ``sentinels[k]`` is the id of the k-th span. Inputs
-    are int32 (rows, widths[0]), filled up with ``pad``; targets int32 (rows, widths[1]), filled up
-    with -100. Both end with ``eos``.
+    Args:
+        ids: Token IDs, `(rows, length)`.
+        real: Tokens that are not padding, bool `(rows, length)`.
+        hidden: Masked tokens, bool `(rows, length)`.
+        first: First tokens of spans, bool `(rows, length)`.
+        sentinels: ``sentinels[k]`` is the ID for the k-th span.
+        eos: ID of the EOS token, which ends inputs and targets.
+        widths: Widths of inputs and targets.
+        pad: ID of the padding token.
+
+    Returns:
+        Inputs, int32 `(rows, widths[0])`; which of them are tokens, bool; and targets, int32
+        `(rows, widths[1])`, padded with -100.
     """
     rows = len(ids)
-    names = sentinels[np.minimum(np.maximum(np.cumsum(first, axis=1) - 1, 0), len(sentinels) - 1)]
+    sentinel_ids = sentinels[
+        np.minimum(np.maximum(np.cumsum(first, axis=1) - 1, 0), len(sentinels) - 1)
+    ]
     end = np.full((rows, 1), eos, np.int32)
-    closed = real.any(axis=1, keepdims=True)
-    kept = np.concatenate([real & (~hidden | first), closed], axis=1)
-    inputs, tokens = _pack(np.concatenate([np.where(first, names, ids), end], 1), kept, widths[0])
-    pairs = np.stack([names, ids], axis=-1).reshape(rows, -1)
-    shown = np.stack([first, hidden], axis=-1).reshape(rows, -1)
-    closed = hidden.any(axis=1, keepdims=True)
-    targets, wanted = _pack(
-        np.concatenate([pairs, end], 1), np.concatenate([shown, closed], 1), widths[1]
+    has_end = real.any(axis=1, keepdims=True)
+    is_kept = np.concatenate([real & (~hidden | first), has_end], axis=1)
+    inputs, tokens = _pack(
+        np.concatenate([np.where(first, sentinel_ids, ids), end], 1), is_kept, widths[0]
     )
-    return np.where(tokens, inputs, np.int32(pad)), tokens, np.where(wanted, targets, IGNORE_INDEX)
+    pairs = np.stack([sentinel_ids, ids], axis=-1).reshape(rows, -1)
+    is_target = np.stack([first, hidden], axis=-1).reshape(rows, -1)
+    has_end = hidden.any(axis=1, keepdims=True)
+    targets, has_target = _pack(
+        np.concatenate([pairs, end], 1), np.concatenate([is_target, has_end], 1), widths[1]
+    )
+    return (
+        np.where(tokens, inputs, np.int32(pad)),
+        tokens,
+        np.where(has_target, targets, IGNORE_INDEX),
+    )
 
 
-def _pack(values: np.ndarray, kept: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Move the kept values of each row to its beginning; also says which places hold one."""
-    filled = np.arange(width) < kept.sum(axis=1)[:, None]
+def _pack(values: np.ndarray, is_kept: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Moves the kept values of each row to its beginning, and marks the filled positions."""
+    has_value = np.arange(width) < is_kept.sum(axis=1)[:, None]
     packed = np.zeros((len(values), width), np.int32)
-    packed[filled] = values[kept]
-    return packed, filled
+    packed[has_value] = values[is_kept]
+    return packed, has_value
 
 
 def sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Return the ids of ``<extra_id_0>``, ``<extra_id_1>`` … by name, int32; empty if none."""
+    """Returns the IDs of ``<extra_id_0>``, ``<extra_id_1>`` and so on, int32.
+
+    Empty if none exist.
+    """
     vocabulary = tokenizer.get_vocab()
     ids = (vocabulary.get(f"<extra_id_{number}>") for number in count())
     return np.array(list(takewhile(lambda i: i is not None, ids)), np.int32)

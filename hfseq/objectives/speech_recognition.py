@@ -1,4 +1,4 @@
-"""Text of speech, word by word: an encoder of spectrograms and a decoder of text (Whisper)."""
+"""Speech recognition with Whisper: a spectrogram encoder and a text decoder."""
 
 from __future__ import annotations
 
@@ -35,141 +35,152 @@ logger = logging.getLogger(__name__)
 
 
 class SpeechRecognition(AudioInputMixin, TextTargetObjective):
-    """Cross-entropy of each token of what is said given the sound and the tokens before it.
+    """Cross-entropy of each transcript token given the audio and the previous tokens.
 
-    Whisper's own first tokens (language, task, no timestamps) and the end are targets, too, as in
-    PyTorch; ``--label_smoothing_factor`` smoothes training only. In evaluation sounds are written
-    down and errors of words and characters counted. A sound that is longer than allowed, or has
-    more tokens, counts for nothing.
+    As in PyTorch, Whisper's prefix tokens (language, task, no timestamps) and EOS are targets.
+    ``--label_smoothing_factor`` applies to training only. Evaluation transcribes the audio and
+    reports word and character error rates. Examples with too long audio or too many tokens are
+    skipped.
     """
 
     name = "speech_recognition"
     data_arguments = SpeechRecognitionArguments
     auto_class = "ForSpeechSeq2Seq"
     supports_streaming = False
-    cuts = False
-    tokens = TextTargetObjective.tokens  # of text, not of sound
+    crops_long_audio = False
+    count_tokens = TextTargetObjective.count_tokens  # text tokens, not audio frames
 
     arguments: SpeechRecognitionArguments
 
     def setup(self) -> None:
-        """Find the sounds; the tokenizer writes what the flags say."""
+        """Loads the list of audio files, and sets language and task in the tokenizer."""
         super().setup()
         self.tokenizer = self.tokenizer.tokenizer
         self.texts: dict[str, list[str]] = {}
-        given = self.arguments
-        if given.language is not None and hasattr(self.tokenizer, "set_prefix_tokens"):
+        data = self.arguments
+        if data.language is not None and hasattr(self.tokenizer, "set_prefix_tokens"):
             try:
-                self.tokenizer.set_prefix_tokens(given.language, given.task, False)
+                self.tokenizer.set_prefix_tokens(data.language, data.task, False)
                 self.tokenizer("")
             except ValueError as error:
-                raise UsageError(f"--language {given.language}: {first_line(error)}") from error
+                raise UsageError(f"--language {data.language}: {first_line(error)}") from error
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
-        """Load feature extractor and tokenizer that lie beside the model."""
+        """Loads the feature extractor and the tokenizer of the checkpoint."""
         from transformers import AutoTokenizer
 
         assert isinstance(arguments, SpeechRecognitionArguments)
         if name is None:
             raise UsageError(
-                "no model: give --model_name_or_path, a Whisper with its feature extractor and "
-                "tokenizer"
+                "no model: set --model_name_or_path to a Whisper model with its feature extractor "
+                "and tokenizer"
             )
         source = arguments.feature_extractor_name or name
         extractor = super().load_processor(source, arguments, **options)
         try:
             return ProcessorPair(extractor, AutoTokenizer.from_pretrained(name, **options))
-        except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
+        except Exception as error:  # the Rust reader of tokenizer.json raises plain exceptions
             raise UsageError(f"'{name}' has no tokenizer ({first_line(error)})") from error
 
     @classmethod
-    def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
-        """Refuse what reads no spectrograms."""
-        if not hasattr(config, "num_mel_bins") or not hasattr(tokenizer.inputs, "nb_max_frames"):
+    def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
+        """Checks that the model reads spectrograms of the feature extractor's size."""
+        if not hasattr(config, "num_mel_bins") or not hasattr(
+            tokenizer.input_processor, "nb_max_frames"
+        ):
             raise UsageError(
-                f"'{config.model_type}' reads no spectrograms: speech recognition needs a Whisper; "
-                "run_speech_recognition_ctc_flax.py trains wav2vec2"
+                f"'{config.model_type}' does not read spectrograms. Use a Whisper model, or train "
+                "wav2vec2 with run_speech_recognition_ctc_flax.py."
             )
-        if config.num_mel_bins != tokenizer.inputs.feature_size:
+        if config.num_mel_bins != tokenizer.input_processor.feature_size:
             raise UsageError(
-                f"the model reads {config.num_mel_bins} mels, and its feature extractor makes "
-                f"{tokenizer.inputs.feature_size}: they are not of one checkpoint"
+                f"the model reads {config.num_mel_bins} mel bins, but the feature extractor "
+                f"returns {tokenizer.input_processor.feature_size}. Use both from the same "
+                "checkpoint."
             )
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Settle lengths; whoever loads the model writes as its evaluation does."""
-        given, config, extractor = self.arguments, model.config, self.extractor
-        window = extractor.n_samples
-        most = min(round(given.max_duration_in_seconds * extractor.sampling_rate), window)
-        fewest = max(round(given.min_duration_in_seconds * extractor.sampling_rate), 1)
-        if most < fewest:
+        """Sets lengths, and the model's generation configuration as evaluation uses it."""
+        data, config, extractor = self.arguments, model.config, self.extractor
+        window_samples = extractor.n_samples
+        max_samples = min(
+            round(data.max_duration_in_seconds * extractor.sampling_rate), window_samples
+        )
+        min_samples = max(round(data.min_duration_in_seconds * extractor.sampling_rate), 1)
+        if max_samples < min_samples:
             raise UsageError(
-                f"--min_duration_in_seconds {given.min_duration_in_seconds} is more than the "
-                f"{window / extractor.sampling_rate:g} seconds that the model hears"
+                f"--min_duration_in_seconds {data.min_duration_in_seconds} exceeds the model's "
+                f"window of {window_samples / extractor.sampling_rate:g} seconds"
             )
         frames = 2 * config.max_source_positions
         if extractor.nb_max_frames != frames:
             raise UsageError(
-                f"the model hears {frames} frames, and its feature extractor makes "
-                f"{extractor.nb_max_frames}: they are not of one checkpoint"
+                f"the model reads {frames} frames, but the feature extractor returns "
+                f"{extractor.nb_max_frames}. Use both from the same checkpoint."
             )
         self.reader = AudioReader(
-            extractor.sampling_rate, fewest, most, given.decode_workers, crop=False
+            extractor.sampling_rate, min_samples, max_samples, data.decode_workers, crop=False
         )
-        room = config.max_target_positions
-        self.length = min(given.max_label_length, room)
+        max_positions = config.max_target_positions
+        self.length = min(data.max_label_length, max_positions)
         generation = model.generation_config
-        generation.max_length = min(given.generation_max_length or room, room)
-        generation.num_beams = given.num_beams
+        generation.max_length = min(data.generation_max_length or max_positions, max_positions)
+        generation.num_beams = data.num_beams
         if getattr(generation, "is_multilingual", False):
-            generation.task = given.task
-            if given.language is not None:
-                generation.language = given.language
+            generation.task = data.task
+            if data.language is not None:
+                generation.language = data.language
 
     def choose_length(self, limit: int | None) -> int:
-        """Return the tokens of a text."""
+        """Returns the maximum number of transcript tokens."""
         return self.length
 
     def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
-        """Tokenise what is said; what is too long is left out."""
-        sounds: AudioDataset = splits[split]
-        texts = self.texts[split] = self.clean(sounds, self.arguments)
+        """Tokenizes the transcripts. Those that are too long are skipped."""
+        dataset: AudioDataset = splits[split]
+        texts = self.texts[split] = self.clean_texts(dataset, self.arguments)
         start, end = self.config.decoder_start_token_id, self.config.eos_token_id
         labels = []
-        for number, ids in enumerate(self.tokenizer(texts)["input_ids"]):
+        for index, ids in enumerate(self.tokenizer(texts)["input_ids"]):
             ids = ids[1:] if ids[:1] == [start] else ids
             ids = ids if ids[-1:] == [end] else [*ids, end]
             if len(ids) > length:
-                name = sounds.source(number).name
-                self.skip_example(split, number, name, f"{len(ids)} tokens, more than {length}")
+                name = dataset.source(index).name
+                self.skip_example(
+                    split, index, name, f"{len(ids)} tokens exceed the limit of {length}"
+                )
                 ids = []
             labels.append(ids)
-        rows = IndexRows(sounds, length, split, {"labels": pad_labels(labels, length)})
+        rows = IndexRows(dataset, length, split, {"labels": pad_labels(labels, length)})
         tokens = sum(map(len, labels))
-        logger.info("%s: %d sounds, %d tokens", split, len(rows), tokens)
+        logger.info("%s: %d audio files, %d tokens", split, len(rows), tokens)
         return rows, {"documents": len(rows), "tokens": tokens}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Read the sounds and make spectrograms of them; a row without one has no labels."""
-        found, counts = self.hear(rows, random)
+        """Reads the audio and computes spectrograms. Rows without audio have no labels."""
+        samples, counts = self.read_samples(rows, random)
         labels = np.where(counts[:, None], rows["labels"], np.int32(IGNORE_INDEX))
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
-        decoder = shift_right(rows["labels"], pad, start)
+        decoder_ids = shift_right(rows["labels"], pad, start)
         features = self.spectrograms(
-            [made for made, counted in zip(found, counts, strict=True) if counted]
+            [row_samples for row_samples, counted in zip(samples, counts, strict=True) if counted]
         )
-        whole = np.zeros((len(counts), *features.shape[1:]), np.float32)
-        whole[counts] = features
-        return {"input_features": whole, "decoder_input_ids": decoder, "labels": labels}
+        input_features = np.zeros((len(counts), *features.shape[1:]), np.float32)
+        input_features[counts] = features
+        return {
+            "input_features": input_features,
+            "decoder_input_ids": decoder_ids,
+            "labels": labels,
+        }
 
-    def spectrograms(self, sounds: list[np.ndarray]) -> np.ndarray:
-        """Return what the model reads of samples: (sounds, mels, frames)."""
+    def spectrograms(self, samples: list[np.ndarray]) -> np.ndarray:
+        """Returns the spectrograms of audio samples, `(rows, mels, frames)`."""
         extractor = self.extractor
-        if not sounds:
+        if not samples:
             return np.zeros((0, extractor.feature_size, extractor.nb_max_frames), np.float32)
-        made = extractor(sounds, sampling_rate=extractor.sampling_rate, return_tensors="np")
-        return np.asarray(made["input_features"], np.float32)
+        output = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="np")
+        return np.asarray(output["input_features"], np.float32)
 
     def loss(
         self,
@@ -180,8 +191,8 @@ class SpeechRecognition(AudioInputMixin, TextTargetObjective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
-        output, changed = forward(
+        """Returns the loss, label-smoothed in training, and always the plain cross-entropy."""
+        output, new_extra = forward(
             model,
             params,
             rngs,
@@ -190,44 +201,48 @@ class SpeechRecognition(AudioInputMixin, TextTargetObjective):
             batch["input_features"],
             decoder_input_ids=batch["decoder_input_ids"],
         )
-        labels, size = batch["labels"], model.config.vocab_size
-        return self.smoothed(output.logits, labels, size, train, changed)
+        labels, vocab_size = batch["labels"], model.config.vocab_size
+        return self.smoothed_loss(output.logits, labels, vocab_size, train, new_extra)
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Say how many could not be read, too."""
+        """Adds the number of skipped audio files."""
         return super().metrics(totals) | self.skip_metrics()
 
     def generate_texts(
         self, model: FlaxPreTrainedModel, params: Params, split: str
     ) -> GeneratedTexts | None:
-        """Write down the sounds of a split, and count errors of words and characters."""
+        """Transcribes the audio of a split and computes word and character error rates."""
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
             return None
-        sounds, missed = self.splits[split], self.skipped_examples.get(split, {})
-        heard = [number for number in range(len(sounds)) if number not in missed]
-        chosen = self.chosen(split, heard)
-        names, wanted, written = [], [], []
-        size = data.generation_batch_size
-        for begin in range(0, len(chosen), size):
-            batch = chosen[begin : begin + size]
-            sources = [sounds.source(number) for number in batch]
-            found = self.reader(sources, [0.0] * len(batch))
-            good, samples = [], []
-            for place, made in enumerate(found):
-                if isinstance(made, str):
-                    self.skip_example(split, batch[place], sources[place].name, made)
+        dataset, skipped = self.splits[split], self.skipped_examples.get(split, {})
+        readable = [index for index in range(len(dataset)) if index not in skipped]
+        selected = self.select_for_generation(split, readable)
+        names, references, hypotheses = [], [], []
+        batch_size = data.generation_batch_size
+        for begin in range(0, len(selected), batch_size):
+            batch = selected[begin : begin + batch_size]
+            sources = [dataset.source(index) for index in batch]
+            batch_samples = self.reader(sources, [0.0] * len(batch))
+            read_places, read_samples = [], []
+            for column, row_samples in enumerate(batch_samples):
+                if isinstance(row_samples, str):
+                    self.skip_example(split, batch[column], sources[column].name, row_samples)
                 else:
-                    good.append(place)
-                    samples.append(made)
-            # One shape, so that one program is compiled.
-            features = np.zeros((size, self.extractor.feature_size, self.extractor.nb_max_frames))
-            features[: len(good)] = self.spectrograms(samples)
-            ids = model.generate(features, params=params).sequences
-            names += [sources[place].name for place in good]
-            wanted += [self.texts[split][batch[place]] for place in good]
-            decoded = self.tokenizer.batch_decode(
-                np.asarray(ids)[: len(good)], skip_special_tokens=True
+                    read_places.append(column)
+                    read_samples.append(row_samples)
+            # Always the same shape, so that only one program is compiled.
+            features = np.zeros(
+                (batch_size, self.extractor.feature_size, self.extractor.nb_max_frames)
             )
-            written += [" ".join(text.split()) for text in decoded]
-        return GeneratedTexts(names, wanted, written, error_rates(written, wanted), {})
+            features[: len(read_places)] = self.spectrograms(read_samples)
+            ids = model.generate(features, params=params).sequences
+            names += [sources[column].name for column in read_places]
+            references += [self.texts[split][batch[column]] for column in read_places]
+            decoded = self.tokenizer.batch_decode(
+                np.asarray(ids)[: len(read_places)], skip_special_tokens=True
+            )
+            hypotheses += [" ".join(text.split()) for text in decoded]
+        return GeneratedTexts(
+            names, references, hypotheses, error_rates(hypotheses, references), {}
+        )

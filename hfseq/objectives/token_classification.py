@@ -1,4 +1,4 @@
-"""Tags of words: named entities, parts of speech, chunks."""
+"""Token classification: named entities, part-of-speech tags and chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hfseq.data.classification import config_labels, sort_labels
 from hfseq.data.records import Records, drop_invalid, load_records
 from hfseq.data.tokenizers import pad_token_id
 from hfseq.errors import UsageError, write_atomically
-from hfseq.nn.context import RowGuarantees as KnownRows
+from hfseq.nn.context import RowGuarantees
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, RowsAndStats, forward
 from hfseq.objectives.cross_entropy import cross_entropy
 from hfseq.objectives.metrics import entity_scores
@@ -36,10 +36,10 @@ OVERALL_METRICS = ("precision", "recall", "f1", "accuracy")
 
 
 class TokenClassification(Objective):
-    """Cross-entropy of the tag of each word, told by its first token.
+    """Cross-entropy of the tag of each word, predicted at its first token.
 
-    A word that is cut off with the end of a long sentence is neither learned nor judged. Scores are
-    those of whole entities, from the predictions for all sentences of a split.
+    Words beyond the end of a truncated sentence are neither trained on nor evaluated. Scores are
+    entity-level, over the predictions for all sentences of a split.
     """
 
     name = "token_classification"
@@ -49,13 +49,13 @@ class TokenClassification(Objective):
     has_vocabulary = False
     supports_predict = True
     evaluates_test = True
-    row_layout = KnownRows()
+    row_guarantees = RowGuarantees()
     sums = ("correct",)
 
     arguments: TokenClassificationArguments
 
     def setup(self) -> None:
-        """Check the examples, and have the tokenizer mark where a word begins."""
+        """Checks the examples, and makes the tokenizer mark the beginnings of words."""
         self.names = config_labels(self.config)
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self._loaded = splits = load_records(self.arguments)
@@ -73,23 +73,26 @@ class TokenClassification(Objective):
         enable_prefix_space(self.tokenizer)
 
     def _problem(self, words: object, tags: object, classes: Sequence[str]) -> str | None:
-        """Say why an example is of no use, if it is; ``tags`` are ... where none are needed."""
+        """Returns why an example cannot be used, or ``None``.
+
+        ``tags`` is ``...`` if none are required.
+        """
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            return f"words are a list of texts, and not {words!r:.60}"
+            return f"words must be a list of texts, not {words!r:.60}"
         if not any(word.strip() for word in words):
-            return "there are no words"
+            return "the list of words is empty"
         if tags is ...:
             return None
         if not isinstance(tags, list) or len(tags) != len(words):
             count = len(tags) if isinstance(tags, list) else f"{tags!r:.40} for"
             return f"{len(words)} words and {count} tags"
-        strange = [tag for tag in tag_names(tags, classes) if tag not in self.numbers]
-        if strange:
-            return f"the tag '{strange[0]}' is not one that the model learns"
+        unknown_tags = [tag for tag in tag_names(tags, classes) if tag not in self.numbers]
+        if unknown_tags:
+            return f"unknown tag '{unknown_tags[0]}', not among the model's labels"
         return None
 
     def _classes(self, records: Records) -> Sequence[str]:
-        """Return the names behind tags that are numbers; of an evaluation alone the model's."""
+        """Returns the names of numeric tags. For evaluation without training data, the model's."""
         return records.tables[0].classes or ([] if "train" in self._loaded else self.names)
 
     @classmethod
@@ -99,9 +102,9 @@ class TokenClassification(Objective):
         arguments: TokenClassificationArguments,
         plugins: Plugins | None,
     ) -> None:
-        """Let the model have the tags of the data; one that knows them all keeps its own order."""
+        """Sets the tags of the data in ``config``. A model that has all of them keeps its order."""
         splits = load_records(arguments, plugins)
-        known = config_labels(config)
+        model_names = config_labels(config)
         records = splits.get("train")
         if records is None or len(records) == 0:
             return
@@ -113,19 +116,17 @@ class TokenClassification(Objective):
                 str(tag) for tags in lists if isinstance(tags, list) for tag in tags
             )
         if not names:
-            raise UsageError(
-                f"--label_column_name {column}: there are no tags in the training data"
-            )
-        if set(names) <= set(known):
+            raise UsageError(f"--label_column_name {column}: the training data contains no tags")
+        if set(names) <= set(model_names):
             return
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
-        """Tokenise the sentences of a split, a row each."""
+        """Tokenizes the sentences of a split, one row each."""
         records, data = splits[split], self.arguments
         words, column = word_columns(records, data, split != "test")
-        ids, labels, cut = [], [], 0
+        ids, labels, num_truncated = [], [], 0
         for row in range(len(records)):
             example = records[row]
             encoded = self.tokenizer(
@@ -141,11 +142,13 @@ class TokenClassification(Objective):
             numbers = [self.numbers[tag] for tag in tags]
             ids.append(encoded["input_ids"])
             labels.append(self._aligned(encoded.word_ids(), tags, numbers))
-            cut += len({word for word in encoded.word_ids() if word is not None}) < len(tags)
-        if cut:
+            num_truncated += len({word for word in encoded.word_ids() if word is not None}) < len(
+                tags
+            )
+        if num_truncated:
             logger.info(
-                "%d of the %d %s sentences are longer than %d tokens and were cut",
-                cut,
+                "truncated %d of the %d %s sentences to %d tokens",
+                num_truncated,
                 len(records),
                 split,
                 length,
@@ -165,24 +168,24 @@ class TokenClassification(Objective):
     def _aligned(
         self, words: Sequence[int | None], tags: Sequence[str], numbers: Sequence[int]
     ) -> list[int]:
-        """Return the label of each token, IGNORED where nothing is predicted."""
-        labels, before = [], None
+        """Returns the label of each token, ``IGNORE_INDEX`` where nothing is predicted."""
+        labels, previous = [], None
         for word in words:
             if word is None:
                 labels.append(IGNORE_INDEX)
-            elif word != before:
+            elif word != previous:
                 labels.append(numbers[word])
             elif self.arguments.label_all_tokens:
                 tag = tags[word]
-                inside = f"I-{tag[2:]}" if tag.startswith("B-") else tag
-                labels.append(self.numbers.get(inside, numbers[word]))
+                inside_tag = f"I-{tag[2:]}" if tag.startswith("B-") else tag
+                labels.append(self.numbers.get(inside_tag, numbers[word]))
             else:
                 labels.append(IGNORE_INDEX)
-            before = word
+            previous = word
         return labels
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Hide the labels of rows that only fill a batch up."""
+        """Masks the labels of rows that only pad the batch."""
         valid = rows["valid"][:, None] if "valid" in rows else True
         labels = np.where(valid, rows["labels"], np.int32(IGNORE_INDEX))
         return {
@@ -200,8 +203,8 @@ class TokenClassification(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the cross-entropy of tags; in evaluation the predictions of each row come along."""
-        output, changed = forward(
+        """Returns the loss summed over tags. In evaluation the totals include the predictions."""
+        output, new_extra = forward(
             model,
             params,
             rngs,
@@ -210,58 +213,65 @@ class TokenClassification(Objective):
             batch["input_ids"],
             attention_mask=batch["attention_mask"],
         )
-        total, count, right = cross_entropy(output.logits, batch["labels"])
-        totals = {"correct": right}
-        if not train:  # rows of one width, whatever that of their batch is
-            best = output.logits.argmax(-1).astype(jnp.int32)
-            totals["predicted"] = jnp.pad(best, ((0, 0), (0, self.length - best.shape[1])))
-        return total, count, {"extra": changed, "totals": totals}
+        total, count, correct = cross_entropy(output.logits, batch["labels"])
+        totals = {"correct": correct}
+        if not train:  # pad all rows to the same width
+            predictions = output.logits.argmax(-1).astype(jnp.int32)
+            totals["predicted"] = jnp.pad(
+                predictions, ((0, 0), (0, self.length - predictions.shape[1]))
+            )
+        return total, count, {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return the loss; the other scores are of whole sentences."""
+        """Returns the loss. All other scores are over whole sentences."""
         return {"loss": super().metrics(totals)["loss"]}
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
-        """Judge the entities of a split."""
+        """Computes entity-level scores of a split."""
         labels, tagged = self._labels[split]
         if not tagged:
             return {}
         predicted = self._tags(rows["predicted"], labels)
-        wanted = [[self.names[label] for label in row if label != IGNORE_INDEX] for row in labels]
-        scores = entity_scores(predicted, wanted[: len(predicted)])
+        references = [
+            [self.names[label] for label in row if label != IGNORE_INDEX] for row in labels
+        ]
+        scores = entity_scores(predicted, references[: len(predicted)])
         if self.arguments.return_entity_level_metrics:
             return scores
         return {name: scores[name] for name in OVERALL_METRICS}
 
     def reported_metrics(self, split: str) -> set[str] | None:
-        """Return the names of all metrics of a split; kinds of entities are not known before."""
+        """Returns the names of all metrics.
+
+        They are unknown if scores per entity type are reported.
+        """
         return None if self.arguments.return_entity_level_metrics else {"loss", *OVERALL_METRICS}
 
     def _tags(self, predicted: np.ndarray, labels: Sequence[Sequence[int]]) -> list[list[str]]:
         return [
             [
                 self.names[tag]
-                for tag, label in zip(row, known, strict=False)
+                for tag, label in zip(row, row_labels, strict=False)
                 if label != IGNORE_INDEX
             ]
-            for row, known in zip(predicted.tolist(), labels, strict=False)
+            for row, row_labels in zip(predicted.tolist(), labels, strict=False)
         ]
 
     def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
-        """Write ``predictions.txt``, the tags of a sentence a line, and ``predictions.jsonl``."""
+        """Writes ``predictions.txt``, one sentence per line, and ``predictions.jsonl``."""
         records, (labels, _) = self.splits[split], self._labels[split]
         tags = self._tags(rows["predicted"], labels)
         write_atomically(folder / "predictions.txt", "".join(" ".join(row) + "\n" for row in tags))
         column, _ = word_columns(records, self.arguments, tagged=False)
         lines = (
-            json.dumps({"tokens": records[row][column], "tags": found}, ensure_ascii=False)
-            for row, found in enumerate(tags)
+            json.dumps({"tokens": records[row][column], "tags": sentence_tags}, ensure_ascii=False)
+            for row, sentence_tags in enumerate(tags)
         )
         write_atomically(folder / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
 
 
 def tag_names(tags: Sequence[str | int], classes: Sequence[str]) -> list[str]:
-    """Return tags by name; numbers are those of ``classes``, where these are known."""
+    """Returns tags by name. Numbers are indices of ``classes``, if these are known."""
     return [
         classes[tag] if type(tag) is int and 0 <= tag < len(classes) else str(tag) for tag in tags
     ]
@@ -270,39 +280,50 @@ def tag_names(tags: Sequence[str | int], classes: Sequence[str]) -> list[str]:
 def word_columns(
     records: Records, arguments: TokenClassificationArguments, tagged: bool
 ) -> tuple[str, str | None]:
-    """Return the columns of words and of tags; None where there are none and none are needed."""
+    """Returns the names of the word and tag columns, the latter ``None`` if absent and optional.
+
+    Args:
+        records: The examples.
+        arguments: The data flags.
+        tagged: Whether tags are required.
+    """
     names = list(records.tables[0].columns)
     words = records.column(
         "text_column_name", arguments.text_column_name, (*WORD_COLUMNS, *names[:1])
     )
-    others = [name for name in names if name != words]
-    asked = arguments.label_column_name
-    usual = (f"{arguments.task_name}_tags", "tags", "labels", *others[:1])
-    if not tagged and (asked or usual[0]) not in names and not {"tags", "labels"} & set(names):
+    other_names = [name for name in names if name != words]
+    label_column = arguments.label_column_name
+    candidates = (f"{arguments.task_name}_tags", "tags", "labels", *other_names[:1])
+    if (
+        not tagged
+        and (label_column or candidates[0]) not in names
+        and not {"tags", "labels"} & set(names)
+    ):
         return words, None
-    return words, records.column("label_column_name", asked, usual)
+    return words, records.column("label_column_name", label_column, candidates)
 
 
 def enable_prefix_space(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Let a byte-level tokenizer begin each word as after a space, as in the text it was made of.
+    """Makes a byte-level tokenizer encode each word as if it followed a space.
 
-    **Raises:** UsageError for a tokenizer that does not tell words from tokens.
+    Raises:
+        UsageError: The tokenizer does not map tokens to words.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UsageError(
-            f"{type(tokenizer).__name__} does not say which word a token is of: give a fast "
-            "tokenizer (a tokenizer.json)"
+            f"{type(tokenizer).__name__} does not map tokens to words. Use a fast tokenizer "
+            "(tokenizer.json)."
         )
     state = json.loads(backend.to_str())
     steps = [state.get("pre_tokenizer") or {}]
     for step in steps:
         steps += step.get("pretokenizers", ())
-    bytes_ = [step for step in steps if step.get("type") == "ByteLevel"]
-    if bytes_ and not any(step.get("add_prefix_space") for step in bytes_):
+    byte_level_steps = [step for step in steps if step.get("type") == "ByteLevel"]
+    if byte_level_steps and not any(step.get("add_prefix_space") for step in byte_level_steps):
         from tokenizers import Tokenizer
 
-        bytes_[0]["add_prefix_space"] = True
-        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))  # its only place
-    if bytes_:
-        tokenizer.add_prefix_space = True  # written beside it
+        byte_level_steps[0]["add_prefix_space"] = True
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))  # it has no public setter
+    if byte_level_steps:
+        tokenizer.add_prefix_space = True  # saved in tokenizer_config.json

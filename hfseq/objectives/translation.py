@@ -1,4 +1,4 @@
-"""Translation and summaries: the target of a pair from its source, several pairs a row."""
+"""Translation and summarization with an encoder-decoder, with several packed pairs per row."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 class Translation(TextTargetObjective, Seq2SeqLM):
-    """Cross-entropy of target sentences given source sentences, with label smoothing in training.
+    """Cross-entropy of target sentences given source sentences, label-smoothed in training.
 
-    Pairs that share a row see nothing of each other, and each starts with the start token, as it
-    will when the model translates: the losses are those of the pairs one by one. Tokens that are
-    counted (``tokens_seen``, tokens per second) are those of both sides, without padding.
+    Pairs that share a row do not attend to each other, and each target begins with the start token,
+    as in generation. The loss is thus that of the separate pairs. Token counts (``tokens_seen``,
+    tokens per second) cover both sides, without padding.
     """
 
     name = "translation"
@@ -46,61 +46,72 @@ class Translation(TextTargetObjective, Seq2SeqLM):
     arguments: TranslationArguments
 
     def setup(self) -> None:
-        """Settle the lengths as far as flags do."""
+        """Sets the lengths as far as flags define them."""
         super().setup()
-        self.pad = pad_token_id(self.tokenizer)
+        self.pad_id = pad_token_id(self.tokenizer)
         self.lengths: tuple[int, int] = self.arguments.lengths(None)
-        self.packs = not self.arguments.line_by_line
+        self.packing = not self.arguments.line_by_line
         self.splits = PairSplits({})
 
     @classmethod
     def configure(
-        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, fresh: bool
+        cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
     ) -> None:
-        """Give a fresh model the tokenizer's special tokens; most start with padding."""
-        if fresh and tokenizer.pad_token_id is not None:
-            before = {None, config.pad_token_id, getattr(type(config)(), "pad_token_id", None)}
+        """Sets the tokenizer's special tokens in a new model.
+
+        Unless configured, its decoder starts with the padding token.
+        """
+        if from_scratch and tokenizer.pad_token_id is not None:
+            default_starts = {
+                None,
+                config.pad_token_id,
+                getattr(type(config)(), "pad_token_id", None),
+            }
             for role in ("pad", "bos", "eos"):
                 token = getattr(tokenizer, f"{role}_token_id")
                 if token is not None:
                     setattr(config, f"{role}_token_id", token)
-            if getattr(config, "decoder_start_token_id", None) in before:
+            if getattr(config, "decoder_start_token_id", None) in default_starts:
                 config.decoder_start_token_id = tokenizer.pad_token_id
-        super().configure(config, tokenizer, fresh)
+        super().configure(config, tokenizer, from_scratch)
 
     @classmethod
     def make_tokenizer(  # type: ignore[override]
         cls, arguments: TranslationArguments, folder: Path, plugins: Plugins | None
     ) -> PreTrainedTokenizerBase:
-        """Load the vocabulary that the run made when it first began, or make it of both sides."""
+        """Loads the vocabulary that the run saved, or trains one on both sides of the pairs."""
         return load_or_train_joint_tokenizer(
             folder, arguments, lambda: load_pairs(arguments, plugins)
         )
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Settle the lengths, whether pairs are packed, and how the model will generate."""
+        """Sets lengths and generation configuration, and checks whether pairs can be packed."""
         self.lengths = self.arguments.lengths(model.max_length())
-        apart = all(model.accepts(name) for name in ("segment_ids", "decoder_segment_ids"))
-        if self.packs and not apart:
+        separates_pairs = all(
+            model.accepts(name) for name in ("segment_ids", "decoder_segment_ids")
+        )
+        if self.packing and not separates_pairs:
             logger.warning(
-                "architecture '%s' takes no segment_ids, which keep packed pairs apart: every row "
-                "has one pair",
+                "architecture '%s' does not accept segment_ids, which packing requires: using one "
+                "pair per row",
                 model.config.model_type,
             )
-            self.packs = False
-        # Whoever loads the model translates as its evaluation does.
-        data, room = self.arguments, model.max_length()
+            self.packing = False
+        # A loaded model generates as its evaluation does.
+        data, max_positions = self.arguments, model.max_length()
         generation = model.generation_config
-        longest = (data.max_new_tokens or self.lengths[1]) + 1  # the start token counts
-        generation.max_length = longest if room is None else min(longest, room)
+        max_length = (data.max_new_tokens or self.lengths[1]) + 1  # includes the start token
+        generation.max_length = (
+            max_length if max_positions is None else min(max_length, max_positions)
+        )
         generation.num_beams = data.num_beams
         if data.num_beams > 1:
             generation.length_penalty = data.length_penalty
-            if data.length_penalty_type != "transformers":  # PyTorch's generate knows no other
+            if data.length_penalty_type != "transformers":  # unknown to PyTorch's generate
                 generation.length_penalty_type = data.length_penalty_type
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Load the pairs; the configuration says from now on what the model translates."""
+        """Loads the pairs, and sets languages and prefix in the model's configuration."""
         self.splits = splits = load_pairs(self.arguments, plugins)
         for name in ("source_lang", "target_lang"):
             if getattr(splits, name):
@@ -110,16 +121,16 @@ class Translation(TextTargetObjective, Seq2SeqLM):
         return splits
 
     def choose_length(self, limit: int | None) -> int:
-        """Return tokens of a source row."""
+        """Returns the tokens per source row."""
         return self.lengths[0]
 
     def target_length(self, length: int) -> int:
-        """Return tokens of a target row."""
+        """Returns the tokens per target row."""
         return self.lengths[1]
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
-        """Pack the training pairs; validation pairs have a row each, the short ones first."""
-        data, training = self.arguments, split == "train"
+        """Packs the training pairs. Validation pairs have one row each, sorted by length."""
+        data, is_training = self.arguments, split == "train"
         pairs = tokenize_pairs(
             splits[split],
             self.tokenizer,
@@ -128,40 +139,44 @@ class Translation(TextTargetObjective, Seq2SeqLM):
             cache_dir=data.cache_directory,
             num_proc=data.preprocessing_num_workers,
             overwrite=data.overwrite_cache,
-            drop_long=training and not data.truncate_long_pairs,
-            description=f"Tokenising {split}",
+            drop_long=is_training and not data.truncate_long_pairs,
+            description=f"Tokenizing {split}",
             source_prefix=data.source_prefix,
         )
-        if not (training and self.packs):
-            return PairRows(pairs, data.pad_to_max_length), pairs.facts
+        if not (is_training and self.packing):
+            return PairRows(pairs, data.pad_to_max_length), pairs.stats
         packed = PackedPairs(pairs)
-        source, target = packed.fill_ratio
+        source_fill, target_fill = packed.fill_ratio
         logger.info(
-            "%d pairs make %d rows, where %.1f %% of the source and %.1f %% of the target columns "
-            "hold tokens",
+            "packed %d pairs into %d rows; %.1f %% of the source and %.1f %% of the target "
+            "positions are filled",
             len(pairs),
             len(packed),
-            100 * source,
-            100 * target,
+            100 * source_fill,
+            100 * target_fill,
         )
-        filled = {"rows": len(packed), "source_fill": source, "target_fill": target}
-        return packed, pairs.facts | filled
+        packing_stats = {
+            "rows": len(packed),
+            "source_fill": source_fill,
+            "target_fill": target_fill,
+        }
+        return packed, pairs.stats | packing_stats
 
     def full_rows(self, count: int, length: int) -> Arrays:
-        """Return rows that are full on both sides."""
+        """Returns rows without padding on either side."""
         rows, target = super().full_rows(count, length), self.target_length(length)
-        word = rows["input_ids"][0, 0]
+        token_id = rows["input_ids"][0, 0]
         return rows | {
-            "target_ids": np.full((count, target), word, np.int32),
+            "target_ids": np.full((count, target), token_id, np.int32),
             "target_segment_ids": np.ones((count, target), np.int32),
         }
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Make labels of the targets; what the decoder reads starts anew in every pair."""
+        """Sets labels and decoder inputs. Each packed pair begins with the start token."""
         segments = rows["target_segment_ids"]
         labels = np.where(segments > 0, rows["target_ids"], np.int32(IGNORE_INDEX))
         batch = {"input_ids": rows["input_ids"], "segment_ids": rows["segment_ids"]}
-        batch |= self.decoder_arrays(rows, labels, self.pad, segments)
+        batch |= self.decoder_arrays(rows, labels, self.pad_id, segments)
         packed = "target_position_ids" in rows
         return batch | ({"decoder_segment_ids": segments} if packed else {})
 
@@ -174,38 +189,38 @@ class Translation(TextTargetObjective, Seq2SeqLM):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the loss, smoothed in training only, and the cross-entropy in any case."""
-        logits, changed = self.logits(model, params, batch, rngs, train, extra)
-        size = model.vocab_size("decoder_input_ids")
-        return self.smoothed(logits, batch["labels"], size, train, changed)
+        """Returns the loss, label-smoothed in training, and always the plain cross-entropy."""
+        logits, new_extra = self.logits(model, params, batch, rngs, train, extra)
+        vocab_size = model.vocab_size("decoder_input_ids")
+        return self.smoothed_loss(logits, batch["labels"], vocab_size, train, new_extra)
 
-    def tokens(self, rows: Arrays) -> int:
-        """Return how many tokens the sources and targets of the rows have."""
+    def count_tokens(self, rows: Arrays) -> int:
+        """Returns the number of source and target tokens."""
         names = ("segment_ids", "target_segment_ids")
         return sum(int((rows[name] > 0)[rows["valid"]].sum()) for name in names)
 
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Return nothing: translations that were judged serve as samples."""
+        """Returns no samples: the card shows evaluated translations instead."""
         return []
 
-    def judge(self, hypotheses: list[str], references: list[str]) -> Scores:
-        """Return BLEU and chrF."""
+    def score_texts(self, hypotheses: list[str], references: list[str]) -> Scores:
+        """Returns BLEU and chrF."""
         data = self.arguments
         return translation_scores(hypotheses, references, data.bleu_lowercase, data.bleu_tokenizer)
 
     def generate_texts(
         self, model: FlaxPreTrainedModel, params: Params, split: str
     ) -> GeneratedTexts | None:
-        """Write the targets of a split, or of samples spread evenly over it, and judge them."""
+        """Translates a split, or examples spread evenly over it, and computes the scores."""
         from hfseq.pipelines.translation import Translator
 
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
             return None
         pairs = self.splits[split]
-        pairs = pairs.select(self.chosen(split, range(len(pairs))))
+        pairs = pairs.select(self.select_for_generation(split, range(len(pairs))))
         sources, references = list(pairs["source"]), list(pairs["target"])
         options: dict[str, Any] = {}
         if data.num_beams > 1:
@@ -223,15 +238,15 @@ class Translation(TextTargetObjective, Seq2SeqLM):
             **options,
         )
         hypotheses = [beams[0].text for beams in translator(sources, params)]
-        scores = self.judge(hypotheses, references)
+        scores = self.score_texts(hypotheses, references)
         return GeneratedTexts(sources, references, hypotheses, scores.values, scores.signatures)
 
 
 class Summarization(Translation):
-    """Cross-entropy of summaries given texts, as of translations; judged by ROUGE.
+    """Cross-entropy of summaries given documents, evaluated with ROUGE.
 
-    Texts that are longer than a row are cut; several short ones share a row, and see nothing of
-    each other.
+    Documents that are longer than a row are truncated. Several short documents share a row and do
+    not attend to each other.
     """
 
     name = "summarization"
@@ -242,21 +257,21 @@ class Summarization(Translation):
     arguments: SummarizationArguments
 
     def setup(self) -> None:
-        """Refuse to summarise nothing; translation has data of its own to show itself with."""
+        """Checks that the flags name data. Only translation has built-in example data."""
         data = self.arguments
         if not (data.dataset_name or data.train_file or data.validation_file or data.test_file):
-            raise UsageError("no data: give --train_file or --dataset_name")
+            raise UsageError("no data: set --train_file or --dataset_name")
         super().setup()
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Let what is written be as long as what is learned from, where no flag says how long."""
+        """Sets the default length of generated summaries to that of the training targets."""
         lengths = self.arguments.lengths(model.max_length())
         self.arguments.max_new_tokens = self.arguments.max_new_tokens or lengths[1] - 1
         super().prepare(model)
 
-    def judge(self, hypotheses: list[str], references: list[str]) -> Scores:
-        """Return ROUGE, and how many tokens a summary has."""
-        scores = rouge_scores(hypotheses, [[one] for one in references])
+    def score_texts(self, hypotheses: list[str], references: list[str]) -> Scores:
+        """Returns ROUGE and the mean number of tokens per summary."""
+        scores = rouge_scores(hypotheses, [[reference] for reference in references])
         lengths = [len(ids) for ids in self.tokenizer(hypotheses)["input_ids"]]
         scores["gen_len"] = sum(lengths) / max(len(lengths), 1)
         return Scores(scores, {"rouge": "rouge-score, stemmed, F1"})

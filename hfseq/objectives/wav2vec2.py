@@ -1,4 +1,4 @@
-"""Learning from speech without text, as wav2vec 2.0 does (Baevski et al., 2020, section 3)."""
+"""Self-supervised pretraining of wav2vec 2.0 (Baevski et al., 2020, section 3)."""
 
 from __future__ import annotations
 
@@ -23,55 +23,76 @@ if TYPE_CHECKING:
 def draw_negatives(
     hidden: np.ndarray, count: int, generators: list[np.random.Generator]
 ) -> np.ndarray:
-    """Draw, for each hidden frame, ``count`` other hidden ones of its row: (rows, width, count)."""
-    drawn = np.zeros((*hidden.shape, count), np.int32)
-    for row, places, draw in zip(drawn, map(np.flatnonzero, hidden), generators, strict=True):
-        if len(places) > 1:
-            others = draw.integers(len(places) - 1, size=(len(places), count))
-            others += others >= np.arange(len(places))[:, None]  # any but its own
-            row[places] = places[others]
-    return drawn
+    """Draws ``count`` other masked frames of the same row for each masked frame.
+
+    Args:
+        hidden: Masked frames, bool `(rows, frames)`.
+        count: Negatives per frame.
+        generators: One random generator per row.
+
+    Returns:
+        Frame numbers, int32 `(rows, frames, count)`.
+    """
+    negatives = np.zeros((*hidden.shape, count), np.int32)
+    for row, hidden_frames, generator in zip(
+        negatives, map(np.flatnonzero, hidden), generators, strict=True
+    ):
+        if len(hidden_frames) > 1:
+            picks = generator.integers(len(hidden_frames) - 1, size=(len(hidden_frames), count))
+            picks += picks >= np.arange(len(hidden_frames))[:, None]  # skip the frame itself
+            row[hidden_frames] = hidden_frames[picks]
+    return negatives
 
 
 def contrastive_loss(
     states: jax.Array, codes: jax.Array, negatives: jax.Array, hidden: jax.Array, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Return how badly ``states`` tell their own code from others, summed, and how many do.
+    """Sums the contrastive loss over masked frames, and counts correct predictions.
 
-    ``states`` and ``codes`` (rows, frames, width), ``negatives`` (rows, frames, others) numbers of
-    frames of the row, ``hidden`` (rows, frames) which are asked. Another frame with the same code
-    is no wrong answer.
+    A negative with the same code as the frame is ignored.
+
+    Args:
+        states: Projected hidden states, `(rows, frames, features)`.
+        codes: Projected quantized states, `(rows, frames, features)`.
+        negatives: Frame numbers of the negatives, `(rows, frames, count)`.
+        hidden: Masked frames, bool `(rows, frames)`.
+        temperature: Divisor of the cosine similarities.
+
+    Returns:
+        The summed loss and the number of frames whose own code is the most similar.
     """
     states, codes = (x.astype(jnp.float32) for x in (states, codes))
     directions = (x / _length(x) for x in (states, codes))
-    # Of all frames with all: much less than to gather the codes of all others.
-    cosines = jnp.einsum("btd,bsd->bts", *directions) / temperature
-    others = jnp.take_along_axis(cosines, negatives, axis=2)
-    own = jnp.diagonal(cosines, axis1=1, axis2=2)
-    given = jax.lax.stop_gradient(codes)
-    their = jax.vmap(lambda row, numbers: row[numbers])(given, negatives)
-    apart = _length(their - given[:, :, None])[..., 0]
-    # One code is one vector up to the rounding of what projected it.
-    others = jnp.where(apart > 1e-4 * _length(given), others, -jnp.inf)
-    every = jnp.concatenate([own[..., None], others], axis=-1)
-    losses = jax.nn.logsumexp(every, axis=-1) - own
-    best = others.max(-1)
-    right = hidden & (own > best) & jnp.isfinite(best)
-    return jnp.where(hidden, losses, 0).sum(), right.sum()
+    # Similarities of all pairs of frames take much less memory than gathered negative codes.
+    similarities = jnp.einsum("btd,bsd->bts", *directions) / temperature
+    negative_similarities = jnp.take_along_axis(similarities, negatives, axis=2)
+    positive = jnp.diagonal(similarities, axis1=1, axis2=2)
+    fixed_codes = jax.lax.stop_gradient(codes)
+    negative_codes = jax.vmap(lambda row, numbers: row[numbers])(fixed_codes, negatives)
+    distances = _length(negative_codes - fixed_codes[:, :, None])[..., 0]
+    # Projections of the same code are equal up to rounding.
+    negative_similarities = jnp.where(
+        distances > 1e-4 * _length(fixed_codes), negative_similarities, -jnp.inf
+    )
+    all_similarities = jnp.concatenate([positive[..., None], negative_similarities], axis=-1)
+    losses = jax.nn.logsumexp(all_similarities, axis=-1) - positive
+    best = negative_similarities.max(-1)
+    is_correct = hidden & (positive > best) & jnp.isfinite(best)
+    return jnp.where(hidden, losses, 0).sum(), is_correct.sum()
 
 
 def _length(x: jax.Array) -> jax.Array:
-    # Of nothing 1e-8, as in PyTorch's cosines; its gradient is none then.
+    # At least 1e-8, as in PyTorch's cosine similarity. Zero vectors have no gradient.
     return jnp.sqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-16))
 
 
 class Wav2Vec2(AudioInputMixin, Objective):
-    """Tell the code of each hidden frame from those of others of its sound; use all codes evenly.
+    """Contrastive loss of masked frames plus a diversity loss of the codebook.
 
-    The loss is the mean over hidden frames, as PyTorch's script counts it: contrastive, and
-    ``diversity_loss_weight`` times the share of codes out of use. That share is of the (micro-)
-    batch. Spans and others are drawn from seed, step and row, the codes with the row's key;
-    their temperature falls with the steps.
+    The loss is the mean over masked frames, as in PyTorch's script: the contrastive loss plus
+    ``diversity_loss_weight`` times the share of unused codes of the (micro-)batch. Spans and
+    negatives depend on seed, step and row. Codes are sampled with the row's key, at a temperature
+    that decreases over the steps.
     """
 
     name = "wav2vec2"
@@ -84,35 +105,39 @@ class Wav2Vec2(AudioInputMixin, Objective):
     arguments: SpeechPretrainingArguments
 
     @classmethod
-    def configure(cls, config: PreTrainedConfig, tokenizer: Any, fresh: bool) -> None:
-        """Refuse a model without codes, or one that hides nothing; a new one has a mask or not."""
+    def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
+        """Checks that the model has a codebook and masks frames.
+
+        A new model uses an attention mask unless a norm over the whole row includes padding anyway.
+        """
         if not hasattr(config, "num_codevectors_per_group"):
-            raise UsageError(
-                f"'{config.model_type}' has no codes to predict: give --model_type wav2vec2"
-            )
+            raise UsageError(f"'{config.model_type}' has no codebook. Use --model_type wav2vec2.")
         if getattr(config, "add_adapter", False):
             raise UsageError(
-                "add_adapter=True shortens what is predicted: pre-train without it "
-                "(--config_overrides add_adapter=false)"
+                "pretraining does not support add_adapter=True. Set --config_overrides "
+                "add_adapter=false."
             )
         if not config.apply_spec_augment:
             raise UsageError(
-                "apply_spec_augment=False hides nothing: give --config_overrides "
-                "apply_spec_augment=true"
+                "apply_spec_augment=False disables the masking that pretraining requires. Set "
+                "--config_overrides apply_spec_augment=true."
             )
-        if fresh:  # a norm over a whole row would see padding whatever the mask says
+        if from_scratch:  # a norm over the whole row includes padding despite the mask
             tokenizer.return_attention_mask = config.feat_extract_norm == "layer"
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Read the sounds, hide spans of their frames, and draw what these are told apart from."""
-        heard = self.read(rows, random)
-        width, frames = int(self.frames_of(heard.values.shape[1])), self.frames_of(heard.lengths)
+        """Reads the audio and draws masked spans and negatives."""
+        audio = self.read_audio(rows, random)
+        width, frames = (
+            int(self.count_frames(audio.values.shape[1])),
+            self.count_frames(audio.lengths),
+        )
         generators = random.generators()
-        hidden = draw_time_mask(frames, width, *self.spans(), generators)
-        given = self.arguments
-        temperature = given.max_gumbel_temperature * given.gumbel_temperature_decay**random.step
-        temperature = max(temperature, given.min_gumbel_temperature)
-        return self.inputs(heard) | {
+        hidden = draw_time_mask(frames, width, *self.mask_settings(), generators)
+        data = self.arguments
+        temperature = data.max_gumbel_temperature * data.gumbel_temperature_decay**random.step
+        temperature = max(temperature, data.min_gumbel_temperature)
+        return self.model_inputs(audio) | {
             "hidden": hidden,
             "frames": frames.astype(np.int32),
             "negatives": draw_negatives(hidden, self.config.num_negatives, generators),
@@ -128,9 +153,9 @@ class Wav2Vec2(AudioInputMixin, Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Sum the loss over hidden frames."""
+        """Returns the loss summed over masked frames."""
         hidden, temperature = batch["hidden"], batch["temperature"]
-        output, changed = forward(
+        output, new_extra = forward(
             model,
             params,
             rngs,
@@ -142,34 +167,34 @@ class Wav2Vec2(AudioInputMixin, Objective):
             gumbel_temperature=temperature[:, None, None, None],
             freeze_feature_encoder=self.arguments.freeze_feature_extractor,
         )
-        contrastive, right = contrastive_loss(
+        contrastive, correct = contrastive_loss(
             output.projected_states,
             output.projected_quantized_states,
             batch["negatives"],
             hidden,
             self.config.contrastive_logits_temperature,
         )
-        count, used = hidden.sum(), output.codevector_perplexity
-        total = contrastive + self.config.diversity_loss_weight * self._unused(used) * count
+        count, perplexity = hidden.sum(), output.codevector_perplexity
+        total = contrastive + self.config.diversity_loss_weight * self._unused(perplexity) * count
         totals = {
-            "correct": right,
+            "correct": correct,
             "contrastive": contrastive,
-            "codes": used * count,
+            "codes": perplexity * count,
             "frames": batch["frames"].sum(),
         }
-        if train:  # an evaluation chooses the nearest code
+        if train:  # evaluation uses the nearest code
             totals["temperature"] = temperature[0] * count
-        return total, count, {"extra": changed, "totals": totals}
+        return total, count, {"extra": new_extra, "totals": totals}
 
     def _unused(self, perplexity: Any) -> Any:
-        """Return the share of codes that are out of use."""
+        """Returns the share of unused codes."""
         codes = self.config.num_codevectors_per_group * self.config.num_codevector_groups
         return (codes - perplexity) / codes
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return the loss and its parts, codes in use, and the share of frames that was hidden.
+        """Returns the loss and its parts, the codebook perplexity and the share of masked frames.
 
-        The perplexity of codes is a mean over batches: like the loss, it belongs to their size.
+        The perplexity is a mean over batches. Like the loss, it depends on the batch size.
         """
         count = max(totals["count"], 1)
         metrics = super().metrics(totals)

@@ -1,4 +1,4 @@
-"""Tokenizers of each family, rows out of documents, and a way to compute a loss."""
+"""Fixtures and helpers: tokenizers by family, packed rows, and losses of objectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def store_of(documents: list[list[int]], pad: int = 0) -> TokenStore:
 
 
 def rows_of(documents: list[list[int]], length: int, pad: int = 0, **options: Any) -> dict:
-    """All packed rows of the documents."""
+    """Returns all packed rows of the documents."""
     rows = PackedRows(store_of(documents, pad), length, **options)
     return rows.fetch(np.arange(len(rows)))
 
@@ -29,39 +29,39 @@ def numbers(rows: dict, seed: int = 0) -> RowRandom:
 
 
 def loss_of(objective: Any, model: Any, rows: dict) -> tuple[float, int]:
-    """Sum of the losses and their count."""
+    """Returns the sum of the losses and their count."""
     return loss_of_batch(objective, model, objective.collate(rows, numbers(rows), 1))
 
 
 def loss_of_batch(objective: Any, model: Any, batch: dict) -> tuple[float, int]:
-    """The same for a batch."""
+    """Returns the sum of the losses of a batch and their count."""
     import jax
 
     step = jax.jit(lambda params, batch: objective.loss(model, params, batch, None, False))
-    total, count, more = step(model.params, batch)
-    assert set(more["totals"]) == set(objective.sums)
+    total, count, extra = step(model.params, batch)
+    assert set(extra["totals"]) == set(objective.sums)
     return float(total), int(count)
 
 
 @pytest.fixture(scope="session")
 def tokenizer_of() -> Callable[[str], Any]:
-    """A function from a family to a tokenizer of it, trained on sentences."""
+    """Returns a function from a family name to a tokenizer trained on sentences."""
     from hfseq.data.tokenizers import train_tokenizer
 
     texts = [f"{text.capitalize()}. " * 2 for text in make_texts(200)]
-    made: dict[str, Any] = {}
+    output: dict[str, Any] = {}
 
     def make(family: str) -> Any:
-        if family not in made:
-            made[family] = train_tokenizer(texts, family, vocab_size=400)
-        return made[family]
+        if family not in output:
+            output[family] = train_tokenizer(texts, family, vocab_size=400)
+        return output[family]
 
     return make
 
 
 @pytest.fixture(params=["all rows", "few rows"])
 def rows_together(request, monkeypatch) -> None:
-    """Cross-entropy over all rows, and over a few at a time, as one CPU takes them."""
+    """Runs a test with cross-entropy over all rows, and in chunks as on a single CPU."""
     from hfseq.objectives import cross_entropy
 
     def few(logits: Any) -> int:

@@ -1,4 +1,4 @@
-"""Causal language modelling: targets, documents that stay apart, perplexities."""
+"""Causal language modeling: targets, separation of documents, and perplexities."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def labels_of(rows, **flags):
 
 def test_the_target_is_the_next_token_of_the_same_document():
     assert labels_of(rows_of(DOCUMENTS, 4)) == [
-        [6, 7, -100, 9],  # 9 begins the next row
+        [6, 7, -100, 9],  # 9 is the first token of the next row
         [10, 11, 12, 13],
         [-100, -100, 16, -100],
     ]
@@ -98,11 +98,11 @@ def test_a_token_is_predicted_from_those_before_it_only(model):
     rows = rows_of([document], 36)
     batch = task.collate(rows, None, 1)
     batch["labels"][:, 8:] = -100
-    before = loss_of_batch(task, model, batch)
+    previous = loss_of_batch(task, model, batch)
     batch["input_ids"][:, 8:] = 5
-    assert loss_of_batch(task, model, batch) == before
+    assert loss_of_batch(task, model, batch) == previous
     batch["input_ids"][:, 2] = 5
-    assert loss_of_batch(task, model, batch)[0] != pytest.approx(before[0], rel=1e-6)
+    assert loss_of_batch(task, model, batch)[0] != pytest.approx(previous[0], rel=1e-6)
 
 
 def test_perplexities_are_per_token_and_per_word():
@@ -117,7 +117,7 @@ def test_perplexities_are_per_token_and_per_word():
 
 
 class Known:
-    """A tokenizer of which the end of text alone is asked."""
+    """A tokenizer that only defines EOS."""
 
     eos_token_id = 1
 
@@ -144,20 +144,20 @@ def test_behind_the_end_of_text_every_token_is_a_target():
 
 
 def test_a_tokenizer_without_an_end_of_text_cannot_start_with_it():
-    with pytest.raises(UsageError, match="no end-of-text token"):
+    with pytest.raises(UsageError, match="--start_with_eos .*end-of-text token"):
         CausalLM(CausalArguments(start_with_eos=True), SimpleNamespace(eos_token_id=None), None)
 
 
 def test_bits_per_byte_and_words_follow_their_formulas():
     totals = {"loss": 30.0, "count": 10.0, "correct": 5.0}
-    found = objective().metrics(totals | {"bytes": 44, "tokens": 11})
-    assert found["bits_per_byte"] == pytest.approx(3.0 * 11 / 44 / math.log(2))
+    actual = objective().metrics(totals | {"bytes": 44, "tokens": 11})
+    assert actual["bits_per_byte"] == pytest.approx(3.0 * 11 / 44 / math.log(2))
     assert "bits_per_byte" not in objective().metrics(totals)
     assert objective().metrics(totals | {"auxiliary_loss": 5.0})["auxiliary_loss"] == 0.5
 
 
 class Adding:
-    """A model of two logits that adds 6 to the loss in training, and takes a code mask."""
+    """A model with two logits that accepts a code mask and adds 6 to the loss in training."""
 
     config = SimpleNamespace(vocab_size=2)
     extra: ClassVar[dict] = {}
@@ -177,16 +177,16 @@ class Adding:
 
 def test_what_a_model_adds_is_minimised_and_reported_apart():
     clm, model = objective(loss_per_position=True), Adding()
-    clm.counts_rows = model.accepts("code_mask")
+    clm.uses_code_mask = model.accepts("code_mask")
     rows = rows_of([[0, 1, 0], [1, 1]], 4, cross_documents=True)
     batch = clm.collate(rows | {"valid": np.array([True, False])}, None, 1)
-    total, count, more = clm.loss(model, {}, batch, None, True, extra={})
+    total, count, extra = clm.loss(model, {}, batch, None, True, extra={})
     plain = 4 * math.log(2)
     assert float(total) == pytest.approx(plain + 6.0) and int(count) == 4
-    assert float(more["totals"]["loss"]) == pytest.approx(plain)
-    assert float(more["totals"]["auxiliary_loss"]) == 6.0
-    assert float(more["divisor"]) == 4.0  # a row that fills up the batch has no positions
+    assert float(extra["totals"]["loss"]) == pytest.approx(plain)
+    assert float(extra["totals"]["auxiliary_loss"]) == 6.0
+    assert float(extra["divisor"]) == 4.0  # padding rows do not count
     assert model.inputs["code_mask"].tolist() == [[1, 1, 1, 1], [0, 0, 0, 0]]
-    total, _, more = clm.loss(model, {}, batch, None, False, extra={})
-    assert float(total) == pytest.approx(plain) and set(more["totals"]) == {"correct"}
-    assert "divisor" not in more
+    total, _, extra = clm.loss(model, {}, batch, None, False, extra={})
+    assert float(total) == pytest.approx(plain) and set(extra["totals"]) == {"correct"}
+    assert "divisor" not in extra

@@ -1,4 +1,4 @@
-"""The collator classes of v4's scripts in a loop of one's own."""
+"""The collator classes of the version 4 scripts, used in a custom training loop."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_t5_rows_have_the_lengths_computed_and_hold_the_text(tokenizer_of):
     zero = tokenizer.convert_tokens_to_ids("<extra_id_0>")
     assert (batch["labels"][:, 0] == zero).all() and (batch["input_ids"] == zero).sum() == 50
     for row, example in enumerate(examples):
-        shown = [*batch["input_ids"][row], *batch["labels"][row]]
-        text = sorted(t for t in shown if t not in collator.sentinels and t != 1)
+        visible = [*batch["input_ids"][row], *batch["labels"][row]]
+        text = sorted(t for t in visible if t not in collator.sentinels and t != 1)
         assert text == sorted(example["input_ids"])
     assert not np.array_equal(batch["input_ids"], collator(examples)["input_ids"])  # dynamic
     again = t5_collator(tokenizer)[1](examples)
@@ -82,25 +82,25 @@ def test_bart_rows_are_shuffled_and_masked_and_the_labels_are_whole(bart_rows):
     np.testing.assert_array_equal(batch["decoder_input_ids"][:, 1:], ids[:, :-1])
     assert (batch["decoder_input_ids"][:, 0] == 2).all()
     special = np.isin(batch["input_ids"], tokenizer.all_special_ids)
-    kept = (~special).sum() / (~np.isin(ids, tokenizer.all_special_ids)).sum()
-    assert abs(1 - kept - 0.3) < 0.01
+    remaining = (~special).sum() / (~np.isin(ids, tokenizer.all_special_ids)).sum()
+    assert abs(1 - remaining - 0.3) < 0.01
     assert ((batch["input_ids"] != 1) == (batch["attention_mask"] == 1)).all()
 
 
 def test_bart_takes_rows_whose_sentences_end_with_padding(bart_rows):
-    """What v4's preprocessing made: pad tokens inside of a row are the ends of sentences."""
+    """Version 4's preprocessing marked sentence ends by pad tokens inside rows."""
     tokenizer, _ = bart_rows
     row = [0, 10, 11, 1, 12, 13, 14, 1, 15, 16, 1, 17, 18, 2, 1, 1]
     collator = FlaxDataCollatorForBartDenoisingLM(
         tokenizer, decoder_start_token_id=2, mask_ratio=0.0, seed=1
     )
-    seen = {tuple(collator([{"input_ids": row}])["input_ids"][0].tolist()) for _ in range(40)}
-    assert len(seen) > 10
-    for found in seen:
-        assert found[0] == 0 and found[13:] == (2, 1, 1)
+    observed = {tuple(collator([{"input_ids": row}])["input_ids"][0].tolist()) for _ in range(40)}
+    assert len(observed) > 10
+    for actual in observed:
+        assert actual[0] == 0 and actual[13:] == (2, 1, 1)
         for sentence in ((10, 11), (12, 13, 14), (15, 16), (17, 18)):
-            place = found.index(sentence[0])
-            assert found[place : place + len(sentence)] == sentence
+            position = actual.index(sentence[0])
+            assert actual[position : position + len(sentence)] == sentence
 
 
 def test_bart_needs_a_mask(tokenizer_of):

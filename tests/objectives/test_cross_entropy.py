@@ -1,4 +1,4 @@
-"""The loss that the objectives share: which labels count, and its written-out derivative."""
+"""Cross-entropy: ignored labels, and the explicit derivative."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_sum_and_gradient_are_those_of_softmax_and_one_hot_labels():
 
 
 def test_token_0_is_a_target_like_any_other():
-    """The scripts of Transformers 4 took every label that is not above 0 for padding."""
+    """The Transformers 4 scripts treated all labels <= 0 as padding."""
     labels = jnp.array([[0, 0, IGNORE_INDEX]])
     logits = jnp.zeros((1, 3, 4)).at[:, :, 0].set(2.0)
     total, count, right = cross_entropy(logits, labels)
@@ -47,10 +47,10 @@ def test_padding_of_the_vocabulary_gets_no_probability():
 
 
 def test_nothing_of_the_size_of_one_hot_labels_is_kept_for_the_backward_pass():
-    """Only the logits themselves are: every other residual is smaller by the vocabulary."""
+    """Only the logits are saved; all other residuals lack the vocabulary axis."""
     _, pull = jax.vjp(lambda logits: cross_entropy(logits, LABELS)[0], LOGITS)
-    kept = [leaf.size for leaf in jax.tree.leaves(pull)]
-    assert sum(size >= LOGITS.size for size in kept) == 1
+    remaining = [leaf.size for leaf in jax.tree.leaves(pull)]
+    assert sum(size >= LOGITS.size for size in remaining) == 1
 
 
 def test_on_one_cpu_a_few_rows_are_looked_at_together_and_on_several_devices_all(monkeypatch):
@@ -64,7 +64,7 @@ def test_on_one_cpu_a_few_rows_are_looked_at_together_and_on_several_devices_all
 
 def test_bfloat16_logits_are_widened_a_few_rows_at_a_time(monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(cross_entropy_module, "one_cpu", lambda: True)
+    monkeypatch.setattr(cross_entropy_module, "is_single_cpu", lambda: True)
     monkeypatch.setattr(cross_entropy_module, "CHUNK_LOGITS", 4000)
     logits = jax.ShapeDtypeStruct((64, 1000), jnp.bfloat16)
     labels = jax.ShapeDtypeStruct((64,), jnp.int32)

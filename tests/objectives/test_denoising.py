@@ -1,4 +1,4 @@
-"""BART's objective as the loop uses it: whole rows to restore, documents that stay apart."""
+"""BART's objective in the training loop: row reconstruction and separation of documents."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_a_share_of_the_tokens_is_gone_and_sentences_have_moved(tokenizer):
     rows, batch = batch_of(tokenizer, count=80)
     special = np.isin(rows["input_ids"], tokenizer.all_special_ids)
     text = (rows["segment_ids"] > 0) & ~special
-    kept = (batch["segment_ids"] > 0) & ~np.isin(batch["input_ids"], tokenizer.all_special_ids)
-    lost = 1 - kept.sum(axis=1) / text.sum(axis=1)
+    remaining = (batch["segment_ids"] > 0) & ~np.isin(batch["input_ids"], tokenizer.all_special_ids)
+    lost = 1 - remaining.sum(axis=1) / text.sum(axis=1)
     assert abs(lost.mean() - 0.3) < 0.01 and np.abs(lost - 0.3).max() < 0.1
     masks = (batch["input_ids"] == tokenizer.mask_token_id).sum()
-    spans = (text.sum() - kept.sum()) / 3  # of mean length 3; some meet a special token
+    spans = (text.sum() - remaining.sum()) / 3  # of mean length 3; some meet a special token
     assert 0.95 * spans < masks < 1.15 * spans
 
 
@@ -72,8 +72,10 @@ def test_without_masks_the_sentences_of_a_document_are_all_there(tokenizer):
     rows = LineRows(store_of(texts, tokenizer.pad_token_id), 400).fetch(np.arange(30))
     batch = task.collate(rows, numbers(rows), 1)
     moved = 0
-    for before, after in zip(rows["input_ids"], batch["input_ids"], strict=True):
-        sentences = [re.findall(r"[A-ZÅ][^.]*\.", tokenizer.decode(ids)) for ids in (before, after)]
+    for previous, following in zip(rows["input_ids"], batch["input_ids"], strict=True):
+        sentences = [
+            re.findall(r"[A-ZÅ][^.]*\.", tokenizer.decode(ids)) for ids in (previous, following)
+        ]
         assert sorted(sentences[0]) == sorted(sentences[1]) and len(sentences[0]) == 4
         moved += sentences[0] != sentences[1]
     assert moved > 20
@@ -91,8 +93,8 @@ def test_each_document_starts_as_if_alone(tokenizer):
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
     starts &= segments > 0
     assert (decoder[starts] == 2).all() and starts.sum() > len(rows["input_ids"])
-    before = ~starts[:, 1:] & (segments[:, 1:] > 0)
-    np.testing.assert_array_equal(decoder[:, 1:][before], rows["input_ids"][:, :-1][before])
+    previous = ~starts[:, 1:] & (segments[:, 1:] > 0)
+    np.testing.assert_array_equal(decoder[:, 1:][previous], rows["input_ids"][:, :-1][previous])
     np.testing.assert_array_equal(batch["decoder_segment_ids"], segments)
 
 
@@ -137,4 +139,4 @@ def test_rows_that_only_fill_the_batch_have_no_targets(tokenizer):
 @pytest.mark.slow
 def test_unknown_tokens_are_text(tokenizer):
     task = objective(tokenizer)
-    assert not task.special[tokenizer.unk_token_id] and task.special[tokenizer.mask_token_id]
+    assert not task.is_special[tokenizer.unk_token_id] and task.is_special[tokenizer.mask_token_id]

@@ -1,4 +1,4 @@
-"""BART's noise against its definition: budgets, Poisson lengths, permutations, round trips."""
+"""BART's noise compared with its definition: budgets, lengths, permutations and round trips."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def numbers(count, seed=0):
 
 
 def make_rows(rows, length, documents=2, padding=0):
-    """Rows of distinct tokens, <s> … </s> around each document, padding at the end."""
+    """Returns rows of distinct tokens, with <s> … </s> around documents and padding at the end."""
     ids = np.broadcast_to(np.arange(10, 10 + length, dtype=np.int32), (rows, length)).copy()
     segments = np.zeros((rows, length), np.int32)
     each = (length - padding) // documents
@@ -37,7 +37,7 @@ def fill(ids, ordinary, segments, random=None, **options):
 
 
 def gone(result):
-    """How many tokens each mask stands for, row by row: tokens are consecutive numbers."""
+    """Returns the number of tokens that each mask replaces. Tokens are consecutive numbers."""
     lengths = []
     for row in result.tolist():
         last = None
@@ -82,10 +82,10 @@ def test_what_is_not_masked_is_the_text_in_order():
     ids, ordinary, segments = make_rows(100, 96, documents=3, padding=7)
     result, documents = fill(ids, ordinary, segments)
     for row in range(100):
-        kept = result[row][(result[row] != MASK) & (documents[row] > 0)].tolist()
+        remaining = result[row][(result[row] != MASK) & (documents[row] > 0)].tolist()
         source = iter(ids[row].tolist())
-        assert all(token in source for token in kept)  # a subsequence
-        specials = [token for token in kept if token < 10]
+        assert all(token in source for token in remaining)  # a subsequence
+        specials = [token for token in remaining if token < 10]
         assert specials == [BOS, EOS] * 3
         assert documents[row].tolist() == sorted(documents[row].tolist(), key=lambda s: (s == 0, s))
         for number in range(1, 4):  # documents keep their own tokens
@@ -127,8 +127,8 @@ def test_nothing_and_everything_can_be_masked(probability):
 
 def test_tiny_and_empty_rows_are_served():
     ids, ordinary, segments = make_rows(3, 12, documents=1)
-    ids[1], segments[1], ordinary[1] = PAD, 0, False  # nothing at all
-    ids[2, 1:], segments[2, 1:], ordinary[2] = PAD, 0, False  # a special token alone
+    ids[1], segments[1], ordinary[1] = PAD, 0, False  # an empty row
+    ids[2, 1:], segments[2, 1:], ordinary[2] = PAD, 0, False  # a row with only a special token
     result, documents = fill(ids, ordinary, segments)
     assert (result[1] == PAD).all() and result[2].tolist() == ids[2].tolist()
     assert (documents[1:] == segments[1:]).all()
@@ -136,13 +136,13 @@ def test_tiny_and_empty_rows_are_served():
 
 def test_a_row_is_noised_alike_in_any_company_and_width():
     ids, ordinary, segments = make_rows(6, 60)
-    whole = fill(ids, ordinary, segments)
+    full = fill(ids, ordinary, segments)
     wide = [
         np.pad(a[[4, 1]], ((0, 0), (0, 30)), constant_values=v)
         for a, v in ((ids, PAD), (ordinary, False), (segments, 0))
     ]
     part = fill(*wide, random=RowRandom(0, 0, np.array([4, 1])))
-    for a, b in zip(whole, part, strict=True):
+    for a, b in zip(full, part, strict=True):
         np.testing.assert_array_equal(a[[4, 1]], b[:, :60])
 
 
@@ -150,7 +150,7 @@ def test_a_row_is_noised_alike_in_any_company_and_width():
 
 
 def sentences_of(rows, length, seed=0, **options):
-    """Rows and the ends of sentences at random places."""
+    """Returns rows and random sentence ends."""
     ids, ordinary, segments = make_rows(rows, length, **options)
     ends = (np.random.default_rng(seed).random(ids.shape) < 0.15) & ordinary
     return ids, ordinary, segments, ends
@@ -163,16 +163,16 @@ def permute(ids, ordinary, segments, ends, random=None, ratio=1.0):
 
 
 def cut(row, segments, ordinary, ends):
-    """The sentences of one row by the definition: lists of columns, by document."""
+    """Returns the sentences of one row by the definition: lists of columns, by document."""
     documents: dict[int, list[list[int]]] = {}
     current: list[int] = []
     for column in range(len(row)):
         if not ordinary[column]:
             current = []
             continue
-        found = documents.setdefault(int(segments[column]), [])
+        actual = documents.setdefault(int(segments[column]), [])
         if not current:
-            found.append(current)
+            actual.append(current)
         current.append(column)
         if ends[column]:
             current = []
@@ -221,22 +221,22 @@ def test_a_part_of_the_sentences_is_permuted(ratio):
     columns = permute(ids, ordinary, segments, ends, ratio=ratio)
     moved = (columns[:, 1:-1:3] != np.arange(1, 25, 3)).sum(axis=1)
     assert moved.max() <= 8 * ratio
-    chosen = 8 * ratio  # a random order leaves one of them, on average, where it was
-    assert abs(moved.mean() - max(chosen - 1, 0)) < 0.15
+    is_selected = 8 * ratio  # a random order leaves one of them, on average, where it was
+    assert abs(moved.mean() - max(is_selected - 1, 0)) < 0.15
 
 
 def test_rows_without_a_second_sentence_stay():
     ids, ordinary, segments = make_rows(4, 30)
     columns = permute(ids, ordinary, segments, np.zeros_like(ordinary))
     assert (columns == np.arange(30)).all()
-    nothing = np.zeros((2, 5), np.int32)
-    assert (permute(nothing, nothing > 0, nothing, nothing > 0) == np.arange(5)).all()
+    empty = np.zeros((2, 5), np.int32)
+    assert (permute(empty, empty > 0, empty, empty > 0) == np.arange(5)).all()
 
 
 @pytest.mark.slow
 def test_a_row_is_permuted_alike_in_any_company_and_width():
     ids, ordinary, segments, ends = sentences_of(6, 60)
-    whole = permute(ids, ordinary, segments, ends)
+    full = permute(ids, ordinary, segments, ends)
     wide = [np.pad(a[[4, 1]], ((0, 0), (0, 30))) for a in (ids, ordinary, segments, ends)]
     part = permute(*wide, random=RowRandom(0, 0, np.array([4, 1])))
-    np.testing.assert_array_equal(whole[[4, 1]], part[:, :60])
+    np.testing.assert_array_equal(full[[4, 1]], part[:, :60])

@@ -1,4 +1,4 @@
-"""Label smoothing: the written-out loss and derivative against formulas, and against PyTorch's."""
+"""Label smoothing: loss and explicit derivative compared with formulas and PyTorch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def naive(logits, labels, smoothing):
     np.put_along_axis(target, np.maximum(labels, 0)[..., None], 1 - smoothing, axis=-1)
     log_p = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     entropy = -(target * np.log(np.where(target > 0, target, 1))).sum(-1)
-    wanted = labels != IGNORE_INDEX
+    expected = labels != IGNORE_INDEX
     losses = -(target * log_p).sum(-1) - entropy
-    return losses[wanted].sum(), (np.exp(log_p) - target) * wanted[..., None]
+    return losses[expected].sum(), (np.exp(log_p) - target) * expected[..., None]
 
 
 def ours(logits, labels=LABELS, size=None, smoothing=S):
@@ -69,9 +69,9 @@ def test_both_sums_can_be_differentiated():
 
 def test_padding_of_the_vocabulary_gets_no_share():
     padded = np.concatenate([LOGITS, np.full((2, 5, 3), 50.0, np.float32)], axis=-1)
-    (total, change), (expected, wanted) = ours(padded, size=SIZE), ours(LOGITS)
+    (total, change), (expected, targets) = ours(padded, size=SIZE), ours(LOGITS)
     np.testing.assert_allclose(total, expected, rtol=1e-6)
-    np.testing.assert_allclose(change[..., :SIZE], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(change[..., :SIZE], targets, rtol=1e-5, atol=1e-6)
     assert not change[..., SIZE:].any()
 
 
@@ -80,9 +80,9 @@ def test_a_large_vocabulary_in_bfloat16_keeps_its_digits():
     logits = jnp.asarray(draw.normal(5, 4, (4, 32_000)), jnp.bfloat16)
     labels = draw.integers(0, 32_000, 4)
     total, change = ours(logits, labels)
-    expected, wanted = naive(np.asarray(logits, np.float32), labels, S)
+    expected, targets = naive(np.asarray(logits, np.float32), labels, S)
     assert float(total) == pytest.approx(expected, rel=1e-6) and change.dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.asarray(change, np.float32), wanted, rtol=1e-2, atol=1e-7)
+    np.testing.assert_allclose(np.asarray(change, np.float32), targets, rtol=1e-2, atol=1e-7)
 
 
 def test_pytorch_spreads_over_all_entries_and_so_smooths_a_little_less():
@@ -96,5 +96,5 @@ def test_pytorch_spreads_over_all_entries_and_so_smooths_a_little_less():
 
 def test_nothing_of_the_logits_size_but_themselves_is_kept_for_the_backward_pass():
     _, pull = jax.vjp(lambda x: smoothed_cross_entropy(x, LABELS, None, S)[0], jnp.asarray(LOGITS))
-    kept = [leaf.size for leaf in jax.tree.leaves(pull)]
-    assert sum(size >= LOGITS.size for size in kept) == 1
+    remaining = [leaf.size for leaf in jax.tree.leaves(pull)]
+    assert sum(size >= LOGITS.size for size in remaining) == 1

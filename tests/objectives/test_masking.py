@@ -9,7 +9,7 @@ SPECIAL = np.arange(VOCAB) < 5
 
 
 def make_rows(count, length, seed=0):
-    """Rows of three documents with <s> and </s>, and padding at the end."""
+    """Returns rows of three documents with <s> and </s>, and padding at the end."""
     ids = np.random.default_rng(seed).integers(5, VOCAB, (count, length)).astype(np.int32)
     segments = np.zeros((count, length), np.int32)
     third = (length - 4) // 3
@@ -36,13 +36,13 @@ def test_shares_are_those_of_the_paper(probability):
     rows = make_rows(400, 128)
     ids, labels = mask(rows, probability=probability)
     candidates = (rows["segment_ids"] > 0) & ~SPECIAL[rows["input_ids"]]
-    chosen = labels != -100
-    total = int(chosen.sum())
+    is_selected = labels != -100
+    total = int(is_selected.sum())
     assert within(total, candidates.sum(), probability)
-    masked, kept = ids[chosen] == MASK, ids[chosen] == labels[chosen]
+    masked, remaining = ids[is_selected] == MASK, ids[is_selected] == labels[is_selected]
     assert within(masked.sum(), total, 0.8 + 0.1 / VOCAB)
-    assert within(kept.sum(), total, 0.1 + 0.1 / VOCAB)
-    replaced = ids[chosen][~masked & ~kept]
+    assert within(remaining.sum(), total, 0.1 + 0.1 / VOCAB)
+    replaced = ids[is_selected][~masked & ~remaining]
     assert within((replaced < VOCAB // 2).sum(), len(replaced), 0.5)
     assert replaced.min() < 5 and replaced.max() > VOCAB - 20  # any id, special ones too
     assert ids.dtype == labels.dtype == np.int32
@@ -64,11 +64,11 @@ def test_rows_that_only_fill_the_batch_have_no_targets():
 
 def test_a_row_is_masked_alike_on_any_process():
     rows = make_rows(8, 64)
-    whole = mask(rows)
+    full = mask(rows)
     part = {name: array[[5, 2]] for name, array in rows.items()}
-    for a, b in zip(whole, mask(part, numbers=np.array([5, 2])), strict=True):
+    for a, b in zip(full, mask(part, numbers=np.array([5, 2])), strict=True):
         np.testing.assert_array_equal(a[[5, 2]], b)
-    assert not np.array_equal(whole[1], mask(rows, seed=1)[1])
+    assert not np.array_equal(full[1], mask(rows, seed=1)[1])
 
 
 def test_padding_a_row_further_changes_nothing():
@@ -103,12 +103,12 @@ def test_words_are_chosen_as_a_whole(with_continues):
     if with_continues:
         rows["continues"] = (np.arange(200 * 64).reshape(200, 64) % 4 == 0).astype(np.int32)
         starts = starts & (rows["continues"] == 0)
-    chosen = mask(rows, word_starts=table)[1] != -100
+    is_selected = mask(rows, word_starts=table)[1] != -100
     words = words_of(rows, starts)
-    picked = [chosen[row, columns] for row, columns in words]
+    picked = [is_selected[row, columns] for row, columns in words]
     assert all(word.all() or not word.any() for word in picked)
     assert within(sum(word.all() for word in picked), len(words), 0.15)
-    assert chosen.sum() == sum(word.sum() for word in picked)
+    assert is_selected.sum() == sum(word.sum() for word in picked)
     assert any(len(word) > 1 and word.all() for word in picked)
 
 
@@ -117,9 +117,11 @@ def test_documents_without_special_tokens_do_not_share_words():
         "input_ids": np.full((300, 4), 7, np.int32),
         "segment_ids": np.tile(np.array([1, 1, 2, 2], np.int32), (300, 1)),
     }
-    chosen = mask(rows, word_starts=np.zeros(VOCAB, bool), probability=0.5)[1] != -100
-    assert (chosen[:, 0] == chosen[:, 1]).all() and (chosen[:, 2] == chosen[:, 3]).all()
-    assert (chosen[:, 1] != chosen[:, 2]).any()
+    is_selected = mask(rows, word_starts=np.zeros(VOCAB, bool), probability=0.5)[1] != -100
+    assert (is_selected[:, 0] == is_selected[:, 1]).all() and (
+        is_selected[:, 2] == is_selected[:, 3]
+    ).all()
+    assert (is_selected[:, 1] != is_selected[:, 2]).any()
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])

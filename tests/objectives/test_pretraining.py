@@ -1,4 +1,4 @@
-"""Replaced tokens and the order of pieces: batches, and losses against NumPy."""
+"""Replaced token detection and sentence order: batches, and losses compared with NumPy."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ DOCUMENTS = [list(range(20 + 40 * n, 45 + 40 * n + n)) for n in range(8)]
 
 @pytest.fixture
 def objective(tokenizer_of):
-    def make(kind, config=None, probability=0.3):
+    def make(variant, config=None, probability=0.3):
         data = DataArguments(mlm_probability=probability)
-        return kind(data, tokenizer_of("bert"), config or ElectraConfig(**SIZES))
+        return variant(data, tokenizer_of("bert"), config or ElectraConfig(**SIZES))
 
     return make
 
 
 def test_replaced_tokens_are_labelled_and_come_from_their_row(objective):
-    made, rows = objective(ReplacedTokens), rows_of(DOCUMENTS, 32)
-    batch = made.collate(rows, numbers(rows), 1)
+    output, rows = objective(ReplacedTokens), rows_of(DOCUMENTS, 32)
+    batch = output.collate(rows, numbers(rows), 1)
     real = rows["segment_ids"] > 0
     changed = batch["input_ids"] != rows["input_ids"]
     assert np.array_equal(batch["labels"][real], changed[real].astype(int))
@@ -45,19 +45,19 @@ def test_replaced_tokens_are_labelled_and_come_from_their_row(objective):
 
 
 def test_what_a_row_gets_depends_on_the_row_alone(objective):
-    made, rows = objective(ReplacedTokens), rows_of(DOCUMENTS, 32)
-    whole = made.collate(rows, numbers(rows), 1)["input_ids"]
+    output, rows = objective(ReplacedTokens), rows_of(DOCUMENTS, 32)
+    full = output.collate(rows, numbers(rows), 1)["input_ids"]
     some = {name: values[2:4] for name, values in rows.items()}
-    part = made.collate(some, RowRandom(0, 0, np.arange(2, 4)), 1)["input_ids"]
-    assert np.array_equal(part, whole[2:4])
+    part = output.collate(some, RowRandom(0, 0, np.arange(2, 4)), 1)["input_ids"]
+    assert np.array_equal(part, full[2:4])
 
 
 def test_loss_of_replaced_tokens_is_that_of_numpy(objective):
     from hfseq import FlaxElectraForPreTraining
 
-    made, rows = objective(ReplacedTokens), rows_of(DOCUMENTS, 32)
-    model = FlaxElectraForPreTraining(made.config, seed=1)
-    batch = made.collate(rows, numbers(rows), 1)
+    output, rows = objective(ReplacedTokens), rows_of(DOCUMENTS, 32)
+    model = FlaxElectraForPreTraining(output.config, seed=1)
+    batch = output.collate(rows, numbers(rows), 1)
     logits = np.asarray(
         model(
             batch["input_ids"],
@@ -68,34 +68,34 @@ def test_loss_of_replaced_tokens_is_that_of_numpy(objective):
     )
     chance, labels = 1 / (1 + np.exp(-logits)), batch["labels"]
     each = -np.log(np.where(labels == 1, chance, 1 - chance))
-    total, count = loss_of_batch(made, model, batch)
+    total, count = loss_of_batch(output, model, batch)
     assert count == (labels != IGNORE_INDEX).sum()
     assert total == pytest.approx(each[labels != IGNORE_INDEX].sum(), rel=1e-5)
 
 
 def test_halves_change_places_and_types_tell_them_apart(objective):
-    made = objective(SentenceOrder, AlbertConfig(embedding_size=8, **SIZES), 1e-9)
+    output = objective(SentenceOrder, AlbertConfig(embedding_size=8, **SIZES), 1e-9)
     rows = rows_of(DOCUMENTS, 29, cross_documents=True)
-    batch = made.collate(rows, numbers(rows), 1)
+    batch = output.collate(rows, numbers(rows), 1)
     assert set(batch["order"]) == {0, 1}
-    cls, sep = made.tokenizer.cls_token_id, made.tokenizer.sep_token_id
+    cls, sep = output.tokenizer.cls_token_id, output.tokenizer.sep_token_id
     for row, ids in enumerate(batch["input_ids"]):
         real = batch["segment_ids"][row] > 0
-        one = ids[real & (batch["token_type_ids"][row] == 0)]
+        item = ids[real & (batch["token_type_ids"][row] == 0)]
         other = ids[real & (batch["token_type_ids"][row] == 1)]
-        assert one[0] == cls and one[-1] == other[-1] == sep
-        pieces = [one[1:-1], other[:-1]]
+        assert item[0] == cls and item[-1] == other[-1] == sep
+        pieces = [item[1:-1], other[:-1]]
         text = np.concatenate(pieces[::-1] if batch["order"][row] else pieces)
-        given = rows["input_ids"][row][rows["segment_ids"][row] > 0]
-        assert np.array_equal(text, given[~made.special[given]])
+        inputs = rows["input_ids"][row][rows["segment_ids"][row] > 0]
+        assert np.array_equal(text, inputs[~output.is_special[inputs]])
 
 
 def test_loss_of_order_weighs_as_much_as_that_of_masked_tokens(objective):
     from hfseq import FlaxAlbertForPreTraining
 
-    made = objective(SentenceOrder, AlbertConfig(embedding_size=8, **SIZES))
-    model, rows = FlaxAlbertForPreTraining(made.config, seed=1), rows_of(DOCUMENTS, 29)
-    batch = made.collate(rows, numbers(rows), 1)
+    created = objective(SentenceOrder, AlbertConfig(embedding_size=8, **SIZES))
+    model, rows = FlaxAlbertForPreTraining(created.config, seed=1), rows_of(DOCUMENTS, 29)
+    batch = created.collate(rows, numbers(rows), 1)
     output = model(
         batch["input_ids"],
         attention_mask=(batch["segment_ids"] > 0).astype(int),
@@ -112,24 +112,24 @@ def test_loss_of_order_weighs_as_much_as_that_of_masked_tokens(objective):
     masked = np.take_along_axis(flat, batch["masked_positions"][..., None], 1)
     right = cross_entropy(masked, batch["labels"])
     right += 0.3 * 29 * cross_entropy(output.sop_logits, batch["order"])
-    total, count = loss_of_batch(made, model, batch)
+    total, count = loss_of_batch(created, model, batch)
     assert count == (batch["labels"] != IGNORE_INDEX).sum()
     assert total == pytest.approx(right, rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "config"),
+    ("variant", "name", "config"),
     [
         (ReplacedTokens, "FlaxBertForPreTraining", BertConfig),
         (SentenceOrder, "FlaxElectraForPreTraining", ElectraConfig),
     ],
 )
-def test_a_model_without_the_head_is_refused(objective, kind, name, config):
+def test_a_model_without_the_head_is_refused(objective, variant, name, config):
     import hfseq
 
     model = getattr(hfseq, name)(config(**SIZES), _do_init=False)
     with pytest.raises(UsageError, match=f"{name}.*--model_type"):
-        objective(kind).prepare(model)
+        objective(variant).prepare(model)
 
 
 def test_a_tokenizer_without_separators_is_refused(tokenizer_of):

@@ -1,4 +1,4 @@
-"""Instruction tuning: what has a loss, alone in a row and beside others."""
+"""Instruction tuning: which tokens have a loss, with and without packing."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def model():
 
 @pytest.fixture
 def tuning(folder, tmp_path, model):
-    """A function from flags to an objective with 60 conversations, and its rows of 96 tokens."""
+    """Returns a function from flags to an objective with 60 conversations and its rows."""
     file = tmp_path / "train.jsonl"
-    chats.write_lines(file, ({"messages": one} for one in chats.conversations(60)))
+    chats.write_lines(file, ({"messages": item} for item in chats.conversations(60)))
 
     def make(trained: Any = model, template: str = TEMPLATE, **flags: Any):
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -63,7 +63,7 @@ def test_no_token_of_a_prompt_has_a_loss_and_every_one_of_an_answer_has(tuning, 
         assert (ids[targets + 1] == labels[targets]).all()
         answers += objective.tokenizer.decode(labels[targets].tolist()).split(END_TOKEN)[:-1]
     records = objective.load_splits(None)["train"]
-    talk = [one for row in range(len(records)) for one in records[row]["messages"]]
+    talk = [item for row in range(len(records)) for item in records[row]["messages"]]
     assert sorted(answers) == sorted(t["content"] for t in talk if t["role"] == "assistant")
 
 
@@ -115,7 +115,7 @@ def test_a_turn_that_nobody_learns_to_end_is_told(tuning, caplog):
     fresh = hfseq.FlaxLlamaForCausalLM(llama_config(**SIZES), _do_init=False)
     with caplog.at_level(logging.WARNING):
         tuning(fresh)
-    assert "ends an answer with <|im_end|>, and generation stops at <|endoftext|>" in caplog.text
+    assert "ends an answer with <|im_end|>, but generation stops at <|endoftext|>" in caplog.text
     with caplog.at_level(logging.WARNING):
         tuning(fresh, OPEN_TEMPLATE)
     assert "the model will not learn to stop" in caplog.text
@@ -127,15 +127,17 @@ def test_models_that_cannot_keep_examples_apart_get_one_a_row(tuning, caplog, mo
     with caplog.at_level(logging.WARNING):
         objective, rows = tuning(model, packing=True)
     assert len(rows) == len(objective.load_splits(None)["train"])
-    assert "takes no segment_ids" in caplog.text
+    assert "does not accept segment_ids" in caplog.text
 
 
 def test_samples_answer_what_was_asked(tuning, folder):
     model = hfseq.FlaxGPT2LMHeadModel(gpt2_config(vocab_size=302, n_positions=96))
     for packing in (False, True):
         objective, rows = tuning(model, packing=packing)
-        given = [asked for asked, _ in objective.samples(model, model.params, rows, 3)]
-        assert len(given) == 3
-        assert all(asked.endswith("assistant") and asked.count("user") == 1 for asked in given)
+        inputs = [options for options, _ in objective.samples(model, model.params, rows, 3)]
+        assert len(inputs) == 3
+        assert all(
+            options.endswith("assistant") and options.count("user") == 1 for options in inputs
+        )
     objective, rows = tuning(model, assistant_only_loss=False)
     assert len(objective.samples(model, model.params, rows, 2)) == 2

@@ -1,4 +1,4 @@
-"""T5's objective as the loop uses it: exact widths, sentinels, decoder starts, honest refusals."""
+"""T5's objective in the training loop: exact widths, sentinels, decoder starts, and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def objective(tokenizer, config=None, **flags):
 
 
 def documents(count, seed=0):
-    """Token lists of random lengths, each closed by </s>."""
+    """Returns token lists of random lengths, each with </s> at the end."""
     chooser = np.random.default_rng(seed)
     return [[*chooser.integers(3, 70, chooser.integers(5, 90)).tolist(), 1] for _ in range(count)]
 
@@ -56,7 +56,7 @@ def test_inputs_have_exactly_the_length_asked_for(tokenizer, length, flags):
 
 
 def restore(task, batch, row):
-    """Put the spans back: the text of a row from its inputs and its labels."""
+    """Restores the text of a row from its inputs and labels."""
     labels = batch["labels"][row]
     spans, current = {}, None
     for token in labels[labels != -100][:-1].tolist():
@@ -107,9 +107,9 @@ def test_rows_that_only_fill_the_batch_have_no_targets(tokenizer):
 def test_more_spans_than_sentinels_are_refused_before_training(tokenizer):
     task = objective(tokenizer, mean_noise_span_length=1.0)
     assert task.row_length(512) == 511
-    with pytest.raises(UsageError, match="153 hidden spans.*has 100 sentinels.*--max_seq_length"):
+    with pytest.raises(UsageError, match="153 masked spans.*has 100 sentinels.*--max_seq_length"):
         task.row_length(1024)
-    with pytest.raises(UsageError, match="--max_seq_length 3 leaves no room"):
+    with pytest.raises(UsageError, match="--max_seq_length 3 .*at least 4"):
         task.row_length(3)
 
 
@@ -120,25 +120,27 @@ def test_a_tokenizer_without_sentinels_gets_them_and_the_model_room(tokenizer_of
     config = t5_config(vocab_size=len(plain))
     with pytest.raises(UsageError, match="has 0 sentinels"):
         objective(plain, config).row_length(64)
-    SpanMaskedLM.configure(config, plain, fresh=False)  # weights are loaded: nothing can grow
+    SpanMaskedLM.configure(
+        config, plain, from_scratch=False
+    )  # weights are loaded: nothing can grow
     assert config.vocab_size == len(plain)
-    before = len(plain)
-    SpanMaskedLM.configure(config, plain, fresh=True)
-    assert config.vocab_size == len(plain) == before + 100
+    previous = len(plain)
+    SpanMaskedLM.configure(config, plain, from_scratch=True)
+    assert config.vocab_size == len(plain) == previous + 100
     task = objective(plain, config)
-    assert task.sentinels[0] == before + 99 and task.sentinels[99] == before  # as in T5
+    assert task.sentinels[0] == previous + 99 and task.sentinels[99] == previous  # as in T5
     assert task.row_length(64) == 70
 
 
 def test_a_missing_decoder_start_is_the_padding_token(tokenizer, caplog):
     config = t5_config(decoder_start_token_id=None)
-    SpanMaskedLM.configure(config, tokenizer, fresh=True)
+    SpanMaskedLM.configure(config, tokenizer, from_scratch=True)
     assert config.decoder_start_token_id == tokenizer.pad_token_id == 0
-    assert "decoders start with 0, the padding token" in caplog.text
+    assert "no decoder_start_token_id: using 0" in caplog.text
     config = t5_config(decoder_start_token_id=None, pad_token_id=None)
     tokenizer = type("Nameless", (), {"pad_token_id": None})()
     with pytest.raises(UsageError, match="decoder_start_token_id=N"):
-        SpanMaskedLM.configure(config, tokenizer, fresh=True)
+        SpanMaskedLM.configure(config, tokenizer, from_scratch=True)
 
 
 def test_reference_files_are_refused(tokenizer):
@@ -172,5 +174,5 @@ def test_the_loss_is_that_of_the_labels_and_does_not_see_padding(tokenizer):
 
 def shorter(task, rows):
     """Targets of the last row by the formula."""
-    noise, spans = count_spans(int((rows["segment_ids"][-1] > 0).sum()), *task.noise)
+    noise, spans = count_spans(int((rows["segment_ids"][-1] > 0).sum()), *task.noise_settings)
     return int(noise + spans + 1)

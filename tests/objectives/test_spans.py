@@ -1,4 +1,4 @@
-"""Span corruption against its definition: lengths, statistics, and every target recoverable."""
+"""Span corruption compared with its definition: lengths, statistics and recoverable targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def numbers(count, seed=0):
 
 
 def make(rows, length, density=0.15, mean=3.0, lengths=None, seed=0):
-    """Rows of text and their corrupted form."""
+    """Returns rows of text and their corrupted form."""
     ids = np.random.default_rng(seed).integers(3, FIRST, (rows, length)).astype(np.int32)
     lengths = np.full(rows, length) if lengths is None else np.asarray(lengths)
     real = np.arange(length) < lengths[:, None]
@@ -35,7 +35,7 @@ def make(rows, length, density=0.15, mean=3.0, lengths=None, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("inputs", "expected"),
     [
         ((64, 0.15, 3.0), (70, 14)),
         ((128, 0.15, 3.0), (141, 29)),
@@ -47,18 +47,18 @@ def make(rows, length, density=0.15, mean=3.0, lengths=None, seed=0):
         ((512, 0.15, 1.0), (512, 155)),
     ],
 )
-def test_lengths_are_those_of_t5(given, expected):
-    assert compute_input_and_target_lengths(*given) == expected
+def test_lengths_are_those_of_t5(inputs, expected):
+    assert compute_input_and_target_lengths(*inputs) == expected
 
 
 @pytest.mark.parametrize("inputs", [16, 33, 100, 512])
 @pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.3, 2.0), (0.5, 5.0), (0.15, 1.5)])
 def test_corrupted_rows_have_exactly_the_lengths_computed(inputs, density, mean):
     raw, targets = compute_input_and_target_lengths(inputs, density, mean)
-    *_, found, tokens, labels = make(5, raw, density, mean)
-    assert found.shape == (5, inputs) and tokens.all()
+    *_, actual, tokens, labels = make(5, raw, density, mean)
+    assert actual.shape == (5, inputs) and tokens.all()
     assert labels.shape == (5, targets) and (labels != -100).all()
-    assert found.dtype == labels.dtype == np.int32
+    assert actual.dtype == labels.dtype == np.int32
 
 
 @pytest.mark.parametrize("lengths", [None, [1, 2, 3, 7, 20, 69, 70, 70]])
@@ -91,10 +91,10 @@ def test_a_row_hides_and_cuts_as_many_as_the_formula_says():
 
 
 def test_spans_lie_anywhere_with_equal_chance():
-    """The chance of a place is the density inside; v4 never hid the first token, always the last.
+    """Inside a row, each position is masked with a probability equal to the density.
 
-    At the edge it is spans / (gaps between tokens that stay): only a span that begins or ends there
-    reaches it.
+    At the edges it is spans / (gaps between unmasked tokens), because only a span that begins or
+    ends there covers them. Version 4 never masked the first token, and always the last.
     """
     rows, length = 20_000, 60
     hidden, _ = noise_mask(np.full(rows, length), length, numbers(rows), 0.15, 3.0)
@@ -120,9 +120,9 @@ def test_every_way_to_cut_the_spans_is_equally_likely():
 
 def test_a_row_is_corrupted_alike_in_any_company_and_width():
     lengths = np.array([40, 17, 33, 2])
-    whole = noise_mask(lengths, 40, numbers(4), 0.15, 3.0)
+    full = noise_mask(lengths, 40, numbers(4), 0.15, 3.0)
     part = noise_mask(lengths[[2, 1]], 33, RowRandom(0, 0, np.array([2, 1])), 0.15, 3.0)
-    for a, b in zip(whole, part, strict=True):
+    for a, b in zip(full, part, strict=True):
         np.testing.assert_array_equal(a[[2, 1], :33], b)
 
 

@@ -1,4 +1,4 @@
-"""Scores of entities and answers, beside reference implementations and by hand."""
+"""Scores of entities and answers compared with reference implementations and known values."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def test_entity_scores_are_those_of_seqeval():
     for _ in range(3000):
         lengths = [draw.randint(1, 9) for _ in range(draw.randint(1, 4))]
         sides = [[draw.choices(TAGS, k=length) for length in lengths] for _ in range(2)]
-        found, wanted = sides
-        ours = entity_scores(found, wanted)
-        report = seqeval.classification_report(wanted, found, output_dict=True, zero_division=0)
+        actual, expected = sides
+        ours = entity_scores(actual, expected)
+        report = seqeval.classification_report(expected, actual, output_dict=True, zero_division=0)
         for name, theirs in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score")):
             assert ours[name] == pytest.approx(report.get("micro avg", {theirs: 0})[theirs])
-            for kind in KINDS:
-                if kind in report:
-                    assert ours[f"{kind}_{name}"] == pytest.approx(report[kind][theirs])
-        assert ours["accuracy"] == pytest.approx(seqeval.accuracy_score(wanted, found))
+            for variant in KINDS:
+                if variant in report:
+                    assert ours[f"{variant}_{name}"] == pytest.approx(report[variant][theirs])
+        assert ours["accuracy"] == pytest.approx(seqeval.accuracy_score(expected, actual))
 
 
 def test_answers_are_compared_as_squad_does():
@@ -59,20 +59,20 @@ def test_answers_are_compared_as_squad_does():
     assert exact == 0.0 and f1 == pytest.approx(2 / 3)
 
 
-def by_rules(found: str, wanted: list[str]) -> tuple[float, float]:
-    """SQuAD's rules once more, letter by letter and word by word."""
+def by_rules(actual: str, expected: list[str]) -> tuple[float, float]:
+    """Computes SQuAD's scores letter by letter and word by word."""
 
     def words(text):
         text = "".join(c for c in text.lower() if c not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
         return [word for word in text.split() if word not in ("a", "an", "the")]
 
     best = [0.0, 0.0]
-    for one in wanted:
-        ours, theirs = words(found), words(one)
-        rest, common = list(theirs), 0
+    for item in expected:
+        ours, theirs = words(actual), words(item)
+        remainder, common = list(theirs), 0
         for word in ours:
-            if word in rest:
-                rest.remove(word)
+            if word in remainder:
+                remainder.remove(word)
                 common += 1
         f1 = float(ours == theirs)
         if ours and theirs:
@@ -85,9 +85,9 @@ def test_thousands_of_answers_have_the_scores_of_the_rules():
     draw = random.Random(1)
     words = ["a", "the", "An", "cat", "Cat,", "dog", "(dog)", "x-y", "7", "9.5", "tree"]
     for _ in range(4000):
-        found, *wanted = (" ".join(draw.choices(words, k=draw.randint(1, 4))) for _ in range(3))
-        wanted = [one for one in wanted if by_rules(one, [""])[0] == 0.0] or ["cat"]
-        assert answer_scores(found, wanted) == pytest.approx(by_rules(found, wanted))
+        actual, *expected = (" ".join(draw.choices(words, k=draw.randint(1, 4))) for _ in range(3))
+        expected = [item for item in expected if by_rules(item, [""])[0] == 0.0] or ["cat"]
+        assert answer_scores(actual, expected) == pytest.approx(by_rules(actual, expected))
 
 
 def test_the_best_spans_are_those_of_all_pairs():
@@ -97,7 +97,7 @@ def test_the_best_spans_are_those_of_all_pairs():
         starts, ends = (list(draw.normal(size=(windows, 9))) for _ in range(2))
         spans = np.stack([np.arange(9) * 2, np.arange(9) * 2 + 1], 1)
         spans[:3] = -1  # the question
-        found, nothing = best_spans(starts, ends, [spans] * windows, 4, 3)
+        actual, empty = best_spans(starts, ends, [spans] * windows, 4, 3)
         every = []
         for start, end in zip(starts, ends, strict=True):
             first, last = np.argsort(-start)[:4], np.argsort(-end)[:4]
@@ -107,15 +107,15 @@ def test_the_best_spans_are_those_of_all_pairs():
                 for b in last
                 if 3 <= a <= b < a + 3
             ]
-        wanted = sorted(every, reverse=True)[:4]
-        ours = [(one.score, one.start, one.end) for one in found]
-        assert np.allclose(np.ravel(ours), np.ravel(wanted))
-        assert nothing == pytest.approx(min(s[0] + e[0] for s, e in zip(starts, ends, strict=True)))
+        expected = sorted(every, reverse=True)[:4]
+        ours = [(item.score, item.start, item.end) for item in actual]
+        assert np.allclose(np.ravel(ours), np.ravel(expected))
+        assert empty == pytest.approx(min(s[0] + e[0] for s, e in zip(starts, ends, strict=True)))
 
 
 def test_rouge_of_sentences_is_told_by_line_breaks():
     scorer = pytest.importorskip("rouge_score.rouge_scorer")
-    one, other = "Ada sings. Bo is 3. He ran!", "He ran! Ada sang."
+    item, other = "Ada sings. Bo is 3. He ran!", "He ran! Ada sang."
     lines = ("Ada sings.\nBo is 3.\nHe ran!", "He ran!\nAda sang.")
-    wanted = scorer.RougeScorer(["rougeLsum"], use_stemmer=True).score(lines[1], lines[0])
-    assert rouge_scores([one], [[other]])["rougeLsum"] == 100 * wanted["rougeLsum"].fmeasure
+    expected = scorer.RougeScorer(["rougeLsum"], use_stemmer=True).score(lines[1], lines[0])
+    assert rouge_scores([item], [[other]])["rougeLsum"] == 100 * expected["rougeLsum"].fmeasure

@@ -1,4 +1,4 @@
-"""Translation as the loop uses it: packed pairs that know nothing of each other."""
+"""Translation in the training loop: packed pairs that do not attend to each other."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def tokenizer(tokenizer_of):
 
 @pytest.fixture
 def task_of(tokenizer, tmp_path):
-    """A function from a model type to (objective, model) without dropout."""
+    """Returns a function from a model type to (objective, model) without dropout."""
 
     def make(model_type="bart", load=True, **flags):
         from hfseq import plugins
 
         spec = plugins.load().architectures.get(model_type)
-        kind = spec.load_config()
+        variant = spec.load_config()
         off = {
             name: 0.0
             for name in ("dropout", "attention_dropout", "dropout_rate")
-            if hasattr(kind(), name)
+            if hasattr(variant(), name)
         }
-        config = kind(vocab_size=len(tokenizer), **SIZES[model_type], **off)
-        Translation.configure(config, tokenizer, fresh=True)
+        config = variant(vocab_size=len(tokenizer), **SIZES[model_type], **off)
+        Translation.configure(config, tokenizer, from_scratch=True)
         flags = {"max_source_length": 60, "max_target_length": 50, **flags}
         data = TranslationArguments(data_cache_dir=str(tmp_path / "cache"), **flags)
         model = spec.load_head("ForSeq2SeqLM")(config, _do_init=load)
@@ -62,7 +62,7 @@ def task_of(tokenizer, tmp_path):
 
 @pytest.fixture
 def splits():
-    """Pairs of up to a dozen words."""
+    """Returns pairs of up to a dozen words."""
     from datasets import Dataset
 
     sources = [" ".join(text.split()[: 2 + i % 4]) for i, text in enumerate(make_texts(40, seed=5))]
@@ -116,7 +116,7 @@ def test_the_last_pair_of_a_row_is_not_seen_by_padding_and_rows_that_fill_up_do_
     batch = task.collate(rows, numbers(rows), 1)
     assert (batch["labels"][2:] == -100).all() and (batch["labels"][:2] != -100).any()
     counted = (rows["segment_ids"][:2] > 0).sum() + (rows["target_segment_ids"][:2] > 0).sum()
-    assert task.tokens(rows) == counted
+    assert task.count_tokens(rows) == counted
 
 
 @pytest.mark.slow
@@ -129,31 +129,31 @@ def test_training_smooths_and_reports_plain_cross_entropy_beside(task_of, splits
         lambda task, train: task.loss(model, model.params, batch, None, train),
         static_argnums=(0, 1),
     )
-    found = {}
+    actual = {}
     for train in (False, True):
-        total, count, more = step(task, train)
+        total, count, extra = step(task, train)
         sums = {"loss": float(total), "count": int(count)}
-        found[train] = task.metrics(sums | {k: float(v) for k, v in more["totals"].items()})
-    assert "cross_entropy" not in found[False]  # it is the loss
-    assert found[True]["cross_entropy"] == pytest.approx(found[False]["loss"], rel=1e-6)
-    assert found[True]["loss"] < found[True]["cross_entropy"] - 0.1  # less its own entropy
-    assert found[True]["perplexity"] == pytest.approx(np.exp(found[False]["loss"]), rel=1e-5)
+        actual[train] = task.metrics(sums | {k: float(v) for k, v in extra["totals"].items()})
+    assert "cross_entropy" not in actual[False]  # it is the loss
+    assert actual[True]["cross_entropy"] == pytest.approx(actual[False]["loss"], rel=1e-6)
+    assert actual[True]["loss"] < actual[True]["cross_entropy"] - 0.1  # less its own entropy
+    assert actual[True]["perplexity"] == pytest.approx(np.exp(actual[False]["loss"]), rel=1e-5)
     unsmoothed = float(step(plain, True)[0]) / int(count)
-    assert unsmoothed == pytest.approx(found[False]["loss"], rel=1e-6)
+    assert unsmoothed == pytest.approx(actual[False]["loss"], rel=1e-6)
 
 
 def test_a_model_that_cannot_keep_pairs_apart_gets_one_a_row(task_of, splits, messages):
     task, model = task_of(load=False)
     blind = types.SimpleNamespace(
         config=model.config,
-        takes=lambda name: "segment" not in name,
+        accepts=lambda name: "segment" not in name,
         max_length=lambda: 64,
         generation_config=model.generation_config,
     )
     other = Translation(task.arguments, task.tokenizer, task.config)
     other.prepare(blind)
     assert isinstance(other.make_rows(splits, "train", 60)[0], PairRows)
-    assert "'bart' takes no segment_ids" in messages()
+    assert "'bart' does not accept segment_ids" in messages()
 
 
 def test_rows_are_packed_only_in_training_and_without_line_by_line(task_of, splits):
@@ -167,12 +167,12 @@ def test_rows_are_packed_only_in_training_and_without_line_by_line(task_of, spli
 def test_evaluation_never_leaves_a_pair_out(task_of, splits):
     task, _ = task_of(load=False, max_source_length=4, max_target_length=60)
     assert task.make_rows(splits, "train", 4)[1]["dropped"] > 5
-    rows, facts = task.make_rows(splits, "validation", 4)
-    assert len(rows) == 40 and facts["truncated"] > 5 and facts["dropped"] == 0
+    rows, stats = task.make_rows(splits, "validation", 4)
+    assert len(rows) == 40 and stats["truncated"] > 5 and stats["dropped"] == 0
 
 
 def test_lengths_beyond_the_position_table_are_refused(task_of):
-    with pytest.raises(UsageError, match="--max_target_length 65 is longer than the position"):
+    with pytest.raises(UsageError, match="--max_target_length 65 exceeds the 64 positions"):
         task_of(load=False, max_target_length=65)
     task, _ = task_of("t5", load=False, max_target_length=65)
     assert (task.choose_length(None), task.target_length(60)) == (60, 65)
@@ -194,7 +194,7 @@ def test_weights_that_are_loaded_keep_their_special_tokens(tokenizer):
     from transformers import MarianConfig
 
     config = MarianConfig(vocab_size=60_000)
-    Translation.configure(config, tokenizer, fresh=False)
+    Translation.configure(config, tokenizer, from_scratch=False)
     assert config.pad_token_id == config.decoder_start_token_id == 58_100
 
 
@@ -213,17 +213,17 @@ def test_the_saved_model_generates_as_its_evaluation_does(task_of, tmp_path):
 def test_texts_are_written_for_samples_spread_over_the_split(task_of, splits):
     task, model = task_of(num_beams=1, max_new_tokens=4, max_generate_samples=4)
     task.splits = splits
-    written = task.generate_texts(model, model.params, "validation")
-    assert written.sources == splits["validation"]["source"][::10]
-    assert written.references == splits["validation"]["target"][::10]
-    assert len(written.hypotheses) == 4 and set(written.metrics) == {"bleu", "chrf"}
-    assert "tok:13a" in written.notes["bleu"]
+    generated = task.generate_texts(model, model.params, "validation")
+    assert generated.sources == splits["validation"]["source"][::10]
+    assert generated.references == splits["validation"]["target"][::10]
+    assert len(generated.hypotheses) == 4 and set(generated.metrics) == {"bleu", "chrf"}
+    assert "tok:13a" in generated.notes["bleu"]
     off, _ = task_of(load=False, predict_with_generate=False)
     assert off.generate_texts(model, model.params, "validation") is None
 
 
 def test_the_loss_is_over_the_vocabulary_of_the_targets(tokenizer):
-    """Marian's may have words that its sources have not."""
+    """Marian's target vocabulary may contain words that the source vocabulary lacks."""
     from hfseq import FlaxMarianMTModel
     from tests.support.models import marian_config
 
@@ -241,7 +241,7 @@ def test_the_loss_is_over_the_vocabulary_of_the_targets(tokenizer):
         "labels": ids,
     }
     total, count, _ = task.loss(model, model.params, batch, None, False)
-    given = np.asarray(model(ids % 60, decoder_input_ids=ids).logits, np.float64)
-    logs = given - np.log(np.exp(given).sum(-1, keepdims=True))
-    wanted = -np.take_along_axis(logs, ids[..., None], 2).sum()
-    assert count == 14 and float(total) == pytest.approx(wanted, rel=1e-5)
+    inputs = np.asarray(model(ids % 60, decoder_input_ids=ids).logits, np.float64)
+    logs = inputs - np.log(np.exp(inputs).sum(-1, keepdims=True))
+    expected = -np.take_along_axis(logs, ids[..., None], 2).sum()
+    assert count == 14 and float(total) == pytest.approx(expected, rel=1e-5)

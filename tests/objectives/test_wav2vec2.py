@@ -1,4 +1,4 @@
-"""What is hidden of sound and what it is told apart from; loss and gradients beside PyTorch."""
+"""wav2vec 2.0: masked spans and negatives, and loss and gradients compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -48,39 +48,41 @@ def test_spans_have_the_wanted_share_and_negatives_are_other_hidden_frames():
             for frame in np.flatnonzero(hidden[row]):
                 assert hidden[row, negatives[row, frame]].all()
                 assert frame not in negatives[row, frame]
-    assert 0.3 < np.mean(shares) < 0.37  # of 0.4, since spans overlap: 1 - exp(-0.4) and less
+    assert 0.3 < np.mean(shares) < 0.37  # less than 0.4, since spans overlap: at most 1 - exp(-0.4)
     again = draw_time_mask(frames[1:2], 90, 0.4, 4, generators(5, step)[1:2])
-    assert np.array_equal(again, hidden[1:2, :90])  # neither other rows nor the width count
+    assert np.array_equal(again, hidden[1:2, :90])  # independent of other rows and of the width
 
 
 def test_another_frame_with_the_same_code_is_no_wrong_answer():
     random = np.random.default_rng(0)
     states = jnp.asarray(random.normal(size=(1, 4, 8)), jnp.float32)
-    codes = states.at[0, 1].set(states[0, 0])  # the guess of 0 is right, and 1 has that code too
+    codes = states.at[0, 1].set(
+        states[0, 0]
+    )  # the prediction for frame 0 is correct, and frame 1 has the same code
     hidden = jnp.asarray([[True, True, True, False]])
     negatives = jnp.asarray([[[1], [2], [0], [0]]])
     total, right = contrastive_loss(states, codes, negatives, hidden, 0.1)
-    # Frame 0 has nothing to be told apart from: no loss, and nothing achieved.
-    _, rest = contrastive_loss(states, codes, negatives, hidden.at[0, 0].set(False), 0.1)
-    assert right == rest
+    # Frame 0 has no negatives, so it has no loss and does not count as correct.
+    _, remainder = contrastive_loss(states, codes, negatives, hidden.at[0, 0].set(False), 0.1)
+    assert right == remainder
     only = contrastive_loss(
         states, codes, negatives, jnp.asarray([[True, False, False, False]]), 0.1
     )
     assert float(only[0]) == 0 and int(only[1]) == 0 and total > 0
-    nothing = jax.grad(lambda x: contrastive_loss(x, 0 * codes, negatives, hidden, 0.1)[0])(
+    empty = jax.grad(lambda x: contrastive_loss(x, 0 * codes, negatives, hidden, 0.1)[0])(
         0 * states
     )
-    assert np.isfinite(nothing).all()
+    assert np.isfinite(empty).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [STABLE, {}])
+@pytest.mark.parametrize("variant", [STABLE, {}])
 @pytest.mark.parametrize("train", [True, False])
-def test_loss_and_gradients_are_those_of_pytorch(kind, train, tmp_path, monkeypatch):
+def test_loss_and_gradients_are_those_of_pytorch(variant, train, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     from transformers import Wav2Vec2ForPreTraining
 
-    config = models.wav2vec2_config(**STILL, **kind, num_negatives=5, mask_time_length=2)
+    config = models.wav2vec2_config(**STILL, **variant, num_negatives=5, mask_time_length=2)
     model = FlaxWav2Vec2ForPreTraining(config)
     model.save_pretrained(tmp_path)
     theirs = Wav2Vec2ForPreTraining.from_pretrained(tmp_path).train(train)
@@ -97,20 +99,20 @@ def test_loss_and_gradients_are_those_of_pytorch(kind, train, tmp_path, monkeypa
 
     def soft(logits, tau, hard):
         soft = torch.softmax((logits + torch.tensor(noise).reshape(logits.shape)) / tau, -1)
-        one = torch.nn.functional.one_hot(soft.argmax(-1), soft.shape[-1]).float()
-        return one - soft.detach() + soft
+        item = torch.nn.functional.one_hot(soft.argmax(-1), soft.shape[-1]).float()
+        return item - soft.detach() + soft
 
     monkeypatch.setattr(torch.nn.functional, "gumbel_softmax", soft)
     monkeypatch.setattr(modeling, "_gumbel", lambda keys, shape: jnp.asarray(noise))
     theirs.set_gumbel_temperature(1.7)
-    whole = negatives + width * np.arange(3)[:, None, None]
-    found = theirs(
+    full = negatives + width * np.arange(3)[:, None, None]
+    actual = theirs(
         torch.tensor(values),
-        attention_mask=torch.tensor(attend).long() if kind else None,
+        attention_mask=torch.tensor(attend).long() if variant else None,
         mask_time_indices=torch.tensor(hidden),
-        sampled_negative_indices=torch.tensor(whole),
+        sampled_negative_indices=torch.tensor(full),
     )
-    (found.loss / int(hidden.sum())).backward()  # as PyTorch's script scales its gradients
+    (actual.loss / int(hidden.sum())).backward()  # as PyTorch's script scales its gradients
 
     objective = object.__new__(Wav2Vec2)
     objective.config = config
@@ -122,27 +124,27 @@ def test_loss_and_gradients_are_those_of_pytorch(kind, train, tmp_path, monkeypa
         "frames": frames,
         "temperature": np.full(3, 1.7, np.float32),
     }
-    if kind:
+    if variant:
         batch["attention_mask"] = attend
     batch = {name: jnp.asarray(array) for name, array in batch.items()}
 
     def mean(params):
         rngs = jax.random.key(0) if train else None
-        total, count, more = objective.loss(model, params, batch, rngs, train)
-        return total / count, (total, more["totals"])
+        total, count, extra = objective.loss(model, params, batch, rngs, train)
+        return total / count, (total, extra["totals"])
 
     gradients, (total, totals) = jax.jit(jax.grad(mean, has_aux=True))(model.params)
-    assert float(total) == pytest.approx(float(found.loss.detach()), rel=1e-5)
+    assert float(total) == pytest.approx(float(actual.loss.detach()), rel=1e-5)
     assert float(totals["contrastive"]) == pytest.approx(
-        float(found.contrastive_loss.detach()), rel=1e-5
+        float(actual.contrastive_loss.detach()), rel=1e-5
     )
     perplexity = float(totals["codes"] / hidden.sum())
-    assert perplexity == pytest.approx(float(found.codevector_perplexity.detach()), rel=1e-5)
+    assert perplexity == pytest.approx(float(actual.codevector_perplexity.detach()), rel=1e-5)
     model.save_pretrained(tmp_path / "gradients", params=gradients)
     from safetensors.numpy import load_file
 
     ours = load_file(tmp_path / "gradients" / "model.safetensors")
     for name, parameter in theirs.named_parameters():
-        wanted = np.zeros(parameter.shape) if parameter.grad is None else parameter.grad.numpy()
-        error = np.abs(ours[name] - wanted).max()
-        assert error <= 2e-5 * max(np.abs(wanted).max(), 1e-2), (name, error)
+        expected = np.zeros(parameter.shape) if parameter.grad is None else parameter.grad.numpy()
+        error = np.abs(ours[name] - expected).max()
+        assert error <= 2e-5 * max(np.abs(expected).max(), 1e-2), (name, error)
