@@ -1,4 +1,4 @@
-"""A checkpoint and its tokenizer at work on text."""
+"""Inference with a checkpoint and its tokenizer."""
 
 from __future__ import annotations
 
@@ -13,21 +13,29 @@ if TYPE_CHECKING:
 
 
 def load(
-    auto: type,
+    auto_class: type,
     name: str,
     *,
     tokenizer: str | None = None,
     revision: str | None = None,
     **options: Any,
 ) -> tuple[FlaxPreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the model ``name`` (a directory or on the Hub) by an Auto class, and its tokenizer.
+    """Loads a model with an Auto class, and its tokenizer.
 
-    ``tokenizer`` is where that lies, if elsewhere: by default beside the model, or where an adapter
-    has none beside its base. ``revision`` is that of a repository on the Hub; ``options`` are those
-    of ``from_pretrained``.
+    Args:
+        auto_class: The Auto class.
+        name: Directory or Hub name of the checkpoint, which may be an adapter.
+        tokenizer: Directory or Hub name of the tokenizer. By default that of the model or, if an
+            adapter has none, of its base model.
+        revision: Revision of a Hub repository.
+        **options: Options of ``from_pretrained``.
 
-    **Raises:** CheckpointError for what is absent or cannot be read, UsageError for a tokenizer
-    with more entries than the model has rows.
+    Returns:
+        The model and the tokenizer.
+
+    Raises:
+        CheckpointError: A file is missing or cannot be read.
+        UsageError: The tokenizer has more entries than the model's vocabulary.
     """
     from transformers import AutoTokenizer
 
@@ -36,24 +44,32 @@ def load(
     from hfseq.modeling import auto as models
     from hfseq.modeling import lora
 
-    version = {} if revision is None else {"revision": revision}
-    model = models.load(auto, name, **version, **options)
-    if tokenizer is None and (adapter := lora.find_adapter(name, version)):
-        if fetcher(name, version)("tokenizer_config.json") is None:
-            tokenizer, version = adapter.base, {}
-    loaded = models.load(AutoTokenizer, tokenizer or name, **version)
-    # Of two models in one the second writes.
-    check_vocabulary(loaded, getattr(model.config, "decoder", model.config))
-    return model, loaded
+    revision_options = {} if revision is None else {"revision": revision}
+    model = models.load(auto_class, name, **revision_options, **options)
+    if tokenizer is None and (adapter := lora.find_adapter(name, revision_options)):
+        if fetcher(name, revision_options)("tokenizer_config.json") is None:
+            tokenizer, revision_options = adapter.base, {}
+    loaded_tokenizer = models.load(AutoTokenizer, tokenizer or name, **revision_options)
+    # In a model of an encoder and a decoder, the decoder defines the vocabulary.
+    check_vocabulary(loaded_tokenizer, getattr(model.config, "decoder", model.config))
+    return model, loaded_tokenizer
 
 
 def encode(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **options: Any
 ) -> dict[str, np.ndarray]:
-    """Return texts as int32 arrays (rows, width of the longest): ids, attention mask and types.
+    """Tokenizes texts into int32 arrays `(rows, width)`, padded to the longest text.
 
-    Of the tokenizer only ids are needed: it may return no mask, and have no padding token. Types
-    are there if it returns them; ``options`` are those of its call.
+    Only ``input_ids`` is required of the tokenizer: it may return no attention mask and have no
+    padding token.
+
+    Args:
+        tokenizer: The tokenizer.
+        texts: The texts.
+        **options: Options of the tokenizer's call.
+
+    Returns:
+        "input_ids", "attention_mask" and, if the tokenizer returns them, "token_type_ids".
     """
     import numpy as np
 
@@ -68,6 +84,6 @@ def encode(
         if name in encoded
     }
     for name, array in inputs.items():
-        for number, row in enumerate(encoded[name]):
-            array[number, : len(row)] = row
+        for index, row in enumerate(encoded[name]):
+            array[index, : len(row)] = row
     return inputs | {"attention_mask": (np.arange(shape[1]) < lengths).astype(np.int32)}

@@ -1,8 +1,8 @@
-"""A model and its tokenizer at work on any number of inputs, in batches of similar length.
+"""The base class of the text pipelines: batched inference with a model and its tokenizer.
 
-:class:`Pipeline` reads inputs in windows, sorts the rows that they make by length, pads them to
-few widths and numbers of rows, so that few programs are compiled, and gives answers in the order of
-the inputs. The tasks are in :mod:`hfseq.pipelines.tasks` and :mod:`hfseq.pipelines.generation`.
+:class:`Pipeline` reads inputs in windows, sorts their rows by length, and pads them to a few widths
+and numbers of rows, so that few programs are compiled. It returns answers in the order of the
+inputs. The tasks are in :mod:`hfseq.pipelines.tasks` and :mod:`hfseq.pipelines.generation`.
 """
 
 from __future__ import annotations
@@ -35,46 +35,60 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Batches that are sorted by length together.
+#: Number of batches whose rows are sorted by length together.
 WINDOW_BATCHES = 16
 
 
 @dataclass
 class Row:
-    """Tokens that become a row of a batch.
+    """A row of a batch.
 
-    types: of the tokens, where the tokenizer has them. places: those whose logits are asked for,
-    where not all are. notes: what the task wants to know when it answers.
+    Attributes:
+        ids: Token IDs.
+        token_type_ids: Token type IDs, if the tokenizer returns them.
+        positions: Positions whose logits are required, if not all are.
+        metadata: Data that the task needs for postprocessing.
     """
 
     ids: Sequence[int]
-    types: Sequence[int] | None = None
-    places: Sequence[int] | None = None
-    notes: Any = None
+    token_type_ids: Sequence[int] | None = None
+    positions: Sequence[int] | None = None
+    metadata: Any = None
 
 
 class RejectedInput(str):
-    """Why an input has no answer."""
+    """The reason why an input has no answer."""
 
 
 Options = Mapping[str, Any]
-#: What the model says of a row, by name; of tokens only those that are no padding.
+#: Model outputs for a row by name. Per-token outputs exclude padding.
 Outputs = Mapping[str, np.ndarray]
 
 
 class Pipeline:
-    """What :func:`hfseq.pipeline` returns: called with an input, a list, an iterator or a file.
+    """Base class of the pipelines that :func:`hfseq.pipeline` returns.
 
-    An input gives its answer, a list a list, an iterator (or a ``Path``: a table with named
-    columns, or a text a line) an iterator, whose answers come as soon as a window of 16 batches is
-    there. ``options`` are the task's own, given here or with the call.
+    A call with one input returns its answer, and a call with a list returns a list. A call with an
+    iterator or a ``Path`` returns an iterator. A ``Path`` is a table with named columns, or a text
+    file with one input per line. Answers are yielded when a window of 16 batches is complete.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        task: Name of the task in messages.
+        batch_size: Maximum number of rows per batch.
+        progress: Whether to show a progress bar.
+        **options: Default options of the task.
+
+    Raises:
+        UsageError: Unknown option, or invalid ``batch_size``.
     """
 
-    #: The end of the model class's name.
+    #: Suffix of the model class's name.
     head: ClassVar[str]
-    #: Options with their defaults; ``None`` where the task takes whatever ``generate`` takes.
+    #: Options with their defaults. ``None`` if the task accepts all options of ``generate``.
     defaults: ClassVar[Mapping[str, Any] | None]
-    #: Whether the model says something of each token (or place), and not of the whole row.
+    #: Whether outputs are per token (or position) instead of per row.
     per_token: ClassVar[bool] = False
 
     def __init__(
@@ -88,97 +102,124 @@ class Pipeline:
         **options: Any,
     ):
         if batch_size < 1:
-            raise UsageError(f"batch_size {batch_size}: give a number of at least 1")
+            raise UsageError(f"batch_size must be at least 1, not {batch_size}")
         self.model, self.tokenizer, self.task = model, tokenizer, task
         self.batch_size, self.progress = batch_size, progress
         self.options = self._checked(options)
-        limit, most = model.max_length(), getattr(tokenizer, "model_max_length", None)
-        if most is not None and most > 1_000_000:  # 1e30 stands for "no limit"
-            most = None
-        #: Tokens that a row may have at all, and those to which it is truncated.
-        self.room = limit
-        self.limit = min((one for one in (limit, most) if one), default=None)
+        model_limit, tokenizer_limit = (
+            model.max_length(),
+            getattr(tokenizer, "model_max_length", None),
+        )
+        if (
+            tokenizer_limit is not None and tokenizer_limit > 1_000_000
+        ):  # 1e30 stands for "no limit"
+            tokenizer_limit = None
+        #: Maximum tokens per row, and the length to which rows are truncated.
+        self.max_positions = model_limit
+        self.truncation_length = min(
+            (limit for limit in (model_limit, tokenizer_limit) if limit), default=None
+        )
         self._compiled = jax.jit(self.forward)
-        self._typed = model.accepts("token_type_ids")
+        self._uses_token_types = model.accepts("token_type_ids")
 
-    # -- what a task defines
+    # -- methods that tasks define
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Return the rows of each input, or why it is refused."""
+        """Returns the rows of each input, or the reason why it is rejected."""
         raise NotImplementedError
 
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Run the model on a batch; traced. Arrays have a row for each of the batch."""
+        """Runs the model on a batch.
+
+        Traced by ``jit``; each returned array has one row per batch row.
+        """
         raise NotImplementedError
 
-    def answer(self, given: Any, rows: list[Row], outputs: list[Outputs], options: Options) -> Any:
-        """Return the answer to an input from what the model says of its rows."""
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Returns the answer to an input from the model outputs for its rows."""
         raise NotImplementedError
 
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
-        """Return what the model says of a batch."""
+        """Returns the model outputs for a batch."""
         return self._compiled(self.model.params, distribute(inputs, self.model.params))
 
-    def single(self, answer: Any, given: Any, options: Options) -> Any:
-        """Shape the answer to an input that stood alone, as Transformers 4 did."""
+    def format_single(self, answer: Any, inputs: Any, options: Options) -> Any:
+        """Formats the answer to a single input as Transformers 4 did."""
         return answer
 
-    def several(self, answers: list[Any], options: Options) -> list[Any]:
-        """Shape the answers to a list, as Transformers 4 did."""
+    def format_list(self, answers: list[Any], options: Options) -> list[Any]:
+        """Formats the answers to a list of inputs as Transformers 4 did."""
         return answers
 
-    def is_one(self, inputs: Any) -> bool:
-        """Tell one input from several."""
+    def is_single_input(self, inputs: Any) -> bool:
+        """Returns whether ``inputs`` is one input."""
         return isinstance(inputs, str | Mapping)
 
     @classmethod
     def auto_class(cls) -> Any:
-        """Return the Auto class that loads the task's models."""
+        """Returns the Auto class for the task's models."""
         from hfseq.modeling import auto
 
         return getattr(auto, f"Flax{auto_class_name(cls.head)}")
 
     @classmethod
     def check_head(cls, model: FlaxPreTrainedModel, name: str) -> None:
-        """Refuse a checkpoint without the task's head, whose weights would be random."""
+        """Checks that a checkpoint has weights for the task's head.
+
+        Raises:
+            UsageError: The head would be initialized at random.
+        """
         stored = class_names(model.config.to_dict())
         classes = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-        ends = (cls.head,) if cls.head in classes else ("LM", "PreTraining", "Generation", "MT")
-        fits = cls.head == "Model" or model.peft_config is not None or not stored
-        if not fits and not any(end in one for end in ends for one in stored):
+        endings = (cls.head,) if cls.head in classes else ("LM", "PreTraining", "Generation", "MT")
+        is_compatible = cls.head == "Model" or model.peft_config is not None or not stored
+        if not is_compatible and not any(
+            end in class_name for end in endings for class_name in stored
+        ):
             raise UsageError(
-                f"'{name}' holds {' '.join(stored)}, which has no head {cls.head}: it would be "
-                "random. Fine-tune it first"
+                f"'{name}' contains {' '.join(stored)}, which has no head {cls.head}. The head "
+                "would be initialized at random. Fine-tune the model first."
             )
 
-    # -- what all do
+    # -- shared methods
 
     def __call__(self, inputs: Any, *, batch_size: int | None = None, **options: Any) -> Any:
-        """Answer.
+        """Computes the answers to one or more inputs.
 
-        **Raises:** UsageError for an unknown option, an input of another kind, or one that is
-        longer than the model reads where it may not be truncated; it says which.
+        Args:
+            inputs: An input, or a list, iterator or file of inputs.
+            batch_size: Overrides the pipeline's batch size.
+            **options: Override the pipeline's default options.
+
+        Raises:
+            UsageError: An option is unknown, an input has the wrong type, or an input is longer
+                than the model supports and must not be truncated. The message contains the number
+                of the input.
         """
-        chosen = {**self.options, **self._checked(options)}
-        given = batch_size, chosen, options
-        if self.is_one(inputs):
-            return self.single(next(self._answers([inputs], *given)), inputs, options)
+        all_options = {**self.options, **self._checked(options)}
+        arguments = batch_size, all_options, options
+        if self.is_single_input(inputs):
+            return self.format_single(next(self._answers([inputs], *arguments)), inputs, options)
         if isinstance(inputs, list | tuple):
-            return self.several(list(self._answers(inputs, *given)), options)
+            return self.format_list(list(self._answers(inputs, *arguments)), options)
         if isinstance(inputs, Path):
-            return self._answers((one for _, one in read_inputs(str(inputs))), *given)
+            return self._answers((row for _, row in read_inputs(str(inputs))), *arguments)
         if isinstance(inputs, Iterable):
-            return self._answers(inputs, *given)
-        raise UsageError(f"{self.task}: {inputs!r:.60} is no text, list, iterator or Path")
+            return self._answers(inputs, *arguments)
+        raise UsageError(
+            f"{self.task}: input must be a text, list, iterator or Path, not {inputs!r:.60}"
+        )
 
     def _answers(
-        self, inputs: Iterable[Any], batch_size: int | None, chosen: Options, given: Options
+        self, inputs: Iterable[Any], batch_size: int | None, options: Options, call_options: Options
     ) -> Iterator[Any]:
         from tqdm import tqdm
 
         total = len(inputs) if isinstance(inputs, Sequence) else None
         with tqdm(total=total, disable=not self.progress, unit=" inputs") as bar:
-            for number, answer in enumerate(self.stream(inputs, batch_size, chosen), 1):
+            for number, answer in enumerate(self.stream(inputs, batch_size, options), 1):
                 if isinstance(answer, RejectedInput):
                     raise UsageError(f"{self.task}: input {number}: {answer}")
                 bar.update()
@@ -191,91 +232,111 @@ class Pipeline:
         options: Options | None = None,
         pause: float | None = None,
     ) -> Iterator[Any]:
-        """Yield the answer to each input, in order; a :class:`Refused` where there is none.
+        """Yields the answer to each input in order, or a :class:`RejectedInput` without an answer.
 
-        With a ``pause`` what has come is answered when nothing comes for so many seconds.
+        Args:
+            inputs: The inputs.
+            batch_size: Overrides the pipeline's batch size.
+            options: Options of the task, by default the pipeline's.
+            pause: Seconds without a new input after which the inputs read so far are processed.
+                ``None`` waits for complete windows.
         """
-        size, chosen = batch_size or self.batch_size, self.options if options is None else options
+        size, stream_options = (
+            batch_size or self.batch_size,
+            self.options if options is None else options,
+        )
         for window in read_windows(inputs, WINDOW_BATCHES * size, size, pause):
-            encoded = self.encode(window, chosen)
+            encoded = self.encode(window, stream_options)
             for number, rows in enumerate(encoded):
-                if not isinstance(rows, RejectedInput) and (why := self._too_long(rows)):
-                    encoded[number] = RejectedInput(why)
-            rows = [row for one in encoded if not isinstance(one, RejectedInput) for row in one]
-            outputs = iter(self._run(rows, size, chosen))
-            for given, own in zip(window, encoded, strict=True):
-                if isinstance(own, RejectedInput):
-                    yield own
+                if not isinstance(rows, RejectedInput) and (problem := self._too_long(rows)):
+                    encoded[number] = RejectedInput(problem)
+            rows = [
+                row
+                for input_rows in encoded
+                if not isinstance(input_rows, RejectedInput)
+                for row in input_rows
+            ]
+            outputs = iter(self._run(rows, size, stream_options))
+            for item, item_rows in zip(window, encoded, strict=True):
+                if isinstance(item_rows, RejectedInput):
+                    yield item_rows
                 else:
-                    yield self.answer(given, own, [next(outputs) for _ in own], chosen)
+                    yield self.postprocess(
+                        item, item_rows, [next(outputs) for _ in item_rows], stream_options
+                    )
 
     def _too_long(self, rows: Sequence[Row]) -> str | None:
         longest = max((len(row.ids) for row in rows), default=0)
         if not longest:
-            return "there is no token in it"
-        if self.room and longest > self.room:
+            return "it contains no tokens"
+        if self.max_positions and longest > self.max_positions:
             return (
-                f"{longest} tokens are more than the {self.room} that the model reads: shorten "
-                "it, or let it be cut by truncation=True"
+                f"{longest} tokens exceed the model's {self.max_positions} positions. Shorten it, "
+                "or set truncation=True."
             )
         return None
 
     def _run(self, rows: Sequence[Row], size: int, options: Options) -> list[Outputs]:
-        """Return what the model says of rows, the longest first so that memory fails early."""
-        done: dict[int, Outputs] = {}
+        """Returns the model outputs for rows.
+
+        The longest rows run first, so that memory fails early.
+        """
+        results: dict[int, Outputs] = {}
         order = sorted(range(len(rows)), key=lambda row: -len(rows[row].ids))
         while order:
             first = rows[order[0]]
-            most = self.rows(self.width(len(first.ids)), size)
-            numbers = order[:most]
-            alike = [self.together(first, rows[number], options) for number in numbers]
-            numbers = numbers[: alike.index(False)] if False in alike else numbers
+            max_rows = self.max_rows(self.padded_width(len(first.ids)), size)
+            numbers = order[:max_rows]
+            compatible = [self.can_share_batch(first, rows[number], options) for number in numbers]
+            numbers = numbers[: compatible.index(False)] if False in compatible else numbers
             order = order[len(numbers) :]
             batch = [rows[number] for number in numbers]
-            inputs = self._padded(batch, padded_row_count(len(batch), most))
-            made = {name: np.asarray(a) for name, a in self.run_batch(inputs, options).items()}
-            for place, (number, row) in enumerate(zip(numbers, batch, strict=True)):
-                kept = row.ids if row.places is None else row.places
-                cut = slice(0, len(kept) if self.per_token else None)
-                done[number] = {name: array[place][cut] for name, array in made.items()}
-        return [done[number] for number in range(len(rows))]
+            inputs = self._padded(batch, padded_row_count(len(batch), max_rows))
+            outputs = {
+                name: np.asarray(value) for name, value in self.run_batch(inputs, options).items()
+            }
+            for position, (number, row) in enumerate(zip(numbers, batch, strict=True)):
+                row_positions = row.ids if row.positions is None else row.positions
+                valid = slice(0, len(row_positions) if self.per_token else None)
+                results[number] = {name: array[position][valid] for name, array in outputs.items()}
+        return [results[number] for number in range(len(rows))]
 
     def _padded(self, rows: Sequence[Row], count: int) -> dict[str, np.ndarray]:
-        """Return rows as arrays (count, width); those that fill up repeat the last."""
-        width = self.width(max(len(row.ids) for row in rows))
-        filled = [*rows, *[rows[-1]] * (count - len(rows))]
+        """Returns arrays `(count, width)` for rows. Missing rows are copies of the last one."""
+        width = self.padded_width(max(len(row.ids) for row in rows))
+        padded_rows = [*rows, *[rows[-1]] * (count - len(rows))]
         pad = self.tokenizer.pad_token_id or 0
         inputs = {"input_ids": np.full((count, width), pad, np.int32)}
         inputs["attention_mask"] = np.zeros_like(inputs["input_ids"])
-        if self._typed and rows[0].types is not None:
+        if self._uses_token_types and rows[0].token_type_ids is not None:
             inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
-        if rows[0].places is not None:
-            most = max(len(row.places or ()) for row in rows)
-            inputs["places"] = np.zeros((count, bucket_length(most, None, 4)), np.int32)
-        for number, row in enumerate(filled):
-            own = self.columns(len(row.ids), width)
-            inputs["input_ids"][number, own] = row.ids
-            inputs["attention_mask"][number, own] = 1
-            if row.types is not None and "token_type_ids" in inputs:
-                inputs["token_type_ids"][number, own] = row.types
-            if row.places is not None:
-                inputs["places"][number, : len(row.places)] = row.places
+        if rows[0].positions is not None:
+            num_positions = max(len(row.positions or ()) for row in rows)
+            inputs["positions"] = np.zeros((count, bucket_length(num_positions, None, 4)), np.int32)
+        for index, row in enumerate(padded_rows):
+            columns = self.token_columns(len(row.ids), width)
+            inputs["input_ids"][index, columns] = row.ids
+            inputs["attention_mask"][index, columns] = 1
+            if row.token_type_ids is not None and "token_type_ids" in inputs:
+                inputs["token_type_ids"][index, columns] = row.token_type_ids
+            if row.positions is not None:
+                inputs["positions"][index, : len(row.positions)] = row.positions
         return inputs
 
-    def together(self, first: Row, row: Row, options: Options) -> bool:
-        """Tell whether a row may be in the batch of a longer one: it must not be twice as wide."""
-        return 2 * self.width(len(row.ids)) > self.width(len(first.ids))
+    def can_share_batch(self, first: Row, row: Row, options: Options) -> bool:
+        """Returns whether a row may share a batch with a longer row, less than twice as wide."""
+        return 2 * self.padded_width(len(row.ids)) > self.padded_width(len(first.ids))
 
-    def width(self, longest: int) -> int:
-        """Return the width to which rows are padded."""
-        return text_width(longest, self.room)
+    def padded_width(self, length: int) -> int:
+        """Returns the width to which rows are padded."""
+        return text_width(length, self.max_positions)
 
-    def rows(self, width: int, size: int) -> int:
-        """Return how many rows of a width make a batch, at most ``size``."""
+    def max_rows(self, width: int, size: int) -> int:
+        """Returns the number of rows of a width per batch, at most ``size``."""
         return rows_per_chunk(width, size)
 
-    def columns(self, length: int, width: int) -> slice:
-        """Return where a row of ``length`` tokens stands."""
+    def token_columns(self, length: int, width: int) -> slice:
+        """Returns the columns of a row with ``length`` tokens."""
         return slice(0, length)
 
     def tokenize(
@@ -284,65 +345,74 @@ class Pipeline:
         pairs: Sequence[Any] | None = None,
         truncation: bool | str = False,
         max_length: int | None = None,
-        **more: Any,
+        **options: Any,
     ) -> Any:
-        """Call the tokenizer; what is truncated is truncated to what the model reads."""
+        """Calls the tokenizer. Truncation is to the model's maximum length by default."""
         if truncation:
-            more |= {"truncation": truncation, "max_length": max_length or self.limit}
-            if more["max_length"] is None:
-                del more["truncation"], more["max_length"]
-        both = (list(texts),) if pairs is None else (list(texts), list(pairs))
-        return self.tokenizer(*both, verbose=False, **more)
+            options |= {
+                "truncation": truncation,
+                "max_length": max_length or self.truncation_length,
+            }
+            if options["max_length"] is None:
+                del options["truncation"], options["max_length"]
+        texts_and_pairs = (list(texts),) if pairs is None else (list(texts), list(pairs))
+        return self.tokenizer(*texts_and_pairs, verbose=False, **options)
 
     def _checked(self, options: Options) -> dict[str, Any]:
         if self.defaults is not None:
             for name in options:
                 if name not in self.defaults:
-                    known = ", ".join(self.defaults)
+                    option_names = ", ".join(self.defaults)
                     raise UsageError(
-                        f"{self.task or type(self).__name__} takes no '{name}'"
-                        f"{did_you_mean(name, self.defaults)}; it has {known}"
+                        f"{self.task or type(self).__name__} has no option '{name}'"
+                        f"{did_you_mean(name, self.defaults)}; its options are {option_names}"
                     )
         return dict(options)
 
 
-def padded_row_count(count: int, most: int) -> int:
-    """Return with how many rows a batch of ``count`` is run: 1, 4, 16 and so on, or ``most``."""
-    filled = 1
-    while filled < count:
-        filled *= 4
-    return min(filled, most)
+def padded_row_count(count: int, max_rows: int) -> int:
+    """Returns the number of rows to which a batch of ``count`` rows is padded: 1, 4, 16, ...
+
+    The result is at most ``max_rows``.
+    """
+    num_rows = 1
+    while num_rows < count:
+        num_rows *= 4
+    return min(num_rows, max_rows)
 
 
 def read_inputs(name: str, replace: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield the inputs of a file and where each stands: rows of a table by column, or lines.
+    """Yields the location and value of each input in a file: table rows as dicts, or lines.
 
-    What is no UTF-8 comes as a :class:`~hfseq.pipelines.lines.BadLine`; ``replace`` lets it be
-    used. ``-`` is standard input, which has lines.
+    Lines with invalid UTF-8 are :class:`~hfseq.pipelines.lines.BadLine` objects.
+
+    Args:
+        name: Path of a table or text file. ``-`` reads lines from standard input.
+        replace: Whether lines with invalid UTF-8 are usable, with replacement characters.
     """
     if name != "-" and extension_of(name) in FORMATS:
         table = flatten_squad(read_table(name, "--input_file", RecordArguments()))
         for row in range(len(table)):
             yield table.place(row), {column: table.columns[column][row] for column in table.columns}
         return
-    shown = "<stdin>" if name == "-" else name
-    for number, line in enumerate(read_lines(open_input(name), shown, replace), 1):
-        yield f"{shown}:{number}", line
+    display_name = "<stdin>" if name == "-" else name
+    for number, line in enumerate(read_lines(open_input(name), display_name, replace), 1):
+        yield f"{display_name}:{number}", line
 
 
-def input_text(given: Any, name: str) -> str | RejectedInput:
-    """Return the text of an input, or of its column ``name``."""
-    text = given.get(name) if isinstance(given, Mapping) else given
+def input_text(item: Any, name: str) -> str | RejectedInput:
+    """Returns the text of an input, or of its column ``name``."""
+    text = item.get(name) if isinstance(item, Mapping) else item
     if isinstance(text, BadLine) and not text.usable:
         return RejectedInput(text.problem)
     if isinstance(text, str):
         return text
-    what = f"its '{name}'" if isinstance(given, Mapping) else "it"
-    return RejectedInput(f"{what} is no text but {text!r:.60}")
+    subject = f"its '{name}'" if isinstance(item, Mapping) else "it"
+    return RejectedInput(f"{subject} must be a text, not {text!r:.60}")
 
 
 def distribute(inputs: Mapping[str, np.ndarray], params: Any) -> Mapping[str, Any]:
-    """Distribute rows over the data axes of the mesh on which parameters lie, if they do."""
+    """Shards rows over the data axes of the mesh of the parameters, if they have one."""
     sharding = getattr(next(iter(jax.tree.leaves(params)), None), "sharding", None)
     if not isinstance(sharding, NamedSharding) or not sharding.is_fully_addressable:
         return inputs
@@ -350,5 +420,5 @@ def distribute(inputs: Mapping[str, np.ndarray], params: Any) -> Mapping[str, An
     shards = int(np.prod([sharding.mesh.shape[name] for name in axes]))
     if not axes or len(next(iter(inputs.values()))) % shards:
         return inputs
-    placed = NamedSharding(sharding.mesh, PartitionSpec(tuple(axes)))
-    return {name: jax.device_put(array, placed) for name, array in inputs.items()}
+    batch_sharding = NamedSharding(sharding.mesh, PartitionSpec(tuple(axes)))
+    return {name: jax.device_put(array, batch_sharding) for name, array in inputs.items()}

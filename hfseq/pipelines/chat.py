@@ -10,21 +10,30 @@ import numpy as np
 from hfseq.errors import HfseqError, UsageError, first_line
 from hfseq.pipelines.text_generation import TextGenerator
 
-#: The longest answer where nobody says anything.
+#: Default of the maximum number of tokens per answer.
 DEFAULT_MAX_NEW_TOKENS = 512
 
 
 class Chat:
-    """A conversation: ``messages`` with a ``role`` and ``content`` each, and who answers them.
+    """A conversation with a language model.
 
-    **Arguments:** ``generator`` writes the answers, of at most ``max_new_tokens``; ``system`` is
-    what it is told first; ``chat_template`` is used instead of the tokenizer's own; ``seed`` is of
-    sampling. Other keywords go to ``generate``.
+    If the conversation exceeds the model's length, the oldest turns are dropped, a question
+    together with its answer. The system message is never dropped.
 
-    When the model's length is full the oldest turns are left out, a question with its answer at a
-    time and never ``system``; ``dropped`` counts them.
+    Attributes:
+        messages: The conversation so far, with ``role`` and ``content`` per message.
+        dropped_turns: Number of turns that have been dropped.
 
-    **Raises:** UsageError for an encoder-decoder, and where there is no chat template.
+    Args:
+        generator: Generates the answers.
+        system: System message.
+        max_new_tokens: Maximum tokens per answer.
+        chat_template: Replaces the tokenizer's chat template.
+        seed: Seed for sampling.
+        **options: Options of ``generate``.
+
+    Raises:
+        UsageError: The model is an encoder-decoder, or has no chat template.
     """
 
     def __init__(
@@ -39,16 +48,21 @@ class Chat:
     ):
         self.generator, self.max_new_tokens = generator, max_new_tokens
         if not generator.is_decoder_only:
-            raise UsageError(f"{generator.name} is an encoder-decoder: it holds no conversations")
+            raise UsageError(
+                f"{generator.name} is an encoder-decoder. Chat requires a causal model."
+            )
         if chat_template is not None:
             generator.tokenizer.chat_template = chat_template
         if not generator.tokenizer.chat_template:
             raise UsageError(
-                f"{generator.name} has no chat template, so it was hardly trained to answer: give "
-                "one by --chat_template FILE, or let it write on by `hfseq generate`"
+                f"{generator.name} has no chat template. Set --chat_template FILE, or continue a "
+                "prompt with `hfseq generate`."
             )
-        own = generator.model.generation_config.eos_token_id
-        ends = {generator.tokenizer.eos_token_id, *np.ravel([] if own is None else own).tolist()}
+        config_ends = generator.model.generation_config.eos_token_id
+        ends = {
+            generator.tokenizer.eos_token_id,
+            *np.ravel([] if config_ends is None else config_ends).tolist(),
+        }
         self._options = {"eos_token_id": sorted(ends - {None}) or None, **options}
         self._first = [] if system is None else [{"role": "system", "content": system}]
         self._seed, self._turns = seed, 0
@@ -57,63 +71,85 @@ class Chat:
 
     @classmethod
     def from_pretrained(cls, name: str, *, precision: str = "float32", **options: Any) -> Chat:
-        """Load a directory or a model on the Hub, an adapter too, with its tokenizer.
+        """Loads a directory, Hub checkpoint or adapter with its tokenizer.
 
-        **Raises:** as :meth:`TextGenerator.from_pretrained`, and as the class itself.
+        Args:
+            name: Directory or Hub name.
+            precision: Precision recipe.
+            **options: Arguments of :class:`Chat`.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be read.
+            UsageError: The model cannot generate text, has no tokenizer or no chat template.
         """
         return cls(TextGenerator.from_pretrained(name, precision), **options)
 
     def clear(self) -> None:
-        """Begin anew: nothing but ``system`` was said."""
+        """Removes all messages except the system message."""
         self.messages = list(self._first)
 
     def reply(self, text: str) -> Generator[str, None, None]:
-        """Yield the answer to ``text`` piece by piece, whole characters each.
+        """Yields the answer to ``text`` in pieces of whole characters.
 
-        Where the caller closes the iterator, or is interrupted, the answer is what has come.
+        If the caller closes the iterator or is interrupted, the pieces so far are the answer.
 
-        **Raises:** UsageError for a text that is too long, or that the template refuses; then it
-        was not said.
+        Raises:
+            UsageError: The text is too long, or the chat template rejects it. The conversation does
+                not change.
         """
         import jax
 
-        before = self.messages
-        ids = self._fit([*before, {"role": "user", "content": text}])
-        room = self.generator.model.max_length()
-        new = self.max_new_tokens if room is None else min(self.max_new_tokens, room - len(ids))
+        previous_messages = self.messages
+        ids = self._fit([*previous_messages, {"role": "user", "content": text}])
+        max_positions = self.generator.model.max_length()
+        max_new_tokens = (
+            self.max_new_tokens
+            if max_positions is None
+            else min(self.max_new_tokens, max_positions - len(ids))
+        )
         key = jax.random.fold_in(jax.random.PRNGKey(self._seed), self._turns)
         self._turns += 1
         answer = ""
         try:
-            for piece in self.generator.stream(
-                ids, max_length=len(ids) + new, max_new_tokens=None, prng_key=key, **self._options
+            for chunk in self.generator.stream(
+                ids,
+                max_length=len(ids) + max_new_tokens,
+                max_new_tokens=None,
+                prng_key=key,
+                **self._options,
             ):
-                answer += piece
-                yield piece
+                answer += chunk
+                yield chunk
         except HfseqError:
-            self.messages = before
+            self.messages = previous_messages
             raise
         finally:
-            if self.messages is not before:
+            if self.messages is not previous_messages:
                 self.messages.append({"role": "assistant", "content": answer})
 
     def _fit(self, messages: list[dict[str, str]]) -> list[int]:
-        """Set ``self.messages`` to what there is room for, and return its tokens.
+        """Sets ``self.messages`` to the turns that fit, and returns their token IDs.
 
-        A quarter of the model's length is left for the answer, if it may become so long.
+        A quarter of the model's length is reserved for the answer, or less if the answer is
+        shorter.
         """
-        room, dropped = self.generator.model.max_length(), 0
+        max_positions, dropped = self.generator.model.max_length(), 0
         ids = self._ids(messages)
-        while room is not None and len(ids) + min(self.max_new_tokens, room // 4) > room:
-            asked = [place for place, one in enumerate(messages) if one["role"] == "user"]
-            if len(asked) == 1 and len(ids) < room:
+        while (
+            max_positions is not None
+            and len(ids) + min(self.max_new_tokens, max_positions // 4) > max_positions
+        ):
+            user_turns = [
+                index for index, message in enumerate(messages) if message["role"] == "user"
+            ]
+            if len(user_turns) == 1 and len(ids) < max_positions:
                 break
-            if len(asked) == 1:
+            if len(user_turns) == 1:
                 raise UsageError(
-                    f"this makes {len(ids)} tokens, and {self.generator.name} reads {room} with "
-                    "the answer: say it shorter"
+                    f"the message has {len(ids)} tokens, but {self.generator.name} supports "
+                    f"{max_positions} including the answer. Shorten the message."
                 )
-            messages = messages[: asked[0]] + messages[asked[1] :]
+            messages = messages[: user_turns[0]] + messages[user_turns[1] :]
             dropped += 1
             ids = self._ids(messages)
         self.messages = messages

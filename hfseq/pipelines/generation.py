@@ -1,4 +1,4 @@
-"""Pipelines that write: texts that go on with a prompt, and texts made of others."""
+"""Pipelines that generate text: continuations, summaries and translations."""
 
 from __future__ import annotations
 
@@ -25,171 +25,189 @@ if TYPE_CHECKING:
 
     from hfseq.modeling import FlaxPreTrainedModel
 
-#: Tokens that a text may have where neither the call nor the model says, as in Transformers.
+#: Default maximum of new tokens if neither the call nor the model sets one, as in Transformers.
 MAX_NEW_TOKENS = 256
 
 
 class GenerationPipeline(Pipeline):
-    """What all that write share: options of ``generate`` and the room that is left."""
+    """Base class of the pipelines that generate text; accepts the options of ``generate``."""
 
     defaults = None
-    #: Options that are no options of ``generate``.
-    own: ClassVar[tuple[str, ...]] = ("truncation",)
-    #: The columns of an input that may hold its text.
-    columns_of_text: ClassVar[tuple[str, ...]] = ("text",)
+    #: Options that are not passed to ``generate``.
+    extra_options: ClassVar[tuple[str, ...]] = ("truncation",)
+    #: Names of the columns that may contain the text of an input.
+    text_columns: ClassVar[tuple[str, ...]] = ("text",)
 
-    def width(self, longest: int) -> int:
-        """Pad to fewer widths: programs that generate take long to compile."""
-        return bucket_length(longest, self.room, SMALLEST_ENCODER_BUCKET)
+    def padded_width(self, length: int) -> int:
+        """Returns the width, of a few only: programs that generate take long to compile."""
+        return bucket_length(length, self.max_positions, SMALLEST_ENCODER_BUCKET)
 
-    def rows(self, width: int, size: int) -> int:
-        """Let all rows be continued together, as every step reads all weights."""
+    def max_rows(self, width: int, size: int) -> int:
+        """Returns ``size``: larger batches are faster, since each step reads all weights."""
         return size
 
-    def _generation(self, options: Options, taken: int) -> dict[str, Any]:
-        """Return the options of ``generate``; ``taken`` positions are no longer free."""
-        config, room = self.model.generation_config, self.model.max_length()
-        chosen = {name: value for name, value in options.items() if name not in self.own}
-        if not {"max_new_tokens", "max_length"} & chosen.keys() and (
-            config.max_new_tokens is None and config.max_length in (None, 20)
-        ):  # 20 is what Transformers has where nobody chose
-            most = MAX_NEW_TOKENS if room is None else min(MAX_NEW_TOKENS, room - taken)
-            chosen["max_new_tokens"] = max(1, most)
-        return chosen
+    def _generation(self, options: Options, num_used: int) -> dict[str, Any]:
+        """Returns the options of ``generate``.
 
-    def _text(self, given: Any) -> str | RejectedInput:
-        """Return the text of an input: itself, or the first of its columns that there is."""
-        names = self.columns_of_text
-        if isinstance(given, Mapping):
-            return input_text(given, next((name for name in names if name in given), names[0]))
-        return input_text(given, "text")
+        Args:
+            options: The options of the call.
+            num_used: Number of positions that the prompt uses.
+        """
+        config, max_positions = self.model.generation_config, self.model.max_length()
+        generate_options = {
+            name: value for name, value in options.items() if name not in self.extra_options
+        }
+        if not {"max_new_tokens", "max_length"} & generate_options.keys() and (
+            config.max_new_tokens is None and config.max_length in (None, 20)
+        ):  # 20 is Transformers' default
+            max_new_tokens = (
+                MAX_NEW_TOKENS
+                if max_positions is None
+                else min(MAX_NEW_TOKENS, max_positions - num_used)
+            )
+            generate_options["max_new_tokens"] = max(1, max_new_tokens)
+        return generate_options
+
+    def _text(self, item: Any) -> str | RejectedInput:
+        """Returns the text of an input: the input itself, or its first text column."""
+        names = self.text_columns
+        if isinstance(item, Mapping):
+            return input_text(item, next((name for name in names if name in item), names[0]))
+        return input_text(item, "text")
 
     def _sequences(
-        self, inputs: Mapping[str, np.ndarray], chosen: Mapping[str, Any]
+        self, inputs: Mapping[str, np.ndarray], generate_options: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
         params = self.model.params
-        given = dict(distribute({"input_ids": inputs["input_ids"]}, params))
+        distributed = dict(distribute({"input_ids": inputs["input_ids"]}, params))
         output = self.model.generate(
-            given["input_ids"],
+            distributed["input_ids"],
             attention_mask=inputs["attention_mask"],
             params=params,
-            compact_finished=not chosen.get("do_sample", self.model.generation_config.do_sample),
-            **chosen,
+            compact_finished=not generate_options.get(
+                "do_sample", self.model.generation_config.do_sample
+            ),
+            **generate_options,
         )
         sequences = np.asarray(output.sequences)
         return {"sequences": sequences.reshape(len(inputs["input_ids"]), -1, sequences.shape[1])}
 
     def _until_end(self, ids: np.ndarray) -> list[int]:
         config = self.model.generation_config
-        ends = np.ravel(config.eos_token_id if config.eos_token_id is not None else -1)
-        stops = np.flatnonzero(np.isin(ids, ends))
-        return ids[: stops[0]].tolist() if len(stops) else ids.tolist()
+        end_ids = np.ravel(config.eos_token_id if config.eos_token_id is not None else -1)
+        end_positions = np.flatnonzero(np.isin(ids, end_ids))
+        return ids[: end_positions[0]].tolist() if len(end_positions) else ids.tolist()
 
 
 class TextGeneration(GenerationPipeline):
-    """What follows a prompt: ``[{"generated_text": …}]``.
+    """Continues a prompt: ``[{"generated_text": …}]``.
 
-    A prompt is a text, or a chat: a list of messages with ``role`` and ``content``, which comes
-    back with the answer. ``return_full_text=False`` leaves the prompt out; other options are those
-    of ``generate``. Unlike Transformers it is greedy unless ``do_sample`` says otherwise.
+    A prompt is a text or a chat. A chat is a list of messages with ``role`` and ``content``, and is
+    returned together with the answer. ``return_full_text=False`` omits the prompt. Other options
+    are those of ``generate``. Unlike in Transformers, search is greedy unless ``do_sample`` is set.
     """
 
     head = "ForCausalLM"
-    own = ("truncation", "return_full_text")
+    extra_options = ("truncation", "return_full_text")
 
-    def is_one(self, inputs: Any) -> bool:
-        """A list of messages is one chat."""
+    def is_single_input(self, inputs: Any) -> bool:
+        """Returns whether ``inputs`` is one prompt. A list of messages is one chat."""
         chat = isinstance(inputs, list) and inputs and isinstance(inputs[0], Mapping)
-        return super().is_one(inputs) or bool(chat and "role" in inputs[0])
+        return super().is_single_input(inputs) or bool(chat and "role" in inputs[0])
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Make a row of each prompt or chat."""
-        made: list[list[Row] | RejectedInput] = []
-        for given in inputs:
-            chat = given.get("messages") if isinstance(given, Mapping) else given
+        """Returns one row per prompt or chat."""
+        encoded_inputs: list[list[Row] | RejectedInput] = []
+        for item in inputs:
+            chat = item.get("messages") if isinstance(item, Mapping) else item
             if isinstance(chat, list):
-                made.append(self._chat(chat))
+                encoded_inputs.append(self._chat(chat))
                 continue
-            text = self._text(given)
+            text = self._text(item)
             if isinstance(text, RejectedInput):
-                made.append(text)
+                encoded_inputs.append(text)
                 continue
             encoded = self.tokenize([text], truncation=options.get("truncation", False))
             ids = list(encoded["input_ids"][0])
-            if not ids:  # a start token, or what separates texts
+            if not ids:  # the start token, or the token between texts
                 starts = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-                ids = [one for one in starts if one is not None][:1]
-            made.append([Row(ids, notes=text)])
-        return made
+                ids = [token_id for token_id in starts if token_id is not None][:1]
+            encoded_inputs.append([Row(ids, metadata=text)])
+        return encoded_inputs
 
     def _chat(self, messages: list[Any]) -> list[Row] | RejectedInput:
         for message in messages:
             if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                return RejectedInput(f"a message has a role and a content, and not {message!r:.60}")
+                return RejectedInput(f"a message must have a role and a content: {message!r:.60}")
         if not getattr(self.tokenizer, "chat_template", None):
             raise UsageError(
-                "the tokenizer has no chat_template: give a text, or a model that was trained to "
-                "chat"
+                "the tokenizer has no chat_template. Use a text prompt, or a model with a chat "
+                "template."
             )
-        goes_on = messages[-1]["role"] == "assistant"
+        continues_answer = messages[-1]["role"] == "assistant"
         ids: Any = self.tokenizer.apply_chat_template(
             messages,
-            add_generation_prompt=not goes_on,
-            continue_final_message=goes_on,
+            add_generation_prompt=not continues_answer,
+            continue_final_message=continues_answer,
             tokenize=True,
             return_dict=False,
         )
-        return [Row(list(ids), notes=messages)]
+        return [Row(list(ids), metadata=messages)]
 
-    def together(self, first: Row, row: Row, options: Options) -> bool:
-        """Let prompts share a batch; where ``max_length`` counts them, only equally long ones."""
+    def can_share_batch(self, first: Row, row: Row, options: Options) -> bool:
+        """Returns whether two prompts may share a batch.
+
+        With ``max_length`` they must be equally long.
+        """
         if "max_new_tokens" in self._generation(options, len(first.ids)):
-            return super().together(first, row, options)
+            return super().can_share_batch(first, row, options)
         return len(first.ids) == len(row.ids)
 
-    def columns(self, length: int, width: int) -> slice:
-        """Put rows to the right, beside what follows."""
+    def token_columns(self, length: int, width: int) -> slice:
+        """Aligns rows to the right, next to the generated tokens."""
         return slice(width - length, width)
 
-    def width(self, longest: int) -> int:
-        """Leave the width to ``generate``, which has buckets of its own."""
-        return longest
+    def padded_width(self, length: int) -> int:
+        """Returns the longest row. ``generate`` pads to its own buckets."""
+        return length
 
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
-        """Generate."""
+        """Generates the continuations."""
         width = inputs["input_ids"].shape[1]
-        made = self._sequences(inputs, self._generation(options, width))
-        return {"new": made["sequences"][:, :, width:]}
+        outputs = self._sequences(inputs, self._generation(options, width))
+        return {"new": outputs["sequences"][:, :, width:]}
 
-    def answer(self, given: Any, rows: list[Row], outputs: list[Outputs], options: Options) -> Any:
-        """Decode behind the prompt: alone, some tokenizers would drop a space."""
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Decodes prompt and continuation together: some tokenizers drop a leading space."""
         (row,), (output,), answers = rows, outputs, []
-        before = len(str(self.tokenizer.decode(list(row.ids), skip_special_tokens=True)))
-        for new in output["new"]:
-            ids = [*row.ids, *self._until_end(new)]
-            text: Any = str(self.tokenizer.decode(ids, skip_special_tokens=True))[before:]
+        prompt_length = len(str(self.tokenizer.decode(list(row.ids), skip_special_tokens=True)))
+        for new_ids in output["new"]:
+            ids = [*row.ids, *self._until_end(new_ids)]
+            text: Any = str(self.tokenizer.decode(ids, skip_special_tokens=True))[prompt_length:]
             if options.get("return_full_text", True):
-                if isinstance(row.notes, str):
-                    text = row.notes + text
-                elif row.notes[-1]["role"] == "assistant":
-                    last = row.notes[-1]
-                    text = [*row.notes[:-1], {**last, "content": last["content"] + text}]
+                if isinstance(row.metadata, str):
+                    text = row.metadata + text
+                elif row.metadata[-1]["role"] == "assistant":
+                    last = row.metadata[-1]
+                    text = [*row.metadata[:-1], {**last, "content": last["content"] + text}]
                 else:
-                    text = [*row.notes, {"role": "assistant", "content": text}]
+                    text = [*row.metadata, {"role": "assistant", "content": text}]
             answers.append({"generated_text": text})
         return answers
 
 
 class Text2Text(GenerationPipeline):
-    """A text made of another by an encoder-decoder: ``[{"generated_text": …}]``.
+    """Generates a text from another with an encoder-decoder: ``[{"generated_text": …}]``.
 
-    Options are those of ``generate``; the model's ``task_specific_params`` hold, its prefix too.
-    Four beams are searched, as in Transformers 4, unless it is said otherwise.
+    Options are those of ``generate``. The model's ``task_specific_params`` apply, including its
+    prefix. As in Transformers 4, the default is beam search with four beams.
     """
 
     head = "ForSeq2SeqLM"
-    own = ("truncation", "src_lang", "tgt_lang")
-    result = "generated_text"
+    extra_options = ("truncation", "src_lang", "tgt_lang")
+    output_key = "generated_text"
 
     def __init__(
         self,
@@ -199,81 +217,96 @@ class Text2Text(GenerationPipeline):
         **options: Any,
     ):
         super().__init__(model, tokenizer, task, **options)
-        every = getattr(model.config, "task_specific_params", None) or {}
-        self.usual = dict(every.get(task) or {})
-        prefix = self.usual.pop("prefix", None)
-        # A decoder of its own reads; what an encoder reads has its own limit.
-        self.room = model.max_source_length()
+        all_task_params = getattr(model.config, "task_specific_params", None) or {}
+        self.task_defaults = dict(all_task_params.get(task) or {})
+        prefix = self.task_defaults.pop("prefix", None)
+        # Inputs are limited by the encoder, whose limit may differ from the decoder's.
+        self.max_positions = model.max_source_length()
         if prefix is None:
             prefix = getattr(model.config, "source_prefix", None)
         self.direction = Direction(prefix or "")
         # Marian's tokenizer has two vocabularies.
-        two = hasattr(tokenizer, "spm_target")
-        self._decoding: dict[str, Any] = {"use_source_tokenizer": False} if two else {}
+        has_two_vocabularies = hasattr(tokenizer, "spm_target")
+        self._decoding: dict[str, Any] = (
+            {"use_source_tokenizer": False} if has_two_vocabularies else {}
+        )
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Make a row of each text, behind the prefix."""
-        self.direct(options)
-        texts = [self._text(given) for given in inputs]
+        """Returns one row per text, with the prefix."""
+        self.set_direction(options)
+        texts = [self._text(item) for item in inputs]
         prefix = self.direction.source_prefix
-        good = [prefix + one for one in texts if not isinstance(one, RejectedInput)]
+        prefixed_texts = [prefix + text for text in texts if not isinstance(text, RejectedInput)]
         ids: Iterator[Any] = iter(())
-        if good:
-            cut = options.get("truncation", False)
-            ids = iter(self.tokenize(good, truncation=cut)["input_ids"])
-        return [one if isinstance(one, RejectedInput) else [Row(list(next(ids)))] for one in texts]
+        if prefixed_texts:
+            truncation = options.get("truncation", False)
+            ids = iter(self.tokenize(prefixed_texts, truncation=truncation)["input_ids"])
+        return [
+            text if isinstance(text, RejectedInput) else [Row(list(next(ids)))] for text in texts
+        ]
 
-    def direct(self, options: Options) -> None:
-        """Choose the languages; for translation."""
+    def set_direction(self, options: Options) -> None:
+        """Sets the languages. Only for translation."""
 
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
-        """Generate."""
+        """Generates the outputs."""
         lengths = {"max_new_tokens", "max_length"}
-        usual = {n: v for n, v in self.usual.items() if not (n in lengths and lengths & {*options})}
-        chosen = self._generation({"num_beams": 4, **usual, **options}, 1)
+        defaults = {
+            n: v
+            for n, v in self.task_defaults.items()
+            if not (n in lengths and lengths & {*options})
+        }
+        generate_options = self._generation({"num_beams": 4, **defaults, **options}, 1)
         if self.direction.forced_bos_token_id is not None:
-            chosen.setdefault("forced_bos_token_id", self.direction.forced_bos_token_id)
-        return self._sequences(inputs, chosen)
+            generate_options.setdefault("forced_bos_token_id", self.direction.forced_bos_token_id)
+        return self._sequences(inputs, generate_options)
 
-    def answer(self, given: Any, rows: list[Row], outputs: list[Outputs], options: Options) -> Any:
-        """Decode, without the start token."""
-        kept = [self._until_end(ids[1:]) for ids in outputs[0]["sequences"]]
-        texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True, **self._decoding)
-        return [{self.result: text} for text in texts]
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Decodes the outputs, without the start token."""
+        text_ids = [self._until_end(ids[1:]) for ids in outputs[0]["sequences"]]
+        texts = self.tokenizer.batch_decode(text_ids, skip_special_tokens=True, **self._decoding)
+        return [{self.output_key: text} for text in texts]
 
-    def several(self, answers: list[Any], options: Options) -> list[Any]:
-        """Return one dictionary a text, where each has one."""
-        return [one[0] for one in answers] if all(len(one) == 1 for one in answers) else answers
+    def format_list(self, answers: list[Any], options: Options) -> list[Any]:
+        """Returns one dictionary per text, if each has exactly one."""
+        return (
+            [results[0] for results in answers]
+            if all(len(results) == 1 for results in answers)
+            else answers
+        )
 
 
 class Summarization(Text2Text):
-    """A summary: ``[{"summary_text": …}]``."""
+    """Summarizes a text: ``[{"summary_text": …}]``."""
 
-    result = "summary_text"
-    columns_of_text = ("text", "document", "article")
+    output_key = "summary_text"
+    text_columns = ("text", "document", "article")
 
 
 class Translation(Text2Text):
-    """A translation: ``[{"translation_text": …}]``.
+    """Translates a text: ``[{"translation_text": …}]``.
 
-    ``src_lang`` and ``tgt_lang`` choose where the model has several languages; so does a task
-    that is called ``translation_xx_to_yy``.
+    ``src_lang`` and ``tgt_lang``, or a task name ``translation_xx_to_yy``, choose the languages of
+    a multilingual model.
     """
 
-    result = "translation_text"
-    columns_of_text = ("text", "source")
+    output_key = "translation_text"
+    text_columns = ("text", "source")
 
-    def direct(self, options: Options) -> None:
-        """Find the model's own names of the languages, its prefix and its first token."""
+    def set_direction(self, options: Options) -> None:
+        """Sets the language codes, prefix and first token that the model uses."""
         source, target = options.get("src_lang"), options.get("tgt_lang")
-        named = self.task.split("_")
-        if source is None and target is None and len(named) == 4:
-            source, target = named[1], named[3]
+        task_parts = self.task.split("_")
+        if source is None and target is None and len(task_parts) == 4:
+            source, target = task_parts[1], task_parts[3]
         config, name = self.model.config, getattr(self.model.config, "_name_or_path", "")
         try:
             self.direction = find_direction(config, self.tokenizer, name, source, target)
         except UsageError:
-            # A model of one pair need not say which; of a name nothing has to come.
+            # Models with one language pair may not define the languages, so a task name alone may
+            # fail to match. Explicit options must match.
             if options.get("src_lang") or options.get("tgt_lang"):
                 raise
             if find_direction(config, self.tokenizer, name, source_prefix="") != Direction(""):

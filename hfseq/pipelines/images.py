@@ -1,4 +1,4 @@
-"""Pictures to captions and to classes: checkpoints at work on files."""
+"""Image captioning and classification pipelines for files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class ImageResult:
-    """What a model says of a picture: a caption, or classes with their probabilities."""
+    """The result for an image: a caption, or classes with probabilities.
+
+    Attributes:
+        name: Name of the image file.
+        text: The caption.
+        labels: Classes and their probabilities.
+        error: Why the image could not be read.
+    """
 
     name: str
     text: str | None = None
@@ -36,20 +43,27 @@ class ImageResult:
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it, under the names of Transformers' pipelines."""
+        """Returns the result as a JSON object with the keys of Transformers' pipelines."""
         if self.error:
             return {"file": self.name, "error": self.error}
         if self.text is not None:
             return {"file": self.name, "generated_text": self.text}
-        shown = [{"label": label, "score": round(score, 6)} for label, score in self.labels]
-        return {"file": self.name, "labels": shown}
+        labels = [{"label": label, "score": round(score, 6)} for label, score in self.labels]
+        return {"file": self.name, "labels": labels}
 
 
 class ImagePipeline:
-    """Reads pictures, ``batch_size`` at a time, by ``workers`` processes (0: in this one).
+    """Base class of pipelines for images, which are read in batches.
 
-    Memory holds a batch of them. Every batch is as large as the others, so that one program is
-    compiled: what is missing in the last is filled up with nothing.
+    All batches have the same size, so that only one program is compiled. Unused rows of the last
+    batch are zero.
+
+    Args:
+        model: The model.
+        processor: Its image processor.
+        batch_size: Images per batch, and the number of images in memory.
+        workers: Number of decoding processes. 0 decodes in this process.
+        max_image_pixels: Maximum number of pixels of an image. Larger images are errors.
     """
 
     def __init__(
@@ -62,7 +76,7 @@ class ImagePipeline:
         max_image_pixels: int = MAX_PIXELS,
     ):
         if batch_size < 1:
-            raise UsageError(f"batch_size {batch_size}: give a number of at least 1")
+            raise UsageError(f"batch_size must be at least 1, not {batch_size}")
         self.model, self.batch_size = model, batch_size
         self.decoder = ImageDecoder(processor, workers, max_image_pixels)
         check_image_shape(model, self.decoder)
@@ -70,33 +84,53 @@ class ImagePipeline:
     def __call__(
         self, sources: Iterable[str | MediaSource], params: Mapping[str, Any] | None = None
     ) -> Iterator[ImageResult]:
-        """Yield an :class:`Answer` for each picture, in order; broken ones have an ``error``."""
-        pictures = (MediaSource(one) if isinstance(one, str) else one for one in sources)
+        """Yields an :class:`ImageResult` for each image, in order.
+
+        Unreadable images have an ``error``.
+
+        Args:
+            sources: Paths or sources of images.
+            params: Parameters to use instead of the model's.
+        """
+        items = (MediaSource(source) if isinstance(source, str) else source for source in sources)
         try:
-            while batch := list(itertools.islice(pictures, self.batch_size)):
+            while batch := list(itertools.islice(items, self.batch_size)):
                 decoded = self.decoder(batch)
-                made = [
-                    ImageResult(one.name, error=why)
-                    for one, why in zip(batch, decoded.reasons, strict=True)
+                results = [
+                    ImageResult(source.name, error=reason)
+                    for source, reason in zip(batch, decoded.reasons, strict=True)
                 ]
-                good = [row for row, one in enumerate(made) if one.error is None]
-                if good:
-                    pixels = np.zeros((self.batch_size, *self.decoder.shape), np.float32)
-                    pixels[: len(good)] = decoded.pixel_values[good]
-                    self.answer([made[row] for row in good], pixels, params)
-                yield from made
+                read_rows = [row for row, result in enumerate(results) if result.error is None]
+                if read_rows:
+                    pixel_values = np.zeros((self.batch_size, *self.decoder.shape), np.float32)
+                    pixel_values[: len(read_rows)] = decoded.pixel_values[read_rows]
+                    self.fill_results([results[row] for row in read_rows], pixel_values, params)
+                yield from results
         finally:
             self.decoder.close()
 
-    def answer(
-        self, answers: Sequence[ImageResult], pixels: np.ndarray, params: Mapping[str, Any] | None
+    def fill_results(
+        self,
+        results: Sequence[ImageResult],
+        pixel_values: np.ndarray,
+        params: Mapping[str, Any] | None,
     ) -> None:
-        """Fill in the answers to the first rows of ``pixels``."""
+        """Sets the results of the first rows of ``pixel_values``."""
         raise NotImplementedError
 
 
 class Captioner(ImagePipeline):
-    """Writes a caption for each picture; ``generation`` are options of the model's ``generate``."""
+    """Generates a caption for each image.
+
+    Args:
+        model: A vision-encoder-decoder model.
+        processor: Its image processor.
+        tokenizer: Its tokenizer.
+        batch_size: Images per batch.
+        workers: Number of decoding processes.
+        max_image_pixels: Maximum number of pixels of an image.
+        **generation: Options of ``generate``. ``None`` leaves an option to the model.
+    """
 
     def __init__(
         self,
@@ -121,10 +155,16 @@ class Captioner(ImagePipeline):
 
     @classmethod
     def from_pretrained(cls, name: str, *, precision: str | None = None, **options: Any) -> Any:
-        """Load the checkpoint ``name``, with its image processor and tokenizer.
+        """Loads a checkpoint with its image processor and tokenizer.
 
-        **Raises:** UsageError for a checkpoint of another kind, CheckpointError for one that cannot
-        be loaded.
+        Args:
+            name: Directory or Hub name.
+            precision: Precision recipe.
+            **options: Arguments of :class:`Captioner`.
+
+        Raises:
+            UsageError: The checkpoint has another type.
+            CheckpointError: The checkpoint cannot be loaded.
         """
         from hfseq.modeling.auto import FlaxAutoModelForVision2Seq
 
@@ -132,43 +172,51 @@ class Captioner(ImagePipeline):
         model, tokenizer = load(FlaxAutoModelForVision2Seq, name, **recipe)
         return cls(model, load_image_processor(name, None), tokenizer, **options)
 
-    def answer(
-        self, answers: Sequence[ImageResult], pixels: np.ndarray, params: Mapping[str, Any] | None
+    def fill_results(
+        self,
+        results: Sequence[ImageResult],
+        pixel_values: np.ndarray,
+        params: Mapping[str, Any] | None,
     ) -> None:
-        """Generate, and decode without special tokens."""
-        made = self.model.generate(pixels, params=params, **self._options)
-        for one, row in zip(answers, np.asarray(made.sequences), strict=False):
-            one.text = str(self.tokenizer.decode(row.tolist(), skip_special_tokens=True)).strip()
+        """Generates captions, without special tokens."""
+        output = self.model.generate(pixel_values, params=params, **self._options)
+        for result, row in zip(results, np.asarray(output.sequences), strict=False):
+            result.text = str(self.tokenizer.decode(row.tolist(), skip_special_tokens=True)).strip()
 
 
 class ImageClassifier(ImagePipeline):
-    """Says which classes a picture has, the ``top_k`` likeliest first."""
+    """Returns the ``top_k`` most probable classes of each image."""
 
     def __init__(
         self, model: FlaxPreTrainedModel, processor: Any, *, top_k: int = 5, **options: Any
     ):
         super().__init__(model, processor, **options)
         if top_k < 1:
-            raise UsageError(f"top_k {top_k}: give a number of at least 1")
-        self.top_k, self.names = top_k, model.config.id2label
+            raise UsageError(f"top_k must be at least 1, not {top_k}")
+        self.top_k, self.id2label = top_k, model.config.id2label
         self._forward = jax.jit(
             lambda params, pixels: jax.nn.softmax(model(pixels, params=params).logits)
         )
 
     @classmethod
     def from_pretrained(cls, name: str, *, precision: str | None = None, **options: Any) -> Any:
-        """Load the checkpoint ``name``, with its image processor; see `Captioner`."""
+        """Loads a checkpoint with its image processor. See :meth:`Captioner.from_pretrained`."""
         from hfseq.modeling import auto
 
         recipe = {"precision": precision} if precision else {}
         model = auto.load(auto.FlaxAutoModelForImageClassification, name, **recipe)
         return cls(model, load_image_processor(name, None), **options)
 
-    def answer(
-        self, answers: Sequence[ImageResult], pixels: np.ndarray, params: Mapping[str, Any] | None
+    def fill_results(
+        self,
+        results: Sequence[ImageResult],
+        pixel_values: np.ndarray,
+        params: Mapping[str, Any] | None,
     ) -> None:
-        """Give the likeliest classes."""
-        shares = np.asarray(self._forward(params or self.model.params, pixels), np.float64)
-        for one, row in zip(answers, shares, strict=False):
-            best = np.argsort(-row, kind="stable")[: self.top_k]
-            one.labels = [(self.names[int(number)], float(row[number])) for number in best]
+        """Sets the most probable classes."""
+        probabilities = np.asarray(
+            self._forward(params or self.model.params, pixel_values), np.float64
+        )
+        for result, row in zip(results, probabilities, strict=False):
+            top_ids = np.argsort(-row, kind="stable")[: self.top_k]
+            result.labels = [(self.id2label[int(number)], float(row[number])) for number in top_ids]

@@ -1,4 +1,4 @@
-"""Lines in and lines out: bytes that may be no text, streams that may break, files kept whole."""
+"""Line-based input and output: invalid UTF-8, interrupted streams, complete files."""
 
 from __future__ import annotations
 
@@ -16,33 +16,37 @@ from typing import BinaryIO
 
 from hfseq.errors import DataError, UsageError
 
-#: What can be done with texts that are longer than the model reads.
+#: How to handle texts that are longer than the model supports.
 LONG_LINE_POLICIES = ("truncate", "split", "error")
 
-#: Bytes that are read at a time.
+#: Bytes per read.
 CHUNK_BYTES = 1 << 16
 
 
 class BadLine(str):
-    """A line that could not be read as it is; ``problem`` says why.
+    """A line with invalid bytes.
 
-    ``usable`` lines, such as those with replaced bytes, are translated all the same.
+    Attributes:
+        problem: Description of the invalid bytes.
+        usable: Whether the line is processed nevertheless, for instance with replacement
+            characters.
     """
 
     problem: str
     usable: bool
 
     def __new__(cls, text: str, problem: str, usable: bool = False) -> BadLine:
-        """Return ``text`` with what was wrong about it."""
+        """Creates a line from its text and the problem."""
         line = super().__new__(cls, text)
         line.problem, line.usable = problem, usable
         return line
 
 
 def open_input(name: str) -> int:
-    """Return a file descriptor for a path, or for standard input (``-``).
+    """Returns a file descriptor for a path, or for standard input (``-``).
 
-    **Raises:** UsageError for what cannot be read.
+    Raises:
+        UsageError: The file cannot be read.
     """
     if name == "-":
         return sys.stdin.fileno()
@@ -50,36 +54,42 @@ def open_input(name: str) -> int:
         descriptor = os.open(name, os.O_RDONLY)
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise IsADirectoryError(21, "it is a directory")
+            raise IsADirectoryError(21, "is a directory")
     except OSError as error:
         raise UsageError(f"--input_file {name}: {error.strerror}") from None
     return descriptor
 
 
 def read_lines(descriptor: int, name: str, replace: bool = False) -> Iterator[str]:
-    """Yield the lines of UTF-8 text as soon as they are there, without their ends.
+    r"""Yields the lines of UTF-8 text as soon as they arrive, without their ends.
 
-    Only ``\\n`` and ``\\r\\n`` end a line. What is no UTF-8 comes as a :class:`BadLine`, which with
-    ``replace`` is usable. The descriptor is read without a lock, so that a thread which waits for
-    input does not keep the program from ending.
+    Only ``\n`` and ``\r\n`` end a line. Lines with invalid UTF-8 are :class:`BadLine` objects. The
+    descriptor is read without a lock, so that a thread that waits for input does not block the exit
+    of the program.
 
-    **Raises:** DataError for UTF-16 and UTF-32.
+    Args:
+        descriptor: File descriptor.
+        name: Name of the input in messages.
+        replace: Whether lines with invalid UTF-8 are usable, with replacement characters.
+
+    Raises:
+        DataError: The text is UTF-16 or UTF-32.
     """
-    first, rest, ended = True, b"", False
-    while not ended:
+    is_first, remainder, at_end = True, b"", False
+    while not at_end:
         chunk = os.read(descriptor, CHUNK_BYTES)
-        ended = not chunk
-        *lines, rest = (rest + chunk).split(b"\n")
-        if ended and rest:
-            lines.append(rest)
+        at_end = not chunk
+        *lines, remainder = (remainder + chunk).split(b"\n")
+        if at_end and remainder:
+            lines.append(remainder)
         for line in lines:
-            if first and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            if is_first and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 raise DataError(
-                    f"{name}:1: this is UTF-16, not UTF-8: convert it first "
+                    f"{name}:1: the text is UTF-16, not UTF-8. Convert it first "
                     "(iconv -f UTF-16 -t UTF-8)"
                 )
-            line = (line.removeprefix(codecs.BOM_UTF8) if first else line).removesuffix(b"\r")
-            first = False
+            line = (line.removeprefix(codecs.BOM_UTF8) if is_first else line).removesuffix(b"\r")
+            is_first = False
             try:
                 yield line.decode("utf-8")
             except UnicodeDecodeError as error:
@@ -89,23 +99,29 @@ def read_lines(descriptor: int, name: str, replace: bool = False) -> Iterator[st
 
 
 def count_lines(name: str) -> int | None:
-    """Return how many lines a file has; ``None`` for what can be read only once."""
+    """Returns the number of lines in a file, or ``None`` for input that can be read only once."""
     if name == "-" or not os.path.isfile(name):
         return None
-    count, last = 0, b"\n"
+    count, last_byte = 0, b"\n"
     with open(name, "rb") as file:
         while chunk := file.read(1 << 20):
-            count, last = count + chunk.count(b"\n"), chunk[-1:]
-    return count + (last != b"\n")
+            count, last_byte = count + chunk.count(b"\n"), chunk[-1:]
+    return count + (last_byte != b"\n")
 
 
 def read_windows(
-    lines: Iterable[str], size: int, enough: int, pause: float | None
+    lines: Iterable[str], size: int, min_lines: int, pause: float | None
 ) -> Iterator[list[str]]:
-    """Yield ``lines`` in lists of up to ``size``.
+    """Yields ``lines`` in lists of up to ``size``.
 
-    With a ``pause`` (seconds) a thread reads ahead, and a list is handed out when ``enough`` lines
-    wait or none has come for that long. An error of ``lines`` is raised after the lines before it.
+    An error of ``lines`` is raised after the lines before it.
+
+    Args:
+        lines: The lines.
+        size: Maximum lines per list.
+        min_lines: With ``pause``, yield a list when this many lines are available.
+        pause: With ``pause``, a thread reads ahead, and a list is also yielded when no line has
+            arrived for this many seconds. ``None`` waits for complete lists.
     """
     window: list[str]
     if pause is None:
@@ -113,7 +129,9 @@ def read_windows(
         while True:
             window = []
             try:
-                window.extend(itertools.islice(iterator, size))  # keeps what came before an error
+                window.extend(
+                    itertools.islice(iterator, size)
+                )  # the list keeps lines read before an error
             except Exception:
                 if window:
                     yield window
@@ -122,14 +140,14 @@ def read_windows(
                 return
             yield window
 
-    waiting: queue.Queue[str | BaseException | None] = queue.Queue(maxsize=2 * size)
+    pending: queue.Queue[str | BaseException | None] = queue.Queue(maxsize=2 * size)
     stopped = threading.Event()
 
     def put(item: str | BaseException | None) -> None:
-        """Wait for a place in the queue, as long as anybody reads it."""
+        """Adds to the queue; waits while it is full, unless the reader has stopped."""
         while not stopped.is_set():
             try:
-                return waiting.put(item, timeout=0.5)
+                return pending.put(item, timeout=0.5)
             except queue.Full:
                 continue
 
@@ -140,7 +158,7 @@ def read_windows(
                 put(line)
                 if stopped.is_set():
                     return
-        except BaseException as error:  # raised where the lines are used
+        except BaseException as error:  # raised again by the consumer
             end = error
         put(end)
 
@@ -152,11 +170,11 @@ def read_windows(
             while len(window) < size:
                 try:
                     if not window:
-                        item = waiting.get()
-                    elif len(window) < enough:
-                        item = waiting.get(timeout=pause)
+                        item = pending.get()
+                    elif len(window) < min_lines:
+                        item = pending.get(timeout=pause)
                     else:
-                        item = waiting.get_nowait()
+                        item = pending.get_nowait()
                 except queue.Empty:
                     break
                 if not isinstance(item, str):
@@ -171,10 +189,14 @@ def read_windows(
 
 
 class Output:
-    """Where lines go: standard output, or a file that takes its name when it is complete.
+    """Writes lines to standard output or to a file.
 
-    Until then it is ``NAME.part``, which stays where the work is interrupted; what was under NAME
-    is replaced only by a complete file. Pipes and devices are written to directly.
+    A file is called ``NAME.part`` until it is complete, and keeps this name if the work is
+    interrupted. An existing file NAME is only replaced by a complete file. Pipes and devices are
+    written to directly.
+
+    Args:
+        name: Path of the file. ``None`` and ``-`` write to standard output.
     """
 
     def __init__(self, name: str | None):
@@ -183,10 +205,10 @@ class Output:
         self._file: BinaryIO
         self._part: Path | None = None
         if self.name is not None and self.name.is_dir():
-            raise UsageError(f"--output_file {self.name} is a directory: give a file")
+            raise UsageError(f"--output_file {self.name} is a directory, not a file")
 
     def __enter__(self) -> Output:
-        """Open the file."""
+        """Opens the file."""
         if self.name is None:
             self._file = sys.stdout.buffer
             return self
@@ -199,25 +221,25 @@ class Output:
         return self
 
     def write(self, line: str) -> None:
-        """Write a line, and hand it to whoever reads."""
-        # A tokenizer can decode to a lone surrogate, which has no place in UTF-8.
+        """Writes and flushes a line."""
+        # A tokenizer can decode to a lone surrogate, which UTF-8 cannot encode.
         self._file.write(f"{line}\n".encode("utf-8", "replace"))
         self._file.flush()
         self.lines += 1
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give the file its name if nothing went wrong; else say where what is finished lies."""
+        """Renames the file after success, or reports the name of the incomplete file."""
         if self.name is None:
             return
         self._file.close()
         if self._part is None:
             return
-        if kind is None:
+        if error_type is None:
             os.replace(self._part, self.name)
         elif self.lines:
             print(f"stopped: the first {self.lines} lines are in {self._part}", file=sys.stderr)

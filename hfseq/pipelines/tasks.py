@@ -1,6 +1,6 @@
-"""Pipelines that judge texts: masks, classes, tags, answers, features; and the door to all of them.
+"""Pipelines that analyze texts (masks, classes, tags, answers, features), and ``pipeline``.
 
-What they return has the shapes of Transformers 4, which dropped some of them in version 5.
+Return values have the format of Transformers 4, including tasks that version 5 dropped.
 """
 
 from __future__ import annotations
@@ -26,52 +26,56 @@ if TYPE_CHECKING:
 
 
 class FillMask(Pipeline):
-    """What stands in the place of masks: the ``top_k`` likeliest, of ``targets`` if there are."""
+    """Predicts masked tokens: the ``top_k`` most probable ones, optionally among ``targets``."""
 
     head = "ForMaskedLM"
     defaults: ClassVar = {"top_k": 5, "targets": None, "truncation": False}
     per_token = True
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Find the masks."""
+        """Tokenizes the texts and finds the masks."""
         mask = self.tokenizer.mask_token_id
         if mask is None:
-            raise UsageError("the tokenizer has no mask token: take a masked language model")
+            raise UsageError("the tokenizer has no mask token. Use a masked language model.")
 
         def rows(encoded: Any, number: int) -> list[Row] | RejectedInput:
             ids = encoded["input_ids"][number]
-            places = [place for place, token in enumerate(ids) if token == mask]
-            if not places:
-                return RejectedInput(f"there is no mask ({self.tokenizer.mask_token}) in it")
+            positions = [position for position, token in enumerate(ids) if token == mask]
+            if not positions:
+                return RejectedInput(f"it contains no mask token ({self.tokenizer.mask_token})")
             types = encoded.get("token_type_ids")
-            return [Row(ids, types and types[number], places)]
+            return [Row(ids, types and types[number], positions)]
 
         return encode_texts(self, inputs, options.get("truncation", False), rows)
 
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Return the probabilities of all tokens at the masks."""
-        given, places = dict(inputs), inputs["places"]
-        del given["places"]
-        logits = self.model(**given, params=params).logits
-        chosen = jnp.take_along_axis(logits, places[:, :, None], axis=1).astype(jnp.float32)
-        return {"shares": jax.nn.softmax(chosen)}
+        """Returns the probabilities of all tokens at the masks."""
+        model_inputs, positions = dict(inputs), inputs["positions"]
+        del model_inputs["positions"]
+        logits = self.model(**model_inputs, params=params).logits
+        mask_logits = jnp.take_along_axis(logits, positions[:, :, None], axis=1).astype(jnp.float32)
+        return {"shares": jax.nn.softmax(mask_logits)}
 
-    def answer(self, given: Any, rows: list[Row], outputs: list[Outputs], options: Options) -> Any:
-        """Return the likeliest tokens, for each mask if there are several."""
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Returns the most probable tokens, as one list per mask if there are several."""
         (row,), (output,) = rows, outputs
         targets, answers = self._targets(options.get("targets")), []
         pad = self.tokenizer.pad_token_id
-        for place, shares in zip(row.places or (), output["shares"], strict=True):
-            known = shares if targets is None else shares[targets]
+        for position, probabilities in zip(row.positions or (), output["shares"], strict=True):
+            scores = probabilities if targets is None else probabilities[targets]
             guesses = []
-            for best in np.argsort(-known, kind="stable")[: options.get("top_k", 5)].tolist():
-                token = best if targets is None else targets[best]
-                ids = [*row.ids[:place], token, *row.ids[place + 1 :]]
-                kept = [one for one in ids if one != pad]
-                text = self.tokenizer.decode(kept, skip_special_tokens=len(row.places or ()) == 1)
+            for candidate in np.argsort(-scores, kind="stable")[: options.get("top_k", 5)].tolist():
+                token = candidate if targets is None else targets[candidate]
+                ids = [*row.ids[:position], token, *row.ids[position + 1 :]]
+                visible_ids = [token_id for token_id in ids if token_id != pad]
+                text = self.tokenizer.decode(
+                    visible_ids, skip_special_tokens=len(row.positions or ()) == 1
+                )
                 guesses.append(
                     {
-                        "score": float(known[best]),
+                        "score": float(scores[candidate]),
                         "token": token,
                         "token_str": self.tokenizer.decode([token]),
                         "sequence": text,
@@ -83,20 +87,20 @@ class FillMask(Pipeline):
     def _targets(self, words: str | Sequence[str] | None) -> list[int] | None:
         if words is None:
             return None
-        known, found = self.tokenizer.get_vocab(), list[int]()
+        vocabulary, token_ids = self.tokenizer.get_vocab(), list[int]()
         for word in [words] if isinstance(words, str) else words:
             ids = (
-                [known[word]]
-                if word in known
+                [vocabulary[word]]
+                if word in vocabulary
                 else self.tokenizer.encode(word, add_special_tokens=False)
             )
-            found += ids[:1]
-        if not found:
-            raise UsageError(f"targets {words!r}: no token of the model stands for them")
-        return sorted(set(found))
+            token_ids += ids[:1]
+        if not token_ids:
+            raise UsageError(f"targets {words!r}: none of them is in the vocabulary")
+        return sorted(set(token_ids))
 
-    def several(self, answers: list[Any], options: Options) -> list[Any]:
-        """Return the only answer of a list of one as it is."""
+    def format_list(self, answers: list[Any], options: Options) -> list[Any]:
+        """Returns the answer itself for a list with one input."""
         return answers[0] if len(answers) == 1 else answers
 
 
@@ -104,121 +108,142 @@ def encode_texts(
     pipeline: Pipeline,
     inputs: Sequence[Any],
     truncation: bool | str,
-    rows: Any,
-    beside: Sequence[str] | None = None,
+    make_rows: Any,
+    pair_texts: Sequence[str] | None = None,
 ) -> list[list[Row] | RejectedInput]:
-    """Tokenise all texts at once; ``rows(encoded, number)`` makes the rows of one.
+    """Tokenizes all texts in one call.
 
-    Each is paired with each of the texts ``beside``, where these are given.
+    Args:
+        pipeline: The pipeline.
+        inputs: The inputs.
+        truncation: Option of the tokenizer.
+        make_rows: Function from the tokenizer's output and the number of a text to its rows.
+        pair_texts: If given, each text is paired with each of these.
     """
-    texts = [input_text(one, "text") for one in inputs]
-    good = [one for one in texts if not isinstance(one, RejectedInput)]
-    pairs = None if beside is None else list(beside) * len(good)
-    every = [one for one in good for _ in beside or ("",)]
-    encoded: Any = pipeline.tokenize(every, pairs, truncation=truncation) if good else {}
-    numbers = iter(range(len(good)))
+    texts = [input_text(text, "text") for text in inputs]
+    valid_texts = [text for text in texts if not isinstance(text, RejectedInput)]
+    pairs = None if pair_texts is None else list(pair_texts) * len(valid_texts)
+    repeated_texts = [text for text in valid_texts for _ in pair_texts or ("",)]
+    encoded: Any = (
+        pipeline.tokenize(repeated_texts, pairs, truncation=truncation) if valid_texts else {}
+    )
+    numbers = iter(range(len(valid_texts)))
     return [
-        one if isinstance(one, RejectedInput) else rows(encoded, next(numbers)) for one in texts
+        text if isinstance(text, RejectedInput) else make_rows(encoded, next(numbers))
+        for text in texts
     ]
 
 
 class FeatureExtraction(Pipeline):
-    """The last hidden states of a text, (1, tokens, features)."""
+    """Returns the last hidden states of a text, `(1, tokens, features)`."""
 
     head = "Model"
     defaults: ClassVar = {"return_tensors": False, "truncation": False}
     per_token = True
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Make a row of each text."""
+        """Returns one row per text."""
         return encode_texts(self, inputs, options.get("truncation", False), make_row)
 
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Return the hidden states."""
+        """Returns the hidden states."""
         output = self.model(**inputs, params=params)
         return {"features": output.last_hidden_state.astype(jnp.float32)}
 
-    def answer(self, given: Any, rows: list[Row], outputs: list[Outputs], options: Options) -> Any:
-        """Return nested lists, or an array."""
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Returns nested lists, or an array with ``return_tensors``."""
         features = outputs[0]["features"][None]
         return features if options.get("return_tensors") else features.tolist()
 
 
 def make_row(encoded: Any, number: int) -> list[Row]:
-    """Return the row of a text that the tokenizer encoded."""
+    """Returns the row of an encoded text."""
     types = encoded.get("token_type_ids")
     return [Row(encoded["input_ids"][number], types and types[number])]
 
 
 class TextClassification(Pipeline):
-    """Classes of a text, or of a pair as ``{"text": …, "text_pair": …}``.
+    """Classifies a text, or a pair ``{"text": …, "text_pair": …}``.
 
-    ``top_k`` are returned, all with None; ``function_to_apply`` is ``softmax``, ``sigmoid`` or
-    ``none``, by default what the model was trained for.
+    ``top_k`` classes are returned, or all with ``None``. ``function_to_apply`` is ``softmax``,
+    ``sigmoid`` or ``none``. The default depends on the problem type of the model.
     """
 
     head = "ForSequenceClassification"
     defaults: ClassVar = {"top_k": 1, "function_to_apply": None, "truncation": False}
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Make a row of each text or pair."""
-        cut, sides = options.get("truncation", False), []
-        for one in inputs:
-            paired = isinstance(one, Mapping) and one.get("text_pair") is not None
-            pair = input_text(one, "text_pair") if paired else None
-            sides.append((input_text(one, "text"), pair))
-        made: list[list[Row] | RejectedInput | None] = [
-            next((side for side in both if isinstance(side, RejectedInput)), None) for both in sides
+        """Returns one row per text or pair."""
+        truncation, sides = options.get("truncation", False), []
+        for item in inputs:
+            is_pair = isinstance(item, Mapping) and item.get("text_pair") is not None
+            pair = input_text(item, "text_pair") if is_pair else None
+            sides.append((input_text(item, "text"), pair))
+        rows: list[list[Row] | RejectedInput | None] = [
+            next((side for side in pair_sides if isinstance(side, RejectedInput)), None)
+            for pair_sides in sides
         ]
-        for paired in (False, True):  # tokenizers take either texts or pairs
-            own = [n for n, (_, pair) in enumerate(sides) if (pair is not None) == paired]
-            own = [number for number in own if made[number] is None]
-            if own:
-                pairs = [sides[number][1] for number in own] if paired else None
-                encoded = self.tokenize([sides[n][0] for n in own], pairs, truncation=cut)
-                for place, number in enumerate(own):
-                    made[number] = make_row(encoded, place)
-        return [one for one in made if one is not None]
+        for is_pair in (False, True):  # tokenizers accept either texts or pairs
+            indices = [n for n, (_, pair) in enumerate(sides) if (pair is not None) == is_pair]
+            indices = [number for number in indices if rows[number] is None]
+            if indices:
+                pairs = [sides[number][1] for number in indices] if is_pair else None
+                encoded = self.tokenize(
+                    [sides[n][0] for n in indices], pairs, truncation=truncation
+                )
+                for position, number in enumerate(indices):
+                    rows[number] = make_row(encoded, position)
+        return [item for item in rows if item is not None]
 
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Return the scores of all classes."""
+        """Returns the logits of all classes."""
         return {"logits": self.model(**inputs, params=params).logits.astype(jnp.float32)}
 
-    def answer(self, given: Any, rows: list[Row], outputs: list[Outputs], options: Options) -> Any:
-        """Return the best class, or a list of several."""
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Returns the most probable class, or a list with ``top_k``."""
         config, logits = self.model.config, outputs[0]["logits"]
-        function, kind = options.get("function_to_apply"), config.problem_type
+        function, problem_type = options.get("function_to_apply"), config.problem_type
         if function is None:
-            several = kind == "multi_label_classification" or len(logits) == 1
-            function = "none" if kind == "regression" else "sigmoid" if several else "softmax"
+            is_multi_label = problem_type == "multi_label_classification" or len(logits) == 1
+            function = (
+                "none"
+                if problem_type == "regression"
+                else "sigmoid"
+                if is_multi_label
+                else "softmax"
+            )
         if function not in ("none", "sigmoid", "softmax"):
             raise UsageError(
-                f"function_to_apply {function!r}: choose among 'softmax', 'sigmoid' and 'none'"
+                f"function_to_apply must be 'softmax', 'sigmoid' or 'none', not {function!r}"
             )
         scores = logits.astype(np.float64)
         if function == "sigmoid":
             scores = 1 / (1 + np.exp(-scores))
         elif function == "softmax":
             scores = softmax(scores)
-        named = [
+        results = [
             {"label": config.id2label[number], "score": float(scores[number])}
             for number in np.argsort(-scores, kind="stable").tolist()
         ]
-        return named[: options["top_k"]] if "top_k" in options else named[0]
+        return results[: options["top_k"]] if "top_k" in options else results[0]
 
-    def single(self, answer: Any, given: Any, options: Options) -> Any:
-        """Return a list of one for a text, unless the call asked for several classes."""
-        return [answer] if isinstance(given, str) and "top_k" not in options else answer
+    def format_single(self, answer: Any, inputs: Any, options: Options) -> Any:
+        """Returns a list for a single text, unless the call sets ``top_k``."""
+        return [answer] if isinstance(inputs, str) and "top_k" not in options else answer
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Return the shares of the last axis."""
+    """Returns the softmax over the last axis."""
     shifted = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
 class ZeroShotClassification(Pipeline):
-    """Classes that are named with the call, by a model that judges what a text entails."""
+    """Classifies texts into the labels of the call with a natural language inference model."""
 
     head = "ForSequenceClassification"
     defaults: ClassVar = {
@@ -231,18 +256,18 @@ class ZeroShotClassification(Pipeline):
     def __call__(
         self, inputs: Any, candidate_labels: str | Sequence[str] | None = None, **options: Any
     ) -> Any:
-        """Return ``{"sequence", "labels", "scores"}``, the likeliest label first."""
+        """Returns ``{"sequence", "labels", "scores"}`` with the most probable label first."""
         if candidate_labels is not None:
             options["candidate_labels"] = candidate_labels
         return super().__call__(inputs, **options)
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Make a row of each text with each label."""
+        """Returns one row per text and label."""
         labels = self._labels(options)
         template = options.get("hypothesis_template", self.defaults["hypothesis_template"])
         if template.format(labels[0]) == template:
             raise UsageError(
-                f"hypothesis_template {template!r} has no {{}} where the label is to stand"
+                f"hypothesis_template {template!r} has no {{}} as a placeholder for the label"
             )
         hypotheses = [template.format(label) for label in labels]
 
@@ -250,33 +275,35 @@ class ZeroShotClassification(Pipeline):
             start = number * len(labels)
             return [row for n in range(len(labels)) for row in make_row(encoded, start + n)]
 
-        cut = options.get("truncation", "only_first")
-        return encode_texts(self, inputs, cut, rows, hypotheses)
+        truncation = options.get("truncation", "only_first")
+        return encode_texts(self, inputs, truncation, rows, hypotheses)
 
     def _labels(self, options: Options) -> list[str]:
         labels = options.get("candidate_labels")
         if isinstance(labels, str):
             labels = [label.strip() for label in labels.split(",") if label.strip()]
         if not labels:
-            raise UsageError("candidate_labels: give the labels among which to choose")
+            raise UsageError("candidate_labels is required: the labels to choose from")
         return list(labels)
 
     forward = TextClassification.forward
 
-    def answer(self, given: Any, rows: list[Row], outputs: list[Outputs], options: Options) -> Any:
-        """Compare how far each label is entailed, or each with its contradiction."""
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Compares the entailment of all labels, or of each label with its contradiction."""
         labels = self._labels(options)
         logits = np.stack([output["logits"] for output in outputs]).astype(np.float64)
-        kinds = self.model.config.label2id.items()
-        entailed = next((n for name, n in kinds if name.lower().startswith("entail")), -1)
+        label_ids = self.model.config.label2id.items()
+        entailment = next((n for name, n in label_ids if name.lower().startswith("entail")), -1)
         if options.get("multi_label") or len(labels) == 1:
-            against = -1 if entailed == 0 else 0
-            scores = softmax(logits[:, [against, entailed]])[:, 1]
+            contradiction = -1 if entailment == 0 else 0
+            scores = softmax(logits[:, [contradiction, entailment]])[:, 1]
         else:
-            scores = softmax(logits[:, entailed])
+            scores = softmax(logits[:, entailment])
         order = np.argsort(-scores, kind="stable").tolist()
         return {
-            "sequence": input_text(given, "text"),
+            "sequence": input_text(inputs, "text"),
             "labels": [labels[n] for n in order],
             "scores": [float(scores[n]) for n in order],
         }
@@ -286,11 +313,12 @@ AGGREGATION_STRATEGIES = ("none", "simple", "first", "average", "max")
 
 
 class TokenClassification(Pipeline):
-    """Tags of the tokens of a text, or with an ``aggregation_strategy`` the entities.
+    """Tags the tokens of a text, or returns its entities with an ``aggregation_strategy``.
 
-    Strategies: ``simple`` joins tokens of one tag; ``first``, ``average`` and ``max`` give all
-    tokens of a word one. ``stride`` reads texts that are longer than the model in windows which
-    share so many tokens. With ``is_split_into_words`` a text is a list of words.
+    Strategies: ``simple`` merges adjacent tokens with the same tag. ``first``, ``average`` and
+    ``max`` assign one tag to all tokens of a word. With ``stride``, texts that are longer than the
+    model's limit are read in windows that overlap by this many tokens. With ``is_split_into_words``
+    a text is a list of words.
     """
 
     head = "ForTokenClassification"
@@ -304,49 +332,56 @@ class TokenClassification(Pipeline):
     }
     per_token = True
 
-    def is_one(self, inputs: Any) -> bool:
-        """A list of words is one text."""
+    def is_single_input(self, inputs: Any) -> bool:
+        """Returns whether ``inputs`` is one text, which may be a list of words."""
         words = isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], str)
-        return super().is_one(inputs) or (words and self._words)
+        return super().is_single_input(inputs) or (words and self._words)
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
-        """Return the entities of a text, or those of each of several."""
+        """Returns the entities of one or more texts."""
         self._words = {**self.options, **options}.get("is_split_into_words", False)
         return super().__call__(inputs, **options)
 
     _words = False
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Make a row of each text, or of each of its windows."""
+        """Returns one row per text, or per window of a text."""
         strategy, stride = self._strategy(options), options.get("stride")
         if stride is not None and strategy == "none":
-            raise UsageError(
-                "stride reads windows, whose tokens do not add up: give an aggregation_strategy"
-            )
+            raise UsageError("stride requires an aggregation_strategy, because windows overlap")
         if not self.tokenizer.is_fast:
             raise UsageError(
-                f"{type(self.tokenizer).__name__} does not say where tokens stand in the text: "
-                "give a fast tokenizer (a tokenizer.json)"
+                f"{type(self.tokenizer).__name__} does not return character offsets. Use a fast "
+                "tokenizer (tokenizer.json)."
             )
-        if stride is not None and (self.limit is None or stride >= self.limit):
-            raise UsageError(f"stride {stride}: windows have {self.limit} tokens; give fewer")
-        split, joint = options.get("is_split_into_words", False), options.get("delimiter", " ")
-        made: list[list[Row] | RejectedInput] = []
-        for one in inputs:
-            if split:
-                words = one.get("tokens") if isinstance(one, Mapping) else one
+        if stride is not None and (
+            self.truncation_length is None or stride >= self.truncation_length
+        ):
+            raise UsageError(
+                f"stride {stride} must be less than the window of {self.truncation_length} tokens"
+            )
+        is_split, delimiter = (
+            options.get("is_split_into_words", False),
+            options.get("delimiter", " "),
+        )
+        encoded_inputs: list[list[Row] | RejectedInput] = []
+        for item in inputs:
+            if is_split:
+                words = item.get("tokens") if isinstance(item, Mapping) else item
                 if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
-                    made.append(RejectedInput(f"words are a list of texts, and not {words!r:.60}"))
+                    encoded_inputs.append(
+                        RejectedInput(f"words must be a list of texts, not {words!r:.60}")
+                    )
                     continue
                 text: Any = words
-                starts = np.cumsum([0, *(len(word) + len(joint) for word in words)])
-                sentence = joint.join(words)
+                starts = np.cumsum([0, *(len(word) + len(delimiter) for word in words)])
+                sentence = delimiter.join(words)
             else:
-                text = sentence = input_text(one, "text")
+                text = sentence = input_text(item, "text")
                 if isinstance(text, RejectedInput):
-                    made.append(text)
+                    encoded_inputs.append(text)
                     continue
-            more = (
+            window_options = (
                 {}
                 if stride is None
                 else {
@@ -357,90 +392,95 @@ class TokenClassification(Pipeline):
             encoded = self.tokenize(
                 [text],
                 truncation=options.get("truncation", True),
-                is_split_into_words=split,
+                is_split_into_words=is_split,
                 return_offsets_mapping=True,
                 return_special_tokens_mask=True,
-                **more,
+                **window_options,
             )
             rows = []
-            for number in range(len(encoded["input_ids"])):
-                (row,) = make_row(encoded, number)
-                offsets = np.array(encoded["offset_mapping"][number]).reshape(-1, 2)
-                if split:
+            for index in range(len(encoded["input_ids"])):
+                (row,) = make_row(encoded, index)
+                offsets = np.array(encoded["offset_mapping"][index]).reshape(-1, 2)
+                if is_split:
                     offsets += [
-                        [0 if word is None else starts[word]] for word in encoded.word_ids(number)
+                        [0 if word is None else starts[word]] for word in encoded.word_ids(index)
                     ]
-                row.notes = sentence, offsets, encoded["special_tokens_mask"][number]
+                row.metadata = sentence, offsets, encoded["special_tokens_mask"][index]
                 rows.append(row)
-            made.append(rows)
-        return made
+            encoded_inputs.append(rows)
+        return encoded_inputs
 
     def _strategy(self, options: Options) -> str:
         strategy = str(options.get("aggregation_strategy", "none")).lower()
         if strategy not in AGGREGATION_STRATEGIES:
             raise UsageError(
-                f"aggregation_strategy {strategy!r}: choose among {', '.join(AGGREGATION_STRATEGIES)}"
+                f"unknown aggregation_strategy {strategy!r}. Use one of "
+                f"{', '.join(AGGREGATION_STRATEGIES)}."
             )
         return strategy
 
     forward = TextClassification.forward
 
-    def answer(self, given: Any, rows: list[Row], outputs: list[Outputs], options: Options) -> Any:
-        """Return what is no ignored label, of all windows."""
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Returns the tags or entities of all windows, except ignored labels."""
         strategy, ignored = self._strategy(options), options.get("ignore_labels", ["O"])
-        found = []
+        results = []
         for row, output in zip(rows, outputs, strict=True):
             entities = self._tokens(row, softmax(output["logits"].astype(np.float64)))
             if strategy in ("first", "average", "max"):
                 words = _runs(entities, lambda _, token: token["inside"])
                 entities = [self._word(word, strategy) for word in words]
-            for one in entities:
-                shares = one.pop("scores")
-                one["entity"] = self.model.config.id2label[int(shares.argmax())]
-                one["score"] = float(shares.max())
-                del one["inside"]
+            for entity in entities:
+                probabilities = entity.pop("scores")
+                entity["entity"] = self.model.config.id2label[int(probabilities.argmax())]
+                entity["score"] = float(probabilities.max())
+                del entity["inside"]
             if strategy != "none":
                 entities = [self._group(group) for group in _runs(entities, _one_entity)]
             key = "entity" if strategy == "none" else "entity_group"
-            found += [one for one in entities if one[key] not in ignored]
-        return found if len(rows) == 1 else _without_overlap(found)
+            results += [entity for entity in entities if entity[key] not in ignored]
+        return results if len(rows) == 1 else _without_overlap(results)
 
-    def _tokens(self, row: Row, shares: np.ndarray) -> list[dict[str, Any]]:
-        """Return the tokens that are not special; ``inside`` marks those that go on with a word."""
-        sentence, offsets, special = row.notes
+    def _tokens(self, row: Row, probabilities: np.ndarray) -> list[dict[str, Any]]:
+        """Returns the tokens that are not special. ``inside`` marks tokens that continue a word."""
+        sentence, offsets, special = row.metadata
         prefix = getattr(self.tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
         tokens = []
-        for place, (start, end) in enumerate(offsets.tolist()):
-            if special[place]:
+        for position, (start, end) in enumerate(offsets.tolist()):
+            if special[position]:
                 continue
-            word = str(self.tokenizer.convert_ids_to_tokens(int(row.ids[place])))
+            word = str(self.tokenizer.convert_ids_to_tokens(int(row.ids[position])))
             if prefix:
-                inside = len(word) != end - start
+                continues_word = len(word) != end - start
             else:
-                inside = start > 0 and " " not in sentence[start - 1 : start + 1]
-            if row.ids[place] == self.tokenizer.unk_token_id:
-                word, inside = sentence[start:end], False
+                continues_word = start > 0 and " " not in sentence[start - 1 : start + 1]
+            if row.ids[position] == self.tokenizer.unk_token_id:
+                word, continues_word = sentence[start:end], False
             tokens.append(
                 {
                     "entity": "",
                     "score": 0.0,
-                    "index": place,
+                    "index": position,
                     "word": word,
                     "start": start,
                     "end": end,
-                    "scores": shares[place],
-                    "inside": inside,
+                    "scores": probabilities[position],
+                    "inside": continues_word,
                 }
             )
         return tokens
 
     def _word(self, tokens: list[dict[str, Any]], strategy: str) -> dict[str, Any]:
-        """Return a word with the scores of its first token, of the surest, or their mean."""
-        shares = np.stack([token["scores"] for token in tokens])
+        """Returns a word with the scores of its first or most certain token, or the mean scores."""
+        probabilities = np.stack([token["scores"] for token in tokens])
         if strategy == "average":
-            scores = shares.mean(axis=0)
+            scores = probabilities.mean(axis=0)
         else:
-            scores = shares[0 if strategy == "first" else int(shares.max(axis=1).argmax())]
+            scores = probabilities[
+                0 if strategy == "first" else int(probabilities.max(axis=1).argmax())
+            ]
         text = self.tokenizer.convert_tokens_to_string([token["word"] for token in tokens])
         return {
             "entity": "",
@@ -455,30 +495,38 @@ class TokenClassification(Pipeline):
     def _group(self, entities: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "entity_group": entities[0]["entity"].split("-", 1)[-1],
-            "score": float(np.mean([one["score"] for one in entities])),
-            "word": self.tokenizer.convert_tokens_to_string([one["word"] for one in entities]),
+            "score": float(np.mean([entity["score"] for entity in entities])),
+            "word": self.tokenizer.convert_tokens_to_string(
+                [entity["word"] for entity in entities]
+            ),
             "start": entities[0]["start"],
             "end": entities[-1]["end"],
         }
 
 
 def _runs(
-    items: list[dict[str, Any]], goes_on: Callable[[dict[str, Any], dict[str, Any]], bool]
+    items: list[dict[str, Any]], continues: Callable[[dict[str, Any], dict[str, Any]], bool]
 ) -> list[list[dict[str, Any]]]:
-    """Return neighbours together: each with the one before it where that ``goes_on`` with it."""
+    """Groups adjacent items.
+
+    An item is in the group of the previous one if ``continues`` is true.
+    """
     runs: list[list[dict[str, Any]]] = []
-    for one in items:
-        if runs and goes_on(runs[-1][-1], one):
-            runs[-1].append(one)
+    for item in items:
+        if runs and continues(runs[-1][-1], item):
+            runs[-1].append(item)
         else:
-            runs.append([one])
+            runs.append([item])
     return runs
 
 
-def _one_entity(before: dict[str, Any], one: dict[str, Any]) -> bool:
-    """Tell whether a tag goes on with that of the token before; ``B-`` begins anew."""
-    begins, tag = _tag(one["entity"])
-    return not begins and tag == _tag(before["entity"])[1]
+def _one_entity(previous: dict[str, Any], entity: dict[str, Any]) -> bool:
+    """Returns whether a token continues the entity of the previous token.
+
+    ``B-`` starts a new one.
+    """
+    begins, tag = _tag(entity["entity"])
+    return not begins and tag == _tag(previous["entity"])[1]
 
 
 def _tag(name: str) -> tuple[bool, str]:
@@ -486,24 +534,26 @@ def _tag(name: str) -> tuple[bool, str]:
 
 
 def _without_overlap(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keep of entities that overlap the longest, and of equal ones the surest."""
-    kept: list[dict[str, Any]] = []
-    for one in sorted(entities, key=lambda entity: entity["start"]):
-        if kept and one["start"] < kept[-1]["end"]:
-            ranks = [(each["end"] - each["start"], each["score"]) for each in (kept[-1], one)]
-            kept[-1] = one if ranks[1] > ranks[0] else kept[-1]
+    """Returns the longest of overlapping entities, and of equally long ones the most certain."""
+    selected: list[dict[str, Any]] = []
+    for current in sorted(entities, key=lambda entity: entity["start"]):
+        if selected and current["start"] < selected[-1]["end"]:
+            ranks = [
+                (each["end"] - each["start"], each["score"]) for each in (selected[-1], current)
+            ]
+            selected[-1] = current if ranks[1] > ranks[0] else selected[-1]
         else:
-            kept.append(one)
-    return kept
+            selected.append(current)
+    return selected
 
 
 class QuestionAnswering(Pipeline):
-    """The span of a context that answers a question: ``{"score", "start", "end", "answer"}``.
+    """Answers a question from a context: ``{"score", "start", "end", "answer"}``.
 
-    ``top_k`` answers come as a list. Contexts that are longer than ``max_seq_len`` tokens (384) are
-    read in windows that share ``doc_stride`` (128); answers have ``max_answer_len`` tokens (15) at
-    most. With ``handle_impossible_answer`` the answer may be empty. ``align_to_words`` widens
-    answers to whole words.
+    With ``top_k`` > 1 the result is a list. Contexts longer than ``max_seq_len`` tokens (384) are
+    read in windows that overlap by ``doc_stride`` tokens (128). Answers have at most
+    ``max_answer_len`` tokens (15). With ``handle_impossible_answer`` the answer may be empty.
+    ``align_to_words`` extends answers to whole words.
     """
 
     head = "ForQuestionAnswering"
@@ -525,77 +575,95 @@ class QuestionAnswering(Pipeline):
         question: str | Sequence[str] | None = None,
         **options: Any,
     ) -> Any:
-        """Answer ``question`` from ``context`` (or lists of both), or dicts of the two."""
-        asked = question if question is not None else inputs if context is not None else None
-        if asked is not None:
+        """Answers ``question`` from ``context``.
+
+        Args:
+            inputs: Dicts with "question" and "context". With ``context``, the questions.
+            context: A context for all questions, or one per question.
+            question: One or more questions.
+            **options: Options of the task.
+        """
+        questions_given = (
+            question if question is not None else inputs if context is not None else None
+        )
+        if questions_given is not None:
             if context is None:
-                raise UsageError("question-answering: give the context, too")
-            questions = [asked] if isinstance(asked, str) else list(asked)
+                raise UsageError("question-answering: context is required")
+            questions = (
+                [questions_given] if isinstance(questions_given, str) else list(questions_given)
+            )
             contexts = [context] * len(questions) if isinstance(context, str) else list(context)
             if len(questions) != len(contexts):
                 raise UsageError(
-                    f"question-answering: {len(questions)} questions and {len(contexts)} contexts"
+                    f"question-answering: got {len(questions)} questions and {len(contexts)} "
+                    "contexts"
                 )
             inputs = [
                 {"question": q, "context": c} for q, c in zip(questions, contexts, strict=True)
             ]
         for name in ("top_k", "max_answer_len"):
             if options.get(name, 1) < 1:
-                raise UsageError(f"{name} {options[name]}: give a number of at least 1")
+                raise UsageError(f"{name} must be at least 1, not {options[name]}")
         if isinstance(inputs, list | tuple) and len(inputs) == 1:
             (inputs,) = inputs
         return super().__call__(inputs, **options)
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Put questions and windows of their contexts together."""
-        most = min(one for one in (self.limit, 384) if one)
-        length = min(options.get("max_seq_len") or most, self.room or most)
+        """Returns one row per window of the context."""
+        default_length = min(item for item in (self.truncation_length, 384) if item)
+        length = min(
+            options.get("max_seq_len") or default_length, self.max_positions or default_length
+        )
         stride = options.get("doc_stride")
         stride = min(length // 2, 128) if stride is None else stride
-        made: list[list[Row] | RejectedInput] = []
-        for one in inputs:
+        encoded_inputs: list[list[Row] | RejectedInput] = []
+        for item in inputs:
             sides = [
-                input_text(one if isinstance(one, Mapping) else {}, name)
+                input_text(item if isinstance(item, Mapping) else {}, name)
                 for name in ("question", "context")
             ]
-            refused = next((side for side in sides if isinstance(side, RejectedInput)), None)
-            if refused is None and not all(side.strip() for side in sides):
-                refused = RejectedInput("its question or its context is empty")
-            if refused is not None:
-                made.append(refused)
+            rejected = next((side for side in sides if isinstance(side, RejectedInput)), None)
+            if rejected is None and not all(side.strip() for side in sides):
+                rejected = RejectedInput("its question or its context is empty")
+            if rejected is not None:
+                encoded_inputs.append(rejected)
                 continue
             question, context = sides
-            found = make_windows(self.tokenizer, [question], [context], length, stride)
+            windows = make_windows(self.tokenizer, [question], [context], length, stride)
             rows = []
-            for number, ids in enumerate(found.ids):
-                types = None if found.token_type_ids is None else found.token_type_ids[number]
-                rows.append(Row(ids, types, notes=(found, number)))
-            made.append(rows)
-        return made
+            for number, ids in enumerate(windows.ids):
+                types = None if windows.token_type_ids is None else windows.token_type_ids[number]
+                rows.append(Row(ids, types, metadata=(windows, number)))
+            encoded_inputs.append(rows)
+        return encoded_inputs
 
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Return the scores of starts and ends."""
+        """Returns the logits of starts and ends."""
         output = self.model(**inputs, params=params)
         return {side: output[f"{side}_logits"].astype(jnp.float32) for side in ("start", "end")}
 
-    def answer(self, given: Any, rows: list[Row], outputs: list[Outputs], options: Options) -> Any:
-        """Return the likeliest spans; those with equal texts are one."""
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Returns the most probable spans. Spans with equal text are merged."""
         top, aligned = options.get("top_k", 1), options.get("align_to_words", True)
-        nothing, context = 1e6, given["context"]
+        null_score, context = 1e6, inputs["context"]
         answers: list[dict[str, Any]] = []
         for row, output in zip(rows, outputs, strict=True):
-            windows, number = row.notes
+            windows, number = row.metadata
             spans = windows.offsets[number]
-            shares = []
+            probabilities = []
             for side in ("start", "end"):
                 logits = output[side].astype(np.float64)
-                inside = (spans[:, 0] >= 0) | (np.array(row.ids) == self.tokenizer.cls_token_id)
-                shares.append(softmax(np.where(inside, logits, -1e4)))
-            nothing = min(nothing, float(shares[0][0] * shares[1][0]))
+                is_candidate = (spans[:, 0] >= 0) | (
+                    np.array(row.ids) == self.tokenizer.cls_token_id
+                )
+                probabilities.append(softmax(np.where(is_candidate, logits, -1e4)))
+            null_score = min(null_score, float(probabilities[0][0] * probabilities[1][0]))
             longest = options.get("max_answer_len", 15)
-            scores = np.tril(np.triu(np.outer(*shares)), longest - 1)
+            scores = np.tril(np.triu(np.outer(*probabilities)), longest - 1)
             scores[spans[:, 0] < 0] = scores[:, spans[:, 0] < 0] = 0.0
-            count = 2 * top + 10 if aligned else top  # whole words make equal ones of some
+            count = 2 * top + 10 if aligned else top  # extended to whole words, some become equal
             order = np.argsort(-scores, axis=None, kind="stable")[:count]
             firsts, lasts = np.unravel_index(order, scores.shape)
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
@@ -603,29 +671,36 @@ class QuestionAnswering(Pipeline):
                     continue
                 start, end = _characters(windows, number, first, last, aligned)
                 text, score = context[start:end], float(scores[first, last])
-                same = next((a for a in answers if a["answer"].lower() == text.lower()), None)
-                if same is not None:
-                    same["score"] += score
+                duplicate = next(
+                    (
+                        candidate
+                        for candidate in answers
+                        if candidate["answer"].lower() == text.lower()
+                    ),
+                    None,
+                )
+                if duplicate is not None:
+                    duplicate["score"] += score
                 else:
                     answers.append({"score": score, "start": start, "end": end, "answer": text})
         if options.get("handle_impossible_answer"):
-            answers.append({"score": nothing, "start": 0, "end": 0, "answer": ""})
-        answers = sorted(answers, key=lambda one: -one["score"])[:top]
+            answers.append({"score": null_score, "start": 0, "end": 0, "answer": ""})
+        answers = sorted(answers, key=lambda answer: -answer["score"])[:top]
         return answers[0] if len(answers) == 1 else answers
 
 
 def _characters(
-    windows: ContextWindows, number: int, first: int, last: int, aligned: bool
+    windows: ContextWindows, number: int, first: int, last: int, align_to_words: bool
 ) -> tuple[int, int]:
-    """Return the characters of tokens of a window, or of the words that these are of."""
+    """Returns the character range of tokens of a window, optionally extended to whole words."""
     spans, words = windows.offsets[number], windows.word_ids_of_tokens[number]
-    if aligned and words[first] >= 0 and words[last] >= 0:
+    if align_to_words and words[first] >= 0 and words[last] >= 0:
         first = int(np.flatnonzero(words == words[first])[0])
         last = int(np.flatnonzero(words == words[last])[-1])
     return int(spans[first, 0]), int(spans[last, 1])
 
 
-#: The tasks, under the names of Transformers.
+#: Pipelines by Transformers task name.
 PIPELINES: dict[str, type[Pipeline]] = {
     "fill-mask": FillMask,
     "feature-extraction": FeatureExtraction,
@@ -652,16 +727,27 @@ def pipeline(
     progress: bool = False,
     **options: Any,
 ) -> Pipeline:
-    """Return a function of texts for a task, with the return values of Transformers 4.
+    """Creates a pipeline for a task, with the return values of Transformers 4.
 
-    ``task`` is a key of :data:`PIPELINES`, ``sentiment-analysis``, ``ner`` or
-    ``translation_xx_to_yy``; ``model`` a directory, an adapter's or a Hub name, or a model, which
-    needs its ``tokenizer``. ``dtype`` is what it computes in, or ``precision`` a recipe;
-    ``progress`` shows a bar; ``options`` are those of the call. Called with a text, a list, an
-    iterator or a ``pathlib.Path`` (:class:`~hfseq.pipelines.base.Pipeline`).
+    Args:
+        task: A key of :data:`PIPELINES`, ``sentiment-analysis``, ``ner`` or
+            ``translation_xx_to_yy``.
+        model: Directory or Hub name of a checkpoint or adapter, or a model. A model requires
+            ``tokenizer``.
+        tokenizer: The tokenizer, or its directory or Hub name.
+        batch_size: Maximum rows per batch.
+        dtype: Dtype of the computation.
+        precision: Precision recipe.
+        progress: Whether to show a progress bar.
+        **options: Default options of the task.
 
-    **Raises:** UsageError for an unknown task or option and for a model without the task's head,
-    CheckpointError for what cannot be loaded.
+    Returns:
+        A pipeline, which is called with a text, a list, an iterator or a ``pathlib.Path``. See
+        :class:`~hfseq.pipelines.base.Pipeline`.
+
+    Raises:
+        UsageError: Unknown task or option, or the model does not have the task's head.
+        CheckpointError: The checkpoint cannot be loaded.
     """
     from transformers import AutoTokenizer
 
@@ -669,22 +755,31 @@ def pipeline(
 
     name = ALIASES.get(task, "translation" if task.startswith("translation_") else task)
     if name not in PIPELINES:
-        known = [*PIPELINES, *ALIASES, "translation_xx_to_yy"]
+        task_names = [*PIPELINES, *ALIASES, "translation_xx_to_yy"]
         raise UsageError(
-            f"unknown task '{task}'{did_you_mean(task, known)}; use {', '.join(known)}"
+            f"unknown task '{task}'{did_you_mean(task, task_names)}; use {', '.join(task_names)}"
         )
-    kind = PIPELINES[name]
+    pipeline_class = PIPELINES[name]
     if isinstance(model, str):
         recipe: dict[str, Any] = {"dtype": dtype, "precision": precision}
         recipe = {name: value for name, value in recipe.items() if value is not None}
         if isinstance(tokenizer, str | None):
-            made, words = load(kind.auto_class(), model, tokenizer=tokenizer, **recipe)
+            loaded_model, loaded_tokenizer = load(
+                pipeline_class.auto_class(), model, tokenizer=tokenizer, **recipe
+            )
         else:
-            made, words = auto.load(kind.auto_class(), model, **recipe), tokenizer
-        kind.check_head(made, model)
+            loaded_model, loaded_tokenizer = (
+                auto.load(pipeline_class.auto_class(), model, **recipe),
+                tokenizer,
+            )
+        pipeline_class.check_head(loaded_model, model)
     else:
         if tokenizer is None:
-            raise UsageError(f"pipeline('{task}', model): a loaded model needs its tokenizer, too")
-        made = model
-        words = auto.load(AutoTokenizer, tokenizer) if isinstance(tokenizer, str) else tokenizer
-    return kind(made, words, task, batch_size=batch_size, progress=progress, **options)
+            raise UsageError(f"pipeline('{task}', model): a loaded model also requires tokenizer=")
+        loaded_model = model
+        loaded_tokenizer = (
+            auto.load(AutoTokenizer, tokenizer) if isinstance(tokenizer, str) else tokenizer
+        )
+    return pipeline_class(
+        loaded_model, loaded_tokenizer, task, batch_size=batch_size, progress=progress, **options
+    )

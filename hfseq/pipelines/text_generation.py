@@ -1,4 +1,4 @@
-"""Texts from a language model: a checkpoint, its tokenizer, and prompts of any length."""
+"""Text generation with a checkpoint and its tokenizer, one prompt at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ DEFAULT_MAX_NEW_TOKENS = 64
 
 @dataclasses.dataclass(frozen=True)
 class GeneratedText:
-    """What was written: the text, its number of tokens, and whether it came to an end."""
+    """A generated text.
+
+    Attributes:
+        text: The text.
+        tokens: Number of tokens.
+        ended: Whether it ends with an end token.
+    """
 
     text: str
     tokens: int
@@ -31,9 +37,15 @@ class GeneratedText:
 
 
 class TextGenerator:
-    """A causal language model, or an encoder-decoder, that writes for one prompt after the other.
+    """Generates text with a causal language model or an encoder-decoder, one prompt at a time.
 
-    ``continues`` tells whether what it writes follows the prompt.
+    Attributes:
+        is_decoder_only: Whether the generated text continues the prompt.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        name: Name of the model in messages.
     """
 
     def __init__(
@@ -47,60 +59,78 @@ class TextGenerator:
 
     @classmethod
     def from_pretrained(cls, name: str, precision: str = "float32") -> TextGenerator:
-        """Load a directory or a model on the Hub, an adapter too, with its tokenizer.
+        """Loads a directory, Hub checkpoint or adapter with its tokenizer.
 
-        **Raises:** CheckpointError for what cannot be read, UsageError for a model that does not
-        write, or without a tokenizer.
+        Args:
+            name: Directory or Hub name.
+            precision: Precision recipe.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be read.
+            UsageError: The model cannot generate text or has no tokenizer.
         """
         from hfseq.modeling import auto, lora
 
         source = Source.parse(name)
         adapter = lora.find_adapter(source.weights, {})
-        stored = read_config(source.location if adapter is None else adapter.base)
-        kind = model_type(stored)
-        spec = plugins.load().architectures.get(str(kind))
+        config = read_config(source.location if adapter is None else adapter.base)
+        architecture = model_type(config)
+        spec = plugins.load().architectures.get(str(architecture))
         tasks = [task for task in ("ForSeq2SeqLM", "ForCausalLM") if task in spec.heads]
-        writing = [task for task in tasks if spec.load_head(task).can_generate()]
-        if not writing:
-            raise UsageError(f"'{name}' is of type '{kind}', which has no class that writes texts")
-        names = " ".join(class_names(stored))
-        if "ForSeq2SeqLM" in writing and "CausalLM" not in names:
+        generating_tasks = [task for task in tasks if spec.load_head(task).can_generate()]
+        if not generating_tasks:
+            raise UsageError(
+                f"'{name}' has the model type '{architecture}', which cannot generate text"
+            )
+        names = " ".join(class_names(config))
+        if "ForSeq2SeqLM" in generating_tasks and "CausalLM" not in names:
             task = "ForSeq2SeqLM"
         elif names and "LM" not in names and "PreTraining" not in names:
-            raise UsageError(
-                f"'{name}' holds {names}, which has no language-modelling head: it cannot write"
-            )
+            raise UsageError(f"'{name}' contains {names}, which has no language modeling head")
         else:
             task = "ForCausalLM"
         auto_class = getattr(auto, f"FlaxAutoModel{task}")
-        beside = None if source.file is None else source.location
-        return cls(*load(auto_class, source.weights, tokenizer=beside, precision=precision), name)
+        tokenizer_location = None if source.file is None else source.location
+        return cls(
+            *load(auto_class, source.weights, tokenizer=tokenizer_location, precision=precision),
+            name,
+        )
 
     def generate(self, prompt: str, **options: Any) -> list[GeneratedText]:
-        """Return the texts for a prompt; ``options`` are those of ``model.generate``."""
+        """Returns the generated texts for a prompt.
+
+        Args:
+            prompt: The prompt.
+            **options: Options of ``model.generate``.
+        """
         inputs = self._inputs(prompt)
         output = self.model.generate(**inputs, **self._limited(inputs, options))
         start = inputs["input_ids"].shape[1] if self.is_decoder_only else 1
         return [self._text(row[start:]) for row in np.asarray(output.sequences)]
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
-        """Yield the text for a prompt, or for its ids, piece by piece, whole characters each."""
+        """Yields the generated text for a prompt in pieces of whole characters.
+
+        Args:
+            prompt: The prompt, or its token IDs.
+            **options: Options of ``model.generate``.
+        """
         inputs = self._inputs(prompt)
         ids: list[int] = []
-        text = shown = ""
+        text = yielded = ""
         for tokens in self.model.stream_generate(**inputs, **self._limited(inputs, options)):
             ids.append(int(tokens[0]))
             text = self._text(np.asarray(ids)).text
-            if len(text) > len(shown) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                yield text[len(shown) :]
-                shown = text
-        if len(text) > len(shown):
-            yield text[len(shown) :]
+            if len(text) > len(yielded) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield text[len(yielded) :]
+                yielded = text
+        if len(text) > len(yielded):
+            yield text[len(yielded) :]
 
     def _inputs(self, prompt: str | Sequence[int]) -> dict[str, Any]:
         if not isinstance(prompt, str):
-            given = np.array([prompt], np.int32)
-            return {"input_ids": given, "attention_mask": np.ones_like(given)}
+            ids_row = np.array([prompt], np.int32)
+            return {"input_ids": ids_row, "attention_mask": np.ones_like(ids_row)}
         inputs = encode(self.tokenizer, [prompt])
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         if self.is_decoder_only and not ids.size:
@@ -114,27 +144,31 @@ class TextGenerator:
         return {"input_ids": ids, "attention_mask": mask}
 
     def _limited(self, inputs: dict[str, np.ndarray], options: dict[str, Any]) -> dict[str, Any]:
-        """Say how long the text may become, where nobody did."""
-        room, length = self.model.max_length(), inputs["input_ids"].shape[1]
-        if room is not None and length >= room + (not self.is_decoder_only):
+        """Adds a default for the maximum length to ``options``."""
+        max_positions, length = self.model.max_length(), inputs["input_ids"].shape[1]
+        if max_positions is not None and length >= max_positions + (not self.is_decoder_only):
             raise UsageError(
-                f"the prompt has {length} tokens, and {self.name} reads {room}: give a shorter one"
+                f"the prompt has {length} tokens, but {self.name} has {max_positions} positions. "
+                "Use a shorter prompt."
             )
         default = getattr(self.model.generation_config, "max_length", None)
-        given = {"max_new_tokens", "max_length"} & options.keys()
-        if given or default not in (None, 20):  # 20 is what Transformers has where nobody chose
+        length_options = {"max_new_tokens", "max_length"} & options.keys()
+        if length_options or default not in (
+            None,
+            20,
+        ):  # 20 is Transformers' default
             return options
-        left = (
+        num_free = (
             DEFAULT_MAX_NEW_TOKENS
-            if room is None
-            else room - (length if self.is_decoder_only else 1)
+            if max_positions is None
+            else max_positions - (length if self.is_decoder_only else 1)
         )
-        return {**options, "max_new_tokens": max(1, min(DEFAULT_MAX_NEW_TOKENS, left))}
+        return {**options, "max_new_tokens": max(1, min(DEFAULT_MAX_NEW_TOKENS, num_free))}
 
     def _text(self, ids: np.ndarray) -> GeneratedText:
         config = self.model.generation_config
-        ends = np.atleast_1d(config.eos_token_id if config.eos_token_id is not None else -1)
-        stops = np.flatnonzero(np.isin(ids, ends))
-        kept = ids[: stops[0]] if len(stops) else ids
-        text = str(self.tokenizer.decode(kept, skip_special_tokens=True))
-        return GeneratedText(text, len(kept), bool(len(stops)))
+        end_ids = np.atleast_1d(config.eos_token_id if config.eos_token_id is not None else -1)
+        end_positions = np.flatnonzero(np.isin(ids, end_ids))
+        text_ids = ids[: end_positions[0]] if len(end_positions) else ids
+        text = str(self.tokenizer.decode(text_ids, skip_special_tokens=True))
+        return GeneratedText(text, len(text_ids), bool(len(end_positions)))

@@ -1,4 +1,4 @@
-"""Transcription with Whisper: from files of sound to what is said in them, and when."""
+"""Transcription of audio files with Whisper, with timestamps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 class Segment(NamedTuple):
-    """What is said between two times, in seconds."""
+    """A part of a transcript.
+
+    Attributes:
+        start: Start time in seconds.
+        end: End time in seconds.
+        text: The text.
+    """
 
     start: float
     end: float
@@ -29,7 +35,14 @@ class Segment(NamedTuple):
 
 @dataclass
 class Transcript:
-    """What is said in a file: its segments, how long it is, and what was wrong with it, if so."""
+    """The transcript of an audio file.
+
+    Attributes:
+        name: Name of the file.
+        seconds: Duration of the audio.
+        segments: The segments.
+        error: Why the file could not be transcribed.
+    """
 
     name: str
     seconds: float = 0.0
@@ -38,42 +51,60 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """All that is said."""
+        """The text of all segments."""
         return " ".join(filter(None, (segment.text for segment in self.segments)))
 
     def to_srt(self) -> str:
-        """Return subtitles as SubRip has them."""
+        """Returns subtitles in SubRip format."""
         parts = [
-            f"{number}\n{_time(one.start)} --> {_time(one.end)}\n{one.text}\n"
-            for number, one in enumerate((s for s in self.segments if s.text), 1)
+            f"{number}\n{_time(segment.start)} --> {_time(segment.end)}\n{segment.text}\n"
+            for number, segment in enumerate((s for s in self.segments if s.text), 1)
         ]
         return "\n".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON has it."""
-        made: dict[str, Any] = {
+        """Returns the transcript as a JSON object."""
+        result: dict[str, Any] = {
             "file": self.name,
             "seconds": round(self.seconds, 3),
             "text": self.text,
             "segments": [
-                {"start": round(one.start, 3), "end": round(one.end, 3), "text": one.text}
-                for one in self.segments
+                {
+                    "start": round(segment.start, 3),
+                    "end": round(segment.end, 3),
+                    "text": segment.text,
+                }
+                for segment in self.segments
             ],
         }
-        return made | ({"error": self.error} if self.error else {})
+        return result | ({"error": self.error} if self.error else {})
 
 
 def _time(seconds: float) -> str:
-    whole = round(seconds * 1000)
-    minutes, left = divmod(whole, 60000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{left // 1000:02},{left % 1000:03}"
+    milliseconds = round(seconds * 1000)
+    minutes, remainder = divmod(milliseconds, 60000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{remainder // 1000:02},{remainder % 1000:03}"
 
 
 class Transcriber:
-    """Writes down what is said, ``batch_size`` files at a time, each window by window.
+    """Transcribes audio files in batches, window by window.
 
-    Memory holds a window of each file of a batch, however long they are. ``language``, ``task`` and
-    ``generation`` are options of the model's ``generate``; None leaves an option to the model.
+    Memory use does not depend on the duration of the files: one window of each file in a batch is
+    in memory.
+
+    Args:
+        model: A Whisper model.
+        extractor: Its feature extractor.
+        tokenizer: Its tokenizer.
+        batch_size: Files per batch.
+        language: Language of the audio.
+        task: ``transcribe`` or ``translate``.
+        resample: Whether audio is resampled to the model's sampling rate. Otherwise files with
+            another rate are errors.
+        **generation: Options of ``generate``. ``None`` leaves an option to the model.
+
+    Raises:
+        UsageError: The model does not support timestamps.
     """
 
     def __init__(
@@ -89,24 +120,30 @@ class Transcriber:
         **generation: Any,
     ):
         if batch_size < 1:
-            raise UsageError(f"batch_size {batch_size}: give a number of at least 1")
+            raise UsageError(f"batch_size must be at least 1, not {batch_size}")
         if getattr(model.generation_config, "no_timestamps_token_id", None) is None:
             raise UsageError(
-                "the generation_config of this model has no no_timestamps_token_id: files are read "
-                "by windows, which end where timestamps say"
+                "the model's generation_config has no no_timestamps_token_id. Transcription "
+                "requires timestamps, which define the windows."
             )
         self.model, self.extractor, self.tokenizer = model, extractor, tokenizer
         self.batch_size, self.resample = batch_size, resample
-        self.stamp = model.generation_config.no_timestamps_token_id + 1
+        self.first_timestamp_id = model.generation_config.no_timestamps_token_id + 1
         options = {"language": language, "task": task, **generation}
         self._options = {name: value for name, value in options.items() if value is not None}
 
     @classmethod
     def from_pretrained(cls, name: str, *, precision: str | None = None, **options: Any) -> Any:
-        """Load the checkpoint ``name``, a directory or on the Hub, with its feature extractor.
+        """Loads a checkpoint with its feature extractor and tokenizer.
 
-        **Raises:** UsageError for a checkpoint of another kind, CheckpointError for one that cannot
-        be loaded or has no feature extractor.
+        Args:
+            name: Directory or Hub name.
+            precision: Precision recipe.
+            **options: Arguments of :class:`Transcriber`.
+
+        Raises:
+            UsageError: The checkpoint has another type.
+            CheckpointError: The checkpoint cannot be loaded or has no feature extractor.
         """
         from transformers import AutoFeatureExtractor
 
@@ -115,13 +152,15 @@ class Transcriber:
         recipe = {"precision": precision} if precision else {}
         model, tokenizer = load(FlaxAutoModelForSpeechSeq2Seq, name, **recipe)
         if model.main_input_name != "input_features":
-            raise UsageError(f"'{name}' reads no spectrograms: transcribe needs a Whisper")
+            raise UsageError(
+                f"'{name}' does not read spectrograms. Transcription requires a Whisper model."
+            )
         try:
             extractor = AutoFeatureExtractor.from_pretrained(name)
-        except Exception as error:  # an OSError without a file, a ValueError of an unknown kind
+        except Exception as error:  # OSError without a file, ValueError for an unknown type
             raise CheckpointError(
-                f"'{name}' has no feature extractor ({first_line(error)}): give a directory with a "
-                "preprocessor_config.json"
+                f"'{name}' has no feature extractor ({first_line(error)}). Use a directory with a "
+                "preprocessor_config.json."
             ) from error
         return cls(model, extractor, tokenizer, **options)
 
@@ -131,59 +170,68 @@ class Transcriber:
         params: Mapping[str, Any] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Iterator[Transcript]:
-        """Yield a :class:`Transcript` of each file, in order; broken ones have an ``error``.
+        """Yields a :class:`Transcript` of each file, in order. Unreadable files have an ``error``.
 
-        ``progress`` is told the seconds of sound that were done since it was told last.
+        Args:
+            sources: Paths or sources of audio files.
+            params: Parameters to use instead of the model's.
+            progress: Called with the seconds of audio transcribed since the previous call.
         """
-        rest = iter(sources)
-        while batch := list(itertools.islice(rest, self.batch_size)):
-            made, sounds = [], []
+        remaining = iter(sources)
+        while batch := list(itertools.islice(remaining, self.batch_size)):
+            transcripts, pairs = [], []
             for source in batch:
-                one = Transcript(source if isinstance(source, str) else source.name)
-                made.append(one)
+                transcript = Transcript(source if isinstance(source, str) else source.name)
+                transcripts.append(transcript)
                 try:
-                    sound = AudioFile(source, self.extractor.sampling_rate, self.resample)
-                    one.seconds = sound.seconds
-                    sounds.append((one, sound))
+                    audio = AudioFile(source, self.extractor.sampling_rate, self.resample)
+                    transcript.seconds = audio.seconds
+                    pairs.append((transcript, audio))
                 except UnreadableError as error:
-                    one.error = str(error)
-            self._write(sounds, params, progress)
-            yield from made
+                    transcript.error = str(error)
+            self._write(pairs, params, progress)
+            yield from transcripts
 
     def _write(
         self,
-        sounds: list[tuple[Transcript, AudioFile]],
+        pairs: list[tuple[Transcript, AudioFile]],
         params: Mapping[str, Any] | None,
         progress: Callable[[float], None] | None,
     ) -> None:
-        """Fill the transcripts in; a file that breaks while it is read is left out."""
-        if not sounds:
+        """Fills in the transcripts. A file that fails while it is read gets an ``error``."""
+        if not pairs:
             return
-        spectrograms = Spectrograms([sound for _, sound in sounds], self.extractor)
-        second, told = self.extractor.sampling_rate / self.extractor.hop_length, 0.0
+        spectrograms = Spectrograms([audio for _, audio in pairs], self.extractor)
+        frames_per_second, reported = self.extractor.sampling_rate / self.extractor.hop_length, 0.0
 
-        def tell(places: np.ndarray) -> None:
-            nonlocal told
-            done = float(places.min(1).sum()) / second
-            if progress is not None and done > told:
-                progress(done - told)
-            told = max(done, told)
+        def report(positions: np.ndarray) -> None:
+            nonlocal reported
+            seconds_done = float(positions.min(1).sum()) / frames_per_second
+            if progress is not None and seconds_done > reported:
+                progress(seconds_done - reported)
+            reported = max(seconds_done, reported)
 
-        write: Callable[..., Any] = self.model.generate  # a Whisper's takes these
+        generate: Callable[..., Any] = self.model.generate  # Whisper's accepts these arguments
         try:
-            found = write(spectrograms, monitor_progress=tell, params=params, **self._options)
+            output = generate(spectrograms, monitor_progress=report, params=params, **self._options)
         except UnreadableError as error:
-            if len(sounds) == 1:
-                sounds[0][0].error = str(error)
+            if len(pairs) == 1:
+                pairs[0][0].error = str(error)
                 return
-            for pair in sounds:  # to see whose it is
+            for pair in pairs:  # find the file that fails
                 self._write([pair], params, progress)
             return
-        for (one, _), segments in zip(sounds, found.segments, strict=True):
-            one.segments = [self._segment(segment, one.seconds) for segment in segments]
+        for (transcript, _), segments in zip(pairs, output.segments, strict=True):
+            transcript.segments = [
+                self._segment(segment, transcript.seconds) for segment in segments
+            ]
 
     def _segment(self, segment: Mapping[str, Any], seconds: float) -> Segment:
-        words = [token for token in np.asarray(segment["tokens"]).tolist() if token < self.stamp]
-        text = str(self.tokenizer.decode(words, skip_special_tokens=True)).strip()
+        text_ids = [
+            token
+            for token in np.asarray(segment["tokens"]).tolist()
+            if token < self.first_timestamp_id
+        ]
+        text = str(self.tokenizer.decode(text_ids, skip_special_tokens=True)).strip()
         start, end = (min(float(segment[name]), seconds) for name in ("start", "end"))
         return Segment(start, end, text)

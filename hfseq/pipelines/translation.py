@@ -1,7 +1,7 @@
-"""Translation with any encoder-decoder: from a pair of languages and texts to their translations.
+"""Translation with any encoder-decoder.
 
-In this order: which way a checkpoint translates, how texts become tokens, how tokens become texts,
-and the :class:`Translator` that does it in batches of similar length and keeps the order.
+The module contains, in this order, the language pairs of a checkpoint, the encoding of sources, the
+decoding of targets, and the :class:`Translator`, which translates in batches of similar length.
 """
 
 from __future__ import annotations
@@ -27,36 +27,42 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Groups of languages that OPUS-MT names as one side of a pair: any language is welcome there.
+#: Language groups in OPUS-MT model names. These models accept any source language of the group.
 LANGUAGE_GROUPS = frozenset(
     "mul afa alv art aav bat ber bnt cau ccs cel cpf cpp cus dra euq fiu gem gmq gmw grk iir inc "
     "ine ira itc map mkh myn nah nic ngf paa phi pqe poz roa sal sem sit sla smi tai trk tut tup "
     "urj wak zle zls zlw zhx".split()
 )
 
-#: Pairs of languages that a message lists.
+#: Maximum number of language pairs in a message.
 MAX_LISTED_PAIRS = 40
 
-#: Where text may be cut, the best cuts first: behind sentences, behind clauses, between words.
+#: Where texts may be split, by preference: after sentences, after clauses, between words.
 SPLIT_PATTERNS = (
     re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'»”’)\]]))\s+|(?<=[。！？])\s*"),
     re.compile(r"(?<=[,;:–—])\s+|(?<=[，、；：])\s*"),
     re.compile(r"\s+"),
 )
 
-#: What a model without a position table, whose tokenizer has no limit either, may read at most.
+#: Maximum source length if neither the model nor the tokenizer defines one.
 MAX_SOURCE_LENGTH = 1024
 
-#: Seconds without a new line after which a stream is translated as far as it has come.
+#: Seconds without a new line after which the lines of a stream so far are translated.
 PAUSE = 0.1
 
-#: Tokens that a translation may have beyond twice those of its source.
+#: Maximum tokens of a translation beyond twice the width of its source.
 EXTRA_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Direction:
-    """What goes before each text, the first token of each output, and the tokenizer's source."""
+    """How a checkpoint translates from one language into another.
+
+    Attributes:
+        source_prefix: Text before each source.
+        forced_bos_token_id: First token of each output.
+        tokenizer_source: Source language to set in the tokenizer.
+    """
 
     source_prefix: str = ""
     forced_bos_token_id: int | None = None
@@ -64,7 +70,7 @@ class Direction:
 
 
 class _Pair(NamedTuple):
-    source: str | None  # None: the checkpoint does not care
+    source: str | None  # None: any language
     target: str
     direction: Direction
 
@@ -77,47 +83,58 @@ def find_direction(
     target_lang: str | None = None,
     source_prefix: str | None = None,
 ) -> Direction:
-    """Return how the checkpoint ``name`` translates from one language into the other.
+    """Returns how a checkpoint translates from one language into another.
 
-    Codes are the checkpoint's own; case does not matter, and ``fr`` finds ``fr_XX`` where that is
-    the only French. A ``source_prefix`` of the caller, empty or not, takes the place of the one
-    that was found. With one pair, nothing has to be said.
+    Language codes are those of the checkpoint, and case does not matter. ``fr`` matches ``fr_XX``
+    if this is the only French code. A checkpoint with a single pair does not require languages.
 
-    **Raises:** UsageError for languages the checkpoint lacks, or where a choice has to be made;
-    it lists them.
+    Args:
+        config: The configuration of the model.
+        tokenizer: Its tokenizer.
+        name: Name of the checkpoint in messages.
+        source_lang: Source language.
+        target_lang: Target language.
+        source_prefix: Replaces the checkpoint's prefix, also if empty.
+
+    Raises:
+        UsageError: The checkpoint lacks the languages, or several pairs match. The message lists
+            the pairs.
     """
     pairs = _pairs(config, tokenizer)
     flags = {"--source_lang": source_lang, "--target_lang": target_lang}
-    asked = " ".join(f"{flag} {value}" for flag, value in flags.items() if value)
-    if not asked and (source_prefix is not None or not pairs):
+    requested = " ".join(f"{flag} {value}" for flag, value in flags.items() if value)
+    if not requested and (source_prefix is not None or not pairs):
         return Direction(_prefix(config) if source_prefix is None else source_prefix)
     if not pairs:
         raise UsageError(
-            f"'{name}' does not say which languages it translates, so {asked} means nothing to it: "
-            "leave that out"
+            f"'{name}' does not define languages, so {requested} has no effect. Omit these options."
         )
     targets = _matching({pair.target for pair in pairs}, target_lang)
     sources = _matching({pair.source for pair in pairs if pair.source}, source_lang)
-    fitting = [
+    matches = [
         pair
         for pair in pairs
         if pair.target in targets and (pair.source is None or pair.source in sources)
     ]
-    if len(fitting) == 1:
-        changes: dict[str, Any] = {} if source_prefix is None else {"source_prefix": source_prefix}
-        return replace(fitting[0].direction, **changes)
+    if len(matches) == 1:
+        overrides: dict[str, Any] = (
+            {} if source_prefix is None else {"source_prefix": source_prefix}
+        )
+        return replace(matches[0].direction, **overrides)
     names = [f"{pair.source} -> {pair.target}" if pair.source else pair.target for pair in pairs]
-    if len(names) > MAX_LISTED_PAIRS:  # any goes with any: the codes say as much
+    if len(names) > MAX_LISTED_PAIRS:  # all combinations exist: list the codes only
         names = sorted({pair.target for pair in pairs})
-    more = f" and {len(names) - MAX_LISTED_PAIRS} more" if len(names) > MAX_LISTED_PAIRS else ""
-    listed = ", ".join(names[:MAX_LISTED_PAIRS]) + more
-    if not fitting:
-        close = did_you_mean(target_lang or source_lang or "", {pair.target for pair in pairs})
-        raise UsageError(f"'{name}' does not translate {asked}{close or ';'} it has {listed}")
-    given = f" ({asked} fits {len(fitting)})" if asked else ""
+    omitted = f" and {len(names) - MAX_LISTED_PAIRS} more" if len(names) > MAX_LISTED_PAIRS else ""
+    listed = ", ".join(names[:MAX_LISTED_PAIRS]) + omitted
+    if not matches:
+        suggestion = did_you_mean(target_lang or source_lang or "", {pair.target for pair in pairs})
+        raise UsageError(
+            f"'{name}' does not support {requested}{suggestion or ';'} it has {listed}"
+        )
+    match_count = f" ({requested} matches {len(matches)})" if requested else ""
     raise UsageError(
-        f"'{name}' translates between several languages{given}: choose with --source_lang and "
-        f"--target_lang among {listed}, or write the prefix yourself with --source_prefix"
+        f"'{name}' translates between several languages{match_count}. Choose with --source_lang "
+        f"and --target_lang among {listed}, or set the prefix with --source_prefix."
     )
 
 
@@ -126,7 +143,7 @@ def _prefix(config: PreTrainedConfig) -> str:
 
 
 def _pairs(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> list[_Pair]:
-    """Return the pairs of languages of a checkpoint, by the habits of the families."""
+    """Returns the language pairs of a checkpoint, by the conventions of its family."""
     first, second = getattr(config, "source_lang", None), getattr(config, "target_lang", None)
     if isinstance(first, str) and isinstance(second, str):  # trained by hfseq
         return [_Pair(first, second, Direction(_prefix(config)))]
@@ -139,7 +156,7 @@ def _pairs(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> list
     if translating:
         return translating
     source = getattr(tokenizer, "source_lang", None)
-    # A group is no single language; old names of groups are words: ``ROMANCE``.
+    # Language groups do not define a source. Old group names are upper-case words: ``ROMANCE``.
     if (
         not isinstance(source, str)
         or source in LANGUAGE_GROUPS
@@ -165,33 +182,44 @@ def _pairs(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> list
     return [_Pair(source, target, Direction())] if isinstance(target, str) else []
 
 
-def _matching(codes: set[str], wanted: str | None) -> set[str]:
-    """Return the codes that are the wanted one, or else those that begin with it."""
-    if wanted is None:
+def _matching(codes: set[str], code_wanted: str | None) -> set[str]:
+    """Returns the codes equal to the requested one, or else those that start with it."""
+    if code_wanted is None:
         return codes
 
     def plain(code: str) -> str:
         return code.strip("<>_ ").lower().replace("_", "-")
 
-    same = {code for code in codes if plain(code) == plain(wanted)}
-    return same or {code for code in codes if plain(code).startswith(f"{plain(wanted)}-")}
+    exact = {code for code in codes if plain(code) == plain(code_wanted)}
+    return exact or {code for code in codes if plain(code).startswith(f"{plain(code_wanted)}-")}
 
 
 class EncodedText(NamedTuple):
-    """The tokens of one text: none for what has no words, several parts if it was split."""
+    """The tokens of a text.
+
+    Attributes:
+        parts: Token IDs of each part. Empty for a text without words; several if the text was
+            split.
+        separators: The text between the parts.
+        warning: Warning about a text that is too long.
+        error: Error about a text that is too long.
+    """
 
     parts: list[list[int]]
-    joints: list[str] = []  # noqa: RUF012  what stood between the parts
+    separators: list[str] = []  # noqa: RUF012
     warning: str | None = None
     error: str | None = None
 
 
 class SourceEncoder:
-    """Turns texts into token ids of at most ``limit``.
+    """Converts texts to at most ``limit`` token IDs.
 
-    ``prefix`` goes before every text (and before every part of one that is split); ``long_lines``
-    is what happens to texts beyond the limit: ``truncate`` and ``split`` leave a warning, ``error``
-    an error.
+    Args:
+        tokenizer: The tokenizer.
+        limit: Maximum number of tokens.
+        prefix: Text before every text, and before every part of a text that is split.
+        long_lines: How to handle longer texts: ``truncate`` and ``split`` add a warning, ``error``
+            an error.
     """
 
     def __init__(
@@ -206,29 +234,31 @@ class SourceEncoder:
         self._empty = self._ids([prefix])[0]
 
     def __call__(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Encode texts, in their order; blank ones have no parts."""
+        """Encodes texts in order. Blank texts have no parts."""
         tokens = iter(self._ids([self.prefix + text for text in texts if text.strip()]))
         encoded = []
         for text in texts:
             ids = next(tokens) if text.strip() else self._empty
-            what = f"{len(ids)} tokens are more than the {self.limit} that fit"
-            if ids == self._empty:  # of signs that the tokenizer drops
+            problem = f"{len(ids)} tokens exceed the limit of {self.limit}"
+            if ids == self._empty:  # all characters are dropped by the tokenizer
                 encoded.append(EncodedText([]))
             elif len(ids) <= self.limit:
                 encoded.append(EncodedText([ids]))
             elif self.long_lines == "error":
                 advice = "shorten it, or let it be split or truncated"
-                encoded.append(EncodedText([], error=f"{what}: {advice}"))
+                encoded.append(EncodedText([], error=f"{problem}: {advice}"))
             elif self.long_lines == "split":
-                parts, joints = self._split(text)
-                encoded.append(EncodedText(parts, joints, f"{what}: split into {len(parts)} parts"))
+                parts, separators = self._split(text)
+                encoded.append(
+                    EncodedText(parts, separators, f"{problem}: split into {len(parts)} parts")
+                )
             else:
-                cut = self._ids([self.prefix + text], truncation=True, max_length=self.limit)
-                encoded.append(EncodedText(cut, warning=f"{what}: truncated"))
+                truncated = self._ids([self.prefix + text], truncation=True, max_length=self.limit)
+                encoded.append(EncodedText(truncated, warning=f"{problem}: truncated"))
         return encoded
 
     def _split(self, text: str) -> tuple[list[list[int]], list[str]]:
-        """Halve ``text`` until every part fits; return their tokens and what lay between them."""
+        """Halves ``text`` until every part fits, and returns the parts' tokens and separators."""
         ids = self._ids([self.prefix + text])[0]
         if len(ids) <= self.limit or len(text) < 2:
             return [ids[: self.limit]], []
@@ -239,59 +269,71 @@ class SourceEncoder:
             if spans:
                 start, end = min(spans, key=lambda span: abs(span[0] - len(text) / 2))
                 break
-        left, joints = self._split(text[:start])
-        right, more = self._split(text[end:])
-        return left + right, [*joints, " " if end > start else "", *more]
+        left, left_separators = self._split(text[:start])
+        right, right_separators = self._split(text[end:])
+        return left + right, [*left_separators, " " if end > start else "", *right_separators]
 
     def _ids(self, texts: list[str], **options: Any) -> list[list[int]]:
         if not texts:
             return []
-        if hasattr(self.tokenizer, "_switch_to_input_mode"):  # Marian: an error may have left it
+        if hasattr(
+            self.tokenizer, "_switch_to_input_mode"
+        ):  # Marian: an error may have left it in target mode
             self.tokenizer._switch_to_input_mode()
-        # Not verbose: it would warn of the tokenizer's limit, which may not be the model's.
+        # verbose=True warns about the tokenizer's limit, which may differ from the model's.
         return [list(ids) for ids in self.tokenizer(texts, verbose=False, **options)["input_ids"]]
 
 
 def max_source_tokens(
-    model: FlaxPreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None
+    model: FlaxPreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_source_length: int | None
 ) -> int:
-    """Return how many tokens a source may have: the position table's, or fewer where asked."""
+    """Returns the maximum number of source tokens: the model's limit, or less if requested."""
     limit = model.max_length()
     if limit is None:
-        of_tokenizer = getattr(tokenizer, "model_max_length", None) or MAX_SOURCE_LENGTH
+        tokenizer_limit = getattr(tokenizer, "model_max_length", None) or MAX_SOURCE_LENGTH
         # 1e30 stands for "no limit".
-        limit = asked or (of_tokenizer if of_tokenizer < 1_000_000 else MAX_SOURCE_LENGTH)
-    return min(limit, asked or limit)
+        limit = max_source_length or (
+            tokenizer_limit if tokenizer_limit < 1_000_000 else MAX_SOURCE_LENGTH
+        )
+    return min(limit, max_source_length or limit)
 
 
 class TargetDecoder:
-    """Turns rows of tokens, which begin with the decoder's start token, into one line of text."""
+    """Converts rows of token IDs, which begin with the decoder's start token, to lines of text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], pad: int | None):
         self.tokenizer, self.ends, self.pad = tokenizer, list(ends), pad
-        # Marian's tokenizer has two vocabularies and would decode with the source's.
-        two = hasattr(tokenizer, "spm_target")
-        self._options: dict[str, Any] = {"use_source_tokenizer": False} if two else {}
+        # Marian's tokenizer has two vocabularies and decodes with the source vocabulary by default.
+        has_two_vocabularies = hasattr(tokenizer, "spm_target")
+        self._options: dict[str, Any] = (
+            {"use_source_tokenizer": False} if has_two_vocabularies else {}
+        )
 
     def __call__(self, sequences: np.ndarray) -> list[tuple[str, bool]]:
-        """Return for each row its text and whether it came to an end by itself."""
-        kept, ended = [], []
+        """Returns the text of each row, and whether it ends with an end token."""
+        text_ids, ended = [], []
         for row in sequences[:, 1:]:
-            ends = np.flatnonzero(np.isin(row, self.ends))
+            end_positions = np.flatnonzero(np.isin(row, self.ends))
             length = len(row)
-            if len(ends):
-                length = int(ends[0])
+            if len(end_positions):
+                length = int(end_positions[0])
             elif self.pad is not None:
                 length -= int(np.argmax(row[::-1] != self.pad))
-            kept.append(row[:length].tolist())
-            ended.append(bool(len(ends) and ends[0] < len(row) - 1))
-        texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True, **self._options)
+            text_ids.append(row[:length].tolist())
+            ended.append(bool(len(end_positions) and end_positions[0] < len(row) - 1))
+        texts = self.tokenizer.batch_decode(text_ids, skip_special_tokens=True, **self._options)
         lines = [" ".join(text.split("\n")).replace("\r", " ").strip() for text in texts]
         return list(zip(lines, ended, strict=True))
 
 
 class Hypothesis(NamedTuple):
-    """A translation. ``score`` is that of beam search; ``ended`` tells that it was not cut off."""
+    """A translation.
+
+    Attributes:
+        text: The text.
+        score: Score of beam search.
+        ended: Whether it is complete, that is, not cut off at the maximum length.
+    """
 
     text: str
     score: float | None = None
@@ -300,7 +342,15 @@ class Hypothesis(NamedTuple):
 
 @dataclass
 class Translation:
-    """A line and what became of it: hypotheses, best first, or an ``error`` and none."""
+    """A line and its translations.
+
+    Attributes:
+        line: Line number.
+        source: The source text.
+        hypotheses: Translations, best first. Empty after an error.
+        warnings: Warnings about the line.
+        error: Why the line could not be translated.
+    """
 
     line: int
     source: str
@@ -310,7 +360,7 @@ class Translation:
 
 
 class _Part(NamedTuple):
-    """Tokens of a line, or of a piece of it: what makes a row of a batch."""
+    """Tokens of a line, or of a part of it: a row of a batch."""
 
     line: int
     piece: int
@@ -320,18 +370,27 @@ class _Part(NamedTuple):
 class Translator:
     """Translates with a model of ``FlaxAutoModelForSeq2SeqLM`` and its tokenizer.
 
-    Texts are sorted by length within windows of 16 batches and padded to few widths and numbers of
-    rows, so that few programs are compiled; padding and neighbours change no translation.
+    Texts are sorted by length within windows of 16 batches and padded to a few widths and numbers
+    of rows, so that few programs are compiled. A translation does not depend on padding or other
+    rows.
 
-    **Arguments:** ``num_beams`` 1 is greedy search; ``batch_size`` rows are translated at a time;
-    ``max_source_length`` and ``max_new_tokens`` count tokens. Without the latter it is a little
-    more than twice the width of the source, and never more than ``max_length`` of the model's
-    generation configuration or its position table. ``length_penalty``, ``length_penalty_type`` and
-    ``early_stopping`` are those of ``generate``, by default the model's own; ``source_prefix`` goes
-    before every text; ``long_lines`` says what happens to texts that are too long: ``truncate``,
-    ``split`` or ``error``. Other keywords go to ``generate``.
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        num_beams: Number of beams. 1 is greedy search.
+        batch_size: Rows per batch.
+        max_source_length: Maximum source tokens.
+        max_new_tokens: Maximum new tokens. By default slightly more than twice the width of the
+            source, limited by ``max_length`` of the generation configuration and the position
+            table.
+        num_return_sequences: Translations per text.
+        source_prefix: Text before every source.
+        long_lines: How to handle texts that are too long: ``truncate``, ``split`` or ``error``.
+        **generation: Options of ``generate``, for example ``length_penalty``,
+            ``length_penalty_type`` and ``early_stopping``. ``None`` leaves an option to the model.
 
-    **Raises:** UsageError for options that contradict each other or the model.
+    Raises:
+        UsageError: Options contradict each other or the model.
     """
 
     def __init__(
@@ -360,24 +419,24 @@ class Translator:
             "max_new_tokens": max_new_tokens,
         }
         problems = [
-            f"{name} {value}: give a number of at least 1"
+            f"{name} must be at least 1, not {value}"
             for name, value in counts.items()
             if value is not None and value < 1
         ]
         if num_return_sequences > num_beams:
             problems.append(
-                f"num_return_sequences {num_return_sequences} is more than num_beams "
+                f"num_return_sequences {num_return_sequences} exceeds num_beams "
                 f"{num_beams}: raise num_beams"
             )
         if long_lines not in LONG_LINE_POLICIES:
             problems.append(
-                f"long_lines {long_lines}: choose among {', '.join(LONG_LINE_POLICIES)}"
+                f"unknown long_lines {long_lines}: use one of {', '.join(LONG_LINE_POLICIES)}"
             )
-        room = model.max_length()
-        if room is not None and (max_new_tokens or 0) > room:
+        max_positions = model.max_length()
+        if max_positions is not None and (max_new_tokens or 0) > max_positions:
             problems.append(
-                f"max_new_tokens {max_new_tokens} is more than the model's {room} positions "
-                f"allow: give at most {room - 1}"
+                f"max_new_tokens {max_new_tokens} exceeds the model's {max_positions} positions: "
+                f"use at most {max_positions - 1}"
             )
         if problems:
             raise UsageError("; ".join(problems))
@@ -410,20 +469,26 @@ class Translator:
         source_prefix: str | None = None,
         **options: Any,
     ) -> Translator:
-        """Load the checkpoint ``name`` (a directory or on the Hub) for a pair of languages.
+        """Loads a checkpoint for a pair of languages.
 
-        ``precision`` names a recipe; ``None`` computes in float32. Languages and prefix are those
-        of :func:`hfseq.pipelines.translation.find_direction`.
+        Args:
+            name: Directory or Hub name.
+            precision: Precision recipe. By default float32.
+            source_lang: See :func:`find_direction`.
+            target_lang: See :func:`find_direction`.
+            source_prefix: See :func:`find_direction`.
+            **options: Arguments of :class:`Translator`.
 
-        **Raises:** UsageError for a checkpoint of another kind or without a tokenizer, or for a
-        pair that it lacks, CheckpointError for one that cannot be loaded.
+        Raises:
+            UsageError: The checkpoint has another type, has no tokenizer, or lacks the pair.
+            CheckpointError: The checkpoint cannot be loaded.
         """
         from hfseq.modeling.auto import FlaxAutoModelForSeq2SeqLM
 
         recipe = {"precision": precision} if precision else {}
         model, tokenizer = load(FlaxAutoModelForSeq2SeqLM, name, **recipe)
         if not getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
-            raise UsageError(f"'{name}' is no encoder-decoder with a head: it cannot translate")
+            raise UsageError(f"'{name}' is not an encoder-decoder with a language modeling head")
         direction = find_direction(
             model.config, tokenizer, name, source_lang, target_lang, source_prefix
         )
@@ -436,29 +501,42 @@ class Translator:
     def __call__(
         self, texts: Sequence[str], params: Mapping[str, Any] | None = None
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each text, best first; a blank text has a blank translation.
+        """Returns the translations of each text, best first. A blank text has a blank translation.
 
-        ``params`` are used instead of the model's own, wherever they lie; over a mesh, the rows of
-        batches that divide evenly are distributed too. An error in one text is raised.
+        Args:
+            texts: The texts.
+            params: Parameters to use instead of the model's. If they are distributed over a mesh,
+                batches that divide evenly are distributed too.
+
+        Raises:
+            UsageError: A text cannot be translated.
         """
         translations = self.translate(texts, params)
-        wrong = next((line for line in translations if line.error), None)
-        if wrong is not None:
-            raise UsageError(f"text {wrong.line}: {wrong.error}")
-        warned = [line for line in translations if line.warnings]
-        if warned:
-            first = f"text {warned[0].line}: {warned[0].warnings[0]}"
-            logger.warning("%d of %d texts are too long: %s", len(warned), len(translations), first)
+        failed = next((line for line in translations if line.error), None)
+        if failed is not None:
+            raise UsageError(f"text {failed.line}: {failed.error}")
+        with_warnings = [line for line in translations if line.warnings]
+        if with_warnings:
+            first = f"text {with_warnings[0].line}: {with_warnings[0].warnings[0]}"
+            logger.warning(
+                "%d of %d texts are too long: %s", len(with_warnings), len(translations), first
+            )
         return [line.hypotheses for line in translations]
 
     def translate(
         self, texts: Sequence[str], params: Mapping[str, Any] | None = None, first_line: int = 1
     ) -> list[Translation]:
-        """Return a :class:`Translation` of each text, numbered from ``first_line``.
+        """Returns a :class:`Translation` of each text.
 
-        A text on which the model fails has an ``error``; the others of its batch are translated.
+        A text on which the model fails has an ``error``; the other texts of its batch are
+        translated.
+
+        Args:
+            texts: The texts.
+            params: Parameters to use instead of the model's.
+            first_line: Number of the first text.
         """
-        lines = [Translation(number, text) for number, text in enumerate(texts, first_line)]
+        lines = [Translation(index, text) for index, text in enumerate(texts, first_line)]
         for start in range(0, len(lines), self.window):
             window = lines[start : start + self.window]
             for line in window:
@@ -468,21 +546,21 @@ class Translator:
                     line.warnings += [problem] if usable else []
             encoded = self.encode(["" if line.error else str(line.source) for line in window])
             parts = []
-            for number, (line, one) in enumerate(zip(window, encoded, strict=True)):
-                line.error = line.error or one.error
-                line.warnings += [one.warning] if one.warning else []
-                parts += [_Part(number, piece, ids) for piece, ids in enumerate(one.parts)]
-            done: dict[tuple[int, int], list[Hypothesis]] = {}
+            for index, (line, encoded_text) in enumerate(zip(window, encoded, strict=True)):
+                line.error = line.error or encoded_text.error
+                line.warnings += [encoded_text.warning] if encoded_text.warning else []
+                parts += [_Part(index, piece, ids) for piece, ids in enumerate(encoded_text.parts)]
+            results: dict[tuple[int, int], list[Hypothesis]] = {}
             for batch in self._batches(parts):
-                for part, result in zip(batch, self._survive(batch, params), strict=True):
+                for part, result in zip(batch, self._generate_each(batch, params), strict=True):
                     if isinstance(result, str):
                         window[part.line].error = result
                     else:
-                        done[part.line, part.piece] = result
-            for number, (line, one) in enumerate(zip(window, encoded, strict=True)):
+                        results[part.line, part.piece] = result
+            for index, (line, encoded_text) in enumerate(zip(window, encoded, strict=True)):
                 if not line.error:
-                    pieces = [done[number, piece] for piece in range(len(one.parts))]
-                    line.hypotheses = self._join(pieces, one.joints)
+                    pieces = [results[index, piece] for piece in range(len(encoded_text.parts))]
+                    line.hypotheses = self._join(pieces, encoded_text.separators)
         return lines
 
     def stream(
@@ -491,11 +569,15 @@ class Translator:
         params: Mapping[str, Any] | None = None,
         pause: float | None = PAUSE,
     ) -> Iterator[Translation]:
-        """Translate lines as they come, in order.
+        """Translates lines as they arrive, in order.
 
-        What has come is translated when it fills a batch, or when nothing comes for ``pause``
-        seconds; ``None`` waits for full windows, which suits files. An error of ``lines`` is raised
-        after the translations of the lines before it.
+        An error of ``lines`` is raised after the translations of the lines before it.
+
+        Args:
+            lines: The lines.
+            params: Parameters to use instead of the model's.
+            pause: Seconds without a new line after which incomplete batches are translated.
+                ``None`` waits for complete windows, which suits files.
         """
         first = 1
         for window in read_windows(lines, self.window, self.batch_size, pause):
@@ -503,25 +585,28 @@ class Translator:
             first += len(window)
 
     def _batches(self, parts: list[_Part]) -> Iterator[list[_Part]]:
-        """Yield parts of similar length together, the longest first, so that memory fails early."""
+        """Yields parts of similar length. The longest are first, so that memory fails early."""
         batch: list[_Part] = []
         for part in sorted(parts, key=lambda part: -len(part.ids)):
-            # One long line must not make 31 short ones as wide, and as long to decode.
-            lonely = batch and 2 * bucket_length(len(part.ids)) <= bucket_length(len(batch[0].ids))
-            if len(batch) == self.batch_size or lonely:
+            # Do not pad 31 short lines, and extend their decoding, for one long line.
+            is_too_short = batch and 2 * bucket_length(len(part.ids)) <= bucket_length(
+                len(batch[0].ids)
+            )
+            if len(batch) == self.batch_size or is_too_short:
                 yield batch
                 batch = []
             batch.append(part)
         if batch:
             yield batch
 
-    def _survive(
+    def _generate_each(
         self, batch: list[_Part], params: Mapping[str, Any] | None
     ) -> Sequence[list[Hypothesis] | str]:
-        """Return the hypotheses of each part, or what went wrong with it alone.
+        """Returns the translations of each part, or the error that the part alone causes.
 
-        **Raises:** what went wrong, where nothing has gone right so far for several parts: then it
-        is not the fault of a text.
+        Raises:
+            Exception: Several parts fail, and no batch has succeeded so far. The cause is then not
+                a text.
         """
         try:
             results = self._generate([part.ids for part in batch], params)
@@ -529,21 +614,21 @@ class Translator:
             return results
         except Exception as error:
             if len(batch) == 1:
-                return [f"the model failed on it: {first_line(error)}"]
-            alone = [self._survive([part], params)[0] for part in batch]
+                return [f"the model failed: {first_line(error)}"]
+            separate = [self._generate_each([part], params)[0] for part in batch]
             if len(batch) > 3 and not self._succeeded:
                 raise
-            return alone
+            return separate
 
     def _generate(
         self, rows: list[list[int]], params: Mapping[str, Any] | None
     ) -> list[list[Hypothesis]]:
         width = bucket_length(max(map(len, rows)), self.model.max_length())
-        # Rows that fill up are copies of a real one: they take no steps of their own.
-        filled = rows + [rows[-1]] * (padded_row_count(len(rows), self.batch_size) - len(rows))
-        ids = np.full((len(filled), width), self.pad, np.int32)
+        # Padding rows are copies of a real row, so that they do not require more decoding steps.
+        padded_rows = rows + [rows[-1]] * (padded_row_count(len(rows), self.batch_size) - len(rows))
+        ids = np.full((len(padded_rows), width), self.pad, np.int32)
         mask = np.zeros_like(ids)
-        for number, row in enumerate(filled):
+        for number, row in enumerate(padded_rows):
             ids[number, : len(row)], mask[number, : len(row)] = row, 1
         output = self.model.generate(
             distribute({"ids": ids}, params)["ids"],
@@ -553,8 +638,8 @@ class Translator:
             max_new_tokens=None,
             **self._options,
         )
-        wanted = self.num_return_sequences
-        texts = self.decode(np.asarray(output.sequences)[: len(rows) * wanted])
+        num_sequences = self.num_return_sequences
+        texts = self.decode(np.asarray(output.sequences)[: len(rows) * num_sequences])
         scores = [None] * len(texts)
         if self.num_beams > 1:
             scores = np.asarray(output.scores, np.float64).tolist()
@@ -562,31 +647,47 @@ class Translator:
             Hypothesis(text, score, ended)
             for (text, ended), score in zip(texts, scores, strict=False)
         ]
-        return [flat[start : start + wanted] for start in range(0, len(flat), wanted)]
+        return [flat[start : start + num_sequences] for start in range(0, len(flat), num_sequences)]
 
     def _new_tokens(self, width: int) -> int:
-        """Return how long a translation of a source of ``width`` tokens may get."""
-        room = self.model.max_length()
-        if self.max_new_tokens is not None:  # all positions but that of the start token
-            return self.max_new_tokens if room is None else min(self.max_new_tokens, room - 1)
+        """Returns the maximum length of the translation of a source with ``width`` tokens."""
+        max_positions = self.model.max_length()
+        if self.max_new_tokens is not None:  # all positions except the start token's
+            return (
+                self.max_new_tokens
+                if max_positions is None
+                else min(self.max_new_tokens, max_positions - 1)
+            )
         config = self.model.generation_config
-        new = bucket_length(2 * width + EXTRA_TOKENS) - 1  # the start token is in the buffer too
+        max_new_tokens = (
+            bucket_length(2 * width + EXTRA_TOKENS) - 1
+        )  # the buffer includes the start token
         if config.max_new_tokens is not None:
-            new = min(new, config.max_new_tokens)
+            max_new_tokens = min(max_new_tokens, config.max_new_tokens)
         elif config.max_length is not None:
-            new = min(new, config.max_length - 1)
-        return max(1, new if room is None else min(new, room - 1))
+            max_new_tokens = min(max_new_tokens, config.max_length - 1)
+        return max(
+            1, max_new_tokens if max_positions is None else min(max_new_tokens, max_positions - 1)
+        )
 
-    def _join(self, pieces: list[list[Hypothesis]], joints: list[str]) -> list[Hypothesis]:
-        """Join the hypotheses of equal rank of all pieces; scores are averaged over the pieces."""
+    def _join(self, pieces: list[list[Hypothesis]], separators: list[str]) -> list[Hypothesis]:
+        """Joins the translations of equal rank of all pieces.
+
+        Scores are averaged over the pieces.
+        """
         if not pieces:
             return [Hypothesis("")] * self.num_return_sequences
         if len(pieces) == 1:
             return pieces[0]
-        joined = []
+        hypotheses = []
         for ranked in zip(*pieces, strict=True):
-            text = "".join(j + one.text for j, one in zip(["", *joints], ranked, strict=True))
-            scores = [one.score for one in ranked if one.score is not None]
+            text = "".join(
+                separator + hypothesis.text
+                for separator, hypothesis in zip(["", *separators], ranked, strict=True)
+            )
+            scores = [hypothesis.score for hypothesis in ranked if hypothesis.score is not None]
             score = sum(scores) / len(scores) if scores else None
-            joined.append(Hypothesis(text.strip(), score, all(one.ended for one in ranked)))
-        return joined
+            hypotheses.append(
+                Hypothesis(text.strip(), score, all(hypothesis.ended for hypothesis in ranked))
+            )
+        return hypotheses

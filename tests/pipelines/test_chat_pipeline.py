@@ -1,4 +1,4 @@
-"""Conversations: what is written, what is kept, what is left out, and how often it compiles."""
+"""Conversations: answers, dropped turns, and the number of compilations."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_answers_are_those_of_generate_on_the_whole_conversation(chat):
     for question in ("who are all?", "blåbær"):
         texts += f"user: {question}<|endoftext|>assistant:"
         ids = tokenizer(texts, return_tensors="np")["input_ids"]
-        written = np.asarray(model.generate(ids, max_new_tokens=10).sequences)[0, ids.shape[1] :]
-        wanted = tokenizer.decode(written, skip_special_tokens=True)
+        generated = np.asarray(model.generate(ids, max_new_tokens=10).sequences)[0, ids.shape[1] :]
+        expected = tokenizer.decode(generated, skip_special_tokens=True)
         pieces = list(chat.reply(question))
-        assert "".join(pieces) == wanted and len(pieces) > 1
-        texts += f" {wanted}<|endoftext|>"
-    assert [one["role"] for one in chat.messages] == ["system", *["user", "assistant"] * 2]
-    assert chat.dropped == 0
+        assert "".join(pieces) == expected and len(pieces) > 1
+        texts += f" {expected}<|endoftext|>"
+    assert [item["role"] for item in chat.messages] == ["system", *["user", "assistant"] * 2]
+    assert chat.dropped_turns == 0
 
 
 def test_turns_of_a_bucket_share_their_programs(folder):
@@ -56,7 +56,7 @@ def test_turns_of_a_bucket_share_their_programs(folder):
         ask(chat, f"{number}")
     programs = vars(chat.generator.model)["_generation_programs"]
     # Prompts of up to 64 tokens: buckets of 16, 24, 32, 48, 64 and 96 at most.
-    compiled = [one._cache_size() for _, pair in programs.items() for one in pair]
+    compiled = [item._cache_size() for _, pair in programs.items() for item in pair]
     assert len(chat._ids(chat.messages)) > 48
     assert sum(compiled[::2]) <= 6 and sum(compiled[1::2]) <= 6
 
@@ -66,20 +66,20 @@ def test_the_oldest_turns_are_left_out_when_the_length_is_full(loaded):
     for number in range(12):
         ask(chat, f"read {number}")
         assert chat.messages[0]["role"] == "system"
-        assert [one["role"] for one in chat.messages[1:3]] == ["user", "assistant"]
+        assert [item["role"] for item in chat.messages[1:3]] == ["user", "assistant"]
     assert chat.dropped_turns and len(chat.messages) == 1 + 2 * (12 - chat.dropped_turns)
     assert chat.messages[-2]["content"] == "read 11"
 
 
 def test_what_is_too_long_was_not_said(chat):
     ask(chat, "who?")
-    before = list(chat.messages)
-    with pytest.raises(UsageError, match="reads 128 with the answer: say it shorter"):
+    previous = list(chat.messages)
+    with pytest.raises(UsageError, match="supports 128 including the answer"):
         ask(chat, "the law of every land " * 40)
-    assert chat.messages == before and not chat.dropped
-    long = "law " * 112  # leaves less than a whole answer
+    assert chat.messages == previous and not chat.dropped_turns
+    long = "law " * 112  # leaves less space than a full answer
     assert 118 < len(chat._ids([{"role": "user", "content": long}])) < 128
-    assert ask(chat, long) and chat.dropped == 1 and len(chat.messages) == 2
+    assert ask(chat, long) and chat.dropped_turns == 1 and len(chat.messages) == 2
 
 
 def test_an_answer_that_is_interrupted_is_what_has_come(chat):

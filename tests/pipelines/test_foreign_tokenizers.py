@@ -1,4 +1,4 @@
-"""Tokenizers of strangers: no attention mask, no padding token, types that the model has not."""
+"""Third-party tokenizers without attention mask or padding token, or with unused token types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS = [f"the law of every land is read by all who live there {i}" for i in ran
 
 
 def without(folder: Path, *names: str, **changes) -> None:
-    """Take settings out of a tokenizer's file, and put others in."""
+    """Removes settings from a tokenizer's file, and adds others."""
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({k: v for k, v in settings.items() if k not in names}))
@@ -58,24 +58,24 @@ def roberta(tmp_path) -> Path:
 
 
 def test_a_tokenizer_without_attention_mask_generates(gpt2):
-    wanted = TextGenerator.from_pretrained(str(gpt2)).generate("the law", max_new_tokens=4)
+    expected = TextGenerator.from_pretrained(str(gpt2)).generate("the law", max_new_tokens=4)
     without(gpt2, model_input_names=["input_ids"])
     writer = TextGenerator.from_pretrained(str(gpt2))
     assert "attention_mask" not in writer.tokenizer("the law")
-    assert writer.generate("the law", max_new_tokens=4) == wanted
+    assert writer.generate("the law", max_new_tokens=4) == expected
     assert list(writer.stream("the law", max_new_tokens=4))
 
 
 def test_masks_are_filled_whatever_the_tokenizer_returns_beside_ids(roberta):
     texts = ["the <mask> of every land", "a <mask>"]
-    wanted = pipeline("fill-mask", str(roberta))(texts, top_k=2)
+    expected = pipeline("fill-mask", str(roberta))(texts, top_k=2)
     for names in (["input_ids"], ["input_ids", "token_type_ids", "attention_mask"]):
         without(roberta, model_input_names=names)
-        assert pipeline("fill-mask", str(roberta))(texts, top_k=2) == wanted
+        assert pipeline("fill-mask", str(roberta))(texts, top_k=2) == expected
     without(roberta, "pad_token", model_input_names=["input_ids"])
-    found = pipeline("fill-mask", str(roberta))(texts, top_k=2)
-    for one, other in zip(found, wanted, strict=True):
-        assert [guess["token"] for guess in one] == [guess["token"] for guess in other]
+    actual = pipeline("fill-mask", str(roberta))(texts, top_k=2)
+    for item, other in zip(actual, expected, strict=True):
+        assert [guess["token"] for guess in item] == [guess["token"] for guess in other]
 
 
 def test_rows_are_filled_up_behind_and_hidden(gpt2):

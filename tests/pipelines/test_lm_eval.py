@@ -1,4 +1,4 @@
-"""The model that lm-evaluation-harness evaluates: likelihoods, windows and texts as PyTorch's."""
+"""The lm-evaluation-harness model: likelihoods, windows and texts compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A tiny random GPT-2 of 40 positions with its tokenizer, which has a chat template."""
+    """A tiny random GPT-2 with 40 positions, and its tokenizer with a chat template."""
     from hfseq.data.tokenizers import train_tokenizer
 
     folder = tmp_path_factory.mktemp("evaluated") / "gpt2"
@@ -50,7 +50,7 @@ def evaluated(folder) -> Any:
 
 @pytest.fixture(scope="module")
 def reference(folder) -> Any:
-    """A function from ids (length,) to log-probabilities (length, vocabulary) of PyTorch."""
+    """Returns a function from IDs `(length,)` to PyTorch's log-probabilities."""
     torch = pytest.importorskip("torch")
     from transformers import GPT2LMHeadModel
 
@@ -68,11 +68,11 @@ def asked(*arguments: Any) -> SimpleNamespace:
 
 
 def scored(reference: Any, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-    """What PyTorch makes of the last 41 tokens."""
+    """Returns PyTorch's result for the last 41 tokens."""
     tokens = (context + continuation)[-41:]
-    found = reference(tokens[:-1])[-len(continuation) :]
-    picked = found[np.arange(len(continuation)), continuation]
-    return picked.sum(), found.argmax(-1).tolist() == continuation
+    actual = reference(tokens[:-1])[-len(continuation) :]
+    picked = actual[np.arange(len(continuation)), continuation]
+    return picked.sum(), actual.argmax(-1).tolist() == continuation
 
 
 def test_likelihoods_are_those_of_pytorch_whatever_else_is_in_the_batch(evaluated, reference):
@@ -80,44 +80,44 @@ def test_likelihoods_are_those_of_pytorch_whatever_else_is_in_the_batch(evaluate
         ("the law of", " every land"),
         ("", "the law"),
         ("who live there, ", "blåbær"),
-        (TEXT * 4, " every land"),  # longer than the model reads
+        (TEXT * 4, " every land"),  # longer than the model's limit
         ("the", " law of every land is read by all"),
         ("read by", " all"),
     ]
-    found = evaluated.loglikelihood([asked(*pair) for pair in pairs], disable_tqdm=True)
+    actual = evaluated.loglikelihood([asked(*pair) for pair in pairs], disable_tqdm=True)
     encode = evaluated.tok_encode
-    for (context, continuation), answer in zip(pairs, found, strict=True):
-        before, after = ([evaluated.prefix_token_id], encode(continuation))
+    for (context, continuation), answer in zip(pairs, actual, strict=True):
+        previous, following = ([evaluated.prefix_token_id], encode(continuation))
         if context:
             stripped = context.rstrip()
-            before = encode(stripped)
-            after = encode(context + continuation)[len(before) :]
-        wanted = scored(reference, before, after)
-        assert answer[0] == pytest.approx(wanted[0], abs=1e-4) and answer[1] == wanted[1]
+            previous = encode(stripped)
+            following = encode(context + continuation)[len(previous) :]
+        expected = scored(reference, previous, following)
+        assert answer[0] == pytest.approx(expected[0], abs=1e-4) and answer[1] == expected[1]
 
 
 def test_what_greedy_search_writes_is_told(evaluated, reference):
     context = evaluated.tok_encode("the law of")
-    written: list[int] = []
+    generated: list[int] = []
     for _ in range(4):
-        written.append(int(reference(context + written)[-1].argmax()))
-    other = [*written[:-1], (written[-1] + 1) % 300]
-    requests = [(("a", "b"), context, written), (("a", "c"), context, other)]
-    found = evaluated._loglikelihood_tokens(requests, disable_tqdm=True)
-    assert [likeliest for _, likeliest in found] == [True, False]
+        generated.append(int(reference(context + generated)[-1].argmax()))
+    other = [*generated[:-1], (generated[-1] + 1) % 300]
+    requests = [(("a", "b"), context, generated), (("a", "c"), context, other)]
+    actual = evaluated._loglikelihood_tokens(requests, disable_tqdm=True)
+    assert [likeliest for _, likeliest in actual] == [True, False]
 
 
 @pytest.mark.parametrize("repeats", [1, 3, 7])
 def test_a_long_text_is_read_in_windows_that_predict_each_token_once(evaluated, reference, repeats):
     text = " ".join([TEXT] * repeats)
     ids = [evaluated.prefix_token_id, *evaluated.tok_encode(text)]
-    total, done = 0.0, 1
-    while done < len(ids):
-        end = min(done + 40, len(ids))
-        found = reference(ids[max(0, end - 41) : end - 1])
-        places = range(done, end)
-        total += sum(found[place - end, ids[place]] for place in places)
-        done = end
+    total, completed = 0.0, 1
+    while completed < len(ids):
+        end = min(completed + 40, len(ids))
+        actual = reference(ids[max(0, end - 41) : end - 1])
+        positions = range(completed, end)
+        total += sum(actual[position - end, ids[position]] for position in positions)
+        completed = end
     (answer,) = evaluated.loglikelihood_rolling([asked(text)], disable_tqdm=True)
     assert isinstance(answer, float) and answer == pytest.approx(total, abs=1e-4 * repeats)
 
@@ -132,29 +132,29 @@ def test_few_programs_are_compiled_for_many_lengths(folder):
 
 def greedy(evaluated: Any, context: str, new: int) -> str:
     ids = np.array([evaluated.tok_encode(context)[-(40 - new) :]])
-    written = np.asarray(evaluated.model.generate(ids, max_new_tokens=new).sequences)
-    return evaluated.tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
+    generated = np.asarray(evaluated.model.generate(ids, max_new_tokens=new).sequences)
+    return evaluated.tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
 
 
 def test_texts_are_those_of_generate_up_to_the_first_stop_string(evaluated):
     contexts = ["the law of", "blåbær", TEXT * 4, "read by all who"]
-    whole = [greedy(evaluated, context, 12) for context in contexts]
+    full = [greedy(evaluated, context, 12) for context in contexts]
     plain = {"until": [], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
     asks = [asked(context, plain) for context in contexts]
-    assert evaluated.generate_until(asks, disable_tqdm=True) == whole
-    stops = [whole[0][3:5], whole[3][4:6]]
+    assert evaluated.generate_until(asks, disable_tqdm=True) == full
+    stops = [full[0][3:5], full[3][4:6]]
     asks = [asked(context, {"until": stops, "max_gen_toks": 12}) for context in contexts]
-    cut = [text.split(stops[0])[0].split(stops[1])[0] for text in whole]
-    assert evaluated.generate_until(asks, disable_tqdm=True) == cut != whole
+    cut = [text.split(stops[0])[0].split(stops[1])[0] for text in full]
+    assert evaluated.generate_until(asks, disable_tqdm=True) == cut != full
 
 
 def test_a_stop_string_that_begins_in_the_context_ends_nothing(evaluated):
     context = "the law of"
-    whole = greedy(evaluated, context, 8)
-    stop = context[-2:] + whole[0]
-    assert stop not in whole
+    full = greedy(evaluated, context, 8)
+    stop = context[-2:] + full[0]
+    assert stop not in full
     ask = asked(context, {"until": stop, "max_gen_toks": 8})
-    assert evaluated.generate_until([ask, asked("read", ask.args[1])])[0] == whole
+    assert evaluated.generate_until([ask, asked("read", ask.args[1])])[0] == full
 
 
 def test_sampling_is_the_tasks_choice(evaluated):
@@ -170,21 +170,21 @@ def test_an_adapter_is_its_directory_or_added_to_its_base(folder, tmp_path):
 
     config = LoraConfig(2, target_modules=("c_attn",), base_model_name_or_path=str(folder))
     adapted = hfseq.FlaxGPT2LMHeadModel.from_pretrained(folder, peft_config=config)
-    # B begins as zeros, which change nothing.
+    # B is initialized with zeros, which have no effect.
     adapted.params = jax.tree.map(lambda leaf: leaf + 0.1, adapted.params)
     adapted.save_pretrained(tmp_path)
     ask = [asked("the law of", " every land")]
-    found = [HfseqLM(str(tmp_path)), HfseqLM(str(folder), peft=str(tmp_path))]
-    first, second = (one.loglikelihood(ask, disable_tqdm=True) for one in found)
+    actual = [HfseqLM(str(tmp_path)), HfseqLM(str(folder), peft=str(tmp_path))]
+    first, second = (item.loglikelihood(ask, disable_tqdm=True) for item in actual)
     assert first == second != HfseqLM(str(folder)).loglikelihood(ask, disable_tqdm=True)
 
 
 def test_what_cannot_be_is_refused(folder, evaluated):
-    with pytest.raises(UsageError, match="max_length 99: .* has 40 positions"):
+    with pytest.raises(UsageError, match="max_length 99 .* 40 positions"):
         HfseqLM(str(folder), max_length=99)
-    with pytest.raises(UsageError, match="batch_size auto: give a number"):
+    with pytest.raises(UsageError, match="batch_size must be at least 1, not auto"):
         HfseqLM(str(folder), batch_size="auto")
-    with pytest.raises(UsageError, match="256 tokens are to be written, and the model reads 40"):
+    with pytest.raises(UsageError, match="256 new tokens .* max_length 40.*max_gen_toks"):
         evaluated.generate_until([asked("the", {"until": ["\n"]})], disable_tqdm=True)
     with pytest.raises(DataError, match="a continuation has 41 tokens"):
         evaluated._loglikelihood_tokens([(("a", "b"), [1], [2] * 41)], disable_tqdm=True)
@@ -194,8 +194,8 @@ def test_a_loaded_model_and_its_tokenizer_serve(evaluated):
     ask = [asked("the law of", " every land")]
     other = HfseqLM(evaluated.model, tokenizer=evaluated.tokenizer, max_length=20)
     assert other.max_length == 20
-    wanted = evaluated.loglikelihood(ask, disable_tqdm=True)[0][0]
-    assert other.loglikelihood(ask, disable_tqdm=True)[0][0] == pytest.approx(wanted, abs=1e-5)
+    expected = evaluated.loglikelihood(ask, disable_tqdm=True)[0][0]
+    assert other.loglikelihood(ask, disable_tqdm=True)[0][0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_conversations_are_written_by_the_chat_template(evaluated):
@@ -207,7 +207,7 @@ def test_conversations_are_written_by_the_chat_template(evaluated):
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory) -> Path:
-    """A folder with a task of each kind of request, on one file of documents."""
+    """A directory with one task per request type, all on one file of documents."""
     folder = tmp_path_factory.mktemp("tasks")
     rows = [
         {"text": "The law of every land is", "choices": ["read by all", "blåbær"], "label": 0},
@@ -260,8 +260,8 @@ def test_samples_are_those_of_the_harness_own_model(folder, tasks, shots, chat):
         for model in ("hfseq", "hf")
     )
     for name in names:
-        for one, other in zip(ours["samples"][name], theirs["samples"][name], strict=True):
-            for (mine,), (right,) in zip(one["resps"], other["resps"], strict=True):
+        for item, other in zip(ours["samples"][name], theirs["samples"][name], strict=True):
+            for (mine,), (right,) in zip(item["resps"], other["resps"], strict=True):
                 if name == "stories":
                     assert mine == right
                 elif name == "riddles":
@@ -307,8 +307,8 @@ def test_wrong_usage_is_told_before_anything_is_loaded(
 ):
     import lm_eval.tasks
 
-    whole = lm_eval.tasks.TaskManager
-    alone = lambda include_path, **_: whole(include_path=include_path, include_defaults=False)  # noqa: E731
+    full = lm_eval.tasks.TaskManager
+    alone = lambda include_path, **_: full(include_path=include_path, include_defaults=False)  # noqa: E731
     monkeypatch.setattr(lm_eval.tasks, "TaskManager", alone)
     monkeypatch.setattr("hfseq.pipelines.lm_eval.load", None)
     flags = flags if "--include_path" in flags else [*flags, "--include_path", str(tasks)]

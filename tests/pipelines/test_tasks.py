@@ -1,4 +1,4 @@
-"""Pipelines of texts, beside those of Transformers 5 and of Transformers 4.57."""
+"""Text pipelines compared with those of Transformers 5 and 4.57."""
 
 from __future__ import annotations
 
@@ -68,21 +68,21 @@ KEPT = next(n for n, case in enumerate(CASES) if case[0] == "question-answering"
 
 
 def ours(folder, case):
-    task, name, given, options = case
-    return hfseq.pipeline(task, str(folder / name), batch_size=3)(given, **options)
+    task, name, inputs, options = case
+    return hfseq.pipeline(task, str(folder / name), batch_size=3)(inputs, **options)
 
 
 def check_equal(ours, theirs, where=""):
     """Compare nested answers: texts and numbers exactly, scores closely."""
     if isinstance(theirs, dict):
-        # Version 5 sorts answers whose scores are equal as it likes; here none are.
+        # Version 5 sorts answers with equal scores arbitrarily. No scores are equal here.
         assert ours.keys() == theirs.keys(), where
         for name in theirs:
             check_equal(ours[name], theirs[name], f"{where}.{name}")
     elif isinstance(theirs, list):
         assert len(ours) == len(theirs), where
-        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            check_equal(one, other, f"{where}[{number}]")
+        for number, (item, other) in enumerate(zip(ours, theirs, strict=True)):
+            check_equal(item, other, f"{where}[{number}]")
     elif isinstance(theirs, float):
         assert ours == pytest.approx(theirs, rel=2e-4, abs=2e-5), where
     else:
@@ -95,8 +95,8 @@ def test_answers_are_those_of_transformers_5(folder):
     import transformers
 
     for case in CASES[:KEPT]:
-        task, name, given, options = case
-        theirs = transformers.pipeline(task, str(folder / name))(given, **options)
+        task, name, inputs, options = case
+        theirs = transformers.pipeline(task, str(folder / name))(inputs, **options)
         check_equal(ours(folder, case), json.loads(json.dumps(theirs, default=float)), str(case))
 
 
@@ -112,35 +112,35 @@ for task, name, given, options in json.load(sys.stdin):
 
 @pytest.mark.slow
 def test_answers_are_those_of_transformers_4(folder, python_4):
-    """What version 5 dropped, and the rest."""
+    """Covers all tasks, including those that version 5 dropped."""
     command = [python_4, "-c", THEIRS, str(folder)]
-    done = subprocess.run(command, input=json.dumps(CASES), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
+    completed = subprocess.run(command, input=json.dumps(CASES), capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    lines = [line for line in completed.stdout.splitlines() if line.startswith("ANSWER")]
     for case, line in zip(CASES, lines, strict=True):
         check_equal(ours(folder, case), json.loads(line.removeprefix("ANSWER")), str(case))
 
 
 def test_the_batch_changes_nothing(folder):
     alone = hfseq.pipeline("ner", str(folder / "tags"), batch_size=1, aggregation_strategy="simple")
-    given = [TEXTS[number % 5] for number in range(40)]
-    check_equal(alone(given), [alone(text) for text in given])
+    inputs = [TEXTS[number % 5] for number in range(40)]
+    check_equal(alone(inputs), [alone(text) for text in inputs])
     for size in (4, 7):
-        check_equal(alone(given, batch_size=size), alone(given))
+        check_equal(alone(inputs, batch_size=size), alone(inputs))
 
 
 def test_a_bucket_of_lengths_is_compiled_once(folder):
-    made = hfseq.pipeline("text-classification", str(folder / "classes"), batch_size=4)
+    output = hfseq.pipeline("text-classification", str(folder / "classes"), batch_size=4)
     words = TEXTS[4].split()
-    made([" ".join(words[:count]) for count in range(1, 33)])
-    known = made._compiled._cache_size()
-    assert known <= 12  # 8, 16, 24 … 96 tokens, most of them with four rows
-    made([" ".join(words[-count:]) for count in range(1, 33)][:16] * 2)
-    assert made._compiled._cache_size() <= known + 2
+    output([" ".join(words[:count]) for count in range(1, 33)])
+    known_names = output._compiled._cache_size()
+    assert known_names <= 12  # 8, 16, 24 … 96 tokens, most of them with four rows
+    output([" ".join(words[-count:]) for count in range(1, 33)][:16] * 2)
+    assert output._compiled._cache_size() <= known_names + 2
 
 
 def test_iterators_and_files_are_answered_as_they_are_read(folder, tmp_path):
-    made = hfseq.pipeline("text-classification", str(folder / "classes"), batch_size=1)
+    output = hfseq.pipeline("text-classification", str(folder / "classes"), batch_size=1)
     read = []
 
     def texts():
@@ -148,16 +148,16 @@ def test_iterators_and_files_are_answered_as_they_are_read(folder, tmp_path):
             read.append(number)
             yield TEXTS[number % 5]
 
-    answers = made(texts())
+    answers = output(texts())
     first = next(answers)
     assert len(read) <= 17, "a window of 16 batches is enough"
-    assert [first, *answers] == made([TEXTS[number % 5] for number in range(64)])
+    assert [first, *answers] == output([TEXTS[number % 5] for number in range(64)])
     lines, table = tmp_path / "lines.txt", tmp_path / "table.csv"
     lines.write_text("".join(f"{text}\n" for text in TEXTS))
     table.write_text('text,text_pair\n"a, b",c\nd,"e"\n')
-    assert list(made(lines)) == made(TEXTS)
+    assert list(output(lines)) == output(TEXTS)
     pairs = [{"text": "a, b", "text_pair": "c"}, {"text": "d", "text_pair": "e"}]
-    assert list(made(table)) == made(pairs)
+    assert list(output(table)) == output(pairs)
     asks = hfseq.pipeline("question-answering", str(folder / "answers"))
     squad = tmp_path / "squad.json"
     paragraphs = [{"context": TEXTS[2], "qas": [{"id": "1", "question": "Where?"}]}]
@@ -168,27 +168,29 @@ def test_iterators_and_files_are_answered_as_they_are_read(folder, tmp_path):
 def test_what_cannot_be_answered_is_named(folder):
     with pytest.raises(UsageError, match="unknown task 'fil-mask'; did you mean 'fill-mask'"):
         hfseq.pipeline("fil-mask", str(folder / "masked"))
-    with pytest.raises(UsageError, match="holds RobertaForMaskedLM, which has no head ForTokenCl"):
+    with pytest.raises(
+        UsageError, match="contains RobertaForMaskedLM, which has no head ForTokenCl"
+    ):
         hfseq.pipeline("ner", str(folder / "masked"))
-    with pytest.raises(UsageError, match="a loaded model needs its tokenizer, too"):
+    with pytest.raises(UsageError, match="a loaded model also requires tokenizer="):
         hfseq.pipeline("ner", hfseq.FlaxAutoModel.from_pretrained(folder / "features"))
     classes = hfseq.pipeline("text-classification", str(folder / "classes"))
-    with pytest.raises(UsageError, match="takes no 'topk'; did you mean 'top_k'"):
+    with pytest.raises(UsageError, match="has no option 'topk'.*did you mean 'top_k'"):
         classes(TEXTS, topk=2)
-    with pytest.raises(UsageError, match="input 2: it is no text but 5"):
+    with pytest.raises(UsageError, match="input 2: it must be a text, not 5"):
         classes(["a", 5])
-    with pytest.raises(UsageError, match="input 1: [0-9]+ tokens are more than the 128 that the"):
+    with pytest.raises(UsageError, match="input 1: [0-9]+ tokens exceed the model's 128 pos"):
         classes(TEXTS[4] * 9)
     assert classes(TEXTS[4] * 9, truncation=True)
-    with pytest.raises(UsageError, match="input 1: there is no mask .<mask>. in it"):
+    with pytest.raises(UsageError, match="input 1: it contains no mask token .<mask>."):
         hfseq.pipeline("fill-mask", str(folder / "masked"))("a text")
-    with pytest.raises(UsageError, match="has no {} where the label is to stand"):
+    with pytest.raises(UsageError, match="has no {} as a placeholder"):
         hfseq.pipeline("zero-shot-classification", str(folder / "nli"))(
             "a", ["b"], hypothesis_template="about this"
         )
     with pytest.raises(UsageError, match="input 1: its question or its context is empty"):
         hfseq.pipeline("question-answering", str(folder / "answers"))(question="a", context=" ")
-    with pytest.raises(UsageError, match="choose among none, simple, first, average, max"):
+    with pytest.raises(UsageError, match="none, simple, first, average, max"):
         hfseq.pipeline("ner", str(folder / "tags"))("a", aggregation_strategy="last")
     writer = hfseq.pipeline("text-generation", str(folder / "causal"))
     with pytest.raises(UsageError, match="max_tokens"):
@@ -197,17 +199,17 @@ def test_what_cannot_be_answered_is_named(folder):
 
 def test_the_models_own_length_of_a_summary_holds(folder):
     short = hfseq.pipeline("summarization", str(folder / "seq2seq"))
-    (one,) = short(TEXTS[0])
-    tokens = short.tokenizer(one["summary_text"], add_special_tokens=False)["input_ids"]
-    assert short.usual["max_length"] == 18 and short.direction.source_prefix == "short: "
+    (item,) = short(TEXTS[0])
+    tokens = short.tokenizer(item["summary_text"], add_special_tokens=False)["input_ids"]
+    assert short.task_defaults["max_length"] == 18 and short.direction.source_prefix == "short: "
     assert len(tokens) <= 3 * 18
 
 
 def test_words_that_are_split_already_are_tagged(folder):
-    made = hfseq.pipeline("ner", str(folder / "tags"), ignore_labels=[])
+    output = hfseq.pipeline("ner", str(folder / "tags"), ignore_labels=[])
     text = "Anna lives in Berlin"
-    apart = made(text.split(), is_split_into_words=True)
-    check_equal(apart, made(text))
+    apart = output(text.split(), is_split_into_words=True)
+    check_equal(apart, output(text))
 
 
 def test_an_adapter_does_the_work(folder, tmp_path):
@@ -226,13 +228,13 @@ def test_an_adapter_does_the_work(folder, tmp_path):
         path: jax.random.normal(next(keys), leaf.shape) if path in model.trainable_paths else leaf
         for path, leaf in flat.items()
     }
-    own = {path: leaf for path, leaf in changed.items() if path in model.trainable_paths}
-    model.save_pretrained(tmp_path / "adapter", params=trees.unflatten(own))
-    made = hfseq.pipeline("text-classification", str(tmp_path / "adapter"))
+    own_value = {path: leaf for path, leaf in changed.items() if path in model.trainable_paths}
+    model.save_pretrained(tmp_path / "adapter", params=trees.unflatten(own_value))
+    output = hfseq.pipeline("text-classification", str(tmp_path / "adapter"))
     logits = auto.from_pretrained(tmp_path / "adapter")
-    (found,) = made(TEXTS[0], function_to_apply="none")
-    ids = made.tokenizer(TEXTS[0], return_tensors="np")
-    wanted = logits(ids["input_ids"], ids["attention_mask"]).logits[0]
-    assert found["score"] == pytest.approx(float(wanted.max()), rel=1e-4)
+    (actual,) = output(TEXTS[0], function_to_apply="none")
+    ids = output.tokenizer(TEXTS[0], return_tensors="np")
+    expected = logits(ids["input_ids"], ids["attention_mask"]).logits[0]
+    assert actual["score"] == pytest.approx(float(expected.max()), rel=1e-4)
     plain = hfseq.pipeline("text-classification", str(base))(TEXTS[0], function_to_apply="none")
-    assert abs(plain[0]["score"] - found["score"]) > 1e-3
+    assert abs(plain[0]["score"] - actual["score"]) > 1e-3

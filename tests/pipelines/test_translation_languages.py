@@ -1,4 +1,4 @@
-"""Which languages a checkpoint translates, by the habits of the families."""
+"""Language pairs of a checkpoint, by the conventions of its family."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODES = SimpleNamespace(src_lang="en_XX", lang_code_to_id={"en_XX": 4, "fr_XX": 
 
 
 @pytest.mark.parametrize(
-    ("config", "tokenizer", "asked", "expected"),
+    ("config", "tokenizer", "options", "expected"),
     [
         (NOTHING, NOTHING, {}, Direction()),
         (SimpleNamespace(source_prefix="to es: "), NOTHING, {}, Direction("to es: ")),
@@ -47,28 +47,35 @@ CODES = SimpleNamespace(src_lang="en_XX", lang_code_to_id={"en_XX": 4, "fr_XX": 
         ),
     ],
 )
-def test_the_direction_follows_from_the_checkpoint_and_the_wish(config, tokenizer, asked, expected):
-    assert find_direction(config, tokenizer, "m", **asked) == expected
+def test_the_direction_follows_from_the_checkpoint_and_the_wish(
+    config, tokenizer, options, expected
+):
+    assert find_direction(config, tokenizer, "m", **options) == expected
 
 
 @pytest.mark.parametrize(
-    ("config", "tokenizer", "asked", "parts"),
+    ("config", "tokenizer", "options", "parts"),
     [
-        (NOTHING, NOTHING, {"target_lang": "es"}, ("'m' does not say", "--target_lang es")),
+        (
+            NOTHING,
+            NOTHING,
+            {"target_lang": "es"},
+            ("'m' does not define languages", "--target_lang es"),
+        ),
         (OWN, NOTHING, {"source_lang": "es"}, ("--source_lang es", "it has en -> es")),
         (T5, NOTHING, {}, ("several languages", "en -> de, en -> fr", "--source_prefix")),
-        (T5, NOTHING, {"target_lang": "ro"}, ("does not translate --target_lang ro", "en -> fr")),
-        (T5, NOTHING, {"source_lang": "en"}, ("(--source_lang en fits 2)",)),
+        (T5, NOTHING, {"target_lang": "ro"}, ("does not support --target_lang ro", "en -> fr")),
+        (T5, NOTHING, {"source_lang": "en"}, ("(--source_lang en matches 2)",)),
         (NOTHING, PAIR, {"target_lang": "fr"}, ("--target_lang fr", "en -> de")),
         (NOTHING, MANY, {"target_lang": "frq"}, ("did you mean 'fra'?", "en -> fra, en -> spa")),
-        (NOTHING, MANY, {}, ("choose with --source_lang and --target_lang",)),
-        (NOTHING, CODES, {"target_lang": "fr"}, ("fits 2",)),
+        (NOTHING, MANY, {}, ("Choose with --source_lang and --target_lang",)),
+        (NOTHING, CODES, {"target_lang": "fr"}, ("matches 2",)),
         (NOTHING, CODES, {"source_lang": "en", "target_lang": "es"}, ("fr_XX -> de_DE",)),
     ],
 )
-def test_a_pair_that_is_not_there_or_not_clear_is_wrong_usage(config, tokenizer, asked, parts):
+def test_a_pair_that_is_not_there_or_not_clear_is_wrong_usage(config, tokenizer, options, parts):
     with pytest.raises(UsageError) as caught:
-        find_direction(config, tokenizer, "m", **asked)
+        find_direction(config, tokenizer, "m", **options)
     for part in parts:
         assert part in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Marian's tokenizer reads with the vocabulary of the source and writes with that of the target."""
+"""Marian's tokenizer: source and target vocabularies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_rows_end_at_the_end_token_or_at_padding_or_at_the_limit():
 def test_a_tokenizer_with_two_vocabularies_is_asked_for_the_target():
     class Two(CharacterTokenizer):
         spm_target = object()
-        asked = None
+        options = None
 
         def batch_decode(self, rows, skip_special_tokens=False, use_source_tokenizer=True):
             Two.asked = use_source_tokenizer
@@ -48,7 +48,7 @@ def test_a_tokenizer_with_two_vocabularies_is_asked_for_the_target():
 
 
 @pytest.mark.parametrize(
-    ("positions", "own", "asked", "limit"),
+    ("positions", "own_value", "options", "limit"),
     [
         (64, 512, None, 64),
         (64, 512, 100, 64),
@@ -58,15 +58,15 @@ def test_a_tokenizer_with_two_vocabularies_is_asked_for_the_target():
         (None, int(1e30), None, 1024),
     ],
 )
-def test_the_limit_of_the_source_is_the_smallest_that_binds(positions, own, asked, limit):
+def test_the_limit_of_the_source_is_the_smallest_that_binds(positions, own_value, options, limit):
     tokenizer = CharacterTokenizer()
-    tokenizer.model_max_length = own
-    assert max_source_tokens(EchoModel(positions), tokenizer, asked) == limit
+    tokenizer.model_max_length = own_value
+    assert max_source_tokens(EchoModel(positions), tokenizer, options) == limit
 
 
 @pytest.fixture
 def marian(tmp_path) -> Path:
-    """The tokenizer files of an opus-mt model: one piece model for each language."""
+    """The tokenizer files of an opus-mt model, with one SentencePiece model per language."""
     sentencepiece = pytest.importorskip("sentencepiece")
     pytest.importorskip("transformers")
     words = {"source": sentences(200), "target": [text[::-1] for text in sentences(200)]}

@@ -1,4 +1,4 @@
-"""Translation in batches is what the model does with each text alone, in the order of the texts."""
+"""Batched translation equals the translation of each text alone, in the order of the texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hfseq.pipelines.lines import BadLine
 from hfseq.pipelines.translation import Hypothesis, Translator
 from tests.support.translators import CharacterTokenizer, EchoModel, echo, save_tiny_t5, sentences
 
-#: Of one width but for one, since every width is a program to compile.
+#: All but one have the same width, since each width requires a compilation.
 TEXTS = [*sentences(17, longest=4), "", "the house of the laws and the trees"]
 SEARCH = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 15}
 GREEDY = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 15}
@@ -33,8 +33,8 @@ def tiny(folder):
     return translator.model, translator.tokenizer
 
 
-def texts_of(found: list[list[Hypothesis]]) -> list[list[str]]:
-    return [[one.text for one in hypotheses] for hypotheses in found]
+def texts_of(actual: list[list[Hypothesis]]) -> list[list[str]]:
+    return [[item.text for item in hypotheses] for hypotheses in actual]
 
 
 @pytest.mark.slow
@@ -42,9 +42,9 @@ def texts_of(found: list[list[Hypothesis]]) -> list[list[str]]:
 def test_each_translation_is_that_of_generate_on_the_text_alone(tiny, options):
     model, tokenizer = tiny
     texts = TEXTS if options is GREEDY else TEXTS[:-1]
-    found = Translator(model, tokenizer, batch_size=4, **options)(texts)
+    actual = Translator(model, tokenizer, batch_size=4, **options)(texts)
     ended = 0
-    for text, hypotheses in zip(texts, found, strict=True):
+    for text, hypotheses in zip(texts, actual, strict=True):
         if not text:
             assert hypotheses == [Hypothesis("")] * len(hypotheses)
             continue
@@ -53,12 +53,12 @@ def test_each_translation_is_that_of_generate_on_the_text_alone(tiny, options):
             inputs["input_ids"], attention_mask=inputs["attention_mask"], **options
         )
         alone = tokenizer.batch_decode(np.asarray(output.sequences), skip_special_tokens=True)
-        assert [one.text for one in hypotheses] == alone
+        assert [item.text for item in hypotheses] == alone
         ended += hypotheses[0].ended
         if options is SEARCH:
-            assert np.allclose([one.score for one in hypotheses], output.scores, atol=1e-5)
+            assert np.allclose([item.score for item in hypotheses], output.scores, atol=1e-5)
     assert 0 < ended < 17  # so some were cut off, and others were not
-    assert len({hypotheses[0].text for hypotheses in found}) > 9
+    assert len({hypotheses[0].text for hypotheses in actual}) > 9
 
 
 @pytest.mark.parametrize("options", [GREEDY, SEARCH], ids=["greedy", "beams"])
@@ -72,8 +72,8 @@ def test_translations_are_those_of_pytorch(folder, tiny, options):
     with torch.no_grad():
         tokens = theirs.generate(**tokenizer(texts, return_tensors="pt", padding=True), **options)
     expected = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-    found = Translator(model, tokenizer, batch_size=4, **options)(texts)
-    assert [one.text for hypotheses in found for one in hypotheses] == expected
+    actual = Translator(model, tokenizer, batch_size=4, **options)(texts)
+    assert [item.text for hypotheses in actual for item in hypotheses] == expected
 
 
 def test_parameters_of_the_caller_are_used_wherever_they_lie(folder, tiny):
@@ -148,37 +148,37 @@ def test_a_newline_in_a_translation_does_not_make_two_lines():
 
 
 def test_n_best_have_falling_scores_and_blank_texts_as_many():
-    found = echo(num_beams=3, num_return_sequences=2)(["ab", ""])
-    assert found == [[Hypothesis("AB", 0.0), Hypothesis("AB'", -1.0)], [Hypothesis("")] * 2]
+    actual = echo(num_beams=3, num_return_sequences=2)(["ab", ""])
+    assert actual == [[Hypothesis("AB", 0.0), Hypothesis("AB'", -1.0)], [Hypothesis("")] * 2]
 
 
 def test_one_text_that_fails_costs_no_other():
     translator = echo(batch_size=8)
     texts = [f"text {number}" for number in range(20)]
     texts[7] = "a $ sign"
-    found = translator.translate(texts, first_line=11)
-    assert [line.line for line in found] == list(range(11, 31))
-    assert found[7].error == "the model failed on it: a dollar" and not found[7].hypotheses
+    actual = translator.translate(texts, first_line=11)
+    assert [line.line for line in actual] == list(range(11, 31))
+    assert actual[7].error == "the model failed: a dollar" and not actual[7].hypotheses
     assert all(
         line.hypotheses[0].text == text.upper() and line.error is None
-        for line, text in zip(found, texts, strict=True)
+        for line, text in zip(actual, texts, strict=True)
         if "$" not in text
     )
-    with pytest.raises(UsageError, match="text 8: the model failed on it: a dollar"):
+    with pytest.raises(UsageError, match="text 8: the model failed: a dollar"):
         translator(texts)
 
 
 def test_what_fails_on_every_text_is_raised_as_it_is():
     with pytest.raises(FloatingPointError, match="a dollar"):
         echo().translate(["$"] * 5)
-    assert [line.error for line in echo().translate(["$"])] == ["the model failed on it: a dollar"]
+    assert [line.error for line in echo().translate(["$"])] == ["the model failed: a dollar"]
 
 
 def test_a_long_text_is_truncated_with_a_warning(messages):
     translator = echo(max_source_length=11)
     (short, long) = translator.translate(["a" * 10, "b" * 11])
     assert not short.warnings
-    assert long.warnings == ["12 tokens are more than the 11 that fit: truncated"]
+    assert long.warnings == ["12 tokens exceed the limit of 11: truncated"]
     assert [line.hypotheses[0].text for line in (short, long)] == ["A" * 10, "B" * 10]
     translator(["b" * 11])
     assert "1 of 1 texts are too long: text 1: 12 tokens" in messages()
@@ -205,7 +205,7 @@ def test_the_scores_of_a_split_text_are_averaged():
 
 def test_a_long_text_can_be_an_error():
     (line,) = echo(max_source_length=5, long_lines="error").translate(["abcdef"])
-    assert line.error.startswith("7 tokens are more than the 5 that fit") and not line.hypotheses
+    assert line.error.startswith("7 tokens exceed the limit of 5") and not line.hypotheses
 
 
 def test_a_prefix_goes_before_every_text_but_blank_ones():
@@ -214,7 +214,7 @@ def test_a_prefix_goes_before_every_text_but_blank_ones():
 
 def test_the_position_table_limits_the_source():
     (line,) = echo(positions=16, max_source_length=100).translate(["a" * 40])
-    assert line.warnings == ["41 tokens are more than the 16 that fit: truncated"]
+    assert line.warnings == ["41 tokens exceed the limit of 16: truncated"]
 
 
 def test_wrong_options_are_named_together():
@@ -227,7 +227,12 @@ def test_wrong_options_are_named_together():
             max_new_tokens=17,
             long_lines="cut",
         )
-    for part in ("batch_size 0", "num_return_sequences 3", "at most 15", "long_lines cut"):
+    for part in (
+        "batch_size must be at least 1, not 0",
+        "num_return_sequences 3",
+        "at most 15",
+        "long_lines cut",
+    ):
         assert part in str(caught.value)
 
 
@@ -276,9 +281,9 @@ def test_a_stream_does_not_wait_for_a_pause_when_a_batch_is_full():
 @pytest.mark.parametrize("pause", [None, 0.05])
 def test_the_order_of_a_stream_is_that_of_its_lines(pause):
     texts = sentences(70)
-    found = list(echo(batch_size=2).stream(iter(texts), pause=pause))
-    assert [(line.line, line.source) for line in found] == list(enumerate(texts, 1))
-    assert [line.hypotheses[0].text for line in found] == [text.upper() for text in texts]
+    actual = list(echo(batch_size=2).stream(iter(texts), pause=pause))
+    assert [(line.line, line.source) for line in actual] == list(enumerate(texts, 1))
+    assert [line.hypotheses[0].text for line in actual] == [text.upper() for text in texts]
 
 
 @pytest.mark.parametrize("pause", [None, 0.05])
@@ -287,11 +292,11 @@ def test_lines_before_an_error_of_the_input_are_translated_first(pause):
         yield from ("a", "b")
         raise OSError("the disk is gone")
 
-    found = []
+    actual = []
     with pytest.raises(OSError, match="the disk is gone"):
         for line in echo().stream(lines(), pause=pause):
-            found.append(line.hypotheses[0].text)
-    assert found == ["A", "B"]
+            actual.append(line.hypotheses[0].text)
+    assert actual == ["A", "B"]
 
 
 def test_leaving_a_stream_ends_its_thread():
@@ -299,10 +304,10 @@ def test_leaving_a_stream_ends_its_thread():
         while True:
             yield "x"
 
-    before = set(threading.enumerate())
+    previous = set(threading.enumerate())
     stream = echo(batch_size=1).stream(endless())
     next(stream)
-    (reader,) = set(threading.enumerate()) - before
+    (reader,) = set(threading.enumerate()) - previous
     stream.close()
     reader.join(60)
     assert not reader.is_alive()

@@ -1,4 +1,4 @@
-"""Tiny models with heads and tokenizers for pipelines: random weights, varied answers."""
+"""Tiny random models with heads, and tokenizers, for the pipelines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = {
         "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
     },
 }
-#: A folder, its class, the family of its tokenizer, and what its configuration says.
+#: By directory: model class, family of the tokenizer, and configuration values.
 MADE = {
     "masked": ("RobertaForMaskedLM", "roberta", {}),
     "classes": ("RobertaForSequenceClassification", "roberta", {"num_labels": 4}),
@@ -53,14 +53,14 @@ MADE = {
 
 
 def make(root: Path, name: str) -> Path:
-    """Write a model of MADE under its name, and return its directory."""
-    kind, family, changes = MADE[name]
+    """Saves a model of MADE under its name, and returns its directory."""
+    variant, family, changes = MADE[name]
     texts = [text for text in TEXTS for _ in range(3)]
-    more = {"lowercase": True} if family == "bert" else {}
-    more |= {"model_max_length": 40} if name == "tags" else {}
-    tokenizer = train_tokenizer([texts], family, None, 330, root / name, **more)
+    extra = {"lowercase": True} if family == "bert" else {}
+    extra |= {"model_max_length": 40} if name == "tags" else {}
+    tokenizer = train_tokenizer([texts], family, None, 330, root / name, **extra)
     ids = {
-        f"{one}_token_id": getattr(tokenizer, f"{one}_token_id") for one in ("pad", "bos", "eos")
+        f"{item}_token_id": getattr(tokenizer, f"{item}_token_id") for item in ("pad", "bos", "eos")
     }
     build = getattr(models, f"{family}_config")
     sizes = SIZES if family in ("bert", "roberta") else {}
@@ -76,5 +76,5 @@ def make(root: Path, name: str) -> Path:
         sizes = {"initializer_range": 0.5, "n_positions": 128}
         (root / name / "chat_template.jinja").write_text(CHAT)
     config = build(vocab_size=len(tokenizer), **{**sizes, **ids, **changes})
-    getattr(hfseq, f"Flax{kind}")(config, seed=1).save_pretrained(root / name)
+    getattr(hfseq, f"Flax{variant}")(config, seed=1).save_pretrained(root / name)
     return root / name

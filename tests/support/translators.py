@@ -1,4 +1,4 @@
-"""What tests of translation share: a model that echoes, and a tiny one that really decodes."""
+"""Translation helpers: a model that echoes its input, and a tiny T5."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = (
 
 
 class CharacterTokenizer:
-    """A token a character, and an end token; it drops ``\\u200b`` as real tokenizers do."""
+    """A character tokenizer with EOS. It drops ``\\u200b`` as real tokenizers do."""
 
     name_or_path = "characters"
     model_max_length = int(1e30)
@@ -33,7 +33,7 @@ class CharacterTokenizer:
 
 
 class EchoModel:
-    """Writes its input in capitals, rank by rank; refuses texts with a ``$``."""
+    """Generates its input in upper case, and raises for texts with a ``$``."""
 
     def __init__(self, positions: int | None = None):
         self.positions = positions
@@ -51,20 +51,20 @@ class EchoModel:
         self.calls.append({"shape": ids.shape, "max_length": max_length, **options})
         if (ids == ord("$") + FIRST).any():
             raise FloatingPointError("a dollar\nand more")
-        wanted = options["num_return_sequences"]
-        out = np.full((len(ids) * wanted, max_length), PAD)
-        for place, (row, mask) in enumerate(zip(ids, attention_mask, strict=True)):
+        expected = options["num_return_sequences"]
+        out = np.full((len(ids) * expected, max_length), PAD)
+        for position, (row, mask) in enumerate(zip(ids, attention_mask, strict=True)):
             text = "".join(chr(i - FIRST) for i in row[mask.astype(bool)] if i >= FIRST).upper()
-            for rank in range(wanted):
+            for rank in range(expected):
                 new = [ord(c) + FIRST for c in text + "'" * rank] + [EOS]
                 new = new[: max_length - 1]
-                out[place * wanted + rank, 1 : 1 + len(new)] = new
-        scores = 0.0 - np.arange(len(out)) % wanted
+                out[position * expected + rank, 1 : 1 + len(new)] = new
+        scores = 0.0 - np.arange(len(out)) % expected
         return SimpleNamespace(sequences=out, scores=scores)
 
 
 def echo(positions: int | None = None, **options: Any) -> Any:
-    """Return a translator into capitals."""
+    """Returns a translator that converts to upper case."""
     from hfseq.pipelines.translation import Translator
 
     return Translator(EchoModel(positions), CharacterTokenizer(), **options)

@@ -1,4 +1,4 @@
-"""Captions and classes of pictures, in Python and on the command line."""
+"""Image captioning and classification, in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_classes_are_those_of_the_model_and_broken_files_are_told(classifier, tm
         ]
     )
     captured = capsys.readouterr()
-    found = [json.loads(line) for line in captured.out.splitlines()]
-    assert code == 1 and len(found) == 8 + 6 and "6 of 14 pictures" in captured.err
-    told = {one["file"].rsplit("/", 1)[1]: one.get("error") for one in found}
-    assert "more than 8 bits" in told["deep.png"] and "3 frames" in told["moving.gif"]
+    actual = [json.loads(line) for line in captured.out.splitlines()]
+    assert code == 1 and len(actual) == 8 + 6 and "6 of 14 images" in captured.err
+    message = {item["file"].rsplit("/", 1)[1]: item.get("error") for item in actual}
+    assert "more than 8 bits" in message["deep.png"] and "3 frames" in message["moving.gif"]
     from PIL import Image
     from transformers import AutoImageProcessor
 
@@ -65,15 +65,15 @@ def test_classes_are_those_of_the_model_and_broken_files_are_told(classifier, tm
     logits = np.asarray(model(pixels).logits[0], np.float64)
     shares = np.exp(logits - logits.max())
     shares /= shares.sum()
-    labels = next(one for one in found if one["file"].endswith("dark/3.png"))["labels"]
-    assert [one["label"] for one in labels] == [f"LABEL_{n}" for n in np.argsort(-shares)[:2]]
+    labels = next(item for item in actual if item["file"].endswith("dark/3.png"))["labels"]
+    assert [item["label"] for item in labels] == [f"LABEL_{n}" for n in np.argsort(-shares)[:2]]
     assert labels[0]["score"] == pytest.approx(shares.max(), abs=1e-5)
 
 
 def test_captions_are_those_that_the_model_generates(capsys):
     picture = DATA / "pictures" / "light" / "2.png"
     assert main(["caption", str(DATA / "writer"), str(picture), "--max_new_tokens", "5"]) == 0
-    shown = capsys.readouterr().out.removesuffix("\n")
+    visible = capsys.readouterr().out.removesuffix("\n")
     from PIL import Image
     from transformers import AutoImageProcessor, AutoTokenizer
 
@@ -84,27 +84,30 @@ def test_captions_are_those_that_the_model_generates(capsys):
     pixels = processor(Image.open(picture).convert("RGB"), return_tensors="np")["pixel_values"]
     ids = np.asarray(model.generate(pixels, max_new_tokens=5).sequences[0]).tolist()
     words = AutoTokenizer.from_pretrained(DATA / "writer")
-    assert shown == str(words.decode(ids, skip_special_tokens=True)).strip()
+    assert visible == str(words.decode(ids, skip_special_tokens=True)).strip()
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        (["caption", "MODEL", "nowhere.png"], "no file or folder 'nowhere.png'"),
-        (["classify", "CLASSES", "PICTURE", "--top_k", "0"], "top_k 0"),
-        (["caption", "MODEL", "PICTURE", "--batch_size", "0"], "batch_size 0"),
+        (["caption", "MODEL", "nowhere.png"], "'nowhere.png'"),
+        (["classify", "CLASSES", "PICTURE", "--top_k", "0"], "--top_k 0"),
+        (
+            ["caption", "MODEL", "PICTURE", "--batch_size", "0"],
+            "batch_size must be at least 1, not 0",
+        ),
         (["caption", "CLASSES", "PICTURE"], "vit"),
     ],
 )
-def test_wrong_usage_is_one_line(words, told, classifier, capsys):
-    places = {
+def test_wrong_usage_is_one_line(words, message, classifier, capsys):
+    positions = {
         "MODEL": DATA / "writer",
         "CLASSES": classifier,
         "PICTURE": DATA / "pictures" / "light" / "2.png",
     }
-    assert main([str(places.get(word, word)) for word in words]) in (1, 2)
+    assert main([str(positions.get(word, word)) for word in words]) in (1, 2)
     captured = capsys.readouterr()
-    assert told in captured.err and len(captured.err.strip().splitlines()) == 1
+    assert message in captured.err and len(captured.err.strip().splitlines()) == 1
 
 
 def test_a_processor_of_another_size_is_refused(classifier):
@@ -114,5 +117,5 @@ def test_a_processor_of_another_size_is_refused(classifier):
     from hfseq.pipelines.images import ImageClassifier
 
     model = FlaxViTForImageClassification.from_pretrained(classifier)
-    with pytest.raises(UsageError, match="the model reads pictures of"):
+    with pytest.raises(UsageError, match="the model requires images of"):
         ImageClassifier(model, ViTImageProcessorPil(size={"height": 8, "width": 16}))
