@@ -87,9 +87,9 @@ def relative_position_index(grid: Grid) -> np.ndarray:
     rows, columns = (axis.ravel() for axis in np.indices(grid))
     down, across = (axis[:, None] - axis[None] for axis in (rows, columns))
     grid_height, grid_width = grid
-    last = (2 * grid_height - 1) * (2 * grid_width - 1) + 2
-    index = np.full((rows.size + 1, rows.size + 1), last)
-    index[0, 1:], index[1:, 0] = last - 2, last - 1
+    last_row = (2 * grid_height - 1) * (2 * grid_width - 1) + 2
+    index = np.full((rows.size + 1, rows.size + 1), last_row)
+    index[0, 1:], index[1:, 0] = last_row - 2, last_row - 1
     index[1:, 1:] = (down + grid_height - 1) * (2 * grid_width - 1) + across + grid_width - 1
     return index
 

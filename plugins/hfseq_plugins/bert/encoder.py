@@ -129,7 +129,7 @@ class Output(nnx.Module):
     def __call__(
         self,
         x: jax.Array,  # (batch, length, hidden)
-        residual: jax.Array,
+        residual: jax.Array,  # (batch, length, hidden)
         rngs: Keys | None,
     ) -> jax.Array:
         return self.LayerNorm(residual + self.dropout(self.dense(x), rngs))

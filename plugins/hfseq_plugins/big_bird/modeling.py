@@ -50,18 +50,18 @@ class Embeddings(encoder.Embeddings):
 
     def __init__(self, config: BigBirdConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.factor = config.hidden_size**0.5 if config.rescale_embeddings else None
+        self.embedding_scale = config.hidden_size**0.5 if config.rescale_embeddings else None
 
     def __call__(
         self,
-        ids: jax.Array,  # (batch, length)
-        types: jax.Array,
-        positions: jax.Array,  # (batch, keys)
+        input_ids: jax.Array,  # (batch, length)
+        token_type_ids: jax.Array,  # (batch, length)
+        position_ids: jax.Array,  # (batch, length)
         rngs: Keys | None,
     ) -> jax.Array:
-        x = self.word_embeddings(ids)
-        x = x if self.factor is None else x * self.factor
-        x = x + self.token_type_embeddings(types) + self.position_embeddings(positions)
+        x = self.word_embeddings(input_ids)
+        x = x if self.embedding_scale is None else x * self.embedding_scale
+        x = x + self.token_type_embeddings(token_type_ids) + self.position_embeddings(position_ids)
         return self.LayerNorm(self.dropout(x, rngs))  # type: ignore[misc]  # created in __init__
 
 
@@ -332,8 +332,8 @@ class QuestionAnsweringHead(nnx.Module):
         x: jax.Array,  # (batch, length, hidden)
         rngs: Keys | None,
     ) -> jax.Array:
-        wide = self.intermediate(self.dropout(x, rngs))
-        return self.qa_outputs(self.output(wide, x, rngs))
+        hidden = self.intermediate(self.dropout(x, rngs))
+        return self.qa_outputs(self.output(hidden, x, rngs))
 
 
 class QuestionAnswering(BigBirdMixin, bert.ModelWithHead):

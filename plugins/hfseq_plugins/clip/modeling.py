@@ -153,10 +153,10 @@ class TextEmbeddings(nnx.Module):
 
     def __call__(
         self,
-        ids: jax.Array,  # (batch, length)
-        positions: jax.Array,  # (batch, keys)
+        input_ids: jax.Array,  # (batch, length)
+        position_ids: jax.Array,  # (batch, length)
     ) -> jax.Array:
-        return self.token_embedding(ids) + self.position_embedding(positions)
+        return self.token_embedding(input_ids) + self.position_embedding(position_ids)
 
 
 class TextTransformer(nnx.Module):

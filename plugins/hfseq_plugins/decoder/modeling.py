@@ -370,8 +370,8 @@ def last_token_states(states: jax.Array, input_ids: jax.Array, pad: int | None) 
             "configuration. Set it, or pass a single row"
         )
     is_token = jnp.ones_like(input_ids) if pad is None else input_ids != pad
-    last = (jnp.arange(length) * is_token).argmax(-1)
-    return jnp.take_along_axis(states, last[:, None, None], 1)[:, 0]
+    last_index = (jnp.arange(length) * is_token).argmax(-1)
+    return jnp.take_along_axis(states, last_index[:, None, None], 1)[:, 0]
 
 
 class SequenceClassification(nnx.Module):

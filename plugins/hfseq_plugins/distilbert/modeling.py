@@ -87,11 +87,11 @@ class Embeddings(nnx.Module):
 
     def __call__(
         self,
-        ids: jax.Array,  # (batch, length)
-        positions: jax.Array,  # (batch, keys)
+        input_ids: jax.Array,  # (batch, length)
+        position_ids: jax.Array,  # (batch, length)
         rngs: Keys | None,
     ) -> jax.Array:
-        x = self.word_embeddings(ids) + self.position_embeddings(positions)
+        x = self.word_embeddings(input_ids) + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(x), rngs)
 
 

@@ -55,27 +55,27 @@ class Embeddings(nnx.Module):
 
     def __call__(
         self,
-        ids: jax.Array,  # (batch, length)
-        mask: jax.Array,
-        segments: jax.Array | None,  # (batch, length)
-        positions: jax.Array,  # (batch, keys)
+        input_ids: jax.Array,  # (batch, length)
+        attention_mask: jax.Array,  # (batch, length)
+        segment_ids: jax.Array | None,  # (batch, length)
+        position_ids: jax.Array,  # (batch, length)
     ) -> jax.Array:
-        x = self.word_embeddings(ids)
+        x = self.word_embeddings(input_ids)
         if self.mask_token_id is not None:
             # Masked tokens are treated as dropped out: they are zero, and the other tokens of a
             # document are scaled by its masked share relative to that in training.
-            is_masked = ids == self.mask_token_id
-            if segments is None:
-                counts = [part.sum(1, keepdims=True) for part in (is_masked, mask)]
+            is_masked = input_ids == self.mask_token_id
+            if segment_ids is None:
+                counts = [part.sum(1, keepdims=True) for part in (is_masked, attention_mask)]
             else:
-                counts = [_in_document(part, segments) for part in (is_masked, mask)]
+                counts = [_in_document(part, segment_ids) for part in (is_masked, attention_mask)]
             share = counts[0] / jnp.maximum(counts[1], 1)
             scale = jnp.where(is_masked, 0.0, (1 - MASKED_SHARE) / jnp.maximum(1 - share, 1e-6))
             x = (x * scale[..., None]).astype(x.dtype)
         if self.position_embeddings is not None:
-            x = x + self.position_embeddings(positions)
+            x = x + self.position_embeddings(position_ids)
         x = x if self.layer_norm is None else self.layer_norm(x)
-        return x * mask[..., None].astype(x.dtype)
+        return x * attention_mask[..., None].astype(x.dtype)
 
 
 def _in_document(selected: jax.Array, segments: jax.Array) -> jax.Array:
@@ -90,8 +90,8 @@ def _in_document(selected: jax.Array, segments: jax.Array) -> jax.Array:
     """
     length = segments.shape[1]
 
-    def row(counted: jax.Array, segments: jax.Array) -> jax.Array:
-        sums = jax.ops.segment_sum(counted.astype(jnp.float32), segments, num_segments=length + 1)
+    def row(selected: jax.Array, segments: jax.Array) -> jax.Array:
+        sums = jax.ops.segment_sum(selected.astype(jnp.float32), segments, num_segments=length + 1)
         return sums[segments]
 
     return jax.vmap(row)(selected, segments)

@@ -34,8 +34,8 @@ def shift_tokens_right(input_ids: jax.Array | np.ndarray, pad_token_id: int | No
         raise UsageError("shift_tokens_right requires a pad_token_id in the configuration")
     ids = jnp.asarray(input_ids, jnp.int32)
     ids = jnp.where(ids == -100, pad_token_id, ids)
-    last = (ids != pad_token_id).sum(-1, keepdims=True) - 1
-    return jnp.concatenate([jnp.take_along_axis(ids, last, axis=1), ids[:, :-1]], axis=1)
+    last_index = (ids != pad_token_id).sum(-1, keepdims=True) - 1
+    return jnp.concatenate([jnp.take_along_axis(ids, last_index, axis=1), ids[:, :-1]], axis=1)
 
 
 class Encoder(layers.Encoder):

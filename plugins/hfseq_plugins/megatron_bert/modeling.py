@@ -41,7 +41,7 @@ class Output(nnx.Module):
     def __call__(
         self,
         x: jax.Array,  # (batch, length, hidden)
-        residual: jax.Array,
+        residual: jax.Array,  # (batch, length, hidden)
         rngs: Keys | None,
     ) -> jax.Array:
         return residual + self.dropout(self.dense(x), rngs)

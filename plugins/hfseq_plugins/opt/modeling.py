@@ -106,16 +106,16 @@ class Decoder(nnx.Module):
     """Token embeddings, which may be narrower than the layers, positions and layers."""
 
     def __init__(self, config: OPTConfig, rngs: nnx.Rngs):
-        width, narrow = config.hidden_size, config.word_embed_proj_dim
+        width, embedding_width = config.hidden_size, config.word_embed_proj_dim
         init, rows = nn.normal(config.init_std), config.max_position_embeddings + OFFSET
-        self.embed_tokens = nn.Embed(config.vocab_size, narrow, init, rngs)  # type: ignore[arg-type]  # defaults to hidden_size
+        self.embed_tokens = nn.Embed(config.vocab_size, embedding_width, init, rngs)  # type: ignore[arg-type]  # defaults to hidden_size
         self.embed_positions = nn.Embed(rows, width, init, rngs)
         self.project_in = self.project_out = nnx.data(None)
-        if narrow != width:
-            self.project_in = linear(config, narrow, width, rngs, bias=False)  # type: ignore[arg-type]  # defaults to hidden_size
-            self.project_out = linear(config, width, narrow, rngs, bias=False)  # type: ignore[arg-type]  # defaults to hidden_size
-        last = config.do_layer_norm_before and not config._remove_final_layer_norm
-        self.final_layer_norm = norm(config) if last else nnx.data(None)
+        if embedding_width != width:
+            self.project_in = linear(config, embedding_width, width, rngs, bias=False)  # type: ignore[arg-type]  # defaults to hidden_size
+            self.project_out = linear(config, width, embedding_width, rngs, bias=False)  # type: ignore[arg-type]  # defaults to hidden_size
+        use_final_norm = config.do_layer_norm_before and not config._remove_final_layer_norm
+        self.final_layer_norm = norm(config) if use_final_norm else nnx.data(None)
         self.layers = nn.Layers([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
 
     def __call__(

@@ -16,12 +16,12 @@ from hfseq_plugins.resnet.modeling import INIT, ConvLayer, Function
 class SqueezeExcitation(nnx.Module):
     """Squeeze-and-excitation: scales channels by a function of their means (Hu et al., 2018)."""
 
-    def __init__(self, features: int, narrow: int, rngs: nnx.Rngs):
+    def __init__(self, features: int, reduced: int, rngs: nnx.Rngs):
         self.attention = nnx.List(
             [
-                nn.Conv(features, narrow, (1, 1), INIT, rngs),
+                nn.Conv(features, reduced, (1, 1), INIT, rngs),
                 Function(jax.nn.relu),
-                nn.Conv(narrow, features, (1, 1), INIT, rngs),
+                nn.Conv(reduced, features, (1, 1), INIT, rngs),
                 Function(jax.nn.sigmoid),
             ]
         )

@@ -98,11 +98,20 @@ class Block(nnx.Module):
                 ConvLayer(features_in, features_out, rngs, 3, stride, act="relu"),
                 ConvLayer(features_out, features_out, rngs),
             ]
-        narrow, early = features_out // 4, config.downsample_in_bottleneck
+        bottleneck_width, stride_first = features_out // 4, config.downsample_in_bottleneck
         return [
-            ConvLayer(features_in, narrow, rngs, 1, stride if early else 1, act="relu"),
-            ConvLayer(narrow, narrow, rngs, 3, 1 if early else stride, act="relu"),
-            ConvLayer(narrow, features_out, rngs, 1),
+            ConvLayer(
+                features_in, bottleneck_width, rngs, 1, stride if stride_first else 1, act="relu"
+            ),
+            ConvLayer(
+                bottleneck_width,
+                bottleneck_width,
+                rngs,
+                3,
+                1 if stride_first else stride,
+                act="relu",
+            ),
+            ConvLayer(bottleneck_width, features_out, rngs, 1),
         ]
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -149,9 +158,9 @@ class Encoder(nnx.Module):
 
     def __init__(self, block: type[Block], config: Any, rngs: nnx.Rngs):
         widths = (config.embedding_size, *config.hidden_sizes)
-        first = 2 if config.downsample_in_first_stage else 1
+        first_stride = 2 if config.downsample_in_first_stage else 1
         self.stages = nnx.List(
-            Stage(block, config, widths[at], widths[at + 1], depth, 2 if at else first, rngs)
+            Stage(block, config, widths[at], widths[at + 1], depth, 2 if at else first_stride, rngs)
             for at, depth in enumerate(config.depths)
         )
 

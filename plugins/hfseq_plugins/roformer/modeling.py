@@ -40,11 +40,11 @@ class Embeddings(nnx.Module):
 
     def __call__(
         self,
-        ids: jax.Array,  # (batch, length)
-        types: jax.Array,
+        input_ids: jax.Array,  # (batch, length)
+        token_type_ids: jax.Array,  # (batch, length)
         rngs: Keys | None,
     ) -> jax.Array:
-        x = self.word_embeddings(ids) + self.token_type_embeddings(types)
+        x = self.word_embeddings(input_ids) + self.token_type_embeddings(token_type_ids)
         return self.dropout(self.LayerNorm(x), rngs)
 
 
@@ -120,10 +120,12 @@ class RoFormerModule(nnx.Module):
     """RoFormer encoder without a head."""
 
     def __init__(self, config: RoFormerConfig, rngs: nnx.Rngs, add_pooling_layer: bool = False):
-        narrow, width = embedding_size(config), config.hidden_size
+        embedding_width, width = embedding_size(config), config.hidden_size
         self.embeddings, self.encoder = Embeddings(config, rngs), Encoder(config, rngs)
         self.embeddings_project = (
-            nnx.data(None) if narrow == width else dense(config, narrow, width, rngs)
+            nnx.data(None)
+            if embedding_width == width
+            else dense(config, embedding_width, width, rngs)
         )
         self.rotary = nnx.static(nn.Rotary(config, width // config.num_attention_heads))
 
