@@ -1,9 +1,9 @@
 """JAX/Flax sequence models on Hugging Face Transformers 5.
 
-Public names are resolved when they are first used (PEP 562), so ``import hfseq`` imports neither
-jax nor transformers. It does two more things: as soon as transformers' Auto classes are imported
-they know the architectures of hfseq's plugins (see `hfseq.plugins.transformers_hook`), and the
-import paths of Transformers 4's Flax classes lead to hfseq's (`hfseq.v4.paths`).
+Public names are imported on first use (PEP 562), so that ``import hfseq`` imports neither JAX nor
+Transformers. It has two side effects: the Auto classes of Transformers find the architectures of
+hfseq's plugins (`hfseq.plugins.transformers_hook`), and the import paths of Transformers 4's Flax
+classes lead to the classes of hfseq (`hfseq.v4.paths`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hfseq.plugins import hookimpl as hookimpl
     from hfseq.plugins import register_auto_classes as register_auto_classes
 
-#: Public names by the module that defines them; the architectures' come from the plugins.
+#: Public names by module. The classes of architectures are in the plugins.
 _PUBLIC = {
     "hfseq.plugins.hookspecs": ["hookimpl"],
     "hfseq.plugins.transformers_hook": ["register_auto_classes"],
@@ -46,7 +46,7 @@ _PUBLIC = {
         "load_pytorch_checkpoint_in_flax_state_dict",
         "rename_key_and_reshape_tensor",
     ],
-    # What the scripts of Transformers 4 defined themselves.
+    # Classes that the example scripts of Transformers 4 defined.
     "hfseq.v4.collators": [
         "FlaxDataCollatorForBartDenoisingLM",
         "FlaxDataCollatorForLanguageModeling",
@@ -58,8 +58,8 @@ _PUBLIC = {
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
-#: Rooms with many classes of a kind, found by what their names contain.
-_ROOMS = {
+#: Modules with many similar public classes, and substrings of the names of these classes.
+_CLASS_MODULES = {
     "hfseq.nn.outputs": ("Output",),
     "hfseq.generation": ("Output", "Logit", "LengthPenalty"),
 }
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         value = getattr(importlib.import_module(_MODULES[name]), name)
     elif name.startswith("Flax"):
-        return _flax_class(name)  # not kept: a plugin that is loaded later may have another
+        return _flax_class(name)  # not cached: a plugin that is loaded later may replace it
     elif name.islower() and name[0] != "_" and importlib.util.find_spec(f"hfseq.{name}"):
         value = importlib.import_module(f"hfseq.{name}")
     else:
@@ -80,26 +80,28 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     heads = {target_name(target) for spec in _architectures() for target in spec.heads.values()}
-    rooms = {name for room in _ROOMS if room in sys.modules for name in _in_room(room)}
-    return sorted({*globals(), *_MODULES, *heads, *rooms})
+    class_names = {
+        name for module in _CLASS_MODULES if module in sys.modules for name in _class_names(module)
+    }
+    return sorted({*globals(), *_MODULES, *heads, *class_names})
 
 
-def _in_room(room: str) -> list[str]:
-    """Return the public classes of a room."""
-    names = vars(importlib.import_module(room))
-    parts = _ROOMS[room]
+def _class_names(module: str) -> list[str]:
+    """Returns the names of the public classes of a module in `_CLASS_MODULES`."""
+    names = vars(importlib.import_module(module))
+    parts = _CLASS_MODULES[module]
     return [n for n in names if n.startswith("Flax") and any(part in n for part in parts)]
 
 
 def _flax_class(name: str) -> type:
-    """Return an output class, a logits processor, or a class of a registered architecture.
+    """Returns an output class, a logits processor, or a class of a registered architecture.
 
-    Heads are found by the names in the registry. Any other class of an architecture, such as
-    ``FlaxBertPreTrainedModel``, is looked up in the modules of those heads.
+    Heads are found by their names in the registry. Other classes of an architecture, such as
+    ``FlaxBertPreTrainedModel``, are looked up in the modules of its heads.
     """
-    for room, parts in _ROOMS.items():
-        if any(part in name for part in parts) and name in _in_room(room):
-            return getattr(importlib.import_module(room), name)
+    for module_name, parts in _CLASS_MODULES.items():
+        if any(part in name for part in parts) and name in _class_names(module_name):
+            return getattr(importlib.import_module(module_name), name)
     for spec in _architectures():
         for task, target in spec.heads.items():
             if target_name(target) == name:
@@ -121,7 +123,7 @@ def _architectures() -> list[ArchitectureSpec]:
 
 def _unknown(name: str) -> str:
     message = f"module 'hfseq' has no attribute '{name}'"
-    if name.startswith("__"):  # asked for by all kinds of tools: no reason to discover plugins
+    if name.startswith("__"):  # many tools query dunder names: do not discover plugins for them
         return message
     from hfseq.errors import did_you_mean
     from hfseq.plugins import load

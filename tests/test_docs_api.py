@@ -20,7 +20,7 @@ NAMES = re.findall(r"^\.\. (?:py:data|auto\w+):: ([\w.]+)$", TEXT, flags=re.M)
 
 def public() -> set[str]:
     """The names that ``import hfseq`` offers: its own, its rooms' and the architectures' heads."""
-    rooms = {name for room in hfseq._ROOMS for name in hfseq._in_room(room)}
+    rooms = {name for room in hfseq._CLASS_MODULES for name in hfseq._class_names(room)}
     heads = {
         target_name(target)
         for entry in plugins.load().architectures.entries()

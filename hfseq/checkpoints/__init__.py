@@ -1,1 +1,1 @@
-"""From a name to files, from files to tensors, and back. Nothing here imports jax."""
+"""Finds, reads and writes checkpoint files. Nothing in this package imports JAX."""

@@ -1,4 +1,4 @@
-"""Configurations that strangers wrote: read without surprises, refused where they are absurd."""
+"""Reads, validates and writes config.json, including files from untrusted sources."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hfseq.checkpoints.config")
 
-MAX_SIZE = 2**31 - 1  # no size of a model is a number that int32 does not hold
-MAX_LAYERS = 2048  # the deepest published transformers have 1,000
-FREE_LAYERS = 256  # these take no noticeable time to lay out, whatever a file holds of them
-FREE_POSITIONS = 2**20  # numbers of a table of positions, whatever a file holds
-FREE_NEW_VALUES = 2**24  # numbers that may be initialised beside those of a file, whatever it holds
+MAX_SIZE = 2**31 - 1  # sizes of models fit into int32
+MAX_LAYERS = 2048  # the deepest published transformers have 1,000 layers
+# Limits below which a configuration need not be proportional to its weight file:
+FREE_LAYERS = 256  # layers, which are built in negligible time
+FREE_POSITIONS = 2**20  # values in a position table
+FREE_NEW_VALUES = 2**24  # newly initialized values
 _SIZES = re.compile(
     r"layers?$|heads$|_size$|_dim$|positions$|position_embeddings$|buckets$|^d_|^n_|^num_"
 )
@@ -50,19 +51,29 @@ WEIGHT_FILES = (".safetensors", ".msgpack", ".bin", ".index.json")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A checkpoint: where its files are, and the one weight file of it, if it is one file."""
+    """The location of a checkpoint.
+
+    Attributes:
+        location: Directory or Hub name.
+        file: Path of the weight file, if a single file was given.
+    """
 
     location: str
     file: str | None = None
 
     @classmethod
     def parse(cls, name: str) -> Source:
-        """Take ``name`` apart: a directory, a Hub name, or a weight file beside its config.json."""
+        """Parses a directory, a Hub name, or the path of a weight file next to its config.json.
+
+        Raises:
+            UsageError: The file is not a weight file.
+            CheckpointError: The directory does not exist.
+        """
         expanded = os.path.expanduser(name)
         if os.path.isfile(expanded):
             if not expanded.endswith(WEIGHT_FILES):
                 raise UsageError(
-                    f"{name} is no weight file ({', '.join(WEIGHT_FILES)}): give a directory"
+                    f"{name} is not a weight file ({', '.join(WEIGHT_FILES)}): use a directory"
                 )
             return cls(os.path.dirname(expanded) or ".", expanded)
         if os.path.isdir(expanded):
@@ -72,16 +83,16 @@ class Source:
 
     @property
     def weights(self) -> str:
-        """What the weights are loaded from."""
+        """The weight file, or the directory or Hub name."""
         return self.file or self.location
 
 
 @contextlib.contextmanager
-def wrap_read_errors(place: str) -> Iterator[None]:
-    """Turn what the body raises at a configuration that it cannot read into a ConfigError.
+def wrap_read_errors(location: str) -> Iterator[None]:
+    """Converts errors that the body raises while it reads a configuration to `ConfigError`.
 
-    Configuration classes of transformers check little, so anything may be raised; errors of hfseq,
-    absent packages and an absent file keep their type.
+    Configuration classes of Transformers validate little, so they may raise any exception. Errors
+    of hfseq, `ImportError` and errors for missing files keep their type.
     """
     try:
         yield
@@ -90,10 +101,14 @@ def wrap_read_errors(place: str) -> Iterator[None]:
     except OSError as error:
         if type(error) is not OSError:
             raise
-        # how transformers calls invalid JSON
-        raise ConfigError(f"cannot read the configuration of {place}: {_reason(error)}") from error
+        # Transformers raises a plain OSError for invalid JSON.
+        raise ConfigError(
+            f"cannot read the configuration of {location}: {_reason(error)}"
+        ) from error
     except Exception as error:
-        raise ConfigError(f"cannot read the configuration of {place}: {_reason(error)}") from error
+        raise ConfigError(
+            f"cannot read the configuration of {location}: {_reason(error)}"
+        ) from error
 
 
 def _reason(error: Exception) -> str:
@@ -101,10 +116,10 @@ def _reason(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def wrap_build_errors(place: str) -> Iterator[None]:
-    """Turn what a model class raises at sizes that make no model into a ConfigError.
+def wrap_build_errors(location: str) -> Iterator[None]:
+    """Converts errors that a model class raises for invalid sizes to `ConfigError`.
 
-    Errors of hfseq, and of arguments that the class does not know, keep their type.
+    Errors of hfseq, and errors for unexpected arguments, keep their type.
     """
     try:
         yield
@@ -114,102 +129,115 @@ def wrap_build_errors(place: str) -> Iterator[None]:
         if isinstance(error, TypeError) and "argument" in str(error):
             raise
         raise ConfigError(
-            f"the configuration of {place} describes no model: {_reason(error)}"
+            f"the configuration of {location} is not valid: {_reason(error)}"
         ) from error
 
 
-def check_mapping(stored: object, place: str) -> None:
-    """Refuse a configuration that is no JSON object, or would replace attributes of its class."""
+def check_mapping(stored: object, location: str) -> None:
+    """Raises `ConfigError` if a configuration is not a JSON object or has special names.
+
+    Names such as ``__class__`` would replace attributes of the configuration class.
+    """
     if not isinstance(stored, Mapping):
-        raise ConfigError(f"cannot read the configuration of {place}: it is no JSON object")
+        raise ConfigError(f"cannot read the configuration of {location}: it is not a JSON object")
     strange = [name for name in stored if not isinstance(name, str) or name.startswith("__")]
     if strange:
         raise ConfigError(
-            f"the configuration of {place} has the name {strange[0]!r:.80}: remove it"
+            f"the configuration of {location} has the invalid name {strange[0]!r:.80}: remove it"
         )
 
 
-def raise_untrusted_code(auto_map: object, place: str) -> None:
-    """Say which code of a checkpoint would run if it were trusted, and how to trust it."""
-    named = auto_map.items() if isinstance(auto_map, Mapping) else ()
+def raise_untrusted_code(auto_map: object, location: str) -> None:
+    """Raises `ConfigError` that lists the code of a checkpoint and explains how to trust it."""
+    references = auto_map.items() if isinstance(auto_map, Mapping) else ()
     listing = ", ".join(
         f"{name} from {str(target).rpartition('.')[0] or target}.py ({target})"
-        for name, target in named
+        for name, target in references
     )
     raise ConfigError(
-        f"{place} is a model of its own code, which is not run unless you trust it: {listing}. "
-        "Read that code; then pass trust_remote_code=True (--trust_remote_code)"
+        f"{location} requires code from the checkpoint, which is not run unless you trust it: "
+        f"{listing}. Read this code, then pass trust_remote_code=True (--trust_remote_code)"
     )
 
 
-def check_numbers(config: PreTrainedConfig, place: str) -> None:
-    """Refuse a configuration with numbers that no model has.
+def check_numbers(config: PreTrainedConfig, location: str) -> None:
+    """Checks that the numbers of a configuration are plausible.
 
-    Those are what is not finite, sizes below 0, anything that int32 does not hold, and more than
-    ``MAX_LAYERS`` layers. **Raises:** :class:`~hfseq.errors.ConfigError` that names them all.
+    Raises:
+        ConfigError: Numbers are not finite, sizes are negative, integers do not fit into int32, or
+            there are more than `MAX_LAYERS` layers. The message lists them.
     """
     problems = []
     for name, value in _attributes(config):
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        size = _SIZES.search(name)
-        most = MAX_LAYERS if _LAYERS.search(name) else MAX_SIZE
+        is_size = _SIZES.search(name)
+        limit = MAX_LAYERS if _LAYERS.search(name) else MAX_SIZE
         if isinstance(value, float) and not math.isfinite(value):
             problems.append(f"{name} is {value}")
-        elif isinstance(value, int) and abs(value) > most:
-            problems.append(f"{name} is {value:.3g}, at most {most} is possible")
-        elif size and value < 0:
-            problems.append(f"{name} is {value}, a size")
+        elif isinstance(value, int) and abs(value) > limit:
+            problems.append(f"{name} is {value:.3g}, which exceeds {limit}")
+        elif is_size and value < 0:
+            problems.append(f"{name} is {value}, but sizes must not be negative")
     if problems:
         raise ConfigError(
-            f"the configuration of {place} describes no model: {'; '.join(problems[:6])}"
+            f"the configuration of {location} is not valid: {'; '.join(problems[:6])}"
         )
 
 
 def _attributes(config: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a configuration and of its parts, such as CLIP's two."""
+    """Yields the attributes of a configuration and of its sub-configurations."""
     for name, value in vars(config).items():
         yield name, value
         if name in getattr(config, "sub_configs", {}) and hasattr(value, "__dict__"):
             yield from ((f"{name}.{inner}", part) for inner, part in _attributes(value))
 
 
-def check_against_file(config: PreTrainedConfig, tensors: Mapping[str, Tensor], place: str) -> None:
-    """Refuse a configuration of a model that is out of all proportion to its file.
+def check_against_file(
+    config: PreTrainedConfig, tensors: Mapping[str, Tensor], location: str
+) -> None:
+    """Checks that the model of a configuration is not far larger than its weight file.
 
-    Laying out layers and computing tables of places takes time and memory by the configuration
-    alone, before a tensor is found missing.
+    Building layers and position tables takes time and memory before the first missing tensor is
+    noticed.
+
+    Raises:
+        WeightsError: The configuration has far more layers or positions than the weights.
     """
     numbers = {n: v for n, v in _attributes(config) if isinstance(v, int) and v is not True}
     layers = max((value for name, value in numbers.items() if _LAYERS.search(name)), default=0)
     if layers > max(FREE_LAYERS, len(tensors)):
         raise WeightsError(
-            f"the configuration beside {place} has {layers} layers, and the file {len(tensors)} "
-            "tensors: they do not belong together"
+            f"the configuration of {location} has {layers} layers, but the weights only have "
+            f"{len(tensors)} tensors: they are of different models"
         )
-    held = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    tabulated = not hasattr(type(config), "rope_parameters")  # rotary positions have no table
+    num_values = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    has_position_table = not hasattr(
+        type(config), "rope_parameters"
+    )  # rotary embeddings have no table
     for name, positions in numbers.items():
-        if not tabulated or not name.endswith("max_position_embeddings"):
+        if not has_position_table or not name.endswith("max_position_embeddings"):
             continue
         width = numbers.get(name.replace("max_position_embeddings", "hidden_size"))
         width = getattr(config, "hidden_size", 0) if width is None else width
-        if positions * (width if isinstance(width, int) else 0) > max(FREE_POSITIONS, 4 * held):
+        if positions * (width if isinstance(width, int) else 0) > max(
+            FREE_POSITIONS, 4 * num_values
+        ):
             raise WeightsError(
-                f"the configuration beside {place} has {positions} places of {width} numbers, and "
-                f"the file holds {held} numbers in all: they do not belong together"
+                f"the configuration of {location} has {positions} positions of {width} values, but "
+                f"the weights only have {num_values} values: they are of different models"
             )
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
-    """Turn ``a=1,b=gelu,c=[2,3]`` into a dictionary; values are YAML (so JSON too)."""
+    """Parses ``a=1,b=gelu,c=[2,3]`` into a dictionary. Values are YAML, and thus also JSON."""
     import yaml
 
     overrides: dict[str, Any] = {}
     for item in filter(None, re.split(r",(?![^\[]*\])", text or "")):  # not within a list
-        name, sign, value = item.partition("=")
-        if not sign or not name.strip():
-            raise UsageError(f"--config_overrides {item}: write name=value, separated by commas")
+        name, equals, value = item.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--config_overrides {item}: use name=value, separated by commas")
         try:
             overrides[name.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:
@@ -217,14 +245,22 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
     return overrides
 
 
-def preset_values(kind: type | None, preset: str | None, model_type: str) -> Mapping[str, Any]:
-    """Return what ``--preset`` sets in a configuration of the class ``kind``: nothing without one.
+def preset_values(
+    config_class: type | None, preset: str | None, model_type: str
+) -> Mapping[str, Any]:
+    """Returns the configuration values of ``--preset``, or an empty dictionary without a preset.
 
-    **Raises:** UsageError for a size that the class does not name.
+    Args:
+        config_class: The configuration class, or `None` if it is unknown.
+        preset: The name of the preset, or `None`.
+        model_type: The model type, for the message.
+
+    Raises:
+        UsageError: The class has no such preset.
     """
     if not preset:
         return {}
-    presets = getattr(kind, "presets", {})
+    presets = getattr(config_class, "presets", {})
     if preset not in presets:
         raise UsageError(
             f"--preset {preset}: '{model_type}' has "
@@ -238,12 +274,17 @@ def preset_values(kind: type | None, preset: str | None, model_type: str) -> Map
 
 
 def apply_overrides(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> None:
-    """Set ``overrides`` on ``config``, and the attributes that its class derives from them.
+    """Sets values of a configuration, and the attributes that its class derives from them.
 
-    T5's ``feed_forward_proj=gated-gelu`` makes ``is_gated_act`` true, for example: a configuration
-    computes such things when it is made, not when an attribute is set.
+    A configuration derives attributes when it is created, not when an attribute is set. For
+    example, T5's ``feed_forward_proj=gated-gelu`` makes ``is_gated_act`` true.
 
-    **Raises:** UsageError for a name that the configuration has not, or a value of another type.
+    Args:
+        config: The configuration, which is modified.
+        overrides: New values by name.
+
+    Raises:
+        UsageError: The configuration has no such name, or the value has an invalid type.
     """
     for name in overrides:
         if not hasattr(config, name):
@@ -251,15 +292,19 @@ def apply_overrides(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> N
                 f"--config_overrides: {config.model_type} has no {name}"
                 + did_you_mean(name, list(config.to_dict()))
             )
-    kind = type(config)
+    config_class = type(config)
     try:
-        before, after = (vars(kind(**values)) for values in ({}, copy.deepcopy(dict(overrides))))
+        default_values, new_values = (
+            vars(config_class(**values)) for values in ({}, copy.deepcopy(dict(overrides)))
+        )
     except Exception as error:  # strict configurations raise their own types
         raise UsageError(f"--config_overrides: {one_line(error, 600)}") from error
-    derived = {name: value for name, value in after.items() if before.get(name, ...) != value}
-    # What the class makes of a value counts (T5 reads tie_word_embeddings as something else).
-    kept = {name: after.get(name, value) for name, value in overrides.items()}
-    for name, value in {**kept, **derived}.items():
+    derived = {
+        name: value for name, value in new_values.items() if default_values.get(name, ...) != value
+    }
+    # Use the value as the class stores it: T5 interprets tie_word_embeddings differently.
+    requested = {name: new_values.get(name, value) for name, value in overrides.items()}
+    for name, value in {**requested, **derived}.items():
         setattr(config, name, value)
 
 
@@ -280,13 +325,19 @@ _IGNORED = (
 
 
 def pop_download_options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Take the download options out; ``use_auth_token`` is the old name of ``token``."""
+    """Removes the download options from ``kwargs`` and returns them.
+
+    ``use_auth_token`` is an alias of ``token``. Options that have no effect are removed.
+
+    Raises:
+        ValueError: Both ``token`` and ``use_auth_token`` are given.
+    """
     for name in _IGNORED:
         kwargs.pop(name, None)
     old = kwargs.pop("use_auth_token", None)
     if old is not None:
         if kwargs.get("token") is not None:
-            raise ValueError("`token` and `use_auth_token` are both specified: give only `token`")
+            raise ValueError("`token` and `use_auth_token` are both specified: use only `token`")
         kwargs["token"] = old
     return {name: kwargs.pop(name) for name in _DOWNLOAD if name in kwargs}
 
@@ -298,55 +349,77 @@ def load_config(
     download: Mapping[str, Any],
     kwargs: dict[str, Any],
 ) -> tuple[PreTrainedConfig, dict[str, Any]]:
-    """Return the configuration, and the keywords that it did not take."""
+    """Loads the configuration of a model.
+
+    Args:
+        cls: The model class.
+        source: Directory, Hub name or weight file of the model.
+        config: A configuration, or the location of one. Default: that of ``source``.
+        download: Download options.
+        kwargs: Values that override those of config.json, and other keywords.
+
+    Returns:
+        The configuration, and the keywords that it does not have.
+
+    Raises:
+        UsageError: The configuration is of another family, or ``source`` is a weight file without
+            ``config``.
+        CheckpointError: The configuration does not exist.
+        ConfigError: The configuration is not valid.
+    """
     if config is not None and not isinstance(config, (str, Path)):
         _check_family(cls, config.model_type, source)
         return config, kwargs
-    place = str(config or source)
-    if Path(place).is_file() and not place.endswith(".json"):
-        raise UsageError(f"{place} is a weight file: pass its configuration too (config=...)")
-    require_config(place, download)
-    with wrap_read_errors(place):
-        stored, _ = cls.config_class.get_config_dict(place, **download)
-        check_mapping(stored, place)
+    location = str(config or source)
+    if Path(location).is_file() and not location.endswith(".json"):
+        raise UsageError(f"{location} is a weight file: pass its configuration too (config=...)")
+    require_config(location, download)
+    with wrap_read_errors(location):
+        stored, _ = cls.config_class.get_config_dict(location, **download)
+        check_mapping(stored, location)
         if native_model_type(stored) == cls.config_class.model_type:
             stored = native_config_dict(stored)
         stored = select_sub_config(cls.config_class, stored)
-        _check_family(cls, stored.get("model_type"), place)
-        made, unused = cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
-    check_numbers(made, place)
-    return made, unused
+        _check_family(cls, stored.get("model_type"), location)
+        new_config, unused = cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
+    check_numbers(new_config, location)
+    return new_config, unused
 
 
-def select_sub_config(kind: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a composite's config.json that a configuration class is for, if any."""
-    part = stored.get(getattr(kind, "base_config_key", "") or "")
-    if stored.get("model_type") == kind.model_type or not isinstance(part, Mapping):
+def select_sub_config(config_class: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the sub-configuration of a composite config.json for a class, or all of it."""
+    part = stored.get(getattr(config_class, "base_config_key", "") or "")
+    if stored.get("model_type") == config_class.model_type or not isinstance(part, Mapping):
         return stored
-    return {"model_type": kind.model_type, **part}
+    return {"model_type": config_class.model_type, **part}
 
 
 def native_model_type(stored: Mapping[str, Any]) -> str | None:
-    """Return the native architecture that config.json names beside its stock twin, if any."""
+    """Returns the native model type of a config.json that also describes a stock architecture.
+
+    Some architectures of hfseq have a stock Transformers architecture that computes the same. Their
+    config.json describes the stock architecture, and the native one under the key ``hfseq``.
+    """
     native = stored.get("hfseq")
     name = native.get("model_type") if isinstance(native, Mapping) else None
     return name if isinstance(name, str) else None
 
 
 def native_config_dict(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json as the native architecture reads it (docs/checkpoints.md)."""
-    described = {**stored, **stored["hfseq"]}
-    del described["hfseq"]
-    return described
+    """Returns the config.json of the native architecture (see docs/checkpoints.md)."""
+    native = {**stored, **stored["hfseq"]}
+    del native["hfseq"]
+    return native
 
 
 def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the native architecture that ``config`` is the stock twin of.
+    """Returns the native configuration for a stock configuration with an ``hfseq`` attribute.
 
-    ``transformers.AutoConfig`` reads such a directory as its twin, with an attribute ``hfseq``. Any
-    other configuration comes back as it is.
+    ``transformers.AutoConfig`` loads the stock configuration from such a directory (see
+    :func:`native_model_type`). Other configurations are returned unchanged.
 
-    **Raises:** :class:`~hfseq.errors.UsageError` if no plugin registers the architecture.
+    Raises:
+        UsageError: No plugin registers the native architecture.
     """
     native = native_model_type({"hfseq": getattr(config, "hfseq", None)})
     if native is None:
@@ -354,50 +427,59 @@ def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
     from hfseq import plugins
 
     spec = plugins.load().architectures.get(native)
-    described = spec.load_config().from_dict(native_config_dict(config.to_dict()))
-    described._name_or_path = getattr(config, "_name_or_path", "")
-    return described
+    native_cfg = spec.load_config().from_dict(native_config_dict(config.to_dict()))
+    native_cfg._name_or_path = getattr(config, "_name_or_path", "")
+    return native_cfg
 
 
-def _check_family(cls: Any, model_type: str | None, place: str) -> None:
+def _check_family(cls: Any, model_type: str | None, location: str) -> None:
     expected = getattr(cls.config_class, "model_type", None)
     if expected and model_type and model_type != expected:
         raise UsageError(
-            f"{place} holds a configuration of type '{model_type}', {cls.__name__} is for "
-            f"'{expected}': the FlaxAutoModel classes choose by configuration"
+            f"{location} contains a configuration of type '{model_type}', but {cls.__name__} "
+            f"requires '{expected}'. The FlaxAutoModel classes select the class by configuration"
         )
 
 
 def check_directory(name: str) -> None:
-    """Tell an absent directory from a name on the Hub, which transformers does not."""
+    """Raises `CheckpointError` if ``name`` is a path that does not exist, not a Hub name."""
     path = os.path.expanduser(name)
     looks_local = os.path.isabs(path) or name.startswith(".") or name.count("/") > 1
     if looks_local and not os.path.exists(path):
         raise CheckpointError(
-            f"there is no directory '{name}' (in '{Path.cwd()}'); give an existing directory or "
+            f"directory '{name}' does not exist (in '{Path.cwd()}'). Use an existing directory or "
             "the name of a model on the Hub, such as 'FacebookAI/roberta-base'"
         )
 
 
-_NO_CONFIG = "{} has no config.json: is it a directory that a model was saved to?"
+_NO_CONFIG = "{} has no config.json. Use a directory that a model was saved to"
 
 
-def require_config(place: str, download: Mapping[str, Any]) -> None:
-    """Refuse a directory without ``config.json``, which Transformers would look up on the Hub."""
-    folder = Path(place) / (download.get("subfolder") or "")
-    if Path(place).is_dir() and not (folder / "config.json").is_file():
+def require_config(location: str, download: Mapping[str, Any]) -> None:
+    """Raises `CheckpointError` for a directory without config.json.
+
+    Transformers would look for a repository of this name on the Hub.
+    """
+    folder = Path(location) / (download.get("subfolder") or "")
+    if Path(location).is_dir() and not (folder / "config.json").is_file():
         raise CheckpointError(_NO_CONFIG.format(folder))
 
 
 def open_checkpoint(source: str, download: Mapping[str, Any], from_pt: bool) -> files.OpenedWeights:
-    """Open the weights of a directory, a file or a repository on the Hub."""
+    """Opens the weights of a directory, a file or a repository on the Hub.
+
+    Args:
+        source: Directory, file or Hub name.
+        download: Download options.
+        from_pt: Whether PyTorch .bin files are allowed.
+    """
     if Path(source).is_file():
         return files.open_file(source)
     return files.open_weights(fetcher(source, download), source, from_pt=from_pt)
 
 
 def fetcher(source: str, download: Mapping[str, Any]) -> files.Fetch:
-    """Return a function from a file name to its local path, or None where it does not exist."""
+    """Returns a function that maps a file name of ``source`` to a local path, or to `None`."""
     if Path(source).is_dir():
         folders = [Path(source) / (download.get("subfolder") or ""), Path(source)]
 
@@ -412,160 +494,182 @@ def fetcher(source: str, download: Mapping[str, Any]) -> files.Fetch:
     return lambda name: hub.resolve_file(source, name, **options)
 
 
-def check_trusted_config(stored: Mapping[str, Any], trust_remote_code: bool, place: str) -> None:
-    """Refuse a configuration that only code of its checkpoint can read, unless that is trusted.
+def check_trusted_config(stored: Mapping[str, Any], trust_remote_code: bool, location: str) -> None:
+    """Checks that a configuration does not require untrusted code of the checkpoint.
 
-    **Raises:** ConfigError that names the code.
+    Args:
+        stored: The contents of config.json.
+        trust_remote_code: Whether code of the checkpoint is trusted.
+        location: Directory or Hub name, for the message.
+
+    Raises:
+        ConfigError: The configuration requires untrusted code. The message lists the code.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     auto_map = stored.get("auto_map")
-    wants_code = isinstance(auto_map, Mapping) and "AutoConfig" in auto_map
-    if wants_code and not trust_remote_code and stored.get("model_type") not in CONFIG_MAPPING:
-        raise_untrusted_code(auto_map, place)
+    needs_code = isinstance(auto_map, Mapping) and "AutoConfig" in auto_map
+    if needs_code and not trust_remote_code and stored.get("model_type") not in CONFIG_MAPPING:
+        raise_untrusted_code(auto_map, location)
 
 
-def auto_config(place: str, trust_remote_code: bool = False, **download: Any) -> PreTrainedConfig:
-    """Return the configuration at ``place`` by the class that it names, its numbers checked.
+def auto_config(
+    location: str, trust_remote_code: bool = False, **download: Any
+) -> PreTrainedConfig:
+    """Loads and checks a configuration with the class for its model type.
 
-    **Raises:** CheckpointError where there is none, or it cannot be read; ConfigError for one that
-    describes no model, or needs code that is not ``trusted``.
+    Args:
+        location: Directory, JSON file or Hub name.
+        trust_remote_code: Whether code of the checkpoint may run.
+        **download: Download options.
+
+    Raises:
+        CheckpointError: The configuration does not exist or cannot be read.
+        ConfigError: The configuration is not valid or requires untrusted code.
     """
     from transformers import AutoConfig, PreTrainedConfig
 
     try:
-        with wrap_read_errors(place):
-            stored, _ = PreTrainedConfig.get_config_dict(place, **download)
-            check_mapping(stored, place)
-            check_trusted_config(stored, trust_remote_code, place)
+        with wrap_read_errors(location):
+            stored, _ = PreTrainedConfig.get_config_dict(location, **download)
+            check_mapping(stored, location)
+            check_trusted_config(stored, trust_remote_code, location)
             config = native_config(
-                AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, **download)
+                AutoConfig.from_pretrained(
+                    location, trust_remote_code=trust_remote_code, **download
+                )
             )
     except HfseqError:
         raise
     except OSError as error:
-        raise CheckpointError(f"cannot load the configuration '{place}': {error}") from error
-    check_numbers(config, place)
+        raise CheckpointError(f"cannot load the configuration '{location}': {error}") from error
+    check_numbers(config, location)
     return config
 
 
-def read_config(place: str) -> dict[str, Any]:
-    """Return config.json of a directory or a Hub name.
+def read_config(location: str) -> dict[str, Any]:
+    """Reads the config.json of a directory or Hub name as a dictionary.
 
-    **Raises:** :class:`~hfseq.errors.CheckpointError` where there is none, or it is no JSON object.
+    Raises:
+        CheckpointError: config.json does not exist or is not a JSON object.
     """
-    path = fetcher(place, {})("config.json")
+    path = fetcher(location, {})("config.json")
     if path is None:
-        raise CheckpointError(_NO_CONFIG.format(place))
+        raise CheckpointError(_NO_CONFIG.format(location))
     try:
         stored = parse_json(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not readable JSON: {first_line(error)}") from error
     if not isinstance(stored, dict):
-        raise CheckpointError(f"{path} is no JSON object")
+        raise CheckpointError(f"{path} is not a JSON object")
     return stored
 
 
 def model_type(stored: Mapping[str, Any]) -> str | None:
-    """Return the architecture that a config.json names: the native one, where it names both."""
+    """Returns the model type of a config.json: the native one if it has both, or `None`."""
     names = (native_model_type(stored), stored.get("model_type"))
     return next((name for name in names if isinstance(name, str) and name), None)
 
 
 def class_names(stored: Mapping[str, Any]) -> list[str]:
-    """Return the classes that a config.json names; of anything but a list of names, none."""
+    """Returns the ``architectures`` of a config.json, or ``[]`` if they are not valid."""
     names = stored.get("architectures")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-#: What Transformers 4 calls rotary positions; what a file of its still says is written anew.
+#: Keys of rotary embeddings in Transformers 4. They are removed before new values are written.
 _ROPE_KEYS = (
     *("rope_theta", "rope_scaling", "partial_rotary_factor", "rope_local_base_freq"),
     *("global_rope_theta", "local_rope_theta", "global_attn_every_n_layers"),
 )
 _UNKNOWN_TO_4 = (
-    "config.json of this {} has no keys for Transformers 4, which cannot express its rotary "
-    "positions or order of layers: it, and converters that read as it does, would compute another "
-    "model from these weights"
+    "config.json of this {} has no keys for Transformers 4, which cannot represent its rotary "
+    "embeddings or order of layers. Transformers 4, and converters for its keys, would compute "
+    "different outputs from these weights"
 )
 
 
 def write_config(config: PreTrainedConfig, folder: str | Path) -> None:
-    """Write ``config.json`` with the keys of Transformers 5 and, where they differ, those of 4.
+    """Writes config.json with the keys of Transformers 5 and, where they differ, of Transformers 4.
 
-    Transformers 5 has ``rope_parameters`` alone. Transformers 4, and converters and servers that
-    read as it does, ignore those and take the defaults of the class, without a word: the same
-    weights are another model. Reading needs nothing here: configuration classes of Transformers 5
-    take both spellings, and ``rope_parameters`` is what a model reads. A failure leaves the file
-    that was there.
+    Transformers 5 only writes ``rope_parameters``. Transformers 4, and converters and servers that
+    use its keys, ignore them and fall back to the defaults of the class, which changes the outputs
+    of the model. No counterpart is needed for reading: the configuration classes of
+    Transformers 5 accept both kinds of keys. An existing file is unchanged if writing fails.
     """
     os.makedirs(folder, exist_ok=True)
-    with tempfile.TemporaryDirectory() as written:
-        config.save_pretrained(written)
-        # What else there is: the code of a class that asks for its being saved.
+    with tempfile.TemporaryDirectory() as temporary:
+        config.save_pretrained(temporary)
+        # Other files are the code of a class that was registered for saving.
         shutil.copytree(
-            written, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("config.json")
+            temporary, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("config.json")
         )
-        text = Path(written, "config.json").read_text(encoding="utf-8")
-    described = json.loads(text)
-    both = add_legacy_keys(described)
-    read = [type(config).from_dict(copy.deepcopy(stored)) for stored in (described, both)]
-    if read[0].__dict__.get("rope_parameters") != read[1].__dict__.get("rope_parameters"):
+        text = Path(temporary, "config.json").read_text(encoding="utf-8")
+    config_dict = json.loads(text)
+    with_both = add_legacy_keys(config_dict)
+    reloaded = [
+        type(config).from_dict(copy.deepcopy(stored)) for stored in (config_dict, with_both)
+    ]
+    if reloaded[0].__dict__.get("rope_parameters") != reloaded[1].__dict__.get("rope_parameters"):
         logger.warning("%s", _UNKNOWN_TO_4.format(config.model_type))
     else:
-        text = json.dumps(both, indent=2, sort_keys=True) + "\n"
+        text = json.dumps(with_both, indent=2, sort_keys=True) + "\n"
     write_atomically(Path(folder, "config.json"), text)
 
 
-def add_legacy_keys(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json of Transformers 5 with what Transformers 4 calls otherwise beside it.
+def add_legacy_keys(config_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the keys of Transformers 4 to a config.json of Transformers 5.
 
-    Parts that are configurations themselves (``text_config``) get theirs.
+    Sub-configurations such as ``text_config`` get these keys too.
     """
-    both = {
+    result = {
         name: add_legacy_keys(value)
         if name != "hfseq" and isinstance(value, Mapping) and "model_type" in value
         else value
-        for name, value in described.items()
+        for name, value in config_dict.items()
     }
-    if isinstance(described.get("dtype"), str):
-        both["torch_dtype"] = described["dtype"]
-    if rope := described.get("rope_parameters"):
-        both = {name: value for name, value in both.items() if name not in _ROPE_KEYS}
-        both |= _legacy_rope(described, rope)
-    return both
+    if isinstance(config_dict.get("dtype"), str):
+        result["torch_dtype"] = config_dict["dtype"]
+    if rope := config_dict.get("rope_parameters"):
+        result = {name: value for name, value in result.items() if name not in _ROPE_KEYS}
+        result |= _legacy_rope(config_dict, rope)
+    return result
 
 
-def _legacy_rope(described: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of Transformers 4 for ``rope``; none, and a warning, where it has none."""
+def _legacy_rope(config_dict: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys of Transformers 4 for ``rope``, or ``{}`` and a warning if it has none."""
 
     def scaling(part: Mapping[str, Any]) -> dict[str, Any] | None:
-        # With the base inside, too: converters look there.
+        # Includes rope_theta, which some converters read from here.
         return None if part["rope_type"] == "default" else dict(part)
 
     if "rope_type" in rope:
         keys = {"rope_theta": rope["rope_theta"], "rope_scaling": scaling(rope)}
-        partial = "partial_rotary_factor"
-        return keys | {name: rope[name] for name in (partial,) if name in rope}
-    full, windowed = rope.get("full_attention"), rope.get("sliding_attention")
-    kinds = described.get("layer_types") or []
-    whole = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
-    period = whole[1] if len(whole) > 1 else len(kinds)
-    model_type = described.get("model_type")
-    if full and windowed and not scaling(windowed):
+        partial_key = "partial_rotary_factor"
+        return keys | {name: rope[name] for name in (partial_key,) if name in rope}
+    full, sliding = rope.get("full_attention"), rope.get("sliding_attention")
+    layer_types = config_dict.get("layer_types") or []
+    full_layers = [
+        index for index, layer_type in enumerate(layer_types) if layer_type == "full_attention"
+    ]
+    period = full_layers[1] if len(full_layers) > 1 else len(layer_types)
+    model_type = config_dict.get("model_type")
+    if full and sliding and not scaling(sliding):
         if model_type == "gemma3_text":
             return {
                 "rope_theta": full["rope_theta"],
-                "rope_local_base_freq": windowed["rope_theta"],
+                "rope_local_base_freq": sliding["rope_theta"],
                 "rope_scaling": scaling(full),
             }
-        regular = whole == list(range(0, len(kinds), period or 1)) and not scaling(full)
-        if model_type == "modernbert-decoder":  # whose layers all turn by the first base there
-            regular = regular and full["rope_theta"] == windowed["rope_theta"]
+        regular = full_layers == list(range(0, len(layer_types), period or 1)) and not scaling(full)
+        if (
+            model_type == "modernbert-decoder"
+        ):  # in Transformers 4, all its layers use the first rope_theta
+            regular = regular and full["rope_theta"] == sliding["rope_theta"]
         if model_type in ("modernbert", "modernbert-decoder") and regular:
             return {
                 "global_rope_theta": full["rope_theta"],
-                "local_rope_theta": windowed["rope_theta"],
+                "local_rope_theta": sliding["rope_theta"],
                 "global_attn_every_n_layers": period,
             }
     logger.warning("%s", _UNKNOWN_TO_4.format(model_type))

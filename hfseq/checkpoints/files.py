@@ -1,8 +1,8 @@
-"""Weight files on disk: finding them, reading them by slices, writing them atomically.
+"""Finds weight files, reads slices of their tensors, and writes them atomically.
 
 Formats: ``model.safetensors`` and its shards (PyTorch or Flax names), the legacy
-``flax_model.msgpack`` and its shards, and ``pytorch_model.bin`` where torch is installed (never
-unpickled without its restricted loader).
+``flax_model.msgpack`` and its shards, and ``pytorch_model.bin`` if PyTorch is installed, which is
+only read with its restricted loader.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MSGPACK, MSGPACK_INDEX = "flax_model.msgpack", "flax_model.msgpack.index.json"
 TORCH_BIN, TORCH_BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-# v4's order: what a Flax user saved wins over what a PyTorch user saved.
+# The order of Transformers 4: Flax files take precedence over PyTorch files.
 FLAX_FILES = (MSGPACK, MSGPACK_INDEX, SAFETENSORS, SAFETENSORS_INDEX)
 TORCH_FILES = (TORCH_BIN, TORCH_BIN_INDEX)
 _WEIGHTS = re.compile(
@@ -45,7 +45,13 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 @dataclasses.dataclass
 class OpenedWeights:
-    """The tensors of a checkpoint by name; ``native`` if the names are Flax paths already."""
+    """The tensors of an opened checkpoint.
+
+    Attributes:
+        tensors: The tensors by name.
+        native: Whether the names are Flax paths instead of PyTorch names.
+        source: Path of the weight file or index.
+    """
 
     tensors: dict[str, Tensor]
     native: bool
@@ -56,24 +62,41 @@ Fetch = Callable[[str], str | None]
 
 
 def open_weights(fetch: Fetch, source: str, *, from_pt: bool = False) -> OpenedWeights:
-    """Open the weights that ``fetch`` offers (it maps a file name to a local path or None)."""
+    """Opens the weights of a checkpoint.
+
+    Args:
+        fetch: Maps a file name to a local path, or to `None` if the file does not exist.
+        source: Directory or Hub name, for messages.
+        from_pt: Whether PyTorch .bin files are allowed.
+
+    Raises:
+        CheckpointError: No weight file exists, or it cannot be read.
+    """
     for name in (*FLAX_FILES, *(TORCH_FILES if from_pt else ())):
         path = fetch(name)
         if path is not None:
             return open_file(path, fetch=fetch)
     if not from_pt and any(fetch(name) for name in TORCH_FILES):
         raise CheckpointError(
-            f"{source} holds only PyTorch .bin weights. Use `from_pt=True` to load this model from "
-            "those weights (needs torch), or save them as safetensors"
+            f"{source} contains only PyTorch .bin weights. Use `from_pt=True` to load them "
+            "(requires torch), or save them as safetensors"
         )
     raise CheckpointError(
-        f"Error no file named {', '.join(FLAX_FILES)} found in {source}: give a directory or a "
+        f"Error no file named {', '.join(FLAX_FILES)} found in {source}: use a directory or a "
         "repository with a saved model"
     )
 
 
 def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
-    """Open one weight file, or all shards that an index file names."""
+    """Opens one weight file, or all shards of an index file.
+
+    Args:
+        path: Path of the file.
+        fetch: Maps the name of a shard to its path. Default: the directory of the index.
+
+    Raises:
+        CheckpointError: The file or a shard cannot be read.
+    """
     name = os.path.basename(path)
     if name.endswith(".index.json"):
         return _open_shards(path, fetch or (lambda shard: os.path.join(path[: -len(name)], shard)))
@@ -92,21 +115,21 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
                 f"{path} is damaged or not a Flax msgpack file: {error}"
             ) from error
         if not isinstance(tree, dict):
-            raise CheckpointError(f"{path} holds no parameter tree")
+            raise CheckpointError(f"{path} does not contain a parameter tree")
         return OpenedWeights(tensors, True, path)
     if name.endswith((".bin", ".pt", ".pth")):
         try:
             import torch
         except ImportError as error:
             raise CheckpointError(
-                f"{path} needs PyTorch to be read: pip install 'hfseq[torch]'"
+                f"reading {path} requires PyTorch: pip install 'hfseq[torch]'"
             ) from error
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
             tensors = {
                 key: tensor_from_array(torch_to_numpy(value)) for key, value in state.items()
             }
-        except Exception as error:  # unpickling raises anything
+        except Exception as error:  # unpickling may raise any exception
             raise CheckpointError(
                 f"{path} is damaged or not a plain PyTorch state dict: {error}"
             ) from error
@@ -116,45 +139,50 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
 
 def _open_shards(index: str, fetch: Fetch) -> OpenedWeights:
     try:
-        where = read_index(index, unique=True)
+        weight_map = read_index(index, unique=True)
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{index} is not an index of weight shards ({type(error).__name__}: {error})"
         ) from error
-    for shard in where.values():
+    for shard in weight_map.values():
         if not isinstance(shard, str) or re.search(r"[/\\]|\.index\.json$|^\.*$", shard):
             raise CheckpointError(
-                f"{index} names the shard {shard!r}: shards must lie beside their index"
+                f"{index} lists the shard {shard!r}: shards must be in the directory of the index"
             )
-    if not where:
-        raise CheckpointError(f"{index} names no shards")
+    if not weight_map:
+        raise CheckpointError(f"{index} lists no shards")
     parts: dict[str, OpenedWeights] = {}
-    for shard in sorted(set(where.values())):
+    for shard in sorted(set(weight_map.values())):
         path = fetch(shard)
         if path is None or not os.path.exists(path):
             raise CheckpointError(
-                f"{index} names {shard}, which is not there: download or save it again"
+                f"{index} lists {shard}, which does not exist: download or save it again"
             )
         parts[shard] = open_file(path)
-    absent = [
-        name for name, shard in where.items() if name.replace("/", ".") not in parts[shard].tensors
+    missing = [
+        name
+        for name, shard in weight_map.items()
+        if name.replace("/", ".") not in parts[shard].tensors
     ]
-    if absent:
+    if missing:
         raise CheckpointError(
-            f"{index} says that {where[absent[0]]} holds {absent[0]}, which it does not "
-            f"({len(absent)} such tensors): the shards are of another save, download or save them "
-            "again"
+            f"{index} lists {missing[0]} in {weight_map[missing[0]]}, which does not contain it "
+            f"({len(missing)} missing tensors). The shards may be from another save: download or "
+            "save them again"
         )
     tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
     return OpenedWeights(tensors, next(iter(parts.values())).native, index)
 
 
 def read_index(index: str | os.PathLike[str], unique: bool = False) -> dict[str, str]:
-    """Return tensor name -> shard of an index file, just as it stands there.
+    """Reads the map from tensor names to shards of an index file, without validation.
 
-    Of equal names Python takes the last shard, other readers the first: ``unique`` refuses them.
+    Args:
+        index: Path of the index file.
+        unique: Whether duplicate names are an error. Readers disagree on which of them counts.
 
-    **Raises:** OSError, ValueError, LookupError or TypeError for a file that is no index.
+    Raises:
+        OSError, ValueError, LookupError or TypeError: The file is not a valid index.
     """
     return dict(parse_json(Path(index).read_bytes(), unique_keys=unique)["weight_map"])
 
@@ -163,60 +191,62 @@ def read_index(index: str | os.PathLike[str], unique: bool = False) -> dict[str,
 
 
 def _read_safetensors(path: str) -> OpenedWeights:
-    import ml_dtypes  # noqa: F401  (teaches NumPy bfloat16, which safetensors then returns)
+    import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy, which safetensors then returns)
     from safetensors import SafetensorError, safe_open
 
     try:
         file = safe_open(path, framework="numpy")
-        form = (file.metadata() or {}).get("format", "pt")
+        format_name = (file.metadata() or {}).get("format", "pt")
         with open(path, "rb") as content:
             size = int.from_bytes(content.read(8), "little")
-            # A name that stands twice is refused, since each reader would take another tensor.
+            # Duplicate names are an error, because readers disagree on which of them counts.
             entries = parse_json(content.read(size), unique_keys=True)
-        data = 8 + size
+        data_start = 8 + size
         tensors = {
-            name: _lazy(file, name, path, data + entries[name]["data_offsets"][0])
+            name: _lazy(file, name, path, data_start + entries[name]["data_offsets"][0])
             for name in file.keys()  # noqa: SIM118
         }
     except (SafetensorError, ValueError, OSError) as error:
         raise CheckpointError(
             f"{path} is damaged or not a safetensors file ({error}): download or save it again"
         ) from error
-    if form not in ("pt", "flax", "np", "tf", "mlx"):
-        raise CheckpointError(f"{path} has the unknown metadata format '{form}' (known: pt, flax)")
-    return OpenedWeights(tensors, form == "flax", path)
+    if format_name not in ("pt", "flax", "np", "tf", "mlx"):
+        raise CheckpointError(
+            f"{path} has the unknown metadata format '{format_name}' (supported: pt, flax)"
+        )
+    return OpenedWeights(tensors, format_name == "flax", path)
 
 
-def _lazy(opened: SafetensorsFile, name: str, path: str, begin: int) -> Tensor:
-    view = opened.get_slice(name)
+def _lazy(file: SafetensorsFile, name: str, path: str, begin: int) -> Tensor:
+    view = file.get_slice(name)
     code, shape = view.get_dtype(), tuple(view.get_shape())
 
     def read(index: Index) -> np.ndarray:
         if index is not ... and index:
             return np.asarray(view[index])
         if code not in _DTYPES:
-            return opened.get_tensor(name)
-        # Into memory that XLA can take over: it wants addresses that 64 divides. Not through the
-        # map of the file, whose pages would count as memory beside the array.
+            return file.get_tensor(name)
+        # XLA uses the buffer without a copy if its address is a multiple of 64. Reading through the
+        # memory map would also keep the pages of the file in memory.
         dtype = np.dtype(_DTYPES[code])
         size = math.prod(shape) * dtype.itemsize
-        room = np.empty(size + 64, np.uint8)
-        start = -room.ctypes.data % 64
-        content = room[start : start + size]
-        with open(path, "rb") as file:
-            file.seek(begin)
-            if file.readinto(content) < size:  # type: ignore[arg-type]
+        buffer = np.empty(size + 64, np.uint8)
+        start = -buffer.ctypes.data % 64
+        content = buffer[start : start + size]
+        with open(path, "rb") as stream:
+            stream.seek(begin)
+            if stream.readinto(content) < size:  # type: ignore[arg-type]
                 raise CheckpointError(
-                    f"{path} was cut while it was read: download or save it again"
+                    f"{path} was truncated while it was read: download or save it again"
                 )
         return content.view(dtype).reshape(shape)
 
-    # Buffers of other types are ignored by name, so a type is judged only where it is wanted.
+    # Unsupported dtypes are not an error here, because buffers may be ignored by name.
     return Tensor(shape, _DTYPES.get(code, code), read)
 
 
 def torch_to_numpy(value: torch.Tensor) -> np.ndarray:
-    """Return a PyTorch tensor as NumPy, bfloat16 included."""
+    """Converts a PyTorch tensor to NumPy. Supports bfloat16."""
     import ml_dtypes
     import torch
 
@@ -227,7 +257,7 @@ def torch_to_numpy(value: torch.Tensor) -> np.ndarray:
 
 
 def tensor_from_array(values: npt.ArrayLike) -> Tensor:
-    """Wrap an array that is already in memory."""
+    """Returns a `Tensor` for an array in memory."""
     array = np.asarray(values)
     return Tensor(array.shape, array.dtype.name, lambda index: array[index])
 
@@ -236,7 +266,11 @@ def tensor_from_array(values: npt.ArrayLike) -> Tensor:
 
 
 def parse_size(size: int | str) -> int:
-    """Return bytes for 1000, ``"10GB"``, ``"200kB"``, ``"150kiB"`` …"""
+    """Returns the bytes for a size such as 1000, ``"10GB"``, ``"200kB"`` or ``"150kiB"``.
+
+    Raises:
+        ValueError: The size is not valid.
+    """
     if isinstance(size, int):
         return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)[bB]\s*", size)
@@ -247,15 +281,23 @@ def parse_size(size: int | str) -> int:
 
 
 def split_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Cut names into shards of at most ``limit`` bytes in order; a larger tensor stands alone."""
+    """Divides tensors into shards in order.
+
+    Args:
+        sizes: Bytes by tensor name.
+        limit: Maximum bytes per shard. A larger tensor gets its own shard.
+
+    Returns:
+        The tensor names of each shard.
+    """
     shards: list[list[str]] = [[]]
-    filled = 0
+    shard_bytes = 0
     for name, size in sizes.items():
-        if shards[-1] and filled + size > limit:
+        if shards[-1] and shard_bytes + size > limit:
             shards.append([])
-            filled = 0
+            shard_bytes = 0
         shards[-1].append(name)
-        filled += size
+        shard_bytes += size
     return shards
 
 
@@ -266,9 +308,15 @@ def write_safetensors(
     max_shard_size: int | str,
     metadata: Mapping[str, str],
 ) -> None:
-    """Write tensors as ``model.safetensors`` or as shards with an index.
+    """Writes tensors as ``model.safetensors``, or as shards with an index.
 
-    ``load`` returns the tensors of one shard by name, so that one shard at a time is in memory.
+    Args:
+        folder: Output directory.
+        sizes: Bytes by tensor name.
+        load: Returns the tensors with the given names. It is called for one shard at a time, so
+            that only one shard is in memory.
+        max_shard_size: Maximum size of a shard, in bytes or as a string such as ``"5GB"``.
+        metadata: Metadata of the files.
     """
     from safetensors.numpy import save_file
 
@@ -279,42 +327,51 @@ def write_safetensors(
     for name, keys in zip(names, shards, strict=True):
         save_file(dict(load(keys)), folder / name, metadata=dict(metadata))
     if len(shards) > 1:
-        where = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
-        _write_index(folder / SAFETENSORS_INDEX, where, sizes)
+        weight_map = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
+        _write_index(folder / SAFETENSORS_INDEX, weight_map, sizes)
 
 
 def write_msgpack(
     folder: Path, flat: Mapping[tuple[str, ...], np.ndarray], max_shard_size: int | str
 ) -> None:
-    """Write the legacy ``flax_model.msgpack``, or v4's shards of it with their index."""
+    """Writes the legacy ``flax_model.msgpack``, or shards with an index as in Transformers 4.
+
+    Args:
+        folder: Output directory.
+        flat: The parameters by path.
+        max_shard_size: Maximum size of a shard, in bytes or as a string such as ``"5GB"``.
+    """
     from flax.serialization import msgpack_serialize
     from flax.traverse_util import unflatten_dict
 
     sizes = {"/".join(path): leaf.nbytes for path, leaf in flat.items()}
     shards = split_shards(sizes, parse_size(max_shard_size))
-    many = len(shards) > 1
-    where: dict[str, str] = {}
+    sharded = len(shards) > 1
+    weight_map: dict[str, str] = {}
     for number, keys in enumerate(shards, 1):
-        name = f"flax_model-{number:05}-of-{len(shards):05}.msgpack" if many else MSGPACK
+        name = f"flax_model-{number:05}-of-{len(shards):05}.msgpack" if sharded else MSGPACK
         part = {tuple(key.split("/")): flat[tuple(key.split("/"))] for key in keys}
         (folder / name).write_bytes(msgpack_serialize(unflatten_dict(part)))
-        where |= dict.fromkeys(keys, name)
-    if many:
-        _write_index(folder / MSGPACK_INDEX, where, sizes)
+        weight_map |= dict.fromkeys(keys, name)
+    if sharded:
+        _write_index(folder / MSGPACK_INDEX, weight_map, sizes)
 
 
-def _write_index(path: Path, where: Mapping[str, str], sizes: Mapping[str, int]) -> None:
-    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+def _write_index(path: Path, weight_map: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
     path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
 def staging_directory(folder: Path) -> Iterator[Path]:
-    """Give a hidden directory in ``folder``; on success its files move up, else they go.
+    """Yields a hidden directory in ``folder`` whose files are moved to ``folder`` on success.
 
-    A full disk, a Ctrl-C or a kill during writing leaves the previous files as they were. Weights
-    of an earlier save in another format or number of shards are removed at the end: a reader might
-    prefer them.
+    If the disk is full, or the process is interrupted or killed, the previous files are unchanged.
+    Weights of an earlier save in another format or number of shards are removed at the end, because
+    a reader might prefer them.
+
+    Raises:
+        CheckpointError: Writing failed.
     """
     stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=folder))
     os.umask(umask := os.umask(0))
@@ -324,22 +381,22 @@ def staging_directory(folder: Path) -> Iterator[Path]:
         for name in names:
             with open(stage / name, "rb+") as file:
                 os.fsync(file.fileno())
-            # safetensors makes files that nobody else may read, whatever the umask says.
+            # safetensors ignores the umask and creates files that only the owner may read.
             os.chmod(stage / name, 0o666 & ~umask)
     except BaseException as error:
         shutil.rmtree(stage, ignore_errors=True)
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
             raise CheckpointError(
-                f"could not save to {folder} ({error}); the files that were there are untouched: "
-                "free some space or give another directory"
+                f"could not save to {folder} ({error}). The previous files are unchanged: free "
+                "disk space or use another directory"
             ) from error
         raise
-    # The index is what makes new shards visible, so it comes after them.
+    # The index makes the new shards visible, so it is moved last.
     for name in sorted(names, key=lambda name: name.endswith(".index.json")):
         os.replace(stage / name, folder / name)
     if any(_WEIGHTS.fullmatch(name) for name in names):
         for path in folder.iterdir():
             if _WEIGHTS.fullmatch(path.name) and path.name not in names:
                 path.unlink()
-    for left in folder.glob(f"{_STAGE}*"):  # this save's, and those of saves that were killed
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.glob(f"{_STAGE}*"):  # of this save and of killed saves
+        shutil.rmtree(leftover, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""The headers of weight files: names, shapes and types without the values.
+"""Reads the headers of weight files: names, shapes and dtypes without the values.
 
-Nothing raises for a damaged file: what is wrong with it is what one wants to know.
+Damaged files do not raise errors; their problems are part of the result.
 
-Sources: https://huggingface.co/docs/safetensors/index#format; flax/serialization.py, whose
-msgpack files hold an array as extension 1, the packed triple (shape, type, bytes).
+Sources: https://huggingface.co/docs/safetensors/index#format, and flax/serialization.py, which
+stores an array in a msgpack file as extension 1, the packed triple (shape, dtype, bytes).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hfseq.checkpoints import files
 from hfseq.checkpoints.weights import Index, Tensor
 from hfseq.errors import CheckpointError, first_line, parse_json
 
-#: Bytes of a number by the type's code in safetensors files.
+#: Bytes per value by dtype code of safetensors.
 ITEM_SIZES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
@@ -46,9 +46,9 @@ _CODES = {
     "bool": "BOOL",
 }
 NUMPY_DTYPES = {code: name for name, code in _CODES.items()}
-MAX_HEADER_SIZE = 100_000_000  # what the safetensors library accepts
+MAX_HEADER_SIZE = 100_000_000  # the limit of the safetensors library
 
-#: Flax' extension type of an array, and msgpack's numbers by their first byte.
+#: Flax's extension type of an array, and the struct formats of msgpack numbers by first byte.
 ARRAY_EXTENSION = 1
 _NUMBERS = {
     0xCA: ">f",
@@ -63,13 +63,21 @@ _NUMBERS = {
     0xD3: ">q",
 }
 
-#: A shard by its number and the number of all.
+#: File name of a shard, with its number and the number of shards.
 SHARD_NAME = re.compile(r"(?:model|flax_model)-(\d{5})-of-(\d{5})\.(?:safetensors|msgpack)")
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorEntry:
-    """A tensor in a file; ``begin`` is where its bytes start, from the start of the file."""
+    """A tensor in a file.
+
+    Attributes:
+        name: The name of the tensor.
+        dtype_code: The dtype as in safetensors files, e.g. ``"F32"``.
+        shape: The shape.
+        begin: Offset of the first byte from the start of the file.
+        end: Offset after the last byte.
+    """
 
     name: str
     dtype_code: str
@@ -79,13 +87,22 @@ class TensorEntry:
 
     @property
     def count(self) -> int:
-        """How many numbers it holds."""
+        """The number of values."""
         return math.prod(self.shape)
 
 
 @dataclasses.dataclass
 class Header:
-    """A weight file: its tensors in order of their bytes, and what is wrong with it."""
+    """The header of a weight file.
+
+    Attributes:
+        file: The file name.
+        size: Size of the file in bytes.
+        tensors: The tensors in the order of their bytes.
+        metadata: The metadata of a safetensors file.
+        problems: Messages about inconsistencies.
+        native: Whether the names are Flax paths instead of PyTorch names.
+    """
 
     file: str
     size: int
@@ -94,52 +111,59 @@ class Header:
     problems: list[str] = dataclasses.field(default_factory=list)
     native: bool = False
 
-    def add_tensors(self, described: dict[str, Any], offset: int) -> None:
-        """Take in the tensors of a parsed header, whose bytes start at ``offset``; check them."""
-        metadata = described.pop("__metadata__", {})
+    def add_tensors(self, header: dict[str, Any], offset: int) -> None:
+        """Adds and checks the tensors of a parsed safetensors header.
+
+        Args:
+            header: The header as parsed from JSON.
+            offset: Offset of the data from the start of the file.
+        """
+        metadata = header.pop("__metadata__", {})
         self.metadata = metadata if isinstance(metadata, dict) else {}
         self.native = self.metadata.get("format") == "flax"
-        for name, entry in described.items():
+        for name, entry in header.items():
             try:
-                begin, end = (int(place) for place in entry["data_offsets"])
+                begin, end = (int(position) for position in entry["data_offsets"])
                 shape = tuple(int(size) for size in entry["shape"])
                 tensor = TensorEntry(name, str(entry["dtype"]), shape, offset + begin, offset + end)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
-                self.problems.append(f"{self.file}: {name} is described wrongly ({error!r})")
+                self.problems.append(f"{self.file}: {name} has an invalid entry ({error!r})")
                 continue
             self.tensors.append(tensor)
         self.tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
-        end, before = offset, "the header"
+        end, previous = offset, "the header"
         for tensor in self.tensors:
-            due = ITEM_SIZES.get(tensor.dtype_code, 0) * tensor.count
-            where = f"{self.file}: {tensor.name}"
+            expected_bytes = ITEM_SIZES.get(tensor.dtype_code, 0) * tensor.count
+            label = f"{self.file}: {tensor.name}"
             if tensor.dtype_code not in ITEM_SIZES:
-                self.problems.append(f"{where} has the unknown type {tensor.dtype_code}")
-            elif tensor.end - tensor.begin != due:
-                held = tensor.end - tensor.begin
-                self.problems.append(f"{where} has {held:,} bytes where {due:,} are due")
+                self.problems.append(f"{label} has the unknown dtype {tensor.dtype_code}")
+            elif tensor.end - tensor.begin != expected_bytes:
+                num_bytes = tensor.end - tensor.begin
+                self.problems.append(
+                    f"{label} has {num_bytes:,} bytes instead of {expected_bytes:,}"
+                )
             if tensor.begin < end:
-                self.problems.append(f"{where} overlaps with {before}")
+                self.problems.append(f"{label} overlaps with {previous}")
             elif tensor.begin > end:
                 gap = f"{tensor.begin - end:,} bytes before {tensor.name}"
-                self.problems.append(f"{self.file}: {gap} are nobody's")
+                self.problems.append(f"{self.file}: {gap} do not belong to a tensor")
             if tensor.end >= end:
-                end, before = tensor.end, tensor.name
+                end, previous = tensor.end, tensor.name
         if end != self.size:
-            what = "are missing" if end > self.size else "follow the last tensor"
-            text = f"{abs(end - self.size):,} bytes {what} (cut off or damaged)"
+            problem = "are missing" if end > self.size else "follow the last tensor"
+            text = f"{abs(end - self.size):,} bytes {problem} (truncated or damaged file)"
             self.problems.append(f"{self.file}: {text}")
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Read the header of a ``.safetensors`` or ``.msgpack`` file."""
+    """Reads the header of a ``.safetensors`` or ``.msgpack`` file."""
     path = Path(path)
     header = Header(path.name, path.stat().st_size)
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         names = collections.Counter(name for name, _ in items)
-        if twice := sorted(name for name, count in names.items() if count > 1):
-            header.problems.append(f"{header.file} names {', '.join(twice)} twice")
+        if duplicates := sorted(name for name, count in names.items() if count > 1):
+            header.problems.append(f"{header.file} contains {', '.join(duplicates)} twice")
         return dict(items)
 
     try:
@@ -157,16 +181,16 @@ def read_header(path: str | os.PathLike[str]) -> Header:
                 (length,) = struct.unpack("<Q", start)
                 if length > min(MAX_HEADER_SIZE, header.size - 8):
                     raise ValueError(
-                        f"it names a header of {length:,} bytes in a file of {header.size:,}"
+                        f"its header length is {length:,} bytes, but the file has {header.size:,}"
                     )
-                described = json.loads(file.read(length), object_pairs_hook=pairs)
-                if not isinstance(described, dict):
-                    raise ValueError("its header is no JSON object")
-                header.add_tensors(described, 8 + length)
+                parsed = json.loads(file.read(length), object_pairs_hook=pairs)
+                if not isinstance(parsed, dict):
+                    raise ValueError("its header is not a JSON object")
+                header.add_tensors(parsed, 8 + length)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         header.problems.append(f"{path.name} cannot be read: {error}")
     except struct.error as error:
-        header.problems.append(f"{path.name} is cut off: {error}")
+        header.problems.append(f"{path.name} is truncated: {error}")
     header.tensors.sort(key=lambda entry: entry.begin)
     return header
 
@@ -180,24 +204,24 @@ def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[TensorEntry]:
         if isinstance(value, TensorEntry):
             yield dataclasses.replace(value, name=name)
         elif isinstance(value, dict) and "__msgpack_chunked_array__" in value:
-            # More than 2^30 bytes, which Flax cuts into flat chunks.
+            # Flax divides arrays of more than 2^30 bytes into flat chunks.
             parts = list(value["chunks"].values())
-            code, shape = _described(parts[0].code, value["shape"].values())
+            code, shape = _described(parts[0].dtype_code, value["shape"].values())
             yield TensorEntry(name, code, shape, parts[0].begin, parts[-1].end)
         elif isinstance(value, dict):
             yield from _leaves(value, f"{name}.")
 
 
 def _described(code: Any, shape: Any) -> tuple[str, tuple[int, ...]]:
-    """Return the type and the shape that a file gives an array, if they are such."""
+    """Returns the dtype code and shape of an array, or raises `ValueError` if they are invalid."""
     sizes = tuple(shape)
     if not isinstance(code, str) or any(type(size) is not int or size < 0 for size in sizes):
-        raise ValueError(f"an array of the type {code!r:.80} and the shape {sizes!r:.80}")
+        raise ValueError(f"invalid array of dtype {code!r:.80} and shape {sizes!r:.80}")
     return _CODES.get(code, code), sizes
 
 
 class _Walker:
-    """Reads one value after the other, stepping over the bytes of arrays."""
+    """Reads msgpack values in sequence, without the bytes of arrays."""
 
     def __init__(self, view: mmap.mmap) -> None:
         self.view, self.at = view, 0
@@ -207,44 +231,46 @@ class _Walker:
         if self.at != len(self.view):
             raise ValueError(f"{len(self.view) - self.at:,} bytes follow the tree")
         if not isinstance(tree, dict):
-            raise ValueError("it holds no parameter tree")
+            raise ValueError("it does not contain a parameter tree")
         return tree
 
     def value(self) -> Any:
-        kind = self._take(1)[0]
-        if kind <= 0x7F or kind >= 0xE0:
-            return kind if kind <= 0x7F else kind - 256
-        if 0x80 <= kind <= 0x8F or kind in (0xDE, 0xDF):
-            count = self._count(kind, 0xDE, 0x0F)
+        type_byte = self._take(1)[0]
+        if type_byte <= 0x7F or type_byte >= 0xE0:
+            return type_byte if type_byte <= 0x7F else type_byte - 256
+        if 0x80 <= type_byte <= 0x8F or type_byte in (0xDE, 0xDF):
+            count = self._count(type_byte, 0xDE, 0x0F)
             return {self.value(): self.value() for _ in range(count)}
-        if 0x90 <= kind <= 0x9F or kind in (0xDC, 0xDD):
-            return [self.value() for _ in range(self._count(kind, 0xDC, 0x0F))]
-        if 0xA0 <= kind <= 0xBF:
-            return self._take(kind & 0x1F).decode()
-        if kind in (0xD9, 0xDA, 0xDB):
-            return self._take(self._size(kind - 0xD9)).decode()
-        if kind in (0xC4, 0xC5, 0xC6):
-            return self._skip(self._size(kind - 0xC4))
-        if kind in (0xC7, 0xC8, 0xC9):
-            return self._extension(self._size(kind - 0xC7))
-        if 0xD4 <= kind <= 0xD8:
-            return self._extension(1 << (kind - 0xD4))
-        if kind in _NUMBERS:
-            (number,) = struct.unpack(_NUMBERS[kind], self._take(struct.calcsize(_NUMBERS[kind])))
+        if 0x90 <= type_byte <= 0x9F or type_byte in (0xDC, 0xDD):
+            return [self.value() for _ in range(self._count(type_byte, 0xDC, 0x0F))]
+        if 0xA0 <= type_byte <= 0xBF:
+            return self._take(type_byte & 0x1F).decode()
+        if type_byte in (0xD9, 0xDA, 0xDB):
+            return self._take(self._size(type_byte - 0xD9)).decode()
+        if type_byte in (0xC4, 0xC5, 0xC6):
+            return self._skip(self._size(type_byte - 0xC4))
+        if type_byte in (0xC7, 0xC8, 0xC9):
+            return self._extension(self._size(type_byte - 0xC7))
+        if 0xD4 <= type_byte <= 0xD8:
+            return self._extension(1 << (type_byte - 0xD4))
+        if type_byte in _NUMBERS:
+            (number,) = struct.unpack(
+                _NUMBERS[type_byte], self._take(struct.calcsize(_NUMBERS[type_byte]))
+            )
             return number
-        if kind in (0xC0, 0xC2, 0xC3):
-            return {0xC0: None, 0xC2: False, 0xC3: True}[kind]
-        raise ValueError(f"byte {self.at - 1:,} (0x{kind:02x}) is no msgpack")
+        if type_byte in (0xC0, 0xC2, 0xC3):
+            return {0xC0: None, 0xC2: False, 0xC3: True}[type_byte]
+        raise ValueError(f"byte {self.at - 1:,} (0x{type_byte:02x}) is not valid msgpack")
 
     def _extension(self, size: int) -> Any:
-        kind, end = self._take(1)[0], self.at + size
+        extension_type, end = self._take(1)[0], self.at + size
         if end > len(self.view):
             raise ValueError("it is cut off")
-        if kind != ARRAY_EXTENSION:
+        if extension_type != ARRAY_EXTENSION:
             return self._skip(size)
         shape, code, (begin, stop) = self.value()
         if stop != end:
-            raise ValueError(f"an array at byte {begin:,} is not as long as it says")
+            raise ValueError(f"the array at byte {begin:,} has a wrong length")
         return TensorEntry("", *_described(code, shape), begin, stop)
 
     def _skip(self, size: int) -> tuple[int, int]:
@@ -258,11 +284,13 @@ class _Walker:
         begin, end = self._skip(size)
         return self.view[begin:end]
 
-    def _count(self, kind: int, wide: int, mask: int) -> int:
-        return self._size(kind - wide + 1) if kind in (wide, wide + 1) else kind & mask
+    def _count(self, type_byte: int, wide: int, mask: int) -> int:
+        return (
+            self._size(type_byte - wide + 1) if type_byte in (wide, wide + 1) else type_byte & mask
+        )
 
     def _size(self, power: int) -> int:
-        """Read a big-endian count of 1, 2 or 4 bytes."""
+        """Reads a big-endian count of 1, 2 or 4 bytes."""
         return int.from_bytes(self._take(1 << power), "big")
 
 
@@ -271,7 +299,14 @@ class _Walker:
 
 @dataclasses.dataclass
 class WeightFiles:
-    """The weights that loading reads, those that it does not, and what is wrong."""
+    """The weight files of a checkpoint.
+
+    Attributes:
+        folder: The directory, or `None` if only headers from the Hub are available.
+        headers: Headers of the files that loading the checkpoint reads.
+        unread_files: Names of weight files that loading does not read.
+        problems: Messages about inconsistencies.
+    """
 
     folder: Path | None = None
     headers: list[Header] = dataclasses.field(default_factory=list)
@@ -285,11 +320,11 @@ class WeightFiles:
 
     @property
     def native(self) -> bool:
-        """Whether the names are Flax paths."""
+        """Whether the names are Flax paths instead of PyTorch names."""
         return any(header.native for header in self.headers)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors as the weight map takes them; they are read when asked for."""
+        """Returns the tensors for a `WeightMap`. Their values are read on demand."""
 
         def tensor(header: Header, entry: TensorEntry) -> Tensor:
             def read(index: Index) -> np.ndarray:
@@ -297,120 +332,154 @@ class WeightFiles:
 
             return Tensor(entry.shape, NUMPY_DTYPES.get(entry.dtype_code, entry.dtype_code), read)
 
-        return {name: tensor(*held) for name, held in self.entries.items()}
+        return {name: tensor(*location) for name, location in self.entries.items()}
 
 
 class WeightsNotDownloaded(CheckpointError):
-    """Values of a checkpoint of which only the headers were fetched."""
+    """The values are not available because only the headers were downloaded."""
 
 
 def read_tensor(folder: Path | None, header: Header, entry: TensorEntry) -> np.ndarray:
-    """Return the values of a tensor, mapped into memory."""
-    import ml_dtypes  # noqa: F401  (teaches NumPy bfloat16)
+    """Returns the values of a tensor as a memory map.
+
+    Args:
+        folder: The directory of the file.
+        header: The header of the file.
+        entry: The tensor.
+
+    Raises:
+        WeightsNotDownloaded: ``folder`` is `None`.
+    """
+    import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 
     if folder is None:
-        raise WeightsNotDownloaded(f"only the header of {header.file} was fetched")
+        raise WeightsNotDownloaded(f"only the header of {header.file} was downloaded")
     if not entry.count:
         return np.empty(entry.shape, np.dtype(NUMPY_DTYPES[entry.dtype_code]))
-    kind = np.dtype(NUMPY_DTYPES[entry.dtype_code])
-    flat = np.memmap(folder / header.file, kind, "r", entry.begin, (entry.count,))
+    dtype = np.dtype(NUMPY_DTYPES[entry.dtype_code])
+    flat = np.memmap(folder / header.file, dtype, "r", entry.begin, (entry.count,))
     return flat.reshape(entry.shape)
 
 
-def read_local_headers(folder: Path, only: str | None = None) -> WeightFiles:
-    """Read the headers of what loading ``folder`` would read (or of the one file ``only``)."""
+def read_local_headers(folder: Path, file_name: str | None = None) -> WeightFiles:
+    """Reads the headers of the weight files that loading a directory would read.
+
+    Args:
+        folder: The directory.
+        file_name: A single weight file to read instead.
+    """
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    chosen = only or next((name for name in files.FLAX_FILES if name in names), None)
-    if chosen is None or ".bin" in chosen:
+    selected = file_name or next((name for name in files.FLAX_FILES if name in names), None)
+    if selected is None or ".bin" in selected:
         bins = [name for name in names if name.endswith(".bin") or name in files.TORCH_FILES]
         shards = [name for name in names if SHARD_NAME.fullmatch(name)]
         problem = f"no weights: none of {', '.join(files.FLAX_FILES)}"
         if shards:
-            problem = f"{len(shards)} shards, but no index that names them ({shards[0]} …)"
+            problem = f"{len(shards)} shards, but no index that lists them ({shards[0]} …)"
         elif set(bins) & set(files.TORCH_FILES):
             problem = (
-                f"only {', '.join(bins)}, a pickle, which is not read here: `hfseq convert` reads "
-                "it with torch's restricted loader and writes safetensors"
+                f"only {', '.join(bins)}, a pickle, which is not inspected. Convert it to "
+                "safetensors with `hfseq convert`, which uses PyTorch's restricted loader"
             )
         return WeightFiles(folder, unread_files=bins + shards, problems=[problem])
     weights = WeightFiles(folder)
-    if chosen.endswith((".safetensors.index.json", ".msgpack.index.json")):
-        where = _weight_map(folder / chosen, weights)
-        for shard in sorted(set(where.values())):
+    if selected.endswith((".safetensors.index.json", ".msgpack.index.json")):
+        weight_map = _weight_map(folder / selected, weights)
+        for shard in sorted(set(weight_map.values())):
             if re.search(r"[/\\]", shard) or shard in ("", ".", ".."):
-                problem = f"names {shard!r}: shards must lie beside their index"
+                problem = f"lists {shard!r}: shards must be in the directory of the index"
             elif not (folder / shard).is_file():
-                count = sum(name == shard for name in where.values())
-                problem = f"names {shard} ({count} tensors), which is not there"
+                count = sum(name == shard for name in weight_map.values())
+                problem = f"lists {shard} ({count} tensors), which does not exist"
             else:
                 weights.headers.append(read_header(folder / shard))
                 continue
-            weights.problems.append(f"{chosen} {problem}")
-        if where:
-            metadata = parse_json((folder / chosen).read_bytes()).get("metadata")
-            weights.problems += check_index(chosen, where, metadata, weights.headers)
-        known = {header.file for header in weights.headers}
-        strays = [name for name in names if SHARD_NAME.fullmatch(name) and name not in known]
-        weights.problems += [f"{name} is a shard that {chosen} does not name" for name in strays]
+            weights.problems.append(f"{selected} {problem}")
+        if weight_map:
+            metadata = parse_json((folder / selected).read_bytes()).get("metadata")
+            weights.problems += check_index(selected, weight_map, metadata, weights.headers)
+        listed_files = {header.file for header in weights.headers}
+        unlisted = [
+            name for name in names if SHARD_NAME.fullmatch(name) and name not in listed_files
+        ]
+        weights.problems += [
+            f"{name} is a shard that {selected} does not list" for name in unlisted
+        ]
     else:
-        weights.headers = [read_header(folder / chosen)]
-    read = {header.file for header in weights.headers}
+        weights.headers = [read_header(folder / selected)]
+    read_files = {header.file for header in weights.headers}
     weights.unread_files = [
         name
         for name in names
         if name.endswith((".safetensors", ".msgpack", ".bin"))
         and name.startswith(("model", "flax_model", "pytorch_model"))
-        and name not in read
+        and name not in read_files
     ]
     weights.problems += [problem for header in weights.headers for problem in header.problems]
     return weights
 
 
 def _weight_map(index: Path, weights: WeightFiles) -> dict[str, str]:
-    """Return tensor -> shard of an index; nothing, and a problem, where it is none."""
+    """Returns the map from tensors to shards, or ``{}`` and adds a problem if it is invalid."""
     try:
         return {str(name): str(shard) for name, shard in files.read_index(index).items()}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        weights.problems.append(f"{index.name} is no index of weight shards: {first_line(error)}")
+        weights.problems.append(
+            f"{index.name} is not an index of weight shards: {first_line(error)}"
+        )
         return {}
 
 
 def check_index(
-    index: str, where: Mapping[str, str], metadata: object, headers: list[Header]
+    index: str, weight_map: Mapping[str, str], metadata: object, headers: list[Header]
 ) -> list[str]:
-    """Say where an index and its shards disagree."""
-    holds = {
+    """Returns messages for the inconsistencies of an index and its shards.
+
+    Args:
+        index: File name of the index.
+        weight_map: The shard of each tensor according to the index.
+        metadata: The metadata of the index.
+        headers: The headers of the shards.
+    """
+    stored = {
         (entry.name.replace(".", "/") if head.native else entry.name): (head.file, entry)
         for head in headers
         for entry in head.tensors
     }
-    there = {header.file for header in headers}
+    shard_files = {header.file for header in headers}
     native = any(header.native for header in headers)
-    named = {(name.replace(".", "/") if native else name): shard for name, shard in where.items()}
-    absent = [n for n, shard in named.items() if shard in there and holds.get(n, ("",))[0] != shard]
-    unnamed = [name for name in holds if name not in named]
+    indexed = {
+        (name.replace(".", "/") if native else name): shard for name, shard in weight_map.items()
+    }
+    missing = [
+        n
+        for n, shard in indexed.items()
+        if shard in shard_files and stored.get(n, ("",))[0] != shard
+    ]
+    unlisted = [name for name in stored if name not in indexed]
     problems = []
-    if absent:
-        problems.append(f"{index} names tensors that their shards do not hold: {_listed(absent)}")
-    if unnamed:
-        problems.append(f"{index} does not name {_listed(unnamed)}, which its shards hold")
+    if missing:
+        problems.append(f"{index} lists tensors that are not in their shards: {_listed(missing)}")
+    if unlisted:
+        problems.append(f"{index} does not list {_listed(unlisted)}, which its shards contain")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    whole = there == set(where.values()) and not absent
-    actual = sum(entry.end - entry.begin for _, entry in holds.values())
-    if whole and isinstance(total, int) and total != actual:
-        problems.append(f"{index} says {total:,} bytes in all; the shards hold {actual:,}")
+    complete = shard_files == set(weight_map.values()) and not missing
+    actual = sum(entry.end - entry.begin for _, entry in stored.values())
+    if complete and isinstance(total, int) and total != actual:
+        problems.append(f"{index} has a total size of {total:,} bytes; the shards have {actual:,}")
     return problems
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(sorted(names)[:4]) + more
+    suffix = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(sorted(names)[:4]) + suffix
 
 
 def read_remote_headers(name: str) -> WeightFiles:
-    """Read the headers of a repository on the Hub, without its weights.
+    """Downloads the headers of a repository on the Hub, without the weights.
 
-    **Raises:** :class:`~hfseq.errors.CheckpointError` where it cannot be read.
+    Raises:
+        CheckpointError: The repository cannot be read.
     """
     from huggingface_hub import HfApi, errors, try_to_load_from_cache
 
@@ -418,18 +487,18 @@ def read_remote_headers(name: str) -> WeightFiles:
 
     weights = WeightFiles()
     index = hub.resolve_file(name, files.SAFETENSORS_INDEX)
-    where = {} if index is None else _weight_map(Path(index), weights)
-    shards = sorted(set(where.values())) if index is not None else [files.SAFETENSORS]
+    weight_map = {} if index is None else _weight_map(Path(index), weights)
+    shards = sorted(set(weight_map.values())) if index is not None else [files.SAFETENSORS]
     for shard in shards:
         cached = try_to_load_from_cache(name, shard)
         if isinstance(cached, str | os.PathLike) and os.path.isfile(cached):
             weights.headers.append(read_header(cached))
             continue
         try:
-            told = HfApi().parse_safetensors_file_metadata(name, shard)
+            metadata = HfApi().parse_safetensors_file_metadata(name, shard)
         except errors.EntryNotFoundError:
-            what = f"'{name}' has no safetensors: load it, or convert it, to see more"
-            weights.problems.append(what)
+            problem = f"'{name}' has no safetensors file: load or convert it to inspect it"
+            weights.problems.append(problem)
             weights.headers = []
             break
         except Exception as error:
@@ -438,22 +507,22 @@ def read_remote_headers(name: str) -> WeightFiles:
             raise CheckpointError(
                 f"cannot read '{name}' on the Hub: {hub.describe_hub_error(error)}"
             ) from error
-        described: dict[str, Any] = {
+        entries: dict[str, Any] = {
             tensor: {"dtype": info.dtype, "shape": info.shape, "data_offsets": info.data_offsets}
-            for tensor, info in told.tensors.items()
+            for tensor, info in metadata.tensors.items()
         }
-        ends = [info.data_offsets[1] for info in told.tensors.values()]
+        ends = [info.data_offsets[1] for info in metadata.tensors.values()]
         header = Header(shard, max(ends, default=0))
-        header.add_tensors({"__metadata__": told.metadata, **described}, 0)
+        header.add_tensors({"__metadata__": metadata.metadata, **entries}, 0)
         weights.headers.append(header)
     if index is not None:
-        weights.problems += check_index(files.SAFETENSORS_INDEX, where, None, weights.headers)
+        weights.problems += check_index(files.SAFETENSORS_INDEX, weight_map, None, weights.headers)
     weights.problems += [problem for header in weights.headers for problem in header.problems]
     return weights
 
 
 def count_by_dtype(weights: WeightFiles) -> dict[str, dict[str, int]]:
-    """Return tensors, numbers and bytes by type."""
+    """Returns the number of tensors, of values and of bytes by dtype code."""
     by_type: dict[str, dict[str, int]] = {}
     for _, entry in weights.entries.values():
         row = by_type.setdefault(entry.dtype_code, {"tensors": 0, "numbers": 0, "bytes": 0})

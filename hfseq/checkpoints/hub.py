@@ -1,9 +1,9 @@
-"""What hfseq says to the Hugging Face Hub: finding files, pushing folders, now or meanwhile.
+"""Downloads files from the Hugging Face Hub and pushes folders, also in the background.
 
-``huggingface_hub`` is imported inside functions. Its client retries uploads of file contents but
-neither commits nor repository creation, so both directions go through one bounded retry here; and
-it waits for ever for most answers, so every request gets time-outs.
-Tokens come from the caller, the environment or ``hf auth login`` and never reach a message.
+``huggingface_hub`` is imported inside functions. Its client retries uploads of files, but not
+commits and the creation of repositories, so that this module retries downloads and pushes itself.
+The client has no timeouts for most responses, so that this module adds them to each request.
+Tokens come from the caller, the environment or ``hf auth login``, and never appear in messages.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ logger = logging.getLogger("hfseq.checkpoints.hub")
 
 T = TypeVar("T")
 
-#: Attempts of a push, and of a download, whose client repeats much itself.
+#: Attempts of a push, and of a download, for which the client has its own retries.
 PUSH_ATTEMPTS, DOWNLOAD_ATTEMPTS = 4, 2
 
-#: Seconds; what the Hub asks for beyond that is not waited for.
+#: Maximum wait in seconds. A longer wait that the Hub requests is an error.
 MAX_RETRY_WAIT = 300.0
 
-#: Seconds for a connection, and for each part of an answer.
+#: Timeouts in seconds for connecting, and for each part of a response.
 CONNECT_TIMEOUT, READ_TIMEOUT = 20.0, 90.0
 
-#: Statuses of HTTP that may pass by themselves.
+#: HTTP status codes of errors that may be temporary.
 RETRYABLE_STATUSES = frozenset({408, 409, 412, 429, 500, 502, 503, 504})
 
 DEFAULT_IGNORE_PATTERNS: tuple[str, ...] = (
@@ -46,16 +46,16 @@ DEFAULT_IGNORE_PATTERNS: tuple[str, ...] = (
     *("*.tmp", "*.tmp-*", "*.tmp/*", "*.lock", "*.incomplete"),
 )
 
-#: Where a run keeps its training checkpoints, a folder a step.
+#: Directory of the training checkpoints in an output directory, with one folder per step.
 CHECKPOINT_DIR = "checkpoints"
 
-#: Where a folder that is being pushed keeps what it looked like.
+#: Directory of the snapshots for background pushes in an output directory.
 SNAPSHOT_DIR = Path(".cache", "push")
 
-#: Files that a run appends to, and so may not be hard-linked into a snapshot.
+#: Files that a run appends to. They must not be hard-linked into a snapshot.
 APPENDED_FILES = ("*tfevents*", "*.jsonl", "*.log")
 
-#: Bytes; smaller files are copied into a snapshot.
+#: Minimum size in bytes of hard-linked files. Smaller files are copied into a snapshot.
 HARD_LINK_MIN_BYTES = 8_000_000
 
 
@@ -77,11 +77,24 @@ def resolve_file(
     local_files_only: bool = False,
     force_download: bool = False,
 ) -> str | None:
-    """Return the local path of a checkpoint's file, downloading it if need be; None if it has none.
+    """Returns the local path of a file of a checkpoint, and downloads it if necessary.
 
-    ``name_or_path`` is a directory or a Hub name ("user/model"). Everything but the plain absence
-    of the file (no such repository or revision, no access, no network, a path that leaves the
-    checkpoint) raises CheckpointError.
+    Args:
+        name_or_path: Directory or Hub name such as ``"user/model"``.
+        filename: Name of the file in the checkpoint.
+        revision: Branch, tag or commit on the Hub. Default: ``main``.
+        subfolder: Folder of the file in the checkpoint.
+        cache_dir: Cache directory. Default: that of ``huggingface_hub``.
+        token: Access token. Default: the stored token.
+        local_files_only: Whether to use only the cache.
+        force_download: Whether to download the file even if it is in the cache.
+
+    Returns:
+        The path, or `None` if the checkpoint does not have the file.
+
+    Raises:
+        CheckpointError: The repository or revision does not exist or cannot be accessed, or the
+            path points outside the checkpoint.
     """
     name, path = os.fspath(name_or_path), PurePosixPath(subfolder or "", filename)
     if path.is_absolute() or ".." in path.parts or "\\" in filename:
@@ -116,19 +129,19 @@ def resolve_file(
         )
     except network.TransferStalled as error:
         raise CheckpointError(
-            f"cannot load '{name}' from the Hub: {error}. The same command goes on with what has "
-            "arrived"
+            f"cannot load '{name}' from the Hub: {error}. Run the same command again to resume the "
+            "download"
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        # Offline, a checkpoint whose configuration is cached simply lacks the other files.
+        # Offline, if the configuration is cached, a file that is not cached counts as missing.
         for config in (str(path.with_name("config.json")), "config.json"):
             cached = try_to_load_from_cache(name, config, cache_dir=cache, revision=revision)
             if offline and path.name != "config.json" and isinstance(cached, str):
                 return None
         raise CheckpointError(_not_loaded(name, revision, error, offline)) from error
     except Exception as error:
-        absent = isinstance(error, errors.EntryNotFoundError)
-        if absent and not isinstance(error, errors.RevisionNotFoundError):
+        not_found = isinstance(error, errors.EntryNotFoundError)
+        if not_found and not isinstance(error, errors.RevisionNotFoundError):
             return None
         if not is_hub_error(error):
             raise
@@ -136,14 +149,14 @@ def resolve_file(
 
 
 def _not_loaded(name: str, revision: str | None, error: Exception, offline: bool) -> str:
-    where = f"'{name}'" + (f" at revision '{revision}'" if revision else "")
+    repository = f"'{name}'" + (f" at revision '{revision}'" if revision else "")
     if offline:
-        return f"{where} is not in the local cache and downloads are switched off (offline mode)"
+        return f"{repository} is not in the local cache and downloads are disabled (offline mode)"
     if type(error).__name__ == "RevisionNotFoundError":
         return f"'{name}' on the Hub has no revision '{revision}' (a branch, tag or commit)"
     if "/" not in name and type(error).__name__ == "RepositoryNotFoundError":
-        where += " (no such directory either)"
-    return f"cannot load {where} from the Hub: {describe_hub_error(error)}"
+        repository += " (a directory of this name does not exist either)"
+    return f"cannot load {repository} from the Hub: {describe_hub_error(error)}"
 
 
 # -- pushing folders
@@ -161,45 +174,62 @@ def push_folder(
     ignore_patterns: Sequence[str] | None = DEFAULT_IGNORE_PATTERNS,
     checkpoint: bool = False,
 ) -> str:
-    """Push a complete folder as one commit, creating the repository if need be.
+    """Pushes a complete folder as one commit, and creates the repository if necessary.
 
-    Returns the address of the commit (of the newest one when nothing has changed). Transient
-    failures are retried, honouring Retry-After; anything else raises HubError. Files that are on
-    the Hub but not in the folder stay there. A push that was interrupted resumes cheaply: large
-    files that have arrived are not sent again.
+    Temporary failures are retried after the time that the Hub requests. Files on the Hub that are
+    not in the folder are kept. A repeated push does not send large files again that have arrived.
 
-    With ``checkpoint`` the newest training checkpoint goes along and replaces the one on the Hub.
+    Args:
+        folder: The folder.
+        repo_id: Repository, e.g. ``"user/model"``.
+        private: Whether the repository must be private.
+        token: Access token. Default: the stored token.
+        message: Commit message.
+        revision: Branch, which is created if necessary. Default: ``main``.
+        allow_patterns: Patterns of the files to push. Default: all files.
+        ignore_patterns: Patterns of the files to ignore.
+        checkpoint: Whether to also push the newest training checkpoint, which replaces the one on
+            the Hub.
+
+    Returns:
+        The URL of the commit, or of the newest commit if nothing has changed.
+
+    Raises:
+        HubError: The Hub rejected the push or could not be reached.
+        UsageError: The folder has no files to push, or a link to a file outside.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     files = dict(files_to_push(Path(folder), allow_patterns, ignore_patterns, checkpoint))
     if not files:
-        raise UsageError(f"nothing to push: {folder} holds no file of a model")
+        raise UsageError(f"nothing to push: {folder} contains no files of a model")
     api = HfApi(token=token, library_name="hfseq")
 
     def create() -> str:
-        """Create repository and branch where absent; return the full name ("user/model")."""
-        # `None` leaves the choice to the organisation's own default; `False` would force "public".
+        """Creates missing repository and branch; returns the full name ("user/model")."""
+        # `None` uses the default of the organization; `False` would make the repository public.
         name = api.create_repo(repo_id, private=private or None, exist_ok=True).repo_id
         if private and not api.repo_info(name).private:
             raise HubError(
-                f"'{name}' exists already and is public, but a private repository was asked for; "
-                "make it private on the Hub or choose another name"
+                f"'{name}' already exists and is public, but a private repository was requested. "
+                "Make it private on the Hub or use another name"
             )
         if revision and revision != "main":
             api.create_branch(name, branch=revision, exist_ok=True)
         return name
 
     def commit() -> str:
-        # Not upload_folder: with Xet, which is on by default, it makes several commits of a folder.
+        # upload_folder creates several commits for a folder with Xet, which is enabled by default.
         operations: list[CommitOperationAdd | CommitOperationDelete] = [
             CommitOperationAdd(path_in_repo=file, path_or_fileobj=path)
             for file, path in files.items()
         ]
         if checkpoint:
-            # Two checkpoints side by side would be taken for a run's own history.
-            there = api.list_repo_files(name, revision=revision)
-            old = {file for file in there if file.startswith(f"{CHECKPOINT_DIR}/")} - files.keys()
+            # Remove old checkpoints: several would look like the checkpoints of a single run.
+            remote_files = api.list_repo_files(name, revision=revision)
+            old = {
+                file for file in remote_files if file.startswith(f"{CHECKPOINT_DIR}/")
+            } - files.keys()
             operations += [CommitOperationDelete(path_in_repo=file) for file in sorted(old)]
         return api.create_commit(
             name, operations, commit_message=message or "Upload with hfseq", revision=revision
@@ -221,29 +251,37 @@ def files_to_push(
     ignore: Sequence[str] | None,
     checkpoint: bool = False,
 ) -> Iterator[tuple[str, Path]]:
-    """Yield (name in the repository, path) of the files to push, sorted by name.
+    """Yields the name in the repository and the path of each file to push, sorted by name.
 
-    ``checkpoint`` adds the newest training checkpoint, whatever the patterns say.
+    Args:
+        folder: The folder.
+        allow: Patterns of the files to push, or `None` for all files.
+        ignore: Patterns of the files to ignore.
+        checkpoint: Whether to add the newest training checkpoint, independently of the patterns.
+
+    Raises:
+        CheckpointError: The folder does not exist.
+        UsageError: A file is a link to a file outside the folder.
     """
     if not folder.is_dir():
         raise CheckpointError(f"nothing to push: {folder} is not a directory")
-    # A checkpoint under way has a longer name: it gets its number when it is complete.
+    # Only complete checkpoints are named by a number.
     complete = [path for path in (folder / CHECKPOINT_DIR).glob("*") if path.name.isdecimal()]
     newest = max(complete, key=lambda path: int(path.name), default=None) if checkpoint else None
     root = folder.resolve()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        wanted = newest is not None and path.is_relative_to(newest)
-        if not wanted and not any(fnmatch(name, pattern) for pattern in ignore or ()):
-            wanted = allow is None or any(fnmatch(name, pattern) for pattern in allow)
-        if not wanted or not path.is_file():
+        selected = newest is not None and path.is_relative_to(newest)
+        if not selected and not any(fnmatch(name, pattern) for pattern in ignore or ()):
+            selected = allow is None or any(fnmatch(name, pattern) for pattern in allow)
+        if not selected or not path.is_file():
             continue
-        # What a link points to elsewhere is not published; the Hub's cache is made of links.
-        real = path.resolve() if path.is_symlink() else root
-        if not (real.is_relative_to(root) or real.is_relative_to(root.parents[1] / "blobs")):
+        # Targets of links outside the folder are not published, except in the cache of the Hub.
+        target = path.resolve() if path.is_symlink() else root
+        if not (target.is_relative_to(root) or target.is_relative_to(root.parents[1] / "blobs")):
             raise UsageError(
-                f"{path} is a link to {real}, outside of the folder: put a copy there if it is to "
-                "be published, or remove the link"
+                f"{path} is a link to {target}, which is outside the folder: replace the link by a "
+                "copy to publish it, or remove the link"
             )
         yield name, path
 
@@ -252,14 +290,21 @@ def files_to_push(
 
 
 class BackgroundPusher:
-    """Pushes the saves of a training run to the Hub from a thread, one commit a save.
+    """Pushes the saves of a training run to the Hub in a background thread, one commit per save.
 
-    ``push`` takes a snapshot of the folder (hard links for weights, copies for the rest, within
-    ``<folder>/.cache``) and returns; the run may go on writing. While an upload is under way only
-    the newest snapshot waits. A failed push is logged and made good by the next one, or by
-    ``finish``. Nothing here raises into the training loop, and a process that ends does not wait
-    for an upload that hangs, as it would for ``HfApi.run_as_future``. ``checkpoint`` is as for
-    `push_folder`. ``stalled`` says whether ``finish`` has given up on an upload.
+    ``push`` creates a snapshot of the folder in ``<folder>/.cache`` (hard links for weights, copies
+    of other files) and returns, so that the run can continue to write. During an upload only the
+    newest snapshot is queued. A failed push is logged, and the next push or ``finish`` repeats it.
+    No method raises errors of uploads. Unlike ``HfApi.run_as_future``, the thread does not keep a
+    process alive if an upload stalls.
+
+    Attributes:
+        folder: The folder.
+        repo_id: Repository, e.g. ``"user/model"``.
+        private: Whether the repository must be private.
+        checkpoint: Whether to also push the newest training checkpoint, as in `push_folder`.
+        commit_url: URL of the last commit, or an empty string.
+        stalled: Whether ``finish`` has abandoned an upload.
     """
 
     def __init__(
@@ -281,7 +326,7 @@ class BackgroundPusher:
         shutil.rmtree(self.folder / SNAPSHOT_DIR, ignore_errors=True)  # left by a killed run
 
     def push(self, message: str) -> None:
-        """Push the folder as it is now; returns at once."""
+        """Pushes the current state of the folder in the background."""
         self._message = message
         try:
             snapshot = self._snapshot()
@@ -297,20 +342,24 @@ class BackgroundPusher:
                 self._thread.start()
 
     def finish(self, timeout: float | None = None) -> str | None:
-        """Wait for the pushes, repeat a failed last one; return None or what is left to do.
+        """Waits for the pushes, and repeats the last one if it has failed.
 
-        An upload is given up when no bytes have moved for ``timeout`` seconds, by default those of
-        ``--hub_timeout``.
+        Args:
+            timeout: Seconds without network traffic after which an upload is abandoned. Default:
+                ``--hub_timeout``.
+
+        Returns:
+            `None`, or a message with the command that completes the push.
         """
         limit, traffic = (
             network.stall_timeout if timeout is None else timeout,
             network.TrafficMonitor(),
         )
-        for last in (False, True):
+        for is_retry in (False, True):
             if (thread := self._thread) and not network.wait_for_transfer(thread, limit, traffic):
                 self.stalled = True
-                return self.incomplete_message(f"it hangs: no bytes have moved for {limit:g} s")
-            if last or self._error is None:
+                return self.incomplete_message(f"no network traffic for {limit:g} s")
+            if is_retry or self._error is None:
                 break
             self.push(self._message)
         if self._error is not None:
@@ -319,7 +368,7 @@ class BackgroundPusher:
         return None
 
     def incomplete_message(self, reason: str) -> str:
-        """Say that the push is not complete, and why, and what finishes it."""
+        """Returns a message with the reason for an incomplete push and the command to finish it."""
         command = push_command(self.folder, self.repo_id, self.private, self.checkpoint)
         return f"the push to '{self.repo_id}' is not complete: {reason}. Finish it with: {command}"
 
@@ -341,7 +390,7 @@ class BackgroundPusher:
                     checkpoint=self.checkpoint,
                 )
                 self._error = None
-            except Exception as error:  # a thread that dies silently would lose every later push
+            except Exception as error:  # an error would end the thread and lose all later pushes
                 text = redact(one_line(error), self._token)
                 self._failed(text.replace(str(snapshot), str(self.folder)))
             shutil.rmtree(snapshot, ignore_errors=True)
@@ -350,7 +399,7 @@ class BackgroundPusher:
         self._error = reason
         if not self.stalled:
             logger.warning(
-                "push to the Hub failed (training goes on, next save retries): %s", reason
+                "push to the Hub failed (training continues, the next save retries): %s", reason
             )
 
     def _snapshot(self) -> Path:
@@ -362,8 +411,8 @@ class BackgroundPusher:
         ):
             target = snapshot / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            # A link keeps the old content when the file is replaced by renaming, as weights are; a
-            # file that is appended to would change under the upload.
+            # A hard link keeps the old content of a file that is replaced by renaming, as weights
+            # are. A file that is appended to would change during the upload.
             appended = any(fnmatch(path.name, pattern) for pattern in APPENDED_FILES)
             if not appended and path.stat().st_size > HARD_LINK_MIN_BYTES:
                 with contextlib.suppress(OSError):  # a file system without hard links
@@ -376,7 +425,7 @@ class BackgroundPusher:
 def push_command(
     folder: Path, repo_id: str, private: bool = False, checkpoint: bool = False
 ) -> str:
-    """Return the command that finishes a push."""
+    """Returns the ``hfseq push`` command that completes a push."""
     words = ["hfseq", "push", str(folder), "--hub_model_id", repo_id]
     return shlex.join([*words, *["--hub_private_repo"] * private, *["--checkpoint"] * checkpoint])
 
@@ -385,7 +434,7 @@ def push_command(
 
 
 def set_timeout(seconds: float) -> None:
-    """Set after how many seconds without a byte moving a transfer hangs (``--hub_timeout``)."""
+    """Sets ``--hub_timeout``, the seconds without network traffic before transfers fail."""
     network.stall_timeout = seconds
     _limit_requests()
 
@@ -407,24 +456,29 @@ def _limit_requests() -> None:
 
 
 def _limit(request: Any) -> None:
-    """Give a request of the client's HTTP library the time-outs that it has not."""
+    """Adds missing timeouts to a request of the client's HTTP library."""
     if network.is_abandoned():
-        raise network.TransferStalled("nobody waits for it any more")
+        raise network.TransferStalled("the transfer was abandoned")
     limits = {
         "connect": CONNECT_TIMEOUT,
         "read": READ_TIMEOUT,
         "write": READ_TIMEOUT,
         "pool": READ_TIMEOUT,
     }
-    given = request.extensions.get("timeout") or {}
-    known = {name: value for name, value in given.items() if value is not None}
-    request.extensions = {**request.extensions, "timeout": limits | known}
+    timeouts = request.extensions.get("timeout") or {}
+    set_timeouts = {name: value for name, value in timeouts.items() if value is not None}
+    request.extensions = {**request.extensions, "timeout": limits | set_timeouts}
 
 
 def with_retries(call: Callable[[], T], attempts: int = PUSH_ATTEMPTS) -> T:
-    """Call until it succeeds, waiting 1, 2, 4 ... seconds (or what the Hub says) after failures.
+    """Calls a function until it succeeds.
 
-    Only what may pass by itself is retried: the statuses in PASSING and failed connections.
+    Retries failed connections and the status codes in `RETRYABLE_STATUSES`, after 1, 2, 4, ...
+    seconds or the time that the Hub requests.
+
+    Args:
+        call: The function.
+        attempts: Maximum number of calls.
     """
     _limit_requests()
     for attempt in range(attempts):
@@ -432,15 +486,15 @@ def with_retries(call: Callable[[], T], attempts: int = PUSH_ATTEMPTS) -> T:
             return call()
         except Exception as error:
             response, wait = _response(error), 2.0**attempt
-            passing = _is_connection_error(error)
+            retryable = _is_connection_error(error)
             if response is not None:
-                passing = response.status_code in RETRYABLE_STATUSES
+                retryable = response.status_code in RETRYABLE_STATUSES
                 reset = re.search(r"\br=0;t=(\d+)", response.headers.get("ratelimit", ""))
-                asked = response.headers.get("Retry-After") or (reset[1] if reset else "")
-                wait = float(asked) if asked.isdigit() else wait
-            if not passing or wait > MAX_RETRY_WAIT or attempt + 1 == attempts:
+                requested_wait = response.headers.get("Retry-After") or (reset[1] if reset else "")
+                wait = float(requested_wait) if requested_wait.isdigit() else wait
+            if not retryable or wait > MAX_RETRY_WAIT or attempt + 1 == attempts:
                 raise
-            logger.info("%s; trying again in %.0f s", describe_hub_error(error), wait)
+            logger.info("%s; retrying in %.0f s", describe_hub_error(error), wait)
             time.sleep(wait)
     raise AssertionError("unreachable")
 
@@ -452,37 +506,41 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _response(error: BaseException) -> Any:
-    """Return the HTTP library's response of the first error in the chain that has one, or None."""
+    """Returns the HTTP library's response of the first error in the chain that has one, or None."""
     responses = (getattr(link, "response", None) for link in _chain(error))
     return next((response for response in responses if response is not None), None)
 
 
 def _is_connection_error(error: BaseException) -> bool:
-    # The client's HTTP library was httpx and is httpx2: recognise its errors by their base's name.
+    # The client uses httpx or httpx2, depending on its version: compare the names of base classes.
     names = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
     return bool(names & {"TransportError", "ConnectionError", "TimeoutError"})
 
 
 def is_hub_error(error: BaseException) -> bool:
-    """Whether the network, the Hub or its client may have caused this, rather than our own code."""
+    """Returns whether the network, the Hub or its client may have raised an error."""
     return isinstance(error, (OSError, ValueError, RuntimeError)) or _is_connection_error(error)
 
 
 def describe_hub_error(error: BaseException) -> str:
-    """Say in one line what went wrong and what to do about it."""
+    """Returns a one-line description of an error, with a hint on how to fix it."""
     response, root = _response(error), list(_chain(error))[-1]
     if response is not None:
         status = response.status_code
-        hint = _STATUS_HINTS.get(status, "the Hub answered with an error; try again later")
+        hint = _STATUS_HINTS.get(status, "the Hub returned an error; try again later")
         if status == 401 and type(error).__name__ == "RepositoryNotFoundError":
             hint = "no such repository, or it is private; check the name or run `hf auth login`"
-        said = response.headers.get("X-Error-Message") or getattr(error, "server_message", None)
-        reason = f"HTTP {status}: {hint}" + (f" [the Hub says: {one_line(said)}]" if said else "")
+        server_message = response.headers.get("X-Error-Message") or getattr(
+            error, "server_message", None
+        )
+        reason = f"HTTP {status}: {hint}" + (
+            f" [message of the Hub: {one_line(server_message)}]" if server_message else ""
+        )
     elif _is_connection_error(error):
         return f"no connection to the Hub ({one_line(root) or type(root).__name__})"
     else:
         reason = "" if root is error else f"{type(root).__name__}: {one_line(root)}"
-    if type(error) in (ValueError, RuntimeError):  # these say which file it was
+    if type(error) in (ValueError, RuntimeError):  # their messages include the file
         return f"{one_line(error)} {reason}".strip()
     return reason or one_line(error) or type(error).__name__
 
@@ -493,9 +551,9 @@ _STATUS_HINTS = {
     402: "the account's quota or plan does not allow this",
     403: "no permission; use a token with write access to this repository, or accept its terms",
     404: "no such repository (or it is private and the token has no access to it)",
-    409: "the repository has changed meanwhile",
-    412: "the repository has changed meanwhile",
+    409: "the repository has changed in the meantime",
+    412: "the repository has changed in the meantime",
     413: "a file is too large for the Hub",
     429: "too many requests; wait and try again",
-    507: "the storage quota is used up",
+    507: "the storage quota is exceeded",
 }

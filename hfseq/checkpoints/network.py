@@ -1,8 +1,8 @@
-"""When the network hangs: transfers that are left once nothing moves.
+"""Abandons network transfers that stall.
 
-``huggingface_hub`` and the file systems of ``fsspec`` may wait for ever, or try again for very
-long. So they are called in a thread, which is left to itself when no bytes have moved for
-``patience`` seconds: a slow large upload is never cut.
+``huggingface_hub`` and the file systems of ``fsspec`` may wait forever, or retry for a very long
+time. They are therefore called in a thread, which is abandoned when no bytes have moved for
+`stall_timeout` seconds. A slow transfer is never interrupted.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from hfseq.errors import CheckpointError
 
 T = TypeVar("T")
 
-#: Seconds without a byte moving after which a transfer hangs; ``--hub_timeout`` sets ``patience``.
+#: Seconds without network traffic after which a transfer is abandoned. ``--hub_timeout`` sets it.
 stall_timeout = DEFAULT_STALL_TIMEOUT = 600.0
 
-#: Bytes; fewer are no progress: a question asked again, an answer that drips.
+#: Fewer bytes do not count as progress: they may be a repeated request or a trickling response.
 MIN_PROGRESS_BYTES = 1 << 14
 
 
 class TransferStalled(CheckpointError):
-    """Nothing has moved over the network for so long that a transfer was left."""
+    """A transfer was abandoned because there was no network traffic."""
 
 
 _ignored: frozenset[str] = frozenset()
 
 
 def ignore_open_connections() -> None:
-    """Count what moves on later connections only: processes of a run always talk to each other."""
+    """Ignores the traffic of connections that are open now, such as those between processes."""
     global _ignored
     _ignored = frozenset(_connections())
 
 
 class TrafficMonitor:
-    """What the TCP connections of this process move.
+    """Measures the traffic of this process's TCP connections.
 
-    Where the system does not tell (other than Linux), nothing ever moves.
+    Operating systems other than Linux do not report it, so that connections always seem idle.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,10 @@ class TrafficMonitor:
         self._since, self._moved = time.monotonic(), 0
 
     def idle_seconds(self) -> float:
-        """Return the seconds since bytes have moved, or since this began; to be asked often."""
+        """Returns the seconds since the last progress, or since this object was created.
+
+        Call it frequently: it notices progress only at the time of a call.
+        """
         connections = _connections()
         for name in connections.keys() - _ignored:
             self._moved += max(0, connections[name] - self._known.get(name, 0))
@@ -62,7 +65,7 @@ class TrafficMonitor:
 
 
 def _connections() -> dict[str, int]:
-    """Return the bytes that each connection has had acknowledged and received (``tcp(7)``)."""
+    """Returns the acknowledged and received bytes of each connection (``TCP_INFO``, tcp(7))."""
     moved = {}
     folder = "/proc/self/fd"
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
@@ -72,13 +75,22 @@ def _connections() -> dict[str, int]:
                 with socket.socket(fileno=os.dup(int(name))) as connection:
                     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
                 moved[link] = sum(struct.unpack_from("=QQ", info, 120))
-        except (OSError, struct.error):  # it was closed meanwhile, or is none of TCP
+        except (OSError, struct.error):  # it was closed, or is not a TCP socket
             continue
     return moved
 
 
 def wait_for_transfer(thread: threading.Thread, seconds: float, traffic: TrafficMonitor) -> bool:
-    """Wait for a daemon thread; leave it, and return False, once it has been silent for so long."""
+    """Waits for a daemon thread, and abandons it if the network is idle.
+
+    Args:
+        thread: The thread.
+        seconds: Maximum time without network traffic.
+        traffic: Measures the traffic.
+
+    Returns:
+        Whether the thread has ended.
+    """
     try:
         while thread.is_alive():
             thread.join(min(1.0, seconds / 10))
@@ -92,7 +104,7 @@ def wait_for_transfer(thread: threading.Thread, seconds: float, traffic: Traffic
 
 
 def is_abandoned() -> bool:
-    """Tell whether nobody waits any more for the thread that asks."""
+    """Returns whether the current thread has been abandoned."""
     return threading.current_thread() in _LEFT
 
 
@@ -100,10 +112,10 @@ _LEFT: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def _leave(thread: threading.Thread) -> None:
-    """Let the process end although a daemon thread is at work.
+    """Abandons a daemon thread so that the process can exit while the thread is running.
 
-    Uploads of several files have a pool of threads. Those are daemons, as the thread that began
-    them is, and yet Python waits for them in the end.
+    Uploads of several files use a thread pool. At exit Python waits for the threads of pools, even
+    though they inherit the daemon flag.
     """
     from concurrent.futures import thread as pools
 
@@ -115,9 +127,14 @@ def _leave(thread: threading.Thread) -> None:
 
 
 def run_with_stall_timeout(call: Callable[[], T], seconds: float | None = None) -> T:
-    """Return ``call()``, made in a thread of its own.
+    """Returns the result of ``call()``, which runs in a separate thread.
 
-    **Raises:** Stalled when no bytes have moved for ``seconds``, by default ``patience``.
+    Args:
+        call: The function to call.
+        seconds: Maximum time without network traffic. Default: `stall_timeout`.
+
+    Raises:
+        TransferStalled: There was no network traffic for this time.
     """
     outcome: list[T] = []
     errors: list[BaseException] = []
@@ -132,7 +149,7 @@ def run_with_stall_timeout(call: Callable[[], T], seconds: float | None = None) 
     traffic, limit = TrafficMonitor(), stall_timeout if seconds is None else seconds
     thread.start()
     if not wait_for_transfer(thread, limit, traffic):
-        raise TransferStalled(f"no bytes have moved for {limit:g} s")
+        raise TransferStalled(f"no network traffic for {limit:g} s")
     if errors:
         raise errors[0]
     return outcome[0]

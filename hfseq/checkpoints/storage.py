@@ -1,4 +1,4 @@
-"""Output directories: what may lie in one, and remote ones (fsspec URLs) through a local copy."""
+"""Validates output directories, and keeps local copies of remote ones (fsspec URLs)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hfseq.checkpoints.storage")
 
-#: At the URL: the complete checkpoints. Beside the local copy: what both sides have.
+#: At the URL: lists the complete checkpoints. In the local copy: the state of the synchronization.
 LATEST_FILE, SYNC_FILE = "latest.json", ".hfseq-sync.json"
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "s3a": "s3fs", "az": "adlfs"}
 CHECKPOINT_PATH = re.compile(r"(checkpoints/|checkpoint-)\d+(/|$)")
@@ -38,7 +38,7 @@ UNSYNCED_FILES = (
     *(LATEST_FILE, SYNC_FILE),
 )
 
-# What may lie in an output directory.
+# File name patterns that are allowed in an output directory.
 WEIGHT_FILES = (
     *("model*.safetensors*", "flax_model*.msgpack*", "pytorch_model*.bin*"),
     *("fp8_params.safetensors", "adapter_config.json", "adapter_model.safetensors"),
@@ -61,20 +61,32 @@ RUN_FILES = (*WEIGHT_FILES, *CHECKPOINTS, *LOG_FILES, *PREPARED_FILES)
 
 
 class Workspace:
-    """A run's output directory as a local path, whatever ``output_dir`` is.
+    """Provides the output directory of a run as a local path.
 
-    A local directory is used as it is. Of a URL ("gs://bucket/run") a local copy is kept, by
-    default in the cache (HFSEQ_CACHE, else ~/.cache/hfseq): ``pull`` it before the run, ``push`` it
-    after each save. Checkpoints count as soon as ``latest.json`` at the URL names them, which is
-    written after all their files; so an interrupted push leaves the previous state in force.
+    A local directory is used directly. For a URL such as "gs://bucket/run", a local copy is kept.
+    Call ``pull`` before the run and ``push`` after each save. A remote checkpoint is complete when
+    ``latest.json`` at the URL lists it. That file is written last, so that an interrupted push does
+    not change the previous state.
+
+    Args:
+        output_dir: Local directory or URL.
+        scratch: Directory of the local copy. Default: in ``HFSEQ_CACHE``, or ~/.cache/hfseq.
+
+    Attributes:
+        url: ``output_dir`` as a string.
+        is_remote: Whether ``output_dir`` is a URL.
+        path: The local directory.
+
+    Raises:
+        UsageError: The protocol of the URL is unknown or its package is not installed.
     """
 
     def __init__(self, output_dir: str | os.PathLike[str], scratch: Path | None = None) -> None:
         self.url = os.fspath(output_dir)
-        protocol, separator, rest = self.url.partition("://")
+        protocol, separator, remote_path = self.url.partition("://")
         self.is_remote = bool(separator) and protocol not in ("file", "local")
         if not self.is_remote:
-            self.path = Path(rest if separator else self.url)
+            self.path = Path(remote_path if separator else self.url)
             return
         import fsspec
 
@@ -84,11 +96,11 @@ class Workspace:
         except ImportError as error:
             package = PACKAGES.get(protocol, error.name or protocol)
             raise UsageError(
-                f"--output_dir {protocol}://... needs the package {package}: pip install {package}"
+                f"--output_dir {protocol}://... requires a package: pip install {package}"
             ) from error
         except ValueError as error:
             raise UsageError(
-                f"--output_dir: unknown protocol '{protocol}://'; use a local directory, gs://, "
+                f"--output_dir: unknown protocol '{protocol}://'. Use a local directory, gs://, "
                 "s3:// or another file system of fsspec"
             ) from error
         self._root = root.rstrip("/")
@@ -96,7 +108,7 @@ class Workspace:
         name = re.sub(r"[^\w.-]", "-", self.url.rstrip("/").rpartition("/")[2]) or "run"
         digest = hashlib.sha256(self.url.rstrip("/").encode()).hexdigest()[:12]
         self.path = scratch or cache / "workspaces" / f"{name}-{digest}"
-        # What both sides have: the id of the remote state, and size and time of each local file.
+        # The synchronized state: its ID, and size and modification time of each local file.
         try:
             sync = parse_json((self.path / SYNC_FILE).read_bytes())
         except (OSError, ValueError):
@@ -106,20 +118,23 @@ class Workspace:
         self._synced = {name: tuple(stamp) for name, stamp in sync.get("files", {}).items()}
 
     def pull(self) -> None:
-        """Bring the local copy up to date; what was saved here but not pushed yet stays.
+        """Updates the local copy. Files that were saved but not pushed yet are kept.
 
-        If the remote state has changed since (another machine pushed, or it was deleted), it wins,
-        and checkpoints that exist here alone are moved to ``previous-<time>/``. CheckpointError if
-        the storage cannot be read.
+        If the remote state has changed since the last synchronization (another machine has pushed,
+        or it was deleted), it takes precedence, and checkpoints that only exist locally are moved
+        to ``previous-<time>/``.
+
+        Raises:
+            CheckpointError: The storage cannot be read.
         """
         if not self.is_remote:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             network.run_with_stall_timeout(self._pull)
-        except Exception as error:  # each backend has errors of its own
-            hangs = isinstance(error, network.TransferStalled)
-            reason = f"{error}; the same command goes on" if hangs else _reason(error)
+        except Exception as error:  # each backend raises its own types of errors
+            stalled = isinstance(error, network.TransferStalled)
+            reason = f"{error}. Run the same command to resume" if stalled else _reason(error)
             raise CheckpointError(f"cannot read {self._shown}: {reason}") from error
 
     def _pull(self) -> None:
@@ -129,9 +144,9 @@ class Workspace:
         complete = latest.get("files", {})
         changed = latest.get("id") != self._id
         if changed and latest:
-            here = {_checkpoint(name) for name, _ in self._local_files()} - {""}
-            unknown = here - {_checkpoint(name) for name in complete}
-            _move_aside(self.path, [self.path / name for name in sorted(unknown)])
+            local_checkpoints = {_checkpoint(name) for name, _ in self._local_files()} - {""}
+            local_only = local_checkpoints - {_checkpoint(name) for name in complete}
+            _move_aside(self.path, [self.path / name for name in sorted(local_only)])
         elif changed:
             _move_aside(self.path, _old_files(self.path))
             self._synced.clear()
@@ -143,38 +158,46 @@ class Workspace:
         self._remember(latest.get("id"))
 
     def push(self, strict: bool = False, timeout: float | None = None) -> bool:
-        """Upload what is new or changed and return whether that worked.
+        """Uploads new and changed files.
 
-        A failure is logged as a warning, and the next push makes it good; with ``strict`` it
-        raises CheckpointError. It has failed, too, when no bytes have moved for ``timeout``
-        seconds, by default those of ``--hub_timeout``.
+        Args:
+            strict: Whether to raise an error if the upload fails. Otherwise the failure is logged
+                as a warning, and the next push uploads the files.
+            timeout: Seconds without network traffic after which the upload fails. Default:
+                ``--hub_timeout``.
+
+        Returns:
+            Whether the upload has succeeded.
+
+        Raises:
+            CheckpointError: The upload has failed, with ``strict``.
         """
         if not self.is_remote:
             return True
         try:
             network.run_with_stall_timeout(self._push, timeout)
             return True
-        except Exception as error:  # each backend has errors of its own
+        except Exception as error:  # each backend raises its own types of errors
             message = self.incomplete_message(
                 str(error) if isinstance(error, network.TransferStalled) else _reason(error)
             )
             if strict:
                 raise CheckpointError(
-                    f"{message}: the same command, on this machine, goes on"
+                    f"{message}. Run the same command on this machine to resume"
                 ) from error
-            logger.warning("%s, and the next save tries again", message)
+            logger.warning("%s; the next save retries", message)
             return False
 
     def incomplete_message(self, reason: str) -> str:
-        """Say that the URL lacks something, and why, and where it is."""
-        return f"cannot write {self._shown} ({reason}); all is kept in {self.path}"
+        """Returns a message with the reason for an incomplete upload and the local directory."""
+        return f"cannot write {self._shown} ({reason}). All files are kept in {self.path}"
 
     def _push(self) -> None:
         local = dict(self._local_files())
-        # Checkpoints first: newer logs and weights must not be there without their checkpoint.
+        # Upload checkpoints first, so that newer logs and weights never lack their checkpoint.
         for name in sorted(local, key=lambda name: not CHECKPOINT_PATH.match(name)):
             if self._synced.get(name) != local[name]:
-                _go_on()
+                _check_not_abandoned()
                 self._fs.put_file(str(self.path / name), self._remote(name))
                 self._synced[name] = local[name]
         checkpoints = {
@@ -182,13 +205,13 @@ class Workspace:
         }
         state = uuid.uuid4().hex
         latest = json.dumps({"id": state, "files": checkpoints})
-        _go_on()
+        _check_not_abandoned()
         self._fs.pipe_file(self._remote(LATEST_FILE), latest.encode())
         self._remember(state)
         for name in self._remote_files():
-            known = CHECKPOINT_PATH.match(name) or name in self._synced
-            if known and name not in local and not name.startswith("previous-"):
-                _go_on()
+            managed = CHECKPOINT_PATH.match(name) or name in self._synced
+            if managed and name not in local and not name.startswith("previous-"):
+                _check_not_abandoned()
                 self._fs.rm_file(self._remote(name))
                 self._synced.pop(name, None)
 
@@ -206,11 +229,11 @@ class Workspace:
         return f"{self._root}/{name}"
 
     def _remote_files(self) -> dict[str, int]:
-        """Names relative to the root, and sizes."""
+        """Returns the size of each remote file by its name relative to the root."""
         self._fs.invalidate_cache()
         prefix = len(self._root.rstrip("/")) + 1
-        found = self._fs.find(self._root, detail=True)
-        return {path[prefix:]: int(info["size"] or 0) for path, info in found.items()}
+        entries = self._fs.find(self._root, detail=True)
+        return {path[prefix:]: int(info["size"] or 0) for path, info in entries.items()}
 
     def _local_files(self) -> Iterator[tuple[str, tuple[int, int]]]:
         for path in sorted(self.path.rglob("*")):
@@ -219,10 +242,10 @@ class Workspace:
                 yield name, _stamp(path)
 
     def _wanted(self, remote: dict[str, int], complete: dict[str, int]) -> list[tuple[str, int]]:
-        """Files to have locally: of checkpoints only the complete ones that ``latest`` names."""
+        """Returns name and size of the remote files to download, without incomplete checkpoints."""
         damaged = {_checkpoint(n) for n, size in complete.items() if remote.get(n) != size}
         for name in sorted(damaged):
-            logger.warning("%s/%s is incomplete and left out", self._shown, name)
+            logger.warning("ignoring the incomplete checkpoint %s/%s", self._shown, name)
         return [
             (name, size)
             for name, size in remote.items()
@@ -240,12 +263,13 @@ class Workspace:
         with atomic_replace(target) as temporary:
             self._fs.get_file(self._remote(name), str(temporary))
             if temporary.stat().st_size != size:
-                raise OSError(f"{name} has {temporary.stat().st_size} bytes where {size} are due")
+                raise OSError(f"{name} has {temporary.stat().st_size} bytes instead of {size}")
 
 
-def _go_on() -> None:
-    if network.is_abandoned():  # it hung and woke up, perhaps beside the next
-        raise CheckpointError("nobody waits for this upload any more")
+def _check_not_abandoned() -> None:
+    """Stops a stalled upload that continues, since another upload may have started."""
+    if network.is_abandoned():
+        raise CheckpointError("the upload was abandoned")
 
 
 def _reason(error: Exception) -> str:
@@ -269,30 +293,38 @@ def _stamp(path: Path) -> tuple[int, int]:
 def check_output_dir(
     path: Path, overwrite: bool = False, allowed: Iterable[str] = RUN_FILES
 ) -> None:
-    """Refuse a directory that holds something else; with ``overwrite``, make room in it.
+    """Checks that a directory can be the output directory of a run.
 
-    A prepared config and tokenizer, and whatever a run writes itself, are welcome: the run resumes
-    from its checkpoints. Anything not matching ``ours``, or weights without a checkpoint to resume
-    from (training would replace them), raises UsageError. With ``overwrite`` old weights,
-    checkpoints and logs are moved to ``previous-<time>/`` in the directory; nothing is deleted.
+    The directory may contain a config, a tokenizer, and the files of a run, which is then resumed
+    from its checkpoints.
+
+    Args:
+        path: The directory.
+        overwrite: Whether to move old weights, checkpoints and logs to ``previous-<time>/`` in the
+            directory. Nothing is deleted.
+        allowed: Patterns of the files that the directory may contain.
+
+    Raises:
+        UsageError: The directory contains other files, links to files outside, or weights without a
+            checkpoint to resume from, which training would replace.
     """
     path, patterns = Path(path), tuple(allowed)
     if not path.exists():
         return
     if not path.is_dir():
-        raise UsageError(f"--output_dir {path} is a file; name a directory")
+        raise UsageError(f"--output_dir {path} is a file: use a directory")
     foreign = sorted(p.name for p in path.iterdir() if not matches_any(p, patterns))
     if foreign:
-        shown = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" * (len(foreign) > 5))
+        listed = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" * (len(foreign) > 5))
         raise UsageError(
-            f"--output_dir {path} holds something else ({shown}); name a new or empty directory"
+            f"--output_dir {path} contains unrelated files ({listed}): use a new or empty directory"
         )
-    for entry in sorted(path.iterdir()):  # folders may be links
+    for entry in sorted(path.iterdir()):  # links to directories are allowed
         inside = entry.resolve().is_relative_to(path.resolve())
         if entry.is_symlink() and not entry.is_dir() and not inside:
             raise UsageError(
-                f"--output_dir {path}: {entry.name} is a link to {entry.resolve()}, and the run "
-                "would write there: copy the file into the directory instead"
+                f"--output_dir {path}: {entry.name} is a link to {entry.resolve()}, which the run "
+                "would overwrite: copy the file into the directory instead"
             )
     checkpoints = (*path.glob("checkpoints/*"), *path.glob("checkpoint-*"))
     resumable = any(CHECKPOINT_PATH.match(p.relative_to(path).as_posix()) for p in checkpoints)
@@ -300,29 +332,29 @@ def check_output_dir(
         _move_aside(path, _old_files(path))
     elif any(matches_any(p, WEIGHT_FILES) for p in path.iterdir()) and not resumable:
         raise UsageError(
-            f"--output_dir {path} holds a model's weights but no checkpoint to resume from; name "
-            "another directory, or move them aside with --overwrite_output_dir"
+            f"--output_dir {path} contains model weights but no checkpoint to resume from: use "
+            "another directory, or move the weights aside with --overwrite_output_dir"
         )
 
 
 def matches_any(path: Path, patterns: Iterable[str]) -> bool:
-    """Tell whether the name of ``path`` fits one of the patterns."""
+    """Returns whether the name of ``path`` matches one of the patterns."""
     return any(fnmatch(path.name, pattern) for pattern in patterns)
 
 
 def _old_files(path: Path) -> list[Path]:
-    old = (*WEIGHT_FILES, *CHECKPOINTS, *LOG_FILES)
-    return [entry for entry in sorted(path.iterdir()) if matches_any(entry, old)]
+    patterns = (*WEIGHT_FILES, *CHECKPOINTS, *LOG_FILES)
+    return [entry for entry in sorted(path.iterdir()) if matches_any(entry, patterns)]
 
 
 def _move_aside(path: Path, entries: list[Path]) -> None:
     if not entries:
         return
     name = time.strftime("previous-%Y%m%d-%H%M%S")
-    taken = sum(p.name == name or p.name.startswith(f"{name}-") for p in path.iterdir())
-    target = path / (f"{name}-{taken + 1}" if taken else name)
+    num_previous = sum(p.name == name or p.name.startswith(f"{name}-") for p in path.iterdir())
+    target = path / (f"{name}-{num_previous + 1}" if num_previous else name)
     for entry in entries:
-        moved = target / entry.relative_to(path)
-        moved.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(entry, moved)
-    logger.warning("moved %d old files and folders of %s to %s", len(entries), path, target.name)
+        new_path = target / entry.relative_to(path)
+        new_path.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(entry, new_path)
+    logger.warning("moved %d old files and folders in %s to %s", len(entries), path, target.name)

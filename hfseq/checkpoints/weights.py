@@ -1,11 +1,11 @@
-"""The two-way weight map between our parameter trees and PyTorch checkpoints.
+"""Maps parameters of hfseq models to tensors of PyTorch checkpoints, and back.
 
-Attribute names equal the checkpoint's, so the map is a rule, not a table: the last component
-``kernel``, ``scale`` and ``embedding`` is ``weight`` in PyTorch, ``mean`` and ``var`` are
-``running_mean`` and ``running_var``, and the axes of kernels lie in another order there
-(:func:`torch_axes`). A family declares what differs: aliases (ties), ignored
-names, symmetric templates, and synonyms that are only read. Layers that are stacked for scanning
-map to one PyTorch tensor a layer.
+Modules have the attribute names of the PyTorch checkpoint, so the map follows rules: the last
+components ``kernel``, ``scale`` and ``embedding`` are ``weight`` in PyTorch, ``mean`` and ``var``
+are ``running_mean`` and ``running_var``, and the axes of kernels are permuted
+(:func:`torch_axes`). A family only declares the exceptions: aliases (tied tensors), ignored names,
+templates for both directions, and synonyms that are only read. Layers that are stacked for scanning
+have one PyTorch tensor per layer.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import jax
 
 ParamPath = tuple[str, ...]
-#: What is cut out of an array: slices, or ``...`` for all of it.
+#: A part of an array: slices, or ``...`` for the whole array.
 Index = tuple[slice, ...] | EllipsisType
 Entry = TypeVar("Entry")
-#: The last components of our names that are others in PyTorch.
+#: PyTorch's name for the last component of a parameter path, if it differs.
 TORCH_LEAF_NAMES = {
     "kernel": "weight",
     "scale": "weight",
@@ -36,7 +36,7 @@ TORCH_LEAF_NAMES = {
     "mean": "running_mean",
     "var": "running_var",
 }
-# What version 4 wrote before the paths of models whose collections are beside their parameters.
+# Prefix of Flax names in Transformers 4 checkpoints of models with several collections.
 _COLLECTIONS = re.compile(r"^(params|batch_stats)\.")
 FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
 _OLD_NAMES = ((".gamma", ".weight"), (".beta", ".bias"))
@@ -44,9 +44,12 @@ _OLD_NAMES = ((".gamma", ".weight"), (".beta", ".bias"))
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A tensor in a file: its shape and type are known, its values are read by slices.
+    """A tensor in a file, whose values are read on demand.
 
-    ``read`` takes a tuple of slices (or ``...``) and returns a NumPy array of just that part.
+    Attributes:
+        shape: The shape.
+        dtype: The dtype as in NumPy, or the code of an unsupported dtype.
+        read: Reads the part of the tensor for a tuple of slices, or all of it for ``...``.
     """
 
     shape: tuple[int, ...]
@@ -56,9 +59,14 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Where a parameter (or one layer of a stacked one) lies in a PyTorch checkpoint.
+    """The PyTorch tensor for a parameter, or for one layer of a stacked parameter.
 
-    ``axes`` are those of PyTorch's tensor in the order of ours, or ``None`` where they are alike.
+    Attributes:
+        path: Path of the parameter.
+        name: Name of the PyTorch tensor.
+        axes: Axes of the PyTorch tensor in the order of the parameter, or `None` if they are equal.
+        unstacked_path: Path in a tree with one parameter per layer.
+        layer: Index of the layer of a stacked parameter, or `None`.
     """
 
     path: ParamPath
@@ -69,37 +77,54 @@ class Slot:
 
     @property
     def flax_name(self) -> str:
-        """The name in ``format: flax`` files: the dotted path, layers numbered."""
+        """The name in ``format: flax`` files, which is the dotted unstacked path."""
         return ".".join(self.unstacked_path)
 
 
 @dataclasses.dataclass(frozen=True)
 class DerivedTensor:
-    """A tensor that PyTorch's class stores and ours computes, or has under another name.
+    """A tensor that PyTorch stores but the hfseq model derives.
 
-    ``value`` is the array, or the PyTorch name of the tensor that this one repeats; ``remedy`` is
-    what to do with a file that holds something else, because somebody trained it there. Without a
-    remedy a file may hold anything.
+    Attributes:
+        value: The derived array, or the PyTorch name of the tensor that this one repeats.
+        remedy: What to do if a file contains other values, for example because they were trained.
+            With `None`, other values are allowed.
     """
 
     value: np.ndarray | str
     remedy: str | None = None
 
-    def fits(self, found: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> bool:
-        """Whether ``found`` holds the value; half types may differ by their rounding."""
+    def fits(self, tensor: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> bool:
+        """Returns whether a tensor of a file has the derived value, up to rounding.
+
+        Args:
+            tensor: The tensor.
+            tensors: All tensors of the file by name without the prefix.
+            prefix: The prefix of the base model.
+        """
         if isinstance(self.value, str):
             other = tensors.get(self.value.removeprefix(f"{prefix}."))
-            return other is None or np.array_equal(found.read(...), other.read(...))
-        if found.shape != self.value.shape:
+            return other is None or np.array_equal(tensor.read(...), other.read(...))
+        if tensor.shape != self.value.shape:
             return False
-        given = np.asarray(found.read(...), np.float32)
-        rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}.get(found.dtype, 0.0)
-        return bool(np.allclose(given, self.value, rtol=rounding, atol=1e-6))
+        array = np.asarray(tensor.read(...), np.float32)
+        rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}.get(tensor.dtype, 0.0)
+        return bool(np.allclose(array, self.value, rtol=rounding, atol=1e-6))
 
 
 @dataclasses.dataclass
 class LoadReport:
-    """What did not fit, all of it together."""
+    """The differences of a checkpoint and a model.
+
+    Attributes:
+        missing: Parameters that the checkpoint lacks or has with another shape.
+        unexpected: Names in the checkpoint that the model lacks.
+        mismatched: Name, shape in the checkpoint, and expected shape of mismatching tensors.
+        reinitialized: The parameters of mismatching tensors, which are newly initialized if
+            mismatches are ignored.
+        unsupported_dtypes: Dtype by name of tensors that cannot be parameters.
+        dtypes: Number of tensors by dtype.
+    """
 
     missing: list[ParamPath] = dataclasses.field(default_factory=list)
     unexpected: list[str] = dataclasses.field(default_factory=list)
@@ -112,16 +137,20 @@ class LoadReport:
 
 
 class WeightMap:
-    """Names of a model's parameters in PyTorch checkpoints, in both directions.
+    """Maps the parameters of a model to tensors of PyTorch checkpoints, in both directions.
 
-    **Arguments:** ``shapes`` maps every path of the tree to its shape; ``prefix`` is the base
-    model's name, which checkpoints may lack or have; ``aliases`` maps other PyTorch names to the
-    one used; ``ignored`` are regular expressions of names without weights of ours; ``templates``
-    are symmetric pairs such as ``"block.{}.norm": "layers.{}.ln"`` on dotted names, ours to theirs;
-    ``synonyms`` are pairs such as ``"layers.{}": "encoder.layer.{}"``, which turn names that are
-    read into those that are written, one after the other, and ``native_synonyms`` are those of
-    Flax's own files; ``stacked`` maps the path prefix of
-    scanned layers to the paths that they have one by one.
+    Args:
+        shapes: Shape of each parameter by path.
+        prefix: Name of the base model, with which names in checkpoints may start.
+        aliases: Maps other PyTorch names of tied tensors to the name that is used.
+        fallbacks: Maps PyTorch names to other names to read if a checkpoint lacks the first one.
+        ignored: Regular expressions of PyTorch names without a parameter.
+        templates: Pairs such as ``"block.{}.norm": "layers.{}.ln"`` that rename parameters to
+            PyTorch names.
+        synonyms: Pairs such as ``"layers.{}": "encoder.layer.{}"`` that rename PyTorch names of
+            other versions to those that are written. They are applied in sequence.
+        native_synonyms: Synonyms for files with Flax names.
+        stacked: Maps the path prefix of scanned layers to the paths of the single layers.
     """
 
     def __init__(
@@ -147,7 +176,7 @@ class WeightMap:
         self.aliases = {
             alias: name for alias, name in (aliases or {}).items() if alias not in names
         }
-        # An untied head has a projection of its own, whose bias is then the one that PyTorch adds.
+        # PyTorch adds the bias of an untied projection (`decoder.bias`): this alias is saved too.
         self._live = {
             a: n for a, n in self.aliases.items() if f"{a.rpartition('.')[0]}.weight" in names
         }
@@ -157,17 +186,17 @@ class WeightMap:
     ) -> list[Slot]:
         for head, layers in stacked.items():
             if path[: len(head)] == head:
-                # Not all layers: a variable of the first layer alone is stacked over one.
+                # A variable that only the first layer has is stacked over one layer.
                 paths = [(*p, *path[len(head) :]) for p in layers[: self.shapes[path][0]]]
-                drawn = len(self.shapes[path]) - 1
+                ndim = len(self.shapes[path]) - 1
                 return [
-                    Slot(path, self.torch_name(p), torch_axes(p, drawn), p, layer)
+                    Slot(path, self.torch_name(p), torch_axes(p, ndim), p, layer)
                     for layer, p in enumerate(paths)
                 ]
         return [Slot(path, self.torch_name(path), torch_axes(path, len(self.shapes[path])), path)]
 
     def torch_name(self, path: ParamPath) -> str:
-        """Return the PyTorch name of the parameter at ``path``."""
+        """Returns the PyTorch name of the parameter at ``path``."""
         name = ".".join(path)
         for pattern, replacement in self._templates:
             name, changed = pattern.subn(replacement, name, count=1)
@@ -181,13 +210,15 @@ class WeightMap:
         )
 
     def resolve_name(self, name: str) -> str:
-        """Return the name that this map has for a PyTorch name: without or with the prefix."""
+        """Returns the name that this map uses for a PyTorch name, with or without the prefix."""
         name = self.apply_synonyms(name)
-        known = {slot.name for slot in self.slots}
-        return next((other for other in self._with_prefix(name) if other in known), name)
+        slot_names = {slot.name for slot in self.slots}
+        return next(
+            (candidate for candidate in self._with_prefix(name) if candidate in slot_names), name
+        )
 
     def apply_synonyms(self, name: str, native: bool = False) -> str:
-        """Return the name that is written of one that is read: its synonyms replaced."""
+        """Replaces the synonyms in a name that was read by the names that are written."""
         for pattern, replacement in self._native_synonyms if native else self._synonyms:
             name = pattern.sub(replacement, name, count=1)
         return name
@@ -195,9 +226,14 @@ class WeightMap:
     def match(
         self, tensors: Mapping[str, Tensor], *, native: bool = False
     ) -> tuple[dict[Slot, Tensor], LoadReport]:
-        """Pair every slot with the tensor of a checkpoint that fills it, and report the rest.
+        """Matches the tensors of a checkpoint with the parameters.
 
-        ``native`` says that the names are ours already (``flax_model.msgpack``, ``format: flax``).
+        Args:
+            tensors: The tensors of the checkpoint by name.
+            native: Whether the names are Flax paths (``flax_model.msgpack``, ``format: flax``).
+
+        Returns:
+            The tensor of each slot, and a report of the differences.
         """
         cleaned = {}
         for name, tensor in tensors.items():
@@ -205,7 +241,7 @@ class WeightMap:
             renamed = name.removesuffix(old[0]) + old[1]
             renamed = _COLLECTIONS.sub("", renamed) if native else renamed
             cleaned[self.apply_synonyms(renamed, native)] = name, tensor
-        report, found, used = LoadReport(), {}, set()
+        report, matched, used = LoadReport(), {}, set()
         for slot in self.slots:
             key = self._find(slot, cleaned, native)
             if key is None:
@@ -213,26 +249,26 @@ class WeightMap:
                 continue
             original, tensor = cleaned[key]
             used.add(key)
-            expected, given = self._expected(slot, native), tensor.shape
-            if expected != given:
-                report.mismatched.append((original, given, expected))
+            expected, shape = self._expected(slot, native), tensor.shape
+            if expected != shape:
+                report.mismatched.append((original, shape, expected))
                 report.missing.append(slot.path)
                 report.reinitialized.add(slot.path)
                 continue
             if tensor.dtype not in FLOAT_DTYPES:
                 report.unsupported_dtypes[original] = tensor.dtype
             report.dtypes[tensor.dtype] = report.dtypes.get(tensor.dtype, 0) + 1
-            found[slot] = tensor
+            matched[slot] = tensor
         report.missing = list(dict.fromkeys(report.missing))
         report.unexpected = [
             original
             for name, (original, _) in cleaned.items()
             if name not in used and not self._known(name, cleaned)
         ]
-        return found, report
+        return matched, report
 
     def torch_shape(self, slot: Slot) -> tuple[int, ...]:
-        """Return the shape of the tensor that fills ``slot``."""
+        """Returns the shape of the PyTorch tensor of a slot."""
         return self._expected(slot, native=False)
 
     def _expected(self, slot: Slot, native: bool) -> tuple[int, ...]:
@@ -242,10 +278,13 @@ class WeightMap:
     def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> str | None:
         live = [alias for alias, name in self._live.items() if name == slot.name]
         aliases = [alias for alias, name in self.aliases.items() if name == slot.name]
-        known = [*live, slot.name, *aliases, self.fallbacks.get(slot.name, slot.name)]
+        candidates = [*live, slot.name, *aliases, self.fallbacks.get(slot.name, slot.name)]
         if native:
-            known = [slot.flax_name, *(f"{n.rpartition('.')[0]}.{slot.path[-1]}" for n in known)]
-        return next((n for name in known for n in self._with_prefix(name) if n in names), None)
+            candidates = [
+                slot.flax_name,
+                *(f"{n.rpartition('.')[0]}.{slot.path[-1]}" for n in candidates),
+            ]
+        return next((n for name in candidates for n in self._with_prefix(name) if n in names), None)
 
     def _with_prefix(self, name: str) -> tuple[str, ...]:
         prefix = f"{self.prefix}."
@@ -254,19 +293,23 @@ class WeightMap:
         return (name, name.removeprefix(prefix), prefix + name)
 
     def _known(self, name: str, names: Mapping[str, Any]) -> bool:
-        """Tell whether a left-over name is a tied copy of one that is there, or a buffer."""
+        """Returns whether an unused name is ignored or an alias of another tensor."""
         if any(re.search(pattern, name) for pattern in self.ignored):
             return True
         copies = (*self.aliases, *self._live.values())
         return any(copy in self._with_prefix(name) for copy in copies)
 
     def saved_slots(self) -> dict[str, Slot]:
-        """Return every name in a saved file with the slot it comes from; ties are not repeated."""
+        """Returns the slot of each name in a saved file. Tied tensors are saved once."""
         slots = {slot.name: slot for slot in self.slots}
         return slots | {alias: slots[name] for alias, name in self._live.items() if name in slots}
 
     def sizes(self, itemsizes: Mapping[ParamPath, int]) -> dict[str, int]:
-        """Return the bytes of every outgoing tensor, given those of one number of each leaf."""
+        """Returns the bytes of each saved tensor.
+
+        Args:
+            itemsizes: Bytes per value by parameter path.
+        """
         return {
             name: itemsizes[slot.path] * math.prod(self._expected(slot, native=True))
             for name, slot in self.saved_slots().items()
@@ -275,7 +318,7 @@ class WeightMap:
     def unstack(
         self, params: Mapping[ParamPath, jax.Array | np.ndarray]
     ) -> dict[ParamPath, np.ndarray]:
-        """Return NumPy leaves under the paths of the v4 tree, with a key for each layer."""
+        """Returns the parameters as NumPy arrays by unstacked path, as in Transformers 4."""
         return {
             slot.unstacked_path: np.asarray(
                 params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
@@ -286,7 +329,12 @@ class WeightMap:
     def to_torch(
         self, params: Mapping[ParamPath, jax.Array | np.ndarray], names: Iterable[str] | None = None
     ) -> dict[str, np.ndarray]:
-        """Return contiguous NumPy tensors under PyTorch names (all, or only ``names``)."""
+        """Converts parameters to contiguous NumPy tensors by PyTorch name.
+
+        Args:
+            params: The parameters by path.
+            names: The PyTorch names to convert. Default: all.
+        """
         slots, tensors = self.saved_slots(), {}
         for name in slots if names is None else names:
             slot = slots[name]
@@ -299,47 +347,53 @@ class WeightMap:
 
     def read_param(
         self,
-        found: Mapping[Slot, Tensor],
+        tensors: Mapping[Slot, Tensor],
         path: ParamPath,
         index: Index = ...,
         *,
         native: bool = False,
     ) -> np.ndarray:
-        """Read the parameter at ``path``, or the part of it that ``index`` cuts out."""
+        """Reads a parameter, or a part of it.
+
+        Args:
+            tensors: The tensor of each slot, from `match`.
+            path: Path of the parameter.
+            index: The part to read.
+            native: Whether the checkpoint has Flax names, and thus no permuted axes.
+        """
         slots = [slot for slot in self.slots if slot.path == path]
         if slots[0].layer is None:
-            return _read(slots[0], found[slots[0]], index, native)
+            return _read(slots[0], tensors[slots[0]], index, native)
         if isinstance(index, EllipsisType):
             index = (slice(None),)
-        lead, rest = index[0], index[1:] or ...
-        return np.stack([_read(slot, found[slot], rest, native) for slot in slots[lead]])
+        lead, layer_index = index[0], index[1:] or ...
+        return np.stack([_read(slot, tensors[slot], layer_index, native) for slot in slots[lead]])
 
 
 def _read(slot: Slot, tensor: Tensor, index: Index, native: bool) -> np.ndarray:
     if native or not slot.axes:
         return tensor.read(index)
-    cut = index if isinstance(index, EllipsisType) else _in_torch(index, slot.axes)
-    return tensor.read(cut).transpose(slot.axes)
+    torch_index = index if isinstance(index, EllipsisType) else _in_torch(index, slot.axes)
+    return tensor.read(torch_index).transpose(slot.axes)
 
 
 def torch_axes(path: ParamPath, ndim: int) -> tuple[int, ...] | None:
-    """Return the axes of PyTorch's tensor in the order of the parameter at ``path``.
+    """Returns the axes of the PyTorch tensor in the order of the parameter, or `None` if equal.
 
-    A kernel is (in, out) or (taps, ..., in, out), PyTorch's (out, in, taps, ...). ``None`` where
-    the axes are alike.
+    A kernel is `(in, out)` or `(taps, ..., in, out)`, and `(out, in, taps, ...)` in PyTorch.
     """
     return (*range(2, ndim), 1, 0) if path[-1] == "kernel" and ndim >= 2 else None
 
 
 def _in_torch(entries: tuple[Entry, ...], axes: tuple[int, ...] | None) -> tuple[Entry, ...]:
-    """Bring what is known of each of our axes into the order of PyTorch's."""
-    return tuple(entries[at] for at in np.argsort(axes)) if axes else entries
+    """Reorders one entry per parameter axis to the order of the PyTorch axes."""
+    return tuple(entries[axis] for axis in np.argsort(axes)) if axes else entries
 
 
-def _template(given: str, wanted: str) -> tuple[re.Pattern[str], str]:
-    """Return the pattern of names with ``given`` in them, and what replaces it."""
-    pattern = re.escape(given).replace(r"\{\}", r"([^.]+)")
-    first, *parts = wanted.split("{}")
+def _template(pattern_name: str, replacement_name: str) -> tuple[re.Pattern[str], str]:
+    """Returns a regular expression for names that contain a template, and its replacement."""
+    pattern = re.escape(pattern_name).replace(r"\{\}", r"([^.]+)")
+    first, *parts = replacement_name.split("{}")
     replacement = first + "".join(rf"\{n}{part}" for n, part in enumerate(parts, 1))
     return re.compile(rf"(?<![^.]){pattern}(?![^.])"), replacement
 
@@ -347,53 +401,76 @@ def _template(given: str, wanted: str) -> tuple[re.Pattern[str], str]:
 def check_report(
     report: LoadReport, source: str, class_name: str, *, ignore_mismatched: bool
 ) -> None:
-    """Raise one error that lists every tensor whose type or shape does not fit."""
+    """Raises an error that lists all tensors with an unsupported dtype or another shape.
+
+    Args:
+        report: The report of `WeightMap.match`.
+        source: The weight file, for the message.
+        class_name: The model class, for the message.
+        ignore_mismatched: Whether other shapes are allowed.
+
+    Raises:
+        WeightsError: Tensors do not match.
+    """
     if report.unsupported_dtypes:
-        found = ", ".join(f"{name} ({dtype})" for name, dtype in report.unsupported_dtypes.items())
+        unsupported = ", ".join(
+            f"{name} ({dtype})" for name, dtype in report.unsupported_dtypes.items()
+        )
         raise WeightsError(
-            f"{source} holds tensors of types that hfseq cannot load as parameters: {found} "
-            f"(loadable: {', '.join(FLOAT_DTYPES)}). Convert or dequantise the checkpoint first"
+            f"{source} contains tensors with dtypes that hfseq does not support: {unsupported} "
+            f"(supported: {', '.join(FLOAT_DTYPES)}). Convert or dequantize the checkpoint first"
         )
     if not report.mismatched or ignore_mismatched:
         return
     lines = [
-        f"  {name}: {given} in the file, {expected} in the model"
-        for name, given, expected in report.mismatched
+        f"  {name}: {shape} in the file, {expected} in the model"
+        for name, shape, expected in report.mismatched
     ]
     raise WeightsError(
         f"{source} does not fit {class_name}: {len(lines)} tensors differ in shape\n"
         + "\n".join(lines)
-        + "\nUse the configuration that belongs to these weights, or ignore_mismatched_sizes=True "
-        "to initialise these tensors anew"
+        + "\nUse the configuration of these weights, or ignore_mismatched_sizes=True to initialize "
+        "these tensors newly"
     )
 
 
 def check_derived(
     derived: Mapping[str, DerivedTensor], tensors: Mapping[str, Tensor], prefix: str, source: str
 ) -> None:
-    """Raise one error that lists the tensors of a file that the model would not compute so."""
-    bare = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
+    """Raises an error that lists the tensors with other values than the model derives.
+
+    Args:
+        derived: The derived tensors by PyTorch name.
+        tensors: The tensors of the checkpoint by name.
+        prefix: The prefix of the base model.
+        source: The weight file, for the message.
+
+    Raises:
+        WeightsError: A tensor with a remedy has other values.
+    """
+    by_name = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
     wrong: dict[str, list[str]] = {}
     for name, entry in derived.items():
-        found = bare.get(name.removeprefix(f"{prefix}."))
-        if entry.remedy and found is not None and not entry.fits(found, bare, prefix):
+        tensor = by_name.get(name.removeprefix(f"{prefix}."))
+        if entry.remedy and tensor is not None and not entry.fits(tensor, by_name, prefix):
             wrong.setdefault(entry.remedy, []).append(name)
     if wrong:
         lines = [
-            f"  {', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: {what}"
-            for what, names in wrong.items()
+            f"  {', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: "
+            f"{remedy}"
+            for remedy, names in wrong.items()
         ]
         raise WeightsError(
-            f"{source} was trained elsewhere: it holds values that the options in its config.json "
-            "rule out\n" + "\n".join(lines)
+            f"{source} contains values that the options in its config.json do not allow, probably "
+            "because it was trained with another library\n" + "\n".join(lines)
         )
 
 
 def describe_missing(report: LoadReport) -> str:
-    """List parameters that the checkpoint lacks, each with the nearest name that it left over."""
+    """Lists the missing parameters, each with the most similar unexpected name, one per line."""
     lines = []
     for path in report.missing:
         if path not in report.reinitialized:
-            theirs = ".".join((*path[:-1], TORCH_LEAF_NAMES.get(path[-1], path[-1])))
-            lines.append(f"  {'.'.join(path)}{did_you_mean(theirs, report.unexpected)}")
+            torch_name = ".".join((*path[:-1], TORCH_LEAF_NAMES.get(path[-1], path[-1])))
+            lines.append(f"  {'.'.join(path)}{did_you_mean(torch_name, report.unexpected)}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``python -m hfseq.cli``, where the command itself is not on the path."""
+"""Runs the command as ``python -m hfseq.cli``, for environments without it on the path."""
 
 import sys
 

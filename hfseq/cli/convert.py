@@ -1,8 +1,8 @@
-"""``hfseq convert``: from a checkpoint in one format to the same model in another.
+"""Command-line interface of ``hfseq convert``: converts a checkpoint to another format.
 
-Everything goes through the model's class, which knows the names, transpositions and ties of both
-sides; values are not touched unless another type is asked for. What is heavy is imported inside the
-functions, so that ``--help`` answers at once.
+The model class provides the names, transpositions and ties of both formats. Values are unchanged
+unless ``--dtype`` is given. Modules that are slow to import are imported inside functions so that
+``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -34,77 +34,88 @@ hfseq convert my-gpt2 my-gpt2-bf16 --dtype bfloat16 --max_shard_size 2GB
 hfseq convert my-bert my-encoder --base --strict
 hfseq convert my-adapter my-model --merge"""
 
-#: What is written beside the weights already, or is not the model's own.
+#: Files that are not copied: `save_pretrained` writes them, or they do not belong to the model.
 NOT_COPIED = (
     *("config.json", ".*", "__pycache__", "previous-*"),
     *("*.tmp*", "*.log", "*.out", "*.err"),
 )
 
-#: Small files that belong to the weights although they are no tokenizer and no card.
+#: Small files to copy in addition to those of the tokenizer and the model card.
 SIDECARS = ("fp8_params.safetensors",)
 
-#: Names that a warning lists before it counts the rest.
+#: Maximum number of names that a warning lists.
 MAX_LISTED = 8
 
 
 def add_convert(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq convert``."""
+    """Adds the flags of ``hfseq convert``."""
     parser.add_argument(
-        "source", metavar="SRC", help="directory, Hub name, or a weight file beside its config.json"
+        "source",
+        metavar="SRC",
+        help="Directory, Hub name, or weight file with config.json in the same directory.",
     )
-    parser.add_argument("destination", metavar="DST", help="directory to write")
+    parser.add_argument("destination", metavar="DST", help="Output directory.")
     parser.add_argument(
         "--to",
         choices=("safetensors", "msgpack"),
         default="safetensors",
-        help="safetensors, which PyTorch and hfseq load, or msgpack, which Transformers 4's Flax "
-        "classes and hfseq load (safetensors)",
+        help="Output format: safetensors for PyTorch and hfseq, or msgpack for Transformers 4's "
+        "Flax classes and hfseq. Default: safetensors.",
     )
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        help="type of the parameters; default: as stored",
+        help="Data type of the parameters. Default: as stored.",
     )
     parser.add_argument(
-        "--max_shard_size", default="5GB", metavar="SIZE", help="largest weight file (5GB)"
+        "--max_shard_size",
+        default="5GB",
+        metavar="SIZE",
+        help="Maximum size of a weight file. Default: 5GB.",
     )
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="a missing, unexpected or mis-shaped name is an error, and nothing is written",
+        help="Fail, and write nothing, if a tensor is missing, unexpected or of another shape.",
     )
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--task",
         metavar="TASK",
-        help="the head, e.g. ForMaskedLM, where config.json names none or another is wanted",
+        help="Head, e.g. ForMaskedLM. Default: that of config.json.",
     )
-    group.add_argument("--model_class", metavar="CLASS", help="the same by class, BertForMaskedLM")
-    group.add_argument("--base", action="store_true", help="leave the head out (--task Model)")
-    parser.add_argument(
-        "--merge", action="store_true", help="SRC is an adapter: add it to its base's weights"
+    group.add_argument(
+        "--model_class",
+        metavar="CLASS",
+        help="Model class, e.g. BertForMaskedLM. Default: that of config.json.",
+    )
+    group.add_argument(
+        "--base", action="store_true", help="Convert the base model without a head (--task Model)."
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace the model in a directory that has one"
+        "--merge", action="store_true", help="Merge the adapter in SRC with its base model."
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="Replace the model in an existing directory."
     )
     add_json(parser)
 
 
 def use_cpu() -> None:
-    """Keep jax off accelerators: nothing is for them here, and none is taken from their users."""
+    """Restricts JAX to CPUs, so that the command does not occupy accelerators."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
 
 
 def run_convert(arguments: argparse.Namespace) -> int:
-    """Convert, and print what was written and what did not fit."""
+    """Converts the checkpoint and prints the written files and the mismatches."""
     use_cpu()
     plugins.load(arguments.plugin)
-    # What these would say of names is in the result.
+    # The result reports mismatching names, so the warnings of these modules are redundant.
     logging.getLogger("hfseq.modeling").setLevel(logging.ERROR)
     try:
-        given = (
+        flags = (
             "to",
             "dtype",
             "max_shard_size",
@@ -114,41 +125,49 @@ def run_convert(arguments: argparse.Namespace) -> int:
             "overwrite",
             "merge",
         )
-        options = {name: getattr(arguments, name) for name in given}
+        options = {name: getattr(arguments, name) for name in flags}
         if arguments.base:
             options["task"] = "Model"
-        done = convert(arguments.source, arguments.destination, **options)
+        conversion = convert(arguments.source, arguments.destination, **options)
     except ValueError as error:
         if "max_shard_size" in str(error):
             raise UsageError(f"--{error}") from None
         raise
     if arguments.json:
         print_json(
-            {"destination": arguments.destination, **dataclasses.asdict(done)}, one_line=True
+            {"destination": arguments.destination, **dataclasses.asdict(conversion)}, one_line=True
         )
         return 0
-    types = ", ".join(f"{count} {name}" for name, count in sorted(done.dtypes.items()))
-    print(f"wrote {arguments.destination}: {done.model_class}, {done.tensors} tensors ({types})")
-    for name, size in done.files.items():
-        print(f"  {size:>14,}  {name}{' (carried along)' if name in done.carried else ''}")
-    print(f"  {sum(done.files.values()):>14,}  bytes in {len(done.files)} files")
+    dtypes = ", ".join(f"{count} {name}" for name, count in sorted(conversion.dtypes.items()))
+    print(
+        f"wrote {arguments.destination}: {conversion.model_class}, {conversion.tensors} tensors "
+        f"({dtypes})"
+    )
+    for name, size in conversion.files.items():
+        print(f"  {size:>14,}  {name}{' (copied)' if name in conversion.carried else ''}")
+    print(f"  {sum(conversion.files.values()):>14,}  bytes in {len(conversion.files)} files")
     for text, names in (
-        ("not in the source, so newly initialised", done.initialised),
-        ("in the source, but not in this class, so left out", done.dropped),
+        ("missing in the source and newly initialized", conversion.initialised),
+        ("in the source, but ignored because the class lacks them", conversion.dropped),
     ):
         if names:
-            more = f" and {len(names) - MAX_LISTED} more" if names[MAX_LISTED:] else ""
-            print(f"warning: {text}: {', '.join(names[:MAX_LISTED])}{more}", file=sys.stderr)
+            suffix = f" and {len(names) - MAX_LISTED} more" if names[MAX_LISTED:] else ""
+            print(f"warning: {text}: {', '.join(names[:MAX_LISTED])}{suffix}", file=sys.stderr)
     return 0
 
 
 @dataclasses.dataclass
 class Conversion:
-    """What a conversion wrote.
+    """The result of a conversion, which ``--json`` prints.
 
-    ``files`` are sizes in bytes by name, ``dtypes`` numbers of tensors by type, ``carried`` the
-    files that were copied, ``initialised`` parameters that the source lacked, ``dropped`` names in
-    the source that the class has no place for.
+    Attributes:
+        model_class: Name of the model class.
+        files: Sizes in bytes by file name.
+        tensors: Number of tensors.
+        dtypes: Number of tensors by data type.
+        carried: Names of the copied files.
+        initialised: Parameters that the source lacks, which were initialized.
+        dropped: Names of source tensors that the class does not have.
     """
 
     model_class: str
@@ -173,15 +192,26 @@ def convert(
     overwrite: bool = False,
     merge: bool = False,
 ) -> Conversion:
-    """Write the model at ``source`` to ``destination``, whole or not at all.
+    """Converts the model at ``source`` and writes it to ``destination``.
 
-    **Arguments:** ``source`` a directory, a Hub name or a weight file beside its config.json;
-    ``to`` "safetensors" (PyTorch's names) or "msgpack" (Transformers 4's Flax); ``dtype`` of the
-    parameters, those of the files by default; ``strict`` makes every missing, unexpected or
-    mis-shaped name an error; ``overwrite`` replaces the model in a directory that is not empty;
-    ``merge`` says that ``source`` is an adapter, which is added to its base.
+    The destination is unchanged if the conversion fails.
 
-    **Raises:** UsageError, CheckpointError and WeightsError, each before anything is written.
+    Args:
+        source: Directory, Hub name, or weight file with config.json in the same directory.
+        destination: Output directory.
+        to: ``"safetensors"`` (names as in PyTorch) or ``"msgpack"`` (Transformers 4's Flax format).
+        dtype: Data type of the parameters. Default: as stored.
+        max_shard_size: Maximum size of a weight file, in bytes or as a string such as ``"5GB"``.
+        strict: Whether a missing, unexpected or mismatching tensor is an error.
+        task: Head, e.g. ``"ForMaskedLM"``. Default: that of config.json.
+        model_class: Model class name, as an alternative to ``task``.
+        overwrite: Whether to replace the model in a directory that is not empty.
+        merge: Whether ``source`` is an adapter to merge with its base model.
+
+    Raises:
+        UsageError: The arguments do not fit the source or the destination.
+        CheckpointError: The source cannot be read or the destination cannot be written.
+        WeightsError: The weights do not match the class.
     """
     import jax.numpy as jnp
 
@@ -193,31 +223,33 @@ def convert(
 
     checkpoint, target = Source.parse(source), Path(destination)
     if target.exists() and not target.is_dir():
-        raise UsageError(f"{target} is a file: give a directory to write to")
+        raise UsageError(f"{target} is a file: the destination must be a directory")
     if target.is_dir() and any(target.iterdir()) and not overwrite:
         raise UsageError(
-            f"{target} is not empty: give another directory, or --overwrite to replace its model"
+            f"{target} is not empty: use another directory, or --overwrite to replace its model"
         )
     parse_size(max_shard_size)
     adapter = lora.find_adapter(checkpoint.location, {})
     if merge and adapter is None:
-        raise UsageError(f"--merge: {source} is no adapter: it has no {lora.CONFIG_NAME}")
+        raise UsageError(
+            f"--merge: {source} is not an adapter, because it has no {lora.CONFIG_NAME}"
+        )
     if adapter is not None and not merge:
-        raise UsageError(f"{source} is an adapter: --merge adds it to its base's weights")
-    place, folders, report = checkpoint.location, [checkpoint.location], LoadReport()
+        raise UsageError(f"{source} is an adapter: use --merge to merge it with its base model")
+    location, folders, report = checkpoint.location, [checkpoint.location], LoadReport()
     if adapter is not None:
-        place = adapter.base
-        folders.append(place)
+        location = adapter.base
+        folders.append(location)
         task = task or (None if model_class else adapter.head)
-    stored = read_config(place)
-    cls = find_class(stored, place, task=task, model_class=model_class)
-    weights = checkpoint.weights if adapter is None else place
+    config_dict = read_config(location)
+    cls = find_class(config_dict, location, task=task, model_class=model_class)
+    weights = checkpoint.weights if adapter is None else location
     opened = open_checkpoint(weights, {}, from_pt=True)
-    model = build_abstract_model(cls, place, opened.tensors)
+    model = build_abstract_model(cls, location, opened.tensors)
     if adapter is None:
         _, report = model.file_map.match(opened.tensors, native=opened.native)
-    if strict and (wrong := describe_mismatches(model, report)):
-        lines = "".join(f"\n  {line}" for line in wrong)
+    if strict and (mismatches := describe_mismatches(model, report)):
+        lines = "".join(f"\n  {line}" for line in mismatches)
         raise WeightsError(f"{opened.source} does not fit {cls.__name__} (--strict):{lines}")
     model = cls.from_pretrained(
         checkpoint.weights,
@@ -242,12 +274,12 @@ def convert(
                 shutil.copyfile(path, folder / path.name)
                 carried.append(path.name)
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    written = open_checkpoint(str(target), {}, from_pt=False).tensors
+    saved = open_checkpoint(str(target), {}, from_pt=False).tensors
     return Conversion(
         model_class=cls.__name__,
         files=sizes,
-        tensors=len(written),
-        dtypes=dict(collections.Counter(tensor.dtype for tensor in written.values())),
+        tensors=len(saved),
+        dtypes=dict(collections.Counter(tensor.dtype for tensor in saved.values())),
         carried=carried,
         initialised=sorted(".".join(path) for path in report.missing),
         dropped=[] if strict else sorted(report.unexpected),
@@ -255,44 +287,50 @@ def convert(
 
 
 def build_abstract_model(
-    cls: type[FlaxPreTrainedModel], place: str, tensors: Mapping[str, Tensor]
+    cls: type[FlaxPreTrainedModel], location: str, tensors: Mapping[str, Tensor]
 ) -> FlaxPreTrainedModel:
-    """Return the model of the checkpoint in ``place``, which holds ``tensors``, without values."""
+    """Returns the model of a checkpoint without parameter values.
+
+    Args:
+        cls: The model class.
+        location: Directory or Hub name of the checkpoint.
+        tensors: The tensors of the checkpoint by name.
+    """
     from hfseq.checkpoints.config import load_config
     from hfseq.checkpoints.headers import WeightsNotDownloaded
 
-    config, _ = load_config(cls, place, None, {}, {})
+    config, _ = load_config(cls, location, None, {}, {})
     try:
         options = cls.checkpoint_options(tensors)
-    except WeightsNotDownloaded:  # of a model on the Hub only the headers are read
+    except WeightsNotDownloaded:  # only the headers of models on the Hub are read
         options = {}
     return cls(config, _do_init=False, **options)
 
 
 def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport) -> list[str]:
-    """Say of every name that is missing, left over or of another shape or type what is wrong."""
+    """Returns a message for each missing, unexpected, mis-shaped or unsupported tensor."""
     from hfseq.checkpoints.weights import describe_missing
 
     name = type(model).__name__
     return [
         *(
-            f"{given}: {shape} in the file, {expected} in {name}"
-            for given, shape, expected in report.mismatched
+            f"{key}: {shape} in the file, {expected} in {name}"
+            for key, shape, expected in report.mismatched
         ),
         *(f"missing:{line[1:]}" for line in describe_missing(report).splitlines()),
-        *(f"unexpected: {left}" for left in sorted(report.unexpected)),
+        *(f"unexpected: {key}" for key in sorted(report.unexpected)),
         *(
-            f"{left}: type {code} is no parameter"
-            for left, code in report.unsupported_dtypes.items()
+            f"{key}: unsupported dtype {dtype} of a parameter"
+            for key, dtype in report.unsupported_dtypes.items()
         ),
     ]
 
 
-def _small_files(place: str) -> list[Path]:
-    """Return tokenizer, card and what else lies beside the weights and is the model's own."""
+def _small_files(location: str) -> list[Path]:
+    """Returns the files of the tokenizer, the model card and other small files of the model."""
     from hfseq.checkpoints.storage import PREPARED_FILES, matches_any
 
-    folder = Path(place)
+    folder = Path(location)
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
@@ -300,10 +338,12 @@ def _small_files(place: str) -> list[Path]:
             pattern for pattern in (*PREPARED_FILES, *SIDECARS) if pattern not in NOT_COPIED
         ]
         try:
-            folder = Path(snapshot_download(place, allow_patterns=patterns, library_name="hfseq"))
-        except Exception as error:  # the client's own, and those of its HTTP library
+            folder = Path(
+                snapshot_download(location, allow_patterns=patterns, library_name="hfseq")
+            )
+        except Exception as error:  # raised by the client or its HTTP library
             raise CheckpointError(
-                f"cannot load the tokenizer files of '{place}': {first_line(error)}"
+                f"cannot load the tokenizer files of '{location}': {first_line(error)}"
             ) from error
     return [
         path
@@ -318,12 +358,14 @@ def _small_files(place: str) -> list[Path]:
 
 @contextlib.contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """Give a directory whose files come to ``target`` together, if all of them were written."""
+    """Yields a temporary directory whose files are moved to ``target`` together on success."""
     from hfseq.checkpoints.files import staging_directory
 
     folder, parent = target, None
     try:
-        if not (target.is_dir() and any(target.iterdir())):  # then the directory comes whole, too
+        if not (
+            target.is_dir() and any(target.iterdir())
+        ):  # then the directory is created atomically too
             target.parent.mkdir(parents=True, exist_ok=True)
             parent = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
             folder = parent / target.name
@@ -335,10 +377,10 @@ def _whole(target: Path) -> Iterator[Path]:
     except OSError as error:  # CheckpointError is one
         reason: BaseException = error
         while isinstance(reason, CheckpointError) and reason.__cause__ is not None:
-            reason = reason.__cause__  # what the directories under way are called helps nobody
+            reason = reason.__cause__  # temporary directory names do not help users
         raise CheckpointError(
-            f"cannot write {target} ({first_line(reason)}): what was there is untouched; free "
-            "some space or give another directory"
+            f"cannot write {target} ({first_line(reason)}). Its files are unchanged. Free disk "
+            "space or use another directory"
         ) from error
     finally:
         if parent is not None:

@@ -1,4 +1,4 @@
-"""``hfseq evaluate``: a language model on tasks of EleutherAI's lm-evaluation-harness."""
+"""Command-line interface of ``hfseq evaluate``: tasks of EleutherAI's lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ hfseq evaluate my-chat --tasks gsm8k --apply_chat_template --output gsm8k.json""
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq evaluate``, which have the names of the harness's own."""
-    parser.add_argument("model", metavar="DIR", help="directory or Hub name of a causal LM")
+    """Adds the flags of ``hfseq evaluate``, which are named as in the harness."""
+    parser.add_argument("model", metavar="DIR", help="Directory or Hub name of a causal LM.")
     group = parser.add_argument_group("tasks")
     group.add_argument(
         "--tasks",
@@ -28,43 +28,57 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         type=lambda text: text.split(","),
         required=True,
         metavar="A,B",
-        help="tasks, groups, tags, patterns such as mmlu_*, or files (A.yaml)",
-    )
-    group.add_argument("--include_path", metavar="DIR", help="a folder of tasks of your own")
-    group.add_argument(
-        "--num_fewshot", type=int, metavar="N", help="examples in each context; default: the task's"
+        help="Comma-separated tasks, groups, tags, patterns such as mmlu_*, or YAML files.",
     )
     group.add_argument(
-        "--limit", type=float, metavar="N", help="the first N documents of each task, or a share <1"
+        "--include_path", metavar="DIR", help="Directory with additional tasks. Default: none."
     )
     group.add_argument(
-        "--apply_chat_template", action="store_true", help="contexts are conversations"
+        "--num_fewshot",
+        type=int,
+        metavar="N",
+        help="Few-shot examples per context. Default: that of the task.",
+    )
+    group.add_argument(
+        "--limit",
+        type=float,
+        metavar="N",
+        help="Number of documents per task, or a fraction below 1. Default: all documents.",
+    )
+    group.add_argument(
+        "--apply_chat_template",
+        action="store_true",
+        help="Format contexts with the model's chat template.",
     )
     group = parser.add_argument_group("output")
-    add_json(group, "print the harness's results as JSON")
-    group.add_argument("--output", metavar="FILE", help="write them as JSON there, too")
+    add_json(group, "Print the results of the harness as JSON.")
+    group.add_argument("--output", metavar="FILE", help="Also write the results to this JSON file.")
     group = parser.add_argument_group("model")
     group.add_argument(
-        "--batch_size", type=int, metavar="N", default=8, help="requests computed together (8)"
+        "--batch_size",
+        type=int,
+        metavar="N",
+        default=8,
+        help="Number of requests per batch. Default: 8.",
     )
     add_model_flags(group)
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
-    """Evaluate, and print the harness's table."""
+    """Evaluates the model and prints the results of the harness."""
     problems = [
-        f"--{name} {value}: give a number {rule}"
-        for name, value, least, rule in (
-            ("num_fewshot", arguments.num_fewshot, 0, "of at least 0"),
+        f"--{name} {value} must be {rule}"
+        for name, value, minimum, rule in (
+            ("num_fewshot", arguments.num_fewshot, 0, "at least 0"),
             ("limit", arguments.limit, 1e-9, "above 0"),
-            ("batch_size", arguments.batch_size, 1, "of at least 1"),
+            ("batch_size", arguments.batch_size, 1, "at least 1"),
         )
-        if value is not None and value < least
+        if value is not None and value < minimum
     ]
     if arguments.include_path and not Path(arguments.include_path).is_dir():
-        problems.append(f"--include_path {arguments.include_path} is no directory")
+        problems.append(f"--include_path {arguments.include_path} is not a directory")
     if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
-        problems.append(f"--output {arguments.output}: there is no such directory")
+        problems.append(f"--output {arguments.output}: the directory does not exist")
     if problems:
         raise UsageError("; ".join(problems))
     try:
@@ -73,7 +87,9 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
         import hfseq.pipelines.lm_eval  # noqa: F401  # registers the model
     except ImportError as error:
-        raise UsageError(f'evaluation needs lm-eval: pip install "hfseq[eval]" ({error})') from None
+        raise UsageError(
+            f'hfseq evaluate requires lm-eval: pip install "hfseq[eval]" ({error})'
+        ) from None
     manager, tasks = find_tasks(arguments.tasks, arguments.include_path)
     prepare_devices(arguments)
     limit = arguments.limit
@@ -91,7 +107,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         )
     except HfseqError:
         raise
-    except Exception as error:  # of datasets, templates and metrics that the tasks name
+    except Exception as error:  # raised by datasets, templates and metrics of the tasks
         raise DataError(
             f"lm_eval cannot evaluate {','.join(tasks)}: {first_line(error)}"
         ) from error
@@ -108,25 +124,33 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
 
 def find_tasks(names: list[str], include_path: str | None) -> tuple[Any, list[str]]:
-    """Return a TaskManager, and what ``names`` mean to it.
+    """Resolves task names.
 
-    The harness's own thousands of tasks take seconds to list: where a folder has all that is asked
-    for they are left alone.
+    Listing the thousands of tasks of the harness takes seconds, so it is skipped if
+    ``include_path`` and the files define all requested tasks.
 
-    **Raises:** UsageError for what is no task, with those that have a name like it.
+    Args:
+        names: Tasks, groups, tags, patterns or files.
+        include_path: Directory with additional tasks, or `None`.
+
+    Returns:
+        A ``TaskManager``, and the names and file paths of the tasks.
+
+    Raises:
+        UsageError: A name does not match a task. The message has similar names.
     """
     from lm_eval.tasks import TaskManager
 
     files = {name for name in names if name.endswith((".yaml", ".yml")) and Path(name).is_file()}
     manager = TaskManager(include_path=include_path, include_defaults=False)
-    if not {*names} <= files | {*manager.all_subtasks}:  # groups may have parts that are elsewhere
+    if not {*names} <= files | {*manager.all_subtasks}:  # groups may contain tasks from elsewhere
         manager = TaskManager(include_path=include_path)
-    found: list[str] = []
+    task_names: list[str] = []
     for name in names:
         matches = [str(Path(name).absolute())] if name in files else manager.match_tasks([name])
         if not matches:
-            near = difflib.get_close_matches(name, manager.all_tasks, n=5)
-            hint = f"; near names are {', '.join(near)}" if near else ""
-            raise UsageError(f"--tasks {name}: there is no such task, group, tag or file{hint}")
-        found += [match for match in matches if match not in found]
-    return manager, found
+            suggestions = difflib.get_close_matches(name, manager.all_tasks, n=5)
+            hint = f"; did you mean {', '.join(suggestions)}?" if suggestions else ""
+            raise UsageError(f"--tasks {name}: unknown task, group, tag or file{hint}")
+        task_names += [match for match in matches if match not in task_names]
+    return manager, task_names

@@ -1,4 +1,4 @@
-"""``hfseq inspect``: what a checkpoint is, what loads it, what it holds, what is wrong with it."""
+"""Command-line interface of ``hfseq inspect``: contents and problems of a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,37 +27,39 @@ EXAMPLES = """hfseq inspect my-roberta
 hfseq inspect my-roberta --values
 hfseq inspect FacebookAI/roberta-base --headers_only --json"""
 
-#: Problems, and modules, that are listed before the rest is counted.
+#: Maximum number of listed problems, and of listed modules.
 MAX_LISTED = 12
 
 PLAIN_VOCABULARIES = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 
 FP8 = "fp8_params.safetensors"
 
-#: Tables with a row for each token, by PyTorch's and by Flax's names.
+#: Names of token embedding tables in PyTorch and Flax checkpoints.
 EMBEDDINGS = re.compile(
     r"(^|\.)(word_embeddings|wte|shared|embed_tokens|token_embedding)\.(weight|embedding)$"
 )
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq inspect``."""
+    """Adds the flags of ``hfseq inspect``."""
     parser.add_argument(
-        "model", metavar="DIR", help="directory, Hub name, or a weight file beside its config.json"
+        "model",
+        metavar="DIR",
+        help="Directory, Hub name, or weight file with config.json in the same directory.",
     )
     parser.add_argument(
         "--headers_only",
         action="store_true",
-        help="do not compare names with the model's class, for which jax has to start",
+        help="Skip the comparison with the model class, which has to start JAX.",
     )
     parser.add_argument(
-        "--values", action="store_true", help="read all weights and look for NaN and infinities"
+        "--values", action="store_true", help="Read all weights and check for NaN and infinities."
     )
     add_json(parser)
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
-    """Print the report; exit code 1 where something is wrong."""
+    """Prints the report. Returns 1 if the checkpoint has problems."""
     plugins.load(arguments.plugin)
     if not arguments.headers_only:
         use_cpu()
@@ -69,8 +71,8 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         print_json(report)
         return 1 if problems else 0
     for label, value in _rows(report):
-        first, *more = (value or ["none"]) if isinstance(value, list) else [value]
-        print("\n".join([f"{label:15}{first}", *(f"{'':15}{line}" for line in more)]))
+        first, *others = (value or ["none"]) if isinstance(value, list) else [value]
+        print("\n".join([f"{label:15}{first}", *(f"{'':15}{line}" for line in others)]))
     for problem in problems[:MAX_LISTED]:
         print(f"{colorize('problem'.ljust(15), 'red')}{problem}")
     if len(problems) > MAX_LISTED:
@@ -81,7 +83,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 
 
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
-    """Yield what is known by its label; a list has a line for each of its texts."""
+    """Yields the label and the text of each row. A list has one line per element."""
 
     def wrapped(text: str) -> list[str]:
         return textwrap.wrap(text, terminal_width() - 15, break_on_hyphens=False)
@@ -95,18 +97,20 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
         parameters = report["parameters"]
         yield "parameters", f"{parameters['total']:,}"
         modules = sorted(parameters["modules"].items(), key=lambda item: -item[1])
-        rest = sum(count for _, count in modules[MAX_LISTED:])
-        modules = modules[:MAX_LISTED] + [(f"{len(modules) - MAX_LISTED} more", rest)] * bool(rest)
+        remaining = sum(count for _, count in modules[MAX_LISTED:])
+        modules = modules[:MAX_LISTED] + [(f"{len(modules) - MAX_LISTED} more", remaining)] * bool(
+            remaining
+        )
         yield "", [f"{count:>13,}  {name}" for name, count in modules]
-        held = "{}: {tensors} tensors, {bytes:,} bytes"
-        yield "types", [held.format(code, **row) for code, row in parameters["dtypes"].items()]
-        yield "files", [held.format(file["name"], **file) for file in report["files"]]
+        template = "{}: {tensors} tensors, {bytes:,} bytes"
+        yield "types", [template.format(code, **row) for code, row in parameters["dtypes"].items()]
+        yield "files", [template.format(file["name"], **file) for file in report["files"]]
     if report["not_read"]:
         yield "not read", ", ".join(report["not_read"])
     for alias, name in ((report.get("names") or {}).get("tied") or {}).items():
         yield "tied", f"{alias} = {name}"
     for label, key in (("JAX", "jax_classes"), ("PyTorch", "pytorch_classes")):
-        yield label, wrapped(", ".join(report[key]) or "no class")
+        yield label, wrapped(", ".join(report[key]) or "none")
     if tokenizer := report["tokenizer"]:
         size = f", {tokenizer['entries']:,} entries" if "entries" in tokenizer else ""
         rows = sorted(set(report["embedding_rows"].values()))
@@ -120,17 +124,22 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str | list[str]]]:
         yield "FP8 scales", f"{scales['variables']} variables of {scales['recipe']}"
     if run := report["training"]:
         steps, logged = ", ".join(map(str, run["checkpoints"])) or "none", run.get("logged_step")
-        yield "checkpoints", steps + (f" (logged up to step {logged})" if logged else "")
+        yield "checkpoints", steps + (f" (logs until step {logged})" if logged else "")
 
 
 def inspect_checkpoint(
     name: str, *, names: bool = True, read_values: bool = False
 ) -> dict[str, Any]:
-    """Return what is known of a directory, a Hub name or a weight file beside its config.json.
+    """Inspects a checkpoint.
 
-    ``names`` compares the names with those of the model's class, for which jax starts; without it
-    only headers are read. ``read_values`` looks for NaN and infinities, reading everything. The
-    report is made of JSON's types; ``problems`` is a list of sentences.
+    Args:
+        name: Directory, Hub name, or weight file with config.json in the same directory.
+        names: Whether to compare the tensors with the model class, which starts JAX. Otherwise only
+            headers are read.
+        read_values: Whether to read all weights and check for NaN and infinities.
+
+    Returns:
+        The report, which consists of JSON types. ``problems`` is a list of messages.
     """
     from hfseq.checkpoints import headers
     from hfseq.checkpoints.weights import FLOAT_DTYPES
@@ -182,9 +191,9 @@ def inspect_checkpoint(
     size = checkpoint.stored.get("vocab_size")
     for table, rows in report["embedding_rows"].items():
         if largest is not None and largest >= rows:
-            problems.append(f"the tokenizer's largest id is {largest}, but {table} has {rows} rows")
+            problems.append(f"the tokenizer's largest ID is {largest}, but {table} has {rows} rows")
         if isinstance(size, int) and size != rows:
-            problems.append(f"config.json says vocab_size {size}, but {table} has {rows} rows")
+            problems.append(f"config.json has vocab_size {size}, but {table} has {rows} rows")
     if names and weights.headers and report["plugin"]:
         report["names"] = checkpoint.compare_names()
     if read_values:
@@ -193,7 +202,7 @@ def inspect_checkpoint(
 
 
 class Checkpoint:
-    """What is inspected: its files, config.json and headers, and what was wrong so far."""
+    """The files, config.json and headers of an inspected checkpoint, and the problems so far."""
 
     def __init__(self, name: str) -> None:
         from hfseq.checkpoints import headers
@@ -208,56 +217,61 @@ class Checkpoint:
         if self.fetch("config.json") is None:
             self.problems.append("no config.json")
         elif not self.problems and model_type(self.stored) is None:
-            self.problems.append("config.json names no model_type")
+            self.problems.append("config.json has no model_type")
         if self.folder is None:
             self.weights = headers.read_remote_headers(self.location)
         else:
-            only = Path(source.file).name if source.file else None
-            self.weights = headers.read_local_headers(self.folder, only)
+            file_name = Path(source.file).name if source.file else None
+            self.weights = headers.read_local_headers(self.folder, file_name)
         self.problems += self.weights.problems
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return a JSON object, or nothing; what is wrong with it is noted."""
+        """Reads a JSON object. If it is invalid, adds a problem and returns ``{}``."""
         path = self.fetch(name)
         if path is None:
             return {}
         try:
             content = parse_json(Path(path).read_bytes())
             if not isinstance(content, dict):
-                raise ValueError("no JSON object")
+                raise ValueError("not a JSON object")
         except (OSError, ValueError) as error:
             self.problems.append(f"{name} cannot be read: {first_line(error)}")
             return {}
         return content
 
     def architecture(self) -> dict[str, Any]:
-        """Return the model type of config.json, who registers it, and the classes that load it."""
+        """Returns the model type, the plugin that registers it, and the classes that load it."""
         from hfseq.checkpoints.config import class_names, model_type
 
-        kind, twin = model_type(self.stored), self.stored.get("model_type")
-        twin = twin if isinstance(twin, str) else None
+        native, stored_type = model_type(self.stored), self.stored.get("model_type")
+        stored_type = stored_type if isinstance(stored_type, str) else None
         registry = plugins.load().architectures
-        spec = registry.get(str(kind)) if kind in registry else None
-        stock = registry.get(str(twin)) if spec and twin in registry else None
-        if kind is not None and spec is None:
-            known = ", ".join(sorted(registry))
-            self.problems.append(f"no plugin has the model type '{kind}': hfseq loads {known}")
+        spec = registry.get(str(native)) if native in registry else None
+        stored_spec = registry.get(str(stored_type)) if spec and stored_type in registry else None
+        if native is not None and spec is None:
+            model_types = ", ".join(sorted(registry))
+            self.problems.append(
+                f"no plugin registers the model type '{native}' (supported: {model_types})"
+            )
         torch_classes: list[str] = []
-        if kind is not None:  # without importing Transformers, which is slow
+        if native is not None:  # without importing Transformers, which is slow
             package = importlib.util.find_spec("transformers")
             folders = (package.submodule_search_locations or []) if package else []
-            # The parts of a family share its folder.
-            modules = {re.sub(r"\W", "_", str(twin)), *([stock.plugin] if stock else ())}
+            # The model types of a family share its folder.
+            modules = {
+                re.sub(r"\W", "_", str(stored_type)),
+                *([stored_spec.plugin] if stored_spec else ()),
+            }
             if isinstance(custom := self.stored.get("auto_map"), dict):
                 torch_classes = [f"{n} (trust_remote_code=True)" for n in custom if "Model" in n]
             elif any((Path(f) / "models" / m).is_dir() for f in folders for m in modules):
                 torch_classes = class_names(self.stored)
-                if stock:
-                    names = _classes(stock, torch_auto_class_name)
+                if stored_spec:
+                    names = _classes(stored_spec, torch_auto_class_name)
                     torch_classes = [name.removeprefix("Flax") for name in names]
         return {
-            "model_type": kind,
-            "stored_as": twin if twin != kind else None,
+            "model_type": native,
+            "stored_as": stored_type if stored_type != native else None,
             "architectures": class_names(self.stored) if "architectures" in self.stored else None,
             "plugin": spec.plugin if spec else None,
             "jax_classes": _classes(spec) if spec else [],
@@ -265,7 +279,7 @@ class Checkpoint:
         }
 
     def tokenizer(self) -> dict[str, Any] | None:
-        """Return the kind, size and largest id of the tokenizer; None where there is none."""
+        """Returns the class, size and largest ID of the tokenizer, or `None`."""
         settings = self.read_json("tokenizer_config.json")
         names = ("tokenizer.json", *PLAIN_VOCABULARIES)
         file = next((name for name in names if self.fetch(name) is not None), None)
@@ -292,7 +306,7 @@ class Checkpoint:
         return {"class": settings.get("tokenizer_class"), "file": file, **size}
 
     def training(self) -> dict[str, Any] | None:
-        """Return the steps of training checkpoints and the last logged; None where no run was."""
+        """Returns the steps of training checkpoints and the last logged step, or `None`."""
         from hfseq.reports.log import LOG_FILE, read_metrics
 
         if self.folder is None:
@@ -307,7 +321,7 @@ class Checkpoint:
         return {"checkpoints": steps, "logged_step": logged}
 
     def compare_names(self) -> dict[str, Any] | None:
-        """Compare the names of the files with those of the class that config.json names."""
+        """Compares the tensors with the model class of config.json."""
         from hfseq.modeling.auto import find_class
 
         tensors = self.weights.tensors()
@@ -315,17 +329,17 @@ class Checkpoint:
             cls = find_class(self.stored, self.location)
             model = build_abstract_model(cls, self.location, tensors)
         except (HfseqError, ValueError, TypeError, KeyError, AttributeError) as error:
-            self.problems.append(f"its class cannot be made: {first_line(error)}")
+            self.problems.append(f"cannot build the model class: {first_line(error)}")
             return None
         _, report = model.file_map.match(tensors, native=self.weights.native)
         self.problems += misfits(model, report)
-        writes = model.can_generate() or "LM" in cls.__name__ or "PreTraining" in cls.__name__
-        # PyTorch's names that are not stored, with the tensor that each repeats; the table of
-        # aliases lists the heads of all classes of a family.
+        has_lm_head = model.can_generate() or "LM" in cls.__name__ or "PreTraining" in cls.__name__
+        # PyTorch names that are not stored because they are tied to another tensor. The aliases
+        # include the heads of all classes of a family.
         tied = {
             alias: name
             for alias, name in model.file_map.aliases.items()
-            if alias not in tensors and (writes or ".embed" in alias)
+            if alias not in tensors and (has_lm_head or ".embed" in alias)
         }
         return {
             "class": cls.__name__,
@@ -335,15 +349,15 @@ class Checkpoint:
         }
 
     def count_nonfinite(self) -> dict[str, int]:
-        """Count NaN and infinities in every tensor of floating numbers."""
+        """Counts NaN and infinities in each floating-point tensor."""
         import numpy as np
 
         from hfseq.checkpoints.headers import NUMPY_DTYPES, read_tensor
         from hfseq.checkpoints.weights import FLOAT_DTYPES
 
         if self.weights.folder is None:
-            raise UsageError("--values needs the weights here: download the model first")
-        size = 1 << 22  # numbers that are converted at a time
+            raise UsageError("--values requires local weights: download the model first")
+        size = 1 << 22  # values per conversion to float32
         counts = {}
         for name, (header, entry) in self.weights.entries.items():
             if NUMPY_DTYPES.get(entry.dtype_code) not in FLOAT_DTYPES or header.problems:
@@ -352,12 +366,12 @@ class Checkpoint:
             pieces = (flat[i : i + size].astype(np.float32) for i in range(0, len(flat), size))
             if count := sum(int((~np.isfinite(piece)).sum()) for piece in pieces):
                 counts[name] = count
-                self.problems.append(f"{name} holds {count:,} values that are NaN or infinite")
+                self.problems.append(f"{name} contains {count:,} NaN or infinite values")
         return counts
 
 
 def _classes(spec: ArchitectureSpec, auto: Callable[[str], str] = auto_class_name) -> list[str]:
-    """Name what loads each head: an Auto class, or the head itself where there is none."""
+    """Returns the class that loads each head: an Auto class, or the model class if none exists."""
     return [
         f"Flax{auto(task)}" if task in TASKS else target_name(target)
         for task, target in spec.heads.items()
@@ -365,7 +379,10 @@ def _classes(spec: ArchitectureSpec, auto: Callable[[str], str] = auto_class_nam
 
 
 def _by_module(counts: dict[str, int], depth: int) -> dict[str, int]:
-    """Sum by the first component of names, and by two where one holds more than half of all."""
+    """Sums counts by the first ``depth`` components of the names.
+
+    Modules with more than half of the total are divided by two components.
+    """
     groups: dict[str, dict[str, int]] = {}
     for name, count in counts.items():
         module = ".".join(name.split(".")[:-1][:depth]) or name

@@ -1,4 +1,4 @@
-"""``hfseq env``, ``plugins``, ``new``, ``push``: what is installed, a new architecture, the Hub."""
+"""Command-line interface of ``hfseq env``, ``plugins``, ``new`` and ``push``."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ TEMPLATE_KINDS = ("encoder", "decoder", "seq2seq")
 
 
 def add_env(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq env``."""
+    """Adds the flags of ``hfseq env``."""
     add_json(parser)
     parser.add_argument(
-        "--no-devices", action="store_true", help="do not start jax to list devices"
+        "--no-devices", action="store_true", help="Do not list devices, which starts JAX."
     )
 
 
 def run_env(arguments: argparse.Namespace) -> int:
-    """Print versions and plugins at once, then the devices, for which jax has to start."""
+    """Prints versions and plugins immediately, then the devices after JAX has started."""
     loaded = _load_plugins(arguments)
     report: dict[str, Any] = {
         "hfseq": __version__,
@@ -66,7 +66,7 @@ def run_env(arguments: argparse.Namespace) -> int:
     rows += [("broken plugin", error) for error in report["errors"].values()]
     flags = report["accelerator_flags"]
     rows += list(flags["set"].items())
-    rows += [("flags to try", " ".join(flags["recommended"]) or "none (one device, or none)")]
+    rows += [("flags to try", " ".join(flags["recommended"]) or "none")]
     for name, value in rows:
         print(f"{name:18}{value}")
     if not arguments.no_devices:
@@ -81,12 +81,12 @@ def _devices() -> list[str]:
         import jax
 
         return [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
-    except Exception as error:  # a broken driver or plugin of jax: this command is there to show it
+    except Exception as error:  # the command must work with broken drivers and JAX plugins
         return [f"none ({describe_error(error)})"]
 
 
 def _load_plugins(arguments: argparse.Namespace) -> plugins.Plugins:
-    """Load the plugins without the warnings on broken ones, which the command prints itself."""
+    """Loads the plugins without warnings about broken ones, which the command prints itself."""
     manager.logger.disabled = True
     try:
         return plugins.load(arguments.plugin)
@@ -95,7 +95,7 @@ def _load_plugins(arguments: argparse.Namespace) -> plugins.Plugins:
 
 
 def run_plugins(arguments: argparse.Namespace) -> int:
-    """Print every plugin with its origin, hooks and what it adds."""
+    """Prints each plugin with its origin, hooks and registered names."""
     loaded = _load_plugins(arguments)
     errors = {name: describe_error(error) for name, error in loaded.errors.items()}
     if arguments.json:
@@ -113,8 +113,8 @@ def run_plugins(arguments: argparse.Namespace) -> int:
         return 0
     for info in loaded.infos:
         print(f"{info.name} ({' '.join(filter(None, (info.origin, info.version)))})")
-        for kind, names in loaded.registrations(info.name).items():
-            print(f"  {kind}: {', '.join(names)}")
+        for registry, names in loaded.registrations(info.name).items():
+            print(f"  {registry}: {', '.join(names)}")
         for hook in info.hooks:
             if not hook.startswith("register_"):
                 print(f"  {hook}")
@@ -124,27 +124,31 @@ def run_plugins(arguments: argparse.Namespace) -> int:
 
 
 def add_new(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq new``."""
-    parser.add_argument("name", metavar="NAME", help="model type, e.g. my-encoder")
+    """Adds the flags of ``hfseq new``."""
+    parser.add_argument("name", metavar="NAME", help="Model type, e.g. my-encoder.")
     parser.add_argument(
         "--kind",
         choices=TEMPLATE_KINDS,
         default=TEMPLATE_KINDS[0],
-        help="what it is a model of; default: encoder",
+        help="Type of architecture. Default: encoder.",
     )
-    parser.add_argument("--output", metavar="FILE", type=Path, help="default: NAME.py")
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, help="Output file. Default: NAME.py."
+    )
 
 
 def run_new(arguments: argparse.Namespace) -> int:
-    """Write the template of a one-file architecture of a kind under a new name."""
+    """Writes a single-file architecture from a template."""
     name = arguments.name
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
         raise UsageError(
-            f"'{name}' is no model type: use lower-case words joined by '-', such as my-encoder"
+            f"invalid model type '{name}': use lower-case words joined by '-', such as my-encoder"
         )
-    known = plugins.load(arguments.plugin).architectures
-    if name in known:
-        raise UsageError(f"plugin '{known[name].plugin}' has '{name}' already: choose another")
+    architectures = plugins.load(arguments.plugin).architectures
+    if name in architectures:
+        raise UsageError(
+            f"plugin '{architectures[name].plugin}' already registers '{name}': use another name"
+        )
     words = re.split("[-_]", name)
     output = arguments.output or Path("_".join(words) + ".py")
     template = TEMPLATES / f"new_{arguments.kind}.py.txt"
@@ -155,41 +159,44 @@ def run_new(arguments: argparse.Namespace) -> int:
         with open(output, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"'{output}' exists already: give another --output") from None
+        raise UsageError(f"'{output}' already exists: use another --output") from None
     print(f"wrote {output}; next: hfseq plugins --plugin {output}")
     return 0
 
 
 def add_push(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq push``; they are named as in the training scripts."""
-    parser.add_argument("directory", metavar="DIR", type=Path, help="a complete output directory")
+    """Adds the flags of ``hfseq push``, which are named as in the training scripts."""
+    parser.add_argument("directory", metavar="DIR", type=Path, help="Complete output directory.")
     parser.add_argument(
-        "--hub_model_id", metavar="ID", help="repository, e.g. user/model; default: the name of DIR"
+        "--hub_model_id",
+        metavar="ID",
+        help="Repository, e.g. user/model. Default: the name of DIR.",
     )
-    parser.add_argument(
-        "--hub_private_repo", action="store_true", help="make the repository private"
-    )
+    parser.add_argument("--hub_private_repo", action="store_true", help="Use a private repository.")
     parser.add_argument(
         "--checkpoint",
         action="store_true",
-        help="also push the newest training checkpoint, to go on from elsewhere",
+        help="Also push the newest training checkpoint, to resume on another machine.",
     )
     parser.add_argument(
-        "--message", default="Upload with hfseq", metavar="TEXT", help="message of the commit"
+        "--message",
+        default="Upload with hfseq",
+        metavar="TEXT",
+        help="Commit message. Default: Upload with hfseq.",
     )
     parser.add_argument(
         "--hub_timeout",
         type=float,
         default=network.DEFAULT_STALL_TIMEOUT,
         metavar="SECONDS",
-        help="without a byte moving, after which the Hub hangs (600)",
+        help="Seconds without network traffic after which the upload fails. Default: 600.",
     )
 
 
 def run_push(arguments: argparse.Namespace) -> int:
-    """Push a directory as one commit and print its address."""
+    """Pushes a directory as one commit and prints the URL of the commit."""
     if not arguments.hub_timeout > 0:
-        raise UsageError(f"--hub_timeout {arguments.hub_timeout:g}: give a positive number")
+        raise UsageError(f"--hub_timeout {arguments.hub_timeout:g} must be positive")
     hub.set_timeout(arguments.hub_timeout)
     folder, private = arguments.directory, arguments.hub_private_repo
     name = arguments.hub_model_id or folder.resolve().name
@@ -208,7 +215,7 @@ def run_push(arguments: argparse.Namespace) -> int:
     except network.TransferStalled as error:
         command = hub.push_command(folder, name, private, arguments.checkpoint)
         raise hub.HubError(
-            f"cannot push {folder} to '{name}': {error}. What has arrived is not sent again; go on "
-            f"with: {command}"
+            f"cannot push {folder} to '{name}': {error}. Files that have arrived are not sent "
+            f"again. Resume with: {command}"
         ) from error
     return 0

@@ -1,7 +1,8 @@
-"""``hfseq prove``: does every program that opens a model directory compute what hfseq does?
+"""Command-line interface of ``hfseq prove``: compares other programs with hfseq.
 
-Each program that is installed opens the directory in a process of its own (:mod:`consumers`), so
-that hfseq stays free of them, and what it returns for the same inputs is compared.
+Each installed program opens the model directory in a separate process
+(:mod:`hfseq.cli.consumers`), so that hfseq does not import it. Its outputs for the same inputs are
+compared with those of hfseq.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ EXAMPLES = """hfseq prove my-roberta
 hfseq prove my-llama --python ~/transformers4/bin/python --only torch ctranslate2
 hfseq prove my-adapter --json"""
 
-#: What opens a directory: the functions of consumers.py, which imports NumPy.
+#: The keys of `consumers.CONSUMERS`, which are repeated here because consumers.py imports NumPy.
 CONSUMER_NAMES = ("torch", "peft", "sentence-transformers", "ctranslate2", "onnx", "llama.cpp")
-#: How far float32 on both sides may be apart, of the largest number.
+#: Maximum difference of float32 outputs, relative to the largest output.
 TOLERANCE = 1e-4
-#: Whose defect a difference is, and what to change, by consumer and model type.
+#: Causes of known differences and their workarounds, by consumer and model type.
 KNOWN_DIFFERENCES = {
     **{
         ("ctranslate2", kind): "CTranslate2 4.8 reads config.rope_theta, which Transformers 5 "
-        "lacks, and takes 10000 for it: convert with Transformers 4"
+        "lacks, and falls back to 10000: convert with Transformers 4"
         for kind in ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
     },
 }
@@ -45,65 +46,87 @@ INPUT_LENGTH = 12
 
 
 def add_prove(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq prove``."""
-    parser.add_argument("model", metavar="DIR", help="directory of a saved model or adapter")
+    """Adds the flags of ``hfseq prove``."""
+    parser.add_argument("model", metavar="DIR", help="Directory of a saved model or adapter.")
     parser.add_argument(
         "--python",
         action="append",
         default=[],
         metavar="FILE",
-        help="another interpreter whose Transformers opens it, too (repeatable)",
+        help="Additional interpreter whose Transformers opens the model (repeatable).",
     )
     parser.add_argument(
         "--only",
         nargs="+",
         choices=CONSUMER_NAMES,
         metavar="NAME",
-        help=f"some of {', '.join(CONSUMER_NAMES)}",
+        help=f"Programs to run, of {', '.join(CONSUMER_NAMES)}. Default: all.",
     )
     parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="X", help="seconds for each (600)"
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="X",
+        help="Time limit per program in seconds. Default: 600.",
     )
     add_json(parser)
 
 
 def run_prove(arguments: argparse.Namespace) -> int:
-    """Compare and print; exit code 1 where something differs."""
+    """Compares the programs and prints the results. Returns 1 if an output differs."""
     use_cpu()
     plugins.load(arguments.plugin)
     for python in arguments.python:
         if not os.access(os.path.expanduser(python), os.X_OK):
-            raise UsageError(f"--python {python}: there is no such interpreter")
-    found = prove(
+            raise UsageError(f"--python {python}: not an executable file")
+    report = prove(
         arguments.model,
         arguments.only or CONSUMER_NAMES,
         arguments.python,
         arguments.timeout,
     )
     if arguments.json:
-        print_json(found)
+        print_json(report)
     else:
         rows = [["", "difference", "result"]]
-        for one in found["consumers"]:
-            apart = one.get("difference")
-            rows.append([one["name"], "" if apart is None else f"{apart:.1e}", one["status"]])
+        for result in report["consumers"]:
+            difference = result.get("difference")
+            rows.append(
+                [
+                    result["name"],
+                    "" if difference is None else f"{difference:.1e}",
+                    result["status"],
+                ]
+            )
         lines = format_table(rows)
-        print(f"{found['model_class']}: {found['output']} {tuple(found['shape'])}, hfseq")
-        for line, one in zip(lines, [None, *found["consumers"]], strict=True):
-            colour = {"equal": "green", "differs": "red"}.get((one or {}).get("status", ""), "")
-            note = (one or {}).get("detail", "")
+        print(f"{report['model_class']}: {report['output']} {tuple(report['shape'])}, hfseq")
+        for line, result in zip(lines, [None, *report["consumers"]], strict=True):
+            colour = {"equal": "green", "differs": "red"}.get((result or {}).get("status", ""), "")
+            note = (result or {}).get("detail", "")
             print((colorize(line, colour) if colour else line) + (f"  {note}" if note else ""))
-    return 1 if any(one["status"] == "differs" for one in found["consumers"]) else 0
+    return 1 if any(result["status"] == "differs" for result in report["consumers"]) else 0
 
 
 def prove(
     folder: str, names: tuple[str, ...], pythons: list[str], timeout: float
 ) -> dict[str, Any]:
-    """Return what every consumer makes of the model in ``folder``."""
+    """Compares the outputs of consumers with those of hfseq.
+
+    Args:
+        folder: Directory of the saved model or adapter.
+        names: Keys of `consumers.CONSUMERS`.
+        pythons: Additional interpreters, in which the consumer ``torch`` runs too.
+        timeout: Time limit per consumer in seconds.
+
+    Returns:
+        The report, as ``hfseq prove --json`` prints it.
+    """
     import numpy as np
 
     if not Path(folder).is_dir():
-        raise CheckpointError(f"'{folder}' is no directory: give one that a model was saved to")
+        raise CheckpointError(
+            f"'{folder}' is not a directory: use a directory that a model was saved to"
+        )
     model = load_model(folder)
     inputs: dict[str, Any] = make_inputs(model)
     output = model(**inputs)
@@ -112,43 +135,45 @@ def prove(
         for key in ("logits", "logits_per_image", "start_logits", "last_hidden_state")
         if output.get(key) is not None
     )
-    right = np.asarray(output[name], np.float32)
+    expected = np.asarray(output[name], np.float32)
     tasks: list[tuple[str, str, str]] = [(name, name, sys.executable) for name in names]
     tasks += [(f"torch, {python}", "torch", os.path.expanduser(python)) for python in pythons]
-    made = []
+    results = []
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "inputs.npz"
-        arrays: dict[str, Any] = {**inputs, f"output:{name}": right}
+        arrays: dict[str, Any] = {**inputs, f"output:{name}": expected}
         np.savez(file, **arrays)
-        for shown, consumer, python in tasks:
-            told = _ask(python, consumer, folder, file, timeout, model.torch_class_name())
-            if told["status"] == "compared":
-                equal = told["difference"] <= TOLERANCE
-                told["status"] = "equal" if equal else "differs"
-            if told["status"] == "differs":
+        for label, consumer, python in tasks:
+            result = _ask(python, consumer, folder, file, timeout, model.torch_class_name())
+            if result["status"] == "compared":
+                equal = result["difference"] <= TOLERANCE
+                result["status"] = "equal" if equal else "differs"
+            if result["status"] == "differs":
                 remedy = KNOWN_DIFFERENCES.get((consumer, model.config.model_type))
-                told["detail"] = remedy or told.get("detail", "not known of this program")
-            made.append({"name": shown, **told})
+                result["detail"] = remedy or result.get(
+                    "detail", "not a known difference of this program"
+                )
+            results.append({"name": label, **result})
     return {
         "model_class": model.torch_class_name(),
         "model_type": model.config.model_type,
         "output": name,
-        "shape": list(right.shape),
-        "consumers": made,
+        "shape": list(expected.shape),
+        "consumers": results,
     }
 
 
 def _ask(
     python: str, consumer: str, folder: str, file: Path, timeout: float, model_class: str
 ) -> dict[str, Any]:
-    """Return what one consumer says, in a process of its own."""
+    """Runs one consumer in a separate process and returns its result."""
     quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     variables = {**os.environ, **quiet, "HFSEQ_PROVE_CLASS": model_class}
-    # Its text, since Python would look for modules beside a file.
+    # Pass the source text: Python would add the directory of a file to the module search path.
     program = Path(__file__).with_name("consumers.py").read_text(encoding="utf-8")
     command = [python, "-c", program, consumer, os.path.abspath(folder), str(file)]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -158,33 +183,36 @@ def _ask(
             cwd=file.parent,
         )
     except subprocess.TimeoutExpired:
-        return {"status": "refused", "detail": f"not done in {timeout:g} seconds"}
-    lines = done.stdout.strip().splitlines()
+        return {"status": "refused", "detail": f"no result within {timeout:g} seconds"}
+    lines = process.stdout.strip().splitlines()
     try:
-        told: dict[str, Any] = json.loads(lines[-1])
+        result: dict[str, Any] = json.loads(lines[-1])
     except (IndexError, ValueError):
-        said = done.stderr.strip().splitlines() or ["nothing"]
-        return {"status": "refused", "detail": f"exit code {done.returncode}: {said[-1][:200]}"}
-    return told
+        errors = process.stderr.strip().splitlines() or ["no error message"]
+        return {
+            "status": "refused",
+            "detail": f"exit code {process.returncode}: {errors[-1][:200]}",
+        }
+    return result
 
 
 def load_model(folder: str) -> FlaxPreTrainedModel:
-    """Load the model by the class that the directory names; an adapter with its base."""
+    """Loads the model, or an adapter with its base model, with the class that config.json names."""
     from hfseq.checkpoints.config import read_config
     from hfseq.modeling import lora
     from hfseq.modeling.auto import find_class
 
     adapter = lora.find_adapter(folder, {})
-    place, task = (folder, None) if adapter is None else (adapter.base, adapter.head)
-    return find_class(read_config(place), place, task=task).from_pretrained(folder)
+    location, task = (folder, None) if adapter is None else (adapter.base, adapter.head)
+    return find_class(read_config(location), location, task=task).from_pretrained(folder)
 
 
 def make_inputs(model: FlaxPreTrainedModel) -> dict[str, np.ndarray]:
-    """Return inputs of two rows, the second padded where the model is no decoder."""
+    """Returns random inputs of two rows. The second row is padded unless the model is a decoder."""
     import numpy as np
 
     random, config = np.random.default_rng(0), model.config
-    given: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     if model.has_input("input_ids"):
         words = model.vocab_size() or 100
         ids = random.integers(min(5, words - 1), words, (2, INPUT_LENGTH)).astype(np.int32)
@@ -196,21 +224,21 @@ def make_inputs(model: FlaxPreTrainedModel) -> dict[str, np.ndarray]:
         end = getattr(model.text_config, "eos_token_id", None)
         if model.has_input("pixel_values") and isinstance(end, int):
             ids[:, -4] = min(max(end, 2), words - 1)
-        given |= {"input_ids": ids, "attention_mask": mask}
+        inputs |= {"input_ids": ids, "attention_mask": mask}
     if model.has_input("pixel_values"):
         shape = model.image_shape() or (3, 64, 64)
-        given["pixel_values"] = random.normal(size=(2, *shape)).astype(np.float32)
+        inputs["pixel_values"] = random.normal(size=(2, *shape)).astype(np.float32)
     if model.has_input("input_features"):
         frames = 2 * config.max_source_positions
-        given["input_features"] = random.normal(size=(2, config.num_mel_bins, frames)).astype(
+        inputs["input_features"] = random.normal(size=(2, config.num_mel_bins, frames)).astype(
             np.float32
         )
     if model.has_input("input_values") or model.has_input("inputs"):
         name = "input_values" if model.has_input("input_values") else "inputs"
-        given[name] = random.normal(size=(2, 4000)).astype(np.float32)
+        inputs[name] = random.normal(size=(2, 4000)).astype(np.float32)
     if model.has_input("decoder_input_ids"):
         words = model.vocab_size("decoder_input_ids") or 100
-        given["decoder_input_ids"] = random.integers(
+        inputs["decoder_input_ids"] = random.integers(
             min(5, words - 1), words, (2, INPUT_LENGTH)
         ).astype(np.int32)
-    return given
+    return inputs

@@ -1,4 +1,4 @@
-"""``hfseq report`` and ``hfseq compare``: how a run goes, or went, and several side by side."""
+"""Command-line interface of ``hfseq report`` and ``hfseq compare``."""
 
 from __future__ import annotations
 
@@ -33,36 +33,38 @@ hfseq compare runs/* --x tokens --plot wide.png
 hfseq compare runs/base runs/wide --metric eval_accuracy
 hfseq compare runs/* --json | jq .different_flags"""
 
-#: How many evaluations are shown, the last ones.
+#: Number of evaluations in the report, the most recent ones.
 EVALUATIONS = 6
 
 COLOURS = {"running": "blue", "finished": "green", "stopped": "yellow", "ended": "bold"}
 
-#: Metrics of evaluations that say how long it took, not how well it went.
+#: Suffixes of evaluation metrics that measure speed and size, not quality.
 NOT_QUALITY = ("runtime", "_per_second", "_samples", "_steps")
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq report``."""
-    parser.add_argument("directory", metavar="DIR", help="a run's output_dir, or its metrics.jsonl")
-    parser.add_argument("--plot", metavar="FILE", help="write the learning curve there, as PNG")
+    """Adds the flags of ``hfseq report``."""
+    parser.add_argument(
+        "directory", metavar="DIR", help="Output directory of a run, or its metrics.jsonl."
+    )
+    parser.add_argument("--plot", metavar="FILE", help="Write the learning curve to this PNG file.")
     parser.add_argument(
         "--watch",
         type=float,
         nargs="?",
         const=10.0,
         metavar="SECONDS",
-        help="refresh every so often until the run is finished (10)",
+        help="Refresh at this interval until the run is finished. Default interval: 10.",
     )
     add_json(parser)
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Print the report, once or until the run is finished."""
+    """Prints the report once, or repeatedly until the run is finished."""
     from hfseq.reports import log as logs
 
     if arguments.watch is not None and not (arguments.watch > 0 and not arguments.json):
-        raise UsageError("--watch needs a positive number of seconds, and no --json")
+        raise UsageError("--watch requires a positive number of seconds, and no --json")
     while True:
         log = logs.RunLog(arguments.directory)
         summary = logs.summarize(log)
@@ -76,7 +78,7 @@ def run_report(arguments: argparse.Namespace) -> int:
             break
         try:
             time.sleep(arguments.watch)
-        except KeyboardInterrupt:  # that is how one leaves
+        except KeyboardInterrupt:  # Ctrl-C ends --watch
             return 0
     if arguments.plot:
         from hfseq.reports.plots import learning_curve
@@ -91,12 +93,12 @@ def _report(summary: Record, log: RunLog) -> Iterator[str]:
 
     name, status = summary["name"], summary["status"]
     yield f"{colorize(name, 'bold')}: {colorize(status, COLOURS[status])}"
-    total, step, seen = summary["total_steps"], summary["step"], summary["tokens_seen"]
+    total, step, tokens_seen = summary["total_steps"], summary["step"], summary["tokens_seen"]
     share = f" of {total:,} ({step / total:.0%})" if total else ""
     epoch = f", epoch {summary['epoch']:.2f}" if summary["epoch"] is not None else ""
     times = {
         "seconds": "{} of training",
-        "seconds_to_go": "{} to go",
+        "seconds_to_go": "{} remaining",
         "seconds_since_last_record": "last record {} ago",
     }
     rates = {
@@ -105,9 +107,9 @@ def _report(summary: Record, log: RunLog) -> Iterator[str]:
         "peak_memory_gb": "peak memory {:.2f} GB",
     }
     losses = [format_number(summary[name]) for name in ("first_loss", "last_loss")]
-    facts = {
+    fields = {
         "step": f"{step:,}{share}{epoch}",
-        "tokens seen": "" if seen is None else format_count(seen),
+        "tokens seen": "" if tokens_seen is None else format_count(tokens_seen),
         "time": ", ".join(
             text.format(format_duration(summary[key]))
             for key, text in times.items()
@@ -120,7 +122,7 @@ def _report(summary: Record, log: RunLog) -> Iterator[str]:
         "best": "{} at step {}".format(*_best(summary)) if summary["best"] else "",
         "resumed at": ", ".join(f"{step:,}" for step in summary["resumed_at"]),
     }
-    yield from (f"  {label:14}{value}" for label, value in facts.items() if value)
+    yield from (f"  {label:14}{value}" for label, value in fields.items() if value)
     points = log.points(*LOSS_NAMES)
     if len(points) > 1:
         yield from ("", "  training loss by step")
@@ -144,7 +146,7 @@ def _report(summary: Record, log: RunLog) -> Iterator[str]:
 
 
 def _best(summary: Record) -> tuple[str, str]:
-    """Return the best evaluation and its step, empty where there is none."""
+    """Returns the best evaluation and its step as text, or empty strings."""
     best = summary["best"]
     return (
         (f"{best['metric']} {format_number(best['value'])}", f"{best['step']:,}")
@@ -154,30 +156,38 @@ def _best(summary: Record) -> tuple[str, str]:
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq compare``."""
+    """Adds the flags of ``hfseq compare``."""
     parser.add_argument(
-        "directories", metavar="DIR", nargs="+", help="output_dirs of runs, or their metrics.jsonl"
+        "directories",
+        metavar="DIR",
+        nargs="+",
+        help="Output directories of runs, or their metrics.jsonl.",
     )
     parser.add_argument(
         "--x",
         choices=("step", "tokens", "time"),
         default="step",
-        help="what the curves are drawn over (step)",
+        help="X axis of the curves. Default: step.",
     )
     parser.add_argument(
-        "--metric", metavar="NAME", help="what is drawn, e.g. eval_bleu; default: the losses"
+        "--metric", metavar="NAME", help="Metric to plot, e.g. eval_bleu. Default: the losses."
     )
     parser.add_argument(
-        "--plot", metavar="FILE", default="comparison.png", help="the picture (comparison.png)"
+        "--plot",
+        metavar="FILE",
+        default="comparison.png",
+        help="Output file of the plot. Default: comparison.png.",
     )
-    parser.add_argument("--no_plot", action="store_true", help="draw no picture")
+    parser.add_argument("--no_plot", action="store_true", help="Do not write a plot.")
     add_json(parser)
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Print what the runs came to and which flags differ, and draw their curves."""
+    """Prints the results and the different flags of runs, and plots their curves."""
     if len(arguments.directories) < 2:
-        raise UsageError("compare needs two runs at least; `hfseq report DIR` shows one")
+        raise UsageError(
+            "hfseq compare requires at least two runs; use `hfseq report DIR` for a single run"
+        )
     from hfseq.reports.log import RunLog, compare
 
     logs = [RunLog(directory) for directory in arguments.directories]
@@ -196,7 +206,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 def _comparison(comparison: Record) -> Iterator[str]:
     def shown(value: object) -> str:
-        """Write the value of a flag, the middle of a long one left out."""
+        """Formats the value of a flag, without the middle of a long one."""
         if value is None or value == []:
             return "-"
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -229,6 +239,6 @@ def _comparison(comparison: Record) -> Iterator[str]:
         yield colorize(heading, "bold")
         yield from lines
     elif len(unknown) < len(runs) - 1:
-        yield "no flag differs"
+        yield "all flags are equal"
     if unknown:
-        yield f"flags are not known of {', '.join(unknown)}"
+        yield f"flags were not recorded for {', '.join(unknown)}"

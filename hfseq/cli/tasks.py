@@ -1,4 +1,4 @@
-"""``hfseq answer``, ``tag``, ``summarize``, ``classify`` and ``embed`` on lines and files."""
+"""Command-line interface of ``hfseq answer``, ``tag``, ``summarize``, ``classify``, ``embed``."""
 
 from __future__ import annotations
 
@@ -16,39 +16,49 @@ from hfseq.cli.text import add_json
 from hfseq.errors import DataError, UsageError, atomic_replace
 from hfseq.pipelines.lines import BadLine, Output, count_lines
 
-#: Seconds without a new line after which what has come on a pipe is answered.
+#: Seconds without a new line on a pipe after which an incomplete batch is processed.
 PAUSE = 0.1
 
 
-def _add_lines(parser: argparse.ArgumentParser, what: str, long_lines: bool = True) -> None:
-    """Add the flags of input, output and model."""
+TEXT_INPUT = (
+    "File with one text per line, or a table with the column text (.jsonl, .json, .csv, .tsv, "
+    ".parquet). Default: standard input (-)."
+)
+
+
+def _add_lines(parser: argparse.ArgumentParser, input_help: str, long_lines: bool = True) -> None:
+    """Adds the flags of input, output and model.
+
+    Args:
+        parser: The parser of the command.
+        input_help: The help text of ``--input_file``.
+        long_lines: Whether to add ``--long_lines``.
+    """
     group = parser.add_argument_group("input and output")
     group.add_argument(
         "--input_file",
         metavar="FILE",
-        help=f"{what} a line, or a table (.jsonl, .json, .csv, .tsv, .parquet); - is standard "
-        "input",
+        help=input_help,
     )
     models.add_output_file(group)
-    add_json(group, "a JSON object a line: the input and the pipeline's output")
+    add_json(group, "Write a JSON object with the input and the pipeline's output per line.")
     if long_lines:
         group.add_argument(
             "--long_lines",
             choices=("truncate", "error"),
             default="truncate",
-            help="a text that is longer than the model reads: truncate it, or count it as an error "
-            "(truncate)",
+            help="Truncate texts that exceed the model's maximum length, or treat them as errors. "
+            "Default: truncate.",
         )
     group.add_argument(
         "--on_bad_line",
         choices=("report", "skip", "replace", "stop"),
         default="report",
-        help="a line that has no answer: report gives an empty line and exit code 1 at the end, "
-        "skip the same with 0, replace reads invalid UTF-8 with U+FFFD in the place of wrong "
-        "bytes, stop ends there (report)",
+        help="Write an empty line for an invalid input and exit with code 1 (report) or 0 (skip), "
+        "replace invalid UTF-8 by U+FFFD (replace), or stop. Default: report.",
     )
     models.add_progress(group)
-    models.add_int_flags(group, ("batch_size", 32, "texts read together (32)"))
+    models.add_int_flags(group, ("batch_size", 32, "Number of texts per batch. Default: 32."))
     models.add_model_flags(parser.add_argument_group("model"))
 
 
@@ -57,42 +67,49 @@ def _run(
     task: str,
     options: Mapping[str, Any],
     show: Callable[[Any, Any], str],
-    given: list[Any] | None = None,
+    direct_inputs: list[Any] | None = None,
 ) -> int:
-    """Print what the pipeline says of each input; return 1 if it said nothing of one.
+    """Runs a pipeline on each input and prints the outputs. Returns 1 if an input is rejected.
 
-    ``given`` are inputs of the command line; ``show`` makes a line of an input and its answer.
+    Args:
+        arguments: The flags of the command.
+        task: The task of the pipeline.
+        options: Options of the pipeline.
+        show: Formats an input and its output as a line.
+        direct_inputs: Inputs from the command line, instead of a file.
     """
-    if given and arguments.input_file:
-        raise UsageError("give texts or --input_file, not both")
+    if direct_inputs and arguments.input_file:
+        raise UsageError("use either positional texts or --input_file")
     from tqdm import tqdm
 
     from hfseq.pipelines.base import RejectedInput, read_inputs
     from hfseq.pipelines.tasks import pipeline
 
     name = arguments.input_file or "-"
-    total = len(given) if given else count_lines(name)
-    if not given and name == "-" and sys.stdin.isatty():
-        print("reading what you type; end with Ctrl-D", file=sys.stderr)
+    total = len(direct_inputs) if direct_inputs else count_lines(name)
+    if not direct_inputs and name == "-" and sys.stdin.isatty():
+        print("reading lines from the terminal; press Ctrl-D to finish", file=sys.stderr)
     read: deque[tuple[str, Any]] = deque()
 
     def inputs() -> Iterator[Any]:
-        """Keep what is read, and where it stands, until its answer comes."""
+        """Yields the inputs, and stores each with its position until its output arrives."""
         rows = (
-            enumerate(given, 1) if given else read_inputs(name, arguments.on_bad_line == "replace")
+            enumerate(direct_inputs, 1)
+            if direct_inputs
+            else read_inputs(name, arguments.on_bad_line == "replace")
         )
-        for place, one in rows:
-            text = one.get("text") if isinstance(one, Mapping) else one
+        for position, value in rows:
+            text = value.get("text") if isinstance(value, Mapping) else value
             if isinstance(text, str) and not text.strip() and not isinstance(text, BadLine):
-                one = BadLine("", "there is no text in it")
-            read.append((f"input {place}" if given else str(place), one))
-            yield one
+                value = BadLine("", "the text is empty")
+            read.append((f"input {position}" if direct_inputs else str(position), value))
+            yield value
 
     hidden = arguments.no_progress or not sys.stderr.isatty()
-    bad = count = 0
+    failures = count = 0
     with Output(arguments.output_file) as output:
         models.prepare_devices(arguments)
-        made = pipeline(
+        task_pipeline = pipeline(
             task,
             arguments.model,
             batch_size=arguments.batch_size,
@@ -101,73 +118,83 @@ def _run(
         )
         pause = None if total is not None else PAUSE
         with tqdm(total=total, unit=" texts", disable=hidden, file=sys.stderr) as bar:
-            for answer in made.stream(inputs(), pause=pause):
-                place, one = read.popleft()
+            for answer in task_pipeline.stream(inputs(), pause=pause):
+                position, value = read.popleft()
                 refused = isinstance(answer, RejectedInput)
                 if refused:
-                    bar.write(f"error: {place}: {answer}", file=sys.stderr)
+                    bar.write(f"error: {position}: {answer}", file=sys.stderr)
                     if arguments.on_bad_line == "stop":
-                        raise DataError(f"stopped at {place} (--on_bad_line stop)")
+                        raise DataError(f"stopped at {position} (--on_bad_line stop)")
                 if arguments.json:
-                    said = {"error": str(answer)} if refused else {"output": answer}
-                    output.write(json.dumps({"input": one, **said}, ensure_ascii=False))
+                    record = {"error": str(answer)} if refused else {"output": answer}
+                    output.write(json.dumps({"input": value, **record}, ensure_ascii=False))
                 else:
-                    output.write("" if refused else show(one, answer))
+                    output.write("" if refused else show(value, answer))
                 bar.update()
-                count, bad = count + 1, bad + refused
-    if bad:
-        print(f"{bad} of {count} inputs have no answer: their places are empty", file=sys.stderr)
-    return 1 if bad and arguments.on_bad_line != "skip" else 0
+                count, failures = count + 1, failures + refused
+    if failures:
+        print(
+            f"{failures} of {count} inputs were rejected and are empty in the output",
+            file=sys.stderr,
+        )
+    return 1 if failures and arguments.on_bad_line != "skip" else 0
 
 
 def _line(text: str) -> str:
-    """Keep a text on one line."""
+    """Joins the lines of a text."""
     return " ".join(text.split())
 
 
 def add_answer(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq answer``."""
-    parser.add_argument("model", metavar="MODEL", help="directory or Hub name of a model for QA")
-    parser.add_argument("question", metavar="QUESTION", nargs="?", help="what is asked")
+    """Adds the flags of ``hfseq answer``."""
+    parser.add_argument("model", metavar="MODEL", help="Directory or Hub name of a QA model.")
     parser.add_argument(
-        "--context", metavar="TEXT", help="where the answer stands; @FILE reads it from a file"
+        "question", metavar="QUESTION", nargs="?", help="Question to answer from --context."
+    )
+    parser.add_argument(
+        "--context", metavar="TEXT", help="Text that contains the answer; @FILE reads a file."
     )
     group = parser.add_argument_group("answers")
     models.add_int_flags(
         group,
-        ("top_k", 1, "answers to a question (1)"),
-        ("max_answer_len", 30, "longest answer, in tokens (30)"),
-        ("max_seq_len", None, "tokens of question and context together; default: up to 384"),
-        ("doc_stride", None, "tokens that windows of a long context share; default: 128"),
+        ("top_k", 1, "Number of answers per question. Default: 1."),
+        ("max_answer_len", 30, "Maximum answer length in tokens. Default: 30."),
+        ("max_seq_len", None, "Maximum tokens of question and context. Default: 384 at most."),
+        ("doc_stride", None, "Overlap of the windows of a long context in tokens. Default: 128."),
     )
     group.add_argument(
         "--handle_impossible_answer",
         action="store_true",
-        help="say nothing where the context does not answer",
+        help="Return an empty answer if the context does not contain one.",
     )
-    _add_lines(parser, "questions with contexts; not", long_lines=False)
+    _add_lines(
+        parser,
+        "Table with the columns question and context (.jsonl, .json, .csv, .tsv, .parquet), or a "
+        "SQuAD file.",
+        long_lines=False,
+    )
 
 
 def run_answer(arguments: argparse.Namespace) -> int:
-    """Answer a question from a context, or those of a table with both columns."""
-    given, names = None, ("top_k", "max_answer_len", "handle_impossible_answer")
+    """Answers one question from a context, or the questions of a table."""
+    inputs, names = None, ("top_k", "max_answer_len", "handle_impossible_answer")
     if arguments.question is not None:
         context = arguments.context
         if context is None:
-            raise UsageError("give --context TEXT, or --context @FILE, with the QUESTION")
+            raise UsageError("QUESTION requires --context TEXT or --context @FILE")
         if context.startswith("@"):
             try:
                 with open(context[1:], encoding="utf-8") as file:
                     context = file.read()
             except (OSError, UnicodeDecodeError) as error:
                 raise UsageError(f"--context {context}: {error}") from None
-        given = [{"question": arguments.question, "context": context}]
+        inputs = [{"question": arguments.question, "context": context}]
     elif arguments.context is not None:
-        raise UsageError("--context without a QUESTION")
+        raise UsageError("--context requires a QUESTION")
     elif arguments.input_file in (None, "-"):
         raise UsageError(
-            "give QUESTION and --context, or --input_file with a table of the columns question and "
-            "context (SQuAD's files, too)"
+            "use QUESTION and --context, or --input_file with a SQuAD file or a table with the "
+            "columns question and context"
         )
     options = {name: getattr(arguments, name) for name in names}
     for name in ("max_seq_len", "doc_stride"):
@@ -175,47 +202,56 @@ def run_answer(arguments: argparse.Namespace) -> int:
             options[name] = getattr(arguments, name)
     models.check_at_least_one(arguments, "top_k", "max_answer_len", "max_seq_len")
 
-    def show(given: Any, answer: Any) -> str:
-        several = answer if isinstance(answer, list) else [answer]
+    def show(value: Any, answer: Any) -> str:
+        answers = answer if isinstance(answer, list) else [answer]
         if arguments.top_k == 1:
-            return _line(several[0]["answer"]) if several else ""
-        return "\t".join(f"{_line(one['answer'])} ({one['score']:.1%})" for one in several)
+            return _line(answers[0]["answer"]) if answers else ""
+        return "\t".join(
+            f"{_line(candidate['answer'])} ({candidate['score']:.1%})" for candidate in answers
+        )
 
-    return _run(arguments, "question-answering", options, show, given)
+    return _run(arguments, "question-answering", options, show, inputs)
 
 
 def add_tag(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq tag``."""
-    parser.add_argument("model", metavar="MODEL", help="directory or Hub name of a tagger")
-    parser.add_argument("texts", metavar="TEXT", nargs="*", help="default: standard input")
+    """Adds the flags of ``hfseq tag``."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="Directory or Hub name of a token classification model."
+    )
+    parser.add_argument(
+        "texts", metavar="TEXT", nargs="*", help="Text to tag. Default: standard input."
+    )
     group = parser.add_argument_group("tags")
     strategies = ("none", "simple", "first", "average", "max")
     group.add_argument(
         "--aggregation_strategy",
         choices=strategies,
         default="first",
-        help="how tokens become entities: none gives each for itself, simple joins neighbours of "
-        "one tag, the others give all tokens of a word one (first)",
+        help="Keep tokens separate (none), merge adjacent tokens with the same tag (simple), or "
+        "assign one tag per word (first, average, max). Default: first.",
     )
     group.add_argument(
         "--stride",
         type=int,
         metavar="N",
-        help="read long texts in windows that share so many tokens; default: they are truncated",
+        help="Overlap of the windows of long texts in tokens. Default: see --long_lines.",
     )
-    _add_lines(parser, "a text")
+    _add_lines(parser, TEXT_INPUT)
 
 
 def run_tag(arguments: argparse.Namespace) -> int:
-    """Find the entities of texts."""
+    """Finds the entities in texts."""
 
-    def show(given: Any, entities: Any) -> str:
-        """Mark entities where they stand: [PER Ada] lives in [LOC Oslo]."""
-        text, end, parts = str(given["text"] if isinstance(given, Mapping) else given), 0, []
-        for one in entities:
-            label = one.get("entity_group") or one["entity"]
-            parts += [text[end : one["start"]], f"[{label} {text[one['start'] : one['end']]}]"]
-            end = one["end"]
+    def show(value: Any, entities: Any) -> str:
+        """Marks the entities in the text: [PER Ada] lives in [LOC Oslo]."""
+        text, end, parts = str(value["text"] if isinstance(value, Mapping) else value), 0, []
+        for entity in entities:
+            label = entity.get("entity_group") or entity["entity"]
+            parts += [
+                text[end : entity["start"]],
+                f"[{label} {text[entity['start'] : entity['end']]}]",
+            ]
+            end = entity["end"]
         return _line("".join([*parts, text[end:]]))
 
     options: dict[str, Any] = {
@@ -228,124 +264,146 @@ def run_tag(arguments: argparse.Namespace) -> int:
 
 
 def add_summarize(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq summarize``."""
-    parser.add_argument("model", metavar="MODEL", help="directory or Hub name of a summariser")
-    parser.add_argument("texts", metavar="TEXT", nargs="*", help="default: standard input")
+    """Adds the flags of ``hfseq summarize``."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="Directory or Hub name of a summarization model."
+    )
+    parser.add_argument(
+        "texts", metavar="TEXT", nargs="*", help="Text to summarize. Default: standard input."
+    )
     group = parser.add_argument_group("search")
     models.add_int_flags(
         group,
-        ("num_beams", None, "1 is greedy search; default: the model's own, else 4"),
-        ("max_new_tokens", None, "longest summary; default: the model's own, else 256"),
-        ("min_new_tokens", None, "no end before so many"),
-        ("no_repeat_ngram_size", None, "write no n-gram of this size twice"),
+        ("num_beams", None, "Number of beams; 1 decodes greedily. Default: the model's, or 4."),
+        ("max_new_tokens", None, "Maximum summary length. Default: the model's, or 256."),
+        ("min_new_tokens", None, "Minimum summary length. Default: the model's."),
+        (
+            "no_repeat_ngram_size",
+            None,
+            "Size of n-grams that may occur once. Default: the model's.",
+        ),
     )
     group.add_argument(
-        "--length_penalty", type=float, metavar="X", help="above 0 favours long summaries"
+        "--length_penalty",
+        type=float,
+        metavar="X",
+        help="Length penalty of beam search; values above 0 favor long summaries. Default: the "
+        "model's.",
     )
-    _add_lines(parser, "a text")
+    _add_lines(parser, TEXT_INPUT)
 
 
 def run_summarize(arguments: argparse.Namespace) -> int:
-    """Summarise texts, each on a line of its own."""
+    """Summarizes texts, one summary per line."""
     names = ("num_beams", "max_new_tokens", "min_new_tokens", "no_repeat_ngram_size")
-    given = {name: getattr(arguments, name) for name in (*names, "length_penalty")}
-    options = {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(arguments, name) for name in (*names, "length_penalty")}
+    options = {name: value for name, value in values.items() if value is not None}
     models.check_at_least_one(arguments, "num_beams", "max_new_tokens")
     options["truncation"] = arguments.long_lines == "truncate"
-    show = lambda given, answer: _line(answer[0]["summary_text"])  # noqa: E731
+    show = lambda values, answer: _line(answer[0]["summary_text"])  # noqa: E731
     return _run(arguments, "summarization", options, show, arguments.texts)
 
 
 def add_classify(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq classify``: what a model of pictures takes, and one of texts."""
-    parser.add_argument("model", metavar="MODEL", help="directory or Hub name of a classifier")
+    """Adds the flags of ``hfseq classify``, for image and text classification models."""
+    parser.add_argument("model", metavar="MODEL", help="Directory or Hub name of a classifier.")
     parser.add_argument(
         "inputs",
         metavar="INPUT",
         nargs="*",
-        help="texts; for a model of pictures files, or folders of them; default: standard input",
+        help="Text, or image file or directory for an image model. Default: texts from standard "
+        "input.",
     )
     group = parser.add_argument_group("classes")
-    group.add_argument("--top_k", type=int, metavar="N", default=5, help="likeliest classes (5)")
+    group.add_argument(
+        "--top_k", type=int, metavar="N", default=5, help="Number of classes to print. Default: 5."
+    )
     group.add_argument(
         "--candidate_labels",
         metavar="A,B,C",
-        help="classes for a model that was trained on what follows from a text (NLI)",
+        help="Comma-separated classes for zero-shot classification with an NLI model.",
     )
     models.add_int_flags(
-        group, ("decode_workers", 0, "processes that decode pictures; 0: this one (0)")
+        group,
+        ("decode_workers", 0, "Processes that decode images; 0 uses the main process. Default: 0."),
     )
-    _add_lines(parser, "a text")
+    _add_lines(parser, TEXT_INPUT)
 
 
 def run_classify(arguments: argparse.Namespace) -> int:
-    """Say which classes texts or pictures have."""
+    """Classifies texts or images."""
     from hfseq import plugins
     from hfseq.checkpoints.config import Source, class_names, read_config
 
     models.check_at_least_one(arguments, "top_k")
     plugins.load(arguments.plugin)
-    place = Source.parse(arguments.model).location
-    if not os.path.exists(os.path.join(place, "adapter_config.json")):
+    location = Source.parse(arguments.model).location
+    if not os.path.exists(os.path.join(location, "adapter_config.json")):
         names = class_names(read_config(Source.parse(arguments.model).location))
         if any("ForImageClassification" in name for name in names):
             return models.classify_images(arguments)
 
-    def show(given: Any, answer: Any) -> str:
+    def show(value: Any, answer: Any) -> str:
         if arguments.candidate_labels:
             pairs = list(zip(answer["labels"], answer["scores"], strict=True))[: arguments.top_k]
         else:
-            pairs = [(one["label"], one["score"]) for one in answer]
+            pairs = [(prediction["label"], prediction["score"]) for prediction in answer]
         return ", ".join(f"{label} ({score:.1%})" for label, score in pairs)
 
-    cut = arguments.long_lines == "truncate"
+    truncate = arguments.long_lines == "truncate"
     if arguments.candidate_labels:
         options = {
             "candidate_labels": arguments.candidate_labels,
-            "truncation": "only_first" if cut else False,
+            "truncation": "only_first" if truncate else False,
         }
         return _run(arguments, "zero-shot-classification", options, show, arguments.inputs)
-    options = {"top_k": arguments.top_k, "truncation": cut}
+    options = {"top_k": arguments.top_k, "truncation": truncate}
     return _run(arguments, "text-classification", options, show, arguments.inputs)
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``hfseq embed``."""
-    parser.add_argument("model", metavar="MODEL", help="directory or Hub name of an encoder")
-    parser.add_argument("texts", metavar="TEXT", nargs="*", help="default: standard input")
+    """Adds the flags of ``hfseq embed``."""
+    parser.add_argument("model", metavar="MODEL", help="Directory or Hub name of an encoder.")
+    parser.add_argument(
+        "texts", metavar="TEXT", nargs="*", help="Text to embed. Default: standard input."
+    )
     group = parser.add_argument_group("vectors")
     group.add_argument(
         "--pooling",
         metavar="NAME",
-        help="mean, cls, max, lasttoken …, for a model without sentence-transformers' files",
+        help="Pooling, e.g. mean, cls, max or lasttoken. Default: from the sentence-transformers "
+        "files.",
     )
-    group.add_argument("--normalize", action="store_true", help="give vectors the length 1")
-    group.add_argument("--prompt", metavar="TEXT", help="put this before each text")
-    group.add_argument("--prompt_name", metavar="NAME", help="a prompt that the model has")
-    models.add_int_flags(group, ("truncate_dim", None, "keep the first so many features"))
+    group.add_argument(
+        "--normalize", action="store_true", help="Normalize the vectors to length 1."
+    )
+    group.add_argument("--prompt", metavar="TEXT", help="Prompt before each text. Default: none.")
+    group.add_argument("--prompt_name", metavar="NAME", help="Name of a prompt of the model.")
+    models.add_int_flags(group, ("truncate_dim", None, "Number of features. Default: all."))
     group = parser.add_argument_group("input and output")
     group.add_argument(
         "--input_file",
         metavar="FILE",
-        help="a text a line, or a table with the column text; - is standard input",
+        help="File with one text per line, or a table with the column text. Default: standard "
+        "input (-).",
     )
     group.add_argument(
         "--output_file",
         metavar="FILE",
-        help="FILE.npy is an array (texts, features) of float32; other names are lines of JSON, as "
-        "standard output is",
+        help="Output: FILE.npy for a float32 array (texts, features), or JSON lines. Default: JSON "
+        "lines on standard output.",
     )
-    add_json(group, "a JSON object a line: the text and its vector")
+    add_json(group, "Write a JSON object with the text and its vector per line.")
     models.add_progress(group)
-    models.add_int_flags(group, ("batch_size", 32, "texts read together (32)"))
+    models.add_int_flags(group, ("batch_size", 32, "Number of texts per batch. Default: 32."))
     models.add_model_flags(parser.add_argument_group("model"))
 
 
 def run_embed(arguments: argparse.Namespace) -> int:
-    """Write the vector of each text."""
+    """Computes the embedding of each text."""
     models.check_at_least_one(arguments, "batch_size", "truncate_dim")
     if arguments.texts and arguments.input_file:
-        raise UsageError("give texts or --input_file, not both")
+        raise UsageError("use either positional texts or --input_file")
     import numpy as np
 
     from hfseq.modeling import auto
@@ -354,14 +412,16 @@ def run_embed(arguments: argparse.Namespace) -> int:
     models.prepare_devices(arguments)
     name = arguments.input_file or "-"
     if not arguments.texts and name == "-" and sys.stdin.isatty():
-        print("reading what you type; end with Ctrl-D", file=sys.stderr)
+        print("reading lines from the terminal; press Ctrl-D to finish", file=sys.stderr)
     rows = [(f"input {n}", text) for n, text in enumerate(arguments.texts, 1)]
     texts = []
-    for place, given in rows or read_inputs(name):
-        text = input_text(given, "text")
+    for position, value in rows or read_inputs(name):
+        text = input_text(value, "text")
         if isinstance(text, RejectedInput) or not text.strip():
-            why = text if isinstance(text, RejectedInput) else "there is no text in it"
-            raise DataError(f"{place}: {why}; a vector of nothing would be compared with others")
+            reason = text if isinstance(text, RejectedInput) else "the text is empty"
+            raise DataError(
+                f"{position}: {reason}. Remove empty texts: their embeddings are meaningless"
+            )
         texts.append(str(text))
     model = auto.load(auto.FlaxAutoModel, arguments.model, precision=arguments.precision)
     vectors = model.encode(

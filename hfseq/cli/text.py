@@ -1,4 +1,4 @@
-"""What all commands print with: colours, columns, tables, numbers, JSON, curves of characters."""
+"""Text output of the commands: colors, tables, numbers, JSON and character plots."""
 
 from __future__ import annotations
 
@@ -13,42 +13,46 @@ from collections.abc import Sequence
 _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "faint": "2", "bold": "1"}
 
 
-def colorize(text: str, colour: str) -> str:
-    """Return ``text`` in a colour, where standard output is a terminal that shows colours."""
+def colorize(text: str, color: str) -> str:
+    """Returns ``text`` in a color if standard output is a terminal that supports colors."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if plain or not sys.stdout.isatty() else f"\033[{_CODES[colour]}m{text}\033[0m"
+    return text if plain or not sys.stdout.isatty() else f"\033[{_CODES[color]}m{text}\033[0m"
 
 
 def terminal_width(largest: int = 100) -> int:
-    """Return the columns to write in: those of the terminal, 80 where there is none."""
+    """Returns the width of the terminal, at most ``largest``, or 80 without a terminal."""
     return max(40, min(largest, shutil.get_terminal_size().columns))
 
 
 def format_table(rows: Sequence[Sequence[str]], columns: int | None = None) -> list[str]:
-    """Align cells to the right, the first of a row to the left.
+    """Formats a table. The first column is aligned left, the others right.
 
-    Columns that do not fit into so many characters are left out.
+    Args:
+        rows: Rows of cells.
+        columns: Width in characters. Table columns that do not fit are omitted.
     """
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    kept, used = 1, sizes[0]
-    while kept < len(sizes) and (columns is None or used + 2 + sizes[kept] <= columns):
-        kept, used = kept + 1, used + 2 + sizes[kept]
+    num_columns, used_width = 1, sizes[0]
+    while num_columns < len(sizes) and (
+        columns is None or used_width + 2 + sizes[num_columns] <= columns
+    ):
+        num_columns, used_width = num_columns + 1, used_width + 2 + sizes[num_columns]
     return [
         "  ".join(
-            cell.rjust(size) if place else cell.ljust(size)
-            for place, (cell, size) in enumerate(zip(row[:kept], sizes, strict=False))
+            cell.rjust(size) if index else cell.ljust(size)
+            for index, (cell, size) in enumerate(zip(row[:num_columns], sizes, strict=False))
         ).rstrip()
         for row in rows
     ]
 
 
 def format_number(value: float | None) -> str:
-    """Write a measured value with four digits; nothing where there is none."""
+    """Formats a measured value with four digits, or `None` as an empty string."""
     return "" if value is None else f"{value:.4g}"
 
 
 def format_duration(seconds: float | None) -> str:
-    """Write seconds as people do: 42 s, 3:07 min, 2:30 h, 3.1 days; nothing for None."""
+    """Formats a duration such as 42 s, 3:07 min, 2:30 h or 3.1 days, or `None` as ``""``."""
     if seconds is None:
         return ""
     if seconds < 60:
@@ -61,51 +65,59 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Write bytes in units of 1000."""
+    """Formats a number of bytes with decimal prefixes."""
     return f"{format_quantity(count)}B"
 
 
 def format_quantity(value: float) -> str:
-    """Write a number with three digits and a unit's prefix."""
+    """Formats a number with three digits and a decimal prefix."""
     units = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
     return _three_digits(value, units) or f"{value:.0f} "
 
 
 def format_seconds(value: float) -> str:
-    """Write a time in seconds, milli- or microseconds."""
+    """Formats a time in seconds, milliseconds or microseconds."""
     return _three_digits(value, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))) or f"{value * 1e6:.2f} us"
 
 
 def _three_digits(value: float, units: Sequence[tuple[float, str]]) -> str:
     for unit, name in units:
-        if abs(share := value / unit) >= 1:
-            places = 0 if abs(share) >= 100 else 1 if abs(share) >= 10 else 2
-            return f"{share:.{places}f} {name}"
+        if abs(scaled := value / unit) >= 1:
+            decimals = 0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
+            return f"{scaled:.{decimals}f} {name}"
     return ""
 
 
-def add_json(parser: argparse._ActionsContainer, text: str = "print JSON") -> None:
-    """Add the flag ``--json``."""
+def add_json(parser: argparse._ActionsContainer, text: str = "Print JSON.") -> None:
+    """Adds the flag ``--json``."""
     parser.add_argument("--json", action="store_true", help=text)
 
 
 def print_json(value: object, *, one_line: bool = False, texts: bool = False) -> None:
-    """Print ``value`` as JSON.
+    """Prints ``value`` as JSON.
 
-    ``one_line`` suits output of a record a line; ``texts`` keeps letters beyond ASCII as they are.
+    Args:
+        value: The value.
+        one_line: Whether to print it on one line, for JSON lines output.
+        texts: Whether to print non-ASCII characters without escapes.
     """
     print(json.dumps(value, indent=None if one_line else 2, ensure_ascii=not texts), flush=True)
 
 
-#: Bits of the dots of a Braille cell, by row and column; the first of their characters.
+#: Bits of the dots of a Braille cell by row and column, and the code point of the empty cell.
 _DOTS, _BLANK = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80)), 0x2800
 
 
 def draw_curve(points: Sequence[tuple[float, float]], columns: int, rows: int = 8) -> list[str]:
-    """Return lines with the curve through ``points`` (x, y), its y limits and its x limits.
+    """Draws a curve with characters: Braille dots on UTF-8 terminals, and stars otherwise.
 
-    The points may come in any order; those that are not finite are left out. The curve is made of
-    Braille dots where standard output writes UTF-8, else of stars.
+    Args:
+        points: Points (x, y) in any order. Points that are not finite are ignored.
+        columns: Width in characters.
+        rows: Height in lines.
+
+    Returns:
+        The lines of the plot, with the limits of both axes.
     """
     points = sorted(point for point in points if all(map(math.isfinite, point)))
     if not points:
@@ -135,8 +147,11 @@ def draw_curve(points: Sequence[tuple[float, float]], columns: int, rows: int = 
 
 
 def _dots(points: Sequence[tuple[float, float]], across: int, down: int) -> list[list[bool]]:
-    """Return which dots are set, from the top: each column's mean, joined to the one before."""
-    # Shares of the largest: a sum, or a difference, of numbers near the limit is infinite.
+    """Returns which dots are set, from top to bottom.
+
+    Each column has the mean of its values and is connected to the previous column.
+    """
+    # Normalize first: sums and differences of values near the float limit are infinite.
     xs, ys = ([v / (max(map(abs, axis)) or 1) for v in axis] for axis in zip(*points, strict=True))
     low, width, height = min(ys), xs[-1] - xs[0], max(ys) - min(ys)
     values: dict[int, list[float]] = {}
@@ -149,13 +164,13 @@ def _dots(points: Sequence[tuple[float, float]], across: int, down: int) -> list
     }
     dots = [[False] * across for _ in range(down)]
     columns = sorted(heights)
-    for before, column in zip([columns[0], *columns], columns, strict=False):
-        for x in range(before, column + 1):
-            share = 1.0 if column == before else (x - before) / (column - before)
-            y = heights[before] + share * (heights[column] - heights[before])
+    for previous, column in zip([columns[0], *columns], columns, strict=False):
+        for x in range(previous, column + 1):
+            share = 1.0 if column == previous else (x - previous) / (column - previous)
+            y = heights[previous] + share * (heights[column] - heights[previous])
             dots[down - 1 - round(y)][x] = True
-        if column - before <= 1:  # a steep step leaves a gap
-            for y in range(*sorted((heights[before], heights[column]))):
+        if column - previous <= 1:  # a steep step leaves a gap
+            for y in range(*sorted((heights[previous], heights[column]))):
                 dots[down - 1 - y][column] = True
     return dots
 

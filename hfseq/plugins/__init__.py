@@ -1,7 +1,6 @@
-"""What can be added to hfseq and who added it: hooks, discovery, and the tables that they fill.
+"""The plugin system: hooks, discovery of plugins, and the registries that they fill.
 
-The public names are resolved when they are first used, so that a command that needs none of them
-loads neither pluggy nor a plugin.
+Public names are imported on first use, so that commands without plugins do not import pluggy.
 """
 
 from __future__ import annotations

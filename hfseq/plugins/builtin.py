@@ -1,4 +1,4 @@
-"""What hfseq itself registers, through the same hooks as everybody else."""
+"""The registrations of hfseq itself, which use the same hooks as other plugins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OPTIMIZERS = (
     *("muon", "nadamw", "novograd", "radam", "rmsprop", "sgd"),
 )
 
-#: The special tokens of a family, and the model types that have them.
+#: Model types by the name of their special tokens in `hfseq.data.tokenizers`.
 TOKENIZERS = {
     "ROBERTA": ("roberta", "bart", "roberta-prelayernorm"),
     "GPT2": ("gpt2",),
@@ -25,7 +25,7 @@ TOKENIZERS = {
 
 @hookimpl
 def register_objectives(register: Register) -> None:
-    """Language modeling (masked, causal), what goes with it, translation, classes."""
+    """Registers the training objectives."""
     register("mlm", "hfseq.objectives.mlm:MaskedLM")
     register("clm", "hfseq.objectives.clm:CausalLM")
     register("rtd", "hfseq.objectives.pretraining:ReplacedTokens")
@@ -49,29 +49,29 @@ def register_objectives(register: Register) -> None:
 
 @hookimpl
 def register_optimizers(register: Register) -> None:
-    """Optax's optimizers under optax's names."""
+    """Registers Optax optimizers under their Optax names."""
     for name in OPTIMIZERS:
         register(name, f"hfseq.training.optimizers:{name}")
 
 
 @hookimpl
 def register_tokenizers(register: Register) -> None:
-    """The special tokens of the families that tokenizers are trained for most."""
-    for kind, names in TOKENIZERS.items():
+    """Registers the special tokens of the families that tokenizers can be trained for."""
+    for family, names in TOKENIZERS.items():
         for name in names:
-            register(name, f"hfseq.data.tokenizers:{kind}")
+            register(name, f"hfseq.data.tokenizers:{family}")
 
 
 @hookimpl
 def register_attention(register: Register) -> None:
-    """The choice by platform and shape, and the names of all that it chooses among."""
+    """Registers the automatic choice by platform and shape, and its implementations by name."""
     for name in ("auto", "explicit", "eager", "xla", "cudnn", "flash", "splash"):
         register(name, f"hfseq.nn.attention:{name.upper()}")
 
 
 @hookimpl
 def register_precisions(register: Register) -> None:
-    """The plain floating-point types, FP8, and what qwix adds for inference."""
+    """Registers floating-point precisions, FP8, and Qwix quantization for inference."""
     for name in ("float32", "bfloat16", "float16"):
         register(name, f"hfseq.nn.precision:{name.upper()}")
     register("fp8_delayed", "hfseq.nn.fp8:delayed_scaling")
@@ -82,7 +82,7 @@ def register_precisions(register: Register) -> None:
 
 @hookimpl
 def register_trackers(register: Register) -> None:
-    """TensorBoard event files, Weights & Biases and JSON lines."""
+    """Registers TensorBoard event files, Weights & Biases and JSON lines."""
     register("tensorboard", "hfseq.training.trackers:TensorBoardTracker")
     register("wandb", "hfseq.training.trackers:WandbTracker")
     register("jsonl", "hfseq.training.trackers:JsonlTracker")

@@ -1,9 +1,9 @@
-"""What a plugin can add to hfseq: nine hooks, one docstring each.
+"""The hooks that a plugin can implement.
 
 Registration hooks receive a ``register`` callable and may call it any number of times. A *target*
-is an object or, better, a string ``"package.module:name"`` that is imported when it is first used,
-so that listing plugins stays instant. Every hook has a section with a runnable example in
-docs/plugins.md.
+is an object or a string ``"package.module:name"``, which is imported on first use. Prefer strings,
+because they keep the discovery of plugins fast. docs/plugins.md has a section with a runnable
+example for each hook.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ hookimpl = pluggy.HookimplMarker("hfseq")
 
 
 class Register(Protocol):
-    """What a registration hook calls, once for each thing it adds."""
+    """The callable that a registration hook receives."""
 
     def __call__(self, name: str, target: Target) -> None:
-        """Add ``target`` under ``name``; a name that is taken is an error."""
+        """Registers ``target`` under ``name``. A name that is already registered is an error."""
 
 
 class RegisterArchitecture(Protocol):
-    """What ``register_architectures`` calls, once for each architecture."""
+    """The callable that ``register_architectures`` receives."""
 
     def __call__(
         self,
@@ -42,56 +42,60 @@ class RegisterArchitecture(Protocol):
         card: str | None = None,
         citation: str = "",
     ) -> None:
-        """Add an architecture.
+        """Registers an architecture.
 
-        ``config`` is its Transformers configuration class, ``heads`` maps the suffix of an Auto
-        class (``"Model"``, ``"ForMaskedLM"``...) to a model class, ``sharding`` is a list of rules
-        (regular expression, tactic), ``card`` a line on the architecture for the model card,
-        ``citation`` the BibTeX of its papers.
+        Args:
+            model_type: The model type.
+            config: The Transformers configuration class.
+            heads: Maps the suffix of an Auto class (``"Model"``, ``"ForMaskedLM"``, ...) to a model
+                class.
+            sharding: List of sharding rules (regular expression, tactic), or `None`.
+            card: One line about the architecture for the model card.
+            citation: BibTeX of its papers.
         """
 
 
 @hookspec
 def register_architectures(register: RegisterArchitecture) -> None:
-    """Add model families: a configuration class, a model class for each task, sharding rules."""
+    """Registers architectures: configuration class, a model class per task, and sharding rules."""
 
 
 @hookspec
 def register_objectives(register: Register) -> None:
-    """Add training objectives; the target is a subclass of ``hfseq.objectives.base.Objective``."""
+    """Registers training objectives, subclasses of ``hfseq.objectives.base.Objective``."""
 
 
 @hookspec
 def register_optimizers(register: Register) -> None:
-    """Add optimizers.
+    """Registers optimizers.
 
-    The target is called as ``target(learning_rate, arguments, decay_mask)`` with an optax schedule,
-    the TrainingArguments and a function from parameters to a mask; it returns a
-    GradientTransformation.
+    A target is called as ``target(learning_rate, arguments, decay_mask)`` with an Optax schedule,
+    the ``TrainingArguments``, and a function that maps parameters to a mask. It returns an
+    ``optax.GradientTransformation``.
     """
 
 
 @hookspec
 def register_tokenizers(register: Register) -> None:
-    """Add the special tokens of a model family: a ``hfseq.data.tokenizers.TokenizerFamily``."""
+    """Adds the special tokens of a model family: a ``hfseq.data.tokenizers.TokenizerFamily``."""
 
 
 @hookspec
 def register_attention(register: Register) -> None:
-    """Add attention functions with the signature of ``jax.nn.dot_product_attention``."""
+    """Registers attention functions with the signature of ``jax.nn.dot_product_attention``."""
 
 
 @hookspec
 def register_precisions(register: Register) -> None:
-    """Add precision recipes: ``hfseq.nn.precision.Precision`` objects or their factories."""
+    """Registers precisions: ``hfseq.nn.precision.Precision`` objects or their factories."""
 
 
 @hookspec
 def register_trackers(register: Register) -> None:
-    """Add metric sinks.
+    """Registers experiment trackers.
 
-    The target is called as ``target(run_directory, arguments, run_config)`` and returns an object
-    with ``log(metrics, step)``, ``text(tag, text, step)`` and ``close()``.
+    A target is called as ``target(run_directory, arguments, run_config)`` and returns an object
+    with the methods ``log(metrics, step)``, ``text(tag, text, step)`` and ``close()``.
     """
 
 
@@ -99,12 +103,16 @@ def register_trackers(register: Register) -> None:
 def load_dataset(
     name: str, arguments: Any
 ) -> datasets.DatasetDict | dict[str, datasets.Dataset] | None:
-    """Return the splits of the dataset ``name``, or None to leave it to others.
+    """Returns the splits of a dataset, or `None` if this plugin does not provide it.
 
-    ``arguments`` are the data arguments of the run. The first answer that is not None is used.
+    The first result that is not `None` is used.
+
+    Args:
+        name: The name of the dataset.
+        arguments: The data arguments of the run.
     """
 
 
 @hookspec
 def model_card_sections(context: dict[str, Any]) -> str | None:
-    """Return Markdown for the model card, or None; ``context`` is what its template sees."""
+    """Returns Markdown for the model card, or `None`. ``context`` has the template's variables."""

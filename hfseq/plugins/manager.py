@@ -1,15 +1,16 @@
-"""Discovery of plugins and the registries they fill.
+"""Discovers plugins and collects their registrations.
 
-Plugins come, in this order, from hfseq itself (``hfseq.plugins.builtin``), from installed
-distributions (entry point group ``hfseq``; first the architectures in ``plugins/``), from
-``hfseqfile.py`` in the working directory and from files named explicitly (``--plugin path.py``). A
-plugin that is broken is recorded in ``Plugins.errors`` and the others go on; only a file named
-explicitly must load. An architecture that somebody else's plugin registers takes the place of
-hfseq's own of that model type.
+Plugins are loaded in this order: hfseq itself (``hfseq.plugins.builtin``), installed distributions
+(entry point group ``hfseq``, first the in-tree families in ``plugins/``), ``hfseqfile.py`` in the
+working directory, and explicit files (``--plugin path.py``). A broken plugin is recorded in
+``Plugins.errors`` and does not affect the others, but an explicit file must load. An architecture
+of a third-party plugin replaces the in-tree architecture with the same model type.
 
-Environment: ``HFSEQ_PLUGINS=a,b`` loads just these besides hfseq itself,
-``HFSEQ_DISABLE_PLUGINS=a,b`` leaves these out, ``HFSEQ_TRACE_PLUGINS=1`` prints every hook call to
-standard error.
+Environment variables:
+
+- ``HFSEQ_PLUGINS=a,b`` loads only these plugins, in addition to hfseq itself.
+- ``HFSEQ_DISABLE_PLUGINS=a,b`` does not load these plugins.
+- ``HFSEQ_TRACE_PLUGINS=1`` prints every hook call to standard error.
 """
 
 from __future__ import annotations
@@ -47,20 +48,25 @@ from hfseq.plugins.registry import (
 logger = logging.getLogger("hfseq")
 
 GROUP = "hfseq"
-IN_TREE = "hfseq"  # the origin of what this repository brings
+IN_TREE = "hfseq"  # the origin of the plugins in this repository
 PROJECT_FILE = "hfseqfile.py"
 
 
-#: All hooks. What one that begins so registers stands in the `Registry` named by its rest.
+#: All hooks. The hook ``register_X`` fills the attribute ``X`` of `Plugins`, which is a `Registry`.
 HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, "hfseq_spec"))
 REGISTRIES = tuple(hook.removeprefix("register_") for hook in HOOKS if hook.startswith("register_"))
 
 
 @dataclass
 class PluginInfo:
-    """A plugin: where it is from, in which version, and the hooks that it implements.
+    """A plugin.
 
-    ``source`` is what makes its module, or the reason why nothing can.
+    Attributes:
+        name: The name.
+        origin: The distribution, or the path of a file.
+        version: The version of the distribution, or `None`.
+        source: The module, its entry point or its path, or an error if it cannot be loaded.
+        hooks: The hooks that the plugin implements.
     """
 
     name: str
@@ -71,7 +77,7 @@ class PluginInfo:
 
     @classmethod
     def from_file(cls, path: Path) -> PluginInfo:
-        """Return the plugin in the Python file ``path``; PluginError if there is no such file."""
+        """Returns the plugin in a Python file. Raises `PluginError` if the file does not exist."""
         path = path.expanduser().resolve()
         if not path.is_file():
             raise PluginError(f"plugin file '{path}' does not exist")
@@ -79,11 +85,11 @@ class PluginInfo:
 
     @property
     def in_tree(self) -> bool:
-        """Whether this repository brings it."""
+        """Whether the plugin is part of this repository."""
         return self.origin == IN_TREE
 
     def load(self) -> Any:
-        """Return its module; a file is imported under its own name if that is free."""
+        """Imports the module. A file is imported under its own name unless the name is in use."""
         if isinstance(self.source, PluginError):
             raise self.source
         if isinstance(self.source, metadata.EntryPoint):
@@ -100,7 +106,7 @@ class PluginInfo:
             return present
         other = None if present is not None else importlib.util.find_spec(name)
         if present is not None or other is not None and not is_path(other.origin):
-            name = f"hfseq_file_{name}"  # its name means another module
+            name = f"hfseq_file_{name}"  # another module has this name
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise PluginError(f"plugin file '{path}' is not a Python file")
@@ -115,28 +121,33 @@ class PluginInfo:
 
 
 def discover_plugins() -> Iterator[PluginInfo]:
-    """Yield the plugins of the environment that the environment variables let through.
+    """Yields the installed plugins and ``hfseqfile.py``, as the environment variables select them.
 
-    Those of this repository come first, so that others can take their places. Names that nobody
-    has, or more than one of the others, come as plugins whose loading fails with the reason.
+    In-tree plugins come first, so that third-party plugins can replace them. An unknown name in
+    ``HFSEQ_PLUGINS``, or a name of several third-party plugins, yields a plugin that fails to load
+    with a message.
     """
-    only, without = (
+    enabled, disabled = (
         {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
         for variable in ("HFSEQ_PLUGINS", "HFSEQ_DISABLE_PLUGINS")
     )
-    known = _checkout()
-    in_checkout = bool(known)
-    points = metadata.entry_points(group=GROUP)
-    for point in sorted(points, key=lambda point: (point.name, point.value)):
-        origin, version = (point.dist.name, point.dist.version) if point.dist else ("?", None)
+    infos = _checkout()
+    in_checkout = bool(infos)
+    entry_points = metadata.entry_points(group=GROUP)
+    for entry_point in sorted(
+        entry_points, key=lambda entry_point: (entry_point.name, entry_point.value)
+    ):
+        origin, version = (
+            (entry_point.dist.name, entry_point.dist.version) if entry_point.dist else ("?", None)
+        )
         origin = IN_TREE if origin.lower() == IN_TREE else origin
         if not (in_checkout and origin == IN_TREE):
-            known.append(PluginInfo(point.name, origin, version, point))
+            infos.append(PluginInfo(entry_point.name, origin, version, entry_point))
     if Path(PROJECT_FILE).is_file():
-        known.append(PluginInfo.from_file(Path(PROJECT_FILE)))
+        infos.append(PluginInfo.from_file(Path(PROJECT_FILE)))
     by_name: dict[str, list[PluginInfo]] = defaultdict(list)
-    for info in known:
-        if info.name in without or only and info.name not in only:
+    for info in infos:
+        if info.name in disabled or enabled and info.name not in enabled:
             continue
         if info.in_tree:
             yield info
@@ -148,12 +159,12 @@ def discover_plugins() -> Iterator[PluginInfo]:
             continue
         origins = " and ".join(" ".join(filter(None, (c.origin, c.version))) for c in claims)
         message = (
-            f"the plugin name '{name}' is claimed by {origins}, so none of them is loaded; "
-            f"uninstall one or set HFSEQ_DISABLE_PLUGINS={name}"
+            f"the plugin name '{name}' is used by {origins}, so none of them is loaded. "
+            f"Uninstall one of them or set HFSEQ_DISABLE_PLUGINS={name}"
         )
         yield PluginInfo(name, origins, None, PluginConflict(message))
-    names = {info.name for info in known}
-    for name in sorted(only - names):
+    names = {info.name for info in infos}
+    for name in sorted(enabled - names):
         message = (
             f"HFSEQ_PLUGINS names '{name}', which no plugin is called{did_you_mean(name, names)}"
         )
@@ -161,10 +172,9 @@ def discover_plugins() -> Iterator[PluginInfo]:
 
 
 def _checkout() -> list[PluginInfo]:
-    """Return the plugins named in ``setup.cfg`` where hfseq runs from its source tree.
+    """Returns the plugins in ``setup.cfg`` if hfseq runs from a source tree.
 
-    They come before the installed metadata of an editable install, which are as old as that
-    install.
+    They take precedence over the metadata of an editable install, which may be outdated.
     """
     root = Path(__file__).resolve().parents[2]
     settings = configparser.ConfigParser()
@@ -181,7 +191,15 @@ def _checkout() -> list[PluginInfo]:
 
 
 class Plugins:
-    """All plugins of this process and what they added."""
+    """The loaded plugins of this process and their registrations.
+
+    Attributes:
+        errors: The error of each broken plugin by name.
+        infos: All plugins in the order of loading, including broken ones.
+        architectures, objectives, optimizers, tokenizers, attention, precisions, trackers: The
+            registries.
+        manager: The pluggy plugin manager.
+    """
 
     def __init__(self) -> None:
         self.errors: dict[str, BaseException] = {}
@@ -197,12 +215,12 @@ class Plugins:
         self.manager.add_hookspecs(hookspecs)
 
     def discover(self) -> None:
-        """Find and load everything but the files named explicitly."""
+        """Loads all plugins except explicit files."""
         for info in (PluginInfo("core", IN_TREE, __version__, builtin), *discover_plugins()):
             self._add(info)
 
     def add_file(self, path: str | os.PathLike[str]) -> None:
-        """Load the plugin in the file ``path``, once; any failure is raised."""
+        """Loads the plugin in a file unless it is loaded. Raises `PluginError` if it is broken."""
         new = PluginInfo.from_file(Path(path))
         present = [info.name for info in self.infos if info.origin == new.origin]
         if not present:
@@ -211,9 +229,16 @@ class Plugins:
             raise self.errors[present[0]]
 
     def call_all(self, hook: str, **arguments: Any) -> list[Any]:
-        """Return what the plugins answer, without None, in the order they were loaded.
+        """Calls a hook of all plugins.
 
-        A plugin that raises is left out with a warning.
+        A plugin that raises an error is skipped with a warning.
+
+        Args:
+            hook: Name of the hook.
+            **arguments: Arguments of the hook.
+
+        Returns:
+            The results that are not `None`, in the order in which the plugins were loaded.
         """
         answers = []
         for plugin, function in self._implementations(hook):
@@ -224,10 +249,18 @@ class Plugins:
         return [answer for answer in answers if answer is not None]
 
     def call_first(self, hook: str, **arguments: Any) -> Any:
-        """Return the first answer that is not None; plugins loaded last are asked first.
+        """Calls a hook of one plugin after the other, the last loaded first, until one returns.
 
-        An error of hfseq's own kinds is meant for the user and raised at once. After any other the
-        next plugin is asked, and only if nobody answers is it raised, naming the plugin.
+        Args:
+            hook: Name of the hook.
+            **arguments: Arguments of the hook.
+
+        Returns:
+            The first result that is not `None`, or `None`.
+
+        Raises:
+            HfseqError: A plugin raised it. Such errors are messages for the user.
+            PluginError: A plugin raised another error, and no other plugin returned a result.
         """
         failure: PluginError | None = None
         for plugin, function in reversed(list(self._implementations(hook))):
@@ -248,13 +281,13 @@ class Plugins:
         return None
 
     def broken_message(self) -> str:
-        """Return a clause for error messages on the plugins that could not be loaded."""
+        """Returns a clause about broken plugins for error messages, or an empty string."""
         return broken_plugins_message(self.errors)
 
     def registrations(self, plugin: str) -> dict[str, list[str]]:
-        """Return the names that ``plugin`` registered, by kind."""
-        by_kind = {kind: getattr(self, kind).names(plugin) for kind in REGISTRIES}
-        return {kind: names for kind, names in by_kind.items() if names}
+        """Returns the names that a plugin registered, by registry."""
+        by_kind = {registry: getattr(self, registry).names(plugin) for registry in REGISTRIES}
+        return {registry: names for registry, names in by_kind.items() if names}
 
     def _add(self, info: PluginInfo, strict: bool = False) -> None:
         try:
@@ -263,7 +296,8 @@ class Plugins:
             failure: BaseException = error
             if not isinstance(failure, PluginError):
                 failure = PluginError(
-                    f"plugin '{info.name}' ({info.origin}) cannot be loaded: {describe_error(error)}"
+                    f"plugin '{info.name}' ({info.origin}) cannot be loaded: "
+                    f"{describe_error(error)}"
                 )
                 failure.__cause__ = error
             if strict:
@@ -273,41 +307,46 @@ class Plugins:
         self.infos.append(info)
 
     def _load(self, info: PluginInfo) -> None:
-        others = {other.name: other for other in self.infos}
-        if info.name in others and others[info.name].in_tree:
+        loaded = {other.name: other for other in self.infos}
+        if info.name in loaded and loaded[info.name].in_tree:
             info.name = f"{Path(info.origin).name}:{info.name}"
-        if info.name in others:
+        if info.name in loaded:
             raise PluginConflict(
-                f"two plugins are named '{info.name}': {others[info.name].origin} and {info.origin}"
+                f"two plugins are named '{info.name}': {loaded[info.name].origin} and {info.origin}"
             )
         module = info.load()
         info.hooks = self._check_hooks(info.name, module)
         self.manager.register(module, name=info.name)
         try:
-            for kind in REGISTRIES:
-                self._collect(kind, info)
+            for registry in REGISTRIES:
+                self._collect(registry, info)
         except BaseException:
-            # all of a plugin or nothing: half of one would fail later and elsewhere
+            # Remove partial registrations, which would cause errors later and elsewhere.
             self.manager.unregister(name=info.name)
-            for kind in REGISTRIES:
-                getattr(self, kind).discard(info.name)
+            for registry in REGISTRIES:
+                getattr(self, registry).discard(info.name)
             raise
         replaced = [e for e in self.architectures.entries() if e.plugin == info.name and e.replaced]
         if replaced:
             names = ", ".join(f"'{entry.name}'" for entry in replaced)
             logger.warning(
-                "plugin '%s' (%s) takes the place of hfseq's own %s", info.name, info.origin, names
+                "plugin '%s' (%s) replaces the in-tree architecture %s",
+                info.name,
+                info.origin,
+                names,
             )
 
     def _check_hooks(self, plugin: str, module: ModuleType) -> tuple[str, ...]:
-        """Return the hooks that ``module`` implements; PluginError where one cannot work."""
+        """Returns the hooks that a module implements. Raises `PluginError` if one is invalid."""
         implemented = set()
         for attribute in dir(module):
             options = self.manager.parse_hookimpl_opts(module, attribute)
             if options is None:
                 value = inspect.getattr_static(module, attribute)
                 if attribute in HOOKS and getattr(value, "__module__", None) == module.__name__:
-                    raise PluginError(f"plugin '{plugin}': {attribute} lacks @hookimpl")
+                    raise PluginError(
+                        f"plugin '{plugin}': {attribute} needs the decorator @hookimpl"
+                    )
                 continue
             hook = options.get("specname") or attribute
             if hook not in HOOKS:
@@ -316,36 +355,40 @@ class Plugins:
                     f"hooks: {', '.join(HOOKS)}{did_you_mean(hook, HOOKS)}"
                 )
             if options.get("wrapper") or options.get("hookwrapper"):
-                raise PluginError(f"plugin '{plugin}': {hook} is a wrapper; write a plain hook")
-            offered = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+                raise PluginError(
+                    f"plugin '{plugin}': {hook} is a hook wrapper, which is not supported"
+                )
+            parameters = list(inspect.signature(getattr(hookspecs, hook)).parameters)
             for name in inspect.signature(getattr(module, attribute)).parameters:
-                if name not in offered:
+                if name not in parameters:
                     raise PluginError(
-                        f"plugin '{plugin}': {hook} takes '{name}', but the hook passes only "
-                        f"({', '.join(offered)}){did_you_mean(name, offered)}"
+                        f"plugin '{plugin}': {hook} has the parameter '{name}', but the hook "
+                        f"only has ({', '.join(parameters)}){did_you_mean(name, parameters)}"
                     )
             implemented.add(hook)
         if not implemented:
             raise PluginError(f"plugin '{plugin}' implements no hook; hooks: {', '.join(HOOKS)}")
         return tuple(hook for hook in HOOKS if hook in implemented)
 
-    def _collect(self, kind: str, info: PluginInfo) -> None:
-        registry: Registry = getattr(self, kind)
+    def _collect(self, registry_name: str, info: PluginInfo) -> None:
+        registry: Registry = getattr(self, registry_name)
         plugin = info.name
-        give_way = () if info.in_tree else {other.name for other in self.infos if other.in_tree}
+        replaceable = () if info.in_tree else {other.name for other in self.infos if other.in_tree}
 
         def register(name: str, target: Target) -> None:
-            what = f"the {registry.kind} '{name}'"
-            registry.add(name, plugin, check_target(target, plugin, what))
+            description = f"the {registry.kind} '{name}'"
+            registry.add(name, plugin, check_target(target, plugin, description))
 
         def register_architecture(model_type: str, **description: Any) -> None:
             spec = ArchitectureSpec(model_type, plugin=plugin, **description)
-            registry.add(model_type, plugin, spec, replaceable=give_way)
+            registry.add(model_type, plugin, spec, replaceable=replaceable)
 
-        arguments = {"register": register_architecture if kind == "architectures" else register}
-        for owner, function in self._implementations(f"register_{kind}"):
+        arguments = {
+            "register": register_architecture if registry_name == "architectures" else register
+        }
+        for owner, function in self._implementations(f"register_{registry_name}"):
             if owner == plugin:
-                self._call(plugin, f"register_{kind}", function, arguments)
+                self._call(plugin, f"register_{registry_name}", function, arguments)
 
     def _implementations(self, hook: str) -> Iterator[tuple[str, Callable[..., Any]]]:
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():
@@ -354,12 +397,12 @@ class Plugins:
     def _call(
         self, plugin: str, hook: str, function: Callable[..., Any], arguments: dict[str, Any]
     ) -> Any:
-        """Call one implementation with those of ``arguments`` that it takes."""
-        wanted = {name: arguments[name] for name in inspect.signature(function).parameters}
+        """Calls an implementation with the arguments in its signature."""
+        accepted = {name: arguments[name] for name in inspect.signature(function).parameters}
         if os.environ.get("HFSEQ_TRACE_PLUGINS") == "1":
-            shown = ", ".join(f"{k}={v!r:.60}" for k, v in wanted.items() if k != "register")
-            print(f"hfseq: {plugin}.{hook}({shown})", file=sys.stderr)
-        return function(**wanted)
+            listing = ", ".join(f"{k}={v!r:.60}" for k, v in accepted.items() if k != "register")
+            print(f"hfseq: {plugin}.{hook}({listing})", file=sys.stderr)
+        return function(**accepted)
 
 
 _lock = threading.RLock()
@@ -367,9 +410,13 @@ _plugins: Plugins | None = None
 
 
 def load(extra: Iterable[str | os.PathLike[str]] = ()) -> Plugins:
-    """Return the plugins of this process, discovering them at the first call.
+    """Returns the plugins of this process. The first call discovers them.
 
-    ``extra`` are paths of plugin files to add, each of them once. PluginError if one does not load.
+    Args:
+        extra: Paths of additional plugin files. Each file is loaded once.
+
+    Raises:
+        PluginError: One of these files is broken.
     """
     global _plugins
     with _lock:
@@ -382,7 +429,7 @@ def load(extra: Iterable[str | os.PathLike[str]] = ()) -> Plugins:
 
 
 def unload() -> None:
-    """Forget all plugins; the next `load` discovers them anew. For tests and notebooks."""
+    """Removes all plugins, so that the next `load` discovers them again (tests, notebooks)."""
     global _plugins
     with _lock:
         _plugins = None

@@ -1,4 +1,4 @@
-"""Tables of what plugins register: a name, whose it is, and a target resolved when asked for."""
+"""Registries of the names that plugins register, whose targets are imported on first use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 #: ``"package.module:name"``, or the object itself.
 Target = object
 
-#: What a head can be for: the suffix of an Auto class, and the name v4 gave its mapping.
+#: Tasks, which are suffixes of Auto classes, and the names of their mappings in Transformers 4.
 TASKS = {
     "Model": "FLAX_MODEL_MAPPING",
     "ForPreTraining": "FLAX_MODEL_FOR_PRETRAINING_MAPPING",
@@ -32,45 +32,59 @@ TASKS = {
     "ForVision2Seq": "FLAX_MODEL_FOR_VISION_2_SEQ_MAPPING",
     "ForSpeechSeq2Seq": "FLAX_MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
 }
-#: Auto classes that Transformers 5 calls otherwise.
+#: Auto classes that have another name in Transformers 5.
 _RENAMED = {"ForVision2Seq": "AutoModelForImageTextToText"}
 
 
 def auto_class_name(task: str) -> str:
-    """Return the name of the Auto class of ``task`` without its prefix ``Flax``."""
+    """Returns the name of the Auto class of a task, without the prefix ``Flax``."""
     return "AutoModel" + task.removeprefix("Model")
 
 
 def torch_auto_class_name(task: str) -> str:
-    """Return the name of Transformers 5's own Auto class of ``task``."""
+    """Returns the name of the Auto class of a task in Transformers 5."""
     return _RENAMED.get(task, auto_class_name(task))
 
 
 def describe_error(error: BaseException) -> str:
-    """Return ``TypeName: message`` on one line; hfseq's own errors say it all in their message."""
+    """Returns ``TypeName: message`` on one line, or only the message of a `PluginError`."""
     message = " ".join(str(error).split())
     return message if isinstance(error, PluginError) else f"{type(error).__name__}: {message}"
 
 
-def check_target(target: Target, plugin: str, what: str) -> Target:
-    """Return ``target``, an object or ``"module:name"``; PluginError if it is neither."""
+def check_target(target: Target, plugin: str, description: str) -> Target:
+    """Returns a target unchanged, or raises `PluginError` if it is not valid.
+
+    Args:
+        target: An object or a string ``"module:name"``.
+        plugin: Name of the plugin, for the message.
+        description: Description of the registered item, for the message.
+    """
     if target is None or isinstance(target, str) and not re.fullmatch(r"[\w.]+:[\w.]+", target):
         raise PluginError(
-            f"plugin '{plugin}': the target of {what} is {target!r}; "
-            "give an object or a string like 'package.module:name'"
+            f"plugin '{plugin}': the target of {description} is {target!r}; "
+            "use an object or a string such as 'package.module:name'"
         )
     return target
 
 
 def target_name(target: Target) -> str:
-    """Return the name of the class or function behind ``target`` without importing it."""
+    """Returns the name of the class or function of a target, without importing it."""
     if isinstance(target, str):
         return re.split(r"[.:]", target)[-1]
     return getattr(target, "__name__", type(target).__name__)
 
 
 def resolve(target: Target, plugin: str) -> Any:
-    """Return the object behind ``target``, importing it if need be; PluginError if that fails."""
+    """Returns the object of a target, and imports it if necessary.
+
+    Args:
+        target: An object or a string ``"module:name"``.
+        plugin: Name of the plugin, for the message.
+
+    Raises:
+        PluginError: The object cannot be imported.
+    """
     if not isinstance(target, str):
         return target
     module, _, name = target.partition(":")
@@ -84,28 +98,38 @@ def resolve(target: Target, plugin: str) -> Any:
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered name; ``target`` may still be a lazy string."""
+    """A registered name.
+
+    Attributes:
+        name: The name.
+        plugin: Name of the plugin that registered it.
+        target: The target, which may be a string, or an `ArchitectureSpec`.
+        replaced: The in-tree entry that this one replaces, or `None`.
+    """
 
     name: str
     plugin: str
-    target: Any  # a Target; of architectures their ArchitectureSpec
+    target: Any
     replaced: Entry | None = None
 
     def resolve(self) -> Any:
-        """Return the object behind the target."""
+        """Returns the object of the target, and imports it if necessary."""
         return resolve(self.target, self.plugin)
 
 
 class Registry:
-    """Names of one kind, for instance of optimizers, in the order of their registration.
+    """The registered names of one kind, for example of optimizers, in order of registration.
 
-    ``broken`` maps plugins that could not be loaded to the reason: an unknown name may be theirs,
-    so the error says so. A name that two plugins claim is usable by neither, and asking for it
-    tells why.
+    If two plugins register the same name, using the name is an error.
+
+    Args:
+        item_kind: Type of the registered items, e.g. ``"optimizer"``, for messages.
+        broken: The error of each broken plugin. Messages about unknown names include them, because
+            a broken plugin may have registered the name.
     """
 
-    def __init__(self, kind: str, broken: Mapping[str, BaseException]) -> None:
-        self.kind = kind
+    def __init__(self, item_kind: str, broken: Mapping[str, BaseException]) -> None:
+        self.kind = item_kind
         self._broken = broken
         self._entries: dict[str, Entry] = {}
         self._conflicts: dict[str, PluginConflict] = {}
@@ -113,13 +137,21 @@ class Registry:
     def add(
         self, name: str, plugin: str, target: Target, replaceable: Collection[str] = ()
     ) -> None:
-        """Register ``target`` under ``name`` for ``plugin``; PluginConflict if it is taken.
+        """Registers a name.
 
-        An entry of a plugin that ``over`` names gives way.
+        Args:
+            name: The name.
+            plugin: Name of the plugin that registers it.
+            target: The target.
+            replaceable: Plugins whose entries may be replaced.
+
+        Raises:
+            PluginConflict: Another plugin has registered the name.
+            PluginError: The name is not valid.
         """
         if not isinstance(name, str) or not name:
             raise PluginError(
-                f"plugin '{plugin}': the {self.kind} name {name!r} is empty or not text"
+                f"plugin '{plugin}': the {self.kind} name {name!r} is not a non-empty string"
             )
         present = self._entries.get(name)
         if present is not None and present.plugin not in replaceable:
@@ -134,20 +166,20 @@ class Registry:
         self._entries[name] = Entry(name, plugin, target, present)
 
     def discard(self, plugin: str) -> None:
-        """Forget what ``plugin`` registered; what had given way to it is back."""
-        kept = {n: e.replaced if e.plugin == plugin else e for n, e in self._entries.items()}
-        self._entries = {name: entry for name, entry in kept.items() if entry is not None}
+        """Removes the entries of a plugin and restores the entries that they replaced."""
+        entries = {n: e.replaced if e.plugin == plugin else e for n, e in self._entries.items()}
+        self._entries = {name: entry for name, entry in entries.items() if entry is not None}
 
     def get(self, name: str) -> Any:
-        """Return the object registered under ``name``, importing it if need be."""
+        """Returns the object that is registered under a name, and imports it if necessary."""
         return self[name].resolve()
 
     def names(self, plugin: str | None = None) -> list[str]:
-        """Return the names, all or those of ``plugin``."""
+        """Returns all names, or those of a plugin."""
         return [e.name for e in self._entries.values() if plugin in (None, e.plugin)]
 
     def entries(self) -> list[Entry]:
-        """Return all entries."""
+        """Returns all entries."""
         return list(self._entries.values())
 
     def __getitem__(self, name: str) -> Entry:
@@ -167,16 +199,16 @@ class Registry:
         return len(self._entries)
 
     def unknown_message(self, name: str) -> str:
-        """Return the message for a name nobody registered."""
-        known = ", ".join(sorted(self._entries)) or "none"
+        """Returns the error message for a name that is not registered."""
+        names = ", ".join(sorted(self._entries)) or "none"
         return (
-            f"unknown {self.kind} '{name}'; available: {known}{did_you_mean(name, self._entries)}"
+            f"unknown {self.kind} '{name}'; available: {names}{did_you_mean(name, self._entries)}"
             + broken_plugins_message(self._broken)
         )
 
 
 def broken_plugins_message(errors: Mapping[str, BaseException]) -> str:
-    """Return a clause on plugins that could not be loaded, or an empty string."""
+    """Returns a clause about broken plugins for error messages, or an empty string."""
     if not errors:
         return ""
     return "; not loaded: " + "; ".join(f"[{describe_error(error)}]" for error in errors.values())
@@ -184,12 +216,17 @@ def broken_plugins_message(errors: Mapping[str, BaseException]) -> str:
 
 @dataclass(frozen=True)
 class ArchitectureSpec:
-    """What a plugin says about one architecture; nothing in it is imported until it is asked for.
+    """The registration of an architecture, whose classes are imported on first use.
 
-    ``heads`` maps tasks (see ``TASKS``) to model classes; a class that no Auto class loads stands
-    under the end of its name (``"WithProjection"``). ``sharding`` is a list of rules, or None where
-    the architecture has none; ``card`` is a line on it and ``citation`` the BibTeX of its papers,
-    both for model cards.
+    Attributes:
+        model_type: The model type.
+        config: The configuration class.
+        heads: Model classes by task (see `TASKS`). The key of a class without an Auto class is the
+            end of its name, e.g. ``"WithProjection"``.
+        sharding: List of sharding rules, or `None`.
+        card: One line about the architecture for model cards, or `None`.
+        citation: BibTeX of its papers, for model cards.
+        plugin: Name of the plugin.
     """
 
     model_type: str
@@ -201,30 +238,31 @@ class ArchitectureSpec:
     plugin: str = ""
 
     def __post_init__(self) -> None:
-        what = f"architecture '{self.model_type}'"
-        check_target(self.config, self.plugin, f"the config of {what}")
+        description = f"architecture '{self.model_type}'"
+        check_target(self.config, self.plugin, f"the config of {description}")
         if self.sharding is not None:
-            check_target(self.sharding, self.plugin, f"the sharding of {what}")
+            check_target(self.sharding, self.plugin, f"the sharding of {description}")
         for task, target in self.heads.items():
             if task not in TASKS and not (task and target_name(target).endswith(task)):
                 raise PluginError(
-                    f"plugin '{self.plugin}': {what} has a head for the unknown task '{task}', "
-                    f"which is not the end of its class's name either; "
+                    f"plugin '{self.plugin}': {description} has a head for the unknown task "
+                    f"'{task}', "
+                    f"which is not the end of the class name either; "
                     f"tasks: {', '.join(TASKS)}{did_you_mean(task, TASKS)}"
                 )
-            check_target(target, self.plugin, f"{task} of {what}")
+            check_target(target, self.plugin, f"{task} of {description}")
 
     @property
     def config_name(self) -> str:
-        """The name of the configuration class."""
+        """Name of the configuration class."""
         return target_name(self.config)
 
     def load_config(self) -> Any:
-        """Return the configuration class."""
+        """Returns the configuration class."""
         return resolve(self.config, self.plugin)
 
     def load_head(self, task: str) -> Any:
-        """Return the model class for ``task``; UsageError if the architecture has none."""
+        """Returns the model class for a task. Raises `UsageError` if the architecture has none."""
         if task not in self.heads:
             raise UsageError(
                 f"architecture '{self.model_type}' has no '{task}'; it has: {', '.join(self.heads)}"
@@ -232,5 +270,5 @@ class ArchitectureSpec:
         return resolve(self.heads[task], self.plugin)
 
     def load_sharding(self) -> Any:
-        """Return the sharding rules, or None."""
+        """Returns the sharding rules, or `None`."""
         return resolve(self.sharding, self.plugin)

@@ -1,13 +1,13 @@
-"""Makes transformers' own Auto classes know the architectures that transformers itself lacks.
+"""Extends the Auto classes of Transformers with the architectures that Transformers lacks.
 
-Once hfseq is imported, ``AutoConfig`` finds the configuration classes of such architectures, so
+After ``import hfseq``, ``AutoConfig`` finds the configuration classes of such architectures, so
 that ``AutoTokenizer`` works for their checkpoints, and ``AutoModel*`` returns their Flax classes.
-Model types that transformers has stay as they are. Without PyTorch the top-level
-``transformers.AutoModel`` is a dummy; import it from ``transformers.models.auto.modeling_auto``.
+Model types of Transformers are unchanged. Without PyTorch, the top-level ``transformers.AutoModel``
+is a dummy; import it from ``transformers.models.auto.modeling_auto`` instead.
 
-Nothing is registered: the mappings of transformers are given tables that ask hfseq's plugin
-registry at each look-up. So nothing is imported before it is needed, no plugin can break ``import
-transformers``, and plugins that are loaded later count.
+The mappings of Transformers get tables that query hfseq's plugin registry at each lookup. Thus
+nothing is imported before it is needed, a plugin cannot break ``import transformers``, and plugins
+that are loaded later are found too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hfseq.plugins.registry import (
 if TYPE_CHECKING:
     from importlib.abc import Loader
 else:
-    Loader = object  # its module is slow to import
+    Loader = object  # importlib.abc is slow to import
 
 logger = logging.getLogger("hfseq")
 
@@ -43,7 +43,7 @@ _ARRAYS = "transformers.utils.generic"
 
 
 def install() -> None:
-    """Extend transformers' mappings: now where they are imported already, else when they are."""
+    """Extends the mappings of Transformers as soon as their modules are imported."""
     for name in (_ARRAYS, *_EXTENDED):
         if name in sys.modules:
             _extend(sys.modules[name])
@@ -52,13 +52,13 @@ def install() -> None:
 
 
 def register_auto_classes() -> None:
-    """Import transformers' Auto classes and extend them now, which ``import hfseq`` does lazily."""
+    """Imports and extends the Auto classes of Transformers, which ``import hfseq`` does lazily."""
     for name in _EXTENDED:
         _extend(importlib.import_module(name))
 
 
 class ConfigMapping(MutableMapping[str, Any]):
-    """Model type -> configuration class: those registered by hand, then those of the plugins."""
+    """Maps model types to configuration classes: registered ones, then those of plugins."""
 
     def __init__(self, stock: Container[str], registered: dict[str, type]) -> None:
         self._stock, self._registered = stock, registered
@@ -85,13 +85,13 @@ class ConfigMapping(MutableMapping[str, Any]):
 
 
 class _LazyClass(type):
-    """Placeholders for the Flax class of a task, which is imported when they are used."""
+    """Placeholder for the Flax class of a task, which is imported on first use."""
 
     _load: Callable[[], Any]
 
     def __new__(mcs, spec: ArchitectureSpec, task: str) -> _LazyClass:
-        # The module name makes transformers treat it as one of its own, so that
-        # trust_remote_code=True prefers the code that a checkpoint ships.
+        # With this module name, Transformers treats the class like a built-in one, so that
+        # trust_remote_code=True prefers the code of a checkpoint.
         load = staticmethod(lambda: spec.load_head(task))
         content = {"_load": load, "__module__": f"{_AUTO}.hfseq"}
         return super().__new__(mcs, target_name(spec.heads[task]), (), content)
@@ -112,7 +112,7 @@ class _LazyClass(type):
 
 
 def _custom(stock: Container[str]) -> dict[str, ArchitectureSpec]:
-    """Return the architectures whose model type is not among ``stock``, transformers' own."""
+    """Returns the architectures whose model type is not in ``stock``, those of Transformers."""
     from hfseq.plugins.manager import load
 
     try:
@@ -124,7 +124,7 @@ def _custom(stock: Container[str]) -> dict[str, ArchitectureSpec]:
 
 
 def _extend(module: ModuleType) -> None:
-    """Put hfseq's mappings behind those of one of `_EXTENDED`, once; have arrays of jax read."""
+    """Extends an imported module of Transformers, unless this has been done."""
     if module.__name__ == _ARRAYS:
         _read_jax(module)
         return
@@ -143,7 +143,7 @@ def _extend(module: ModuleType) -> None:
 
 
 class _Finder:
-    """Has jax prepared for flax, and the modules in `_EXTENDED` extended."""
+    """Import hook that prepares JAX before Flax is imported, and extends Transformers modules."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -156,29 +156,29 @@ class _Finder:
 
 
 def _read_jax(module: ModuleType) -> None:
-    """Have tokenizers decode arrays of jax, as in Transformers 4: to lists, as NumPy's become."""
-    asked = getattr(module, "_get_frameworks_and_test_func", None)
-    if asked is None or hasattr(asked, "__wrapped__"):
+    """Allows tokenizers to decode JAX arrays like NumPy arrays, as in Transformers 4."""
+    original = getattr(module, "_get_frameworks_and_test_func", None)
+    if original is None or hasattr(original, "__wrapped__"):
         return
 
-    @functools.wraps(asked)
-    def kinds(value: Any) -> Any:
-        of_jax = type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
-        return {"np": lambda _: True} if of_jax else asked(value)
+    @functools.wraps(original)
+    def frameworks(value: Any) -> Any:
+        is_jax = type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
+        return {"np": lambda _: True} if is_jax else original(value)
 
-    module._get_frameworks_and_test_func = kinds  # type: ignore[attr-defined]
+    module._get_frameworks_and_test_func = frameworks  # type: ignore[attr-defined]
 
 
-#: Base classes and values that flax 0.12.8 takes from ``jax.experimental.hijax`` and jax 0.11
-#: removed. Only flax's opt-in hijax variables, which hfseq does not use, ever call them.
+#: Names that flax 0.12.8 imports from ``jax.experimental.hijax``, but which jax 0.11 removed. Only
+#: Flax's opt-in hijax variables use them, and hfseq does not use those.
 HIJAX_NAMES = ("HiPrimitive", "MutableHiType", "AvalQDD", "AvalMutableQDD", "QDD")
 
 
 def prepare_jax() -> None:
-    """Let flax 0.12.8 import on jax 0.11 and later.
+    """Makes flax 0.12.8 importable with jax 0.11 and later.
 
-    Missing names become inert placeholder classes; where flax and jax fit nothing is touched. Once
-    hfseq is imported, the first import of flax runs it.
+    Missing names in JAX become placeholder classes. Compatible versions are not changed. After
+    ``import hfseq``, the first import of Flax calls this function.
     """
     from importlib import metadata
 
@@ -192,7 +192,7 @@ def prepare_jax() -> None:
 
 
 def find_and_wrap(
-    asked: object,
+    calling_finder: object,
     name: str,
     path: Sequence[str] | None,
     target: ModuleType | None,
@@ -200,12 +200,24 @@ def find_and_wrap(
     before_load: Callable[[], None] | None = None,
     after_load: Callable[[ModuleType], None] | None = None,
 ) -> ModuleSpec | None:
-    """Find a module by the finders other than ``asked``; run a function before or after it loads.
+    """Finds a module with other finders, and runs a function before or after it is loaded.
 
-    What goes wrong in ``after`` is a warning: the module is as its authors made it.
+    Args:
+        calling_finder: The finder that calls this function, which is not queried.
+        name: Name of the module, as in ``find_spec``.
+        path: Search path, as in ``find_spec``.
+        target: Target, as in ``find_spec``.
+        before_load: Function to call before the module is loaded.
+        after_load: Function to call with the loaded module. Its errors become warnings.
+
+    Returns:
+        The spec of the module, or `None` if it is not found.
     """
     for finder in sys.meta_path:
-        if finder is not asked and (spec := finder.find_spec(name, path, target)) is not None:
+        if (
+            finder is not calling_finder
+            and (spec := finder.find_spec(name, path, target)) is not None
+        ):
             if spec.loader is not None:
                 spec.loader = _WrappedLoader(spec.loader, before_load, after_load)
             return spec
@@ -213,15 +225,15 @@ def find_and_wrap(
 
 
 class _WrappedLoader(Loader):
-    """Loads as ``loader`` does, leaving no trace of itself."""
+    """Loads a module with another loader, and removes itself from the module."""
 
     def __init__(
         self,
         loader: Loader,
-        before: Callable[[], None] | None,
-        after: Callable[[ModuleType], None] | None,
+        before_load: Callable[[], None] | None,
+        after_load: Callable[[ModuleType], None] | None,
     ) -> None:
-        self._loader, self._before, self._after = loader, before, after
+        self._loader, self._before, self._after = loader, before_load, after_load
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -234,40 +246,44 @@ class _WrappedLoader(Loader):
             self._before()
         self._loader.exec_module(module)
         try:
-            if self._after:  # which gets what the module may have put in its own place
+            if self._after:  # the module may have replaced itself in sys.modules
                 self._after(sys.modules.get(module.__name__, module))
         except Exception as error:
             logger.warning("hfseq cannot extend %s: %s", module.__name__, error)
 
 
 class ArchitectureMapping(MutableMapping[type, Any]):
-    """Configuration class -> model class for one task, read from the plugin registry.
+    """Maps configuration classes to the model classes of a task in the plugin registry.
 
-    A configuration class is recognised by its ``model_type`` and its name, so asking imports
-    nothing. ``wanted`` selects architectures, ``value`` makes what is returned for one; the
-    defaults are all of them and their model classes.
+    Configuration classes are identified by ``model_type`` and class name, so that lookups do not
+    import modules.
+
+    Args:
+        task: The task.
+        predicate: Selects architectures. Default: all.
+        make_value: Returns the value for an architecture and a task. Default: the model class.
     """
 
     def __init__(
         self,
         task: str,
-        wanted: Callable[[ArchitectureSpec], bool] = lambda spec: True,
-        value: Callable[[ArchitectureSpec, str], Any] = ArchitectureSpec.load_head,
+        predicate: Callable[[ArchitectureSpec], bool] = lambda spec: True,
+        make_value: Callable[[ArchitectureSpec, str], Any] = ArchitectureSpec.load_head,
     ) -> None:
         self.task = task
-        self._wanted, self._value = wanted, value
+        self._wanted, self._value = predicate, make_value
         self._registered: dict[type, Any] = {}
         self._values: dict[str, tuple[ArchitectureSpec, Any]] = {}
 
     def specs(self) -> list[ArchitectureSpec]:
-        """Return the registered architectures that have a head for the task."""
+        """Returns the registered architectures that have a head for the task."""
         from hfseq.plugins.manager import load
 
         specs = [entry.target for entry in load().architectures.entries()]
         return [spec for spec in specs if self.task in spec.heads and self._wanted(spec)]
 
     def register(self, key: type, value: type, exist_ok: bool = False) -> None:
-        """Add a model class for a configuration class, as ``FlaxAutoModel.register`` does."""
+        """Adds a model class for a configuration class, as ``FlaxAutoModel.register`` does."""
         if key in self and not exist_ok:
             raise UsageError(f"{key.__name__} already has a class for {self.task}: {self[key]}")
         self[key] = value
@@ -285,8 +301,8 @@ class ArchitectureMapping(MutableMapping[type, Any]):
         spec = self._find(key)
         if spec is None:
             raise KeyError(key)
-        known, value = self._values.get(spec.model_type, (None, None))
-        if known is not spec:
+        cached_spec, value = self._values.get(spec.model_type, (None, None))
+        if cached_spec is not spec:
             value = self._value(spec, self.task)
             self._values[spec.model_type] = (spec, value)
         return value
@@ -301,7 +317,7 @@ class ArchitectureMapping(MutableMapping[type, Any]):
         del self._registered[key]
 
     def __iter__(self) -> Iterator[type]:
-        """Yield the configuration classes; one that does not import is left out with a warning."""
+        """Yields the configuration classes. Skips those that fail to import, with a warning."""
         for spec in self.specs():
             try:
                 yield spec.load_config()

@@ -69,7 +69,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path):
     write(tmp_path, ONE)
     tensor = opened(tmp_path).tensors["a"]
     os.truncate(tmp_path / files.SAFETENSORS, 80)
-    with pytest.raises(CheckpointError, match="was cut while it was read"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors was truncated while it was read"):
         tensor.read(...)
 
 
@@ -105,7 +105,7 @@ def test_empty_directory_names_what_was_looked_for(tmp_path):
 
 def test_only_bin_weights_say_from_pt(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match="Use `from_pt=True` to load this model from those"):
+    with pytest.raises(CheckpointError, match="Use `from_pt=True`"):
         opened(tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_damaged_safetensors_are_named(tmp_path, how):
 def test_damaged_msgpack_is_named(tmp_path, data):
     (tmp_path / files.MSGPACK).write_bytes(data)
     with pytest.raises(
-        CheckpointError, match=r"flax_model\.msgpack (is damaged|holds no parameter)"
+        CheckpointError, match=r"flax_model\.msgpack (is damaged|does not contain a parameter)"
     ):
         opened(tmp_path)
 
@@ -203,20 +203,20 @@ def test_shards_are_read_together(tmp_path):
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""])
 def test_shards_outside_of_the_directory_are_refused(tmp_path, name):
     index(tmp_path, {"a": name})
-    with pytest.raises(CheckpointError, match="shards must lie beside their index"):
+    with pytest.raises(CheckpointError, match="shards must be in the directory of the index"):
         opened(tmp_path)
 
 
 def test_missing_shard_is_named(tmp_path):
     index(tmp_path, {"a": "gone.safetensors"})
-    with pytest.raises(CheckpointError, match=r"names gone\.safetensors, which is not there"):
+    with pytest.raises(CheckpointError, match=r"lists gone\.safetensors, which does not exist"):
         opened(tmp_path)
 
 
 def test_shard_of_another_save_is_noticed(tmp_path):
     write(tmp_path, ONE, "one.safetensors")
     index(tmp_path, {"a": "one.safetensors", "b": "one.safetensors"})
-    with pytest.raises(CheckpointError, match=r"one\.safetensors holds b, which it does not"):
+    with pytest.raises(CheckpointError, match=r"lists b in .*one\.safetensors, which does not contain it"):
         opened(tmp_path)
 
 
@@ -296,7 +296,7 @@ def test_full_disk_leaves_the_old_files_and_nothing_else(tmp_path, monkeypatch, 
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(safetensors.numpy, "save_file", full)
-    with pytest.raises(CheckpointError, match="No space left.*untouched: free some space"):
+    with pytest.raises(CheckpointError, match="No space left.*unchanged: free disk space"):
         save(tmp_path, MANY, limit)
     assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
 
@@ -329,7 +329,7 @@ def save_file(tensors, path, metadata=None):
         os.kill(os.getpid(), signal.SIGKILL)
 st.save_file = save_file
 values = {f"t{i}": np.full((4, 4), -1, np.float32) for i in range(5)}
-with files.staged(Path(sys.argv[1])) as stage:
+with files.staging_directory(Path(sys.argv[1])) as stage:
     sizes = dict.fromkeys(values, 64)
     files.write_safetensors(stage, sizes, lambda k: {n: values[n] for n in k}, 64, {})
 """

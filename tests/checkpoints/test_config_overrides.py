@@ -18,7 +18,7 @@ def test_values_have_their_types():
 
 @pytest.mark.parametrize("text", ["a", "=3", "a=1,b"])
 def test_pairs_are_needed(text):
-    with pytest.raises(UsageError, match="write name=value"):
+    with pytest.raises(UsageError, match="--config_overrides .*use name=value"):
         parse_overrides(text)
 
 

@@ -70,14 +70,14 @@ def test_an_array_in_chunks_is_one_tensor(tmp_path, monkeypatch):
 
 DAMAGED = {
     "overlaps with a": ({"a": tensor(0, 8), "b": tensor(4, 12)}, 12),
-    "4 bytes before b are nobody's": ({"a": tensor(0, 8), "b": tensor(12, 20)}, 20),
+    "4 bytes before b do not belong to a tensor": ({"a": tensor(0, 8), "b": tensor(12, 20)}, 20),
     "8 bytes are missing": ({"a": tensor(0, 8), "b": tensor(8, 16)}, 8),
     "5 bytes follow the last tensor": ({"a": tensor(0, 8)}, 13),
-    "a has 8 bytes where 12 are due": ({"a": tensor(0, 8, (3,))}, 8),
-    "unknown type X9": ({"a": tensor(0, 8, dtype="X9")}, 8),
-    "a is described wrongly": ({"a": {"dtype": "F32"}, "b": tensor(0, 8)}, 8),
-    "names a twice": (b'{"a": %s, "a": %s}' % ((json.dumps(tensor(0, 8)).encode(),) * 2), 8),
-    "is no JSON object": (b"[]", 0),
+    "a has 8 bytes instead of 12": ({"a": tensor(0, 8, (3,))}, 8),
+    "unknown dtype X9": ({"a": tensor(0, 8, dtype="X9")}, 8),
+    "a has an invalid entry": ({"a": {"dtype": "F32"}, "b": tensor(0, 8)}, 8),
+    "contains a twice": (b'{"a": %s, "a": %s}' % ((json.dumps(tensor(0, 8)).encode(),) * 2), 8),
+    "is not a JSON object": (b"[]", 0),
     "cannot be read": (b'{"a": ', 0),
 }
 
@@ -92,7 +92,7 @@ def test_what_is_wrong_with_a_safetensors_file_is_said(tmp_path, message):
 def test_a_file_that_is_too_short_is_named(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
     (problem,) = read_header(tmp_path / "model.safetensors").problems
-    assert "model.safetensors cannot be read: it " in problem
+    assert "model.safetensors cannot be read: it" in problem
 
 
 def test_every_cut_of_a_msgpack_file_is_a_problem_and_no_crash(tmp_path):

@@ -142,7 +142,7 @@ def test_interrupted_push_leaves_the_previous_state_in_force(
         fail_after(bucket, patch, accepted)
         assert workspace.push() is False
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
-    assert "connection lost" in caplog.text and "next save tries again" in caplog.text
+    assert "connection lost" in caplog.text and "next save retries" in caplog.text
     other = Workspace(URL, tmp_path / f"b{accepted}")
     other.pull()
     assert {n for n in local(other.path) if "checkpoints" in n} == {
@@ -236,7 +236,7 @@ def test_checkpoint_with_a_missing_or_short_file_is_left_out(
     other = Workspace(URL, tmp_path / "b")
     other.pull()
     assert [p.name for p in (other.path / "checkpoints").iterdir()] == ["10"]
-    assert "checkpoints/20 is incomplete" in caplog.text
+    assert "incomplete checkpoint memory://bucket/run/checkpoints/20" in caplog.text
 
 
 def test_temporary_and_private_files_stay_here(tmp_path: Path, bucket: Any) -> None:
@@ -332,7 +332,7 @@ def test_run_of_ours_is_fine_and_stays_as_it_is(tmp_path: Path) -> None:
 def test_anything_else_is_named_and_untouched(tmp_path: Path, overwrite: bool) -> None:
     fill(tmp_path, *PREPARED, *OLD_RUN, "thesis.tex", "photos/me.jpg")
     before = local(tmp_path)
-    with pytest.raises(UsageError, match=r"holds something else \(photos, thesis.tex\)"):
+    with pytest.raises(UsageError, match=r"unrelated files \(photos, thesis.tex\)"):
         check_output_dir(tmp_path, overwrite)
     assert local(tmp_path) == before
 

@@ -32,7 +32,7 @@ def filled(names, tensors, **options):
     native = options.get("native", False)
     missing = set(report.missing)
     return {
-        p: names.fill(found, p, native=native) for p in names.shapes if p not in missing
+        p: names.read_param(found, p, native=native) for p in names.shapes if p not in missing
     }, report
 
 
@@ -225,7 +225,7 @@ def test_types_that_are_no_parameters_are_refused(dtype):
     tensors = names.to_torch(random_params())
     tensors["head.weight"] = tensors["head.weight"].astype(dtype)
     _, report = filled(names, tensors)
-    with pytest.raises(WeightsError, match=r"head\.weight \(\w+\).*loadable: float64.*bfloat16"):
+    with pytest.raises(WeightsError, match=r"head\.weight \(\w+\).*supported: float64.*bfloat16"):
         check_report(report, "model.safetensors", "FlaxModel", ignore_mismatched=True)
 
 

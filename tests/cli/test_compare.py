@@ -66,13 +66,13 @@ def test_json_has_it_all(runs, capsys, tmp_path, monkeypatch):
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
     logs = [RunLog(write_log(tmp_path / side / "run", records())) for side in ("a", "b")]
     assert list(unique_names(logs)) == ["a/run", "b/run"]
-    with pytest.raises(DataError, match="is given twice"):
+    with pytest.raises(DataError, match="is specified twice"):
         unique_names([logs[0], logs[0]])
 
 
 @pytest.mark.parametrize(
     ("x", "last", "label"),
-    [("step", 100, "step"), ("tokens", 80_000, "tokens seen"), ("time", 200, "time of training")],
+    [("step", 100, "step"), ("tokens", 80_000, "tokens seen"), ("time", 200, "training time")],
 )
 def test_curves_lie_over_steps_tokens_or_time(runs, monkeypatch, x, last, label):
     figure = drawn(monkeypatch, [RunLog(run) for run in runs], x=x)
@@ -107,10 +107,10 @@ def test_no_two_labels_overlap(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["base"], 2, "needs two runs"),
-        (["base", "nowhere"], 1, "there is no 'nowhere'"),
-        (["base", "wide", "--metric", "eval_blue"], 1, "none of the runs has a finite eval_blue"),
-        (["base", "bare", "--x", "tokens"], 1, "no tokens_seen: compare by --x step"),
+        (["base"], 2, "at least two runs"),
+        (["base", "nowhere"], 1, "'nowhere' does not exist"),
+        (["base", "wide", "--metric", "eval_blue"], 1, "none of the runs has finite values of eval_blue"),
+        (["base", "bare", "--x", "tokens"], 1, "no tokens_seen: use --x step"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(runs, flags, code, message, capsys, monkeypatch):

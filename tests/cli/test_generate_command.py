@@ -133,7 +133,7 @@ def test_the_text_stops_where_the_positions_end(writer):
     (one,) = writer.write(PROMPT)
     length = len(writer.tokenizer(PROMPT)["input_ids"])
     assert one.ended or one.tokens == min(DEFAULT_MAX_NEW_TOKENS, 40 - length)
-    with pytest.raises(UsageError, match="tokens, and .* reads 40: give a shorter one"):
+    with pytest.raises(UsageError, match="tokens, but .* 40 positions"):
         writer.write(" ".join([PROMPT] * 40))
 
 
@@ -144,12 +144,12 @@ def test_an_empty_prompt_begins_with_the_start_token(writer):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["x", "--temperature", "0.5"], "--temperature needs --do_sample"),
-        (["x", "--num_return_sequences", "2"], "--num_return_sequences 2 needs --do_sample"),
-        (["x", "--num_beams", "0"], "--num_beams 0: give a number of at least 1"),
-        (["x", "--input_file", "f"], "give PROMPT, or --input_file"),
-        (["x", "y", "--stream"], "--stream needs one prompt"),
-        (["x", "--stream", "--json"], "--stream needs one prompt"),
+        (["x", "--temperature", "0.5"], "--temperature requires --do_sample"),
+        (["x", "--num_return_sequences", "2"], "--num_return_sequences 2 requires --do_sample"),
+        (["x", "--num_beams", "0"], "--num_beams 0 must be at least 1"),
+        (["x", "--input_file", "f"], "either PROMPT, or --input_file"),
+        (["x", "y", "--stream"], "--stream requires one prompt"),
+        (["x", "--stream", "--json"], "--stream requires one prompt"),
         (["--input_file", "nowhere"], "--input_file nowhere: No such file"),
         (["x", "--do_sample", "--top_p", "7"], "top_p"),
     ],
@@ -174,9 +174,9 @@ def test_a_model_that_does_not_write_is_named(tmp_path, capsys):
 
     hfseq.FlaxBertModel(models.bert_config()).save_pretrained(tmp_path / "bert")
     assert run(tmp_path / "bert", "x") == 2
-    assert "holds BertModel, which has no language-modelling head" in capsys.readouterr().err
+    assert "contains BertModel, which has no language modeling head" in capsys.readouterr().err
     assert run(tmp_path / "nowhere", "x") == 1
-    assert "there is no directory" in capsys.readouterr().err
+    assert "nowhere' does not exist" in capsys.readouterr().err
     config = json.loads((tmp_path / "bert" / "config.json").read_text())
     (tmp_path / "bert" / "config.json").write_text(json.dumps({**config, "model_type": "roberto"}))
     assert run(tmp_path / "bert", "x") == 2

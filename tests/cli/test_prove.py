@@ -42,7 +42,7 @@ def test_pytorch_computes_the_same_and_a_difference_is_seen(bert, capfd):
     first, second = found["consumers"]
     assert code == 0 and found["model_class"] == "BertForMaskedLM"
     assert first["status"] == "equal" and first["difference"] < 1e-5
-    assert second == {"name": "peft", "status": "not compared", "detail": "no adapter"}
+    assert second == {"name": "peft", "status": "not compared", "detail": "not an adapter"}
     inputs = prove.make_inputs(prove.load_model(str(bert)))
     right = np.asarray(prove.load_model(str(bert))(**inputs).logits)
     np.savez(bert / "given.npz", **inputs, **{"output:logits": right + 0.01})
@@ -59,7 +59,7 @@ def test_a_parameter_that_the_file_lacks_is_no_match(bert, capfd):
     save_file(tensors, bert / "model.safetensors", {"format": "pt"})
     code, found = told(capfd, bert, "--only", "torch")
     assert found["consumers"][0]["status"] == "refused"
-    assert "not in the file: ['bert.encoder.layer.0" in found["consumers"][0]["detail"]
+    assert "missing in the file: ['bert.encoder.layer.0" in found["consumers"][0]["detail"]
 
 
 @pytest.mark.slow
@@ -80,9 +80,9 @@ def test_a_difference_is_exit_code_1_and_what_is_not_there_is_said(bert, capfd, 
     code, found = told(capfd, bert, "--only", "torch")
     assert code == 1 and found["consumers"][0]["status"] == "differs"
     assert cli.main(["prove", str(bert), "--python", "/no/such/python"]) == 2
-    assert "--python /no/such/python: there is no such" in capfd.readouterr().err
+    assert "--python /no/such/python: " in capfd.readouterr().err
     assert cli.main(["prove", "/no/such/model"]) == 1
-    assert "is no directory" in capfd.readouterr().err
+    assert "'/no/such/model' is not a directory" in capfd.readouterr().err
 
 
 @pytest.mark.slow

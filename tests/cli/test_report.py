@@ -70,7 +70,7 @@ def test_a_half_written_last_line_is_left_out_and_mentioned(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == 100
     assert found["warnings"] == [
-        "the last line of the log is not complete (being written, or cut off)"
+        "the last line of the log is incomplete (still being written, or truncated)"
     ]
 
 
@@ -117,8 +117,8 @@ def test_the_log_itself_may_be_named_and_the_curve_is_written(tmp_path, capsys):
     [
         (lambda p: p / "nowhere", "there is no"),
         (lambda p: p, "has no metrics.jsonl"),
-        (lambda p: write_log(p / "empty", []), "holds no records yet"),
-        (lambda p: write_log(p / "noise", [], tail="\x00\x01 {]\n[1]\n"), "holds no records yet"),
+        (lambda p: write_log(p / "empty", []), "contains no records"),
+        (lambda p: write_log(p / "noise", [], tail="\x00\x01 {]\n[1]\n"), "contains no records"),
     ],
 )
 def test_what_is_no_run_is_one_line_and_exit_code_1(tmp_path, capsys, make, message):
@@ -180,7 +180,7 @@ def test_watching_can_be_left_quietly(tmp_path, monkeypatch):
 @pytest.mark.parametrize("flags", [["--watch", "0"], ["--watch", "5", "--json"]])
 def test_watching_wants_seconds_and_a_reader(tmp_path, capsys, flags):
     assert cli.main(["report", str(write_log(tmp_path, records())), *flags]) == 2
-    assert "--watch needs" in capsys.readouterr().err
+    assert "--watch requires" in capsys.readouterr().err
 
 
 # -- the curve in text

@@ -43,10 +43,10 @@ def test_lines_come_in_order_and_bad_ones_leave_a_gap(folder, typed, capfd):
     out, err = capfd.readouterr()
     lines = out.splitlines()
     assert len(lines) == 5 and lines[1:4] == ["", "", ""] and lines[0] and lines[4]
-    assert "error: <stdin>:2: there is no text in it" in err
+    assert "error: <stdin>:2: the text is empty" in err
     assert "<stdin>:3: invalid UTF-8: byte 0xff at column 5" in err
-    assert "<stdin>:4: " in err and "are more than the 128 that the model reads" in err
-    assert "3 of 5 inputs have no answer: their places are empty" in err
+    assert "<stdin>:4: " in err and "tokens exceed the model's 128 positions" in err
+    assert "3 of 5 inputs were rejected" in err
     typed(data)
     assert cli.main([*command, "--on_bad_line", "skip"]) == 0
     typed(data)
@@ -103,13 +103,13 @@ def test_questions_are_answered_from_a_text_or_a_table(folder, tmp_path, capsys)
     first, second, third = map(json.loads, out.splitlines())
     assert first["input"] == rows[0] | {"a": None} and first["output"][0]["answer"] == wanted
     assert "its question or its context is empty" in second["error"]
-    assert f"{table}, line 3: its 'question' is no text but None" in err and third["error"]
+    assert f"{table}, line 3: its 'question' must be a text, not None" in err and third["error"]
     for bad, message in (
-        (["Where?"], "give --context TEXT"),
-        ([], "--input_file with a table"),
-        (["--context", "a"], "--context without a QUESTION"),
+        (["Where?"], "QUESTION requires --context TEXT"),
+        ([], "--input_file with a SQuAD file or a table"),
+        (["--context", "a"], "--context requires a QUESTION"),
         (["Where?", "--context", "@nowhere"], "nowhere"),
-        (["Where?", "--context", "a", "--top_k", "0"], "--top_k 0: give a number of at least 1"),
+        (["Where?", "--context", "a", "--top_k", "0"], "--top_k 0 must be at least 1"),
     ):
         assert cli.main(["answer", model, *bad]) == 2
         assert message in capsys.readouterr().err
@@ -122,4 +122,4 @@ def test_summaries_take_a_line_each(folder, capsys):
     wanted = [" ".join(one["summary_text"].split()) for one in made(TEXTS[:2])]
     assert capsys.readouterr().out.splitlines() == wanted
     assert cli.main([*command, "--input_file", "x"]) == 2
-    assert "give texts or --input_file, not both" in capsys.readouterr().err
+    assert "either positional texts or --input_file" in capsys.readouterr().err

@@ -28,7 +28,7 @@ def test_the_text_answers_every_question(capsys):
     for answer in (
         *("18.1 k parameters", "64 x h200", "512 rows", "optimizer state (adamw)", "gradients"),
         *("without gradient checkpointing", "with gradient checkpointing", "all-gather"),
-        *("reduce-scatter", "FLOP a step", "MFU of 40%", "largest batch", "days", "Not compiled"),
+        *("reduce-scatter", "FLOP per step", "MFU of 40%", "largest batch", "days", "Not compiled"),
     ):
         assert answer in out, out
 
@@ -54,19 +54,19 @@ def test_recomputing_keeps_less_and_a_second_micro_batch_keeps_no_more(capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--devices", "h2000:8"], "'h2000' is known; did you mean 'h200'? (known: b200, h200"),
-        (["--devices", "h200:none"], "give an accelerator and a number, e.g. h200:64"),
+        (["--devices", "h2000:8"], "'h2000'; did you mean 'h200'? (known: b200, h200"),
+        (["--devices", "h200:none"], "--devices h200:none: "),
         (["--devices", "h200:64", "--mesh", "data=8"], "describes 8 devices, there are 64"),
         (["--devices", "h200:3", "--mesh", "tensor=3"], "does not divide the 4 attention heads"),
-        (["--devices", "h200:5", "--mesh", "fsdp=5"], "of size 32 does not divide by fsdp=5"),
+        (["--devices", "h200:5", "--mesh", "fsdp=5"], "of size 32 is not divisible by fsdp=5"),
         (["--devices", "h200:3", "--mesh", "sequence=3"], "a multiple of 3"),
         (["--devices", "h200:8", "--config", "gpt-2"], "did you mean 'gpt2'?"),
-        (["--devices", "h200:8", "--length", "64"], "longer than the position table"),
+        (["--devices", "h200:8", "--length", "64"], "64 exceeds the "),
         (["--devices", "h200:8", "--objective", "clmm"], "cannot be planned; did you mean 'clm'?"),
         (["--devices", "h200", "--config", "bert", "--objective", "sop", "--length", "4",
-          "--config_overrides", ""], "leaves no text in a row of --objective sop"),
+          "--config_overrides", ""], "of --objective sop. Use at least 5"),
         (["--devices", "h200:8", "--global_batch_size", "12"], "a multiple of 8"),
-        (["--devices", "h200:8", "--mfu", "40"], "--mfu 40.0: give a share"),
+        (["--devices", "h200:8", "--mfu", "40"], "--mfu 40.0"),
         (["--devices", "h200:8", "--optim", "adamm"], "adam"),
         (["--devices", "h200:8", "--batch", "0"], "at least 1"),
     ],
@@ -80,10 +80,12 @@ def test_a_run_that_does_not_fit_says_by_how_much_and_what_would(capsys):
     out, errors = plan(
         capsys, "--devices", "h200:8", "--memory_gb", "0.002", "--batch", "200", code=1
     )
-    assert "too much" in out and "too much; give --per_device_train_batch_size" in errors
+    assert "too much" in out and "too much" in errors
+    assert re.search(r"--per_device_train_batch_size \d", errors)
+    assert "--gradient_accumulation_steps" in errors
     out, errors = plan(capsys, "--devices", "h200:8", "--memory_gb", "0.0001", code=1)
     assert "largest batch: 0 rows" in out
-    assert "with a single row a device it still lacks" in errors and "--gradient_chec" in errors
+    assert "single row" in errors and "--gradient_checkpointing" in errors
 
 
 @pytest.mark.slow
@@ -107,15 +109,15 @@ def test_sixty_four_devices_are_compiled_for_and_no_accelerator_is_looked_for():
 @pytest.mark.slow
 def test_a_compilation_that_takes_too_long_leaves_an_estimate(capsys):
     assert cli.main([*TINY, "--devices", "h200:8", "--compile_timeout", "0.1"]) == 0
-    assert "took more than --compile_timeout 0.1 seconds" in capsys.readouterr().out
+    assert "--compile_timeout 0.1 seconds" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"hidden_act": 1e308}, "cannot read the configuration of .*hidden_act"),
-        ({"vocab_size": 10**30}, "describes no model: vocab_size is 1e[+]30"),
-        ({"num_attention_heads": 7}, "describes no model: .*7"),
+        ({"vocab_size": 10**30}, "is not valid: vocab_size is 1e[+]30"),
+        ({"num_attention_heads": 7}, "is not valid: .*7"),
         ({"model_type": ["bert"]}, "cannot read the configuration of"),
         ({"auto_map": {"AutoConfig": "a.B"}, "model_type": "mine"}, "is not run unless you trust"),
     ],

@@ -58,7 +58,7 @@ def test_attention_that_was_named_and_cannot_serve_is_wrong_usage(capsys):
         "--attn_implementation",
     ]
     assert cli.main([*words, "flash"]) == 2
-    assert "attn_implementation 'flash' cannot serve" in capsys.readouterr().err
+    assert "attn_implementation 'flash'" in capsys.readouterr().err
     assert cli.main([*words, "explicit"]) == 0
     assert "attention explicit" in capsys.readouterr().out
 
@@ -105,12 +105,12 @@ def test_who_is_asked_next_says_why_the_first_did_not_speak(
         assert plan["compiled"]["problem"] == f"{step_compiler.HOST_COMPILER} failed"
     assert plan["compiled"]["passed_over"] == ("" if real else "real failed")
     text = "\n".join(cli.plan.format_plan(plan))
-    assert f"memory is that of {speaker or 'the rules and the trace'}" in text
+    assert f"memory according to {speaker or 'the sharding rules and the trace'}" in text
     assert ("real failed" in text) == (not real)
 
 
 def test_without_the_packages_the_reason_is_told(options, monkeypatch):
-    monkeypatch.setattr(aot, "_place", lambda module: None)
+    monkeypatch.setattr(aot, "_package_folder", lambda module: None)
     monkeypatch.setattr(step_compiler, "_measure_apart", lambda *_: Programs(problem="slow"))
     found = step_compiler.compile_in_subprocess(options(), [])
     assert "pip install 'hfseq[aot]'" in found.skip_reason and found.problem == "slow"

@@ -22,20 +22,20 @@ BROKEN = {
     ),
     "argument": (
         "@hookimpl\ndef register_optimizers(registre): pass",
-        r"takes 'registre', but the hook passes only \(register\); did you mean 'register'",
+        r"parameter 'registre', but the hook only has \(register\); did you mean 'register'",
     ),
-    "undecorated": ("def register_optimizers(register): pass", "lacks @hookimpl"),
+    "undecorated": ("def register_optimizers(register): pass", "register_optimizers needs the decorator @hookimpl"),
     "empty": ("", "implements no hook"),
     "wrapper": (
         "@hookimpl(wrapper=True)\ndef load_dataset(name):\n    yield",
-        "write a plain hook",
+        "load_dataset is a hook wrapper",
     ),
     "raises": (
         optimizer("half") + "    raise RuntimeError('no licence')",
         "RuntimeError: no licence",
     ),
-    "bad target": (optimizer("x", "optax.adam"), "'optax.adam'; give an object or a string"),
-    "no name": (optimizer(""), "the optimizer name '' is empty"),
+    "bad target": (optimizer("x", "optax.adam"), "'optax.adam'; use an object or a string"),
+    "no name": (optimizer(""), "the optimizer name '' is not a non-empty string"),
     "unknown task": (
         "@hookimpl\ndef register_architectures(register):\n"
         "    register('x', config='a:B', heads={'ForMaskedLm': 'a:B'})",

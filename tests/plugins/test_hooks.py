@@ -98,7 +98,7 @@ def test_a_tokenizer_family_that_is_none_is_named():
     with pytest.raises(UsageError, match="unknown tokenizer model type 'berta'.*mean 'bert'"):
         train_tokenizer([], "berta")
     plugins.load().tokenizers.add("mine", "me", "builtins:dict")
-    with pytest.raises(PluginError, match="'mine' is <class 'dict'>; register a .*Family"):
+    with pytest.raises(PluginError, match="'mine' is <class 'dict'>.*Family"):
         train_tokenizer([], "mine")
 
 

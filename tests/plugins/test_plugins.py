@@ -154,7 +154,7 @@ def test_a_named_plugin_wins_over_hfseqs_family_of_that_model_type_and_says_so_o
         "architectures": ["bert"]
     }
     said = [r.getMessage() for r in caplog.records]
-    assert said == [f"plugin 'mine' ({path}) takes the place of hfseq's own 'bert'"]
+    assert said == [f"plugin 'mine' ({path}) replaces the in-tree architecture 'bert'"]
     import math
 
     from transformers import BertConfig

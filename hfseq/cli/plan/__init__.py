@@ -1,4 +1,7 @@
-"""``hfseq plan``: its flags, and the plan as text. What is heavy is imported when it runs."""
+"""Command-line interface of ``hfseq plan``: its flags and the text form of a plan.
+
+Modules that import JAX are imported only when the command runs.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from hfseq.cli.text import (
 )
 from hfseq.errors import HfseqError
 
+# Row labels of the memory table, by key in `plan["bytes"]`.
 PARTS = {
     "parameters": "parameters",
     "optimizer": "optimizer state",
@@ -27,12 +31,13 @@ PARTS = {
     "gradients": "gradients",
     "batch": "batch",
 }
+# Labels of the two activation estimates, by key in `plan["activations"]`.
 CHOICES = {"kept": "without gradient checkpointing", "recomputed": "with gradient checkpointing"}
 REMAT = {False: CHOICES["kept"], True: CHOICES["recomputed"]}
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
-    """Add the flags, which are the fields of :class:`Options`."""
+    """Adds the flags of ``hfseq plan``, one for each field of :class:`Options`."""
     names = ("model", "devices", "run", "answer")
     groups = {name: parser.add_argument_group(name) for name in names}
     hints = typing.get_type_hints(Options)
@@ -40,27 +45,27 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         if not field.metadata:
             continue
         group, metavar, text = (field.metadata[key] for key in ("group", "metavar", "help"))
-        words = [f"--{field.name}", *["--batch"] * (field.name == "per_device_train_batch_size")]
+        flags = [f"--{field.name}", *["--batch"] * (field.name == "per_device_train_batch_size")]
         if hints[field.name] == list[str]:
             groups[group].add_argument(field.name, nargs="*", metavar=metavar, help=text)
         elif metavar is None:
-            groups[group].add_argument(*words, action="store_true", help=text)
+            groups[group].add_argument(*flags, action="store_true", help=text)
         else:
-            kinds = typing.get_args(hints[field.name]) or (hints[field.name],)
-            needed = field.default is dataclasses.MISSING
+            value_types = typing.get_args(hints[field.name]) or (hints[field.name],)
+            is_required = field.default is dataclasses.MISSING
             groups[group].add_argument(
-                *words,
-                type=kinds[0],
+                *flags,
+                type=value_types[0],
                 metavar=metavar,
                 help=text,
-                required=needed,
-                default=None if needed else field.default,
+                required=is_required,
+                default=None if is_required else field.default,
             )
     add_json(groups["answer"])
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """Print the plan; exit code 1 where the run does not fit."""
+    """Prints the plan. Raises `HfseqError`, hence exit code 1, if the run does not fit."""
     use_cpu()
     from hfseq.cli.plan.estimate import make_plan
 
@@ -75,147 +80,198 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 
 def check_fit(plan: dict[str, Any]) -> None:
-    """Raise an error where the run does not fit, which says by how much and what would."""
+    """Raises `HfseqError` if the run does not fit, with the shortfall and what would fit."""
     fit, devices = plan["fit"], plan["devices"]
     if fit["left"] >= 0:
         return
-    what = f"needs {format_bytes(fit['needed'])} a device and {format_bytes(devices['usable'])} are usable"
+    needed, usable = format_bytes(fit["needed"]), format_bytes(devices["usable"])
+    excess = format_bytes(-fit["left"])
+    requirement = f"this run needs {needed} per device, but only {usable} are usable"
     if fit["largest_rows_a_shard"]:
         raise HfseqError(
-            f"this run {what}: {format_bytes(-fit['left'])} too much; give --per_device_train_batch_size "
-            f"{fit['largest_rows_a_shard']}, and more --gradient_accumulation_steps for the same "
-            "rows a step"
+            f"{requirement}: {excess} too much. Use --per_device_train_batch_size "
+            f"{fit['largest_rows_a_shard']}, and increase --gradient_accumulation_steps to keep "
+            "the number of rows per step"
         )
-    lacking = format_bytes(fit["one_row"] - devices["usable"])
+    shortfall = format_bytes(fit["one_row"] - devices["usable"])
     recompute = "" if plan["run"]["gradient_checkpointing"] else "--gradient_checkpointing, "
     raise HfseqError(
-        f"this run {what}, and with a single row a device it still lacks {lacking}: try "
-        f"{recompute}a shorter --length, more devices on fsdp or tensor"
+        f"{requirement}. A single row per device is still {shortfall} too much: try {recompute}"
+        "a shorter --length, or more devices on the fsdp or tensor axis"
     )
 
 
 def format_plan(plan: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a plan that :func:`hfseq.cli.plan.estimate.make_plan` made."""
-    run, devices, time, fit = (plan[name] for name in ("run", "devices", "time", "fit"))
-    parts, compiled, exchange = (plan[name] for name in ("bytes", "compiled", "exchange"))
-    mesh = ", ".join(f"{name}={ways}" for name, ways in devices["mesh"].items())
-    target = f" and targets of {run['target_length']}" if run["target_length"] else ""
+    """Yields the lines of text for a plan from :func:`hfseq.cli.plan.estimate.make_plan`."""
+    yield from _run_lines(plan)
+    yield from _memory_lines(plan)
+    yield from _attention_lines(plan)
+    yield from _compiled_lines(plan)
+    yield from _exchange_lines(plan)
+    yield ""
+    yield from _time_lines(plan)
+    yield from _fit_lines(plan)
+
+
+def _run_lines(plan: dict[str, Any]) -> Iterator[str]:
+    """Describes the model, the devices and one step."""
+    run, devices, time = plan["run"], plan["devices"], plan["time"]
+    mesh = ", ".join(f"{name}={axis_size}" for name, axis_size in devices["mesh"].items())
+    target = f" and targets of {run['target_length']} tokens" if run["target_length"] else ""
     yield (
-        f"{run['model_type']}, {format_quantity(run['parameters'])} parameters, {run['objective']} on "
-        f"rows of {run['length']} tokens{target}, {run['precision']}, attention {run['attention']}"
+        f"{run['model_type']}, {format_quantity(run['parameters'])} parameters, "
+        f"{run['objective']} on rows of {run['length']} tokens{target}, {run['precision']}, "
+        f"attention {run['attention']}"
     )
     yield (
-        f"{devices['count']} x {devices['name']}: {format_bytes(devices['memory'])} each, of which jax "
-        f"uses {devices['share']:.0%}, and {format_quantity(time['peak'])}FLOP/s; mesh {mesh}"
+        f"{devices['count']} x {devices['name']}: {format_bytes(devices['memory'])} each, of which "
+        f"JAX uses {devices['share']:.0%}, and {format_quantity(time['peak'])}FLOP/s; mesh {mesh}"
     )
     yield (
-        f"a step: {run['rows']:,} rows, {time['tokens']:,} tokens; {run['rows_a_shard']} rows a "
-        f"data shard x {run['micro_batches']} micro-batches"
+        f"one step: {run['rows']:,} rows, {time['tokens']:,} tokens; {run['rows_a_shard']} rows "
+        f"per data shard x {run['micro_batches']} micro-batches"
     )
-    yield from _titled(
-        "Memory by the sharding rules",
-        ("", "in all", "a device"),
-        *(
-            (
-                name if key != "optimizer" else f"{name} ({run['optimizer']})",
-                format_bytes(parts[key]["all"]),
-                format_bytes(parts[key]["device"]),
-            )
-            for key, name in PARTS.items()
-        ),
-        ("parameters and moments that no axis splits", "", format_bytes(parts["whole"]["device"])),
-        *(
-            (f"kept for the backward pass, {CHOICES[key]}, by the trace", "", format_bytes(amount))
-            for key, amount in plan["activations"].items()
-        ),
-    )
-    if devices["mesh"]["tensor"] > 1 and plan["activations"]:
-        yield "  (tensor divides a part of what is kept, which is not taken off here)"
-    if plan["attention"]:
-        yield ""
-        yield "Attention"
-        for one in plan["attention"]:
-            yield f"  {one['of']}: {one['name']}"
-            yield from (f"    not {name}: {why}" for name, why in one["refused"].items())
-    if compiled["programs"]:
-        place = "" if compiled["real"] else f" as {devices['count']} host devices"
-        yield from _titled(
-            f"The step compiled by {compiled['compiler']}{place}, bytes a device",
-            ("", "rows", "state and batch", "temporary", "both", "peak", "seconds"),
-            *(
-                (
-                    REMAT[one["remat"]],
-                    str(one["rows"]),
-                    format_bytes(one["arguments"]),
-                    format_bytes(one["temporary"]),
-                    format_bytes(one["arguments"] + one["temporary"]),
-                    format_bytes(one["peak"]) if one["peak"] else "unknown",
-                    f"{one['seconds']:.0f}",
-                )
-                for one in compiled["programs"]
-            ),
+
+
+def _memory_lines(plan: dict[str, Any]) -> Iterator[str]:
+    """Tabulates memory by the sharding rules, and the traced activations if there are any."""
+    parts, activations = plan["bytes"], plan["activations"]
+    part_rows = [
+        (
+            label if key != "optimizer" else f"{label} ({plan['run']['optimizer']})",
+            format_bytes(parts[key]["all"]),
+            format_bytes(parts[key]["device"]),
         )
-        if compiled["problem"]:
-            yield f"  {compiled['problem']}"
-        if any(one.get("cudnn") for one in compiled["programs"]):
-            yield "  (cuDNN's own workspace is not included)"
-        if not compiled["real"]:
-            yield (
-                "  (a CPU's program: attention is stood in for by one that keeps as little; the "
-                f"accelerator's own compiler was not asked: {compiled['passed_over']})"
-            )
-    else:
+        for key, label in PARTS.items()
+    ]
+    activation_rows = [
+        (f"activations {CHOICES[key]}, traced", "", format_bytes(num_bytes))
+        for key, num_bytes in activations.items()
+    ]
+    yield from _titled(
+        "Memory according to the sharding rules",
+        ("", "total", "per device"),
+        *part_rows,
+        ("unsharded parameters and moments", "", format_bytes(parts["whole"]["device"])),
+        *activation_rows,
+    )
+    if plan["devices"]["mesh"]["tensor"] > 1 and activations:
+        yield "  (the tensor axis also divides some activations, which is not subtracted here)"
+
+
+def _attention_lines(plan: dict[str, Any]) -> Iterator[str]:
+    """Lists the implementation for each kind of attention call, and why others are unsuitable."""
+    if not plan["attention"]:
+        return
+    yield ""
+    yield "Attention"
+    for choice in plan["attention"]:
+        yield f"  {choice['of']}: {choice['name']}"
+        yield from (f"    not {name}: {reason}" for name, reason in choice["refused"].items())
+
+
+def _compiled_lines(plan: dict[str, Any]) -> Iterator[str]:
+    """Tabulates the memory of the compiled programs, or says why nothing was compiled."""
+    compiled = plan["compiled"]
+    if not compiled["programs"]:
         reasons = "; ".join(filter(None, (compiled["passed_over"], compiled["problem"])))
         yield ""
-        yield f"Not compiled ({reasons}): what is needed is estimated from the trace"
+        yield f"Not compiled ({reasons}): memory is estimated from the trace"
+        return
+    target = "" if compiled["real"] else f" for {plan['devices']['count']} host devices"
+    yield from _titled(
+        f"The step compiled by {compiled['compiler']}{target}, bytes per device",
+        ("", "rows", "state and batch", "temporary", "both", "peak", "seconds"),
+        *(
+            (
+                REMAT[program["remat"]],
+                str(program["rows"]),
+                format_bytes(program["arguments"]),
+                format_bytes(program["temporary"]),
+                format_bytes(program["arguments"] + program["temporary"]),
+                format_bytes(program["peak"]) if program["peak"] else "unknown",
+                f"{program['seconds']:.0f}",
+            )
+            for program in compiled["programs"]
+        ),
+    )
+    if compiled["problem"]:
+        yield f"  {compiled['problem']}"
+    if any(program.get("cudnn") for program in compiled["programs"]):
+        yield "  (the workspace of cuDNN is not included)"
+    if not compiled["real"]:
+        yield (
+            "  (this program is for CPUs: a substitute that stores equally little replaces the "
+            "attention kernel. The compiler of the accelerator was not used: "
+            f"{compiled['passed_over']})"
+        )
+
+
+def _exchange_lines(plan: dict[str, Any]) -> Iterator[str]:
+    """Tabulates the collectives of a step, by the sharding rules and in the compiled step."""
+    exchange = plan["exchange"]
     if not exchange["rules"]:
         yield ""
-        yield "The devices exchange nothing that a rule asks for"
-    remark = "" if compiled["real"] else " (XLA for CPUs sums where others scatter)"
+        yield "The sharding rules require no communication between devices"
+    remark = "" if plan["compiled"]["real"] else " (XLA for CPUs sums where others scatter)"
     for key, title in (
-        ("rules", "What devices exchange in a step, by the sharding rules"),
-        ("compiled", f"The same in the compiled step{remark}"),
+        ("rules", "Communication per step according to the sharding rules"),
+        ("compiled", f"Communication per step in the compiled program{remark}"),
     ):
         if exchange[key]:
             yield from _titled(
                 title,
-                ("kind", "over", "count", "bytes a device", "wire time"),
+                ("kind", "over", "count", "bytes per device", "wire time"),
                 *(
                     (
-                        one["kind"],
-                        "x".join(one["axes"]),
-                        f"{one['count']:,}",
-                        format_bytes(one["bytes"]),
-                        "unknown" if one["seconds"] is None else format_seconds(one["seconds"]),
+                        collective["kind"],
+                        "x".join(collective["axes"]),
+                        f"{collective['count']:,}",
+                        format_bytes(collective["bytes"]),
+                        _format_wire_time(collective["seconds"]),
                     )
-                    for one in exchange[key]
+                    for collective in exchange[key]
                 ),
             )
-    yield ""
-    wires = time["wire_seconds"]
-    told = "unknown" if wires is None else format_seconds(wires)
+
+
+def _time_lines(plan: dict[str, Any]) -> Iterator[str]:
+    """Describes the time of a step, and of all tokens if their number is known."""
+    time = plan["time"]
     yield (
-        f"{format_quantity(time['flops'])}FLOP a step: {format_seconds(time['seconds'])} at an MFU of "
-        f"{time['mfu']:.0%} ({format_quantity(time['tokens_per_second'])} tokens/s); the exchange takes "
-        f"{told} of wire time, as far as it is not hidden behind products"
+        f"{format_quantity(time['flops'])}FLOP per step: {format_seconds(time['seconds'])} at an "
+        f"MFU of {time['mfu']:.0%} ({format_quantity(time['tokens_per_second'])} tokens/s); "
+        f"communication takes {_format_wire_time(time['wire_seconds'])} of wire time unless it "
+        "overlaps with computation"
     )
     if time["days"]:
         yield f"all tokens: {time['days']:.3g} days"
+
+
+def _fit_lines(plan: dict[str, Any]) -> Iterator[str]:
+    """Describes whether the run fits, the largest batch, and where the numbers are from."""
+    fit, usable = plan["fit"], plan["devices"]["usable"]
     word = "left" if fit["left"] >= 0 else "too much"
     yield (
-        f"needed: {format_bytes(fit['needed'])} of {format_bytes(devices['usable'])} usable, "
+        f"needed: {format_bytes(fit['needed'])} of {format_bytes(usable)} usable, "
         f"{format_bytes(abs(fit['left']))} {word}"
     )
-    speaker = compiled["compiler"] if fit["source"] == "compiled" else "the rules and the trace"
-    how = "a line through two programs" if fit["row_source"] == "compiled" else "the trace"
+    method = "two compiled programs" if fit["row_source"] == "compiled" else "the trace"
     yield (
-        f"largest batch: {fit['largest_rows_a_shard']} rows a data shard and micro-batch "
-        f"({format_bytes(fit['row'])} a row; by {how})"
+        f"largest batch: {fit['largest_rows_a_shard']} rows per data shard and micro-batch "
+        f"({format_bytes(fit['row'])} per row, from {method})"
     )
-    yield f"memory is that of {speaker}"
+    compiled = fit["source"] == "compiled"
+    source = plan["compiled"]["compiler"] if compiled else "the sharding rules and the trace"
+    yield f"memory according to {source}"
+
+
+def _format_wire_time(seconds: float | None) -> str:
+    return "unknown" if seconds is None else format_seconds(seconds)
 
 
 def _titled(title: str, *rows: Sequence[str]) -> Iterator[str]:
+    """Yields an empty line, the title and an indented table."""
     yield ""
     yield title
     yield from (f"  {line}" for line in format_table(rows))

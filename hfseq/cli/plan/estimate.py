@@ -1,4 +1,4 @@
-"""The plan itself: bytes, exchange, the largest batch and the time of a step."""
+"""Computes a plan: memory, communication, the largest batch and the time of a step."""
 
 from __future__ import annotations
 
@@ -34,33 +34,41 @@ from hfseq.training.state import Batch, Tree, join_frozen
 
 
 class ActivationBytes(NamedTuple):
-    """Bytes kept for the backward pass: in any case, and for each row of a micro-batch."""
+    """Bytes of activations that are stored for the backward pass.
+
+    Attributes:
+        fixed: Bytes that do not depend on the number of rows.
+        row: Bytes per row of a micro-batch.
+    """
 
     fixed: float
     row: float
 
     def total(self, rows: int) -> float:
-        """Return the bytes that ``rows`` rows keep."""
+        """Returns the bytes for a micro-batch of ``rows`` rows."""
         return self.fixed + self.row * rows
 
 
 def trace_activations(options: Options, remat: bool) -> ActivationBytes:
-    """Return what one device keeps that has whole rows and whole layers.
+    """Traces the activations that a single device stores for unsharded rows and layers.
 
-    Counted is what the backward pass takes from the forward pass, other than parameters and batch.
-    Layers are traced as one scanned layer: unrolled, the trace has copies that XLA merges. ``fsdp``
-    and ``data`` change nothing for a row; ``sequence`` divides it, ``tensor`` a part of it.
+    The result includes every value that the backward pass reads from the forward pass, except
+    parameters and batch. Layers are traced as one scanned layer because an unrolled trace has
+    copies that XLA merges. The bytes per row do not depend on the ``fsdp`` and ``data`` axes; the
+    ``sequence`` axis divides them, and the ``tensor`` axis divides a part of them.
+
+    Args:
+        options: The options of the plan.
+        remat: Whether layers are recomputed in the backward pass.
     """
-    alone = build(
-        options, abstract_mesh("data=1", 1), scan_layers=True, gradient_checkpointing=remat
-    )
+    run = build(options, abstract_mesh("data=1", 1), scan_layers=True, gradient_checkpointing=remat)
     with wrap_build_errors(options.config):
-        one, two = (activation_bytes(alone, rows) for rows in (1, 2))
-    return ActivationBytes(max(2 * one - two, 0), two - one)
+        one_row, two_rows = (activation_bytes(run, rows) for rows in (1, 2))
+    return ActivationBytes(max(2 * one_row - two_rows, 0), two_rows - one_row)
 
 
 def activation_bytes(run: Run, rows: int) -> int:
-    """Return the bytes kept for ``rows`` rows of a run on one device."""
+    """Returns the bytes of the activations of ``rows`` rows for a run on one device."""
     state = run.abstract_state()
     batch = {
         name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
@@ -72,163 +80,163 @@ def activation_bytes(run: Run, rows: int) -> int:
         keys: Any = batch_keys(root, inputs.pop("row"), root)
 
         def loss(params: Tree) -> jax.Array:
-            whole = join_frozen(params, frozen)
-            return run.objective.loss(run.model, whole, inputs, keys, True, extra=extra)[0]
+            all_params = join_frozen(params, frozen)
+            return run.objective.loss(run.model, all_params, inputs, keys, True, extra=extra)[0]
 
         return jax.vjp(loss, params)[1]
 
     frozen = run.abstract_frozen()
-    found = jax.make_jaxpr(backward)(state.params, frozen, state.extra, batch).jaxpr
-    given = set(found.invars)
-    kept = {var for var in found.outvars if not isinstance(var, Literal) and var not in given}
-    return sum(int(var.aval.size * getattr(var.aval.dtype, "itemsize", 4)) for var in kept)
+    jaxpr = jax.make_jaxpr(backward)(state.params, frozen, state.extra, batch).jaxpr
+    inputs = set(jaxpr.invars)
+    residuals = {var for var in jaxpr.outvars if not isinstance(var, Literal) and var not in inputs}
+    return sum(int(var.aval.size * getattr(var.aval.dtype, "itemsize", 4)) for var in residuals)
 
 
 def exchange_by_rules(run: Run) -> list[dict[str, Any]]:
-    """Return the exchange that the rules ask for, in the form of :func:`compiled.measure`.
+    """Returns the collectives of a step that the sharding rules require.
 
-    Gradients are summed over ``data`` once a micro-batch; kernels and tables that ``fsdp`` splits
-    are put together for the forward pass, once more for the backward pass of a rematerialised
-    layer, and their gradients summed where they lie; ``tensor`` sums hidden states behind each
-    product that is split by its input, in both passes. Bytes are those left on a device.
+    - ``data``: gradients are all-reduced once per micro-batch.
+    - ``fsdp``: sharded kernels and tables are all-gathered for the forward pass, and again for the
+      backward pass of a recomputed layer. Their gradients are reduce-scattered.
+    - ``tensor``: hidden states are all-reduced after each product whose input is sharded, in both
+      passes.
+
+    Returns:
+        Entries as in ``collectives`` of :func:`hfseq.cli.plan.step_compiler.compile_step`, the
+        largest first. Their bytes are those left on a device.
     """
-    mesh, itemsize = run.mesh.shape, _itemsize(run.arguments.model.param_dtype)
-    stored = {
+    mesh, micro_batches = run.mesh.shape, run.batch.micro_batches
+    shapes, trained = param_shapes(run.model), run.model.trainable_paths
+    itemsize = _itemsize(run.arguments.model.param_dtype)
+    quantized_itemsizes = {
         path: _itemsize(leaf.qvalue.dtype)
         for path, leaf in trees.flatten(run.abstract_frozen()).items()
         if is_quantized(leaf)
     }
-    shapes, trained = param_shapes(run.model), run.model.trainable_paths
-    places = run.layout.shardings(shapes)
-    passes = 2 if run.arguments.model.gradient_checkpointing else 1
-    config = run.model.config
-    width: float = getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0)
-    width *= _itemsize(run.model.precision.compute_dtype)
-    sums: dict[tuple[str, tuple[str, ...]], list[float]] = {}
+    num_gathers = 2 if run.arguments.model.gradient_checkpointing else 1
+    token_bytes = _token_bytes(run)
+    totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}
 
-    def add(kind: str, axes: tuple[str, ...], count: float, size: float) -> None:
+    def add(kind: str, axes: tuple[str, ...], count: float, num_bytes: float) -> None:
         if count and any(mesh[axis] > 1 for axis in axes):
-            entry = sums.setdefault((kind, axes), [0, 0])
-            entry[0] += count * run.batch.micro_batches
-            entry[1] += size * count * run.batch.micro_batches
+            total = totals.setdefault((kind, axes), [0, 0])
+            total[0] += count * micro_batches
+            total[1] += num_bytes * count * micro_batches
 
-    for path, place in places.items():
+    for path, sharding in run.layout.shardings(shapes).items():
         shape = run.layout.padded_shape(path, shapes[path])
-        local = math.prod(place.shard_shape(shape)) * stored.get(path, itemsize)
-        names = [(entry,) if isinstance(entry, str) else entry or () for entry in place.spec]
-        split = {name for name in itertools.chain.from_iterable(names) if mesh[name] > 1}
-        add("all-reduce", ("data",), int(path in trained), local)
-        if "fsdp" in split:
-            add("all-gather", ("fsdp",), passes, local * mesh["fsdp"])
-            add("reduce-scatter", ("fsdp",), int(path in trained), local)
+        num_elements = math.prod(sharding.shard_shape(shape))
+        shard_bytes = num_elements * quantized_itemsizes.get(path, itemsize)
+        num_gradients = int(path in trained)
+        axes = [(entry,) if isinstance(entry, str) else entry or () for entry in sharding.spec]
+        split_axes = {axis for axis in itertools.chain.from_iterable(axes) if mesh[axis] > 1}
+        add("all-reduce", ("data",), num_gradients, shard_bytes)
+        if "fsdp" in split_axes:
+            add("all-gather", ("fsdp",), num_gathers, shard_bytes * mesh["fsdp"])
+            add("reduce-scatter", ("fsdp",), num_gradients, shard_bytes)
         else:
-            add("all-reduce", ("fsdp",), int(path in trained), local)
-        if run.layout.tactic(path) in ("row", "embedding") and "tensor" in split:
-            layers = shape[0] if len(shape) > len(run.layout.layer_shape(path, shape)) else 1
-            hidden = rows_per_shard(run) * run.batch.length / mesh["sequence"]
-            both = 2 if run.layout.tactic(path) == "row" else 1
-            add("all-reduce", ("tensor",), both * layers, hidden * width)
+            add("all-reduce", ("fsdp",), num_gradients, shard_bytes)
+        tactic = run.layout.tactic(path)
+        if tactic in ("row", "embedding") and "tensor" in split_axes:
+            is_stacked = len(shape) > len(run.layout.layer_shape(path, shape))
+            layers = shape[0] if is_stacked else 1
+            passes = 2 if tactic == "row" else 1
+            tokens = rows_per_shard(run) * run.batch.length / mesh["sequence"]
+            add("all-reduce", ("tensor",), passes * layers, tokens * token_bytes)
     return [
-        {"kind": kind, "axes": list(axes), "count": round(count), "bytes": round(size)}
-        for (kind, axes), (count, size) in sorted(sums.items(), key=lambda item: -item[1][1])
+        {"kind": kind, "axes": list(axes), "count": round(count), "bytes": round(num_bytes)}
+        for (kind, axes), (count, num_bytes) in sorted(totals.items(), key=lambda item: -item[1][1])
     ]
 
 
-def wire_seconds(
-    one: dict[str, Any], mesh: Mapping[str, int], device: Accelerator, network: float | None = None
-) -> float | None:
-    """Return the least time that an exchange takes on the links, or None where no figure exists.
+def _token_bytes(run: Run) -> float:
+    """Returns the bytes of the hidden state of a token."""
+    config = run.model.config
+    width: float = getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0)
+    return width * _itemsize(run.model.precision.compute_dtype)
 
-    Rings: a device sends (n - 1)/n of what is gathered or exchanged, twice that of what is summed.
-    Devices are numbered along the mesh, ``sequence`` fastest; an axis that reaches over the devices
-    of a machine goes at the speed of the network.
+
+def wire_seconds(
+    collective: dict[str, Any],
+    mesh: Mapping[str, int],
+    device: Accelerator,
+    network: float | None = None,
+) -> float | None:
+    """Returns the minimum time that a collective takes on the links.
+
+    Assumes rings: of n devices, each sends (n - 1)/n of the gathered or exchanged bytes, and twice
+    that share of reduced bytes. Devices are numbered along the mesh, the ``sequence`` axis fastest.
+    A group that spans machines is limited by the network.
+
+    Args:
+        collective: Entry with ``kind``, ``axes`` and ``bytes`` (those left on a device).
+        mesh: Size of each mesh axis.
+        device: The accelerator.
+        network: Network bandwidth per device in bytes per second. Default: that of ``device``.
+
+    Returns:
+        Seconds, or `None` if the bandwidth is unknown.
     """
-    ways = math.prod(mesh[axis] for axis in one["axes"])
-    if ways == 1 or not one["bytes"]:
+    kind, axes, num_bytes = collective["kind"], collective["axes"], collective["bytes"]
+    group_size = math.prod(mesh[axis] for axis in axes)
+    if group_size == 1 or not num_bytes:
         return 0.0
-    # A sum leaves all of what it is of, a scattered one a part of it.
-    parts = {
-        "all-reduce": 2 * (ways - 1) / ways,
-        "reduce-scatter": ways - 1.0,
+    # Relative to the bytes left on a device: all of a sum, but only a part of a scattered sum.
+    sent_shares = {
+        "all-reduce": 2 * (group_size - 1) / group_size,
+        "reduce-scatter": group_size - 1.0,
         "collective-permute": 1.0,
     }
-    sent = one["bytes"] * parts.get(one["kind"], (ways - 1) / ways)
-    inner = math.prod(mesh[axis] for axis in AXES[AXES.index(one["axes"][0]) :])
-    leaves = bool(device.devices_per_machine) and inner > device.devices_per_machine
-    rate = (network or device.network_bandwidth) if leaves else device.link_bandwidth
-    return sent / rate if rate else None
+    sent = num_bytes * sent_shares.get(kind, (group_size - 1) / group_size)
+    span = math.prod(mesh[axis] for axis in AXES[AXES.index(axes[0]) :])
+    spans_machines = bool(device.devices_per_machine) and span > device.devices_per_machine
+    network_bandwidth = network or device.network_bandwidth
+    bandwidth = network_bandwidth if spans_machines else device.link_bandwidth
+    return sent / bandwidth if bandwidth else None
 
 
 def _itemsize(dtype: DTypeLike | None) -> float:
-    """Return the bytes of a number on an accelerator, where two of four bits share one."""
+    """Returns the bytes of a value on an accelerator, where two 4-bit values share a byte."""
     dtype = jnp.dtype(dtype or jnp.float32)
     return 0.5 if dtype in (jnp.uint4, jnp.int4) else dtype.itemsize
 
 
 def make_plan(options: Options) -> dict[str, Any]:
-    """Return the whole plan as plain values: bytes, FLOPs, seconds.
+    """Computes the plan of a training run.
+
+    Args:
+        options: The options of the plan.
+
+    Returns:
+        The plan as plain values in bytes, FLOPs and seconds, as ``hfseq plan --json`` prints it.
 
     Raises:
-        UsageError: what the training loop would refuse, and unknown devices or models.
+        UsageError: The devices or the model are unknown, or the training script would raise it.
     """
     target = aot.device_stub(options.accelerator.name)
     with aot.compiling_for(target):
         run = build(options, abstract_mesh(options.mesh, options.count))
-    model, arguments, rows = run.model, run.arguments, rows_per_shard(run)
-    remat = arguments.model.gradient_checkpointing
-    device = options.accelerator
-    share = options.memory_share or float(
-        os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or device.memory_fraction
-    )
-    memory = device.memory_bytes if options.memory_gb is None else options.memory_gb * 1e9
     plan: dict[str, Any] = {
-        "run": {
-            "model_type": model.config.model_type,
-            "objective": run.objective.name,
-            "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.abstract_params)),
-            "length": run.batch.length,
-            "target_length": run.objective.target_length(run.batch.length),
-            "rows": run.batch.rows,
-            "rows_a_shard": rows,
-            "micro_batches": run.batch.micro_batches,
-            "precision": model.precision.name,
-            "optimizer": arguments.training.optim,
-            "gradient_checkpointing": remat,
-            "scan_layers": arguments.model.scan_layers,
-        },
-        "devices": {
-            "name": device.name,
-            "count": options.count,
-            "mesh": dict(run.mesh.shape),
-            "memory": memory,
-            "share": share,
-            "usable": memory * share,
-        },
+        "run": _run_summary(run),
+        "devices": _device_summary(options, run),
         "bytes": _bytes(run),
     }
-    programs = step_compiler.Programs(problem="--no_compile")
-    if not options.no_compile:
-        # The run itself, with twice as many rows, and with the other choice of remat.
-        variants = ((rows, remat), (2 * rows, remat), (rows, not remat))
-        wanted = [{"rows": count, "remat": choice} for count, choice in variants]
-        programs = step_compiler.compile_in_subprocess(options, wanted)
-    kept: dict[bool, ActivationBytes] = {}
+    programs = _compile(options, run)
+    activations: dict[bool, ActivationBytes] = {}
     if not programs.problem:
-        chosen = programs.results[0]["attention"]
-    else:  # rules have to say what compilers do not
+        choices = programs.results[0]["attention"]
+    else:  # without compiled programs, memory and attention come from traces
         with aot.compiling_for(target):
-            kept = {choice: trace_activations(options, choice) for choice in (False, True)}
-            with record_attention_choices() as chosen, wrap_build_errors(options.config):
-                batch = abstract_batch(run, rows)
-                given = run.abstract_state(), run.abstract_frozen(), batch
-                jax.eval_shape(run.step_function(), *given)
-    plan["attention"] = chosen
-    names = dict.fromkeys(one["name"] for one in chosen)
-    plan["run"]["attention"] = ", ".join(names) or arguments.model.attn_implementation or "none"
+            activations = {remat: trace_activations(options, remat) for remat in (False, True)}
+            choices = _trace_attention(options, run)
+    plan["attention"] = choices
+    names = dict.fromkeys(choice["name"] for choice in choices)
+    attention = ", ".join(names) or run.arguments.model.attn_implementation or "none"
+    plan["run"]["attention"] = attention
     plan["activations"] = {
-        name: round(kept[choice].total(rows) / run.mesh.shape["sequence"])
-        for name, choice in (("kept", False), ("recomputed", True))
-        if kept
+        name: round(activations[remat].total(rows_per_shard(run)) / run.mesh.shape["sequence"])
+        for name, remat in (("kept", False), ("recomputed", True))
+        if activations
     }
     plan["compiled"] = {
         "compiler": programs.compiler,
@@ -237,93 +245,189 @@ def make_plan(options: Options) -> dict[str, Any]:
         "problem": programs.problem,
         "passed_over": programs.skip_reason,
     }
-    plan["fit"] = _fit(plan, kept, run)
+    plan["fit"] = _fit(plan, activations, run)
+    plan["exchange"] = _exchange(options, run, programs)
+    measured = programs.is_accelerator and plan["exchange"]["compiled"]
+    plan["time"] = _time(options, run, plan["exchange"]["compiled" if measured else "rules"])
+    return plan
+
+
+def _run_summary(run: Run) -> dict[str, Any]:
+    """Returns the description of the model and of a step."""
+    model, arguments = run.model, run.arguments
+    return {
+        "model_type": model.config.model_type,
+        "objective": run.objective.name,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.abstract_params)),
+        "length": run.batch.length,
+        "target_length": run.objective.target_length(run.batch.length),
+        "rows": run.batch.rows,
+        "rows_a_shard": rows_per_shard(run),
+        "micro_batches": run.batch.micro_batches,
+        "precision": model.precision.name,
+        "optimizer": arguments.training.optim,
+        "gradient_checkpointing": arguments.model.gradient_checkpointing,
+        "scan_layers": arguments.model.scan_layers,
+    }
+
+
+def _device_summary(options: Options, run: Run) -> dict[str, Any]:
+    """Returns the description of the devices and the memory that JAX may use of each."""
+    device = options.accelerator
+    share = options.memory_share or float(
+        os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or device.memory_fraction
+    )
+    memory = device.memory_bytes if options.memory_gb is None else options.memory_gb * 1e9
+    return {
+        "name": device.name,
+        "count": options.count,
+        "mesh": dict(run.mesh.shape),
+        "memory": memory,
+        "share": share,
+        "usable": memory * share,
+    }
+
+
+def _compile(options: Options, run: Run) -> step_compiler.Programs:
+    """Compiles the step, with twice as many rows, and with the other choice of recomputation."""
+    if options.no_compile:
+        return step_compiler.Programs(problem="--no_compile")
+    rows, remat = rows_per_shard(run), run.arguments.model.gradient_checkpointing
+    variants = ((rows, remat), (2 * rows, remat), (rows, not remat))
+    return step_compiler.compile_in_subprocess(
+        options, [{"rows": rows, "remat": remat} for rows, remat in variants]
+    )
+
+
+def _trace_attention(options: Options, run: Run) -> list[dict[str, Any]]:
+    """Returns the attention implementations that are chosen when the step is traced."""
+    with record_attention_choices() as choices, wrap_build_errors(options.config):
+        batch = abstract_batch(run, rows_per_shard(run))
+        jax.eval_shape(run.step_function(), run.abstract_state(), run.abstract_frozen(), batch)
+    return choices
+
+
+def _exchange(
+    options: Options, run: Run, programs: step_compiler.Programs
+) -> dict[str, list[dict[str, Any]]]:
+    """Returns the collectives by the sharding rules and of the compiled step, with wire times."""
+    remat = run.arguments.model.gradient_checkpointing
     compiled: list[Any] = next(
-        (x["collectives"] for x in programs.results if x["remat"] == remat), []
+        (result["collectives"] for result in programs.results if result["remat"] == remat), []
     )
     network = options.network_gbs and options.network_gbs * 1e9
-    plan["exchange"] = {
-        name: [
-            one | {"seconds": wire_seconds(one, run.mesh.shape, device, network)}
-            for one in exchange
+    return {
+        source: [
+            collective
+            | {"seconds": wire_seconds(collective, run.mesh.shape, options.accelerator, network)}
+            for collective in collectives
         ]
-        for name, exchange in (("rules", exchange_by_rules(run)), ("compiled", compiled))
+        for source, collectives in (("rules", exchange_by_rules(run)), ("compiled", compiled))
     }
-    exchange = plan["exchange"]["compiled" if programs.is_accelerator and compiled else "rules"]
-    wires = [one["seconds"] for one in exchange]
+
+
+def _time(options: Options, run: Run, exchange: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the FLOPs and times of a step.
+
+    Args:
+        options: The options of the plan.
+        run: The run.
+        exchange: The collectives of a step with their wire times.
+    """
     tokens = run.batch.rows * run.batch.length
-    flops = throughput.run_flops(model, run.objective, run.batch.rows, run.batch.length)
-    peak = device.peak_flops(_itemsize(model.precision.compute_dtype))
+    flops = throughput.run_flops(run.model, run.objective, run.batch.rows, run.batch.length)
+    peak = options.accelerator.peak_flops(_itemsize(run.model.precision.compute_dtype))
     peak = peak if options.peak_tflops is None else options.peak_tflops * 1e12
     seconds = flops / (options.mfu * peak * options.count)
-    plan["time"] = {
+    wire_times = [collective["seconds"] for collective in exchange]
+    return {
         "flops": flops,
         "peak": peak,
         "mfu": options.mfu,
         "seconds": seconds,
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
-        "wire_seconds": None if None in wires else sum(filter(None, wires)),
+        "wire_seconds": None if None in wire_times else sum(filter(None, wire_times)),
         "days": options.tokens and options.tokens / tokens * seconds / 86400,
     }
-    return plan
 
 
 def _bytes(run: Run) -> dict[str, Any]:
-    """Return bytes of each part, in all and on a device, and of what lies whole on every device."""
+    """Returns the bytes of each part of the memory, in total and per device.
+
+    The entry ``whole`` has the bytes of parameters and optimizer state that no axis shards.
+    """
     state = run.abstract_state()
-    others = state.to_dict()
+    collections = state.to_dict()
+    other_names = collections.keys() - {"params", "opt_state"}
     parts = {
         "parameters": {"trained": state.params, "frozen": run.abstract_frozen()},
         "optimizer": state.opt_state,
-        "other": {name: others[name] for name in others.keys() - {"params", "opt_state"}},
+        "other": {name: collections[name] for name in other_names},
         "gradients": state.params,
         "batch": abstract_batch(run, rows_per_shard(run)),
     }
     sizes = {name: {"all": 0.0, "device": 0.0} for name in (*parts, "whole")}
     for name, tree in parts.items():
         for leaf in jax.tree.leaves(tree):
-            shape = leaf.sharding.shard_shape(leaf.shape)
+            shard_shape = leaf.sharding.shard_shape(leaf.shape)
             sizes[name]["all"] += leaf.size * _itemsize(leaf.dtype)
-            sizes[name]["device"] += math.prod(shape) * _itemsize(leaf.dtype)
-            if name in ("parameters", "optimizer") and shape == leaf.shape:
+            sizes[name]["device"] += math.prod(shard_shape) * _itemsize(leaf.dtype)
+            if name in ("parameters", "optimizer") and shard_shape == leaf.shape:
                 sizes["whole"]["device"] += leaf.size * _itemsize(leaf.dtype)
     return jax.tree.map(round, sizes)
 
 
-def _fit(plan: dict[str, Any], kept: dict[bool, ActivationBytes], run: Run) -> dict[str, Any]:
-    """Return what the run needs and the largest batch, by two programs or else by the trace.
+def _fit(
+    plan: dict[str, Any], activations: dict[bool, ActivationBytes], run: Run
+) -> dict[str, Any]:
+    """Returns the memory that the run needs per device, and the largest batch.
 
-    Where layers are recomputed, one at a time has all of its own activations.
+    Two compiled programs with different numbers of rows give the memory and its slope per row. What
+    they do not give comes from the trace.
+
+    Args:
+        plan: The plan so far.
+        activations: The traced activations without and with recomputation, or empty.
+        run: The run.
     """
     usable, rows = plan["devices"]["usable"], rows_per_shard(run)
     remat = run.arguments.model.gradient_checkpointing
-    sizes = {
-        p["rows"]: p["arguments"] + p["temporary"]
-        for p in plan["compiled"]["programs"]
-        if p["remat"] == remat
+    compiled_bytes = {
+        program["rows"]: program["arguments"] + program["temporary"]
+        for program in plan["compiled"]["programs"]
+        if program["remat"] == remat
     }
-    slope = 1.0
-    if kept:
-        parts = plan["bytes"]
-        fixed = sum(parts[name]["device"] for name in ("parameters", "optimizer", "gradients"))
-        layers = getattr(run.model.config, "num_hidden_layers", 0) or 1
-        row = kept[remat].row + (kept[False].row / layers if remat else 0)
-        slope = row / run.mesh.shape["sequence"] + parts["batch"]["device"] / rows
-        needed = fixed + kept[remat].fixed + slope * rows
-    if rows in sizes:
-        needed = sizes[rows]
-    if 2 * rows in sizes:
-        slope = (sizes[2 * rows] - sizes[rows]) / rows
-    slope = max(slope, 1.0)
-    smallest = needed - slope * (rows - 1)
-    largest = max(int(rows + (usable - needed) // slope), 0)
+    row_bytes = 1.0
+    if activations:
+        needed, row_bytes = _traced_memory(plan, activations, run)
+    if rows in compiled_bytes:
+        needed = compiled_bytes[rows]
+    if 2 * rows in compiled_bytes:
+        row_bytes = (compiled_bytes[2 * rows] - compiled_bytes[rows]) / rows
+    row_bytes = max(row_bytes, 1.0)
+    one_row = needed - row_bytes * (rows - 1)
+    largest = max(int(rows + (usable - needed) // row_bytes), 0)
     return {
-        "source": "compiled" if rows in sizes else "traced",
-        "row_source": "compiled" if 2 * rows in sizes else "traced",
+        "source": "compiled" if rows in compiled_bytes else "traced",
+        "row_source": "compiled" if 2 * rows in compiled_bytes else "traced",
         "needed": round(needed),
-        "row": round(slope),
+        "row": round(row_bytes),
         "left": round(usable - needed),
-        "one_row": round(smallest),
-        "largest_rows_a_shard": largest if smallest <= usable else 0,
+        "one_row": round(one_row),
+        "largest_rows_a_shard": largest if one_row <= usable else 0,
     }
+
+
+def _traced_memory(
+    plan: dict[str, Any], activations: dict[bool, ActivationBytes], run: Run
+) -> tuple[float, float]:
+    """Returns the needed bytes per device, and the bytes per row, according to the trace."""
+    parts, rows = plan["bytes"], rows_per_shard(run)
+    remat = run.arguments.model.gradient_checkpointing
+    fixed = sum(parts[name]["device"] for name in ("parameters", "optimizer", "gradients"))
+    layers = getattr(run.model.config, "num_hidden_layers", 0) or 1
+    # While a layer is recomputed, all of its activations are in memory.
+    row = activations[remat].row + (activations[False].row / layers if remat else 0)
+    row_bytes = row / run.mesh.shape["sequence"] + parts["batch"]["device"] / rows
+    return fixed + activations[remat].fixed + row_bytes * rows, row_bytes

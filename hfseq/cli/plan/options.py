@@ -1,4 +1,4 @@
-"""The flags of ``hfseq plan``; those of training have the names that they have there."""
+"""The flags of ``hfseq plan``. Flags of the training scripts keep their names here."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ from hfseq.training import aot
 OBJECTIVES = ("mlm", "clm", "span_mlm", "denoising", "translation", "rtd", "sop")
 
 Positive = Annotated[float, AllowedValues("a positive number", above=0)]
-Fraction = Annotated[float, AllowedValues("a share, above 0 and at most 1", above=0, maximum=1)]
+Fraction = Annotated[float, AllowedValues("a fraction above 0 and at most 1", above=0, maximum=1)]
 
 
 def option_field(group: str, metavar: str | None, text: str, default: Any = None) -> Any:
-    """Return a dataclass field that is a flag of ``hfseq plan``; without metavar, a switch."""
+    """Returns a dataclass field that becomes a flag of ``hfseq plan``.
+
+    Args:
+        group: The argument group in the help.
+        metavar: Placeholder of the value in the help, or `None` for a switch.
+        text: The help text.
+        default: The default value, `list` for an empty list, or `MISSING` for a required flag.
+    """
     metadata = {"group": group, "metavar": metavar, "help": text}
     if default is list:
         return dataclasses.field(default_factory=list, metadata=metadata)
@@ -27,57 +34,97 @@ def option_field(group: str, metavar: str | None, text: str, default: Any = None
 
 @dataclass
 class Options(CheckedArguments):
-    """The flags of the command as plain values, so that another process can have them."""
+    """The flags of ``hfseq plan`` as plain values, which can be sent to another process.
+
+    Flags that the training scripts have too keep the names that they have there.
+
+    Attributes:
+        accelerator: The accelerator named by ``devices``.
+        count: The number of devices given by ``devices``.
+        plugin: Plugin files to load.
+    """
 
     config: str = option_field(
-        "model", "MODEL", "a directory, a JSON file, a Hub name or a model type, e.g. gpt2", MISSING
+        "model", "MODEL", "Directory, JSON file, Hub name or model type such as gpt2.", MISSING
     )
     devices: str = option_field(
-        "devices", "NAME:N", "accelerator and how many: h200:64, v5e:4", MISSING
+        "devices", "NAME:N", "Accelerator and number of devices, e.g. h200:64 or v5e:4.", MISSING
     )
-    preset: str | None = option_field("model", "NAME", "a size that the architecture names")
-    config_overrides: str | None = option_field("model", "A=1,B=2", "changes to the configuration")
-    mesh: str | None = option_field("devices", "MESH", "e.g. data=8,fsdp=8; default: all on data")
+    preset: str | None = option_field(
+        "model", "NAME", "Named size of the architecture; only with a model type."
+    )
+    config_overrides: str | None = option_field(
+        "model", "A=1,B=2", "Comma-separated changes to the configuration."
+    )
+    mesh: str | None = option_field(
+        "devices", "MESH", "Mesh, e.g. data=8,fsdp=8. Default: all devices on the data axis."
+    )
     memory_gb: Positive | None = option_field(
-        "devices", "X", "memory of a device; default: its data sheet"
+        "devices", "X", "Memory per device in GB. Default: from the data sheet."
     )
     memory_share: Fraction | None = option_field(
-        "devices", "X", "what jax may use of it; default: 0.75 on GPUs, its own"
+        "devices",
+        "X",
+        "Fraction of the memory that JAX may use. Default: JAX's own, which is 0.75 on GPUs.",
     )
     peak_tflops: Positive | None = option_field(
-        "devices", "X", "peak of a device, 10^12 FLOP/s; default: its data sheet"
+        "devices", "X", "Peak performance per device in TFLOP/s. Default: from the data sheet."
     )
     network_gbs: Positive | None = option_field(
-        "devices", "X", "GB/s that a device has between machines; default: a DGX's"
+        "devices", "X", "Network bandwidth per device in GB/s. Default: that of a DGX."
     )
-    objective: str | None = option_field("run", "NAME", "default: that of the model's script")
+    objective: str | None = option_field(
+        "run", "NAME", "Training objective. Default: that of the model's training script."
+    )
     length: PositiveInt | None = option_field(
-        "run", "N", "tokens a row; default: as the script chooses"
+        "run", "N", "Tokens per row. Default: the training script's default."
     )
-    target_length: PositiveInt | None = option_field("run", "N", "tokens of a target (translation)")
-    per_device_train_batch_size: PositiveInt = option_field("run", "N", "rows a data shard (8)", 8)
-    global_batch_size: PositiveInt | None = option_field("run", "N", "rows a step, instead")
-    gradient_accumulation_steps: PositiveInt = option_field("run", "N", "(1)", 1)
-    optim: str = option_field("run", "NAME", "optimizer (adamw)", "adamw")
-    precision: str = option_field("run", "NAME", "(bfloat16)", "bfloat16")
-    param_dtype: str = option_field("run", "TYPE", "(float32)", "float32")
-    attn_implementation: str | None = option_field("run", "NAME", "auto (default), a kernel, yours")
+    target_length: PositiveInt | None = option_field(
+        "run", "N", "Tokens per target, for translation. Default: --length."
+    )
+    per_device_train_batch_size: PositiveInt = option_field(
+        "run", "N", "Micro-batch size per data-parallel shard. Default: 8.", 8
+    )
+    global_batch_size: PositiveInt | None = option_field(
+        "run", "N", "Rows per step; replaces --per_device_train_batch_size."
+    )
+    gradient_accumulation_steps: PositiveInt = option_field(
+        "run", "N", "Micro-batches per step. Default: 1.", 1
+    )
+    optim: str = option_field("run", "NAME", "Optimizer. Default: adamw.", "adamw")
+    precision: str = option_field(
+        "run", "NAME", "Precision of the computation. Default: bfloat16.", "bfloat16"
+    )
+    param_dtype: str = option_field(
+        "run", "TYPE", "Data type of the parameters. Default: float32.", "float32"
+    )
+    attn_implementation: str | None = option_field(
+        "run", "NAME", "auto, a kernel, or an implementation of a plugin. Default: auto."
+    )
     gradient_checkpointing: bool = option_field(
-        "run", None, "recompute layers in the backward pass", False
+        "run", None, "Recompute layers in the backward pass.", False
     )
-    scan_layers: bool = option_field("run", None, "scan the layers; compiles much faster", False)
+    scan_layers: bool = option_field(
+        "run", None, "Scan over the layers, which shortens compilation.", False
+    )
     sequence_parallel: bool = option_field(
-        "run", None, "split hidden states over tensor, too", False
+        "run", None, "Shard hidden states over the tensor axis too.", False
     )
     training: list[str] = option_field(
-        "run", "FLAG", "after --: other flags of the training script", list
+        "run", "FLAG", "Other flags of the training script, after --.", list
     )
-    mfu: Fraction = option_field("answer", "X", "the MFU to expect (0.4)", 0.4)
+    mfu: Fraction = option_field(
+        "answer", "X", "Expected model FLOPs utilization (MFU). Default: 0.4.", 0.4
+    )
     tokens: Positive | None = option_field(
-        "answer", "X", "tokens to train on, e.g. 3e11: how many days"
+        "answer", "X", "Number of training tokens, e.g. 3e11, to estimate the days of training."
     )
-    no_compile: bool = option_field("answer", None, "rules and a trace only, in seconds", False)
-    compile_timeout: Positive = option_field("answer", "X", "seconds for compiling (1800)", 1800.0)
+    no_compile: bool = option_field(
+        "answer", None, "Do not compile: only sharding rules and a trace, within seconds.", False
+    )
+    compile_timeout: Positive = option_field(
+        "answer", "X", "Time limit for compilation in seconds. Default: 1800.", 1800.0
+    )
     plugin: list[str] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -85,17 +132,24 @@ class Options(CheckedArguments):
         self.accelerator, self.count = aot.parse(self.devices)
 
     def problems(self) -> Iterator[str]:
-        """Add an objective that cannot be planned."""
+        """Yields a message if the objective cannot be planned."""
         if self.objective and self.objective not in OBJECTIVES:
             yield (
                 f"--objective {self.objective} cannot be planned"
-                f"{did_you_mean(self.objective, OBJECTIVES)} (there are {', '.join(OBJECTIVES)}; "
-                "the layers of other objectives are those of one of them, the heads are smaller: "
-                "plan clm for sft, translation for summarization, mlm for what reads a text)"
+                f"{did_you_mean(self.objective, OBJECTIVES)} (supported: {', '.join(OBJECTIVES)}). "
+                "Other objectives have the layers of one of these and smaller heads: "
+                "plan clm for sft, translation for summarization, mlm for text classification"
             )
 
     def script_flags(self, objective: str) -> list[str]:
-        """Return the training script's flags: what was given, then what follows ``--``."""
+        """Returns the flags of the training script: those of the plan, then those after ``--``.
+
+        Args:
+            objective: The training objective, which determines the names of the length flags.
+
+        Raises:
+            UsageError: ``--target_length`` was given for another objective than translation.
+        """
         values: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
@@ -115,10 +169,10 @@ class Options(CheckedArguments):
             values["max_seq_length"] = self.length
             if self.target_length is not None:
                 raise UsageError(
-                    f"--target_length {self.target_length} is for translation; '{objective}' "
-                    "derives it from --length"
+                    f"--target_length {self.target_length} is only for translation. The objective "
+                    f"'{objective}' derives it from --length: remove this flag"
                 )
         switches = ("gradient_checkpointing", "scan_layers", "sequence_parallel")
-        given = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        given += [f"--{name}" for name in switches if getattr(self, name)]
-        return ["--output_dir=plan", "--do_train", *given, *self.training]
+        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
+        flags += [f"--{name}" for name in switches if getattr(self, name)]
+        return ["--output_dir=plan", "--do_train", *flags, *self.training]

@@ -1,4 +1,4 @@
-"""The run that is planned: the training's own, on devices that are only described."""
+"""Builds the training run of a plan on devices that need not be present."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType
 
 from hfseq import plugins
 from hfseq.checkpoints.config import (
@@ -26,10 +26,9 @@ from hfseq.cli.plan.options import Options
 from hfseq.data.batches import RowRandom
 from hfseq.errors import UsageError, did_you_mean
 from hfseq.nn import attention, dispatch, sharding
+from hfseq.nn.dispatch import AttentionCall, BuiltInImplementation
 from hfseq.nn.layers import dropout_with_bits
-from hfseq.nn.random import LazyBits
 from hfseq.nn.scores import attention_weights, mix_values
-from hfseq.nn.visible import Visibility
 from hfseq.training.arguments import parse
 from hfseq.training.checkpointer import Progress
 from hfseq.training.setup import Run, build_run
@@ -37,21 +36,27 @@ from hfseq.training.setup import Run, build_run
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-#: The script's objective for the heads of an architecture, the first that it has.
+#: The default objective by head of the architecture, in order of preference.
 HEAD_OBJECTIVES = {"ForSeq2SeqLM": "span_mlm", "ForMaskedLM": "mlm", "ForCausalLM": "clm"}
 
 
 def abstract_mesh(layout: str | None, devices: int) -> AbstractMesh:
-    """Return the mesh of a layout on devices that need not be there."""
+    """Returns the mesh of a layout on devices that need not be present."""
     sizes = tuple(sharding.mesh_sizes(layout, devices).values())
     return AbstractMesh(sizes, sharding.AXES, axis_types=(AxisType.Auto,) * len(sharding.AXES))
 
 
 def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **changes: bool) -> Run:
-    """Build the run on ``devices``; ``changes`` are other values of the model's flags.
+    """Builds the training run of a plan.
+
+    Args:
+        options: The options of the plan.
+        devices: The devices, or an abstract mesh.
+        **changes: Values that replace those of the model's flags.
 
     Raises:
-        UsageError: what the run would refuse, too: mesh, heads, lengths, rows.
+        UsageError: The training script would raise it too, for example because the mesh does not
+            divide the attention heads, a length or the rows.
     """
     config = load_config(options)
     name = choose_objective(options, config)
@@ -59,7 +64,9 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
     for flag, value in changes.items():
         setattr(arguments.model, flag, value)
     if arguments.training.update_length:
-        raise UsageError("--update_length cannot be planned: plan a window as a row of its length")
+        raise UsageError(
+            "--update_length cannot be planned: set --length to the length of a window instead"
+        )
     tokenizer = make_tokenizer(config, sentinels=name == "span_mlm")
     plugins.load().objectives.get(name).configure(config, tokenizer, False)
     arguments.training.mesh = options.mesh
@@ -79,70 +86,64 @@ def build(options: Options, devices: AbstractMesh | Sequence[jax.Device], **chan
 
 
 def with_host_attention(run: Run) -> Run:
-    """Return the run with attention that CPUs can be compiled for, to be traced for an accelerator.
+    """Returns the run with attention that can be compiled for CPUs.
 
-    Where a kernel of the accelerator's serves, it is one that keeps as little (:func:`in_blocks`).
+    The implementation is chosen as for the accelerator. `blockwise_attention`, which stores
+    equally little for the backward pass, replaces fused kernels.
     """
-    named = run.model._options.attention
+    requested = run.model._options.attention
 
-    def attend(
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        visible: Visibility,
-        *,
-        bias: jax.Array | None,
-        scale: float,
-        rate: float,
-        drawn: LazyBits | None,
-        mesh: Mesh | None,
-    ) -> jax.Array:
-        facts = attention.attention_spec(query, key, visible, bias, rate)
-        serves = attention.select_implementation(facts, named)
-        product = blockwise_attention if serves.name in FUSED_KERNELS else serves.attend
-        return product(
-            query, key, value, visible, bias=bias, scale=scale, rate=rate, drawn=drawn, mesh=mesh
+    def attend(call: AttentionCall) -> jax.Array:
+        spec = attention.attention_spec(
+            call.query, call.key, call.visible, call.bias, call.dropout_rate
         )
+        implementation = attention.select_implementation(spec, requested)
+        if implementation.name in FUSED_KERNELS:
+            return blockwise_attention(call)
+        return implementation.run(call)
 
-    stand_in = attention.Implementation("XLA for CPUs", attend)
+    stand_in = BuiltInImplementation("XLA for CPUs", attend)
     run.model._options = dataclasses.replace(run.model._options, attention=stand_in)
     return run
 
 
 @contextlib.contextmanager
 def record_attention_choices() -> Iterator[list[dict[str, Any]]]:
-    """Collect what is chosen for attention while models are traced: each kind of call once.
+    """Records the attention implementations that are chosen while the body traces models.
 
-    An entry says ``of`` what shapes, the ``name``, and why others do not serve (``refused``).
+    Yields:
+        A list with an entry for each kind of call: ``of`` describes the shapes, ``name`` is the
+        implementation, and ``refused`` maps the unsuitable implementations to the reasons.
     """
-    found: list[dict[str, Any]] = []
+    choices: list[dict[str, Any]] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             arguments: Any = record.args
-            facts, _, taken = arguments
-            found.append({"of": str(facts), "name": taken.name, "refused": dict(taken.reasons)})
+            call, _, selected = arguments
+            reasons = dict(selected.reasons)
+            choices.append({"of": str(call), "name": selected.name, "refused": reasons})
 
-    listener, level, shown = Listener(), dispatch.logger.level, dispatch.logger.propagate
-    dispatch.log_selection.cache_clear()  # what was said before is said again
+    listener, level, propagate = Listener(), dispatch.logger.level, dispatch.logger.propagate
+    dispatch.log_selection.cache_clear()  # so that choices that were logged before are logged again
     dispatch.logger.addHandler(listener)
     dispatch.logger.setLevel(logging.INFO)
     dispatch.logger.propagate = False
     try:
-        yield found
+        yield choices
     finally:
         dispatch.logger.removeHandler(listener)
         dispatch.logger.setLevel(level)
-        dispatch.logger.propagate = shown
+        dispatch.logger.propagate = propagate
 
 
 def rows_per_shard(run: Run) -> int:
-    """Return the rows that a data shard has in a micro-batch."""
+    """Returns the rows per data shard and micro-batch."""
     return run.batch.rows // (sharding.data_shards(run.mesh) * run.batch.micro_batches)
 
 
 def abstract_batch(run: Run, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return shapes and shardings of a placed batch with so many full rows a data shard."""
+    """Returns shapes and shardings of a placed batch with ``rows`` full rows per data shard."""
     full = run.objective.full_rows(rows, run.batch.length)
     batch = run.objective.collate(full, RowRandom(0, 0, np.arange(rows)), 1)
     return abstract_placed_batch(run, batch | {"row": np.arange(rows, dtype=np.int32)})
@@ -151,9 +152,11 @@ def abstract_batch(run: Run, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
 def abstract_placed_batch(
     run: Run, batch: Mapping[str, np.ndarray]
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return shapes and shardings of a batch, of which every data shard has one like ``batch``.
+    """Returns shapes and shardings of a placed batch.
 
-    What an objective returns has rows or groups first, and both grow with the groups.
+    Args:
+        run: The run, which determines the mesh and the number of micro-batches.
+        batch: The arrays of one data shard and micro-batch. Their first axis is rows or groups.
     """
     micro, shards = run.batch.micro_batches, sharding.data_shards(run.mesh)
     width = batch["input_ids"].shape if "input_ids" in batch else None
@@ -161,28 +164,29 @@ def abstract_placed_batch(
     for name, array in batch.items():
         shape = (micro, shards * array.shape[0], *array.shape[1:])
         split = array.shape == width and not width[1] % run.mesh.shape["sequence"]
-        where = sharding.batch_sharding(run.mesh, len(shape), split_length=split)
-        placed[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=where)
+        placement = sharding.batch_sharding(run.mesh, len(shape), split_length=split)
+        placed[name] = jax.ShapeDtypeStruct(shape, array.dtype, sharding=placement)
     return placed
 
 
 def load_config(options: Options) -> PreTrainedConfig:
-    """Return the configuration of a directory, a JSON file, a Hub name or a model type.
+    """Loads the configuration that ``--config`` names.
 
     Raises:
-        UsageError: it is none of them. CheckpointError: it cannot be read.
+        UsageError: ``--config`` is not a directory, a JSON file, a Hub name or a model type.
+        CheckpointError: The configuration cannot be read.
     """
     plugins.register_auto_classes()
-    name, known = options.config, plugins.load(extra=options.plugin).architectures
-    kind = known.get(name).load_config() if name in known else None
-    sizes = preset_values(kind, options.preset, name)
-    if kind is not None:
-        config = kind(**sizes)
+    name, architectures = options.config, plugins.load(extra=options.plugin).architectures
+    config_class = architectures.get(name).load_config() if name in architectures else None
+    sizes = preset_values(config_class, options.preset, name)
+    if config_class is not None:
+        config = config_class(**sizes)
     elif not Path(name).exists() and "/" not in name:
-        types = ", ".join(sorted(known))
+        types = ", ".join(sorted(architectures))
         raise UsageError(
             f"--config {name} is neither a directory, a JSON file nor a model type"
-            f"{did_you_mean(name, known)} (model types: {types}; a name on the Hub has a '/')"
+            f"{did_you_mean(name, architectures)} (model types: {types}; Hub names contain a '/')"
         )
     else:
         config = auto_config(name)
@@ -192,33 +196,39 @@ def load_config(options: Options) -> PreTrainedConfig:
 
 
 def choose_objective(options: Options, config: PreTrainedConfig) -> str:
-    """Return the objective: what was asked for, or that of the architecture's own script."""
+    """Returns ``--objective``, or the default objective of the architecture."""
     if options.objective:
         return options.objective
     spec = plugins.load().architectures.get(config.model_type)
-    for kind in plugins.load().objectives:
-        default = plugins.load().objectives.get(kind).default_model_type
+    for objective in plugins.load().objectives:
+        default = plugins.load().objectives.get(objective).default_model_type
         if default == config.model_type:
-            return kind
-    found = [objective for head, objective in HEAD_OBJECTIVES.items() if head in spec.heads]
-    if not found:
-        raise UsageError(f"'{config.model_type}' has no head that is planned: give --objective")
-    return found[0]
+            return objective
+    objectives = [objective for head, objective in HEAD_OBJECTIVES.items() if head in spec.heads]
+    if not objectives:
+        raise UsageError(
+            f"'{config.model_type}' has no head with a default objective "
+            f"({', '.join(HEAD_OBJECTIVES)}): set --objective"
+        )
+    return objectives[0]
 
 
 # -- placeholders
 
 MAX_SENTINELS = 100
-MAX_VOCAB_SIZE = 2**20  # beyond that a vocabulary of placeholders fills the memory
-QUERY_BLOCK = 128  # queries that in_blocks looks at together
-#: What keeps no square of scores for the backward pass.
+MAX_VOCAB_SIZE = 2**20  # larger placeholder vocabularies need too much memory
+QUERY_BLOCK = 128  # queries per block of blockwise_attention
+#: Implementations that store no matrix of scores for the backward pass.
 FUSED_KERNELS = ("cudnn", "cudnn_packed", "cudnn_bias", "flash", "splash")
 
 
 def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedTokenizerBase:
-    """Return a tokenizer of the configuration's vocabulary, whose entries mean nothing.
+    """Returns a tokenizer with a placeholder vocabulary of the configuration's size.
 
-    With ``sentinels`` its last entries are T5's, a hundred or a quarter of the vocabulary.
+    Args:
+        config: The configuration of the model.
+        sentinels: Whether the last entries are T5's sentinels: at most `MAX_SENTINELS`, and at
+            most a quarter of the vocabulary.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -236,47 +246,44 @@ def make_tokenizer(config: PreTrainedConfig, sentinels: bool) -> PreTrainedToken
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **special)
 
 
-def blockwise_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visible: Visibility,
-    *,
-    bias: jax.Array | None,
-    scale: float,
-    rate: float,
-    drawn: LazyBits | None,
-    mesh: Mesh | None,
-) -> jax.Array:
-    """Attention that keeps what a flash kernel keeps, in programs for a CPU: no square of scores.
+def blockwise_attention(call: AttentionCall) -> jax.Array:
+    """Attention for CPU programs that stores as little as a flash kernel: no matrix of scores.
 
-    A block of queries at a time, computed again in the backward pass. Slow, and never run: of
-    dropout and of who sees whom it has the work, not the numbers.
+    Processes a block of queries at a time and recomputes it in the backward pass. The function is
+    compiled but never run: its dropout and masks cost the same, but their values are wrong.
     """
-    queries, keys = query.shape[1], key.shape[1]
+    query, key, visible, bias = call.query, call.key, call.visible, call.bias
+    queries, keys = call.queries, call.keys
     block = QUERY_BLOCK if queries % QUERY_BLOCK == 0 else queries
 
     @jax.checkpoint
-    def one(start: jax.Array) -> jax.Array:
-        part = jax.lax.dynamic_slice_in_dim(query, start, block, axis=1)
-        added = bias
+    def attend_block(start: jax.Array) -> jax.Array:
+        block_query = jax.lax.dynamic_slice_in_dim(query, start, block, axis=1)
+        block_bias = bias
         if bias is not None and bias.shape[2] > 1:
-            added = jax.lax.dynamic_slice_in_dim(bias, start, block, axis=2)
-        seen = visible
+            block_bias = jax.lax.dynamic_slice_in_dim(bias, start, block, axis=2)
+        block_visible = visible
         if visible.query_segments is not None:
             segments = jax.lax.dynamic_slice_in_dim(visible.query_segments, start, block, axis=1)
-            other = visible.query_segments if visible.key_segments is None else visible.key_segments
-            seen = dataclasses.replace(visible, query_segments=segments, key_segments=other)
+            key_segments = (
+                visible.query_segments if visible.key_segments is None else visible.key_segments
+            )
+            block_visible = dataclasses.replace(
+                visible, query_segments=segments, key_segments=key_segments
+            )
         if visible.dense is not None and visible.dense.shape[-2] > 1:
             dense = jax.lax.dynamic_slice_in_dim(visible.dense, start, block, axis=-2)
-            seen = dataclasses.replace(seen, dense=dense)
-        weights = attention_weights(part, key, seen, bias=added, scale=scale)
-        if drawn is not None:
-            shape = (*drawn.shape[:2], block, keys)
-            weights = dropout_with_bits(weights, rate, drawn._replace(shape=shape).all())
-        return mix_values(weights, value)
+            block_visible = dataclasses.replace(block_visible, dense=dense)
+        weights = attention_weights(
+            block_query, key, block_visible, bias=block_bias, scale=call.scale
+        )
+        if call.dropout_bits is not None:
+            shape = (*call.dropout_bits.shape[:2], block, keys)
+            bits = call.dropout_bits._replace(shape=shape).all()
+            weights = dropout_with_bits(weights, call.dropout_rate, bits)
+        return mix_values(weights, call.value)
 
     if block == queries:
-        return one(jnp.int32(0))
-    found = jax.lax.map(one, jnp.arange(0, queries, block))
-    return jnp.moveaxis(found, 0, 1).reshape(query.shape[0], queries, *found.shape[3:])
+        return attend_block(jnp.int32(0))
+    blocks = jax.lax.map(attend_block, jnp.arange(0, queries, block))
+    return jnp.moveaxis(blocks, 0, 1).reshape(query.shape[0], queries, *blocks.shape[3:])

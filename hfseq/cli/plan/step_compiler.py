@@ -1,8 +1,8 @@
-"""The real step, compiled for the devices of the plan, in a process of its own.
+"""Compiles the training step for the devices of a plan, in a separate process.
 
-The accelerator's own compiler does it where it is installed, and else XLA for as many CPU devices.
-Nothing is allocated or run: the program is divided over the devices of the mesh as it would be, and
-the compiler says what memory it needs and what the devices exchange.
+The compiler of the accelerator is used if it is installed, and XLA for the same number of CPU
+devices otherwise. No array is allocated and nothing runs: the program is partitioned over the
+mesh, and the compiler reports its memory and its collectives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import jax
 
 _FORCED = re.compile(r"--xla_force_host_platform_device_count=\d+")
-# How libtpu says that a program does not fit; the sum has arguments and results in it, too.
+# libtpu's error for a program that does not fit. Its total includes arguments and results.
 _FULL = re.compile(
     r"(?:Used |memory required for HLO temporaries \()([\d.]+)([KMGT]?)(?: of [\d.]+[KMGT]? hbm|\))"
 )
@@ -36,10 +36,13 @@ HOST_COMPILER = "XLA for CPUs"
 
 @dataclasses.dataclass
 class Programs:
-    """What compilers said: a program for each variant that was done in time, by ``compiler``.
+    """Results of compiling the variants of a step.
 
-    ``problem`` is a sentence on what is missing, if anything is, and ``passed_over`` why the
-    accelerator's own compiler did not speak.
+    Attributes:
+        results: The result of :func:`compile_step` for each variant that was compiled in time.
+        compiler: Name and version of the compiler.
+        problem: Why results are missing, or an empty string.
+        skip_reason: Why the compiler of the accelerator was not used, or an empty string.
     """
 
     results: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -49,15 +52,15 @@ class Programs:
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether the compiler is that of the accelerator."""
+        """Whether the compiler of the accelerator was used."""
         return self.compiler not in ("", HOST_COMPILER)
 
 
 def compiler_for(accelerator: str) -> str:
-    """Return name and version of the installed compiler for an accelerator.
+    """Returns name and version of the installed compiler for an accelerator.
 
     Raises:
-        described.NoCompiler: there is none, or it does not know the accelerator.
+        NoCompiler: No compiler is installed, or it does not support the accelerator.
     """
     if reason := aot.unavailable_reason(accelerator):
         raise aot.NoCompiler(reason)
@@ -66,38 +69,43 @@ def compiler_for(accelerator: str) -> str:
 
 
 def compile_in_subprocess(options: Options, variants: Sequence[dict[str, Any]]) -> Programs:
-    """Compile each variant (``rows`` a data shard, ``remat``) in another process.
+    """Compiles variants of the step in another process.
 
-    Where the accelerator's compiler is not there or fails, XLA for CPUs is asked; there is one
-    ``--compile_timeout`` for both.
+    XLA for CPUs is used if the compiler of the accelerator is missing or fails.
+    ``--compile_timeout`` limits the time of both attempts together.
+
+    Args:
+        options: The options of the plan.
+        variants: Each has ``rows``, the rows per data shard and micro-batch, and ``remat``,
+            whether layers are recomputed in the backward pass.
     """
-    end = time.monotonic() + options.compile_timeout
-    passed_over = ""
+    deadline = time.monotonic() + options.compile_timeout
+    skip_reason = ""
     try:
         compiler = compiler_for(options.accelerator.name)
-        programs = _measure_apart(options, variants, compiler, end)
-        if programs.results or time.monotonic() >= end:
+        programs = _measure_apart(options, variants, compiler, deadline)
+        if programs.results or time.monotonic() >= deadline:
             return programs
-        passed_over = programs.problem
+        skip_reason = programs.problem
     except aot.NoCompiler as error:
-        passed_over = str(error)
-    programs = _measure_apart(options, variants, HOST_COMPILER, end)
-    return dataclasses.replace(programs, skip_reason=passed_over)
+        skip_reason = str(error)
+    programs = _measure_apart(options, variants, HOST_COMPILER, deadline)
+    return dataclasses.replace(programs, skip_reason=skip_reason)
 
 
 def _measure_apart(
-    options: Options, variants: Sequence[dict[str, Any]], compiler: str, end: float
+    options: Options, variants: Sequence[dict[str, Any]], compiler: str, deadline: float
 ) -> Programs:
     environment = aot.environment()
-    # A program that comes from a cache has no memory analysis.
+    # Programs that are read from the compilation cache have no memory analysis.
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     if compiler == HOST_COMPILER:
         flags = _FORCED.sub("", os.environ.get("XLA_FLAGS", ""))
         forced = f"{flags} --xla_force_host_platform_device_count={options.count}"
         environment["XLA_FLAGS"] = forced.strip()
-    what = f"{options.count} host devices" if compiler == HOST_COMPILER else options.devices
+    target = f"{options.count} host devices" if compiler == HOST_COMPILER else options.devices
     print(
-        f"compiling the step for {what} by {compiler}, {len(variants)} times",
+        f"compiling {len(variants)} variants of the step for {target} with {compiler}",
         file=sys.stderr,
         flush=True,
     )
@@ -117,19 +125,19 @@ def _measure_apart(
         env=environment,
     )
     try:
-        left = max(end - time.monotonic(), 0)
-        text, errors = process.communicate(json.dumps(request), timeout=left)
+        remaining = max(deadline - time.monotonic(), 0)
+        text, errors = process.communicate(json.dumps(request), timeout=remaining)
     except subprocess.TimeoutExpired:
         process.kill()
         text, errors = process.communicate()
-        problem = f"compiling took more than --compile_timeout {options.compile_timeout:g} seconds"
-    found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    if found and "error" in found[-1]:
-        problem = f"compiling failed: {found.pop()['error']}"
-    elif not problem and (process.returncode or len(found) < len(variants)):
+        problem = f"compilation exceeded --compile_timeout {options.compile_timeout:g} seconds"
+    results = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    if results and "error" in results[-1]:
+        problem = f"compilation failed: {results.pop()['error']}"
+    elif not problem and (process.returncode or len(results) < len(variants)):
         last = (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        problem = f"compiling failed: {last}"
-    return Programs(found, compiler, problem)
+        problem = f"compilation failed: {last}"
+    return Programs(results, compiler, problem)
 
 
 def compile_step(
@@ -139,13 +147,23 @@ def compile_step(
     devices: Sequence[jax.Device],
     stand_in: bool = False,
 ) -> dict[str, Any]:
-    """Compile the step for ``devices`` with ``rows`` rows a data shard; returns what it says.
+    """Compiles one variant of the step and reads the compiler's analysis.
 
-    ``arguments``, ``temporary``, ``alias`` (arguments that results are written into) and ``peak``
-    are bytes on a device; ``collectives`` what the devices exchange in a step: kind, axes, times
-    and bytes that each leaves on a device. A program that is larger than the device is one of
-    which only the sum is known: all of it is ``temporary`` but the arguments. With ``stand_in``
-    the program is that of the plan's accelerator as far as ``devices`` can have it.
+    Args:
+        options: The options of the plan.
+        rows: Rows per data shard and micro-batch.
+        remat: Whether layers are recomputed in the backward pass.
+        devices: Devices to compile for.
+        stand_in: Whether ``devices`` are CPUs instead of the accelerator of the plan. The program
+            is then as close to that of the accelerator as CPUs allow.
+
+    Returns:
+        A dictionary with ``rows``, ``remat``, the bytes per device of ``arguments``,
+        ``temporary``, ``alias`` (arguments that results are written to) and ``peak``,
+        the ``collectives`` (kind, axes, count and the bytes that they leave on a device),
+        the ``attention`` choices and the ``seconds`` of compilation. Of a program that does not
+        fit on the device only the total is known: everything but the arguments counts as
+        ``temporary``.
     """
     import jax
 
@@ -163,11 +181,11 @@ def compile_step(
         run = build(options, devices, gradient_checkpointing=remat)
         arguments = run.abstract_state(), run.abstract_frozen(), abstract_batch(run, rows)
         step = (with_host_attention(run) if stand_in else run).step_function()
-    found: dict[str, Any] = {"rows": rows, "remat": remat}
+    result: dict[str, Any] = {"rows": rows, "remat": remat}
     try:
-        with record_attention_choices() as chosen:
+        with record_attention_choices() as choices:
             program = aot.compile_for(devices[0], step, *arguments, traced_for=target)
-    except jax.errors.JaxRuntimeError as error:  # libtpu's, where it does not fit
+    except jax.errors.JaxRuntimeError as error:  # libtpu raises it if the program does not fit
         if (full := _FULL.search(str(error))) is None:
             raise
         size = sum(
@@ -175,7 +193,7 @@ def compile_step(
             for leaf in jax.tree.leaves(arguments)
         )
         used = float(full[1]) * 1024 ** " KMGT".index(full[2] or " ")
-        found |= {
+        result |= {
             "arguments": size,
             "temporary": round(max(used - size, 0)),
             "alias": None,
@@ -185,9 +203,9 @@ def compile_step(
     else:
         memory = program.memory_analysis()
         if memory is None:
-            raise HfseqError("this jax gives no memory analysis of compiled programs")
+            raise HfseqError("this version of JAX has no memory analysis of compiled programs")
         text = program.as_text() or ""
-        found |= {
+        result |= {
             "arguments": memory.argument_size_in_bytes,
             "temporary": memory.temp_size_in_bytes,
             "alias": memory.alias_size_in_bytes,
@@ -195,22 +213,22 @@ def compile_step(
             "collectives": _grouped(collectives.find_collectives(text, run.mesh)),
             "cudnn": "__cudnn$" in text,
         }
-    chosen = [one for one in chosen if one["name"] != HOST_COMPILER]
-    return found | {"attention": chosen, "seconds": time.perf_counter() - started}
+    choices = [choice for choice in choices if choice["name"] != HOST_COMPILER]
+    return result | {"attention": choices, "seconds": time.perf_counter() - started}
 
 
-def _grouped(exchanged: Sequence[Any]) -> list[dict[str, Any]]:
+def _grouped(collectives: Sequence[Any]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
-    for one in exchanged:
-        entry = {"kind": one.kind, "axes": list(one.axes), "count": 0, "bytes": 0}
-        group = groups.setdefault((one.kind, one.axes), entry)
-        group["count"] += one.times
-        group["bytes"] += one.size * one.times
+    for collective in collectives:
+        entry = {"kind": collective.op, "axes": list(collective.axes), "count": 0, "bytes": 0}
+        group = groups.setdefault((collective.op, collective.axes), entry)
+        group["count"] += collective.times
+        group["bytes"] += collective.size * collective.times
     return sorted(groups.values(), key=lambda group: -group["bytes"])
 
 
 def main() -> None:
-    """Read a request from standard input and write a line of JSON for each variant."""
+    """Reads a request from standard input and writes a line of JSON for each variant."""
     request = json.load(sys.stdin)
     exit_with_parent(request["parent"])
     options = Options(**request["options"])
@@ -222,11 +240,11 @@ def main() -> None:
         else:
             devices = aot.describe(options.accelerator.name, options.count)
         for variant in request["variants"]:
-            found = compile_step(
+            result = compile_step(
                 options, variant["rows"], variant["remat"], devices, stand_in=request["host"]
             )
-            print(json.dumps(found), flush=True)
-    except Exception as error:  # the compilers' own are of every kind, and of many lines
+            print(json.dumps(result), flush=True)
+    except Exception as error:  # compilers raise errors of many types and many lines
         print(json.dumps({"error": first_line(error)}), flush=True)
 
 
