@@ -36,7 +36,7 @@ say "Training a RoBERTa with 1.8 million parameters (the loss starts at 8.4)"
     --logging_steps 50 --eval_steps 250 --save_strategy no --run_name "RoBERTa on Python's documentation"
 
 say "Loading it with FlaxAutoModelForMaskedLM and filling masks"
-"$PYTHON" -m hfseq.cli fill-mask "$model" --top 3 \
+"$PYTHON" -m hfseq.cli fill-mask "$model" --top_k 3 \
     "Return <mask> if the object is a string." \
     "If the file does not exist, an exception is <mask>." \
     "If the argument is <mask>, the default value is used."

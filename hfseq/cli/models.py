@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfseq import plugins
-from hfseq.cli.text import add_json, colorize, print_json
+from hfseq.cli.text import add_hidden_alias, add_json, colorize, print_json
 from hfseq.errors import DataError, UsageError, run_command, write_atomically
 from hfseq.pipelines.lines import LONG_LINE_POLICIES, Output, count_lines, open_input, read_lines
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = """hfseq generate my-gpt2 "Once upon a time"
 hfseq generate my-gpt2 "The law" --do_sample --temperature 0.8 --top_p 0.95 --seed 7
 hfseq generate my-t5 --input_file questions.txt --num_beams 4 --json > answers.jsonl
-cat chapter.txt | hfseq generate my-gpt2 --whole --max_new_tokens 200"""
+cat chapter.txt | hfseq generate my-gpt2 --whole_input --max_new_tokens 200"""
 
 #: Placeholder for a mask, which is replaced by the mask token of the tokenizer.
 MASK = "<mask>"
@@ -141,24 +141,25 @@ def add_fill_mask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "texts", metavar="TEXT", nargs="+", help=f"Text with {MASK} for each token to predict."
     )
-    parser.add_argument(
-        "--top",
+    top_k = parser.add_argument(
+        "--top_k",
         type=int,
         default=5,
         metavar="N",
         help="Number of predictions per mask. Default: 5.",
     )
+    add_hidden_alias(parser, "--top", top_k)
     add_json(parser)
 
 
 def run_fill_mask(arguments: argparse.Namespace) -> int:
     """Prints the most likely tokens for each mask of each text."""
-    check_at_least_one(arguments, "top")
+    check_at_least_one(arguments, "top_k")
     plugins.load(arguments.plugin)
     from hfseq.pipelines.base import RejectedInput
     from hfseq.pipelines.tasks import pipeline
 
-    fill_mask = pipeline("fill-mask", arguments.model, batch_size=32, top_k=arguments.top)
+    fill_mask = pipeline("fill-mask", arguments.model, batch_size=32, top_k=arguments.top_k)
     if fill_mask.tokenizer.mask_token_id is None:
         raise UsageError(
             f"the tokenizer of {arguments.model} has no mask token: use a masked language model"
@@ -213,7 +214,10 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="File with one prompt per line. Default: standard input (-) if there is no PROMPT.",
     )
-    group.add_argument("--whole", action="store_true", help="Use the whole input as one prompt.")
+    whole_input = group.add_argument(
+        "--whole_input", action="store_true", help="Use the whole input as one prompt."
+    )
+    add_hidden_alias(group, "--whole", whole_input)
     add_json(group, "Print a JSON object per prompt, each on one line.")
     group.add_argument("--continuation_only", action="store_true", help="Do not print the prompt.")
     group.add_argument(
@@ -223,7 +227,9 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         help="Print tokens while they are generated. Default: on a terminal, for a single prompt "
         "without beams.",
     )
-    group = parser.add_argument_group("search")
+    group = parser.add_argument_group(
+        "search", "Defaults are those of the model's generation_config.json unless stated."
+    )
     group.add_argument("--do_sample", action="store_true", help="Sample tokens.")
     group.add_argument(
         "--seed", type=int, default=0, metavar="N", help="Random seed of sampling. Default: 0."
@@ -241,8 +247,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
     if arguments.do_sample:
         options |= {"do_sample": True, "prng_key": arguments.seed}
     problems = []
-    if arguments.prompts and (arguments.input_file or arguments.whole):
-        problems.append("use either PROMPT, or --input_file and --whole")
+    if arguments.prompts and (arguments.input_file or arguments.whole_input):
+        problems.append("use either PROMPT, or --input_file and --whole_input")
     unused = [name for name in SAMPLING if name in options] if not arguments.do_sample else []
     if unused:
         problems.append(f"--{unused[0]} requires --do_sample: it only affects sampling")
@@ -266,7 +272,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
             if problem := getattr(line, "problem", None):
                 raise UsageError(f"{name}:{number}: {problem}")
             prompts.append(str(line))
-        if arguments.whole and prompts:
+        if arguments.whole_input and prompts:
             prompts = ["\n".join(prompts)]
         else:
             prompts = [prompt for prompt in prompts if prompt]
@@ -334,13 +340,14 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         choices=("transcribe", "translate"),
         help="Transcribe, or translate to English. Default: the model's task, usually transcribe.",
     )
-    group.add_argument(
-        "--wrong_rate",
+    on_rate_mismatch = group.add_argument(
+        "--on_rate_mismatch",
         choices=("convert", "report"),
         default="convert",
         help="Resample files with another sampling rate, or report them as errors. Default: "
         "convert.",
     )
+    add_hidden_alias(group, "--wrong_rate", on_rate_mismatch)
     add_int_flags(
         group,
         ("batch_size", 8, "Number of files per batch. Default: 8."),
@@ -367,7 +374,7 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
     options = ("precision", "language", "task", "batch_size", "num_beams", "max_new_tokens")
     transcriber = Transcriber.from_pretrained(
         arguments.model,
-        resample=arguments.wrong_rate == "convert",
+        resample=arguments.on_rate_mismatch == "convert",
         **{name: getattr(arguments, name) for name in options},
     )
     hidden, failures = arguments.no_progress or not sys.stderr.isatty(), 0

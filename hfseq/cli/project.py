@@ -13,7 +13,7 @@ from typing import Any
 
 from hfseq import plugins
 from hfseq.checkpoints import hub, network
-from hfseq.cli.text import add_json, print_json
+from hfseq.cli.text import add_hidden_alias, add_json, print_json
 from hfseq.errors import UsageError
 from hfseq.plugins import __version__, manager
 from hfseq.plugins.registry import describe_error
@@ -31,9 +31,10 @@ TEMPLATE_KINDS = ("encoder", "decoder", "seq2seq")
 def add_env(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``hfseq env``."""
     add_json(parser)
-    parser.add_argument(
-        "--no-devices", action="store_true", help="Do not list devices, which starts JAX."
+    no_devices = parser.add_argument(
+        "--no_devices", action="store_true", help="Do not list devices, which starts JAX."
     )
+    add_hidden_alias(parser, "--no-devices", no_devices)
 
 
 def run_env(arguments: argparse.Namespace) -> int:

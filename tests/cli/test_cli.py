@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +48,7 @@ def broken(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("arguments", [["plugins"], ["env", "--no-devices"], ["new", "my-model"]])
+@pytest.mark.parametrize("arguments", [["plugins"], ["env", "--no_devices"], ["new", "my-model"]])
 def test_a_command_imports_no_heavy_module(arguments, project):
     code = (
         "import sys; from hfseq import cli; status = cli.main(sys.argv[1:]);"
@@ -86,8 +88,27 @@ def test_every_command_and_flag_is_documented():
     for name, command in commands.choices.items():
         assert f"## hfseq {name}" in GUIDE
         for action in command._actions:
-            for flag in action.option_strings:
-                assert flag in ("-h", "--help") or f"`{flag}" in GUIDE, flag
+            if action.help != argparse.SUPPRESS:
+                for flag in action.option_strings:
+                    assert flag in ("-h", "--help") or f"`{flag}" in GUIDE, flag
+
+
+@pytest.mark.parametrize(
+    ("words", "dest", "value"),
+    [
+        ("fill-mask DIR TEXT --top 3", "top_k", 3),
+        ("generate DIR --whole", "whole_input", True),
+        ("transcribe DIR FILE --wrong_rate report", "on_rate_mismatch", "report"),
+        ("env --no-devices", "no_devices", True),
+    ],
+)
+def test_earlier_flag_names_are_accepted_and_hidden(words, dest, value, capsys):
+    arguments = cli.build_parser().parse_args(words.split())
+    assert getattr(arguments, dest) == value
+    command, old_name = words.split()[0], next(w for w in words.split() if w.startswith("--"))
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert not re.search(rf"{old_name}(?![\w-])", capsys.readouterr().out)
 
 
 # -- env -------------------------------------------------------------------------------------------
@@ -103,7 +124,7 @@ def test_env_prints_versions_plugins_and_devices(capsys):
 
 
 def test_env_as_json(capsys):
-    assert run("env", "--json", "--no-devices") == 0
+    assert run("env", "--json", "--no_devices") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["packages"]["jax"] and "bert" in report["plugins"]
     assert report["errors"] == {} and "devices" not in report
@@ -112,7 +133,7 @@ def test_env_as_json(capsys):
 def test_env_shows_broken_plugins_and_missing_packages(capsys, project, monkeypatch):
     monkeypatch.setattr(environment, "PACKAGES", ("no-such-package",))
     broken(project / "hfseqfile.py")
-    assert run("env", "--no-devices") == 0
+    assert run("env", "--no_devices") == 0
     output = capsys.readouterr().out
     assert "no-such-package   not installed" in output
     assert "broken plugin" in output and "no_such_module_here" in output

@@ -111,7 +111,7 @@ def test_prompts_come_from_a_file_or_from_standard_input(gpt2, tmp_path, capsys,
     assert run(gpt2, "--input_file", str(lines), *short) == 0
     rows = [json.loads(line)["prompt"] for line in capsys.readouterr().out.splitlines()]
     assert rows == ["the law", "every land"]
-    assert run(gpt2, "--input_file", str(lines), "--whole", *short) == 0
+    assert run(gpt2, "--input_file", str(lines), "--whole_input", *short) == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == "the law\n\nevery land"
 
     with lines.open("rb") as file:

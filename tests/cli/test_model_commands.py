@@ -79,7 +79,7 @@ def test_fill_mask_as_json(model, capsys):
     ("arguments", "code", "message"),
     [
         (["en lov om alle"], 2, "no <mask> in 'en lov om alle'"),
-        (["en <mask> lov", "--top", "0"], 2, "--top 0"),
+        (["en <mask> lov", "--top_k", "0"], 2, "--top_k 0"),
         (["<mask> lov " * 12], 2, "tokens exceed the model's 22 positions"),
     ],
 )

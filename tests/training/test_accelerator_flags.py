@@ -88,9 +88,9 @@ def test_flags_of_tpus_go_where_libtpu_reads_them(environment, knows_all_but):
     }
 
 
-@pytest.mark.parametrize(("kind", "several"), [("cuda", False), ("", True), ("tpu", False)])
-def test_nothing_is_recommended_without_several_accelerators(kind, several):
-    assert accelerator_flags.recommended_flags(kind, several) == ()
+@pytest.mark.parametrize(("platform", "several"), [("cuda", False), ("", True), ("tpu", False)])
+def test_nothing_is_recommended_without_several_accelerators(platform, several):
+    assert accelerator_flags.recommended_flags(platform, several) == ()
 
 
 def test_a_flag_that_xla_does_not_know_is_one_line_before_jax_starts(environment):
@@ -124,12 +124,12 @@ def test_an_unknown_flag_of_tpus_is_one_line_too():
 
 def test_env_lists_what_is_set_and_what_would_be_recommended(environment, monkeypatch, capsys):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_x=1")
-    assert cli.main(["env", "--json", "--no-devices"]) == 0
+    assert cli.main(["env", "--json", "--no_devices"]) == 0
     assert json.loads(capsys.readouterr().out)["accelerator_flags"] == {
         "set": {"LIBTPU_INIT_ARGS": "--xla_tpu_x=1"},
         "recommended": list(accelerator_flags.GPU_FLAGS),
     }
-    assert cli.main(["env", "--no-devices"]) == 0
+    assert cli.main(["env", "--no_devices"]) == 0
     out = capsys.readouterr().out
     assert (
         "LIBTPU_INIT_ARGS" in out
