@@ -1,4 +1,7 @@
-"""What model files are made of: layers, attention, caches, activations and precision."""
+"""Building blocks of model files: layers, attention, caches, activations and precision.
+
+Model files import this package as `nn` and use nothing else of hfseq.
+"""
 
 from hfseq.nn.attention import attend, dot_product
 from hfseq.nn.context import current_options, options, row_guarantees
@@ -44,15 +47,21 @@ from hfseq.nn.visible import (
     visible_across,
 )
 
+# Former names.
+Visible = Visibility
+Facts = AttentionSpec
+knowing = row_guarantees
+stretched = resize_grid
+
 __all__ = [
+    "AttentionSpec",
+    "BatchNorm",
     "CachedAttention",
     "Conv",
     "Conv1D",
     "DropPath",
     "Dropout",
     "Embed",
-    "AttentionSpec",
-    "BatchNorm",
     "GroupNorm",
     "Implementation",
     "Keys",
@@ -78,7 +87,6 @@ __all__ = [
     "extend_cache",
     "gather_positions",
     "height_and_width",
-    "row_guarantees",
     "make_keys",
     "normal",
     "options",
@@ -86,10 +94,11 @@ __all__ = [
     "positions_from_mask",
     "positions_in_segments",
     "relative_position_bias",
+    "resize_grid",
     "rope_parameters",
     "rotate",
+    "row_guarantees",
     "run_layers",
-    "resize_grid",
     "visible",
     "visible_across",
 ]

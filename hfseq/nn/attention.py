@@ -1,9 +1,9 @@
-"""One attention for every model: the fastest implementation that serves, explicit where it must be.
+"""Attention for all models: the fastest implementation that supports the inputs.
 
-:func:`attend` is what model files call; they say what a query sees (:mod:`hfseq.nn.visible`).
-:func:`hfseq.nn.dispatch.first_supported` takes the first candidate of the platform that serves, or the one
-that was named (``attn_implementation``). Those of accelerators are in :mod:`hfseq.nn.kernels`,
-those of CPUs in :mod:`hfseq.nn.cpu`.
+Model files call `attend` and describe the visible keys with `hfseq.nn.visible`. The implementation
+is the requested one (`attn_implementation`), or the first of the platform's candidates that
+supports the call (`hfseq.nn.dispatch.first_supported`). Implementations for accelerators are in
+`hfseq.nn.kernels`, those for CPUs in `hfseq.nn.cpu`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from jax.sharding import Mesh
 
 from hfseq.nn import cpu
 from hfseq.nn.context import capability, current_options, platform, target_device
-from hfseq.nn.dispatch import AttentionSpec, Implementation, first_supported, log_selection
+from hfseq.nn.dispatch import (
+    AttentionCall,
+    AttentionSpec,
+    BuiltInImplementation,
+    Implementation,
+    first_supported,
+    log_selection,
+)
 from hfseq.nn.kernels import cudnn, flash, splash
 from hfseq.nn.layers import dropout_with_bits
-from hfseq.nn.random import Keys, LazyBits
+from hfseq.nn.random import Keys
 from hfseq.nn.scores import attention_weights, mix_values, softmax_scale
 from hfseq.nn.visible import Mask, Visibility, as_visibility
 
@@ -40,25 +47,42 @@ def attend(
     head_mask: jax.Array | None = None,
     return_weights: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Multi-head attention; returns (batch, queries, heads, head_dim) and the weights if asked for.
+    """Computes multi-head attention with the fastest available implementation.
 
-    **Arguments:** ``query`` (batch, queries, heads, head_dim); ``key`` and ``value`` (batch, keys,
-    kv_heads, head_dim), where ``heads`` is a multiple of ``kv_heads`` (grouped queries); ``mask``
-    is what :func:`hfseq.nn.visible` describes, or boolean, and ``bias`` additive, both of which
-    broadcast to (batch, heads, queries, keys); ``scale`` defaults to head_dim ** -0.5, and
-    ``softcap`` keeps scaled scores within that distance of zero (Gemma 2). Weights, a head mask and
-    a soft cap take the explicit form, whatever was named.
+    All implementations agree on three points. Causal attention is aligned at the ends: the last
+    query sees the last key, also if the numbers of queries and keys differ. A fully masked query
+    produces zeros and no gradient. Dropout drops the same weights as the explicit implementation,
+    bit for bit.
 
-    Whatever runs, ``causal`` attention is aligned at the end (the last query sees the last key,
-    also where there are more or fewer queries than keys), a query that sees no key gives zero
-    and passes no gradient on, and dropout is that of the explicit form, bit for bit.
-
-    The batch of ``query`` may be a multiple of that of ``key``: several beams that look at one
-    source, whose keys are then read once. ``mask`` and ``bias`` must then be the same for all
+    The batch of `query` may be a multiple of the batch of `key`, for several beams that attend to
+    the same source. The keys are then read once, and `mask` and `bias` must be the same for all
     queries of a row.
 
+    The arguments `softcap`, `head_mask` and `return_weights` always select the explicit
+    implementation.
+
+    Args:
+        query: Queries, `(batch, queries, heads, head_dim)`.
+        key: Keys, `(batch, keys, kv_heads, head_dim)`. `heads` must be a multiple of `kv_heads`
+            (grouped-query attention).
+        value: Values, same shape as `key`.
+        mask: A description of the visible keys from `hfseq.nn.visible`, or a boolean array that
+            broadcasts to `(batch, heads, queries, keys)`.
+        bias: Added to the scaled scores; broadcasts to `(batch, heads, queries, keys)`.
+        causal: Whether a query may only attend to keys at or before its position.
+        scale: Factor of the scores. Default: `head_dim ** -0.5`.
+        softcap: Limits scaled scores to this absolute value (Gemma 2).
+        dropout_rate: Dropout rate of the attention weights.
+        rngs: Keys of the dropout masks. `None` disables dropout.
+        head_mask: Multiplied with the weights.
+        return_weights: Whether to return the weights.
+
+    Returns:
+        The attention output, `(batch, queries, heads, head_dim)`, and the weights,
+        `(batch, heads, queries, keys)`, or `None`.
+
     Raises:
-        UsageError: the implementation that was named cannot serve.
+        UsageError: The requested implementation does not support these inputs.
     """
     visible = as_visibility(mask, causal)
     if query.shape[0] != key.shape[0]:
@@ -80,14 +104,14 @@ def attend(
             head_mask=head_mask,
             return_weights=return_weights,
         )
-        if weights is not None:  # every beam gets its own rows of weights again
+        if weights is not None:  # separate the beams again
             rows, heads, _, keys = weights.shape
             weights = weights.reshape(rows, heads, beams, -1, keys).swapaxes(1, 2)
             weights = weights.reshape(rows * beams, heads, -1, keys)
         return folded.reshape(query.shape), weights
     rate = 0.0 if rngs is None else dropout_rate
-    scale, named = softmax_scale(scale, query), current_options().attention
-    seeing = visible.sees_any(query.shape[1], key.shape[1])
+    scale, requested = softmax_scale(scale, query), current_options().attention
+    sees_any = visible.sees_any(query.shape[1], key.shape[1])
     if return_weights or head_mask is not None or softcap is not None or rate >= 1:
         weights = attention_weights(query, key, visible, bias=bias, scale=scale, softcap=softcap)
         if rate >= 1:
@@ -97,35 +121,35 @@ def attend(
             weights = dropout_with_bits(weights, rate, rngs.bits(weights.shape))
         if head_mask is not None:
             weights = weights * head_mask.astype(weights.dtype)
-        mixed = _zero_where_blind(mix_values(weights, value), seeing)
-        if return_weights and seeing is not None:
-            weights = jnp.where(seeing, weights, 0)
+        mixed = _zero_masked_queries(mix_values(weights, value), sees_any)
+        if return_weights and sees_any is not None:
+            weights = jnp.where(sees_any, weights, 0)
         return mixed, weights if return_weights else None
-    facts = attention_spec(query, key, visible, bias, rate)
-    implementation = select_implementation(facts, named)
+    spec = attention_spec(query, key, visible, bias, rate)
+    implementation = select_implementation(spec, requested)
     if implementation.zeroes_masked_queries:
-        seeing = None
+        sees_any = None
     shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
     mesh = current_options().mesh
-    mixed = implementation.attend(
+    call = AttentionCall(
         query,
         key,
         value,
         visible,
+        scale,
         bias=bias,
-        scale=scale,
-        rate=rate,
-        drawn=rngs.draw(shape) if rngs is not None and rate > 0 else None,
+        dropout_rate=rate,
+        dropout_bits=rngs.draw(shape) if rngs is not None and rate > 0 else None,
         mesh=mesh if isinstance(mesh, Mesh) and mesh.size > 1 else None,
     )
-    return _zero_where_blind(mixed, seeing), None
+    return _zero_masked_queries(implementation.run(call), sees_any), None
 
 
-def _zero_where_blind(mixed: jax.Array, seeing: jax.Array | None) -> jax.Array:
-    """Zero what queries returned that see nothing, and so stop its gradient."""
-    if seeing is None:
+def _zero_masked_queries(mixed: jax.Array, sees_any: jax.Array | None) -> jax.Array:
+    """Sets the outputs of fully masked queries to zero, which also stops their gradients."""
+    if sees_any is None:
         return mixed
-    return jnp.where(seeing.swapaxes(1, 2), mixed, 0).astype(mixed.dtype)
+    return jnp.where(sees_any.swapaxes(1, 2), mixed, 0).astype(mixed.dtype)
 
 
 def dot_product(
@@ -140,7 +164,11 @@ def dot_product(
     key_value_seq_lengths: jax.Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
 ) -> jax.Array:
-    """Attend with arguments as those of ``jax.nn.dot_product_attention``, by :func:`attend`."""
+    """Computes attention like `jax.nn.dot_product_attention`, but with `attend`.
+
+    The arguments are those of `jax.nn.dot_product_attention`. Inputs without a batch axis are
+    accepted too.
+    """
     window = local_window_size
     visible = Visibility(
         causal=is_causal,
@@ -149,8 +177,8 @@ def dot_product(
         dense=mask,
     )
     if query.ndim == 3:
-        one, two, three = (x[None] for x in (query, key, value))
-        return attend(one, two, three, mask=visible, bias=bias, scale=scale)[0][0]
+        query, key, value = (x[None] for x in (query, key, value))
+        return attend(query, key, value, mask=visible, bias=bias, scale=scale)[0][0]
     return attend(query, key, value, mask=visible, bias=bias, scale=scale)[0]
 
 
@@ -158,96 +186,94 @@ def dot_product(
 # ---------------------------------------------------------------------------------------
 
 
-def explicit_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visible: Visibility,
-    *,
-    bias: jax.Array | None = None,
-    scale: float,
-    rate: float = 0.0,
-    drawn: LazyBits | None = None,
-    mesh: Mesh | None = None,
-) -> jax.Array:
-    """Attend with all weights at once: scores, softmax, mix; what PyTorch calls eager."""
-    weights = attention_weights(query, key, visible, bias=bias, scale=scale)
-    if drawn is not None:
-        weights = dropout_with_bits(weights, rate, drawn.all())
-    return mix_values(weights, value)
+def explicit_attention(call: AttentionCall) -> jax.Array:
+    """Computes scores, softmax and weighted values one after the other, like PyTorch's "eager"."""
+    weights = attention_weights(
+        call.query, call.key, call.visible, bias=call.bias, scale=call.scale
+    )
+    if call.dropout_bits is not None:
+        weights = dropout_with_bits(weights, call.dropout_rate, call.dropout_bits.all())
+    return mix_values(weights, call.value)
 
 
-def xla_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visible: Visibility,
-    *,
-    bias: jax.Array | None = None,
-    scale: float,
-    rate: float = 0.0,
-    drawn: LazyBits | None = None,
-    mesh: Mesh | None = None,
-) -> jax.Array:
-    """``jax.nn.dot_product_attention`` as XLA compiles it, which knows no dropout."""
-    queries, keys = query.shape[1], key.shape[1]
-    # jax aligns causal attention at the start.
-    causal = visible.causal and visible.window is None and queries == keys
-    mask = visible.without_band(keys) if causal else visible.array(queries, keys)
+def xla_attention(call: AttentionCall) -> jax.Array:
+    """Computes attention with `jax.nn.dot_product_attention`, which has no dropout."""
+    is_causal, mask = _causal_and_mask(call)
     return jax.nn.dot_product_attention(
-        query, key, value, bias, mask, scale=scale, is_causal=causal, implementation="xla"
+        call.query,
+        call.key,
+        call.value,
+        call.bias,
+        mask,
+        scale=call.scale,
+        is_causal=is_causal,
+        implementation="xla",
     )
 
 
-def _xla_refuses(facts: AttentionSpec) -> str | None:
-    if facts.dropout:
-        return "it knows no dropout"
-    if facts.half and facts.platform == "cpu":
-        # jax asks for its second product in the half type, which XLA's CPU kernels compute in
-        # float32, after copies of weights and values.
+def _causal_and_mask(call: AttentionCall) -> tuple[bool, jax.Array | None]:
+    """Returns the arguments `is_causal` and `mask` of `jax.nn.dot_product_attention`.
+
+    jax aligns causal attention at the start, so `is_causal` requires equal lengths.
+    """
+    visible = call.visible
+    if visible.causal and visible.window is None and call.queries == call.keys:
+        return True, visible.without_band(call.keys)
+    return False, visible.array(call.queries, call.keys)
+
+
+def _xla_unsupported_reason(spec: AttentionSpec) -> str | None:
+    if spec.dropout:
+        return "it does not support dropout"
+    if spec.half and spec.platform == "cpu":
+        # jax requests the second product in the half type. XLA's CPU kernels compute it in float32,
+        # after they copy the weights and values.
         return "its second product is in the half type, which is slow on a CPU"
     return None
 
 
-# What plugins register by these names: several are asked in turn, AUTO leaves it to the platform.
+# Plugins register these under their names. A tuple contains candidates in order of preference, and
+# the empty tuple stands for the candidates of the platform.
 AUTO = ()
-EXPLICIT = EAGER = Implementation("explicit", explicit_attention)
-XLA = (Implementation("xla", xla_attention, _xla_refuses), EXPLICIT)
-FLASH = Implementation(
+EXPLICIT = EAGER = BuiltInImplementation("explicit", explicit_attention)
+XLA = (BuiltInImplementation("xla", xla_attention, _xla_unsupported_reason), EXPLICIT)
+FLASH = BuiltInImplementation(
     "flash", flash.flash_attention, flash.unsupported_reason, zeroes_masked_queries=True
 )
-SPLASH = Implementation("splash", splash.splash_attention, splash.unsupported_reason)
+SPLASH = BuiltInImplementation("splash", splash.splash_attention, splash.unsupported_reason)
 CUDNN = (
-    Implementation("cudnn", cudnn.cudnn_attention, cudnn.unsupported_reason),
-    Implementation("cudnn_packed", cudnn.packed_attention, cudnn.packed_unsupported_reason),
-    Implementation("cudnn_bias", cudnn.bias_attention, cudnn.bias_unsupported_reason),
-    Implementation("cudnn_mask", cudnn.bias_attention, cudnn.mask_unsupported_reason),
+    BuiltInImplementation("cudnn", cudnn.cudnn_attention, cudnn.unsupported_reason),
+    BuiltInImplementation("cudnn_packed", cudnn.packed_attention, cudnn.packed_unsupported_reason),
+    BuiltInImplementation("cudnn_bias", cudnn.bias_attention, cudnn.bias_unsupported_reason),
+    BuiltInImplementation("cudnn_mask", cudnn.bias_attention, cudnn.mask_unsupported_reason),
 )
 CPU = (
-    Implementation("few_queries", cpu.few_queries_attention, cpu.few_queries_unsupported_reason),
-    Implementation("blocked", cpu.blocked_attention, cpu.blocked_unsupported_reason),
-    Implementation("direct", cpu.direct_attention, cpu.direct_unsupported_reason),
+    BuiltInImplementation(
+        "few_queries", cpu.few_queries_attention, cpu.few_queries_unsupported_reason
+    ),
+    BuiltInImplementation("blocked", cpu.blocked_attention, cpu.blocked_unsupported_reason),
+    BuiltInImplementation("direct", cpu.direct_attention, cpu.direct_unsupported_reason),
 )
 
-#: What is asked on each platform, in this order; the last one never refuses.
+#: The candidates of each platform in order of preference. The last one supports every call.
 IMPLEMENTATIONS_BY_PLATFORM: Mapping[str, tuple[Implementation, ...]] = {
     "cpu": (*CPU, *XLA),
     "cuda": (*CUDNN[:3], FLASH, CUDNN[3], EXPLICIT),
     "tpu": (SPLASH, EXPLICIT),
 }
-# A step of decoding has fewer queries than a kernel is made for.
+# Up to this number of queries (a decoding step) the kernels of accelerators do not pay off.
 FEW_QUERIES = 4
 
 
 def attention_spec(
     query: jax.Array, key: jax.Array, visible: Visibility, bias: jax.Array | None, rate: float
 ) -> AttentionSpec:
-    """Return the facts of attention that is traced for the platform in force."""
+    """Returns the static properties of an attention call on the target platform."""
     mesh, device = current_options().mesh, target_device()
-    # A device of another process tells nothing, and those of a run are alike.
+    # Devices of other processes report no memory. All devices of a run are of the same kind.
     stats = jax.local_devices()[0].memory_stats() if device in jax.devices() else None
 
-    def four(x: jax.Array | None) -> tuple[int, ...] | None:
+    def four_axes(x: jax.Array | None) -> tuple[int, ...] | None:
         return None if x is None else (1,) * (4 - x.ndim) + x.shape
 
     return AttentionSpec(
@@ -266,68 +292,71 @@ def attention_spec(
         segments=visible.segments,
         lengths=visible.key_lengths is not None,
         max_runs=visible.max_runs,
-        mask=four(visible.dense),
-        bias=four(bias),
+        mask=four_axes(visible.dense),
+        bias=four_axes(bias),
         dropout=rate,
         mesh=() if mesh is None else tuple((k, n) for k, n in mesh.shape.items() if n > 1),
         devices=1 if cpu.is_single_cpu() else max(2, jax.device_count()),
     )
 
 
-def select_implementation(facts: AttentionSpec, named: Any) -> Implementation:
-    """Return what attends: the first that serves of those named, or of the platform's."""
-    if callable(named):
-        return wrap_dot_product(named)
-    candidates = (named,) if isinstance(named, Implementation) else named
-    few = facts.queries <= FEW_QUERIES < facts.keys
-    if not candidates or few:
-        wanted, candidates = "auto", IMPLEMENTATIONS_BY_PLATFORM.get(facts.platform, XLA)
-        if few and facts.platform != "cpu":
+def select_implementation(spec: AttentionSpec, requested: Any) -> Implementation:
+    """Returns the implementation for a call.
+
+    Args:
+        spec: The properties of the call.
+        requested: `Options.attention`: a function, an implementation, several of them, or `None`
+            for the candidates of the platform.
+
+    Raises:
+        UsageError: No requested implementation supports the call.
+    """
+    if callable(requested):
+        return wrap_dot_product(requested)
+    candidates = (requested,) if isinstance(requested, Implementation) else requested
+    few_queries = spec.queries <= FEW_QUERIES < spec.keys
+    if not candidates or few_queries:
+        name, candidates = "auto", IMPLEMENTATIONS_BY_PLATFORM.get(spec.platform, XLA)
+        if few_queries and spec.platform != "cpu":
             candidates = (EXPLICIT,)
     else:
-        wanted = candidates[0].name
-    choice = first_supported(facts, candidates, wanted)
-    if facts.platform != "cpu":
-        log_selection(facts, choice)
-    return next(one for one in candidates if one.name == choice.name)
+        name = candidates[0].name
+    selection = first_supported(spec, candidates, name)
+    if spec.platform != "cpu":
+        log_selection(spec, selection)
+    return next(candidate for candidate in candidates if candidate.name == selection.name)
 
 
 def wrap_dot_product(product: Callable[..., jax.Array]) -> Implementation:
-    """Wrap a function with the signature of ``jax.nn.dot_product_attention``.
+    """Wraps a function with the signature of `jax.nn.dot_product_attention`.
 
-    It comes by all masks as one array, and dropout takes the explicit form.
+    The function gets all restrictions as one mask array. Dropout uses the explicit implementation.
     """
 
-    def attend_by(
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        visible: Visibility,
-        *,
-        bias: jax.Array | None,
-        scale: float,
-        rate: float,
-        drawn: LazyBits | None,
-        mesh: Mesh | None,
-    ) -> jax.Array:
-        if drawn is not None:
-            return explicit_attention(
-                query, key, value, visible, bias=bias, scale=scale, rate=rate, drawn=drawn
-            )
-        queries, keys = query.shape[1], key.shape[1]
-        causal = visible.causal and visible.window is None and queries == keys
-        mask = visible.without_band(keys) if causal else visible.array(queries, keys)
-        seeing = visible.sees_any(queries, keys)
-        if seeing is not None and mask is not None:
-            # Not a number times the gradient zero is not a number: it sees all, which is dropped.
-            mask = mask | ~seeing
-        return product(query, key, value, bias=bias, mask=mask, is_causal=causal, scale=scale)
+    def attend_with_product(call: AttentionCall) -> jax.Array:
+        if call.dropout_bits is not None:
+            return explicit_attention(call)
+        is_causal, mask = _causal_and_mask(call)
+        sees_any = call.visible.sees_any(call.queries, call.keys)
+        if sees_any is not None and mask is not None:
+            # A fully masked query would get NaN, and NaN times a zero gradient is NaN. Let it see
+            # all keys: its output is replaced by zeros.
+            mask = mask | ~sees_any
+        return product(
+            call.query,
+            call.key,
+            call.value,
+            bias=call.bias,
+            mask=mask,
+            is_causal=is_causal,
+            scale=call.scale,
+        )
 
-    return Implementation(getattr(product, "__name__", "registered"), attend_by)
+    return BuiltInImplementation(getattr(product, "__name__", "registered"), attend_with_product)
 
 
 def resolve_attention(name: str | None) -> Any:
-    """Return what is registered as ``name``, as :class:`hfseq.nn.context.Options` takes it."""
+    """Returns the implementation registered as `name`, as `hfseq.nn.context.Options` expects it."""
     if name is None:
         return None
     from hfseq import plugins

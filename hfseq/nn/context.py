@@ -1,4 +1,8 @@
-"""What all layers share while they are traced: how a forward pass runs, and for which device."""
+"""State that all layers share while a model is traced.
+
+This module keeps the options of the forward pass, guarantees about the rows of the batch, and the
+device that the program is traced for. All three are context variables.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,20 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a forward pass runs: remat of each layer, the mesh, the attention that was named.
+    """Options of a forward pass.
 
-    ``attention`` is a function like ``jax.nn.dot_product_attention``, an
-    :class:`hfseq.nn.Implementation` or several; None leaves the choice to the platform.
+    Attributes:
+        remat: Whether each layer is rematerialized in the backward pass (gradient checkpointing).
+        remat_policy: Which intermediate values rematerialized layers save, as in `jax.checkpoint`.
+        attention: The requested attention implementation: a function with the signature of
+            `jax.nn.dot_product_attention`, an `hfseq.nn.Implementation`, or several of them. `None`
+            selects one for the platform.
+        fill_encoder_cache: Whether cross-attention computes its keys and values and stores them in
+            the cache.
+        train: Whether the model is in training mode.
+        mesh: The device mesh, or `None`.
+        sequence_parallel: Whether the `tensor` axis also splits hidden states by length between
+            the layers.
     """
 
     remat: bool = False
@@ -27,20 +41,20 @@ class Options:
     train: bool = False
     mesh: jax.sharding.Mesh | None = None
     sequence_parallel: bool = False
-    # What was put together for several products, by the id of its parts (hfseq.nn.sharding).
+    # Gathered inputs that several products share, by the id of the split array (hfseq.nn.sharding).
     gathered: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
 
 class ConstructorSignature:
-    """The ``__signature__`` of a layer's class: its constructor's, which NNX's metaclass hides."""
+    """The `__signature__` of a layer class: its constructor's, which NNX's metaclass hides."""
 
-    def __get__(self, layer: object, kind: type) -> inspect.Signature:
-        """Return it, of the class that is asked; a layer's own is that of its call."""
+    def __get__(self, layer: object, owner: type) -> inspect.Signature:
+        """Returns the constructor's signature for the class; instances use that of `__call__`."""
         if layer is not None:
             raise AttributeError("__signature__")
-        constructor = inspect.signature(kind.__init__)  # type: ignore[misc]
+        constructor = inspect.signature(owner.__init__)  # type: ignore[misc]
         return constructor.replace(parameters=list(constructor.parameters.values())[1:])
 
 
@@ -51,13 +65,13 @@ _options: contextvars.ContextVar[Options | None] = contextvars.ContextVar(
 
 
 def current_options() -> Options:
-    """Return the options of the forward pass being traced."""
+    """Returns the options of the forward pass that is being traced."""
     return _options.get() or _DEFAULT
 
 
 @contextlib.contextmanager
 def options(value: Options) -> Iterator[None]:
-    """Trace what is inside with ``value`` in force."""
+    """Sets the forward pass options within a `with` block."""
     token = _options.set(value)
     try:
         yield
@@ -65,71 +79,76 @@ def options(value: Options) -> Iterator[None]:
         _options.reset(token)
 
 
-# -- what is known of the rows of a batch
+# -- guarantees about the rows of a batch
 # ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class RowGuarantees:
-    """What whoever built a batch knows of each of its rows, and arrays cannot tell while traced.
+    """Properties of the batch that its producer guarantees and that traced arrays cannot show.
 
-    Padding stands at the end, and attention masks are non-zero where segments are. No row has more
-    than ``max_runs`` runs of equal segments, padding being one of them; None where nobody counted.
+    Padding is at the end of each row, and attention masks are nonzero exactly where segment ids
+    are nonzero.
+
+    Attributes:
+        max_runs: Upper bound on the number of runs of equal segment ids in a row, where padding
+            counts as a run. `None` if unknown.
     """
 
     max_runs: int | None = None
 
 
-_rows: contextvars.ContextVar[RowGuarantees | None] = contextvars.ContextVar(
+_row_guarantees: contextvars.ContextVar[RowGuarantees | None] = contextvars.ContextVar(
     "hfseq_rows", default=None
 )
 
 
 def current_row_guarantees() -> RowGuarantees | None:
-    """Return what is known of the rows that are traced; None if nothing is."""
-    return _rows.get()
+    """Returns the guarantees about the rows that are being traced, or `None`."""
+    return _row_guarantees.get()
 
 
 @contextlib.contextmanager
 def row_guarantees(rows: RowGuarantees | None) -> Iterator[None]:
-    """Trace what is inside with rows of which so much is known."""
-    token = _rows.set(rows)
+    """Sets the guarantees about the rows of the batch within a `with` block."""
+    token = _row_guarantees.set(rows)
     try:
         yield
     finally:
-        _rows.reset(token)
+        _row_guarantees.reset(token)
 
 
-# -- the device that is traced for
+# -- the target device
 # ---------------------------------------------------------------------------------------
 
 _target: contextvars.ContextVar[jax.Device | None] = contextvars.ContextVar(
     "hfseq_target", default=None
 )
-# What was traced for one kind of device is not taken from jax's caches for another.
-_kind = jax.make_user_context(None)
+# Part of the key of jax's caches, so that a trace for one kind of device is not reused for another.
+_device_context = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
 def tracing_for(device: jax.Device) -> Iterator[None]:
-    """Trace what is inside for ``device``, which may be one that is only described."""
+    """Traces programs for `device` within a `with` block. The device need not be attached."""
     token = _target.set(device)
     try:
-        with _kind((device.platform, getattr(device, "device_kind", None))):
+        with _device_context((device.platform, getattr(device, "device_kind", None))):
             yield
     finally:
         _target.reset(token)
 
 
 def target_device() -> jax.Device:
-    """Return a device like those that what is traced will run on; by default jax's first."""
+    """Returns a device of the kind that the program is traced for; by default jax's first."""
     return _target.get() or jax.devices()[0]
 
 
 def platform() -> str:
-    """Return the platform that is traced for: cpu, cuda, rocm, tpu, or what a plugin calls itself.
+    """Returns the target platform: "cpu", "cuda", "rocm", "tpu", or the name of a jax plugin.
 
-    jax says "gpu" for two of them, which differ in what ``compute_capability`` is.
+    jax reports "gpu" for both CUDA and ROCm. Only CUDA devices have a numeric
+    `compute_capability`.
     """
     device = target_device()
     if device.platform != "gpu":
@@ -138,7 +157,7 @@ def platform() -> str:
 
 
 def capability() -> tuple[int, int] | None:
-    """Return the compute capability of the NVIDIA GPU that is traced for, as (9, 0)."""
+    """Returns the CUDA compute capability of the target device, such as (9, 0), or `None`."""
     parts = str(getattr(target_device(), "compute_capability", "")).split(".")
     if len(parts) == 2 and all(part.isdigit() for part in parts):
         return int(parts[0]), int(parts[1])

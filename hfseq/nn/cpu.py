@@ -1,4 +1,4 @@
-"""What is done on CPUs alone: attention in pieces that fit their caches, few queries, top-k."""
+"""CPU-specific algorithms: attention in cache-sized blocks, attention of few queries, and top-k."""
 
 from __future__ import annotations
 
@@ -9,44 +9,51 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from hfseq.nn.context import platform
-from hfseq.nn.dispatch import AttentionSpec
+from hfseq.nn.dispatch import AttentionCall, AttentionSpec
 from hfseq.nn.layers import dropout_with_bits
-from hfseq.nn.random import LazyBits
 from hfseq.nn.scores import batched_dot, softmax_weights
 from hfseq.nn.visible import Visibility
 
 
 def is_single_cpu() -> bool:
-    """Tell whether the only device is a CPU: then work may be cut so that caches hold a piece.
+    """Returns whether the only device is a CPU, so that work can be split to fit its caches.
 
-    Elsewhere passes over memory are fused, and rows that lie on several devices must not be cut
-    otherwise.
+    On accelerators XLA fuses passes over memory. On several devices the mesh already splits the
+    rows, and they must not be split in another way.
     """
     return platform() == "cpu" and jax.device_count() == 1
 
 
-#: Tokens of a forward pass whose activations fit into the caches.
+#: Number of tokens in a forward pass whose activations fit into the caches of a CPU.
 CHUNK_TOKENS = 2048
 
 
 def rows_per_chunk(width: int, most: int) -> int:
-    """Return how many rows of a forward pass go together: ``most``; fewer long ones on a CPU."""
+    """Returns the number of rows per forward pass.
+
+    Args:
+        width: Tokens per row.
+        most: The largest number of rows. A single CPU uses fewer if the rows are long.
+    """
     return min(most, max(1, CHUNK_TOKENS // width)) if is_single_cpu() else most
 
 
 def largest_divisor(size: int, most: int) -> int:
-    """Return the largest divisor of ``size`` up to ``most``, at least 1: what to take at once."""
+    """Returns the largest divisor of `size` that is at most `most`, and at least 1."""
     return next(part for part in range(max(min(most, size), 1), 0, -1) if size % part == 0)
 
 
 def fast_argmax(x: jax.Array, top: jax.Array | None = None) -> jax.Array:
-    """Return ``argmax(x, -1)`` as int32; ``top`` is ``x.max(-1)`` where it is known already.
+    """Returns `argmax(x, -1)` as int32.
 
-    A reduction over pairs (value, index), as argmax is, is not vectorised on a CPU; two plain ones
-    are. A row with NaN gives its last index.
+    XLA does not vectorize argmax on a CPU, since it reduces pairs (value, index). Two plain
+    reductions are vectorized. A row with NaN gives its last index.
+
+    Args:
+        x: `(..., size)`.
+        top: `x.max(-1)`, if it is already computed.
     """
     top = x.max(-1) if top is None else top
     indices = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
@@ -56,141 +63,125 @@ def fast_argmax(x: jax.Array, top: jax.Array | None = None) -> jax.Array:
 # -- attention
 # ---------------------------------------------------------------------------------------
 
-# Scores of a piece, of four bytes each: two mebibytes.
+# Number of scores per block, of four bytes each: two mebibytes.
 BLOCK_SCORES = 2**19
 
-# Fewer scores than this in all fit into the caches anyway.
+# If a call has fewer scores than this, all of them fit into the caches.
 MIN_BLOCKED_SCORES = 2**20
 
-# Queries of a causal piece: of the keys after its last one nothing is computed.
+# Number of queries per block of causal attention. Keys after the last query of a block are skipped.
 CAUSAL_BLOCK_QUERIES = 128
 
 
-def blocked_unsupported_reason(facts: AttentionSpec) -> str | None:
-    """Say why not to attend in pieces.
+def blocked_unsupported_reason(spec: AttentionSpec) -> str | None:
+    """Returns why `blocked_attention` does not support a call, or `None` if it does.
 
-    A mask has to be the same for all heads, a bias the same for all rows.
+    A mask must be the same for all heads, and a bias the same for all rows.
     """
-    scores = facts.batch * facts.heads * facts.queries * facts.keys
-    if facts.queries == 1 or scores < MIN_BLOCKED_SCORES:
-        return "its few scores fit into the caches anyway"
-    if facts.platform != "cpu" or facts.devices > 1:
-        return "it is for one CPU alone"
-    per_row = ((1, facts.queries, facts.keys), (1, 1, facts.keys))
-    if facts.mask is not None and facts.mask[1:] not in per_row:
-        return f"it needs a mask for all heads alike, of {per_row[0]}, and got {facts.mask}"
-    whole = (1, facts.heads, facts.queries, facts.keys)
-    if facts.bias is not None and facts.bias != whole:
-        return f"it needs a bias of {whole}, and got {facts.bias}"
+    scores = spec.batch * spec.heads * spec.queries * spec.keys
+    if spec.queries == 1 or scores < MIN_BLOCKED_SCORES:
+        return "all scores fit into the caches"
+    if spec.platform != "cpu" or spec.devices > 1:
+        return "it is for a single CPU"
+    mask_shapes = ((1, spec.queries, spec.keys), (1, 1, spec.keys))
+    if spec.mask is not None and spec.mask[1:] not in mask_shapes:
+        return f"it requires one mask for all heads, {mask_shapes[0]} per row, not {spec.mask}"
+    bias_shape = (1, spec.heads, spec.queries, spec.keys)
+    if spec.bias is not None and spec.bias != bias_shape:
+        return f"it requires a bias of shape {bias_shape}, not {spec.bias}"
     return None
 
 
-def blocked_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visible: Visibility,
-    *,
-    bias: jax.Array | None,
-    scale: float,
-    rate: float = 0.0,
-    drawn: LazyBits | None = None,
-    mesh: Mesh | None = None,
-) -> jax.Array:
-    """Attend in a few heads of a row at a time, and in a few queries where it is causal."""
-    batch, queries, heads, head_dim = query.shape
-    keys, kv_heads = key.shape[1:3]
+def blocked_attention(call: AttentionCall) -> jax.Array:
+    """Computes attention in blocks: a few heads of one row, and a few queries if it is causal."""
+    bias, scale, bits = call.bias, call.scale, call.dropout_bits
+    batch, queries, heads, head_dim = call.query.shape
+    keys, kv_heads = call.key.shape[1:3]
     group = heads // kv_heads
-    few = largest_divisor(
-        kv_heads, BLOCK_SCORES // (group * queries * keys)
-    )  # heads of keys in a piece
-    blocks, wide = kv_heads // few, few * group
-    step = CAUSAL_BLOCK_QUERIES if visible.causal else queries
+    block_kv_heads = largest_divisor(kv_heads, BLOCK_SCORES // (group * queries * keys))
+    blocks, block_heads = kv_heads // block_kv_heads, block_kv_heads * group
+    step = CAUSAL_BLOCK_QUERIES if call.visible.causal else queries
 
-    # Only the inputs are kept for the backward pass; inside of a loop nothing is shared.
+    # Only the inputs are saved for the backward pass. Within a loop no values are shared.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def piece(
+    def attend_block(
         number: jax.Array,
         bias: jax.Array | None,
         row: jax.Array,
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
-        shown: Visibility,
+        row_visible: Visibility,
     ) -> jax.Array:
-        shown = jax.tree.map(lambda leaf: leaf[None], shown)
+        row_visible = jax.tree.map(lambda leaf: leaf[None], row_visible)
         mixed = []
         for low in range(0, queries, step):
             high = min(low + step, queries)
-            seen = max(high + keys - queries, 1) if visible.causal else keys
-            shape = (wide, high - low, seen)
-            # The queries of heads that share keys come one after the other.
-            scores = batched_dot(q[:, low:high].reshape(few, -1, head_dim), k[:, :seen], (2, 2))
-            mask = shown.part(low, high, seen).without_band(seen)
+            end = max(high + keys - queries, 1) if call.visible.causal else keys
+            shape = (block_heads, high - low, end)
+            # The queries of heads that share keys are adjacent.
+            scores = batched_dot(
+                q[:, low:high].reshape(block_kv_heads, -1, head_dim), k[:, :end], (2, 2)
+            )
+            mask = row_visible.part(low, high, end).without_band(end)
             mask = None if mask is None else mask[0, 0]
-            band = visible.band(*shape[1:], keys - queries + low)
+            band = call.visible.band(*shape[1:], keys - queries + low)
             if band is not None:
                 mask = band if mask is None else mask & band
-            added = None if bias is None else bias[:, low:high, :seen]
-            weights = softmax_weights(scores.reshape(shape), scale, added, mask).astype(q.dtype)
-            if drawn is not None:
-                start = (number * wide * queries + low) * keys
-                weights = dropout_with_bits(weights, rate, drawn.part(row, start, shape))
-            part = batched_dot(weights.reshape(few, -1, seen), v[:, :seen], (2, 1))
-            mixed.append(part.reshape(wide, high - low, -1).astype(v.dtype))
+            block_bias = None if bias is None else bias[:, low:high, :end]
+            weights = softmax_weights(scores.reshape(shape), scale, block_bias, mask)
+            weights = weights.astype(q.dtype)
+            if bits is not None:
+                start = (number * block_heads * queries + low) * keys
+                weights = dropout_with_bits(
+                    weights, call.dropout_rate, bits.part(row, start, shape)
+                )
+            part = batched_dot(weights.reshape(block_kv_heads, -1, end), v[:, :end], (2, 1))
+            mixed.append(part.reshape(block_heads, high - low, -1).astype(v.dtype))
         return jnp.concatenate(mixed, 1)
 
-    rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), visible)
+    rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), call.visible)
     biases = None if bias is None else bias.reshape(blocks, -1, queries, keys)
 
-    def by_block(x: jax.Array) -> jax.Array:  # (blocks, batch, heads of a piece, length, features)
+    def by_block(x: jax.Array) -> jax.Array:  # (blocks, batch, heads per block, length, features)
         x = x.reshape(batch, x.shape[1], blocks, -1, x.shape[-1])
         return x.transpose(2, 0, 3, 1, 4)
 
-    def block(part: tuple[jax.Array, ...]) -> jax.Array:
-        number, q, k, v, added = part
+    def attend_rows(part: tuple[jax.Array, ...]) -> jax.Array:
+        number, q, k, v, block_bias = part
         return jax.lax.map(
-            lambda row: piece(number, added, *row), (jnp.arange(batch), q, k, v, rows)
+            lambda row: attend_block(number, block_bias, *row), (jnp.arange(batch), q, k, v, rows)
         )
 
-    parts = jnp.arange(blocks), by_block(query), by_block(key), by_block(value), biases
-    out = jax.lax.map(block, parts)
+    numbers = jnp.arange(blocks)
+    arrays = by_block(call.query), by_block(call.key), by_block(call.value)
+    out = jax.lax.map(attend_rows, (numbers, *arrays, biases))
     return out.transpose(1, 3, 0, 2, 4).reshape(batch, queries, heads, head_dim)
 
 
-def direct_unsupported_reason(facts: AttentionSpec) -> str | None:
-    """Say why not to take :func:`direct_attention`."""
-    if facts.platform != "cpu" or facts.devices > 1:
-        return "it is for one CPU alone"
-    if facts.dtype != "float32":
-        return f"it computes in float32, not in {facts.dtype}"
-    if facts.heads != facts.kv_heads:
-        return "queries share keys"
+def direct_unsupported_reason(spec: AttentionSpec) -> str | None:
+    """Returns why `direct_attention` does not support a call, or `None` if it does."""
+    if spec.platform != "cpu" or spec.devices > 1:
+        return "it is for a single CPU"
+    if spec.dtype != "float32":
+        return f"it supports float32 only, not {spec.dtype}"
+    if spec.heads != spec.kv_heads:
+        return "it does not support grouped queries"
     return None
 
 
-def direct_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visible: Visibility,
-    *,
-    bias: jax.Array | None,
-    scale: float,
-    rate: float = 0.0,
-    drawn: LazyBits | None = None,
-    mesh: Mesh | None = None,
-) -> jax.Array:
-    """Attend with a derivative of our own, whose products take their arrays as they lie."""
-    mask = visible.array(query.shape[1], key.shape[1])
-    q, k, v = (x.swapaxes(1, 2) for x in (query, key, value))
+def direct_attention(call: AttentionCall) -> jax.Array:
+    """Computes attention with a custom derivative whose products read their inputs in place."""
+    bias, bits = call.bias, call.dropout_bits
+    mask = call.visible.array(call.queries, call.keys)
+    q, k, v = (x.swapaxes(1, 2) for x in (call.query, call.key, call.value))
     if bias is not None:
         bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
-    bits = None if drawn is None else drawn.all()
-    return _direct(scale, rate, q, k, v, mask, bias, bits).swapaxes(1, 2)
+    all_bits = None if bits is None else bits.all()
+    return _direct(call.scale, call.dropout_rate, q, k, v, mask, bias, all_bits).swapaxes(1, 2)
 
 
-_Saved = tuple[jax.Array | None, ...]
+_Residuals = tuple[jax.Array | None, ...]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -204,7 +195,10 @@ def _direct(
     bias: jax.Array | None,
     bits: jax.Array | None,
 ) -> jax.Array:
-    """Attend with heads before positions; all weights are (batch, heads, queries, keys)."""
+    """Computes attention of `(batch, heads, length, head_dim)`.
+
+    Mask, bias and bits broadcast to `(batch, heads, queries, keys)`.
+    """
     return _direct_forward(scale, rate, q, k, v, mask, bias, bits)[0]
 
 
@@ -217,129 +211,124 @@ def _direct_forward(
     mask: jax.Array | None,
     bias: jax.Array | None,
     bits: jax.Array | None,
-) -> tuple[jax.Array, _Saved]:
+) -> tuple[jax.Array, _Residuals]:
     weights = softmax_weights(batched_dot(q, k, (3, 3), batch=2), scale, bias, mask)
-    mixed = batched_dot(_dropped(weights, rate, bits), v, (3, 2), batch=2)
+    mixed = batched_dot(_apply_dropout(weights, rate, bits), v, (3, 2), batch=2)
     return mixed, (q, k, v, mask, bias, bits, weights)
 
 
-def _direct_backward(scale: float, rate: float, saved: Any, g: jax.Array) -> _Saved:
-    q, k, v, mask, bias, bits, weights = saved
-    dv = batched_dot(_dropped(weights, rate, bits), g, (2, 2), batch=2)
-    change = _dropped(batched_dot(g, v, (3, 3), batch=2), rate, bits)
-    change = weights * (change - (weights * change).sum(-1, keepdims=True))
-    if mask is not None:  # a row that sees nothing has weights all the same
-        change = jnp.where(mask, change, 0.0)
+def _direct_backward(scale: float, rate: float, residuals: Any, g: jax.Array) -> _Residuals:
+    q, k, v, mask, bias, bits, weights = residuals
+    dv = batched_dot(_apply_dropout(weights, rate, bits), g, (2, 2), batch=2)
+    grad = _apply_dropout(batched_dot(g, v, (3, 3), batch=2), rate, bits)
+    grad = weights * (grad - (weights * grad).sum(-1, keepdims=True))
+    if mask is not None:  # a fully masked query has nonzero weights
+        grad = jnp.where(mask, grad, 0.0)
     dbias = None
-    if bias is not None:  # summed over the axes along which it was repeated
-        axes = tuple(i for i in range(change.ndim) if bias.shape[i] != change.shape[i])
-        dbias = change.sum(axes, keepdims=True).astype(bias.dtype)
-    change = change * scale
-    dq, dk = batched_dot(change, k, (3, 2), batch=2), batched_dot(change, q, (2, 2), batch=2)
+    if bias is not None:  # summed over the axes along which the bias was broadcast
+        axes = tuple(i for i in range(grad.ndim) if bias.shape[i] != grad.shape[i])
+        dbias = grad.sum(axes, keepdims=True).astype(bias.dtype)
+    grad = grad * scale
+    dq, dk = batched_dot(grad, k, (3, 2), batch=2), batched_dot(grad, q, (2, 2), batch=2)
     return dq, dk, dv, None, dbias, None
 
 
 _direct.defvjp(_direct_forward, _direct_backward)
 
 
-def _dropped(x: jax.Array, rate: float, bits: jax.Array | None) -> jax.Array:
+def _apply_dropout(x: jax.Array, rate: float, bits: jax.Array | None) -> jax.Array:
     return x if bits is None else dropout_with_bits(x, rate, bits)
 
 
-def few_queries_unsupported_reason(facts: AttentionSpec) -> str | None:
-    """Say why not to take :func:`few_queries_attention`."""
-    if facts.platform != "cpu":
-        return "it is for CPUs alone"
-    if facts.dropout or not facts.queries <= 4 < facts.keys:
-        return "it is for at most four queries of a cache, without dropout"
+def few_queries_unsupported_reason(spec: AttentionSpec) -> str | None:
+    """Returns why `few_queries_attention` does not support a call, or `None` if it does."""
+    if spec.platform != "cpu":
+        return "it is for CPUs only"
+    if spec.dropout or not spec.queries <= 4 < spec.keys:
+        return "it supports up to four queries of a longer cache, without dropout"
     return None
 
 
-#: Keys up to which a sum over them is faster than a product of all heads, if rows are several.
+#: Up to this number of keys, and for several rows, a sum over the keys is faster than one product
+#: for all heads.
 SHORT_CACHE = 384
 
 
-def few_queries_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visible: Visibility,
-    *,
-    bias: jax.Array | None = None,
-    scale: float,
-    rate: float = 0.0,
-    drawn: LazyBits | None = None,
-    mesh: Mesh | None = None,
-) -> jax.Array:
-    """Attention of a few queries to a long cache, which is read in the order it lies in memory.
+def few_queries_attention(call: AttentionCall) -> jax.Array:
+    """Computes attention of a few queries to a long cache, and reads the cache in memory order.
 
-    A product per head would transpose the whole cache first (XLA's CPU kernels want heads before
-    positions). Here each (query, head) is a column that is zero outside of its head, so one matrix
-    product a row of the batch gives all scores: heads times the arithmetic, a fifth of the time.
+    One product per head would first transpose the whole cache, because XLA's CPU kernels require
+    heads before positions. Here each (query, head) is a column that is zero outside of its head, so
+    that one matrix product per row computes all scores. This multiplies the arithmetic by the
+    number of heads, but takes a fifth of the time.
     """
+    query, key, value = call.query, call.key, call.value
     batch, queries, heads, head_dim = query.shape
     keys, kv_heads = key.shape[1:3]
     width, group = kv_heads * head_dim, heads // kv_heads
-    # A comparison and not a table: it is computed where it is used, not written down.
+    # A comparison instead of a constant array: XLA fuses it into its use.
     in_head = jnp.arange(heads)[:, None] // group == jnp.arange(kv_heads)[None]
     columns = jnp.where(in_head[:, :, None], query[:, :, :, None, :], 0)
     columns = columns.reshape(batch, queries * heads, width)
     scores = batched_dot(key.reshape(batch, keys, width), columns, (2, 2))
-    mask = visible.array(queries, keys)
-    bias, mask = (None if x is None else x.transpose(0, 3, 2, 1) for x in (bias, mask))
+    mask = call.visible.array(queries, keys)
+    bias, mask = (None if x is None else x.transpose(0, 3, 2, 1) for x in (call.bias, mask))
     scores = scores.reshape(batch, keys, queries, heads)
-    weights = softmax_weights(scores, scale, bias, mask, axis=1)
+    weights = softmax_weights(scores, call.scale, bias, mask, axis=1)
     weights = weights.astype(value.dtype)
-    if (
-        queries == group == 1 < batch and keys <= SHORT_CACHE
-    ):  # one pass, each value multiplied once
-        wide = weights.swapaxes(2, 3).astype(jnp.float32)
-        return (wide * value.astype(jnp.float32)).sum(1)[:, None].astype(value.dtype)
-    # A product gives every head all features, of which its own are kept.
+    if queries == group == 1 < batch and keys <= SHORT_CACHE:  # one multiplication per value
+        per_value = weights.swapaxes(2, 3).astype(jnp.float32)
+        return (per_value * value.astype(jnp.float32)).sum(1)[:, None].astype(value.dtype)
+    # The product computes the features of all heads for each head. Select those of the own head.
     columns = weights.reshape(batch, keys, queries * heads)
     mixed = batched_dot(columns, value.reshape(batch, keys, -1), (1, 1))
     mixed = mixed.reshape(batch, queries, heads, kv_heads, head_dim)
-    # Slices, since a sum over what was masked is computed inside of the next product, slowly.
-    kept = [mixed[:, :, head, head * kv_heads // heads] for head in range(heads)]
-    return jnp.stack(kept, axis=2).astype(value.dtype)
+    # Slices, because XLA would compute a masked sum inside of the next product, which is slow.
+    head_slices = [mixed[:, :, head, head * kv_heads // heads] for head in range(heads)]
+    return jnp.stack(head_slices, axis=2).astype(value.dtype)
 
 
-# -- the best of a large vocabulary
+# -- the best tokens of a large vocabulary
 # ---------------------------------------------------------------------------------------
 
-# Sizes of a block: smaller ones leave too many maxima, larger ones too many tokens to look at.
+# Sizes of a block: smaller blocks have too many maxima, larger ones too many tokens to compare.
 MIN_WIDTH, MAX_WIDTH = 4, 128
 
 
 class LogitsProcessor(Protocol):
-    """What is asked of a processor of logits: whether at ``length`` it leaves one token alone."""
+    """The part of a logits processor that this module uses."""
 
     def forces(self, length: int | jax.Array, /) -> bool | jax.Array:
-        """Tell so, as a bool that may be traced."""
+        """Returns whether only one token is allowed at `length`. The result may be traced."""
         ...
 
 
 def block_width(size: int) -> int | None:
-    """Return the largest block that divides a vocabulary of ``size``; ``None`` if there is none."""
+    """Returns the largest block width that divides a vocabulary of `size`, or `None`."""
     widths = range(min(MAX_WIDTH, size // 4), MIN_WIDTH - 1, -1)
     return next((width for width in widths if size % width == 0), None)
 
 
 def split_blocks(values: jax.Array, width: int) -> jax.Array:
-    """Return (rows, blocks, width) of ``values`` (rows, size)."""
+    """Reshapes `(rows, size)` to `(rows, blocks, width)`."""
     return values.reshape(len(values), -1, width)
 
 
 def block_maxima(values: jax.Array, width: int) -> jax.Array:
-    """Return the maximum of each block, (rows, blocks), of ``values`` (rows, size)."""
+    """Returns the maximum of each block, `(rows, blocks)`, of `values`, `(rows, size)`."""
     return split_blocks(values, width).max(-1)
 
 
 def log_softmax_parts(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return what ``log_softmax`` subtracts from logits (rows, size), and the maxima of blocks.
+    """Returns the numbers that `log_softmax` subtracts, and the maxima of the blocks.
 
-    The maximum and the logarithm of the summed exponentials, (rows, 1) each, to be subtracted in
-    this order; then (rows, blocks).
+    Args:
+        logits: `(rows, size)`.
+        width: Width of a block.
+
+    Returns:
+        The maximum and the logarithm of the summed exponentials, `(rows, 1)` each, to be subtracted
+        in this order, and the block maxima, `(rows, blocks)`.
     """
 
     def parts(rows: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -347,55 +336,75 @@ def log_softmax_parts(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Arr
         top = maxima.max(-1, keepdims=True)
         return top, jnp.log(jnp.exp(rows - top).sum(-1, keepdims=True)), maxima
 
-    few = largest_divisor(len(logits), 8)
-    if platform() != "cpu" or few == len(logits):
+    group_size = largest_divisor(len(logits), 8)
+    if platform() != "cpu" or group_size == len(logits):
         return parts(logits)
-    # A few rows at a time stay in the cache; exponentials of all take five times as long.
-    by_group = jax.lax.map(parts, logits.reshape(-1, few, logits.shape[-1]))
+    # A few rows at a time stay in the cache. The exponentials of all rows take five times as long.
+    by_group = jax.lax.map(parts, logits.reshape(-1, group_size, logits.shape[-1]))
     return jax.tree.map(lambda leaf: leaf.reshape(len(logits), -1), by_group)
 
 
 def changed_blocks(processors: Sequence[object], size: int, width: int) -> np.ndarray | None:
-    """Return the blocks with tokens that ``processors`` may change; ``None`` if that can be any.
+    """Returns the blocks that contain tokens whose scores the processors may change.
 
-    Numbers of blocks, ascending. ``size`` is that of the vocabulary.
+    Args:
+        processors: Logits processors. `affected_tokens()`, if defined, returns the tokens whose
+            scores a processor may change.
+        size: Size of the vocabulary.
+        width: Width of a block.
+
+    Returns:
+        Block numbers in ascending order, or `None` if any block, or too many of them, may change.
     """
     changed: set[int] = set()
     for processor in processors:
-        touched = getattr(processor, "affected_tokens", lambda: None)()
-        if touched is None:
+        affected = getattr(processor, "affected_tokens", lambda: None)()
+        if affected is None:
             return None
-        changed |= {token // width for token in touched if token < size}
-    # Looking at each anew would be no less work than at all.
+        changed |= {token // width for token in affected if token < size}
+    # Above a quarter of the blocks an update is not faster than a new computation.
     return None if 4 * len(changed) > size // width else np.asarray(sorted(changed), np.int32)
 
 
 def update_block_maxima(
     processors: Sequence[LogitsProcessor],
-    before: jax.Array,
+    maxima: jax.Array,
     scores: jax.Array,
     length: int | jax.Array,
     changed: np.ndarray,
 ) -> jax.Array:
-    """Return the maxima (rows, blocks) of ``scores`` (rows, size), which ``processors`` returned.
+    """Returns the block maxima of processed scores. Only the changed blocks are read again.
 
-    ``before`` are those of what they were given. Only the blocks ``changed`` are looked at again.
+    Args:
+        processors: The logits processors that returned `scores`.
+        maxima: Block maxima of the scores before the processors, `(rows, blocks)`.
+        scores: The processed scores, `(rows, size)`.
+        length: Length of the sequences.
+        changed: The blocks that the processors may change, from `changed_blocks`.
+
+    Returns:
+        The maxima, `(rows, blocks)`.
     """
-    maxima = before
+    width = scores.shape[-1] // maxima.shape[-1]
     for processor in processors:
         maxima = jnp.where(processor.forces(length), -jnp.inf, maxima)
     if not changed.size:
         return maxima
-    width = scores.shape[-1] // before.shape[-1]
     return maxima.at[:, changed].set(split_blocks(scores, width)[:, changed].max(-1))
 
 
 def top_k(
     values: jax.Array, count: int, maxima: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return what ``lax.top_k(values, count)`` returns: of equals the first, (rows, count) each.
+    """Returns the same as `jax.lax.top_k(values, count)`: of equal values, the first one wins.
 
-    ``maxima`` (rows, blocks) are those of the blocks of ``values`` (rows, size), if known.
+    Args:
+        values: `(rows, size)`.
+        count: Number of values per row.
+        maxima: Block maxima of `values`, `(rows, blocks)`, if they are already computed.
+
+    Returns:
+        Values and indices, `(rows, count)` each.
     """
     if maxima is None:
         width = block_width(values.shape[-1])
@@ -403,22 +412,22 @@ def top_k(
             return jax.lax.top_k(values, count)
         maxima = block_maxima(values, width)
     width = values.shape[-1] // maxima.shape[-1]
-    # In their order, so that of equal values the first one comes first here too.
-    chosen = jnp.sort(jax.lax.top_k(maxima, min(count, maxima.shape[-1]))[1], axis=-1)
-    few = _pick_blocks(values, chosen, width)
-    best, indices = jax.lax.top_k(few.reshape(len(values), -1), count)
-    blocks = jnp.take_along_axis(chosen, indices // width, axis=1)
+    # Sorted, so that the first of several equal values is first here too.
+    best_blocks = jnp.sort(jax.lax.top_k(maxima, min(count, maxima.shape[-1]))[1], axis=-1)
+    candidates = _pick_blocks(values, best_blocks, width)
+    best, indices = jax.lax.top_k(candidates.reshape(len(values), -1), count)
+    blocks = jnp.take_along_axis(best_blocks, indices // width, axis=1)
     return best, blocks * width + indices % width
 
 
 def argmax_from_maxima(values: jax.Array, maxima: jax.Array) -> jax.Array:
-    """Return ``argmax(values, -1)`` as int32; arguments as in :func:`top_k`."""
+    """Returns `argmax(values, -1)` as int32. The arguments are those of `top_k`."""
     width = values.shape[-1] // maxima.shape[-1]
-    chosen = fast_argmax(maxima)[:, None]
-    return chosen[:, 0] * width + fast_argmax(_pick_blocks(values, chosen, width)[:, 0])
+    best_block = fast_argmax(maxima)[:, None]
+    return best_block[:, 0] * width + fast_argmax(_pick_blocks(values, best_block, width)[:, 0])
 
 
 def _pick_blocks(values: jax.Array, blocks: jax.Array, width: int) -> jax.Array:
-    """Return (rows, picks, width) of ``values`` (rows, size)."""
-    wide = split_blocks(values, width)
-    return jnp.take_along_axis(wide, blocks[:, :, None], axis=1, mode="clip")
+    """Returns the blocks with the given numbers, `(rows, picks, width)`, of `(rows, size)`."""
+    all_blocks = split_blocks(values, width)
+    return jnp.take_along_axis(all_blocks, blocks[:, :, None], axis=1, mode="clip")

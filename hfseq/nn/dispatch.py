@@ -1,4 +1,4 @@
-"""Which implementation of attention serves, decided by what is known before anything runs."""
+"""Selection of an attention implementation from static properties of the call."""
 
 from __future__ import annotations
 
@@ -22,13 +22,32 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """All that the choice depends on. Sizes are those of the whole arrays, over all devices.
+    """Static properties of an attention call, which decide about the implementation.
 
-    ``platform`` is "cpu", "cuda", "rocm" or "tpu"; ``capability`` CUDA's, as (9, 0); ``memory``
-    bytes of a device, where they are known. ``mask`` and ``bias`` are the four sizes of what is
-    added or hidden densely. ``segments`` says who has them: "" nobody, "keys" (0 is padding),
-    "same" queries and keys alike, "both" each their own. ``dropout`` is the rate on the weights.
-    ``mesh`` has the axes of more than one device, ``devices`` counts those that are there.
+    Sizes are those of the global arrays, over all devices.
+
+    Attributes:
+        platform: "cpu", "cuda", "rocm", "tpu", or the name of a jax plugin.
+        batch: Number of rows.
+        queries: Number of queries per row.
+        keys: Number of keys per row.
+        heads: Number of query heads.
+        kv_heads: Number of key and value heads.
+        head_dim: Features per head.
+        dtype: Name of the dtype of the queries.
+        causal: Whether attention is causal.
+        window: Number of visible keys before and after a query's own position.
+        segments: Which sides have segments: `""` for none, `"keys"` (0 is padding), `"same"` if
+            queries and keys share them, `"both"` if each side has its own.
+        lengths: Whether each row has a number of keys.
+        max_runs: Upper bound on the number of runs of equal segments in a row, if known.
+        mask: Shape of a dense mask, with four axes.
+        bias: Shape of the bias, with four axes.
+        dropout: Dropout rate of the attention weights.
+        capability: CUDA compute capability, such as (9, 0).
+        memory: Memory of a device in bytes, if known.
+        mesh: Names and sizes of the mesh axes with more than one device.
+        devices: Number of devices.
     """
 
     platform: str
@@ -54,11 +73,11 @@ class AttentionSpec:
 
     @property
     def half(self) -> bool:
-        """Whether it is computed in a type of two bytes."""
+        """Whether the dtype has two bytes per element."""
         return jnp.dtype(self.dtype).itemsize == 2
 
     def num_shards(self, *axes: str) -> int:
-        """Return over how many devices the mesh lays these axes together."""
+        """Returns the number of shards that these mesh axes make together."""
         return math.prod(size for name, size in self.mesh if name in axes)
 
     def __str__(self) -> str:
@@ -73,12 +92,49 @@ class AttentionSpec:
         return ", ".join(parts)
 
 
-class AttendFunction(Protocol):
-    """Attention itself: (batch, queries, heads, head_dim), in the type of ``value``.
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """The arguments of one attention computation, as the implementations of hfseq receive them.
 
-    ``drawn`` are the random bits of the weights, which are dropped at ``rate``; ``mesh`` has more
-    than one device, or is None.
+    The record only groups arguments while the program is traced. It is not a pytree and leaves no
+    trace in the program.
+
+    Attributes:
+        query: `(batch, queries, heads, head_dim)`.
+        key: `(batch, keys, kv_heads, head_dim)`, where `heads` is a multiple of `kv_heads`.
+        value: Same shape as `key`.
+        visible: Which keys each query may attend to.
+        scale: Factor of the scores.
+        bias: Added to the scaled scores; broadcasts to `(batch, heads, queries, keys)`.
+        dropout_rate: Dropout rate of the attention weights.
+        dropout_bits: Random bits of the weights, `(batch, heads, queries, keys)`, or `None` without
+            dropout.
+        mesh: The mesh, if it has more than one device.
     """
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    visible: Visibility
+    scale: float
+    bias: jax.Array | None = None
+    dropout_rate: float = 0.0
+    dropout_bits: LazyBits | None = None
+    mesh: Mesh | None = None
+
+    @property
+    def queries(self) -> int:
+        """Number of queries per row."""
+        return self.query.shape[1]
+
+    @property
+    def keys(self) -> int:
+        """Number of keys per row."""
+        return self.key.shape[1]
+
+
+class AttendFunction(Protocol):
+    """The function of an attention implementation that a plugin registers."""
 
     def __call__(
         self,
@@ -93,58 +149,113 @@ class AttendFunction(Protocol):
         drawn: LazyBits | None,
         mesh: Mesh | None,
     ) -> jax.Array:
-        """Attend."""
+        """Computes attention.
+
+        Args:
+            query: `(batch, queries, heads, head_dim)`.
+            key: `(batch, keys, kv_heads, head_dim)`.
+            value: Same shape as `key`.
+            visible: Which keys each query may attend to.
+            bias: Added to the scaled scores; broadcasts to `(batch, heads, queries, keys)`.
+            scale: Factor of the scores.
+            rate: Dropout rate of the weights.
+            drawn: Random bits of the weights, or `None` without dropout.
+            mesh: The mesh, or `None` if it has only one device.
+
+        Returns:
+            `(batch, queries, heads, head_dim)` in the dtype of `value`.
+        """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """A way to attend, and when it serves.
+    """An attention implementation and the cases that it supports.
 
-    **Arguments:** ``refuses`` returns why it does not serve, or None; it looks at no device.
-    ``blind`` says that a query which sees nothing comes out as zero, without a gradient; of others
-    :func:`hfseq.nn.attend` makes it so.
+    Attributes:
+        name: The name in messages.
+        attend: Computes attention.
+        unsupported_reason: Returns why the implementation does not support a call, or `None` if it
+            does. It must not access a device.
+        zeroes_masked_queries: Whether a fully masked query produces zeros and no gradient.
+            `hfseq.nn.attend` takes care of this for implementations that do not.
     """
 
     name: str
     attend: AttendFunction
-    unsupported_reason: Callable[[AttentionSpec], str | None] = lambda facts: None
+    unsupported_reason: Callable[[AttentionSpec], str | None] = lambda spec: None
     zeroes_masked_queries: bool = False
+
+    def run(self, call: AttentionCall) -> jax.Array:
+        """Computes attention: unpacks the record into the arguments of `attend`."""
+        return self.attend(
+            call.query,
+            call.key,
+            call.value,
+            call.visible,
+            bias=call.bias,
+            scale=call.scale,
+            rate=call.dropout_rate,
+            drawn=call.dropout_bits,
+            mesh=call.mesh,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltInImplementation(Implementation):
+    """An implementation of hfseq. Its `attend` receives the `AttentionCall` itself."""
+
+    attend: Callable[[AttentionCall], jax.Array]  # type: ignore[assignment]
+
+    def run(self, call: AttentionCall) -> jax.Array:
+        """Computes attention."""
+        return self.attend(call)
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The name of what serves, and for each that was asked before it why it does not."""
+    """The selected implementation.
+
+    Attributes:
+        name: Name of the implementation.
+        reasons: Name and reason of each candidate before it that does not support the call.
+    """
 
     name: str
     reasons: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        return "; ".join([self.name, *(f"not {name}: {why}" for name, why in self.reasons)])
+        return "; ".join([self.name, *(f"not {name}: {reason}" for name, reason in self.reasons)])
 
 
 def first_supported(
-    facts: AttentionSpec, candidates: Sequence[Implementation], wanted: str = "auto"
+    spec: AttentionSpec, candidates: Sequence[Implementation], requested: str = "auto"
 ) -> Selection:
-    """Return the first of ``candidates`` that serves; ``wanted`` is what the user called them.
+    """Selects the first candidate that supports a call.
+
+    Args:
+        spec: The properties of the call.
+        candidates: Implementations in order of preference.
+        requested: The user's `attn_implementation`, for the error message.
 
     Raises:
-        UsageError: none of them does, which is possible only for those that were named.
+        UsageError: No candidate supports the call. This is possible only for implementations that
+            the user requested, since the last default never refuses.
     """
     reasons: list[tuple[str, str]] = []
     for candidate in candidates:
-        why = candidate.unsupported_reason(facts)
-        if why is None:
+        reason = candidate.unsupported_reason(spec)
+        if reason is None:
             return Selection(candidate.name, tuple(reasons))
-        reasons.append((candidate.name, why))
-    told = "; ".join(f"{name}: {why}" for name, why in reasons)
+        reasons.append((candidate.name, reason))
+    explanation = "; ".join(f"{name}: {reason}" for name, reason in reasons)
     raise UsageError(
-        f"attn_implementation '{wanted}' cannot serve attention of {facts} on {facts.platform} "
-        f"({told}); 'auto' takes what can"
+        f"attn_implementation '{requested}' does not support attention of {spec} on "
+        f"{spec.platform} ({explanation}). Use 'auto' to select one that does"
     )
 
 
 @functools.cache
-def log_selection(facts: AttentionSpec, choice: Selection) -> None:
-    """Log once for the same facts what was chosen, and why not another."""
-    logger.info("attention of %s on %s: %s", facts, facts.platform, choice)
+def log_selection(spec: AttentionSpec, selection: Selection) -> None:
+    """Logs the selected implementation and why others were not selected, once per kind of call."""
+    logger.info("attention of %s on %s: %s", spec, spec.platform, selection)

@@ -1,15 +1,16 @@
-"""Products in FP8: two recipes, their state, and its way from step to step.
+"""FP8 products: two recipes, their state, and how training updates it.
 
-All that touches flax's FP8 functions is here. A product quantises its operands to e4m3 and, going
-back, the gradient of its result to e5m2 (the HYBRID format), each with one float32 scale a tensor;
-the three matrix products see FP8 operands and sum in float32.
+All uses of flax's FP8 functions are in this module. A product quantizes its operands to e4m3, and
+in the backward pass the gradient of its result to e5m2 (the HYBRID format of Transformer Engine).
+Each tensor has one float32 scale. All three matrix products have FP8 operands and float32
+accumulation.
 
-* ``fp8_current``: the scale comes from the tensor itself. No state.
-* ``fp8_delayed``: the scale comes from the largest absolute values of earlier steps, so that a
-  tensor is quantised while it is written. Scales and histories are the collection ``fp8_params``.
+* `fp8_current`: The scale is computed from the tensor itself. There is no state.
+* `fp8_delayed`: The scale is computed from the largest absolute values of earlier steps, so that a
+tensor is quantized while it is stored. Scales and histories are the collection `fp8_params`.
 
-The state has no gradient: what the backward pass returns in its place *is* the next state, so the
-training step overwrites it (:func:`overwrite`) and no optimizer ever sees it.
+The state has no gradient. Instead, the backward pass returns the next state in its place. The
+training step overwrites the state with it (`overwrite`), and the optimizer never sees it.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ COLLECTION = "fp8_params"
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 OPERANDS = {"input": FORWARD, "kernel": FORWARD, "output_grad": BACKWARD}
 SCALE, HISTORY = "_scale", "_amax_history"
-# Every Linear inside a numbered layer: projections and feed-forward blocks, no embeddings, no head.
+# Every Linear in a numbered layer: projections and feed-forward layers, not embeddings and heads.
 SITES = (r"(^|/)\d+/",)
 HISTORY_LENGTH = 1024
 MIN_EFFICIENT_WIDTH = 1024
-# The largest value of a tensor below which all of it counts as zero: its scale, or the inverse of
-# that, would leave float32.
+# A tensor whose largest value is below this counts as zero, because its scale, or the inverse of
+# its scale, would exceed the range of float32.
 MIN_AMAX = 2.0**-100
-# e4m3 holds 18 binary orders: with more headroom than this nothing is left of a tensor.
+# e4m3 covers 18 powers of two. With more headroom than this, all values would become zero.
 MAX_MARGIN = 16
 
 State = dict[str, jax.Array]
@@ -53,7 +54,7 @@ _calibrating: contextvars.ContextVar[bool] = contextvars.ContextVar("calibrating
 
 
 class Fp8Param(nnx.Variable):
-    """A scale or a history of largest absolute values; its "gradient" is its next value."""
+    """A scale or a history of largest absolute values. Its "gradient" is its next value."""
 
     overwritten: ClassVar[bool] = True
     sidecar: ClassVar[str] = "fp8_params.safetensors"
@@ -63,11 +64,14 @@ nnx.register_variable_name(COLLECTION, Fp8Param)
 
 
 class ProductSpec(NamedTuple):
-    """What is static in a product: axes of the kernel, exponent of headroom, where scales are from.
+    """Static properties of a product.
 
-    ``contracted`` is the kernel's axis of input features. With ``current`` scales come from the
-    tensors themselves; with ``fallback`` only where the history is empty, which needs the tensor's
-    maximum before it is quantised, so training does not do it.
+    Attributes:
+        contracted: The kernel's axis of input features.
+        margin: Exponent of the headroom above the largest value.
+        current: Whether scales are computed from the tensors themselves.
+        fallback: Whether this happens if the history is empty. It needs the tensor's maximum before
+            the tensor is quantized, so training does not use it.
     """
 
     contracted: int
@@ -77,10 +81,13 @@ class ProductSpec(NamedTuple):
 
 
 class Fp8Product(nnx.Module):
-    """The product of one Linear (or of several, fused) with delayed scales. Never shared by two.
+    """The product of one Linear, or of several fused ones, with delayed scales.
 
-    **Arguments:** ``history_length`` steps whose largest value sets a scale, ``margin`` binary
-    orders of headroom above it.
+    Two products must never share an instance.
+
+    Args:
+        history_length: Number of steps whose largest value determines a scale.
+        margin: Exponent of the headroom above that value.
     """
 
     def __init__(self, history_length: int = HISTORY_LENGTH, margin: int = 0):
@@ -92,7 +99,14 @@ class Fp8Product(nnx.Module):
     def __call__(
         self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Dimensions, **ignored: Any
     ) -> jax.Array:
-        """Multiply (..., k) by a kernel of any rank over one axis, as ``lax.dot_general``."""
+        """Multiplies like `jax.lax.dot_general`.
+
+        Args:
+            lhs: `(..., k)`.
+            rhs: A kernel of any rank, contracted over one axis.
+            dimension_numbers: The contracted dimensions.
+            **ignored: Other arguments of `jax.lax.dot_general`.
+        """
         state = {
             name + part: getattr(self, name + part)[...]
             for name in OPERANDS
@@ -108,7 +122,10 @@ class Fp8Product(nnx.Module):
 def current_product(
     lhs: jax.Array, rhs: jax.Array, dimension_numbers: Dimensions, **ignored: Any
 ) -> jax.Array:
-    """Multiply (..., k) by a kernel in FP8, with scales of the tensors themselves."""
+    """Multiplies in FP8 with scales of the tensors themselves.
+
+    The arguments are those of `Fp8Product.__call__`.
+    """
     return _product(ProductSpec(dimension_numbers[0][1][0], 0, True, False), lhs, rhs, {})
 
 
@@ -123,10 +140,10 @@ def _forward(
     qx, x_scale, next_x = _quantize(plan, "input", x, state)
     qw, w_scale, next_w = _quantize(plan, "kernel", w, state)
     y = _dot(qx, qw, ((x.ndim - 1,), (plan.contracted,)))
-    left = {name: leaf for name, leaf in state.items() if name.startswith("output_grad")}
+    gradient_state = {name: leaf for name, leaf in state.items() if name.startswith("output_grad")}
     like = tuple(jnp.zeros((0,), array.dtype) for array in (x, w))
     y = (y * (x_scale * w_scale)).astype(x.dtype)
-    return y, (qx, x_scale, qw, w_scale, next_x | next_w, left, like)
+    return y, (qx, x_scale, qw, w_scale, next_x | next_w, gradient_state, like)
 
 
 def _backward(
@@ -137,7 +154,7 @@ def _backward(
     rows = tuple(range(qx.ndim - 1))
     features = tuple(range(qx.ndim - 1, g.ndim))
     columns = tuple(axis for axis in range(qw.ndim) if axis != plan.contracted)
-    # HIGHEST: on a GPU no sums in fewer bits, which gradients do not survive.
+    # HIGHEST disables reduced-precision accumulation on GPUs, which is too inexact for gradients.
     dx = _dot(qg, qw, (features, columns), lax.Precision.HIGHEST)
     dw = _dot(qx, qg, (rows, rows), lax.Precision.HIGHEST)
     dx = (dx * (g_scale * w_scale)).astype(x_like.dtype)
@@ -162,41 +179,41 @@ def _dot(
 def _quantize(
     plan: ProductSpec, name: str, x: jax.Array, state: State
 ) -> tuple[jax.Array, jax.Array, State]:
-    """Return ``x`` in FP8, its scale, and the part of the state that belongs to it, advanced."""
-    kind = OPERANDS[name]
-    limit = fp8_ops.get_fp8_max(kind, jnp.float32)
+    """Returns `x` in FP8, its scale, and the next state of this tensor."""
+    fp8_dtype = OPERANDS[name]
+    limit = fp8_ops.get_fp8_max(fp8_dtype, jnp.float32)
     amax = jnp.abs(x).max().astype(jnp.float32)
-    # A value that is not finite must not stay in the history and set its scale for 1024 steps.
+    # A non-finite value in the history would determine the scale for 1024 steps.
     amax = jnp.where(jnp.isfinite(amax) & (amax > MIN_AMAX), amax, 0.0)
-    # Clipped, an overflow would be a finite number, and neither a loss scale nor a check of the
-    # gradients would see it.
+    # Quantization clips. An overflow would become finite, and loss scaling and checks of the
+    # gradients would not detect it.
     x = jnp.where(jnp.isinf(x), jnp.nan, x)
     if not state:
         scale = fp8_ops.compute_scale(amax, jnp.ones(1), limit)
-        return fp8_ops.quantize(x, kind, scale, jnp.float32), scale, {}
+        return fp8_ops.quantize(x, fp8_dtype, scale, jnp.float32), scale, {}
     typed = state[name + SCALE].dtype
-    old, history = (
+    old_scale, history = (
         lax.convert_element_type(state[name + part], jnp.float32) for part in (SCALE, HISTORY)
     )
     largest = amax if plan.current else history.max()
     if plan.fallback:
         largest = jnp.where(largest > 0, largest, amax)
-    scale = fp8_ops.compute_scale(largest, old, limit, plan.margin)
-    moved = jnp.roll(history, 1).at[0].set(amax)
-    after = {name + SCALE: scale, name + HISTORY: moved}
-    after = {key: lax.convert_element_type(leaf, typed) for key, leaf in after.items()}
-    return fp8_ops.quantize(x, kind, scale, jnp.float32), scale, after
+    scale = fp8_ops.compute_scale(largest, old_scale, limit, plan.margin)
+    new_history = jnp.roll(history, 1).at[0].set(amax)
+    next_state = {name + SCALE: scale, name + HISTORY: new_history}
+    next_state = {key: lax.convert_element_type(leaf, typed) for key, leaf in next_state.items()}
+    return fp8_ops.quantize(x, fp8_dtype, scale, jnp.float32), scale, next_state
 
 
-# -- the state, from step to step
+# -- the state
 # ---------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def calibrating() -> Iterator[None]:
-    """Trace products that take their scales from the tensors, and note them in the state.
+    """Traces products that compute their scales from the tensors and record them in the state.
 
-    With the first scales, 1, the gradients of a large batch would all be rounded to zero.
+    The initial scale is 1, which would round all gradients of a large batch to zero.
     """
     token = _calibrating.set(True)
     try:
@@ -206,23 +223,23 @@ def calibrating() -> Iterator[None]:
 
 
 def for_gradient(state: Tree) -> Tree:
-    """Cast the state for a differentiated function: where a product runs twice, the maximum counts.
+    """Casts the state for a differentiated function, to combine the updates of repeated products.
 
-    Automatic differentiation adds the cotangents of a value that is used twice; those of this type
-    are added by taking the larger.
+    Automatic differentiation adds the cotangents of a value that is used twice. In this dtype
+    addition is the maximum.
     """
     return jax.tree.map(lambda x: lax.convert_element_type(x, fp8_ops.fp32_max_grad), state)
 
 
 def from_gradient(cotangents: Tree) -> Tree:
-    """Return the state that a backward pass left, in float32."""
+    """Returns the state that a backward pass computed, in float32."""
     return jax.tree.map(lambda x: lax.convert_element_type(x, jnp.float32), cotangents)
 
 
 def overwrite(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``new`` where it is a legal state, and ``old`` elsewhere.
+    """Returns the new state where it is valid, and the old state elsewhere.
 
-    A product that did not run (or whose result was not used) has the cotangent 0, and a scale of 0
+    A product that did not run, or whose result was not used, has a cotangent of 0. A scale of 0
     would divide the next tensor by zero.
     """
     out = {
@@ -243,11 +260,19 @@ def overwrite(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def delayed_scaling(amax_history_length: int = HISTORY_LENGTH, margin: int = 0) -> Precision:
-    """Return the recipe ``fp8_delayed``."""
+    """Returns the recipe `fp8_delayed`.
+
+    Args:
+        amax_history_length: Number of steps whose largest value determines a scale.
+        margin: Exponent of the headroom above that value.
+
+    Raises:
+        UsageError: A value is out of range.
+    """
     if amax_history_length < 1 or not 0 <= margin <= MAX_MARGIN:
         raise UsageError(
-            f"fp8_delayed: amax_history_length={amax_history_length} must be 1 or more, "
-            f"margin={margin} from 0 to {MAX_MARGIN}"
+            f"fp8_delayed: amax_history_length={amax_history_length} must be 1 or more, and "
+            f"margin={margin} must be from 0 to {MAX_MARGIN}"
         )
     warn_if_emulated()
     make = functools.partial(Fp8Product, amax_history_length, margin)
@@ -255,23 +280,23 @@ def delayed_scaling(amax_history_length: int = HISTORY_LENGTH, margin: int = 0) 
 
 
 def current_scaling() -> Precision:
-    """Return the recipe ``fp8_current``."""
+    """Returns the recipe `fp8_current`."""
     warn_if_emulated()
     return Precision("fp8_current", jnp.bfloat16, lambda: current_product, SITES, fused=True)
 
 
 def warn_if_narrow(precision: Precision, width: int | None) -> None:
-    """Say where FP8 is not expected to save time: below ``PAYS_FROM`` features.
+    """Warns if FP8 is not expected to save time, below `MIN_EFFICIENT_WIDTH` features.
 
-    The number is an expectation from the cost of casts beside products, not a measurement.
+    The limit is estimated from the cost of casts relative to products. It is not measured.
     """
-    wanted = (
+    narrow = (
         precision.name in ("fp8_delayed", "fp8_current") and width and width < MIN_EFFICIENT_WIDTH
     )
-    if wanted and has_fp8_units():
+    if narrow and has_fp8_units():
         logger.warning(
-            "%s with %d features a token: products this narrow are not expected to be faster in "
-            "FP8 than in bfloat16 (--precision bfloat16; docs/fp8.md, When it pays)",
+            "%s with %d features per token: FP8 is not expected to be faster than bfloat16 for "
+            "products this narrow (see --precision bfloat16 and docs/fp8.md)",
             precision.name,
             width,
         )
@@ -279,18 +304,18 @@ def warn_if_narrow(precision: Precision, width: int | None) -> None:
 
 @functools.cache
 def warn_if_emulated() -> None:
-    """Say once if the device has no FP8 units: numbers are right there, speed is not."""
+    """Warns once if the device has no FP8 units, where products are correct but slow."""
     if not has_fp8_units():
         device = target_device()
-        units = getattr(device, "compute_capability", None)
+        compute_capability = getattr(device, "compute_capability", None)
         logger.warning(
-            "FP8 on %s%s, which has no FP8 units that hfseq knows of: products are emulated, with "
-            "FP8's numbers but slower than bfloat16",
+            "%s%s has no known FP8 units: FP8 products are emulated with the same results, but "
+            "slower than bfloat16",
             device.device_kind,
-            f" (compute capability {units})" if units else "",
+            f" (compute capability {compute_capability})" if compute_capability else "",
         )
 
 
 def has_fp8_units() -> bool:
-    """Tell whether the device is an NVIDIA GPU of compute capability 8.9 or more."""
+    """Returns whether the device is an NVIDIA GPU of compute capability 8.9 or higher."""
     return (capability() or (0, 0)) >= (8, 9)

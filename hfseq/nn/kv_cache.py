@@ -1,12 +1,12 @@
-"""The key-value cache of autoregressive decoding, one for every family.
+"""The key-value cache of autoregressive decoding, for all families.
 
-A cache lives on the attention module as three variables with v4's names (``cached_key``,
-``cached_value``, ``cache_index``); outside the module it is the nested dict that ``init_cache``
-returns and ``past_key_values`` carries. Attention to an encoder keeps the keys and values of the
-encoder's output, which never change and so have no index.
+A cache consists of three variables of each attention module, with the names of Transformers 4
+(`cached_key`, `cached_value`, `cache_index`). Outside of the module it is the nested dict that
+`init_cache` returns and `past_key_values` carries. Cross-attention caches the keys and values of
+the encoder's output. These never change, so it has no index.
 
-A :class:`StateAttention` summarises what it has seen in entries of its own, of a size that does not
-depend on the length. One of them is ``position`` (batch,), by which its caches are told apart.
+A `StateAttention` has a cache of a fixed size instead, which does not depend on the length. One of
+its entries is `position`, `(batch,)`, which distinguishes its caches from others.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ from hfseq.nn.visible import Mask, as_visibility
 
 
 class CachedAttention(nnx.Module):
-    """Base of attentions with a cache; subclasses set ``kv_heads`` and ``head_dim``.
+    """Base class of attention modules with a key-value cache.
 
-    ``causal`` attention to itself caches what it has seen; ``cross`` attention, which must not be
-    causal, the keys and values of an encoder's output.
+    Attributes:
+        kv_heads: Number of key and value heads. Set by subclasses.
+        head_dim: Features per head. Set by subclasses.
+        causal: Whether this is causal self-attention, which caches the keys and values of past
+            tokens.
+        cross: Whether this is cross-attention, which caches those of the encoder's output. It must
+            not be causal.
     """
 
     __signature__ = ConstructorSignature()
@@ -47,10 +52,12 @@ class CachedAttention(nnx.Module):
 
 
 class StateAttention(nnx.Module):
-    """Base of attentions whose cache has a fixed size; ``entries`` names its parts.
+    """Base class of attention modules whose cache has a fixed size.
 
-    Every entry has the batch on its first axis, and ``position`` (batch,) int32, the number of
-    tokens seen, is one of them. Without a cache the attributes of these names are None.
+    Attributes:
+        entries: Names of the cache entries. Each has the batch on its first axis. One of them must
+            be `position`, int32 `(batch,)`, the number of processed tokens. Without a cache the
+            attributes of these names are `None`.
     """
 
     __signature__ = ConstructorSignature()
@@ -61,25 +68,33 @@ class StateAttention(nnx.Module):
             setattr(self, name, nnx.data(None))
 
     def empty_cache(self, batch_size: int, dtype: DTypeLike) -> dict[str, jax.Array]:
-        """Return the entries before the first token; ``dtype`` is that of computation."""
+        """Returns the entries before the first token. `dtype` is that of computation."""
         raise NotImplementedError
 
     def read_cache(self) -> dict[str, jax.Array] | None:
-        """Return the entries, or None without a cache."""
-        held = {name: getattr(self, name) for name in self.entries}
-        return {n: v[...] for n, v in held.items()} if held["position"] is not None else None
+        """Returns the entries, or `None` without a cache."""
+        variables = {name: getattr(self, name) for name in self.entries}
+        return (
+            {n: v[...] for n, v in variables.items()} if variables["position"] is not None else None
+        )
 
     def write_cache(self, entries: Mapping[str, jax.Array]) -> None:
-        """Keep new entries, in the types of the old ones; without a cache they are dropped."""
+        """Stores new entries in the dtypes of the old ones. Without a cache they are ignored."""
         for name, value in entries.items():
-            held = getattr(self, name)
-            if held is not None:
-                held.set_value(value.astype(held[...].dtype))
+            variable = getattr(self, name)
+            if variable is not None:
+                variable.set_value(value.astype(variable[...].dtype))
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheSize:
-    """How much an empty cache holds; ``encoder`` is (rows, tokens) of the encoder, if cached."""
+    """The size of an empty cache.
+
+    Attributes:
+        batch_size: Number of rows.
+        max_length: Number of tokens per row.
+        encoder: Rows and tokens of the encoder's output, if it is cached.
+    """
 
     batch_size: int
     max_length: int
@@ -87,7 +102,7 @@ class CacheSize:
 
 
 def add_cache(module: nnx.Module, size: CacheSize, dtype: DTypeLike) -> None:
-    """Give every causal attention, and cross-attention if wanted, an empty cache."""
+    """Adds an empty cache to causal attention, and to cross-attention if `size.encoder` is set."""
     for _, part in nnx.iter_graph(module):
         if isinstance(part, StateAttention):
             for name, leaf in part.empty_cache(size.batch_size, dtype).items():
@@ -105,9 +120,12 @@ def add_cache(module: nnx.Module, size: CacheSize, dtype: DTypeLike) -> None:
 
 
 def empty_cache(module: nnx.Module, shapes: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """Return the empty cache of ``module``, whose variables may be abstract and stacked.
+    """Returns the empty cache of a module.
 
-    ``shapes`` is the cache with ``jax.ShapeDtypeStruct`` leaves.
+    Args:
+        module: The model. Its variables may be abstract and stacked.
+        shapes: The cache with `jax.ShapeDtypeStruct` leaves.
+        batch_size: Number of rows.
     """
     states = {
         tuple(map(str, path)): part
@@ -116,13 +134,13 @@ def empty_cache(module: nnx.Module, shapes: Mapping[str, Any], batch_size: int) 
     }
 
     def make(cache: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-        made = {}
+        entries = {}
         if path in states:
-            made = states[path].empty_cache(batch_size, jnp.float32)
+            entries = states[path].empty_cache(batch_size, jnp.float32)
         return {
             name: make(leaf, (*path, name))
             if isinstance(leaf, Mapping)
-            else jnp.broadcast_to(made.get(name, 0), leaf.shape).astype(leaf.dtype)
+            else jnp.broadcast_to(entries.get(name, 0), leaf.shape).astype(leaf.dtype)
             for name, leaf in cache.items()
         }
 
@@ -135,11 +153,20 @@ def extend_cache(
     value: jax.Array,
     mask: Mask,
 ) -> tuple[jax.Array, jax.Array, Mask, bool]:
-    """Append ``key`` and ``value`` to the cache and return what the queries attend to.
+    """Appends keys and values to the cache and returns what the queries attend to.
 
-    Without a cache the inputs come back with ``causal=True``: the fused attention masks the future.
-    With one, keys and values of the whole buffer come back with a mask that hides positions not yet
-    written, and those outside of the window that ``mask`` may describe.
+    Without a cache the inputs are returned with `causal=True`. With one, the keys and values of the
+    whole buffer are returned. The mask then hides positions that are not filled yet, and those
+    outside of a window in `mask`.
+
+    Args:
+        module: The attention module.
+        key: New keys, `(batch, length, kv_heads, head_dim)`.
+        value: New values, same shape as `key`.
+        mask: Which keys are visible.
+
+    Returns:
+        Keys, values, the mask, and the `causal` argument for `hfseq.nn.attend`.
     """
     if module.cached_key is None:
         return key, value, mask, True
@@ -148,26 +175,30 @@ def extend_cache(
     full_value = _write(module.cached_value[...], value, index)
     module.cached_key[...], module.cached_value[...] = full_key, full_value
     module.cache_index[...] = index + new
-    described, keys, dtype = as_visibility(mask, causal=True), full_key.shape[1], key.dtype
-    written, shown = described.band(new, keys, index), described.without_band(keys)
-    assert written is not None
-    visible = written[None, None] if shown is None else shown & written
-    return full_key.astype(dtype), full_value.astype(dtype), visible, False
+    visible, keys, dtype = as_visibility(mask, causal=True), full_key.shape[1], key.dtype
+    band, other_mask = visible.band(new, keys, index), visible.without_band(keys)
+    assert band is not None
+    cache_mask = band[None, None] if other_mask is None else other_mask & band
+    return full_key.astype(dtype), full_value.astype(dtype), cache_mask, False
 
 
 def encoder_cache(
     module: CachedAttention, make: Callable[[], tuple[jax.Array, jax.Array]]
 ) -> tuple[jax.Array, jax.Array]:
-    """Return keys and values of the encoder's output: from the cache if it has them, else made.
+    """Returns keys and values of the encoder's output, from the cache if it contains them.
 
-    Where the cache is being filled (``init_cache(..., params=)``) they are made and kept.
+    While the cache is filled (`init_cache(..., params=)`) they are computed and stored.
+
+    Args:
+        module: The attention module.
+        make: Computes the keys and values.
     """
     if module.cached_key is not None and not current_options().fill_encoder_cache:
         return module.cached_key[...], module.cached_value[...]
     key, value = make()
     if module.cached_key is not None:
-        kept = module.cached_key[...].dtype
-        module.cached_key[...], module.cached_value[...] = key.astype(kept), value.astype(kept)
+        dtype = module.cached_key[...].dtype
+        module.cached_key[...], module.cached_value[...] = key.astype(dtype), value.astype(dtype)
     return key, value
 
 
@@ -180,7 +211,7 @@ def _grows(cache: Mapping[str, Any]) -> bool:
 
 
 def _map_entries(cache: Mapping[str, Any], change: Callable[[dict[str, Any]], Any]) -> Any:
-    """Apply ``change`` to the entries of attention to itself, whatever their depth."""
+    """Applies `change` to the cache entries of self-attention, at any depth."""
     if _grows(cache) or _is_state(cache):
         return change(dict(cache))
     return {
@@ -190,25 +221,31 @@ def _map_entries(cache: Mapping[str, Any], change: Callable[[dict[str, Any]], An
 
 
 def _take(entry: Mapping[str, Any], rows: jax.Array) -> dict[str, Any]:
-    """Pick rows of an entry, whose layers may be stacked."""
+    """Selects rows of a cache entry, whose layers may be stacked."""
     if _is_state(entry):
         axis, names = entry["position"].ndim - 1, tuple(entry)
     else:  # (batch, length, heads, head_dim), after a layer axis where layers are scanned
         axis, names = entry["cached_key"].ndim - 4, ("cached_key", "cached_value")
-    # (clip: rows are in bounds, and the default looks again at every element)
-    taken = {name: jnp.take(entry[name], rows, axis=axis, mode="clip") for name in names}
-    return {**entry, **taken}
+    # Rows are in bounds. The default mode would check every element again.
+    selected = {name: jnp.take(entry[name], rows, axis=axis, mode="clip") for name in names}
+    return {**entry, **selected}
 
 
 def reorder(cache: Mapping[str, Any], rows: jax.Array) -> dict[str, Any]:
-    """Pick rows of the cache, as beam search does; what belongs to the encoder stays as it is."""
+    """Selects rows of the decoder's cache, as in beam search, and keeps the encoder's cache."""
     return _map_entries(cache, lambda entry: _take(entry, rows))
 
 
 def select_rows(
     cache: Mapping[str, Any], rows: jax.Array, encoder_rows: jax.Array
 ) -> dict[str, Any]:
-    """Keep some rows: ``rows`` of the decoder's entries, ``encoder_rows`` of the encoder's."""
+    """Selects rows of the whole cache.
+
+    Args:
+        cache: The cache.
+        rows: Rows of the decoder's entries.
+        encoder_rows: Rows of the encoder's entries.
+    """
     if _grows(cache) or _is_state(cache):
         return _take(cache, rows)
     if "cached_key" in cache:
@@ -220,9 +257,13 @@ def select_rows(
 
 
 def rewind(cache: Mapping[str, Any], index: int | jax.Array) -> dict[str, Any]:
-    """Let the next token be written at ``index``; what lies there and after it is overwritten.
+    """Sets the position of the next token. Later positions are overwritten.
 
-    A state keeps what it has seen: its prompt must hide what does not belong to it.
+    A `StateAttention` cannot be rewound: its prompt must hide the tokens that do not belong to it.
+
+    Args:
+        cache: The cache.
+        index: The position of the next token.
     """
 
     def move(entry: dict[str, Any]) -> dict[str, Any]:
@@ -234,9 +275,11 @@ def rewind(cache: Mapping[str, Any], index: int | jax.Array) -> dict[str, Any]:
 
 
 def restart(cache: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the entries of attention to itself by those of ``fresh``, an empty cache.
+    """Replaces the cache of self-attention by an empty one. The encoder's cache does not change.
 
-    What belongs to the encoder stays as it is.
+    Args:
+        cache: The cache.
+        fresh: An empty cache.
     """
     if _grows(cache) or _is_state(cache):
         return dict(fresh)
@@ -247,36 +290,40 @@ def restart(cache: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any
 
 
 def check_capacity(cache: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Refuse a cache made for another number of rows than the tokens have, or without room.
+    """Checks that a cache has the rows of the inputs and room for their tokens.
 
-    Under ``jit`` nobody knows yet how full a cache is: what is too much takes the last places.
+    Under `jit` the number of filled positions is unknown. Tokens beyond the capacity then overwrite
+    the last positions.
+
+    Raises:
+        UsageError: The number of rows differs, or the cache is too small.
     """
     ids = next((v for n, v in inputs.items() if n.endswith("input_ids")), None)
     if ids is None:
         return
-    full: list[tuple[int, int]] = []  # tokens taken, and room
-    wanted, given = set(), len(ids)
+    fills: list[tuple[int, int]] = []  # filled positions, and capacity
+    cache_rows, rows = set(), len(ids)
 
     def add_rows(entry: dict[str, Any]) -> None:
         if _is_state(entry):
-            wanted.add(entry["position"].shape[-1])
+            cache_rows.add(entry["position"].shape[-1])
             return
-        wanted.add(entry["cached_key"].shape[-4])
-        taken, room = entry["cache_index"], entry["cached_key"].shape[-3]
-        if not full and not isinstance(taken, jax.core.Tracer):
-            full.append((int(np.max(taken)), room))
+        cache_rows.add(entry["cached_key"].shape[-4])
+        num_filled, capacity = entry["cache_index"], entry["cached_key"].shape[-3]
+        if not fills and not isinstance(num_filled, jax.core.Tracer):
+            fills.append((int(np.max(num_filled)), capacity))
 
     _map_entries(cache, add_rows)
-    if wanted - {given}:
+    if cache_rows - {rows}:
         raise UsageError(
-            f"past_key_values was made for {min(wanted - {given})} rows, the tokens have {given}: "
-            f"pass the cache of the same batch, or init_cache({given}, ...) for a fresh one"
+            f"past_key_values was made for {min(cache_rows - {rows})} rows, but the tokens have "
+            f"{rows}. Pass the cache of the same batch, or init_cache({rows}, ...) for a new one"
         )
-    taken, room = full[0] if full else (0, ids.shape[-1])
-    if taken + ids.shape[-1] > room:
+    num_filled, capacity = fills[0] if fills else (0, ids.shape[-1])
+    if num_filled + ids.shape[-1] > capacity:
         raise UsageError(
-            f"past_key_values has room for {room} tokens, {taken} are taken and "
-            f"{ids.shape[-1]} come: make a longer cache, init_cache({given}, ...)"
+            f"past_key_values has a capacity of {capacity} tokens: {num_filled} are filled and "
+            f"{ids.shape[-1]} are new. Make a longer cache with init_cache({rows}, ...)"
         )
 
 

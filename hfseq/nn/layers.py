@@ -1,14 +1,13 @@
-"""The layers of every model file: parameters, their initialisation and one line of arithmetic each.
+"""Layers of model files: parameters, initialization and forward computation.
 
-Attribute names are the checkpoint's (``kernel``, ``bias``, ``scale``, ``embedding``). The type of
-computation is set afterwards by a precision recipe (:mod:`hfseq.nn.precision`).
+Attribute names are those of the checkpoints (`kernel`, `bias`, `scale`, `embedding`). A precision
+recipe sets the computation dtype afterwards (`hfseq.nn.precision`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -24,56 +23,63 @@ from hfseq.nn.precision import DotGeneral, FusedProjection, add_bias, low_precis
 from hfseq.nn.qwix import dequantize, is_quantized, quantized_kernel_product
 from hfseq.nn.random import Keys, adapter_keys
 
-#: ``init(key, shape, dtype)``, as in ``jax.nn.initializers``.
+#: `init(key, shape, dtype)`, as in `jax.nn.initializers`.
 Initializer = Callable[..., jax.Array]
 
 
 def normal(stddev: float) -> Initializer:
-    """Return a normal initialiser with mean 0 and standard deviation ``stddev``.
+    """Returns a normal initializer with mean 0.
 
-    Layers take any initialiser by jax's convention, ``init(key, shape, dtype)``: those of
-    ``jax.nn.initializers``, or a function of one's own. Biases begin at zero, scales at one.
+    Layers accept any initializer with the signature `init(key, shape, dtype)`, such as those of
+    `jax.nn.initializers`. Biases are initialized with zeros and scales with ones.
     """
     return jax.nn.initializers.normal(stddev)
 
 
 class LowRankConfig(NamedTuple):
-    """A low-rank adapter (Hu et al., 2021) of a layer, as PEFT has it.
+    """Settings of the low-rank adapter of a layer (LoRA; Hu et al., 2021), as in PEFT.
 
-    ``rate`` of its input's elements are dropped in training; ``gaussian`` draws its first matrix
-    from a normal distribution and not, as PyTorch a Linear's kernel, uniformly.
+    Attributes:
+        rank: Rank of the adapter.
+        scale: Factor of the adapter's output.
+        dropout_rate: Dropout rate of the adapter's input in training.
+        gaussian: Whether `lora_A` is initialized with a normal distribution. By default it is
+            uniform, like the kernel of PyTorch's Linear.
     """
 
     rank: int
     scale: float
-    rate: float = 0.0
+    dropout_rate: float = 0.0
     gaussian: bool = False
 
     @property
     def init(self) -> Initializer:
-        """What draws ``lora_A``."""
+        """The initializer of `lora_A`."""
         if self.gaussian:
             return normal(1 / self.rank)
         return jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class Linear(nnx.Module):
-    """``y = x @ kernel + bias`` with ``kernel`` of shape (in, out), the Flax layout.
+    """`y = x @ kernel + bias`, where `kernel` has the Flax layout `(in_features, out_features)`.
 
-    **Arguments:** ``in_features`` and ``out_features`` are the last axes of what goes in and out;
-    ``init(key, shape, dtype)`` makes the kernel (:func:`hfseq.nn.normal`, or any of
-    ``jax.nn.initializers``) with a key of ``rngs``; without ``use_bias`` there is no ``bias``.
+    Args:
+        in_features: Size of the last axis of the input.
+        out_features: Size of the last axis of the output.
+        init: Initializer of the kernel, `init(key, shape, dtype)`, such as `hfseq.nn.normal`.
+        rngs: Random keys for the initialization.
+        use_bias: Whether to add a bias.
     """
 
     __signature__ = ConstructorSignature()
     compute_dtype: DTypeLike | None = None
-    # The product of this Linear and of others with the same input, where they are one.
-    fused: FusedProjection | None = None
-    # How the kernel is split over the mesh, if it is (hfseq.nn.sharding).
+    # One product of this Linear and of others with the same input, if a recipe fuses them.
+    fused_projection: FusedProjection | None = None
+    # The mesh axes that split each dimension of the kernel (hfseq.nn.sharding).
     weight_axes: sharding.Axes | None = None
-    # The axis of ``kernel`` that holds the input features.
+    # The axis of the input features in `kernel`.
     input_axis: ClassVar[int] = 0
-    # What :meth:`add_lora` adds.
+    # Set by `add_lora`.
     lora_A: Linear | None = None
     lora_B: Linear | None = None
     lora: LowRankConfig | None = None
@@ -93,35 +99,48 @@ class Linear(nnx.Module):
         self.dot_general: DotGeneral = lax.dot_general
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map (..., in_features) to (..., out_features)."""
-        kernel, dtype = self.kernel[...], self.compute_dtype
-        # Not cast where it need not be: fused products know their input by its identity.
-        x = x if dtype is None or x.dtype == dtype else x.astype(dtype)
-        given, dimensions = x, (((x.ndim - 1,), (self.input_axis,)), ((), ()))
-        x = sharding.constrain_product_input(x, self.weight_axes, self.input_axis)
-        if is_quantized(kernel):
-            y = quantized_kernel_product(x, kernel, self.weight_axes, dimensions)
-        else:
-            kernel = self.gathered_kernel()
-            kernel = kernel.astype(x.dtype) if self.dot_general is lax.dot_general else kernel
-            multiply = self.dot_general if self.fused is None else partial(self.fused, given)
-            y = multiply(x, kernel, dimensions)
-        y = sharding.constrain_product_output(y, self.weight_axes, 1 - self.input_axis)
-        y = y if self.bias is None else add_bias(y, self.bias[...], True)
+        """Maps `(..., in_features)` to `(..., out_features)`."""
+        # An input of the right dtype stays the same object: fused projections recognize their
+        # common input by identity.
+        if self.compute_dtype is not None and x.dtype != self.compute_dtype:
+            x = x.astype(self.compute_dtype)
+        y = self._product(x)
+        if self.bias is not None:
+            y = add_bias(y, self.bias[...], True)
         if self.lora is None or self.lora_A is None or self.lora_B is None:
             return y
-        keys = adapter_keys(len(given)) if self.lora.rate else None
-        given = dropout(given.astype(y.dtype), self.lora.rate, keys)
-        return y + self.lora.scale * self.lora_B(self.lora_A(given))
+        adapter_rngs = adapter_keys(len(x)) if self.lora.dropout_rate else None
+        adapter_input = dropout(x.astype(y.dtype), self.lora.dropout_rate, adapter_rngs)
+        return y + self.lora.scale * self.lora_B(self.lora_A(adapter_input))
+
+    def _product(self, x: jax.Array) -> jax.Array:
+        """Returns `x @ kernel` in the layout that the mesh requires."""
+        out_axis = 1 - self.input_axis
+        dimensions = (((x.ndim - 1,), (self.input_axis,)), ((), ()))
+        inputs = sharding.constrain_product_input(x, self.weight_axes, self.input_axis)
+        if is_quantized(self.kernel[...]):
+            y = quantized_kernel_product(inputs, self.kernel[...], self.weight_axes, dimensions)
+            return sharding.constrain_product_output(y, self.weight_axes, out_axis)
+        kernel = self.gathered_kernel()
+        if self.dot_general is lax.dot_general:  # a recipe's operation casts the kernel itself
+            kernel = kernel.astype(inputs.dtype)
+        if self.fused_projection is None:
+            y = self.dot_general(inputs, kernel, dimensions)
+        else:
+            y = self.fused_projection(x, inputs, kernel, dimensions)
+        return sharding.constrain_product_output(y, self.weight_axes, out_axis)
 
     def gathered_kernel(self) -> jax.Array:
-        """Return the kernel as a product needs it, put together where ``fsdp`` splits it."""
+        """Returns the whole kernel for a product: gathered over `fsdp`, and dequantized."""
         kernel = self.kernel[...]
         kernel = dequantize(kernel, jnp.float32) if is_quantized(kernel) else kernel
         return sharding.gather_weight(kernel, self.weight_axes)
 
     def add_lora(self, lora: LowRankConfig, rngs: nnx.Rngs) -> None:
-        """Add a low-rank product, ``scale * (dropout(x) @ lora_A @ lora_B)``, which begins at 0."""
+        """Adds a low-rank adapter, `scale * (dropout(x) @ lora_A @ lora_B)`.
+
+        `lora_B` is zero, so that the output does not change at first.
+        """
         inner, outer = self.kernel.shape[:: -1 if self.input_axis else 1]
         self.lora, zeros = lora, jax.nn.initializers.zeros
         self.lora_A = Linear(inner, lora.rank, lora.init, rngs, use_bias=False)
@@ -130,19 +149,29 @@ class Linear(nnx.Module):
 
 
 class Conv1D(Linear):
-    """The Linear of GPT-2: ``y = x @ kernel.T + bias``, ``kernel`` of shape (out, in) as in v4."""
+    """The linear layer of GPT-2: `y = x @ kernel.T + bias`.
+
+    `kernel` has the shape `(out_features, in_features)`, as in Transformers 4.
+    """
 
     input_axis = 1
 
 
 class Conv(nnx.Module):
-    """A convolution, channels last: (batch, length, in) or (batch, height, width, in).
+    """A convolution with channels last: `(batch, length, in)` or `(batch, height, width, in)`.
 
-    **Arguments:** ``in_features`` and ``out_features`` are the channels of what goes in and out;
-    ``kernel_size`` has a number for each axis that is convolved, and so do ``stride`` and
-    ``padding`` (zeros before and after), where one number stands for all; ``groups`` of channels
-    see one another alone; ``init(key, shape, dtype)`` makes ``kernel`` (taps, in / groups, out)
-    with a key of ``rngs``; without ``use_bias`` there is no ``bias``.
+    The kernel has the shape `(*kernel_size, in_features // groups, out_features)`.
+
+    Args:
+        in_features: Input channels.
+        out_features: Output channels.
+        kernel_size: Size of the kernel for each spatial axis.
+        init: Initializer of the kernel, `init(key, shape, dtype)`.
+        rngs: Random keys for the initialization.
+        stride: Stride for each spatial axis, or one number for all.
+        padding: Zeros before and after each spatial axis, or one number for all.
+        groups: Number of channel groups. Each group only sees its own input channels.
+        use_bias: Whether to add a bias.
     """
 
     __signature__ = ConstructorSignature()
@@ -177,12 +206,12 @@ class Conv(nnx.Module):
         self.groups = groups
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map (batch, ..., in_features) to (batch, ..., out_features)."""
+        """Maps `(batch, ..., in_features)` to `(batch, ..., out_features)`."""
         x = x.astype(self.compute_dtype or x.dtype)
         kernel = self.gathered_kernel().astype(x.dtype)
         size = kernel.shape[:-2]
         if size == self.stride and self.groups == 1 and not any(map(any, self.padding)):
-            # Taps that do not overlap are one product: faster than XLA's convolution on CPUs.
+            # Without overlap the convolution is one matrix product, faster than XLA's on CPUs.
             x, kernel = _blocks(x, size), kernel.reshape(-1, kernel.shape[-1])
             y = low_precision_dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
         else:
@@ -190,12 +219,14 @@ class Conv(nnx.Module):
             convolve = _convolve if self.groups == 1 else _convolve_groups
             if self.groups == 1 and len(size) > 1:
                 y = convolve(x, kernel, *options)
-            else:  # XLA gathers the batch of groups, and errs where a length is split (jax 0.10)
+            else:
+                # Per device: XLA would gather the batch of grouped convolutions, and is wrong if
+                # the length is split (jax 0.10).
                 y = sharding.map_over_rows(lambda x, k: convolve(x, k, *options), x, kernel)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
     def gathered_kernel(self) -> jax.Array:
-        """Return the kernel as the convolution needs it, put together where ``fsdp`` splits it."""
+        """Returns the whole kernel, gathered over `fsdp`."""
         return sharding.gather_weight(self.kernel[...], self.weight_axes)
 
 
@@ -216,8 +247,8 @@ def _convolve(
     )
 
 
-# XLA's own gradient of the kernel of several groups is wrong where the batch is split over devices
-# (jax 0.10), and on CPUs takes forty times as long as a product for each tap.
+# XLA's gradient of a grouped kernel is wrong if the batch is split over devices (jax 0.10). On CPUs
+# it also takes forty times as long as one product per kernel position.
 _convolve_groups = jax.custom_vjp(_convolve, nondiff_argnums=(2, 3, 4))
 
 
@@ -232,60 +263,66 @@ def _groups_backward(
     padding: Padding,
     groups: int,
     saved: tuple[jax.Array, jax.Array],
-    change: jax.Array,
+    cotangent: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
-    before = jax.vjp(lambda x: _convolve(x, kernel, stride, padding, groups), x)[1](change)[0]
-    spans = [(n - 1) * step + 1 for n, step in zip(change.shape[1:-1], stride, strict=True)]
+    _, input_vjp = jax.vjp(lambda x: _convolve(x, kernel, stride, padding, groups), x)
+    (input_gradient,) = input_vjp(cotangent)
+    spans = [(n - 1) * step + 1 for n, step in zip(cotangent.shape[1:-1], stride, strict=True)]
     steps = tuple(slice(None, None, step) for step in stride)
     padded = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    behind = change.reshape(-1, groups, change.shape[-1] // groups)
+    grouped_cotangent = cotangent.reshape(-1, groups, cotangent.shape[-1] // groups)
 
     def tap(first: jax.Array) -> jax.Array:
-        seen = lax.dynamic_slice(padded, (0, *first, 0), (x.shape[0], *spans, x.shape[-1]))[
+        window = lax.dynamic_slice(padded, (0, *first, 0), (x.shape[0], *spans, x.shape[-1]))[
             :, *steps
         ].reshape(-1, groups, x.shape[-1] // groups)
-        return jnp.einsum("ngi,ngo->igo", seen, behind, preferred_element_type=jnp.float32)
+        return jnp.einsum(
+            "ngi,ngo->igo", window, grouped_cotangent, preferred_element_type=jnp.float32
+        )
 
     taps = jnp.indices(kernel.shape[:-2]).reshape(len(stride), -1).T
-    return before, lax.map(tap, taps).reshape(kernel.shape).astype(kernel.dtype)
+    return input_gradient, lax.map(tap, taps).reshape(kernel.shape).astype(kernel.dtype)
 
 
 _convolve_groups.defvjp(_groups_forward, _groups_backward)
 
 
 def _blocks(x: jax.Array, size: Sequence[int]) -> jax.Array:
-    """Cut (batch, ..., channels) into blocks of ``size``, and put each block into one vector."""
+    """Cuts `(batch, ..., channels)` into blocks of `size` and flattens each block to a vector."""
     counts = [length // taps for length, taps in zip(x.shape[1:], size, strict=False)]
-    kept = (slice(count * taps) for count, taps in zip(counts, size, strict=True))
+    covered = (slice(count * taps) for count, taps in zip(counts, size, strict=True))
     pairs = [number for pair in zip(counts, size, strict=True) for number in pair]
-    x = x[:, *kept].reshape(x.shape[0], *pairs, x.shape[-1])
-    places, taps = range(1, x.ndim - 1, 2), range(2, x.ndim - 1, 2)
-    return x.transpose(0, *places, *taps, x.ndim - 1).reshape(x.shape[0], *counts, -1)
+    x = x[:, *covered].reshape(x.shape[0], *pairs, x.shape[-1])
+    block_axes, taps = range(1, x.ndim - 1, 2), range(2, x.ndim - 1, 2)
+    return x.transpose(0, *block_axes, *taps, x.ndim - 1).reshape(x.shape[0], *counts, -1)
 
 
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return what a configuration gives as one number or as two, as two."""
+    """Returns a size of a configuration, one number or two, as (height, width)."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def embed_patches(conv: Conv, pixel_values: jax.Array) -> jax.Array:
-    """Map pictures (batch, channels, height, width) to (batch, patches, features), row by row."""
+    """Maps images `(batch, channels, height, width)` to `(batch, patches, features)`, row-major."""
     x = conv(pixel_values.transpose(0, 2, 3, 1))
     return x.reshape(x.shape[0], -1, x.shape[-1])
 
 
 class Embed(nnx.Module):
-    """A table of vectors, read by id and, where the head is tied, multiplied from the right.
+    """An embedding table, which a tied head also uses as its weight.
 
-    **Arguments:** ``num_embeddings`` vectors of ``features`` numbers, which ``init(key, shape,
-    dtype)`` makes with a key of ``rngs``.
+    Args:
+        num_embeddings: Number of vectors.
+        features: Size of each vector.
+        init: Initializer of the table, `init(key, shape, dtype)`.
+        rngs: Random keys for the initialization.
     """
 
     __signature__ = ConstructorSignature()
     compute_dtype: DTypeLike | None = None
     weight_axes: sharding.Axes | None = None
-    # What :meth:`add_lora` adds.
+    # Set by `add_lora`.
     lora_embedding_A: nnx.Param | None = None
     lora_embedding_B: nnx.Param | None = None
     lora: LowRankConfig | None = None
@@ -295,34 +332,36 @@ class Embed(nnx.Module):
         self.dot_general: DotGeneral = lax.dot_general
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """Return the rows of ``ids``: (...) to (..., features)."""
-        # Take first, cast afterwards: the table is far larger than the rows that are read.
+        """Returns the vectors of `ids`: `(...)` to `(..., features)`."""
+        # Look up first, then cast: the table is far larger than the rows.
         ids = sharding.constrain_token_ids(ids, self.weight_axes)
         rows = jnp.take(self._table(), ids, axis=0).astype(self._dtype)
         rows = sharding.constrain_lookup(rows, self.weight_axes)
         if self.lora is None or self.lora_embedding_A is None or self.lora_embedding_B is None:
             return rows
-        few = jnp.take(self.lora_embedding_A[...], ids, axis=1).astype(rows.dtype)
+        projected = jnp.take(self.lora_embedding_A[...], ids, axis=1).astype(rows.dtype)
         return rows + self.lora.scale * jnp.einsum(
-            "r...,hr->...h", few, self.lora_embedding_B[...].astype(rows.dtype)
+            "r...,hr->...h", projected, self.lora_embedding_B[...].astype(rows.dtype)
         )
 
     def add_lora(self, lora: LowRankConfig, rngs: nnx.Rngs) -> None:
-        """Add a table of low rank, ``scale * (lora_embedding_B @ lora_embedding_A)[:, ids]``.
+        """Adds a low-rank adapter, `scale * (lora_embedding_B @ lora_embedding_A)[:, ids]`.
 
-        Its head, if it is tied, goes without.
+        A tied head does not use the adapter.
         """
-        many, features = self.embedding.shape
+        num_embeddings, features = self.embedding.shape
         self.lora = lora
-        self.lora_embedding_A = nnx.Param(jnp.zeros((lora.rank, many)))
-        drawn = normal(1.0)(rngs.params(), (features, lora.rank), jnp.float32)
-        self.lora_embedding_B = nnx.Param(drawn)
+        self.lora_embedding_A = nnx.Param(jnp.zeros((lora.rank, num_embeddings)))
+        initial = normal(1.0)(rngs.params(), (features, lora.rank), jnp.float32)
+        self.lora_embedding_B = nnx.Param(initial)
 
     def attend(self, x: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-        """Return ``x @ embedding.T + bias``: logits for hidden states (..., features).
+        """Computes the logits of a tied head, `x @ embedding.T + bias`.
 
-        This is the tied head. ``bias`` (num_embeddings,) is a parameter of the head's module,
-        ``nnx.Param(jnp.zeros(config.vocab_size))``; without one nothing is added.
+        Args:
+            x: Hidden states, `(..., features)`.
+            bias: `(num_embeddings,)`, a parameter of the head's module such as
+                `nnx.Param(jnp.zeros(config.vocab_size))`, or `None`.
         """
         table, x = self._table(), x.astype(self._dtype)
         if self.dot_general is lax.dot_general:
@@ -341,11 +380,15 @@ class Embed(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalisation over the last axis, in float32 whatever the type of computation is.
+    """Layer normalization over the last axis, always computed in float32.
 
-    **Arguments:** ``features`` numbers are normalised, ``epsilon`` is added to their variance;
-    ``use_scale`` and ``use_bias`` tell whether there is a ``scale`` and a ``bias`` (without both:
-    PyTorch's ``elementwise_affine=False``). ``rngs`` is taken as by other layers, and not needed.
+    Args:
+        features: Size of the last axis.
+        epsilon: Added to the variance.
+        rngs: Not used. Accepted like in other layers.
+        use_bias: Whether there is a `bias`.
+        use_scale: Whether there is a `scale`. Without both, the layer equals PyTorch's with
+            `elementwise_affine=False`.
     """
 
     __signature__ = ConstructorSignature()
@@ -365,22 +408,25 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalise (..., features)."""
+        """Normalizes `(..., features)`."""
         dtype = self.compute_dtype or x.dtype
         x = x.astype(jnp.float32)
-        centred = x - x.mean(-1, keepdims=True)
-        variance = jnp.square(centred).mean(-1, keepdims=True)
-        y = centred * lax.rsqrt(variance + self.epsilon)
+        centered = x - x.mean(-1, keepdims=True)
+        variance = jnp.square(centered).mean(-1, keepdims=True)
+        y = centered * lax.rsqrt(variance + self.epsilon)
         y = y if self.scale is None else y * self.scale[...]
         y = y if self.bias is None else y + self.bias[...]
         return y.astype(dtype)
 
 
 class GroupNorm(nnx.Module):
-    """Normalisation over all places and a group of channels, in float32 (Wu and He, 2018).
+    """Group normalization over all positions and a group of channels, in float32 (Wu and He, 2018).
 
-    **Arguments:** ``groups`` divide the ``features`` on the last axis, one after the other;
-    ``epsilon`` is added to their variance; ``rngs`` is taken as by other layers, and not needed.
+    Args:
+        groups: Number of groups of adjacent channels.
+        features: Number of channels on the last axis.
+        epsilon: Added to the variance.
+        rngs: Not used. Accepted like in other layers.
     """
 
     __signature__ = ConstructorSignature()
@@ -394,25 +440,28 @@ class GroupNorm(nnx.Module):
         self.groups, self.epsilon = groups, epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalise (batch, ..., features), each row of the batch by itself."""
+        """Normalizes each row of `(batch, ..., features)`."""
         dtype, shape = self.compute_dtype or x.dtype, x.shape
         x = x.astype(jnp.float32).reshape(shape[0], -1, self.groups, shape[-1] // self.groups)
-        centred = x - x.mean((1, 3), keepdims=True)
-        variance = jnp.square(centred).mean((1, 3), keepdims=True)
-        y = (centred * lax.rsqrt(variance + self.epsilon)).reshape(shape)
+        centered = x - x.mean((1, 3), keepdims=True)
+        variance = jnp.square(centered).mean((1, 3), keepdims=True)
+        y = (centered * lax.rsqrt(variance + self.epsilon)).reshape(shape)
         return (y * self.scale[...] + self.bias[...]).astype(dtype)
 
 
 class BatchNorm(nnx.Module):
-    """Normalisation of each channel over the batch and all places, in float32 (Ioffe and Szegedy).
+    """Batch normalization of each channel, computed in float32 (Ioffe and Szegedy, 2015).
 
-    Outside of training the running mean and variance count, which are the collection
-    ``batch_stats`` and no parameters. While training each call moves them towards those of the
-    batch, by ``1 - momentum``, the variance without bias, as PyTorch does. Under ``jit`` they are
-    those of the whole batch, on however many devices it lies.
+    In evaluation the layer uses the running mean and variance, which are not parameters but belong
+    to the collection `batch_stats`. In training it uses the statistics of the batch, and moves the
+    running ones towards them by `1 - momentum`. Like PyTorch it records the unbiased variance.
+    Under `jit` the statistics cover the global batch, on any number of devices.
 
-    **Arguments:** ``features`` is the number of channels on the last axis; ``epsilon`` is added to
-    the variance; ``rngs`` is taken as by other layers, and not needed.
+    Args:
+        features: Number of channels on the last axis.
+        epsilon: Added to the variance.
+        rngs: Not used. Accepted like in other layers.
+        momentum: The share of the running statistics that an update keeps.
     """
 
     __signature__ = ConstructorSignature()
@@ -431,28 +480,31 @@ class BatchNorm(nnx.Module):
         self.epsilon, self.momentum = epsilon, momentum
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalise (batch, ..., features)."""
+        """Normalizes `(batch, ..., features)`."""
         dtype = self.compute_dtype or x.dtype
         x = x.astype(jnp.float32)
         mean, variance = self.mean[...], self.var[...]
         if current_options().train:
             axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
-            seen, around = x.mean(axes), x.var(axes)
-            kept, new = self.momentum, 1 - self.momentum
-            unbiased = around * (count / max(count - 1, 1))
-            self.mean.set_value(lax.stop_gradient(kept * mean + new * seen))
-            self.var.set_value(lax.stop_gradient(kept * variance + new * unbiased))
-            mean, variance = seen, around
+            batch_mean, batch_variance = x.mean(axes), x.var(axes)
+            momentum, update = self.momentum, 1 - self.momentum
+            unbiased = batch_variance * (count / max(count - 1, 1))
+            self.mean.set_value(lax.stop_gradient(momentum * mean + update * batch_mean))
+            self.var.set_value(lax.stop_gradient(momentum * variance + update * unbiased))
+            mean, variance = batch_mean, batch_variance
         y = (x - mean) * lax.rsqrt(variance + self.epsilon)
         return (y * self.scale[...] + self.bias[...]).astype(dtype)
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square normalisation over the last axis, in float32 (Zhang and Sennrich, 2019).
+    """Root-mean-square normalization over the last axis, in float32 (Zhang and Sennrich, 2019).
 
-    **Arguments:** ``features`` numbers are normalised, ``epsilon`` is added to their mean square;
-    ``rngs`` is taken as by other layers, and not needed. ``leaf`` names the parameter (Llama's tree
-    has ``weight``), to which ``offset`` is added (Gemma: 1, and the parameter begins at zero).
+    Args:
+        features: Size of the last axis.
+        epsilon: Added to the mean square.
+        rngs: Not used. Accepted like in other layers.
+        leaf: Name of the parameter (`weight` in Llama).
+        offset: Added to the parameter (1 in Gemma). The scale itself starts at one.
     """
 
     __signature__ = ConstructorSignature()
@@ -471,7 +523,7 @@ class RMSNorm(nnx.Module):
         self.leaf, self.offset, self.epsilon = leaf, offset, epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalise (..., features)."""
+        """Normalizes `(..., features)`."""
         dtype = self.compute_dtype or x.dtype
         x = x.astype(jnp.float32)
         y = x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
@@ -480,9 +532,12 @@ class RMSNorm(nnx.Module):
 
 
 class Dropout(nnx.Module):
-    """Inverted dropout; ``rngs=None`` (evaluation) or a rate of 0 returns the input itself.
+    """Inverted dropout.
 
-    **Arguments:** ``rate`` is the probability of each element to be dropped.
+    With `rngs=None` (evaluation) or a rate of 0 the input is returned unchanged.
+
+    Args:
+        rate: The probability that an element is dropped.
     """
 
     __signature__ = ConstructorSignature()
@@ -491,36 +546,45 @@ class Dropout(nnx.Module):
         self.rate = rate
 
     def __call__(self, x: jax.Array, rngs: Keys | None) -> jax.Array:
-        """Drop elements of ``x``."""
+        """Drops elements of `x`."""
         return dropout(x, self.rate, rngs)
 
 
 class DropPath(Dropout):
-    """Stochastic depth (Huang et al., 2016): a branch is dropped for whole rows of the batch.
+    """Stochastic depth (Huang et al., 2016): drops a branch for whole rows of the batch.
 
-    ``rngs=None`` (evaluation) or a rate of 0 returns the input itself; rows that stay are scaled
-    up. **Arguments:** ``rate`` is the probability of each row to be dropped.
+    The other rows are scaled up. With `rngs=None` (evaluation) or a rate of 0 the input is returned
+    unchanged.
+
+    Args:
+        rate: The probability that a row is dropped.
     """
 
     def __call__(
         self, x: jax.Array, rngs: Keys | None, rate: float | jax.Array | None = None
     ) -> jax.Array:
-        """Drop rows of ``x``, with the probability ``rate`` (default: the module's) where given.
+        """Drops rows of `x`.
 
-        A rate that differs between layers comes as an array, one of ``per_layer`` of
-        :func:`hfseq.nn.run_layers`.
+        Args:
+            x: `(batch, ...)`.
+            rngs: Random keys, or `None` in evaluation.
+            rate: Dropout rate instead of the module's. Pass rates that differ between layers as an
+                array in `per_layer` of `hfseq.nn.run_layers`.
         """
         if rngs is None or self.rate == 0.0:
             return x
         threshold = jnp.round((self.rate if rate is None else jnp.asarray(rate)) * 65536)
         bits = rngs.bits((x.shape[0], *(1 for _ in x.shape[1:])))
-        kept = 1.0 - jnp.minimum(threshold, 65535) / 65536
-        scaled = (x / kept).astype(x.dtype)
+        keep_rate = 1.0 - jnp.minimum(threshold, 65535) / 65536
+        scaled = (x / keep_rate).astype(x.dtype)
         return jnp.where(bits.astype(jnp.int32) >= threshold, scaled, jnp.zeros_like(x))
 
 
 def dropout(x: jax.Array, rate: float, rngs: Keys | None) -> jax.Array:
-    """Zero each element with probability ``rate`` (in steps of 2**-16) and scale the others up."""
+    """Sets each element to zero with probability `rate` and scales the others up.
+
+    The rate is rounded to a multiple of 2**-16.
+    """
     if rngs is None or rate == 0.0:
         return x
     if rate >= 1.0:
@@ -529,8 +593,14 @@ def dropout(x: jax.Array, rate: float, rngs: Keys | None) -> jax.Array:
 
 
 def dropout_with_bits(x: jax.Array, rate: float, bits: jax.Array) -> jax.Array:
-    """Zero the elements of ``x`` whose ``bits`` (uint16, as many) say so; see :func:`dropout`."""
-    # 16 random bits an element: half of the cost of 32, and 1/65536 is fine enough for a rate.
+    """Applies dropout with given random bits.
+
+    Args:
+        x: The input.
+        rate: Dropout rate.
+        bits: Random uint16 bits of the shape of `x`.
+    """
+    # 16 random bits per element cost half as much as 32, and 1/65536 is precise enough for a rate.
     threshold = round(rate * 65536)
     keep = bits >= jnp.uint16(min(threshold, 65535))
     return jnp.where(keep, x / (1.0 - threshold / 65536), jnp.zeros_like(x))
@@ -541,9 +611,9 @@ Activation = Callable[[jax.Array], jax.Array]
 
 @jax.checkpoint
 def _gelu(x: jax.Array) -> jax.Array:
-    """Exact GELU by erf, in float32: half of the time of jax.nn.gelu's erfc, PyTorch's values.
+    """Exact GELU by `erf`, in float32. Equals PyTorch's and takes half the time of `jax.nn.gelu`.
 
-    Rematerialised: only ``x`` is kept for the backward pass, not three arrays of its size.
+    It is rematerialized: the backward pass needs only `x`, instead of three arrays of its size.
     """
     y = x.astype(jnp.float32)
     return (0.5 * y * (1.0 + jax.lax.erf(y * math.sqrt(0.5)))).astype(x.dtype)
@@ -551,10 +621,11 @@ def _gelu(x: jax.Array) -> jax.Array:
 
 @jax.checkpoint
 def _tanh_gelu(x: jax.Array) -> jax.Array:
-    """GELU by tanh, in float32, as ``x sigmoid(2 z)``, which is ``0.5 x (1 + tanh z)``.
+    """GELU by tanh, in float32, as `x sigmoid(2 z)`, which equals `0.5 x (1 + tanh z)`.
 
-    jax.nn.gelu rounds its constants to a half type, and XLA's CPU kernels write them down as arrays
-    of the size of ``x``: in bfloat16 the wide layer takes 1.7 times as long. Rematerialised.
+    `jax.nn.gelu` rounds its constants to the half type, and XLA's CPU kernels store them as arrays
+    of the size of `x`, which makes the feed-forward layer 1.7 times slower in bfloat16. The
+    function is rematerialized.
     """
     y = x.astype(jnp.float32)
     slope = 2.0 * math.sqrt(2.0 / math.pi)
@@ -579,11 +650,15 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(name: str) -> Activation:
-    """Return the activation called ``name`` in a Hugging Face configuration."""
+    """Returns the activation function with this name in Hugging Face configurations.
+
+    Raises:
+        UsageError: The name is unknown.
+    """
     if name not in ACTIVATIONS:
-        known = ", ".join(sorted(ACTIVATIONS))
+        names = ", ".join(sorted(ACTIVATIONS))
         raise UsageError(
             f"unknown activation '{name}' in the configuration{did_you_mean(name, ACTIVATIONS)} "
-            f"(known: {known})"
+            f"(supported: {names})"
         )
     return ACTIVATIONS[name]

@@ -1,7 +1,7 @@
-"""What models return: read by attribute, by name or by position, and pass through ``jax.jit``.
+"""Model outputs: dataclasses with tuple, dict and attribute access that are pytrees.
 
-The classes have the names and fields that Transformers 4 gave its Flax models. Fields that are
-``None`` are absent from the tuple and dict views, as users of ``outputs[0]`` expect.
+The classes have the names and fields that Transformers 4 gave its Flax models. The tuple and dict
+views leave out fields that are `None`, as users of `outputs[0]` expect.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def _field_names(cls: type[FlaxModelOutput]) -> tuple[str, ...]:
 
 
 class FlaxModelOutput:
-    """Base of all outputs: a dataclass that is a pytree with tuple, dict and attribute access."""
+    """Base class of all outputs: a dataclass and pytree with tuple, dict and attribute access."""
 
-    if TYPE_CHECKING:  # the fields that the classes of the table have
+    if TYPE_CHECKING:  # the fields of the classes below
 
         def __init__(self, *values: object, **fields: object) -> None: ...
 
@@ -66,28 +66,28 @@ class FlaxModelOutput:
         jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """Return the fields that are set, in order; outputs among them become tuples too."""
+        """Returns the fields that are set, in order. Nested outputs become tuples too."""
         return tuple(v.to_tuple() if isinstance(v, FlaxModelOutput) else v for v in self.values())
 
     def keys(self) -> tuple[str, ...]:
-        """Return the names of the fields that are set."""
+        """Returns the names of the fields that are set."""
         return tuple(name for name, _ in self.items())
 
     def values(self) -> list[Any]:
-        """Return the fields that are set."""
+        """Returns the values of the fields that are set."""
         return [value for _, value in self.items()]
 
     def items(self) -> list[tuple[str, Any]]:
-        """Return pairs (name, value) of the fields that are set."""
+        """Returns pairs (name, value) of the fields that are set."""
         pairs = [(name, getattr(self, name)) for name in _field_names(type(self))]
         return [(name, value) for name, value in pairs if value is not None]
 
     def get(self, name: str, default: object = None) -> Any:
-        """Return the field ``name``, or ``default`` where it is not set."""
+        """Returns the field `name`, or `default` if it is not set."""
         return dict(self.items()).get(name, default)
 
     def replace(self, **changes: object) -> Self:
-        """Return a copy with ``changes``."""
+        """Returns a copy with changed fields."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def __getitem__(self, key: str | int | slice) -> Any:
@@ -111,7 +111,14 @@ class FlaxModelOutput:
 def _output(
     name: str, doc: str, fields: str, base: type[FlaxModelOutput] = FlaxModelOutput
 ) -> type[FlaxModelOutput]:
-    """Make the class ``name``; ``fields`` are those that it adds to its ``base``'s."""
+    """Makes an output class.
+
+    Args:
+        name: Name of the class.
+        doc: Its docstring.
+        fields: Fields in addition to those of the base, separated by spaces.
+        base: The base class.
+    """
     cls = dataclasses.make_dataclass(
         name,
         [(field, Any, None) for field in fields.split()],
@@ -134,22 +141,22 @@ FlaxBaseModelOutputWithNoAttention = _output(
 )
 FlaxBaseModelOutputWithPoolingAndNoAttention = _output(
     "FlaxBaseModelOutputWithPoolingAndNoAttention",
-    "Feature maps of a convolutional network and their mean.",
+    "Feature maps of a convolutional network, and their mean.",
     "last_hidden_state pooler_output hidden_states",
 )
 FlaxImageClassifierOutputWithNoAttention = _output(
     "FlaxImageClassifierOutputWithNoAttention",
-    "Logits (batch, labels) of a picture, from a convolutional network.",
+    "Logits `(batch, labels)` of images, from a convolutional network.",
     "logits hidden_states",
 )
 FlaxBaseModelOutputWithPast = _output(
     "FlaxBaseModelOutputWithPast",
-    "Hidden states of a decoder with its cache.",
+    "Hidden states and cache of a decoder.",
     "last_hidden_state past_key_values hidden_states attentions",
 )
 FlaxBaseModelOutputWithPastAndLoss = _output(
     "FlaxBaseModelOutputWithPastAndLoss",
-    "The same, and what the model adds to the loss while it trains: a sum over tokens.",
+    "Hidden states and cache of a decoder, and an auxiliary training loss, summed over tokens.",
     "auxiliary_loss",
     FlaxBaseModelOutputWithPast,
 )
@@ -160,23 +167,23 @@ FlaxBaseModelOutputWithPooling = _output(
 )
 FlaxBeitModelOutputWithPooling = _output(
     "FlaxBeitModelOutputWithPooling",
-    "Hidden states, and the mean of the patches or the first place.",
+    "Hidden states, and the mean of the patches or the first token.",
     "",
     FlaxBaseModelOutputWithPooling,
 )
 FlaxBaseModelOutputWithPoolingAndCrossAttentions = _output(
     "FlaxBaseModelOutputWithPoolingAndCrossAttentions",
-    "Hidden states, the pooled first token, and what a decoder adds.",
+    "Hidden states, the pooled first token, and the cache and cross-attentions of a decoder.",
     "last_hidden_state pooler_output hidden_states past_key_values attentions cross_attentions",
 )
 FlaxBaseModelOutputWithPastAndCrossAttentions = _output(
     "FlaxBaseModelOutputWithPastAndCrossAttentions",
-    "Hidden states of a decoder, its cache and its cross-attentions.",
+    "Hidden states, cache and cross-attentions of a decoder.",
     "last_hidden_state past_key_values hidden_states attentions cross_attentions",
 )
 FlaxMaskedLMOutput = _output(
     "FlaxMaskedLMOutput",
-    "Logits (batch, length, vocabulary), or (groups, k, vocabulary) at masked positions only.",
+    "Logits `(batch, length, vocab_size)`, or `(groups, k, vocab_size)` for masked positions only.",
     "logits hidden_states attentions",
 )
 FlaxCausalLMOutput = _output(
@@ -186,44 +193,43 @@ FlaxCausalLMOutput = _output(
 )
 FlaxCausalLMOutputWithCrossAttentions = _output(
     "FlaxCausalLMOutputWithCrossAttentions",
-    "Logits of the next token, the cache and the cross-attentions.",
+    "Logits of the next token, cache and cross-attentions.",
     "logits past_key_values hidden_states attentions cross_attentions",
 )
 FlaxCausalLMOutputWithPast = _output(
     "FlaxCausalLMOutputWithPast",
-    "Logits of the next token, the cache, and what the model adds to the loss while it "
-    "trains. ``auxiliary_loss`` is a sum over tokens (0-d float32), like the loss that it "
-    "is added to.",
+    "Logits of the next token, cache, and an auxiliary training loss. `auxiliary_loss` is a sum "
+    "over tokens (float32 scalar), like the loss that it is added to.",
     "logits past_key_values hidden_states attentions auxiliary_loss",
 )
 FlaxNextSentencePredictorOutput = _output(
     "FlaxNextSentencePredictorOutput",
-    "Logits (batch, 2): is the second sentence the next one?",
+    "Logits `(batch, 2)`: whether the second sentence follows the first one.",
     "logits hidden_states attentions",
 )
 FlaxSequenceClassifierOutput = _output(
     "FlaxSequenceClassifierOutput",
-    "Logits (batch, labels) of a whole sequence.",
+    "Logits `(batch, labels)` of a sequence.",
     "logits hidden_states attentions",
 )
 FlaxSequenceClassifierOutputWithPast = _output(
     "FlaxSequenceClassifierOutputWithPast",
-    "Logits (batch, labels), the cache, and a sum over tokens that is added to the loss.",
+    "Logits `(batch, labels)`, cache, and an auxiliary training loss, summed over tokens.",
     "logits past_key_values hidden_states attentions auxiliary_loss",
 )
 FlaxMultipleChoiceModelOutput = _output(
     "FlaxMultipleChoiceModelOutput",
-    "Logits (batch, choices).",
+    "Logits `(batch, choices)`.",
     "logits hidden_states attentions",
 )
 FlaxTokenClassifierOutput = _output(
     "FlaxTokenClassifierOutput",
-    "Logits (batch, length, labels).",
+    "Logits `(batch, length, labels)`.",
     "logits hidden_states attentions",
 )
 FlaxQuestionAnsweringModelOutput = _output(
     "FlaxQuestionAnsweringModelOutput",
-    "Logits (batch, length) of the first and the last token of the answer.",
+    "Logits `(batch, length)` of the first and the last token of the answer.",
     "start_logits end_logits hidden_states attentions",
 )
 FlaxBertForPreTrainingOutput = _output(
@@ -233,7 +239,7 @@ FlaxBertForPreTrainingOutput = _output(
 )
 FlaxAlbertForPreTrainingOutput = _output(
     "FlaxAlbertForPreTrainingOutput",
-    "Logits of the masked tokens and of the order of two sentences.",
+    "Logits of the masked tokens and of the sentence order.",
     "prediction_logits sop_logits hidden_states attentions",
 )
 FlaxBigBirdForPreTrainingOutput = _output(
@@ -243,58 +249,58 @@ FlaxBigBirdForPreTrainingOutput = _output(
 )
 FlaxBigBirdForQuestionAnsweringModelOutput = _output(
     "FlaxBigBirdForQuestionAnsweringModelOutput",
-    "Logits of the first and the last token of an answer, none in the question.",
+    "Logits of the first and the last token of the answer. Question tokens are excluded.",
     "start_logits end_logits pooler_output hidden_states attentions",
 )
 FlaxElectraForPreTrainingOutput = _output(
     "FlaxElectraForPreTrainingOutput",
-    "A number for each token, above zero where it was replaced.",
+    "One logit per token, above zero if it was replaced.",
     "logits hidden_states attentions",
 )
 FlaxSeq2SeqModelOutput = _output(
     "FlaxSeq2SeqModelOutput",
-    "Hidden states of a decoder, then those of its encoder.",
+    "Hidden states of a decoder and of its encoder.",
     "last_hidden_state past_key_values decoder_hidden_states decoder_attentions "
     "cross_attentions encoder_last_hidden_state encoder_hidden_states encoder_attentions",
 )
 FlaxSeq2SeqLMOutput = _output(
     "FlaxSeq2SeqLMOutput",
-    "Logits of the next target token, then the hidden states of decoder and encoder.",
+    "Logits of the next target token, and hidden states of decoder and encoder.",
     "logits past_key_values decoder_hidden_states decoder_attentions cross_attentions "
     "encoder_last_hidden_state encoder_hidden_states encoder_attentions",
 )
 FlaxSeq2SeqSequenceClassifierOutput = _output(
     "FlaxSeq2SeqSequenceClassifierOutput",
-    "Logits (batch, labels) of a whole sequence, from an encoder-decoder.",
+    "Logits `(batch, labels)` of a sequence, from an encoder-decoder.",
     "",
     FlaxSeq2SeqLMOutput,
 )
 FlaxSeq2SeqQuestionAnsweringModelOutput = _output(
     "FlaxSeq2SeqQuestionAnsweringModelOutput",
-    "Logits (batch, length) of the first and the last token of the answer.",
+    "Logits `(batch, length)` of the first and the last token of the answer.",
     "start_logits end_logits past_key_values decoder_hidden_states decoder_attentions "
     "cross_attentions encoder_last_hidden_state encoder_hidden_states encoder_attentions",
 )
 FlaxCLIPTextModelOutput = _output(
     "FlaxCLIPTextModelOutput",
-    "The projection of a text's end, and hidden states.",
+    "The projected embedding of a text, and hidden states.",
     "text_embeds last_hidden_state hidden_states attentions",
 )
 FlaxCLIPOutput = _output(
     "FlaxCLIPOutput",
-    "How well pictures and texts fit, (pictures, texts) and (texts, pictures); their normalised "
-    "projections, and what both models return.",
+    "Similarities of images and texts, `(images, texts)` and `(texts, images)`, their normalized "
+    "embeddings, and the outputs of both models.",
     "logits_per_image logits_per_text text_embeds image_embeds text_model_output "
     "vision_model_output",
 )
 FlaxWav2Vec2BaseModelOutput = _output(
     "FlaxWav2Vec2BaseModelOutput",
-    "Hidden states, and the vectors of sound that they are made of.",
+    "Hidden states, and the audio features that they are computed from.",
     "last_hidden_state extract_features hidden_states attentions",
 )
 FlaxWav2Vec2ForPreTrainingOutput = _output(
     "FlaxWav2Vec2ForPreTrainingOutput",
-    "Guesses of what is hidden and what it was, (batch, frames, features), and how many code "
-    "vectors are in use (a number).",
+    "Predicted and true representations of the masked frames, `(batch, frames, features)`, and the "
+    "perplexity of the codebook.",
     "projected_states projected_quantized_states codevector_perplexity hidden_states attentions",
 )

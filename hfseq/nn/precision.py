@@ -1,8 +1,9 @@
-"""Precision recipes: which type each product runs in, chosen by rules on parameter paths.
+"""Precision recipes: the dtype and the operation of each product, selected by parameter paths.
 
-A recipe is applied to a finished module (:func:`apply_precision`), so no model file mentions types.
-A recipe may give each Linear that its ``sites`` match an operation of its own (FP8 keeps scales
-there).
+A recipe is applied to a finished module (`apply_precision`), so that model files do not mention
+dtypes. It may assign an operation to each Linear that its `sites` match. FP8 operations keep their
+scales there. Recipes with `fused=True` compute the query, key and value projections of an attention
+layer as one product (`FusedProjection`).
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from hfseq.nn.context import Options, current_options, platform
 DotGeneral = Callable[..., jax.Array]
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
-# Attributes that hold the projections of an attention, in the order of their product.
+# Attribute names of the projections of an attention layer, in the order of the fused product.
 PROJECTION_GROUPS = (("query", "key", "value"), ("q", "k", "v"), ("q_proj", "k_proj", "v_proj"))
-# Attention to another sequence, by its path: there the query reads something else.
+# Paths of cross-attention layers, where the query reads another input than key and value.
 CROSS_ATTENTION_PATH = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
 
 
-class _Pending:
-    """Results that wait for the Linear that they belong to, while one forward pass is traced.
+class _FusedResults:
+    """The results of one fused product that its projections have not fetched yet.
 
-    Static for NNX, and compared by identity. What a pass that failed has left is forgotten.
+    The projections of an attention layer share one instance. It is only used while one forward pass
+    is traced. NNX regards it as a static attribute, which is compared by identity.
     """
 
     def __init__(self) -> None:
@@ -44,45 +46,74 @@ class _Pending:
         self.source: jax.Array | None = None
         self.results: dict[str, jax.Array] = {}
 
-    def current(self) -> dict[str, jax.Array]:
+    def drop_stale(self) -> None:
+        """Drops results of another forward pass, which failed before they were fetched."""
         if self.forward_pass is not current_options():
             self.forward_pass, self.source, self.results = current_options(), None, {}
-        return self.results
+
+    def store(self, source: jax.Array, results: dict[str, jax.Array]) -> None:
+        """Stores one result per projection, all computed from the input `source`."""
+        self.source, self.results = source, results
+
+    def fetch(self, name: str, source: jax.Array) -> jax.Array | None:
+        """Removes and returns the result of a projection for `source`, or returns `None`."""
+        if self.source is not source or name not in self.results:
+            return None
+        result = self.results.pop(name)
+        if not self.results:
+            self.source = None
+        return result
 
 
 class FusedProjection(nnx.Module):
-    """What the Linear ``name`` of ``parent`` calls for its product with those of ``names``.
+    """Computes the product of one Linear together with those of its sibling projections.
 
-    The first of them that is called computes for all, with the operation of ``names[0]``, and the
-    others fetch. One that is called with another input computes its own product.
+    The query, key and value projections of an attention layer usually read the same array. Model
+    files call them one after the other, so the fusion happens behind `Linear.__call__`:
+
+    * Each of these Linears has a `FusedProjection`, and all of them share a `_FusedResults`.
+    * The first projection that is called stacks the kernels of all and computes one product, with
+      the operation of the first name. It stores the results of the others.
+    * The others fetch their results, if they are called with the same array in the same forward
+      pass. "Same" means object identity: it needs no computation and works for traced arrays.
+    * A projection that is called with another array computes its own product.
+
+    Args:
+        parent: The module that has the projections.
+        names: Attribute names of the projections, in the order of the fused product.
+        name: Name of the projection of this object.
+        shared: The results that the projections share.
     """
 
-    def __init__(self, parent: nnx.Module, names: tuple[str, ...], name: str, pending: _Pending):
-        self.parent, self.names, self.name, self.pending = parent, names, name, pending
+    def __init__(
+        self, parent: nnx.Module, names: tuple[str, ...], name: str, shared: _FusedResults
+    ):
+        self.parent, self.names, self.name, self.shared = parent, names, name, shared
 
     def __call__(
         self, source: jax.Array, x: jax.Array, kernel: jax.Array, dimensions: Dimensions
     ) -> jax.Array:
-        """Return the product of ``x`` (..., k) and the Linear's kernel.
+        """Returns the product of `x` and the Linear's kernel.
 
-        ``source`` is the Linear's own input, by whose identity the others are known; ``x`` is that
-        input, laid out for the product.
+        Args:
+            source: The input of the Linear, which identifies projections of the same input.
+            x: The same input, `(..., k)`, in the layout that the product requires.
+            kernel: The kernel of this Linear.
+            dimensions: The contracted dimensions, as in `jax.lax.dot_general`.
         """
-        pending = self.pending
-        if not pending.current():
-            pending.source, pending.results = source, self._all(x, dimensions)
-        if pending.source is not source or self.name not in pending.results:
+        self.shared.drop_stale()
+        if not self.shared.results:
+            self.shared.store(source, self._product_of_all(x, dimensions))
+        result = self.shared.fetch(self.name, source)
+        if result is None:
             return self._operation(x, kernel, dimensions)
-        result = pending.results.pop(self.name)
-        if not pending.results:
-            pending.source = None
         return result
 
     @property
     def _operation(self) -> DotGeneral:
         return getattr(self.parent, self.names[0]).dot_general
 
-    def _all(self, x: jax.Array, dimensions: Dimensions) -> dict[str, jax.Array]:
+    def _product_of_all(self, x: jax.Array, dimensions: Dimensions) -> dict[str, jax.Array]:
         axis = dimensions[0][1][0]  # of the input features: 0 in (in, out), 1 in (out, in)
         kernels = [getattr(self.parent, name).gathered_kernel() for name in self.names]
         stacked = jnp.stack(kernels, axis=1 - axis)
@@ -91,28 +122,43 @@ class FusedProjection(nnx.Module):
 
 
 def fuse_projections(module: nnx.Module, matches: Callable[[str], bool]) -> set[str]:
-    """Make one product of each group of projections that :func:`groups` finds.
+    """Fuses each group of projections that `projection_groups` finds.
 
-    Returns the paths of the Linears whose product another one's operation computes.
+    Args:
+        module: The model.
+        matches: Whether the Linear at a path may be fused.
+
+    Returns:
+        The paths of the Linears that need no operation of their own, because the operation of
+        another one computes their product.
     """
-    served = set()
+    covered = set()
     for path, parent, names in list(projection_groups(module, matches)):
-        pending = _Pending()
+        shared = _FusedResults()
         for name in names:
-            getattr(parent, name).fused = nnx.data(FusedProjection(parent, names, name, pending))
-        served |= {f"{path}/{name}" for name in names[1:]}
-    return served
+            getattr(parent, name).fused_projection = nnx.data(
+                FusedProjection(parent, names, name, shared)
+            )
+        covered |= {f"{path}/{name}" for name in names[1:]}
+    return covered
 
 
 def projection_groups(
     module: nnx.Module, matches: Callable[[str], bool]
 ) -> Iterator[tuple[str, nnx.Module, tuple[str, ...]]]:
-    """Find the projections to fuse: siblings of one shape that ``matches`` picks by their paths.
+    """Finds projections of the same shape that can be fused.
 
-    Yields the path of their parent, the parent, and their names.
+    Args:
+        module: The model.
+        matches: Whether the Linear at a path may be fused.
+
+    Yields:
+        The path of the module that has the projections, the module, and the names of the
+        projections.
     """
 
-    def alike(parent: nnx.Module, names: tuple[str, ...]) -> bool:
+    def same_shape(parent: nnx.Module, names: tuple[str, ...]) -> bool:
+        """Returns whether all names are Linears with kernels of the same shape."""
         linears = (getattr(parent, name, None) for name in names)
         shapes = [getattr(getattr(linear, "kernel", None), "shape", None) for linear in linears]
         return shapes[0] is not None and shapes.count(shapes[0]) == len(shapes)
@@ -123,22 +169,24 @@ def projection_groups(
         path = "/".join(map(str, keys))
         for names in PROJECTION_GROUPS:
             siblings = names[1:] if CROSS_ATTENTION_PATH.search(path) else names
-            # With fewer heads of keys and values than of queries these two are still alike.
+            # With grouped queries only key and value have the same shape.
             for group in (siblings, names[1:]):
-                if alike(parent, group) and all(matches(f"{path}/{name}") for name in group):
+                if same_shape(parent, group) and all(matches(f"{path}/{name}") for name in group):
                     yield path, parent, group
                     break
 
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """A recipe: the type of computation, and the product that matching Linears use.
+    """A precision recipe: the dtype of computation and the operation of matching Linears.
 
-    **Arguments:** ``compute_dtype`` is the type of activations and products (``None`` leaves them
-    as they come); ``make_dot_general`` builds one operation for each matching Linear; ``sites`` are
-    regular expressions searched in the Linear's path (``encoder/layer/0/attention/self/query``),
-    and the other Linears compute in ``compute_dtype``; with ``fused`` query, key and value of an
-    attention are one product (:mod:`hfseq.nn.precision`).
+    Attributes:
+        name: The name of the recipe.
+        compute_dtype: The dtype of activations and products. `None` keeps the dtype of the inputs.
+        make_dot_general: Makes the operation of one matching Linear.
+        sites: Regular expressions that are searched in the path of a Linear, such as
+            `encoder/layer/0/attention/self/query`. Other Linears compute in `compute_dtype`.
+        fused: Whether the query, key and value projections of an attention layer are one product.
     """
 
     name: str
@@ -148,21 +196,27 @@ class Precision:
     fused: bool = False
 
     def matches(self, path: str) -> bool:
-        """Tell whether the Linear at ``path`` gets this recipe's operation."""
+        """Returns whether the Linear at `path` gets the operation of this recipe."""
         return any(re.search(site, path) for site in self.sites)
 
 
 def low_precision_dot_general(
     lhs: jax.Array, rhs: jax.Array, dimension_numbers: Dimensions, **ignored: Any
 ) -> jax.Array:
-    """Multiply in ``lhs``'s type (half, or float32) with float32 sums, forward and backward.
+    """Multiplies in the dtype of `lhs` with float32 accumulation, forward and backward.
 
-    ``lhs`` is (..., k), ``rhs`` a float32 or half (k, n) or (n, k) matrix. The matrix is cast
-    inside, so its gradient is summed and returned in its own type. Casting the cotangent to half
-    keeps the backward products on the fast units too. The weight's gradient is written as one
-    product over all leading axes: what automatic differentiation makes of it, transposed, runs at
-    half of the speed on a CPU (docs/benchmarks.md). Forward-mode differentiation needs a recipe
-    without an operation, ``Precision("plain", jnp.float32)``.
+    `rhs` is cast inside of the function, so that its gradient is accumulated and returned in its
+    own dtype. The cotangent is cast to the dtype of `lhs`, so that the backward products use the
+    fast units too. The weight gradient is one product over all leading axes: the transposed product
+    of automatic differentiation runs at half the speed on a CPU (docs/benchmarks.md). Forward-mode
+    differentiation is not supported. It requires a recipe without an operation, `Precision("plain",
+    jnp.float32)`.
+
+    Args:
+        lhs: `(..., k)`.
+        rhs: `(k, n)` or `(n, k)`, in float32 or a half type.
+        dimension_numbers: The contracted dimensions, as in `jax.lax.dot_general`.
+        **ignored: Other arguments of `jax.lax.dot_general`.
     """
     axis = dimension_numbers[0][1][0]
     return _product(lhs, rhs, axis, not sharding.splits_sequence())
@@ -170,7 +224,10 @@ def low_precision_dot_general(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _product(x: jax.Array, w: jax.Array, axis: int, flatten: bool) -> jax.Array:
-    """Multiply; ``flatten`` unless rows split by their length would have to be gathered for it."""
+    """Multiplies. `flatten` merges the leading axes of the weight gradient's factors.
+
+    Rows that are split by length would have to be gathered for this.
+    """
     return _contract(x, w.astype(x.dtype), x.ndim - 1, axis)
 
 
@@ -182,9 +239,9 @@ def _product_backward(
     dx = _contract(g, w.astype(x.dtype), g.ndim - 1, 1 - axis)
     factors = [x, g] if axis == 0 else [g, x]
     if platform() == "cpu":
-        # The barrier keeps what made a factor out of the product, where it would be repeated
-        # element by transposed element. With one leading axis float32 needs no transposed copy;
-        # half types reach the matrix units only with two.
+        # The barrier keeps XLA from fusing the computation of a factor into the product, where it
+        # would be repeated for each transposed element. In float32 one leading axis avoids a
+        # transposed copy. Half types use the matrix units only with two.
         for index, part in enumerate(factors):
             part = lax.optimization_barrier(part)
             flat = flatten and part.dtype == jnp.float32
@@ -199,12 +256,17 @@ def _product_backward(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def add_bias(y: jax.Array, bias: jax.Array, round_first: bool = False) -> jax.Array:
-    """Add ``bias`` (features,) to ``y`` (..., features) in the type of ``y``.
+    """Adds a bias `(features,)` to `y`, `(..., features)`, in the dtype of `y`.
 
-    The gradient of the bias is summed in float32: in a half type it would be rounded, and is slow.
-    ``round_first`` where the gradient of ``y`` is written down for a product anyway: on NVIDIA GPUs
-    XLA would sum what it was before it was rounded, and write that down in float32 as well. Where
-    it is made from logits and padded as it is written, as in a head, this costs a copy instead.
+    The gradient of the bias is accumulated in float32. In a half type it would be inexact and slow.
+
+    Args:
+        y: The product.
+        bias: The bias.
+        round_first: Whether to round the gradient of `y` before the sum. Set it if the gradient of
+            `y` is stored for a product anyway: on NVIDIA GPUs XLA would otherwise sum the unrounded
+            values and store them in float32 as well. Do not set it for a head, whose gradient is
+            computed from logits and padded while it is stored. There it would cost a copy.
     """
     return y + bias.astype(y.dtype)
 
@@ -224,14 +286,15 @@ add_bias.defvjp(
 
 
 def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array:
-    """Multiply, with float32 sums, into the type of ``x``.
+    """Multiplies with float32 accumulation and returns the dtype of `x`.
 
-    Accelerators round a sum as they write it. XLA's CPU kernels for half results would round within
-    the sum; on a GPU a float32 result is written, read and rounded by kernels of their own.
+    Accelerators round a sum when they store it. XLA's CPU kernels with half results would round
+    within the sum, so the result is float32 there. On a GPU a float32 result would be stored, read
+    again and rounded by additional kernels.
     """
-    made = jnp.float32 if platform() == "cpu" else x.dtype
+    result_dtype = jnp.float32 if platform() == "cpu" else x.dtype
     dimensions = (((x_axis,), (w_axis,)), ((), ()))
-    return lax.dot_general(x, w, dimensions, preferred_element_type=made).astype(x.dtype)
+    return lax.dot_general(x, w, dimensions, preferred_element_type=result_dtype).astype(x.dtype)
 
 
 _product.defvjp(
@@ -247,12 +310,12 @@ _BY_DTYPE = {recipe.name: recipe for recipe in (FLOAT32, BFLOAT16, FLOAT16)}
 
 
 def precision_for(dtype: DTypeLike | None) -> Precision:
-    """Return the built-in recipe that computes in ``dtype`` (``float32`` where none is given)."""
+    """Returns the built-in recipe that computes in `dtype`. `None` means float32."""
     return _BY_DTYPE.get(jnp.dtype(dtype or jnp.float32).name, FLOAT32)
 
 
 def resolve_precision(precision: str | Precision | None, dtype: DTypeLike | None) -> Precision:
-    """Return the recipe given by name or itself, or the one that computes in ``dtype``."""
+    """Returns the recipe: `precision` itself, by name, or by `dtype` if it is `None`."""
     if isinstance(precision, Precision):
         return precision
     if precision is None:
@@ -263,66 +326,81 @@ def resolve_precision(precision: str | Precision | None, dtype: DTypeLike | None
 def choose_precision(
     name: str, dtype: DTypeLike | None = None, sites: tuple[str, ...] = (), **options: Any
 ) -> Precision:
-    """Return the recipe ``name``, made with ``options`` and changed where the others are given.
+    """Returns a recipe by name.
 
-    ``dtype`` is its type of computation, ``sites`` the Linears where its product is used.
+    Args:
+        name: The registered name.
+        dtype: Dtype of computation instead of the recipe's.
+        sites: Regular expressions instead of the recipe's `sites`.
+        **options: Arguments of the function that makes the recipe. `None` values are ignored.
+
+    Raises:
+        UsageError: The recipe does not have these options, or an expression is invalid.
     """
     from hfseq import plugins
 
     recipe = plugins.load().precisions.get(name)
-    given = {option: value for option, value in options.items() if value is not None}
-    if given and (
+    arguments = {option: value for option, value in options.items() if value is not None}
+    if arguments and (
         isinstance(recipe, Precision)
-        or not given.keys() <= inspect.signature(recipe).parameters.keys()
+        or not arguments.keys() <= inspect.signature(recipe).parameters.keys()
     ):
         raise UsageError(
-            f"precision '{name}' takes no {', '.join(given)}: fp8_delayed does, or drop them"
+            f"precision '{name}' does not have the options {', '.join(arguments)}. Use "
+            "fp8_delayed, or remove them"
         )
     for site in sites:
         try:
             re.compile(site)
         except re.error as error:
             raise UsageError(
-                f"precision_sites: '{site}' is no regular expression ({error}); commas separate "
-                "them, so none can hold one"
+                f"precision_sites: '{site}' is not a valid regular expression ({error}). Commas "
+                "separate expressions, so an expression cannot contain one"
             ) from error
-    made = recipe if isinstance(recipe, Precision) else recipe(**given)
+    result = recipe if isinstance(recipe, Precision) else recipe(**arguments)
     changes: dict[str, Any] = {"sites": tuple(sites)} if sites else {}
     if dtype is not None:
         changes["compute_dtype"] = precision_for(dtype).compute_dtype
-    return dataclasses.replace(made, **changes)
+    return dataclasses.replace(result, **changes)
 
 
 def apply_precision(module: nnx.Module, precision: Precision, sites: tuple[str, ...] = ()) -> None:
-    """Set the computation type of every layer and the operation of every Linear.
+    """Sets the computation dtype of every layer and the operation of every Linear.
 
-    ``sites`` are expressions beside the recipe's (a model class may name some). UsageError where a
-    recipe with an operation of its own finds no Linear at all.
+    Args:
+        module: The model, which is changed in place.
+        precision: The recipe.
+        sites: Regular expressions in addition to the recipe's, such as those of a model class.
+
+    Raises:
+        UsageError: The recipe has an operation, but no Linear matches.
     """
-    named = {"/".join(map(str, path)): layer for path, layer in nnx.iter_graph(module)}
-    for layer in named.values():
+    layers = {"/".join(map(str, path)): layer for path, layer in nnx.iter_graph(module)}
+    for layer in layers.values():
         if hasattr(layer, "compute_dtype"):
             layer.compute_dtype = precision.compute_dtype
     make = precision.make_dot_general
     if make is None:
         return
     recipe = dataclasses.replace(precision, sites=(*precision.sites, *sites))
-    products = {path: layer for path, layer in named.items() if hasattr(layer, "dot_general")}
-    chosen = {
+    multipliers = {path: layer for path, layer in layers.items() if hasattr(layer, "dot_general")}
+    matching = {
         path: layer
-        for path, layer in products.items()
-        # A table is multiplied only as a head: no place for a state that every step must renew.
+        for path, layer in multipliers.items()
+        # An embedding table is multiplied only by a tied head, so a state that every step must
+        # update does not work there.
         if recipe.matches(path) and (hasattr(layer, "kernel") or not precision.fused)
     }
-    if products and not chosen:
-        linears = sorted(path for path, layer in products.items() if hasattr(layer, "kernel"))
+    if multipliers and not matching:
+        linears = sorted(path for path, layer in multipliers.items() if hasattr(layer, "kernel"))
         raise UsageError(
-            f"precision '{precision.name}': no Linear matches {', '.join(recipe.sites)}; this "
-            f"model has {', '.join(linears[:8])}{' ...' if len(linears) > 8 else ''}"
+            f"precision '{precision.name}': no Linear matches {', '.join(recipe.sites)}. The "
+            f"Linears of this model are {', '.join(linears[:8])}"
+            f"{' ...' if len(linears) > 8 else ''}"
         )
-    served = fuse_projections(module, chosen.__contains__) if precision.fused else set()
-    for path, layer in products.items():
-        if path not in chosen or path in served:
+    covered = fuse_projections(module, matching.__contains__) if precision.fused else set()
+    for path, layer in multipliers.items():
+        if path not in matching or path in covered:
             layer.dot_general = low_precision_dot_general
             continue
         operation = make()

@@ -1,13 +1,14 @@
-"""Inference in int8 or FP8, and stored kernels in int8 or NF4, through qwix, an optional package:
-``pip install "hfseq[qwix]"``.
+"""Inference in int8 or FP8, and quantized kernels in int8 or NF4, with the optional package qwix.
 
-In a recipe the Linears that FP8 training targets quantise both operands as they multiply:
-activations with one scale a token, kernels with one a column, found in the tensors themselves.
-Nothing is stored: checkpoints, parameters and their memory stay as they are. Rounding has no
-gradient, so these recipes refuse to train.
+Install it with `pip install "hfseq[qwix]"`.
 
-Stored kernels (:func:`quantize_kernel`) are the base of adapters, which nothing trains (QLoRA:
-Dettmers et al., 2023): whole kernels again for each product, in its own type.
+In an inference recipe the Linears that FP8 training targets quantize both operands in each product:
+activations with one scale per token and kernels with one scale per column, computed from the
+tensors themselves. Nothing is stored, so checkpoints, parameters and their memory do not change.
+Rounding has no gradient, so these recipes do not support training.
+
+Quantized kernels (`quantize_kernel`) are the frozen base of adapters (QLoRA; Dettmers et al.,
+2023). They are dequantized for each product, which runs in the dtype of its input.
 """
 
 from __future__ import annotations
@@ -30,85 +31,92 @@ from hfseq.nn.precision import Dimensions, Precision
 
 
 def qwix_int8() -> Precision:
-    """Return the recipe ``qwix_int8``: products of int8 with sums in int32."""
+    """Returns the recipe `qwix_int8`: int8 products with int32 accumulation."""
     return _recipe("qwix_int8", jnp.int8)
 
 
 def qwix_fp8() -> Precision:
-    """Return the recipe ``qwix_fp8``: products of e4m3 with sums in float32."""
+    """Returns the recipe `qwix_fp8`: e4m3 products with float32 accumulation."""
     return _recipe("qwix_fp8", jnp.float8_e4m3fn)
 
 
-def _recipe(name: str, quantised: DTypeLike) -> Precision:
+def _recipe(name: str, quantized: DTypeLike) -> Precision:
     _require(f"precision '{name}'")
-    operation = functools.partial(quantized_product, name, quantised)
+    operation = functools.partial(quantized_product, name, quantized)
     return Precision(name, jnp.bfloat16, lambda: operation, SITES)
 
 
-def _require(what: str) -> None:
+def _require(feature: str) -> None:
     if importlib.util.find_spec("qwix") is None:
         raise UsageError(
-            f"{what} needs the package qwix, which is not installed: "
+            f"{feature} requires the package qwix, which is not installed: "
             'pip install "hfseq[qwix]" (or pip install qwix)'
         )
 
 
-def quantize_kernel(kernel: jax.Array, kind: str, input_axis: int) -> Any:
-    """Return a kernel (in, out), or a stack of them, as a ``qwix.QArray``.
+def quantize_kernel(kernel: jax.Array, qtype: str, input_axis: int) -> Any:
+    """Quantizes a kernel `(in, out)`, or a stack of them, to a `qwix.QArray`.
 
-    **Arguments:** ``kind`` is "int8", with one scale for each feature that goes out, or "nf4" (the
-    quantiles of a normal distribution), with one for each 64 numbers along ``input_axis``, 0 or 1.
-    The result lies as ``kernel`` does; of its shape alone (``ShapeDtypeStruct``) shapes are
-    returned. UsageError where qwix is not installed.
+    Args:
+        kernel: The kernel, or its `jax.ShapeDtypeStruct`, for which shapes are returned. The result
+            is sharded like it.
+        qtype: "int8" with one scale per output feature, or "nf4" (quantiles of a normal
+            distribution) with one scale per 64 elements along `input_axis`.
+        input_axis: The axis of the input features, 0 or 1.
+
+    Raises:
+        UsageError: qwix is not installed.
     """
-    _require(f"a base in {kind}")
-    shapes = jax.eval_shape(lambda k: _quantized(k, kind, input_axis), kernel)
-    where, places = getattr(kernel, "sharding", None), None
-    if isinstance(where, NamedSharding):
+    _require(f"a base in {qtype}")
+    shapes = jax.eval_shape(lambda k: _quantized(k, qtype, input_axis), kernel)
+    kernel_sharding, shardings = getattr(kernel, "sharding", None), None
+    if isinstance(kernel_sharding, NamedSharding):
         try:
-            where.shard_shape(shapes.scale.shape)
-            places = where, where
-        except ValueError:  # fewer scales than devices
-            places = where, NamedSharding(where.mesh, PartitionSpec())
+            kernel_sharding.shard_shape(shapes.scale.shape)
+            shardings = kernel_sharding, kernel_sharding
+        except ValueError:  # the mesh does not divide the scales: replicate them
+            shardings = kernel_sharding, NamedSharding(kernel_sharding.mesh, PartitionSpec())
     if not isinstance(kernel, jax.ShapeDtypeStruct):
-        return _quantize(kernel, kind, input_axis, places)
-    parts = zip((shapes.qvalue, shapes.scale), places or (None, None), strict=True)
-    values = (jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place) for s, place in parts)
+        return _quantize(kernel, qtype, input_axis, shardings)
+    parts = zip((shapes.qvalue, shapes.scale), shardings or (None, None), strict=True)
+    values = (
+        jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=part_sharding) for s, part_sharding in parts
+    )
     return dataclasses.replace(shapes, **dict(zip(("qvalue", "scale"), values, strict=True)))
 
 
-def _quantized(kernel: jax.Array, kind: str, input_axis: int) -> Any:
+def _quantized(kernel: jax.Array, qtype: str, input_axis: int) -> Any:
     import qwix
 
     axis = input_axis + kernel.ndim - 2
-    others = [other for other in range(kernel.ndim) if other != axis]
-    tiles = {axis: math.gcd(kernel.shape[axis], 64)} if kind == "nf4" else {}
+    channel_axes = [index for index in range(kernel.ndim) if index != axis]
+    tiles = {axis: math.gcd(kernel.shape[axis], 64)} if qtype == "nf4" else {}
     return qwix.quantize(
-        kernel.astype(jnp.float32), kind, channelwise_axes=others, tiled_axes=tiles
+        kernel.astype(jnp.float32), qtype, channelwise_axes=channel_axes, tiled_axes=tiles
     )
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _quantize(
     kernel: jax.Array,
-    kind: str,
+    qtype: str,
     input_axis: int,
-    places: tuple[NamedSharding, NamedSharding] | None,
+    shardings: tuple[NamedSharding, NamedSharding] | None,
 ) -> Any:
-    made = _quantized(kernel, kind, input_axis)
-    if places is None:
-        return made
-    value, scale = jax.lax.with_sharding_constraint((made.qvalue, made.scale), places)
-    return dataclasses.replace(made, qvalue=value, scale=scale)
+    quantized = _quantized(kernel, qtype, input_axis)
+    if shardings is None:
+        return quantized
+    value, scale = jax.lax.with_sharding_constraint((quantized.qvalue, quantized.scale), shardings)
+    return dataclasses.replace(quantized, qvalue=value, scale=scale)
 
 
 def is_quantized(kernel: Any) -> TypeGuard[Any]:
-    """Tell whether a parameter is what :func:`quantize_kernel` makes."""
+    """Returns whether a parameter is a result of `quantize_kernel`."""
     return hasattr(kernel, "qvalue")
 
 
 def dequantize(kernel: Any, dtype: DTypeLike) -> jax.Array:
-    """Return a stored kernel as an array of ``dtype``."""
+    """Returns a quantized kernel as an array of `dtype`."""
     import qwix
 
     return qwix.dequantize(kernel).astype(dtype)
@@ -118,10 +126,16 @@ def dequantize(kernel: Any, dtype: DTypeLike) -> jax.Array:
 def quantized_kernel_product(
     x: jax.Array, kernel: Any, axes: sharding.Axes | None, dimensions: Dimensions
 ) -> jax.Array:
-    """Multiply (..., k) by a stored kernel that ``axes`` split; for the gradient of ``x`` it is
-    gathered and made whole again.
+    """Multiplies `x` by a quantized kernel.
 
-    So between the forward and the backward pass its own part of it is all that a device holds.
+    The backward pass gathers and dequantizes the kernel again, so that between the passes a device
+    only keeps its own shard of the quantized kernel.
+
+    Args:
+        x: `(..., k)`.
+        kernel: The quantized kernel.
+        axes: The mesh axes that split each dimension of the kernel.
+        dimensions: The contracted dimensions.
     """
     kernel = dataclasses.replace(kernel, qvalue=sharding.gather_weight(kernel.qvalue, axes))
     return jax.lax.dot_general(x, dequantize(kernel, x.dtype), dimensions)
@@ -129,32 +143,41 @@ def quantized_kernel_product(
 
 def quantized_product(
     name: str,
-    quantised: DTypeLike,
+    quantized: DTypeLike,
     lhs: jax.Array,
     rhs: jax.Array,
     dimensions: Dimensions,
     **ignored: Any,
 ) -> jax.Array:
-    """Multiply (..., k) by a kernel over one of its axes with both quantised to ``quantised``.
+    """Multiplies with both operands quantized.
 
-    Returns the type of ``lhs``. ``name`` is the recipe's, for the UsageError that a gradient gets.
+    Args:
+        name: Name of the recipe, for the error that a gradient raises.
+        quantized: The dtype to quantize to.
+        lhs: `(..., k)`.
+        rhs: A kernel, contracted over one axis.
+        dimensions: The contracted dimensions.
+        **ignored: Other arguments of `jax.lax.dot_general`.
+
+    Returns:
+        The product in the dtype of `lhs`.
     """
-    return _product(name, jnp.dtype(quantised), dimensions[0][1][0], lhs, rhs)
+    return _product(name, jnp.dtype(quantized), dimensions[0][1][0], lhs, rhs)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _product(
-    name: str, quantised: jnp.dtype, contracted: int, x: jax.Array, w: jax.Array
+    name: str, quantized: jnp.dtype, contracted: int, x: jax.Array, w: jax.Array
 ) -> jax.Array:
     import qwix
 
     last = x.ndim - 1
     tokens, columns = range(last), [axis for axis in range(w.ndim) if axis != contracted]
-    # Scales in float32, whatever the type of computation: a rounded scale biases all it scales.
+    # Scales are always float32. A rounded scale would bias all elements that it scales.
     x_, w_ = x.astype(jnp.float32), w.astype(jnp.float32)
     y = qwix.dot_general(
-        qwix.quantize(x_, quantised, channelwise_axes=tokens),
-        qwix.quantize(w_, quantised, channelwise_axes=columns),
+        qwix.quantize(x_, quantized, channelwise_axes=tokens),
+        qwix.quantize(w_, quantized, channelwise_axes=columns),
         (((last,), (contracted,)), ((), ())),
         preferred_element_type=jnp.float32,
     )
@@ -163,8 +186,8 @@ def _product(
 
 def _refuse(name: str, *ignored: Any) -> NoReturn:
     raise UsageError(
-        f"precision '{name}' is for inference: its rounding has no gradient. Train with "
-        "fp8_delayed, fp8_current or bfloat16; the weights are the same"
+        f"precision '{name}' is for inference only, because its rounding has no gradient. Train "
+        "with fp8_delayed, fp8_current or bfloat16, which use the same weights"
     )
 
 

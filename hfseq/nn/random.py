@@ -1,8 +1,7 @@
-"""Random keys for dropout: one key for the batch, or one for each of its rows.
+"""Random keys for dropout: one key for the whole batch, or one key per row.
 
-With a key for each row the masks depend on the row alone, not on how the batch is cut into
-micro-batches or laid over devices, so gradient accumulation and topology leave the loss curve as it
-is.
+With one key per row, the masks depend only on the row, and not on how the batch is divided into
+micro-batches or over devices. Gradient accumulation and the mesh then do not change the loss curve.
 """
 
 from __future__ import annotations
@@ -17,19 +16,25 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# What is folded into a key to make one for another purpose; rows and layers have small numbers.
+# Folded into a key to derive keys for other purposes. Rows and layers have small numbers.
 _SHARED, _SEQUENCE, _ADAPTERS = 2**32 - 1, 2**32 - 2, 2**32 - 3
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Keys:
-    """A counter over a key (or over a vector of keys, one a row); each use draws a fresh one.
+    """A random key (or one key per row) with a counter: each use draws a new key.
 
-    Beside its own, a part of the model finds ``keys.shared``, common to all rows of the batch, and
-    ``keys.per_sequence``, the same for all windows that a sequence is cut into. Keys are a pytree,
-    so they cross ``jax.lax.scan`` and ``jax.checkpoint``. The counter is advanced while tracing:
-    derive a child with ``fold_in`` before entering another trace.
+    Besides its own keys a part of the model has `keys.shared`, common to all rows of the batch, and
+    `keys.per_sequence`, the same for all windows of a long sequence. Keys are a pytree, so they can
+    pass `jax.lax.scan` and `jax.checkpoint`. The counter advances while tracing: derive a child
+    with `fold_in` before entering another trace.
+
+    Attributes:
+        key: A typed key, or a vector with one key per row.
+        count: Number of uses.
+        for_batch: The keys behind `shared`.
+        for_sequence: The keys behind `per_sequence`.
     """
 
     key: jax.Array
@@ -39,9 +44,9 @@ class Keys:
 
     @property
     def shared(self) -> Keys:
-        """Keys that all rows of the global batch have in common, however it is cut and laid out.
+        """Keys that all rows of the global batch share, however it is divided.
 
-        Where :func:`batch_keys` did not provide them they are those of the first row here.
+        If `batch_keys` did not provide them, they are derived from the first row of this batch.
         """
         if self.for_batch is None:
             first = self.key.reshape(-1)[0]
@@ -50,9 +55,9 @@ class Keys:
 
     @property
     def per_sequence(self) -> Keys:
-        """Keys that stay the same while a sequence is read window by window.
+        """Keys that stay the same while a sequence is processed window by window.
 
-        Draw from them directly; for a part of the model take ``keys.child().per_sequence``.
+        Draw from them directly, or use `keys.child().per_sequence` for a part of the model.
         """
         if self.for_sequence is None:
             other = None if self.for_batch is None else self.for_batch.fold_in(_SEQUENCE)
@@ -60,27 +65,31 @@ class Keys:
         return self.for_sequence
 
     def fold_in(self, data: int | jax.Array) -> Keys:
-        """Return independent keys for ``data`` (a layer's number, say)."""
+        """Returns independent keys for `data`, such as the number of a layer."""
         fold = jax.random.fold_in
         key = jax.vmap(fold, (0, None))(self.key, data) if self.key.ndim else fold(self.key, data)
-        others = (self.for_batch, self.for_sequence)
-        return Keys(key, 0, *(None if keys is None else keys.fold_in(data) for keys in others))
+        derived = (self.for_batch, self.for_sequence)
+        return Keys(key, 0, *(None if keys is None else keys.fold_in(data) for keys in derived))
 
     def child(self) -> Keys:
-        """Return independent keys for a part of the model, and count it as one use."""
+        """Returns independent keys for a part of the model. This counts as one use."""
         self.count += 1
         return self.fold_in(self.count - 1)
 
     def bits(self, shape: tuple[int, ...]) -> jax.Array:
-        """Draw uint16 random bits; with a key a row, ``shape[0]`` must be a multiple of the rows.
+        """Draws random uint16 bits.
 
-        Element i of a row is a hash of (key, use, i): one fused pass, which the compiler repeats in
-        the backward pass rather than keep the bits (docs/benchmarks.md has threefry beside it).
+        Element i of a row is a hash of (key, use, i). It is one fused pass, which the compiler
+        repeats in the backward pass instead of storing the bits (docs/benchmarks.md compares it
+        with threefry).
+
+        Args:
+            shape: The shape. With one key per row, `shape[0]` must be a multiple of the rows.
         """
         return self.draw(shape).all()
 
     def draw(self, shape: tuple[int, ...]) -> LazyBits:
-        """Count a use for ``shape``, whose bits are then had in parts (:meth:`Drawn.part`)."""
+        """Counts a use and returns the bits of `shape`, which may be computed in parts."""
         self.count += 1
         words = jax.random.key_data(self.key)
         rows = words.shape[0] if self.key.ndim else 1
@@ -88,9 +97,12 @@ class Keys:
 
 
 class LazyBits(NamedTuple):
-    """Random bits of an array of ``shape`` that are not computed yet.
+    """Random bits of an array that are not computed yet.
 
-    ``words`` (rows, n) are the keys; ``use`` says which of their uses this is.
+    Attributes:
+        words: The key data, `(rows, n)`.
+        use: A hash of the number of the use.
+        shape: Shape of the array.
     """
 
     words: jax.Array
@@ -98,7 +110,7 @@ class LazyBits(NamedTuple):
     shape: tuple[int, ...]
 
     def all(self) -> jax.Array:
-        """Return the bits, uint16."""
+        """Returns the bits of the whole array, uint16."""
         rows = len(self.words)
         words = self.words.reshape(rows, -1, *(1 for _ in self.shape))
         index = _positions((self.shape[0] // rows, *self.shape[1:]), self.shape[1:])
@@ -106,41 +118,49 @@ class LazyBits(NamedTuple):
         return bits.reshape(self.shape)
 
     def part(self, row: jax.Array, start: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Return the bits of ``row``, an array of ``shape`` that begins ``start`` elements into it.
+        """Returns some of the bits of one row.
 
-        ``shape`` has an axis for each of a row's, with as many elements or fewer.
+        Args:
+            row: Number of the row.
+            start: Index of the first element within the row.
+            shape: Shape of the part. It has the axes of a row, each at most as long as the row's.
         """
-        many = self.shape[0] // len(self.words)  # rows that share a key
-        inside = (row % many) * math.prod(self.shape[1:]) + start
-        words = self.words[row // many]
+        rows_per_key = self.shape[0] // len(self.words)  # rows that share a key
+        inside = (row % rows_per_key) * math.prod(self.shape[1:]) + start
+        words = self.words[row // rows_per_key]
         index = _positions(shape, self.shape[2:]) + inside.astype(jnp.uint32)
         return element_bits(index, words[0], words[-1] ^ self.use)
 
     def seeds(self) -> jax.Array:
-        """Return what a kernel needs to make the bits of a row itself, uint32 (rows of it, 3).
+        """Returns what a kernel needs to compute the bits of a row itself, uint32 `(rows, 3)`.
 
-        The first two are arguments of :func:`element_bits`, the third is the number of the row's
-        first element; numbers are modulo 2**32.
+        The first two numbers are arguments of `element_bits`. The third is the index of the row's
+        first element. All are modulo 2**32.
         """
-        many = self.shape[0] // len(self.words)
-        words = jnp.repeat(self.words, many, axis=0)
+        rows_per_key = self.shape[0] // len(self.words)
+        words = jnp.repeat(self.words, rows_per_key, axis=0)
         size = jnp.uint32(math.prod(self.shape[1:]) % 2**32)
-        inside = jnp.arange(self.shape[0], dtype=jnp.uint32) % many * size
+        inside = jnp.arange(self.shape[0], dtype=jnp.uint32) % rows_per_key * size
         return jnp.stack([words[:, 0], words[:, -1] ^ self.use, inside], 1)
 
 
 def element_bits(index: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Return the bits, uint16, of the elements of number ``index``, uint32, of a row.
+    """Returns the bits, uint16, of single elements.
 
-    ``first`` and ``second`` are made of its key and of what it is used for.
+    Args:
+        index: Index of each element, uint32.
+        first: First word of the row's key.
+        second: Last word of the row's key, combined with the use.
     """
     return (_scramble(_scramble(index ^ first) + second) >> 16).astype(jnp.uint16)
 
 
 def _positions(shape: tuple[int, ...], inner: tuple[int, ...]) -> jax.Array:
-    """Number the elements of ``shape``, cut from an array whose axes but the first are ``inner``.
+    """Returns the row-major index of each element of a part of a larger array.
 
-    Numbers are those of the whole array in row-major order, from 0.
+    Args:
+        shape: Shape of the part.
+        inner: All axes of the larger array except the first.
     """
     index = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):
@@ -150,14 +170,14 @@ def _positions(shape: tuple[int, ...], inner: tuple[int, ...]) -> jax.Array:
 
 
 def _scramble(x: jax.Array) -> jax.Array:
-    """Mix the bits of 32-bit words (lowbias32 of Wellons, 2018): a bijection with little bias."""
+    """Mixes the bits of 32-bit words (lowbias32; Wellons, 2018): a bijection with little bias."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 
 def make_keys(rng: jax.Array | Keys | None) -> Keys | None:
-    """Wrap a typed or a legacy ``uint32`` key (``(2,)``, or ``(rows, 2)``) as :class:`Keys`."""
+    """Wraps a typed key or a legacy `uint32` key, `(2,)` or `(rows, 2)`, as `Keys`."""
     if rng is None or isinstance(rng, Keys):
         return rng
     if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
@@ -166,15 +186,18 @@ def make_keys(rng: jax.Array | Keys | None) -> Keys | None:
 
 
 def row_keys(key: jax.Array, rows: jax.Array) -> jax.Array:
-    """Derive one typed key for each row number in ``rows`` (int32, shape ``(n,)``)."""
+    """Derives one typed key for each row number in `rows`, int32 `(n,)`."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
 
 def batch_keys(key: jax.Array, rows: jax.Array, sequence_key: jax.Array | None = None) -> Keys:
-    """Return the keys of a batch whose rows have the numbers ``rows`` (int32, shape ``(n,)``).
+    """Returns the keys of a batch.
 
-    ``key`` is that of the step; ``sequence_key`` that of the step which read the first window of
-    the same sequences (default: this one). All are typed keys.
+    Args:
+        key: The typed key of the step.
+        rows: Numbers of the rows, int32 `(n,)`.
+        sequence_key: The typed key of the step that read the first window of the same sequences.
+            Default: `key`.
     """
 
     def keys(key: jax.Array) -> Keys:
@@ -184,43 +207,50 @@ def batch_keys(key: jax.Array, rows: jax.Array, sequence_key: jax.Array | None =
     return dataclasses.replace(keys(key), for_sequence=keys(first))
 
 
-# -- keys of adapters, which stand in layers that are given none
+# -- keys of adapters, whose layers do not receive keys
 # ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
-class _Offered:
-    """The keys of the layer that is traced, and those that its adapters draw from."""
+class _AdapterKeys:
+    """The keys of the layer that is being traced, and the adapter keys derived from them."""
 
     layer: Keys | None
-    drawn: Keys | None = None
+    adapters: Keys | None = None
 
 
-_offered: contextvars.ContextVar[_Offered | None] = contextvars.ContextVar(
+_adapter_keys: contextvars.ContextVar[_AdapterKeys | None] = contextvars.ContextVar(
     "hfseq_adapter_keys", default=None
 )
 
 
 @contextlib.contextmanager
 def provide_adapter_keys(keys: Keys | None) -> Iterator[None]:
-    """Trace what is inside with ``keys`` for its adapters; nothing is computed until one draws."""
-    token = _offered.set(_Offered(keys))
+    """Provides keys for the adapters of a layer within a `with` block.
+
+    Nothing is computed until an adapter draws from them.
+    """
+    token = _adapter_keys.set(_AdapterKeys(keys))
     try:
         yield
     finally:
-        _offered.reset(token)
+        _adapter_keys.reset(token)
 
 
 def adapter_keys(rows: int) -> Keys | None:
-    """Return keys for the next adapter of the layer that is traced; None in evaluation.
+    """Returns keys for the next adapter of the layer that is being traced, or `None`.
 
-    None too where the ``rows`` of its input are no longer those of the batch, as in a masked
-    language model's head, whose tokens are put together: masks would depend on how it is cut.
+    They are `None` in evaluation. They are also `None` if the input does not have the rows of the
+    batch, such as the gathered tokens of a masked language modeling head: the masks would then
+    depend on how the batch is divided.
+
+    Args:
+        rows: Number of rows of the adapter's input.
     """
-    offered = _offered.get()
-    if offered is None or offered.layer is None:
+    source = _adapter_keys.get()
+    if source is None or source.layer is None:
         return None
-    if offered.drawn is None:
-        offered.drawn = offered.layer.fold_in(_ADAPTERS)
-    drawn = offered.drawn
-    return None if drawn.key.ndim and rows % len(drawn.key) else drawn
+    if source.adapters is None:
+        source.adapters = source.layer.fold_in(_ADAPTERS)
+    keys = source.adapters
+    return None if keys.key.ndim and rows % len(keys.key) else keys

@@ -1,4 +1,4 @@
-"""The arithmetic that every form of attention shares: scores, softmax, and the mixing of values."""
+"""Arithmetic that all attention implementations share: scores, softmax, and weighted values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,24 @@ from hfseq.nn.visible import Visibility
 
 
 def batched_dot(a: jax.Array, b: jax.Array, axes: tuple[int, int], batch: int = 1) -> jax.Array:
-    """Contract an axis of each in every entry of their first ``batch`` axes, summing in float32."""
+    """Contracts one axis of each array, batched over their first axes, with float32 accumulation.
+
+    Args:
+        a: The left operand.
+        b: The right operand.
+        axes: The contracted axis of `a` and of `b`.
+        batch: Number of leading batch axes.
+
+    Returns:
+        A float32 array: the batch axes, the other axes of `a`, then the other axes of `b`.
+    """
     leading = tuple(range(batch))
     dimensions = (((axes[0],), (axes[1],)), (leading, leading))
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
 def softmax_scale(scale: float | None, query: jax.Array) -> float:
-    """Return what scores are multiplied by: ``scale``, or head_dim ** -0.5 where it is None."""
+    """Returns `scale`, or `head_dim ** -0.5` if it is `None`."""
     return 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
@@ -30,12 +40,21 @@ def softmax_weights(
     axis: int = -1,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Return the weights, in float32, of products of queries and keys along ``axis``.
+    """Computes attention weights from the products of queries and keys.
 
-    Scaled products come no further than ``softcap`` from zero, by way of a tanh.
+    A fully masked query gets finite, uniform weights. `hfseq.nn.attend` replaces its output by
+    zeros.
 
-    A query that sees nothing has finite weights, all alike; :func:`hfseq.nn.attend` makes zero of
-    what comes of them.
+    Args:
+        scores: Products of queries and keys, float32.
+        scale: Factor of the scores.
+        bias: Added to the scaled scores.
+        mask: Boolean, True where a key is visible.
+        axis: The axis of the keys.
+        softcap: Limits scaled scores to this absolute value with a tanh.
+
+    Returns:
+        The weights, float32, of the shape of `scores`.
     """
     scores = scores * scale
     if softcap is not None:
@@ -56,7 +75,19 @@ def attention_weights(
     scale: float,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Return weights (batch, heads, queries, keys) in ``query``'s type; computed in float32."""
+    """Computes attention weights in float32.
+
+    Args:
+        query: `(batch, queries, heads, head_dim)`.
+        key: `(batch, keys, kv_heads, head_dim)`.
+        visible: Which keys each query may attend to.
+        bias: Added to the scaled scores; broadcasts to `(batch, heads, queries, keys)`.
+        scale: Factor of the scores.
+        softcap: Limits scaled scores to this absolute value.
+
+    Returns:
+        The weights, `(batch, heads, queries, keys)`, in the dtype of `query`.
+    """
     batch, queries, heads, head_dim = query.shape
     keys, kv_heads = key.shape[1:3]
     grouped = query.reshape(batch, queries, kv_heads, heads // kv_heads, head_dim)
@@ -67,7 +98,15 @@ def attention_weights(
 
 
 def mix_values(weights: jax.Array, value: jax.Array) -> jax.Array:
-    """Mix ``value`` (batch, keys, kv_heads, head_dim) by weights (batch, heads, queries, keys)."""
+    """Computes the weighted sums of the values.
+
+    Args:
+        weights: `(batch, heads, queries, keys)`.
+        value: `(batch, keys, kv_heads, head_dim)`.
+
+    Returns:
+        `(batch, queries, heads, head_dim)` in the dtype of `value`.
+    """
     batch, heads, queries, keys = weights.shape
     kv_heads = value.shape[2]
     grouped = weights.reshape(batch, kv_heads, heads // kv_heads, queries, keys)

@@ -1,12 +1,21 @@
-"""How parameters and activations are split over a mesh of devices.
+"""Sharding of parameters and activations over a device mesh.
 
-Parameters by regular expressions on their paths: a rule is a pair (pattern, tactic), the first
-pattern found in a path decides, and a parameter that no rule matches is an error. Tactics:
-``column`` and ``row`` (Megatron's split of a product's output and input), ``embedding`` (split by
-vocabulary), ``vocab`` (a vector over the vocabulary), ``column_bias`` (the bias of a column-split
-product), ``heads`` (a table with a column for each head), ``channels`` (the kernel of a
-convolution), ``vector`` (norms and other biases) and ``replicated``. ``fsdp`` splits what
-``tensor`` leaves whole. Activations by the axes that split the weight of their layer.
+Rules select the sharding of parameters by regular expressions on their paths. A rule is a pair
+(pattern, tactic). The first pattern that is found in a path decides, and a parameter without a
+matching rule is an error. The tactics are:
+
+* `column` and `row`: a product split by its output or input features (Megatron).
+* `embedding`: a table split by vocabulary.
+* `table`, `row_table`: tables that only `fsdp` splits.
+* `vocab`, `vocab_column`, `vocab_row`: a vector or a kernel over the vocabulary.
+* `column_bias`: the bias of a column-split product.
+* `heads`: a table with one column per head.
+* `channels`: the kernel of a convolution.
+* `vector`: norms and other biases.
+* `replicated`: not split.
+
+`fsdp` splits dimensions that `tensor` does not split. Activations are split by the axes that split
+the weight of their layer.
 """
 
 from __future__ import annotations
@@ -36,7 +45,7 @@ FSDP, TENSOR, SEQUENCE = AXES[1:]
 BATCH_AXES = ("data", "fsdp")
 
 Rules = Sequence[tuple[str, str]]
-#: The axes that split one dimension, and each dimension of a weight: a PartitionSpec's entries.
+#: The mesh axes that split one dimension, and those of each dimension of a weight.
 Entry = str | tuple[str, ...] | None
 Axes = tuple[Entry, ...]
 
@@ -56,17 +65,23 @@ TACTICS: dict[str, Axes] = {
     "replicated": (),
 }
 
-# Tactics whose dimension over the vocabulary may be padded to divide the tensor axis: which it is.
+# The dimension over the vocabulary, which may be padded to a multiple of the tensor axis.
 VOCAB_DIMENSIONS = {"embedding": 0, "vocab": 0, "vocab_column": 1, "vocab_row": 1}
 
-# For architectures that declare no rules: right on data and fsdp axes, refused with tensor > 1.
+# For architectures without rules. These work on data and fsdp axes. tensor > 1 is an error.
 DEFAULT_RULES: Rules = ((r"kernel$|weight$|embedding$", "table"), (r".*", "replicated"))
 
 
 def make_mesh(layout: str | None, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Build the mesh from ``data=2,fsdp=4``; without a layout all devices are on ``data``.
+    """Builds a mesh from a layout.
 
-    One axis may be -1 and takes the devices that are left.
+    Args:
+        layout: Axis sizes such as `data=2,fsdp=4`. One size may be -1 for the remaining devices.
+            `None` puts all devices on the `data` axis.
+        devices: The devices. Default: all.
+
+    Raises:
+        UsageError: The layout does not match the devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = mesh_sizes(layout, len(devices))
@@ -75,39 +90,44 @@ def make_mesh(layout: str | None, devices: Sequence[jax.Device] | None = None) -
 
 
 def mesh_sizes(layout: str | None, devices: int) -> dict[str, int]:
-    """Return the size of every axis of ``layout`` on so many devices.
+    """Returns the size of every mesh axis.
+
+    Args:
+        layout: Axis sizes such as `data=2,fsdp=4`, or `None`.
+        devices: Number of devices.
 
     Raises:
-        UsageError: the axes do not exist, or do not multiply to the number of devices.
+        UsageError: An axis does not exist, or the product of the axes is not the number of devices.
     """
-    given: dict[str, int] = {} if layout else {"data": devices}
+    requested: dict[str, int] = {} if layout else {"data": devices}
     for part in layout.split(",") if layout else ():
         axis, _, size = part.strip().partition("=")
         if axis not in AXES:
             raise UsageError(
-                f"--mesh {layout}: no axis '{axis}'{did_you_mean(axis, AXES)} (axes: {', '.join(AXES)})"
+                f"--mesh {layout}: unknown axis '{axis}'{did_you_mean(axis, AXES)} "
+                f"(axes: {', '.join(AXES)})"
             )
-        if axis in given:
+        if axis in requested:
             raise UsageError(f"--mesh {layout}: axis '{axis}' is given twice")
         if not re.fullmatch(r"-1|[1-9]\d*", size.strip()):
-            raise UsageError(f"--mesh {layout}: '{axis}={size}' needs a positive number or -1")
-        given[axis] = int(size)
-    if list(given.values()).count(-1) > 1:
+            raise UsageError(f"--mesh {layout}: '{axis}={size}' requires a positive number or -1")
+        requested[axis] = int(size)
+    if list(requested.values()).count(-1) > 1:
         raise UsageError(f"--mesh {layout}: only one axis can be -1")
-    sizes = dict.fromkeys(AXES, 1) | given
-    known = math.prod(size for size in sizes.values() if size > 0)
-    sizes = {axis: devices // known if size == -1 else size for axis, size in sizes.items()}
+    sizes = dict.fromkeys(AXES, 1) | requested
+    fixed = math.prod(size for size in sizes.values() if size > 0)
+    sizes = {axis: devices // fixed if size == -1 else size for axis, size in sizes.items()}
     if math.prod(sizes.values()) != devices:
         raise UsageError(
-            f"--mesh {layout} describes {math.prod(sizes.values())} devices, there are "
-            f"{devices}: make the product of the axes {devices} (one axis may be -1: it "
-            "takes what is left)"
+            f"--mesh {layout} describes {math.prod(sizes.values())} devices, there are {devices}. "
+            f"The product of the axes must be {devices} (one axis may be -1 for the remaining "
+            "devices)"
         )
     return sizes
 
 
 def data_shards(mesh: Mesh) -> int:
-    """Return how many parts the batch is cut into."""
+    """Returns the number of shards of a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
@@ -115,7 +135,7 @@ Tree = TypeVar("Tree")
 
 
 class HasHeads(Protocol):
-    """What is asked of a model whose attention heads are split."""
+    """A model whose attention heads can be split."""
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -124,35 +144,40 @@ class HasHeads(Protocol):
 
     @property
     def head_counts(self) -> tuple[str, ...]:
-        """Its attributes that count heads."""
+        """The names of configuration attributes that count heads."""
         ...
 
 
 def check_heads(model: HasHeads, mesh: Mesh) -> None:
-    """Refuse to cut an attention head in two.
+    """Checks that the `tensor` axis divides the attention heads.
 
     Raises:
-        UsageError: the ``tensor`` axis does not divide a number of heads in the configuration.
+        UsageError: It does not divide a number of heads in the configuration.
     """
-    ways, config = mesh.shape["tensor"], model.config.to_dict()
+    tensor_shards, config = mesh.shape["tensor"], model.config.to_dict()
     parts = [part for part in config.values() if isinstance(part, dict) and "model_type" in part]
     for name, heads in (
         (name, c.get(name)) for c in (config, *parts) for name in model.head_counts
     ):
-        if heads and heads % ways:
+        if heads and heads % tensor_shards:
             fits = [n for n in range(1, heads + 1) if heads % n == 0]
             raise UsageError(
-                f"--mesh tensor={ways} does not divide the {heads} attention heads of the "
-                f"configuration ({name}): give tensor one of {', '.join(map(str, fits))}"
+                f"--mesh tensor={tensor_shards} does not divide the {heads} attention heads of the "
+                f"configuration ({name}). Set tensor to one of {', '.join(map(str, fits))}"
             )
 
 
 class Layout:
-    """The rules of an architecture on a mesh: the sharding of every parameter.
+    """The sharding of every parameter of a model: the rules of its architecture on a mesh.
 
-    **Arguments:** ``rules`` pairs (pattern, tactic), or ``None`` for an architecture without;
-    ``vocab_size`` is padded where the tensor axis does not divide it; ``stacked`` are path prefixes
-    of scanned layers, whose leading axis is never split.
+    Args:
+        mesh: The mesh.
+        rules: Pairs (pattern, tactic), or `None` for an architecture without rules.
+        vocab_size: Size of the vocabulary, which is padded if the tensor axis does not divide it.
+        stacked: Path prefixes of scanned layers. Their leading axis is never split.
+
+    Raises:
+        UsageError: A tactic is unknown, or `tensor > 1` without rules.
     """
 
     def __init__(
@@ -164,8 +189,8 @@ class Layout:
     ):
         if rules is None and mesh.shape["tensor"] > 1:
             raise UsageError(
-                "--mesh has tensor > 1, but this architecture declares no sharding rules: give "
-                "sharding=[(pattern, tactic), ...] when it is registered, or use data and fsdp only"
+                "--mesh has tensor > 1, but this architecture declares no sharding rules. Register "
+                "it with sharding=[(pattern, tactic), ...], or use the axes data and fsdp only"
             )
         self.mesh, self.stacked, self.vocab_size = mesh, tuple(stacked), vocab_size
         self.rules = [(re.compile(pattern), tactic) for pattern, tactic in rules or DEFAULT_RULES]
@@ -174,80 +199,87 @@ class Layout:
             raise UsageError(f"unknown sharding tactics {unknown} (known: {', '.join(TACTICS)})")
 
     def tactic(self, path: trees.Path) -> str | None:
-        """Return the tactic of the first rule that matches ``path``."""
+        """Returns the tactic of the first rule that matches `path`."""
         name = trees.join(path)
         if any(part.startswith("lora_") for part in path[-2:]):
-            return "replicated"  # a few numbers a feature
+            return "replicated"  # adapters are small
         return next((tactic for pattern, tactic in self.rules if pattern.search(name)), None)
 
     def specs(self, shapes: dict[trees.Path, tuple[int, ...]]) -> dict[trees.Path, PartitionSpec]:
-        """Return the partition of every parameter, or one error listing all that cannot be."""
+        """Returns the partition of every parameter.
+
+        Raises:
+            UsageError: Some parameters cannot be split. The message lists all of them.
+        """
         specs, problems = {}, []
         for path, shape in shapes.items():
             tactic = self.tactic(path)
             if tactic is None:
-                problems.append(f"  {trees.join(path)}: no sharding rule matches it")
+                problems.append(f"  {trees.join(path)}: no sharding rule matches")
                 continue
             specs[path] = self._spec(path, tactic, len(shape))
             for dimension, (size, axes) in enumerate(
                 zip(self.padded_shape(path, shape), specs[path], strict=False)
             ):
-                ways = _ways(self.mesh, _names(axes))
-                if size % ways:
-                    fits = [str(n) for n in range(1, ways + 1) if size % n == 0]
+                shards = _ways(self.mesh, _names(axes))
+                if size % shards:
+                    fits = [str(n) for n in range(1, shards + 1) if size % n == 0]
                     problems.append(
-                        f"  {trees.join(path)}: dimension {dimension} of size {size} does not "
-                        f"divide by {'x'.join(_names(axes))}={ways} (what divides it: "
+                        f"  {trees.join(path)}: dimension {dimension} of size {size} is not "
+                        f"divisible by {'x'.join(_names(axes))}={shards} (possible: "
                         f"{', '.join(fits)})"
                     )
         if problems:
-            raise UsageError("this model cannot be laid out on --mesh:\n" + "\n".join(problems))
+            raise UsageError("this model cannot be sharded over --mesh:\n" + "\n".join(problems))
         return specs
 
     def _spec(self, path: trees.Path, tactic: str, ndim: int) -> PartitionSpec:
         lead = (None,) if self._is_stacked(path) else ()
         axes = TACTICS[tactic]
-        # A table's rule on a vector (a bias, a scale) keeps its last entry.
+        # For a vector (a bias, a scale) the rule of a table keeps its last entry.
         body = axes[len(axes) - (ndim - len(lead)) :] if len(axes) > ndim - len(lead) else axes
         return PartitionSpec(*lead, *body)
 
     def layer_shape(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of one layer's parameter, where layers are stacked."""
+        """Returns the shape of a parameter without the axis of stacked layers."""
         return shape[int(self._is_stacked(path)) :]
 
     def _is_stacked(self, path: trees.Path) -> bool:
         return any(path[: len(head)] == head for head in self.stacked)
 
     def axes(self, shapes: dict[trees.Path, tuple[int, ...]]) -> dict[trees.Path, Axes]:
-        """Return the axes that split each parameter, without that of stacked layers."""
+        """Returns the mesh axes that split each parameter, without the axis of stacked layers."""
         lead = {path: int(self._is_stacked(path)) for path in shapes}
         return {path: tuple(spec)[lead[path] :] for path, spec in self.specs(shapes).items()}
 
     def shardings(
         self, shapes: dict[trees.Path, tuple[int, ...]]
     ) -> dict[trees.Path, NamedSharding]:
-        """Return the sharding of every parameter."""
+        """Returns the sharding of every parameter."""
         return {path: NamedSharding(self.mesh, spec) for path, spec in self.specs(shapes).items()}
 
     # -- the vocabulary
     # -----------------------------------------------------------------------------
 
     def padded_shape(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return ``shape`` with the vocabulary rounded up to what the tensor axis divides."""
-        axis, ways = VOCAB_DIMENSIONS.get(self.tactic(path) or ""), self.mesh.shape["tensor"]
+        """Returns `shape` with the vocabulary rounded up to a multiple of the tensor axis."""
+        axis, tensor_shards = (
+            VOCAB_DIMENSIONS.get(self.tactic(path) or ""),
+            self.mesh.shape["tensor"],
+        )
         if axis is None or shape[axis] != self.vocab_size:
             return shape
-        rounded = math.ceil(shape[axis] / ways) * ways
+        rounded = math.ceil(shape[axis] / tensor_shards) * tensor_shards
         return (*shape[:axis], rounded, *shape[axis + 1 :])
 
     def pad(self, path: trees.Path, leaf: jax.Array) -> jax.Array:
-        """Add the zero rows that :meth:`padded` asks for."""
+        """Adds zero rows up to `padded_shape`."""
         target = self.padded_shape(path, leaf.shape)
         missing = [(0, new - old) for old, new in zip(leaf.shape, target, strict=True)]
         return leaf if target == leaf.shape else jnp.pad(leaf, missing)
 
     def cut(self, path: trees.Path, leaf: jax.Array) -> jax.Array:
-        """Take the padding rows off again, before saving."""
+        """Removes the padding of the vocabulary, before saving."""
         axis, size = VOCAB_DIMENSIONS.get(self.tactic(path) or ""), self.vocab_size
         if axis is None or size is None or leaf.shape[axis] <= size:
             return leaf
@@ -260,7 +292,17 @@ def optimizer_shardings(
     shapes: dict[trees.Path, tuple[int, ...]],
     mesh: Mesh,
 ) -> Tree:
-    """Lay out optimizer state: a leaf with a parameter's path and shape lies like it."""
+    """Returns the sharding of each leaf of an optimizer state.
+
+    A leaf whose path ends with the path of a parameter of the same shape is sharded like it. Other
+    leaves are replicated.
+
+    Args:
+        tree: The optimizer state, with `jax.ShapeDtypeStruct` leaves.
+        shardings: Sharding of each parameter.
+        shapes: Shape of each parameter.
+        mesh: The mesh.
+    """
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def sharding_of(
@@ -281,18 +323,29 @@ def optimizer_shardings(
 def batch_sharding(
     mesh: Mesh, ndim: int, lead: int = 1, split_length: bool = True
 ) -> NamedSharding:
-    """Rows over data and fsdp, length over sequence; ``lead`` axes come before the rows."""
+    """Returns the sharding of a batch array: rows over data and fsdp, length over sequence.
+
+    Args:
+        mesh: The mesh.
+        ndim: Number of axes.
+        lead: Number of axes before the rows.
+        split_length: Whether to split the length.
+    """
     length = ("sequence",) if split_length and ndim > lead + 1 else ()
     return NamedSharding(mesh, PartitionSpec(*(None,) * lead, BATCH_AXES, *length))
 
 
-# -- what layers do with activations
+# -- activations
 # ---------------------------------------------------------------------------------------
 
 
 def assign_weight_axes(module: nnx.Module, axes: Mapping[tuple[str, ...], Axes]) -> None:
-    """Tell every layer how its weight is split; ``axes`` by the path of the weight, without the
-    axis of stacked layers."""
+    """Sets `weight_axes` of every layer.
+
+    Args:
+        module: The model.
+        axes: Mesh axes of each weight by its path, without the axis of stacked layers.
+    """
     for path, layer in nnx.iter_graph(module):
         for name in ("kernel", "embedding"):
             split = axes.get((*map(str, path), name))
@@ -301,34 +354,42 @@ def assign_weight_axes(module: nnx.Module, axes: Mapping[tuple[str, ...], Axes])
 
 
 def splits_sequence() -> bool:
-    """Tell whether the length of a row is split over devices while a layer computes."""
+    """Returns whether the mesh splits the length of sequences."""
     mesh = current_options().mesh
     return mesh is not None and _ways(mesh, (SEQUENCE,)) > 1
 
 
 def gather_weight(x: jax.Array, axes: Axes | None) -> jax.Array:
-    """Put together what ``fsdp`` split; the gradient is summed where it is to lie."""
+    """Gathers a weight over `fsdp`. Its gradient is reduced and scattered back."""
     mesh = current_options().mesh
     if mesh is None or axes is None or _ways(mesh, (FSDP,)) == 1:
         return x
     parts = (_names(entry) for entry in axes)
-    whole = PartitionSpec(*(tuple(n for n in names if n != FSDP) or None for names in parts))
+    gathered = PartitionSpec(*(tuple(n for n in names if n != FSDP) or None for names in parts))
     stored = NamedSharding(mesh, PartitionSpec(*axes))
-    # Between the two the gradient is whole: the compiler would split what it is summed from.
-    used = NamedSharding(mesh, whole)
-    return x if whole == stored.spec else _move(_move(x, None, stored), used, used)
+    # Between the two the gradient is not split, because the compiler would split its summands.
+    used = NamedSharding(mesh, gathered)
+    return x if gathered == stored.spec else _move(_move(x, None, stored), used, used)
 
 
 def constrain_hidden_states(x: jax.Array) -> jax.Array:
-    """Lay out what goes from block to block: (rows, length, features), features whole."""
+    """Sets the sharding of hidden states between layers.
+
+    Their shape is `(rows, length, features)`. Features are not split.
+    """
     split = (SEQUENCE, TENSOR) if current_options().sequence_parallel else (SEQUENCE,)
     return _constrain(x, split, None)
 
 
 def constrain_product_input(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array:
-    """Lay out the input of a product whose weight has the features that go in at ``dimension``.
+    """Sets the sharding of the input of a product.
 
-    One array stays one array, however many products read it.
+    An input that several products read is gathered only once.
+
+    Args:
+        x: The input.
+        axes: Mesh axes of the weight.
+        dimension: Dimension of the input features in the weight.
     """
     options = current_options()
     if options.mesh is None or axes is None:
@@ -338,15 +399,21 @@ def constrain_product_input(x: jax.Array, axes: Axes | None, dimension: int) -> 
         return _constrain(x, (SEQUENCE,), TENSOR)
     if not (out and options.sequence_parallel):
         return x
-    known = options.gathered.get(id(x))
-    if known is None:  # the array itself is kept, so that no other can have its id
-        parts, whole = _length_shardings(x, options.mesh)
-        known = options.gathered[id(x)] = (x, _move(x, whole, parts))
-    return known[1]
+    entry = options.gathered.get(id(x))
+    if entry is None:  # keep a reference to the array, so that no other array gets its id
+        scattered, gathered = _length_shardings(x, options.mesh)
+        entry = options.gathered[id(x)] = (x, _move(x, gathered, scattered))
+    return entry[1]
 
 
 def constrain_product_output(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array:
-    """Lay out the result of a product whose weight has its features at ``dimension``."""
+    """Sets the sharding of the result of a product.
+
+    Args:
+        x: The result.
+        axes: Mesh axes of the weight.
+        dimension: Dimension of the output features in the weight.
+    """
     options = current_options()
     if options.mesh is None or axes is None:
         return x
@@ -356,12 +423,12 @@ def constrain_product_output(x: jax.Array, axes: Axes | None, dimension: int) ->
         return x
     if not options.sequence_parallel:
         return _constrain(x, (SEQUENCE,), None)
-    parts, whole = _length_shardings(x, options.mesh)
-    return _move(x, parts, whole)
+    scattered, gathered = _length_shardings(x, options.mesh)
+    return _move(x, scattered, gathered)
 
 
 def constrain_token_ids(x: jax.Array, axes: Axes | None) -> jax.Array:
-    """Lay out (rows, length) as what is looked up in a table that is split by its entries."""
+    """Sets the sharding of token ids, `(rows, length)`, for a table split by vocabulary."""
     mesh = current_options().mesh
     if mesh is None or TENSOR not in _names(_entry(axes or (), 0)) or x.ndim != 2:
         return x
@@ -371,7 +438,7 @@ def constrain_token_ids(x: jax.Array, axes: Axes | None) -> jax.Array:
 
 
 def constrain_lookup(x: jax.Array, axes: Axes | None) -> jax.Array:
-    """Lay out the rows of a table that is split by its entries: every device adds those it has."""
+    """Sets the sharding of vectors from a table split by vocabulary: devices sum their parts."""
     split = axes is not None and TENSOR in _names(_entry(axes, 0))
     return _constrain(x, (SEQUENCE,), None) if split else x
 
@@ -379,7 +446,7 @@ def constrain_lookup(x: jax.Array, axes: Axes | None) -> jax.Array:
 def map_over_rows(
     function: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array
 ) -> jax.Array:
-    """Return ``function(x, weight)``, of which every device computes the rows that it has."""
+    """Returns `function(x, weight)`, where each device computes its own rows of `x`."""
     mesh = current_options().mesh
     if mesh is None or mesh.size == 1 or x.shape[0] % _ways(mesh, BATCH_AXES):
         return function(x, weight)
@@ -392,7 +459,10 @@ def map_over_rows(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _move(x: jax.Array, to: NamedSharding | None, back: NamedSharding | None) -> jax.Array:
-    """Lay out ``x`` by ``to`` and its gradient by ``back``: one gathers what the other scatters."""
+    """Sets the sharding of `x` to `to` and that of its gradient to `back`.
+
+    If one direction gathers, the other one scatters.
+    """
     return x if to is None else jax.lax.with_sharding_constraint(x, to)
 
 
@@ -404,7 +474,7 @@ _move.defvjp(
 def _length_shardings(
     x: jax.Array, mesh: Mesh
 ) -> tuple[NamedSharding | None, NamedSharding | None]:
-    """Return where hidden states lie between the blocks and inside, with sequence parallelism."""
+    """Returns the shardings of hidden states between and within layers (sequence parallelism)."""
     return _spec(x, mesh, (SEQUENCE, TENSOR), None), _spec(x, mesh, (SEQUENCE,), None)
 
 
@@ -417,7 +487,7 @@ def _constrain(x: jax.Array, length: tuple[str, ...], features: Entry) -> jax.Ar
 def _spec(
     x: jax.Array, mesh: Mesh, length: tuple[str, ...], features: Entry
 ) -> NamedSharding | None:
-    """Return where (rows, features) or (rows, length, features) lie; None for other shapes."""
+    """Returns the sharding of `(rows, features)` or `(rows, length, features)`, else `None`."""
     if not 2 <= x.ndim <= 3 or mesh.size == 1:
         return None
     kinds = (BATCH_AXES, length, features) if x.ndim == 3 else (BATCH_AXES, features)
@@ -426,7 +496,7 @@ def _spec(
 
 
 def _fitting(mesh: Mesh, size: int, axes: Entry) -> Any:
-    """Return the axes that split a dimension; those of a size that is not divided stay open."""
+    """Returns the axes that split a dimension. If they do not divide it, it stays unconstrained."""
     present = tuple(name for name in _names(axes) if name in mesh.shape)
     if not present:
         return None

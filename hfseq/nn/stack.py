@@ -1,8 +1,13 @@
-"""Layers, run one after the other: a Python loop, or stacked at rest and scanned.
+"""Sequences of layers, run in a Python loop or stacked and scanned.
 
-The model file writes ``self.layer = nn.Layers([...])`` and ``nn.run_layers(self.layer, x, ...)``;
-whether the layers are scanned or rematerialised is decided outside of it (``scan_layers``,
-``gradient_checkpointing``).
+A model file writes `self.layer = nn.Layers([...])` and `nn.run_layers(self.layer, x, ...)`. Whether
+the layers are scanned or rematerialized is decided outside of the model (`scan_layers`,
+`gradient_checkpointing`).
+
+Scanning compiles a layer once for many layers, so these must be interchangeable: the same classes,
+the same shapes and dtypes of variables, and equal static attributes. `_describe` lists these
+properties by path, `_difference` compares two layers, and `Layers.runs` divides the sequence into
+runs of a repeated pattern. `stack_layers` then stacks the variables of each position of a pattern.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -24,37 +29,53 @@ from hfseq.nn import sharding, trees
 from hfseq.nn.context import ConstructorSignature, current_options
 from hfseq.nn.random import Keys, provide_adapter_keys
 
-#: Keyword arguments of one layer, or of all with a leading layer axis.
+#: Keyword arguments of one layer, or of all layers with a leading layer axis.
 LayerArguments = Mapping[str, jax.Array]
-# A layer's call: the layer, its input, its number and its slices, to hidden states and a second.
+# Calls a layer with its input, its number and its own arguments. Returns hidden states and a second
+# result.
 LayerCall = Callable[
     [nnx.Module, jax.Array, int | jax.Array, LayerArguments], tuple[jax.Array, Any]
 ]
-# The last hidden states, each layer's second result, and all inputs if they are collected.
+# The last hidden states, the second result of each layer, and the input of each layer if collected.
 LayerResults = tuple[jax.Array, tuple[Any, ...], tuple[jax.Array, ...] | None]
 
 
 class LayerRun(NamedTuple):
-    """Layers that are scanned together: ``period`` of them, from number ``first``, repeated."""
+    """Layers that are scanned together.
+
+    Attributes:
+        first: Number of the first layer.
+        period: Number of layers in the pattern.
+        repeats: How often the pattern repeats.
+    """
 
     first: int
     period: int
     repeats: int
 
+    @property
+    def end(self) -> int:
+        """Number of the first layer after the run."""
+        return self.first + self.period * self.repeats
+
     def numbers(self, position: int) -> range:
-        """Return the numbers of the layers at ``position`` of the pattern."""
+        """Returns the numbers of the layers at `position` of the pattern."""
         first = self.first + position
         return range(first, first + self.period * self.repeats, self.period)
 
 
 class Layers(nnx.List):
-    """A list of layers, as the checkpoint numbers them.
+    """A list of layers with the numbers of the checkpoint.
 
-    Layers that differ, by their classes, variables or attributes, are scanned in runs of alike ones
-    and in patterns that repeat (five windowed layers and a full one). ``shared`` are regular
-    expressions on paths below a layer: of what the first layers hold for all of them, and the model
-    reads outside of the layers (T5's table of relative positions). It makes no difference, and has,
-    stacked, an entry only for the layers that hold it.
+    Layers may differ in their classes, variables or attributes. `scan_layers` then scans runs of
+    interchangeable layers and repeated patterns, such as five windowed layers and a full one.
+
+    Args:
+        layers: The layers.
+        shared: Regular expressions for paths below a layer. They name parameters that only the
+            first layers own and the model reads outside of the layers, such as T5's table of
+            relative positions. Such a parameter does not make layers different. When it is stacked,
+            it has an entry only for the layers that own it.
     """
 
     __signature__ = ConstructorSignature()
@@ -64,46 +85,28 @@ class Layers(nnx.List):
         self.shared = tuple(shared)
 
     def runs(self, path: str) -> list[LayerRun]:
-        """Cut the layers, which are at ``path``, into runs so that the fewest are compiled."""
-        parts = [_parts(layer, self.shared) for layer in self]
-        kinds: list[int] = []  # of each layer, the number of the first one that is like it
-        for number, own in enumerate(parts):
-            like = (
-                n for n in range(number) if kinds[n] == n and _difference(parts[n], own) is None
-            )
-            kinds.append(next(like, number))
-        count = len(kinds)
-        best: list[tuple[int, list[LayerRun]]] = [(0, [])] * (
-            count + 1
-        )  # of the layers from each on
-        for first in reversed(range(count)):
-            options: list[tuple[int, list[LayerRun]]] = []
-            for period in range(1, count - first + 1):
-                pattern = kinds[first : first + period]
-                for repeats in range(1, (count - first) // period + 1):
-                    end = first + period * repeats
-                    if kinds[end - period : end] != pattern:
-                        break
-                    if repeats > 1 or period == 1:
-                        cost, rest = best[end]
-                        options.append((period + cost, [LayerRun(first, period, repeats), *rest]))
-            # (of equals the one with the fewest runs, and the longest first run)
-            best[first] = min(
-                options,
-                key=lambda made: (made[0], len(made[1]), -made[1][0].period * made[1][0].repeats),
-            )
-        cost, runs = best[0]
+        """Divides the layers into runs, so that as few layers as possible are compiled.
+
+        Args:
+            path: The path of this list in the model, for the error message.
+
+        Raises:
+            UsageError: No two layers can be scanned together.
+        """
+        descriptions = [_describe(layer, self.shared) for layer in self]
+        count = len(descriptions)
+        cost, runs = _cheapest_runs(_layer_kinds(descriptions))
         if cost == count > 1:
             raise UsageError(
-                f"scan_layers: no two layers of {path} can be scanned together; layer 1 differs "
-                f"from layer 0 in {_difference(parts[0], parts[1])}. Run it without scan_layers, "
-                "or with more layers if its pattern is longer"
+                f"scan_layers: no two layers of {path} can be scanned together. Layer 1 differs "
+                f"from layer 0 in {_difference(descriptions[0], descriptions[1])}. Disable "
+                "scan_layers, or use more layers if the pattern is longer"
             )
         return runs
 
 
 class LayerStacks(nnx.List):
-    """What :func:`stack_layers` makes of layers that differ: a stack a position of each run."""
+    """The result of `stack_layers` for layers that differ: one stack per position of each run."""
 
     def __init__(self, layers: Iterable[nnx.Module], runs: Sequence[LayerRun]):
         super().__init__(layers)
@@ -111,41 +114,43 @@ class LayerStacks(nnx.List):
 
 
 def stack_layers(module: nnx.Module) -> None:
-    """Replace every :class:`Layers` in ``module`` by stacked variables.
+    """Replaces every `Layers` in `module` by stacked layers, in place.
 
-    Where all layers are alike they become one layer, else :class:`Stacks`. UsageError where not
-    even two layers can be scanned together.
+    Interchangeable layers become one layer whose variables have a leading layer axis. Other
+    sequences become `LayerStacks`.
+
+    Raises:
+        UsageError: No two layers of a sequence can be scanned together.
     """
-    lists = [
+    sequences = [
         (parent, name, child, "/".join(map(str, (*path, name))))
         for path, parent in nnx.iter_graph(module)
         if isinstance(parent, nnx.Module)
         for name, child in list(vars(parent).items())
         if isinstance(child, Layers)
     ]
-    for parent, name, layers, path in lists:
+    for parent, name, layers, path in sequences:
         runs = layers.runs(path)
         stacks = [
             _stack([layers[number] for number in run.numbers(position)], path)
             for run in runs
             for position in range(run.period)
         ]
-        setattr(
-            parent, name, nnx.data(stacks[0] if len(stacks) == 1 else LayerStacks(stacks, runs))
-        )
+        stacked = stacks[0] if len(stacks) == 1 else LayerStacks(stacks, runs)
+        setattr(parent, name, nnx.data(stacked))
 
 
 def stacked_paths(module: nnx.Module) -> dict[trees.Path, tuple[trees.Path, ...]]:
-    """Return the paths of stacks, with those that their layers have where they are not stacked."""
-    parts = {tuple(map(str, path)): part for path, part in nnx.iter_graph(module)}
+    """Returns the path of each stack with the paths of its layers in the unstacked model."""
+    nodes = {tuple(map(str, path)): node for path, node in nnx.iter_graph(module)}
     stacked = {
-        path: tuple((*path, str(number)) for number in range(part.num_stacked))
-        for path, part in parts.items()
-        if getattr(part, "num_stacked", None)
+        path: tuple((*path, str(number)) for number in range(node.num_stacked))
+        for path, node in nodes.items()
+        if getattr(node, "num_stacked", None)
     }
-    for path, part in parts.items():
-        if isinstance(part, LayerStacks):
-            ranges = (run.numbers(at) for run in part.runs for at in range(run.period))
+    for path, node in nodes.items():
+        if isinstance(node, LayerStacks):
+            ranges = (run.numbers(position) for run in node.runs for position in range(run.period))
             for index, numbers in enumerate(ranges):
                 paths = tuple((*path, str(number)) for number in numbers)
                 stacked[(*path, str(index))] = paths
@@ -153,75 +158,159 @@ def stacked_paths(module: nnx.Module) -> dict[trees.Path, tuple[trees.Path, ...]
 
 
 def _stack(layers: Sequence[nnx.Module], path: str) -> nnx.Module:
-    """Return the first of ``layers``, which are alike, with the variables of all of them."""
+    """Returns a copy of the first layer that has the stacked variables of all `layers`."""
     graphs, states = zip(*(nnx.split(layer) for layer in layers), strict=True)
     flat = [dict(nnx.to_flat_state(state)) for state in states]
     stacked = {}
     for name in dict.fromkeys(itertools.chain(*flat)):
-        having = [state[name] for state in flat if name in state]
-        if not all(name in state for state in flat[: len(having)]):
+        values = [state[name] for state in flat if name in state]
+        if not all(name in state for state in flat[: len(values)]):
             raise UsageError(
                 f"scan_layers: {path}: the first layer lacks {'/'.join(map(str, name))}, which "
-                "is declared as shared by the layers: let the first ones hold it"
+                "is declared as shared by the layers. The first layers must own it"
             )
-        stacked[name] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *having)
+        stacked[name] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
     layer = nnx.merge(graphs[0], nnx.from_flat_state(stacked.items()))
     layer.num_stacked = len(layers)
     return layer
 
 
-def _parts(layer: nnx.Module, shared: Sequence[str]) -> dict[str, Any]:
-    """Return what a layer consists of, by path: classes, shapes and types, attributes."""
-    parts: dict[str, Any] = {}
-    for path, part in nnx.iter_graph(layer):
+# -- which layers are interchangeable
+# ---------------------------------------------------------------------------------------
+
+
+def _layer_kinds(descriptions: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Returns for each layer the number of the first layer that is interchangeable with it."""
+    kinds: list[int] = []
+    for number, description in enumerate(descriptions):
+        matches = (
+            earlier
+            for earlier in range(number)
+            if kinds[earlier] == earlier and _difference(descriptions[earlier], description) is None
+        )
+        kinds.append(next(matches, number))
+    return kinds
+
+
+def _cheapest_runs(kinds: Sequence[int]) -> tuple[int, list[LayerRun]]:
+    """Divides a sequence of layers into runs at the lowest cost, by dynamic programming.
+
+    The cost of a run is its period, the number of layers that are compiled for it. `best[first]` is
+    the solution for the layers from `first` on. It is computed from the last layer to the first:
+    each run that can begin at `first`, followed by the best solution from its end on. At equal cost
+    fewer runs win, then a longer first run.
+
+    Args:
+        kinds: For each layer, a number that interchangeable layers share.
+
+    Returns:
+        The number of compiled layers, and the runs.
+    """
+    count = len(kinds)
+    best: list[tuple[int, list[LayerRun]]] = [(0, [])] * (count + 1)
+    for first in reversed(range(count)):
+        solutions: list[tuple[int, list[LayerRun]]] = []
+        for run in _runs_from(kinds, first):
+            cost, later_runs = best[run.end]
+            solutions.append((run.period + cost, [run, *later_runs]))
+        best[first] = min(
+            solutions,
+            key=lambda solution: (solution[0], len(solution[1]), -solution[1][0].end),
+        )
+    return best[0]
+
+
+def _runs_from(kinds: Sequence[int], first: int) -> Iterator[LayerRun]:
+    """Yields every run that can begin at layer `first`: equal layers, or a repeated pattern."""
+    remaining = len(kinds) - first
+    for period in range(1, remaining + 1):
+        pattern = kinds[first : first + period]
+        for repeats in range(1, remaining // period + 1):
+            run = LayerRun(first, period, repeats)
+            if kinds[run.end - period : run.end] != pattern:
+                break
+            if repeats > 1 or period == 1:
+                yield run
+
+
+def _describe(layer: nnx.Module, shared: Sequence[str]) -> dict[str, Any]:
+    """Returns what must be equal in interchangeable layers, by path below the layer.
+
+    Modules are described by their class, variables and arrays by shape and dtype, and static
+    attributes by their value. Paths that match `shared` are left out.
+    """
+    description: dict[str, Any] = {}
+    for path, node in nnx.iter_graph(layer):
         name = "/".join(map(str, path))
         if "_pytree__" in name or any(re.search(pattern, name) for pattern in shared):
             continue
-        if isinstance(part, nnx.Variable):
-            parts[name] = type(part), part.shape, part.dtype
-        elif isinstance(part, nnx.Module):
-            parts[name] = type(part)
+        if isinstance(node, nnx.Variable):
+            description[name] = type(node), node.shape, node.dtype
+        elif isinstance(node, nnx.Module):
+            description[name] = type(node)
         else:
-            parts[name] = (part.shape, part.dtype) if isinstance(part, jax.Array) else part
-    return parts
+            is_array = isinstance(node, jax.Array)
+            description[name] = (node.shape, node.dtype) if is_array else node
+    return description
 
 
-def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """Say in what two layers differ, if they do."""
-    for name in dict.fromkeys((*ours, *theirs)):
+def _difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+    """Returns the first difference between the descriptions of two layers, or `None`."""
+    for name in dict.fromkeys((*first, *second)):
         missing = object()
-        one, other = ours.get(name, missing), theirs.get(name, missing)
-        if one is missing or other is missing:
+        first_value, second_value = first.get(name, missing), second.get(name, missing)
+        if first_value is missing or second_value is missing:
             return f"{name}, which only one of them has"
-        if not _alike(one, other):
-            return f"{name or 'its class'}: {other!r}, not {one!r}"
+        if not _equal(first_value, second_value):
+            return f"{name or 'its class'}: {second_value!r}, not {first_value!r}"
     return None
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Compare static values; functions and plain objects by what they are made of."""
-    if one is other:
+def _equal(first: Any, second: Any) -> bool:
+    """Compares static attributes of layers by content.
+
+    The constructor of each layer creates its own closures, partial functions and helper objects.
+    Python compares these by identity, but they are equal if they come from the same code and equal
+    values. So functions are compared by their code, default arguments and captured variables,
+    and objects that do not define `__eq__` by their attributes. Containers are compared
+    element by element for the same reason.
+    """
+    if first is second:
         return True
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, functools.partial):
-        return _alike((one.func, one.args, one.keywords), (other.func, other.args, other.keywords))
-    if isinstance(one, FunctionType):
-        cells = [
-            [cell.cell_contents for cell in function.__closure__ or ()] for function in (one, other)
-        ]
-        return (
-            one.__code__ == other.__code__
-            and _alike(one.__defaults__, other.__defaults__)
-            and _alike(*cells)
+    if isinstance(first, functools.partial):
+        return _equal(
+            (first.func, first.args, first.keywords), (second.func, second.args, second.keywords)
         )
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if not any("__eq__" in vars(kind) for kind in type(one).__mro__[:-1]):
-        return hasattr(one, "__dict__") and _alike(vars(one), vars(other))
-    return bool(one == other)
+    if isinstance(first, FunctionType):
+        return _equal_functions(first, second)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(
+            _equal(first[key], second[key]) for key in first
+        )
+    # `object` is the last class of the method resolution order.
+    defines_eq = any("__eq__" in vars(cls) for cls in type(first).__mro__[:-1])
+    if not defines_eq:
+        return hasattr(first, "__dict__") and _equal(vars(first), vars(second))
+    return bool(first == second)
+
+
+def _equal_functions(first: FunctionType, second: FunctionType) -> bool:
+    first_captured, second_captured = (
+        [cell.cell_contents for cell in function.__closure__ or ()] for function in (first, second)
+    )
+    return (
+        first.__code__ == second.__code__
+        and _equal(first.__defaults__, second.__defaults__)
+        and _equal(first_captured, second_captured)
+    )
+
+
+# -- running layers
+# ---------------------------------------------------------------------------------------
 
 
 def run_layers(
@@ -234,73 +323,111 @@ def run_layers(
     order: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> tuple[jax.Array, Any, tuple[jax.Array, ...] | None]:
-    """Run ``layers`` and return the last hidden state, each layer's second result, and all inputs.
+    """Runs layers one after the other, as a loop or as scans.
 
-    A layer is called ``layer(hidden_states, *args, rngs=keys, **kwargs)`` and returns a pair
-    (hidden states, anything); ``rngs`` of a layer depend on its number alone, so loop and scan draw
-    the same dropout masks. The seconds come as a tuple, one a layer. With ``collect`` the input of
-    every layer is returned too, as ``hidden_states`` in the Hugging Face outputs wants it.
-    ``per_layer`` holds keyword arguments with a leading layer axis, of which each layer gets its
-    slice. ``order`` names the layers one after the other where some run more than once (ALBERT).
+    A layer is called as `layer(hidden_states, *args, rngs=keys, **kwargs)`. It returns a pair: the
+    new hidden states, and a second result of any kind, such as attention weights. The keys of a
+    layer depend only on its number, so that loop and scan draw the same dropout masks.
+
+    Args:
+        layers: `Layers`, or what `stack_layers` made of them.
+        hidden_states: The input of the first layer.
+        *args: Further arguments of every layer.
+        rngs: Random keys. `None` in evaluation.
+        collect: Whether to return the input of every layer, for `hidden_states` in Hugging Face
+            outputs.
+        per_layer: Keyword arguments with a leading layer axis. Each layer gets its slice.
+        order: Numbers of the layers in the order in which they run, if some run more than once
+            (ALBERT).
+        **kwargs: Keyword arguments of every layer.
+
+    Returns:
+        The last hidden states, a tuple with the second result of each layer, and a tuple with the
+        input of each layer or `None`.
     """
-    # A child, so that no two stacks and no dropout beside them share a key.
+    # A child, so that two stacks, or a stack and dropout outside of it, never share a key.
     keys = None if rngs is None else rngs.child()
     x = sharding.constrain_hidden_states(hidden_states)
 
     def call(
-        layer: nnx.Module, x: jax.Array, number: int | jax.Array, slices: LayerArguments
+        layer: nnx.Module, x: jax.Array, number: int | jax.Array, arguments: LayerArguments
     ) -> tuple[jax.Array, Any]:
         layer_keys = None if keys is None else keys.fold_in(number)
         with provide_adapter_keys(layer_keys):
-            out, second = layer(x, *args, rngs=layer_keys, **kwargs, **slices)
+            out, second = layer(x, *args, rngs=layer_keys, **kwargs, **arguments)
         return sharding.constrain_hidden_states(out), second
 
-    slices = per_layer or {}
-    if not isinstance(layers, nnx.List):
-        if order is not None:
-            return _scan_in_order(layers, order, x, call, slices, collect)
-        alike = LayerRun(0, 1, layers.num_stacked)  # type: ignore[attr-defined]
-        return _scan([layers], alike, x, call, slices, collect)
+    arguments = per_layer or {}
+    if isinstance(layers, LayerStacks):
+        return _scan_runs(layers, x, call, arguments, collect)
+    if isinstance(layers, nnx.List):
+        sequence = layers if order is None else [layers[index] for index in order]
+        return _loop(sequence, x, call, arguments, collect)
+    if order is not None:
+        return _scan_in_order(layers, order, x, call, arguments, collect)
+    run = LayerRun(0, 1, layers.num_stacked)  # type: ignore[attr-defined]
+    return _scan([layers], run, x, call, arguments, collect)
+
+
+def _loop(
+    layers: Iterable[nnx.Module],
+    x: jax.Array,
+    call: LayerCall,
+    per_layer: LayerArguments,
+    collect: bool,
+) -> LayerResults:
+    """Runs layers in a Python loop, each of them rematerialized if the options say so."""
     seconds: tuple[Any, ...] = ()
     inputs: tuple[jax.Array, ...] = ()
-    if not isinstance(layers, LayerStacks):
-        sequence = layers if order is None else [layers[index] for index in order]
-        for number, layer in enumerate(sequence):
-            inputs += (x,)
-            chosen = {name: values[number] for name, values in slices.items()}
-            if current_options().remat:
-                graph, params, others = trees.split(layer)
-                pure = _functional(graph, call)
-                x, (second, changed) = pure(x, jnp.uint32(number), params, others, chosen)
-                nnx.update(layer, changed)
-            else:
-                x, second = call(layer, x, number, chosen)
-            seconds += (second,)
-        return x, seconds, inputs if collect else None
-    stacks = iter(layers)
-    for run in layers.runs:
-        group = list(itertools.islice(stacks, run.period))
-        x, more, seen = _scan(group, run, x, call, slices, collect)
-        seconds, inputs = seconds + more, inputs + (seen or ())
+    for number, layer in enumerate(layers):
+        inputs += (x,)
+        arguments = {name: values[number] for name, values in per_layer.items()}
+        if current_options().remat:
+            graph, params, state = trees.split(layer)
+            function = _as_function(graph, call)
+            x, (second, new_state) = function(x, jnp.uint32(number), params, state, arguments)
+            nnx.update(layer, new_state)
+        else:
+            x, second = call(layer, x, number, arguments)
+        seconds += (second,)
     return x, seconds, inputs if collect else None
 
 
-def _functional(graph: nnx.GraphDef, call: LayerCall) -> Callable[..., tuple[jax.Array, Any]]:
-    """Make a layer a function of its input, number and variables; in remat if asked."""
+def _as_function(graph: nnx.GraphDef, call: LayerCall) -> Callable[..., tuple[jax.Array, Any]]:
+    """Returns a pure function for a layer with the structure `graph`.
 
-    def pure(
+    Its arguments are the hidden states, the number of the layer, its parameters, its other
+    variables, and its own keyword arguments. It returns the hidden states, and a pair of the second
+    result and the updated other variables. With `remat` it is a `jax.checkpoint`.
+    """
+
+    def function(
         x: jax.Array,
         number: jax.Array,
         params: nnx.State,
-        others: nnx.State,
-        slices: LayerArguments,
+        state: nnx.State,
+        arguments: LayerArguments,
     ) -> tuple[jax.Array, Any]:
-        layer = nnx.merge(graph, params, others, copy=True)
-        out, second = call(layer, x, number, slices)
+        layer = nnx.merge(graph, params, state, copy=True)
+        out, second = call(layer, x, number, arguments)
         return out, (second, trees.split(layer)[2])
 
     options = current_options()
-    return jax.checkpoint(pure, policy=options.remat_policy) if options.remat else pure
+    return jax.checkpoint(function, policy=options.remat_policy) if options.remat else function
+
+
+def _scan_runs(
+    stacks: LayerStacks, x: jax.Array, call: LayerCall, per_layer: LayerArguments, collect: bool
+) -> LayerResults:
+    """Scans one run after the other."""
+    seconds: tuple[Any, ...] = ()
+    inputs: tuple[jax.Array, ...] = ()
+    remaining = iter(stacks)
+    for run in stacks.runs:
+        positions = list(itertools.islice(remaining, run.period))
+        x, run_seconds, run_inputs = _scan(positions, run, x, call, per_layer, collect)
+        seconds, inputs = seconds + run_seconds, inputs + (run_inputs or ())
+    return x, seconds, inputs if collect else None
 
 
 def _scan(
@@ -311,39 +438,40 @@ def _scan(
     per_layer: LayerArguments,
     collect: bool,
 ) -> LayerResults:
-    """Scan ``run``, whose positions ``layers`` are stacked each."""
-    parts = [trees.split(layer) for layer in layers]
-    pure = [_functional(graph, call) for graph, _, _ in parts]
+    """Scans a run. `layers` has a stacked layer for each position of the pattern."""
+    splits = [trees.split(layer) for layer in layers]
+    functions = [_as_function(graph, call) for graph, _, _ in splits]
 
-    def block(x: jax.Array, sliced: list[tuple[Any, ...]]) -> tuple[jax.Array, list[Any]]:
+    def run_pattern(x: jax.Array, positions: list[tuple[Any, ...]]) -> tuple[jax.Array, list[Any]]:
         results = []
-        for layer, slices in zip(pure, sliced, strict=True):
-            out, (second, changed) = layer(x, *slices)
-            results.append((second, changed, x if collect else None))
+        for function, arguments in zip(functions, positions, strict=True):
+            out, (second, new_state) = function(x, *arguments)
+            results.append((second, new_state, x if collect else None))
             x = out
         return x, results
 
-    def whole(leaf: jax.Array) -> jax.Array:
-        # What only the first layers have is not read inside: any value does for the others.
+    def fill_shared(leaf: jax.Array) -> jax.Array:
+        # A parameter that only the first layers own is not read within the layers, so the other
+        # layers may get any value.
         if leaf.shape[0] == run.repeats:
             return leaf
         return jnp.broadcast_to(leaf[0], (run.repeats, *leaf.shape[1:]))
 
     xs = []
-    for position, (_, params, others) in enumerate(parts):
+    for position, (_, params, state) in enumerate(splits):
         numbers = run.numbers(position)
-        chosen = slice(numbers.start, numbers.stop, numbers.step)
-        slices = {name: values[chosen] for name, values in per_layer.items()}
-        counted = jnp.arange(numbers.start, numbers.stop, numbers.step, dtype=jnp.uint32)
-        xs.append((counted, jax.tree.map(whole, params), others, slices))
-    x, results = jax.lax.scan(block, x, xs)
-    for layer, (_, changed, _) in zip(layers, results, strict=True):
-        nnx.update(layer, changed)
+        selection = slice(numbers.start, numbers.stop, numbers.step)
+        arguments = {name: values[selection] for name, values in per_layer.items()}
+        layer_numbers = jnp.arange(numbers.start, numbers.stop, numbers.step, dtype=jnp.uint32)
+        xs.append((layer_numbers, jax.tree.map(fill_shared, params), state, arguments))
+    x, results = jax.lax.scan(run_pattern, x, xs)
+    for layer, (_, new_state, _) in zip(layers, results, strict=True):
+        nnx.update(layer, new_state)
     inputs, seconds = [], []
     for i in range(run.repeats):
-        for second, _, given in results:
+        for second, _, layer_input in results:
             seconds.append(jax.tree.map(operator.itemgetter(i), second))
-            inputs.append(jax.tree.map(operator.itemgetter(i), given))
+            inputs.append(jax.tree.map(operator.itemgetter(i), layer_input))
     return x, tuple(seconds), tuple(inputs) if collect else None
 
 
@@ -355,21 +483,23 @@ def _scan_in_order(
     per_layer: LayerArguments,
     collect: bool,
 ) -> LayerResults:
-    """Scan the numbers of stacked layers, whose variables are read where they lie."""
-    graph, params, others = trees.split(layer)
-    pure = _functional(graph, call)
+    """Scans stacked layers in the given order, by indexing into the stacked variables."""
+    graph, params, state = trees.split(layer)
+    function = _as_function(graph, call)
 
-    def block(carry: tuple[jax.Array, Any], given: tuple[Any, ...]) -> tuple[Any, Any]:
-        (x, others), (number, index, slices) = carry, given
-        own, rest = jax.tree.map(lambda leaf: leaf[index], (params, others))
-        after, (second, changed) = pure(x, number, own, rest, slices)
-        others = jax.tree.map(lambda leaf, new: leaf.at[index].set(new), others, changed)
-        return (after, others), (second, x if collect else None)
+    def run_layer(carry: tuple[jax.Array, Any], step: tuple[Any, ...]) -> tuple[Any, Any]:
+        (x, state), (number, index, arguments) = carry, step
+        layer_params, layer_state = jax.tree.map(lambda leaf: leaf[index], (params, state))
+        out, (second, new_state) = function(x, number, layer_params, layer_state, arguments)
+        state = jax.tree.map(lambda leaf, new: leaf.at[index].set(new), state, new_state)
+        return (out, state), (second, x if collect else None)
 
     numbers = jnp.arange(len(order), dtype=jnp.uint32)
-    slices = {name: values[: len(order)] for name, values in per_layer.items()}
-    (x, others), results = jax.lax.scan(block, (x, others), (numbers, jnp.asarray(order), slices))
-    nnx.update(layer, others)
+    arguments = {name: values[: len(order)] for name, values in per_layer.items()}
+    (x, state), results = jax.lax.scan(
+        run_layer, (x, state), (numbers, jnp.asarray(order), arguments)
+    )
+    nnx.update(layer, state)
     seconds, inputs = (
         tuple(jax.tree.map(operator.itemgetter(i), part) for i in range(len(order)))
         for part in results

@@ -1,7 +1,7 @@
-"""Parameter trees: nested dicts with string keys outside, NNX states inside. Converted only here.
+"""Conversion between public parameter trees and NNX states.
 
-``nnx.List`` paths are integers and the public tree's keys are strings (the v4 tree), so the border
-between them is this module and nothing else.
+Public trees are nested dicts with string keys, as in Transformers 4. Models use NNX states, whose
+`nnx.List` paths have integers. All conversions are in this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Params = Mapping[str, Any]
 
 
 def flatten(tree: Mapping[str, Any], prefix: Path = ()) -> dict[Path, Any]:
-    """Flatten a nested dict to ``{path: leaf}``."""
+    """Flattens a nested dict to `{path: leaf}`."""
     return dict(_walk(tree, prefix))
 
 
@@ -33,7 +33,7 @@ def _walk(tree: Mapping[str, Any], prefix: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def unflatten(flat: Mapping[Path, Any]) -> dict[str, Any]:
-    """Nest ``{path: leaf}`` into dicts."""
+    """Builds nested dicts from `{path: leaf}`."""
     tree: dict[str, Any] = {}
     for path, leaf in flat.items():
         node = tree
@@ -44,7 +44,7 @@ def unflatten(flat: Mapping[Path, Any]) -> dict[str, Any]:
 
 
 def thaw(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a (frozen) nested mapping into plain dicts with string keys."""
+    """Copies a (frozen) nested mapping to plain dicts with string keys."""
     return {
         str(key): thaw(value) if isinstance(value, Mapping) else value
         for key, value in tree.items()
@@ -52,26 +52,35 @@ def thaw(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join(path: Path) -> str:
-    """Write a path as rules and messages do: ``a/b/c``."""
+    """Returns a path as in rules and messages: `a/b/c`."""
     return "/".join(path)
 
 
 def split(module: nnx.Module, *kinds: type[nnx.Variable]) -> tuple[Any, ...]:
-    """Split a module into its graph, its parameters, states of ``kinds``, and the rest."""
+    """Splits a module into its graph, parameters, states of `kinds`, and other variables."""
     return tuple(nnx.split(module, nnx.Param, *kinds, ...))
 
 
 def to_dict(state: nnx.State) -> dict[str, Any]:
-    """Return the plain nested dict of an NNX state."""
+    """Returns an NNX state as a plain nested dict."""
     return thaw(nnx.to_pure_dict(state))
 
 
 def to_state(
-    tree: Mapping[str, Any], like: Mapping[str, Any], kind: type[nnx.Variable]
+    tree: Mapping[str, Any], like: Mapping[str, Any], variable_type: type[nnx.Variable]
 ) -> nnx.State:
-    """Wrap the leaves of ``tree`` that ``like`` has as variables of ``kind``, with NNX's keys."""
-    given = flatten(tree)
-    missing = [path for path in flatten(like) if path not in given]
+    """Converts a tree to an NNX state.
+
+    Args:
+        tree: The values. Leaves that `like` does not have are ignored.
+        like: A tree with the paths of the state.
+        variable_type: The type of the variables.
+
+    Raises:
+        ValueError: `tree` lacks leaves of `like`.
+    """
+    leaves = flatten(tree)
+    missing = [path for path in flatten(like) if path not in leaves]
     if missing:
         names = ", ".join(sorted(map(join, missing)))
         raise ValueError(f"Some parameters are missing: {names}")
@@ -79,27 +88,31 @@ def to_state(
     def keys(path: Path) -> tuple[int | str, ...]:
         return tuple(int(name) if name.isdigit() else name for name in path)
 
-    flat = [(keys(path), kind(given[path])) for path in flatten(like)]
+    flat = [(keys(path), variable_type(leaves[path])) for path in flatten(like)]
     return nnx.from_flat_state(flat)
 
 
 def collections(state: nnx.State) -> dict[str, tuple[type[nnx.Variable], dict[str, Any]]]:
-    """Group the variables of ``state`` by collection name: ``{name: (type, nested shapes)}``."""
+    """Groups the variables of a state by collection: `{name: (type, nested dict of values)}`."""
     grouped: dict[str, tuple[type[nnx.Variable], dict[Path, Any]]] = {}
     for path, variable in nnx.to_flat_state(state):
-        kind = type(variable)
-        name = nnx.variablelib.variable_name_from_type(kind, allow_register=True)
-        grouped.setdefault(name, (kind, {}))[1][tuple(map(str, path))] = variable.get_value()
-    return {name: (kind, unflatten(flat)) for name, (kind, flat) in grouped.items()}
+        variable_type = type(variable)
+        name = nnx.variablelib.variable_name_from_type(variable_type, allow_register=True)
+        grouped.setdefault(name, (variable_type, {}))[1][tuple(map(str, path))] = (
+            variable.get_value()
+        )
+    return {
+        name: (variable_type, unflatten(flat)) for name, (variable_type, flat) in grouped.items()
+    }
 
 
 def by_collection(state: nnx.State) -> dict[str, Any]:
-    """Return ``{collection: nested dict}`` of the variables that are not parameters."""
+    """Returns the variables of a state as `{collection: nested dict}`."""
     return {name: tree for name, (_, tree) in collections(state).items()}
 
 
 def attach_cache(module: nnx.Module, cache: Mapping[str, Any]) -> None:
-    """Put the leaves of a cache dict on the attention modules at the same paths."""
+    """Sets the leaves of a cache dict as variables of the attention modules at the same paths."""
     parts = {tuple(map(str, path)): part for path, part in nnx.iter_graph(module)}
     for path, leaf in flatten(cache).items():
         setattr(parts[path[:-1]], path[-1], nnx.Cache(leaf))
@@ -108,10 +121,10 @@ def attach_cache(module: nnx.Module, cache: Mapping[str, Any]) -> None:
 def cast_floating(
     params: Mapping[str, Any], dtype: DTypeLike, mask: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Cast floating leaves to ``dtype``, where ``mask`` (a tree of bools) allows it."""
+    """Casts floating-point leaves to `dtype`, or only those whose leaf in `mask` is true."""
 
-    def cast(leaf: jax.Array, wanted: bool = True) -> jax.Array:
+    def cast(leaf: jax.Array, selected: bool = True) -> jax.Array:
         floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf.astype(dtype) if wanted and floating else leaf
+        return leaf.astype(dtype) if selected and floating else leaf
 
     return jax.tree.map(cast, params) if mask is None else jax.tree.map(cast, params, mask)

@@ -1,4 +1,8 @@
-"""What queries see: said by models and the loop, and written down as a mask only where needed."""
+"""Descriptions of which keys each query may attend to.
+
+Models and the training loop pass a `Visibility` to the attention functions. It is converted to an
+explicit mask only for implementations that need one.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,25 @@ from hfseq.nn.context import current_row_guarantees
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Visibility:
-    """Which keys a query sees: those that every field lets through, all of them by default.
+    """Describes which keys each query may attend to.
 
-    **Arguments:** ``causal`` attention is aligned at the end: the last query sees the last key.
-    ``window`` counts the keys seen before and after a query's own, which is aligned likewise.
-    A query sees the keys of its own segment: ``query_segments`` is (batch, queries) and
-    ``key_segments`` (batch, keys), int32; keys without segments have those of the queries, and
-    queries without segments see every key whose segment is not 0. Of the keys of a row the first
-    ``key_lengths`` (batch,) are there. ``max_runs`` bounds the runs of equal segments in a row,
-    where a bound is known. ``dense`` is any other mask, boolean, of four axes, and broadcasts to
-    (batch, heads, queries, keys).
+    A key is visible if every field allows it. By default all keys are visible.
+
+    Attributes:
+        causal: Whether a query may only attend to keys at or before its position. Queries and keys
+            are aligned at their ends: the last query sees the last key.
+        window: Number of keys that are visible before and after a query's own position, aligned in
+            the same way.
+        max_runs: Upper bound on the number of runs of equal segments in a row, or `None` if
+            unknown.
+        query_segments: Segment of each query, int32 `(batch, queries)`. A query sees only keys of
+            its own segment.
+        key_segments: Segment of each key, int32 `(batch, keys)`. If this is `None`, the keys have
+            the segments of the queries. If only `query_segments` is `None`, every key with a
+            nonzero segment is visible.
+        key_lengths: Number of keys that exist in each row, `(batch,)`. Keys after them are hidden.
+        dense: Any other boolean mask with four axes. It broadcasts to `(batch, heads, queries,
+            keys)`.
     """
 
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -37,31 +50,44 @@ class Visibility:
     def __post_init__(self) -> None:
         if self.window is not None and min(self.window) < 0:
             raise UsageError(
-                f"an attention window of {self.window} keys before and after a query's own leaves "
-                "that out: the configuration's sliding_window (window_size, local_attention) "
-                "counts at least the query's own key, so it is 1 or more, or None for no window"
+                f"the attention window {self.window} (keys before and after a query's own) "
+                "excludes the query's own key. The configuration's sliding_window (window_size, "
+                "local_attention) counts that key: use 1 or more, or None for no window"
             )
 
     @property
     def segments(self) -> str:
-        """Who has segments: "" nobody, "keys", "same" queries and keys alike, "both" their own."""
+        """Which sides have segments.
+
+        `""` for neither, `"keys"` for keys only, `"same"` if keys share the queries' segments, and
+        `"both"` if each side has its own.
+        """
         if self.query_segments is None:
             return "" if self.key_segments is None else "keys"
         return "same" if self.key_segments is None else "both"
 
     def array(self, queries: int, keys: int) -> jax.Array | None:
-        """Return the mask, (batch, heads, queries, keys) or 1 for each; None if all is seen."""
+        """Returns the boolean mask, or `None` if all keys are visible.
+
+        Args:
+            queries: Number of queries.
+            keys: Number of keys.
+
+        Returns:
+            A mask that broadcasts to `(batch, heads, queries, keys)`; each axis has its full size
+            or 1.
+        """
         mask, band = self.without_band(keys), self.band(queries, keys, keys - queries)
         if band is None or mask is None:
             return mask if band is None else band[None, None]
         return mask & band
 
     def without_band(self, keys: int) -> jax.Array | None:
-        """Return the mask of all but ``causal`` and ``window``."""
+        """Returns the boolean mask without the effect of `causal` and `window`, or `None`."""
         masks = []
         if self.query_segments is not None:
-            other = self.query_segments if self.key_segments is None else self.key_segments
-            masks.append((self.query_segments[:, :, None] == other[:, None, :])[:, None])
+            key_segments = self.query_segments if self.key_segments is None else self.key_segments
+            masks.append((self.query_segments[:, :, None] == key_segments[:, None, :])[:, None])
         elif self.key_segments is not None:
             masks.append((self.key_segments != 0)[:, None, None, :])
         if self.key_lengths is not None:
@@ -71,77 +97,87 @@ class Visibility:
         if not masks:
             return None
         mask = masks[0]
-        for other in masks[1:]:
-            mask = mask & other
+        for other_mask in masks[1:]:
+            mask = mask & other_mask
         return mask
 
     def band(self, queries: int, keys: int, offset: int | jax.Array) -> jax.Array | None:
-        """Return what ``causal`` and ``window`` let ``queries`` see of ``keys``, (queries, keys).
+        """Returns the boolean mask of `causal` and `window` alone, or `None` without them.
 
-        The query of number i stands at the key i + ``offset``.
+        Args:
+            queries: Number of queries.
+            keys: Number of keys.
+            offset: Position of the first query among the keys.
+
+        Returns:
+            A mask `(queries, keys)`, or `None`.
         """
         if not self.causal and self.window is None:
             return None
-        own = jnp.arange(queries)[:, None] + offset
-        key = jnp.arange(keys)[None]
+        query_position = jnp.arange(queries)[:, None] + offset
+        key_position = jnp.arange(keys)[None]
         left, right = self.window or (keys + queries, keys + queries)
-        band = key <= own + (0 if self.causal else right)
-        return band if self.window is None else band & (key >= own - left)
+        band = key_position <= query_position + (0 if self.causal else right)
+        return band if self.window is None else band & (key_position >= query_position - left)
 
     def sees_any(self, queries: int, keys: int) -> jax.Array | None:
-        """Tell which queries see a key, (batch, heads, queries, 1) or 1 for each; None if all do.
+        """Returns which queries see at least one key, or `None` if all do.
 
-        Without an array of all queries and keys, but where segments of both meet a window or
-        ``causal``, or a mask is dense.
+        No array of all query-key pairs is built, except where the segments of both sides are
+        combined with a window or `causal`, and for dense masks.
+
+        Returns:
+            A boolean array `(batch, heads, queries, 1)`; the first three axes have their full size
+            or 1.
         """
-        banded, whole = self.causal or self.window is not None, self.key_lengths is None
-        if self.dense is None and self.segments == "same" and queries == keys and whole:
-            return None  # each sees itself
+        banded, no_lengths = self.causal or self.window is not None, self.key_lengths is None
+        if self.dense is None and self.segments == "same" and queries == keys and no_lengths:
+            return None  # each query sees itself
         if self.dense is None and self.segments in ("", "keys"):
-            return self._sees_any_there(queries, keys)
+            return self._sees_any_in_band(queries, keys)
         if self.dense is None and not banded:
             return self._sees_own_segment(keys)
         mask = self.array(queries, keys)
         assert mask is not None
         return mask.any(-1, keepdims=True)
 
-    def _sees_any_there(self, queries: int, keys: int) -> jax.Array | None:
-        """Tell it of keys that are there or not, by counting those of each query's band."""
-        described = dataclasses.replace(self, causal=False, window=None)
-        there = described.without_band(keys)
+    def _sees_any_in_band(self, queries: int, keys: int) -> jax.Array | None:
+        """Implements `sees_any` for padded keys: counts the real keys in each query's band."""
+        without_band = dataclasses.replace(self, causal=False, window=None)
+        key_mask = without_band.without_band(keys)
         if not self.causal and self.window is None:
-            return None if there is None else there.any(-1, keepdims=True)
-        if there is None and queries <= keys:
+            return None if key_mask is None else key_mask.any(-1, keepdims=True)
+        if key_mask is None and queries <= keys:
             return None
-        own = jnp.arange(queries) + keys - queries
-        before, after = self.window or (queries + keys, queries + keys)
-        low = jnp.clip(own - before, 0, keys)
-        high = jnp.clip(own + (0 if self.causal else after) + 1, 0, keys)
-        if there is None:
+        query_position = jnp.arange(queries) + keys - queries
+        left, right = self.window or (queries + keys, queries + keys)
+        low = jnp.clip(query_position - left, 0, keys)
+        high = jnp.clip(query_position + (0 if self.causal else right) + 1, 0, keys)
+        if key_mask is None:
             return (high > low)[None, None, :, None]
-        counts = jnp.cumsum(there[:, 0, 0], -1, dtype=jnp.int32)
+        counts = jnp.cumsum(key_mask[:, 0, 0], -1, dtype=jnp.int32)
         counts = jnp.pad(counts, ((0, 0), (1, 0)))
         return (counts[:, high] > counts[:, low])[:, None, :, None]
 
     def _sees_own_segment(self, keys: int) -> jax.Array:
-        """Tell whose segment is among those of the keys, which are sorted to find it."""
+        """Implements `sees_any` for segments: binary search in the sorted key segments."""
         assert self.query_segments is not None
-        other = self.query_segments if self.key_segments is None else self.key_segments
+        key_segments = self.query_segments if self.key_segments is None else self.key_segments
         if self.key_lengths is not None:
             within = jnp.arange(keys) < self.key_lengths[:, None]
-            other = jnp.where(within, other, jnp.iinfo(jnp.int32).min)
-        other = jnp.sort(other, axis=-1)
-        place = jax.vmap(jnp.searchsorted)(other, self.query_segments)
-        found = jnp.take_along_axis(other, jnp.minimum(place, keys - 1), axis=-1)
-        return (found == self.query_segments)[:, None, :, None]
+            key_segments = jnp.where(within, key_segments, jnp.iinfo(jnp.int32).min)
+        key_segments = jnp.sort(key_segments, axis=-1)
+        index = jax.vmap(jnp.searchsorted)(key_segments, self.query_segments)
+        candidate = jnp.take_along_axis(key_segments, jnp.minimum(index, keys - 1), axis=-1)
+        return (candidate == self.query_segments)[:, None, :, None]
 
     def part(self, start: int, stop: int, keys: int) -> Visibility:
-        """Return what the queries from ``start`` to ``stop`` see of the first ``keys`` keys.
+        """Returns the description for queries `start` to `stop` and the first `keys` keys.
 
-        All but ``causal`` and ``window``, which :meth:`band` knows.
+        `causal` and `window` are left out: use `band` for them.
         """
 
-        def cut(x: jax.Array | None, *bounds: tuple[int, int]) -> jax.Array | None:
+        def slice_axes(x: jax.Array | None, *bounds: tuple[int, int]) -> jax.Array | None:
             if x is None:
                 return None
             for axis, (low, high) in enumerate(bounds, x.ndim - len(bounds)):
@@ -149,26 +185,26 @@ class Visibility:
                     x = jax.lax.slice_in_dim(x, low, high, axis=axis)
             return x
 
-        other = self.query_segments if self.key_segments is None else self.key_segments
+        key_segments = self.query_segments if self.key_segments is None else self.key_segments
         return Visibility(
-            query_segments=cut(self.query_segments, (start, stop)),
-            key_segments=cut(other, (0, keys)),
+            query_segments=slice_axes(self.query_segments, (start, stop)),
+            key_segments=slice_axes(key_segments, (0, keys)),
             key_lengths=self.key_lengths,
-            dense=cut(self.dense, (start, stop), (0, keys)),
+            dense=slice_axes(self.dense, (start, stop), (0, keys)),
         )
 
 
-#: What is hidden, as attention takes it: described, or a mask that broadcasts to (batch, heads,
-#: queries, keys), True where a key is visible; None hides nothing.
+#: The `mask` argument of attention functions: a description, or a boolean array that broadcasts to
+#: `(batch, heads, queries, keys)` and is True where a key is visible. `None` hides nothing.
 Mask = Visibility | jax.Array | None
 
 
 def as_visibility(mask: Mask, causal: bool = False) -> Visibility:
-    """Return what is described by ``mask`` and ``causal`` together."""
+    """Converts a mask and a `causal` flag to a `Visibility`. An array mask gets four axes."""
     visible = mask if isinstance(mask, Visibility) else Visibility(dense=mask)
     if visible.dense is not None and visible.dense.ndim < 4:
-        four = (1,) * (4 - visible.dense.ndim) + visible.dense.shape
-        visible = dataclasses.replace(visible, dense=visible.dense.reshape(four))
+        shape = (1,) * (4 - visible.dense.ndim) + visible.dense.shape
+        visible = dataclasses.replace(visible, dense=visible.dense.reshape(shape))
     return dataclasses.replace(visible, causal=True) if causal else visible
 
 
@@ -179,33 +215,38 @@ def visible(
     causal: bool = False,
     window: tuple[int, int] | None = None,
 ) -> Visibility | None:
-    """Describe what attention of a sequence to itself, or to a padded one, sees.
+    """Describes which keys are visible in self-attention, or in attention to one padded sequence.
 
-    **Arguments:** ``attention_mask`` is (batch, keys), non-zero where a key may be seen, holes
-    allowed, or (batch, queries, keys). ``segment_ids`` (batch, length) restricts every query to
-    keys of its own document; 0 is padding. ``window`` counts the keys seen before and after a
-    query's own. Returns None where all is seen.
+    Args:
+        attention_mask: `(batch, keys)`, nonzero where a key may be attended to (zeros may be
+            anywhere), or `(batch, queries, keys)`.
+        segment_ids: `(batch, length)`. Each query sees only keys of its own document. 0 is padding.
+        causal: Whether a query may only attend to keys at or before its position.
+        window: Number of keys that are visible before and after a query's own position.
+
+    Returns:
+        The description, or `None` if all keys are visible.
     """
     if attention_mask is None and segment_ids is None and not causal and window is None:
         return None
-    described = Visibility(causal=causal, window=window, query_segments=segment_ids)
+    description = Visibility(causal=causal, window=window, query_segments=segment_ids)
     if attention_mask is not None and attention_mask.ndim == 3:
-        return dataclasses.replace(described, dense=attention_mask.astype(bool)[:, None])
+        return dataclasses.replace(description, dense=attention_mask.astype(bool)[:, None])
     rows = current_row_guarantees()
-    if segment_ids is not None and rows is not None:  # which say all that a mask would
-        return dataclasses.replace(described, max_runs=rows.max_runs)
+    if segment_ids is not None and rows is not None:  # the segments then imply the mask
+        return dataclasses.replace(description, max_runs=rows.max_runs)
     if attention_mask is None:
-        return described
-    seen = attention_mask != 0
+        return description
+    is_visible = attention_mask != 0
     if segment_ids is not None:
-        hidden = jnp.where(seen, segment_ids, HIDDEN_SEGMENT)
-        return dataclasses.replace(described, key_segments=hidden)
+        key_segments = jnp.where(is_visible, segment_ids, HIDDEN_SEGMENT)
+        return dataclasses.replace(description, key_segments=key_segments)
     if rows is not None:
-        return dataclasses.replace(described, key_lengths=seen.sum(-1, dtype=jnp.int32))
-    return dataclasses.replace(described, key_segments=seen.astype(jnp.int32))
+        return dataclasses.replace(description, key_lengths=is_visible.sum(-1, dtype=jnp.int32))
+    return dataclasses.replace(description, key_segments=is_visible.astype(jnp.int32))
 
 
-#: The segment of keys that no query sees.
+#: The segment of keys that no query may attend to.
 HIDDEN_SEGMENT = -1
 
 
@@ -214,10 +255,17 @@ def visible_across(
     segment_ids: jax.Array | None = None,
     decoder_segment_ids: jax.Array | None = None,
 ) -> Visibility | None:
-    """Describe what a decoder's attention to an encoder sees.
+    """Describes which encoder positions are visible in cross-attention.
 
-    ``encoder_attention_mask`` is (batch, keys). With the segments of both sides, (batch, keys) and
-    (batch, queries), a target sees only the source that was packed under its number.
+    Args:
+        encoder_attention_mask: `(batch, keys)`, nonzero where an encoder position may be attended
+            to.
+        segment_ids: Segments of the encoder's tokens, `(batch, keys)`.
+        decoder_segment_ids: Segments of the decoder's tokens, `(batch, queries)`. If both are
+            given, a target sees only the source that was packed with the same segment number.
+
+    Returns:
+        The description, or `None` if all keys are visible.
     """
     if segment_ids is None or decoder_segment_ids is None:
         return visible(encoder_attention_mask)
@@ -230,14 +278,15 @@ def attention_mask(
     attention_mask: jax.Array | None,
     segment_ids: jax.Array | None = None,
 ) -> jax.Array | None:
-    """Build a boolean mask that broadcasts to (batch, heads, queries, keys); True is visible.
+    """Builds a boolean attention mask, True where a key is visible.
 
-    Arguments are those of :func:`visible`, which kernels understand; a mask has to be explicit
-    products where they do not take one.
+    It broadcasts to `(batch, heads, queries, keys)`. The arguments are those of `visible`. Prefer
+    `visible` where possible: fused attention kernels accept its description, but most of them do
+    not support explicit masks.
     """
-    described = visible(attention_mask, segment_ids)
+    description = visible(attention_mask, segment_ids)
     length = next((x.shape[-1] for x in (attention_mask, segment_ids) if x is not None), 0)
-    return None if described is None else described.array(length, length)
+    return None if description is None else description.array(length, length)
 
 
 def cross_attention_mask(
@@ -245,10 +294,10 @@ def cross_attention_mask(
     segment_ids: jax.Array | None = None,
     decoder_segment_ids: jax.Array | None = None,
 ) -> jax.Array | None:
-    """Build the mask of a decoder's attention to an encoder, (batch, heads, queries, keys).
+    """Builds a boolean cross-attention mask, True where a key is visible.
 
-    Arguments are those of :func:`visible_across`.
+    It broadcasts to `(batch, heads, queries, keys)`. The arguments are those of `visible_across`.
     """
-    described = visible_across(encoder_attention_mask, segment_ids, decoder_segment_ids)
+    description = visible_across(encoder_attention_mask, segment_ids, decoder_segment_ids)
     keys = next((x.shape[-1] for x in (encoder_attention_mask, segment_ids) if x is not None), 0)
-    return None if described is None else described.without_band(keys)
+    return None if description is None else description.without_band(keys)

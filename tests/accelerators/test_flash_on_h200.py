@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hfseq.nn.dispatch import AttentionCall
 from hfseq.nn.kernels.flash import flash_attention
 from hfseq.nn.random import LazyBits
 from hfseq.nn.visible import Visibility
@@ -49,11 +50,17 @@ def program(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     def total(query, key, value, bias, segments, key_segments, words, use):
-        drawn = LazyBits(words, use, (batch, HEADS, length, keys))
+        bits = LazyBits(words, use, (batch, HEADS, length, keys))
         visible = Visibility(query_segments=segments, key_segments=key_segments, **band)
-        attended = flash_attention(
-            *(query, key, value, visible), bias=bias, scale=0.1, rate=rate, drawn=drawn, mesh=mesh
+        call = AttentionCall(
+            *(query, key, value, visible),
+            bias=bias,
+            scale=0.1,
+            dropout_rate=rate,
+            dropout_bits=bits,
+            mesh=mesh,
         )
+        attended = flash_attention(call)
         return attended.astype(jnp.float32).sum()
 
     segments = [laid(batch, size, dtype=jnp.int32) for size in (length, keys)]

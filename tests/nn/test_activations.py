@@ -17,26 +17,26 @@ def exact_tanh_gelu(x):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def test_gelu_by_tanh_is_what_its_formula_says():
+def test_tanh_gelu_equals_its_formula():
     assert np.abs(np.asarray(nn.activation("gelu_new")(X)) - exact_tanh_gelu(X)).max() < 2e-6
     slope = jax.vmap(jax.grad(nn.activation("gelu_new")))(X)
     step = 1e-4
-    wanted = (exact_tanh_gelu(np.asarray(X, np.float64) + step) - exact_tanh_gelu(X)) / step
-    assert np.abs(np.asarray(slope) - wanted).max() < 2e-4
+    expected = (exact_tanh_gelu(np.asarray(X, np.float64) + step) - exact_tanh_gelu(X)) / step
+    assert np.abs(np.asarray(slope) - expected).max() < 2e-4
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_new"])
-def test_half_types_are_rounded_once_at_the_end(name):
+def test_half_types_are_rounded_once(name):
     half = X.astype(jnp.bfloat16)
-    found = jax.jit(nn.activation(name))(half)
-    wanted = np.asarray(nn.activation(name)(half.astype(jnp.float32)))
-    assert found.dtype == jnp.bfloat16
-    # Half a unit in the last of eight bits; the last term is float32's own rounding in the tail.
-    assert np.allclose(np.asarray(found, np.float32), wanted, rtol=2.0**-8, atol=2e-6)
+    actual = jax.jit(nn.activation(name))(half)
+    expected = np.asarray(nn.activation(name)(half.astype(jnp.float32)))
+    assert actual.dtype == jnp.bfloat16
+    # Half a unit in the last of eight bits. The last term is the rounding error of float32.
+    assert np.allclose(np.asarray(actual, np.float32), expected, rtol=2.0**-8, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "relu"])
-def test_values_and_gradients_equal_those_of_pytorch(name):
+def test_values_and_gradients_equal_pytorch(name):
     torch = pytest.importorskip("torch")
     from transformers.activations import ACT2FN
 

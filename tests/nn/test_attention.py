@@ -1,4 +1,4 @@
-"""One attention: the explicit and the fused form agree; masks, groups, dropout."""
+"""Attention: explicit and fused implementations agree on masks, grouped queries and dropout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from hfseq.nn import cpu
 from hfseq.nn.attention import CPU, EAGER, SPLASH, XLA, attention_spec, select_implementation
 from hfseq.nn.context import Options
 from hfseq.nn.dispatch import AttentionSpec
-from hfseq.nn.scores import attention_weights
+from hfseq.nn.layers import dropout_with_bits
+from hfseq.nn.scores import attention_weights, mix_values
 from hfseq.nn.visible import Visibility
 from tests.support.models import close
 
@@ -26,7 +27,7 @@ def random(*shape, seed=0):
 
 
 def by(attention):
-    """Attend by what is given, with the arguments of ``jax.nn.dot_product_attention``."""
+    """Returns `nn.dot_product` with the given implementation."""
 
     def run(*arrays, **options):
         with nn.options(Options(attention=attention)):
@@ -44,7 +45,7 @@ QUERY, KEY, VALUE = random(2, 5, 4, 8), random(2, 7, 2, 8, seed=1), random(2, 7,
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-def test_explicit_and_fused_forms_agree(causal, masked, biased):
+def test_explicit_and_fused_attention_agree(causal, masked, biased):
     key, value = (KEY[:, :5], VALUE[:, :5]) if causal else (KEY, VALUE)
     keys = key.shape[1]
     mask = jnp.arange(keys)[None, None, None] < jnp.array([3, keys])[:, None, None, None]
@@ -56,10 +57,10 @@ def test_explicit_and_fused_forms_agree(causal, masked, biased):
     fused = xla_attention(QUERY, key, value, **options)
     assert close(eager_attention(QUERY, key, value, **options), fused, 1e-6)
     options["causal"] = options.pop("is_causal")
-    shown, weights = nn.attend(QUERY, key, value, return_weights=True, **options)
-    assert close(shown, fused, 1e-6) and np.allclose(weights.sum(-1), 1, atol=1e-6)
-    plain, nothing = nn.attend(QUERY, key, value, **options)
-    assert close(plain, fused, 0) and nothing is None
+    explicit, weights = nn.attend(QUERY, key, value, return_weights=True, **options)
+    assert close(explicit, fused, 1e-6) and np.allclose(weights.sum(-1), 1, atol=1e-6)
+    result, no_weights = nn.attend(QUERY, key, value, **options)
+    assert close(result, fused, 0) and no_weights is None
 
 
 def test_query_heads_share_key_heads_in_order():
@@ -67,7 +68,7 @@ def test_query_heads_share_key_heads_in_order():
     assert close(eager_attention(QUERY, KEY, VALUE), eager_attention(QUERY, *repeated), 1e-6)
 
 
-def test_scale_can_be_given():
+def test_scale_is_applied():
     scores = attention_weights(QUERY, KEY, Visibility(), scale=0.0)
     assert np.allclose(scores, 1 / 7)
 
@@ -80,50 +81,52 @@ def test_softmax_is_in_float32_for_half_inputs():
 
 def test_half_types_on_a_cpu_take_float32_sums():
     halves = [jnp.tile(part, (1, 9, 1, 1)).astype(jnp.bfloat16) for part in (QUERY, KEY, VALUE)]
-    found = xla_attention(*halves, scale=0.5)
-    assert found.dtype == jnp.bfloat16
-    assert (found == eager_attention(*halves, scale=0.5)).all()
+    actual = xla_attention(*halves, scale=0.5)
+    assert actual.dtype == jnp.bfloat16
+    assert (actual == eager_attention(*halves, scale=0.5)).all()
     exact = xla_attention(*(part.astype(jnp.float32) for part in halves), scale=0.5)
-    assert close(found.astype(jnp.float32), exact, 1e-2)
+    assert close(actual.astype(jnp.float32), exact, 1e-2)
 
 
-def test_rows_without_any_visible_key_stay_finite():
+def test_rows_without_visible_keys_stay_finite():
     mask = jnp.zeros((2, 1, 1, 7), bool)
     for run in (eager_attention, xla_attention):
         assert np.isfinite(run(QUERY, KEY, VALUE, mask=mask)).all()
 
 
-def test_dropout_scales_what_it_keeps_and_depends_on_the_key():
+def test_dropout_scales_kept_weights_and_depends_on_the_key():
     def run(seed):
         keys = nn.make_keys(jax.random.key(seed))
         return nn.attend(QUERY, KEY, VALUE, dropout_rate=0.5, rngs=keys, return_weights=True)
 
     weights = np.asarray(run(0)[1])
-    whole = np.asarray(attention_weights(QUERY, KEY, Visibility(), scale=8**-0.5))
-    kept = weights != 0
-    assert 0.35 < kept.mean() < 0.65
-    assert np.allclose(weights[kept], 2 * whole[kept], rtol=1e-5)
+    undropped = np.asarray(attention_weights(QUERY, KEY, Visibility(), scale=8**-0.5))
+    is_kept = weights != 0
+    assert 0.35 < is_kept.mean() < 0.65
+    assert np.allclose(weights[is_kept], 2 * undropped[is_kept], rtol=1e-5)
     assert not np.array_equal(run(0)[0], run(1)[0])
 
 
-def test_dropped_weights_have_the_share_and_the_mean_that_they_should():
-    """Over 4,096 rows that draw for themselves, within four standard deviations."""
+def test_dropout_has_the_expected_rate_and_mean():
+    """Over 4,096 rows with independent random bits, within four standard deviations."""
     draws, rate = 4096, 0.1
     arrays = [jnp.broadcast_to(x[:1], (draws, *x.shape[1:])) for x in (QUERY, KEY, VALUE)]
 
-    def run(**given):
-        return nn.attend(*arrays, dropout_rate=rate, rngs=nn.make_keys(jax.random.key(3)), **given)
+    def run(**options):
+        return nn.attend(
+            *arrays, dropout_rate=rate, rngs=nn.make_keys(jax.random.key(3)), **options
+        )
 
-    mixed, whole = np.asarray(run()[0], np.float64), nn.attend(QUERY[:1], KEY[:1], VALUE[:1])[0]
-    error = abs(mixed.mean(0) - np.asarray(whole)[0])
+    mixed, expected = np.asarray(run()[0], np.float64), nn.attend(QUERY[:1], KEY[:1], VALUE[:1])[0]
+    error = abs(mixed.mean(0) - np.asarray(expected)[0])
     assert (error < 4 * mixed.std(0) / draws**0.5).all()
     weights = np.asarray(run(return_weights=True)[1])
-    kept, each = (weights != 0).mean(), (weights != 0).mean(0)
-    assert abs(kept - 0.9) < 4 * (rate * (1 - rate) / weights.size) ** 0.5
-    assert (abs(each - 0.9) < 5 * (rate * (1 - rate) / draws) ** 0.5).all()
+    keep_rate, keep_rates = (weights != 0).mean(), (weights != 0).mean(0)
+    assert abs(keep_rate - 0.9) < 4 * (rate * (1 - rate) / weights.size) ** 0.5
+    assert (abs(keep_rates - 0.9) < 5 * (rate * (1 - rate) / draws) ** 0.5).all()
 
 
-def test_masks_of_keys_of_queries_and_of_documents():
+def test_masks_of_keys_queries_and_documents():
     assert nn.attention_mask(None) is None
     assert nn.attention_mask(jnp.ones((2, 3))).shape == (2, 1, 1, 3)
     assert nn.attention_mask(jnp.ones((2, 4, 3))).shape == (2, 1, 4, 3)
@@ -135,7 +138,7 @@ def test_masks_of_keys_of_queries_and_of_documents():
 @pytest.mark.slow
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
 @pytest.mark.parametrize("queries", [1, 3])
-def test_few_queries_give_what_a_product_per_head_gives(queries, heads):
+def test_few_queries_equal_the_explicit_implementation(queries, heads):
     random = np.random.default_rng(0)
 
     def draw(*shape):
@@ -149,18 +152,18 @@ def test_few_queries_give_what_a_product_per_head_gives(queries, heads):
     bias, mask = draw(1, heads[0], queries, 9), jnp.asarray(random.random((3, 1, 1, 9)) < 0.7)
     for options in ({}, {"bias": bias}, {"mask": mask}, {"bias": bias, "mask": mask, "scale": 0.3}):
         expected = jax.nn.dot_product_attention(query, key, value, **options)
-        found = few_queries_attention(query, key, value, **options)
-        assert np.allclose(found, expected, atol=2e-6), options.keys()
+        actual = few_queries_attention(query, key, value, **options)
+        assert np.allclose(actual, expected, atol=2e-6), options.keys()
 
 
-def test_decoding_on_a_cpu_transposes_no_cache():
+def test_decoding_on_a_cpu_does_not_transpose_the_cache():
     query, cache = jnp.ones((16, 1, 12, 64)), jnp.ones((16, 128, 12, 64))
     text = jax.jit(xla_attention).lower(query, cache, cache).compile().as_text()
     assert "f32[16,12,128,64]" not in text and "f32[16,12,64,128]" not in text
 
 
 @pytest.mark.slow
-def test_returned_weights_are_those_that_were_used():
+def test_returned_weights_are_the_ones_used():
     mask = jnp.array([1.0, 0.0, 1.0, 1.0])[None, :, None, None]
     mixed, weights = nn.attend(QUERY, KEY, VALUE, head_mask=mask, return_weights=True)
     assert not np.asarray(weights[:, 1]).any() and np.asarray(weights[:, 2]).any()
@@ -168,7 +171,7 @@ def test_returned_weights_are_those_that_were_used():
 
 
 def naive_attention(query, key, value, bias=None, mask=None, *, scale=None, is_causal=False):
-    """A plugin's: aligned at the start as jax's is, and not a number for a query without keys."""
+    """Aligned at the start like jax's function, and NaN for a query without keys."""
     scores = jnp.einsum("bqhd,bshd->bhqs", query, key) / query.shape[-1] ** 0.5
     if is_causal:
         scores = jnp.where(jnp.tri(*scores.shape[-2:], dtype=bool), scores, -jnp.inf)
@@ -177,34 +180,38 @@ def naive_attention(query, key, value, bias=None, mask=None, *, scale=None, is_c
     return jnp.einsum("bhqs,bshd->bqhd", jax.nn.softmax(scores), value)
 
 
-#: How each way to compute attention is reached: the implementation in force, what is patched,
-#: and what is asked for beside the result.
-WAYS = {
+#: Variants of computing attention: the implementation, patched attributes of `hfseq.nn.cpu`, and
+#: arguments of `nn.attend`.
+VARIANTS = {
     "jax": (jax.nn.dot_product_attention, {}, {}),
     "xla": (XLA, {}, {}),
     "auto": (None, {}, {}),
-    "direct": (None, {"one_cpu": lambda: True}, {}),
-    "blocked": (None, {"one_cpu": lambda: True, "WORTHWHILE": 1, "CAUSAL_QUERIES": 3}, {}),
+    "direct": (None, {"is_single_cpu": lambda: True}, {}),
+    "blocked": (
+        None,
+        {"is_single_cpu": lambda: True, "MIN_BLOCKED_SCORES": 1, "CAUSAL_BLOCK_QUERIES": 3},
+        {},
+    ),
     "eager": (EAGER, {}, {}),
     "registered": (naive_attention, {}, {}),
     "weights": (None, {}, {"return_weights": True}),
     "dropped": (None, {}, {"dropout_rate": 1e-5}),
-    "dropped and direct": (None, {"one_cpu": lambda: True}, {"dropout_rate": 1e-5}),
+    "dropped and direct": (None, {"is_single_cpu": lambda: True}, {"dropout_rate": 1e-5}),
 }
-SEEN = jnp.array([[0, 0, 1, 1, 1, 0, 0, 0], [1] * 8, [0] * 8], bool)[:, None, None]
+VISIBLE_KEYS = jnp.array([[0, 0, 1, 1, 1, 0, 0, 0], [1] * 8, [0] * 8], bool)[:, None, None]
 
 
-@pytest.fixture(params=WAYS)
-def way(request, monkeypatch):
-    product, patches, options = WAYS[request.param]
+@pytest.fixture(params=VARIANTS)
+def variant(request, monkeypatch):
+    product, patches, options = VARIANTS[request.param]
     for name, value in patches.items():
         monkeypatch.setattr(cpu, name, value)
     if "dropout_rate" in options:
         options = {**options, "rngs": nn.make_keys(jax.random.key(0))}
 
-    def run(*arrays, **given):
+    def run(*arrays, **arguments):
         with nn.options(Options(attention=product)):
-            return nn.attend(*arrays, **given, **options)[0]
+            return nn.attend(*arrays, **arguments, **options)[0]
 
     return run
 
@@ -221,38 +228,45 @@ def way(request, monkeypatch):
         ),
     ],
 )
-def test_every_implementation_is_aligned_at_the_end_and_blind_queries_are_zero(
-    way, queries, keys, masked, causal
+def test_all_implementations_align_at_the_end_and_zero_masked_queries(
+    variant, queries, keys, masked, causal
 ):
     q = random(3, queries, 2, 4)
-    k, v, change = (random(3, n, 2, 4, seed=i) for i, n in enumerate((keys, keys, queries), 1))
-    mask = SEEN[..., :keys] if masked else None
-    seen = jnp.ones((3, 1, queries, keys), bool) if mask is None else mask
+    k, v, cotangent = (random(3, n, 2, 4, seed=i) for i, n in enumerate((keys, keys, queries), 1))
+    mask = VISIBLE_KEYS[..., :keys] if masked else None
+    visible = jnp.ones((3, 1, queries, keys), bool) if mask is None else mask
     if causal:
-        seen = seen & jnp.tri(queries, keys, keys - queries, dtype=bool)
-    seen = jnp.broadcast_to(seen, (3, 1, queries, keys))
+        visible = visible & jnp.tri(queries, keys, keys - queries, dtype=bool)
+    visible = jnp.broadcast_to(visible, (3, 1, queries, keys))
 
     def reference(q, k, v):
-        scores = jnp.where(seen, jnp.einsum("bqhd,bshd->bhqs", q, k) / 2, -1e30)
-        weights = jnp.where(seen, jax.nn.softmax(scores), 0)
+        scores = jnp.where(visible, jnp.einsum("bqhd,bshd->bhqs", q, k) / 2, -1e30)
+        weights = jnp.where(visible, jax.nn.softmax(scores), 0)
         return jnp.einsum("bhqs,bshd->bqhd", weights, v)
 
-    def both(attend):
+    def output_and_gradients(attend):
         out, back = jax.vjp(attend, q, k, v)
-        return out, *back(change)
+        return out, *back(cotangent)
 
     def attend(q, k, v):
-        return way(q, k, v, mask=mask, causal=causal)
+        return variant(q, k, v, mask=mask, causal=causal)
 
-    ours, theirs = jax.jit(lambda: (both(attend), both(reference)))()
-    for found, wanted in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(found, wanted, atol=3e-4)  # (some ways drop one in 10^5)
-    blind = ~np.asarray(seen.any(-1))[:, 0]
-    assert not np.asarray(ours[0])[blind].any() and not np.asarray(ours[1])[blind].any()
-    assert masked or blind.any() == (causal and queries > keys)
+    ours, theirs = jax.jit(
+        lambda: (output_and_gradients(attend), output_and_gradients(reference))
+    )()
+    for actual, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(
+            actual, expected, atol=3e-4
+        )  # some variants drop one weight in 10^5
+    masked_queries = ~np.asarray(visible.any(-1))[:, 0]
+    assert (
+        not np.asarray(ours[0])[masked_queries].any()
+        and not np.asarray(ours[1])[masked_queries].any()
+    )
+    assert masked or masked_queries.any() == (causal and queries > keys)
 
 
-def test_weights_of_a_query_that_sees_nothing_are_zero():
+def test_weights_of_a_masked_query_are_zero():
     _, weights = nn.attend(
         QUERY, KEY, VALUE, mask=jnp.zeros((2, 1, 1, 7), bool), return_weights=True
     )
@@ -260,53 +274,68 @@ def test_weights_of_a_query_that_sees_nothing_are_zero():
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 1, 7), (2, 1, 5, 7)])
-def test_tokens_that_see_something_are_bit_equal_to_the_implementations_own(shape):
+def test_visible_tokens_are_bit_equal_to_the_unwrapped_implementation(shape):
     mask = jnp.asarray(np.random.default_rng(5).random(shape) < 0.4).at[0].set(False)
     theirs = jax.jit(lambda: xla_attention(QUERY, KEY, VALUE, mask=mask))()
     ours = jax.jit(lambda: nn.attend(QUERY, KEY, VALUE, mask=mask)[0])()
     assert (np.asarray(ours)[1] == np.asarray(theirs)[1]).all() and not np.asarray(ours)[0].any()
 
 
-def test_beams_that_look_at_one_source_are_causal_each():
+def test_beams_of_one_source_are_each_causal():
     query = random(4, 3, 4, 8, seed=7)
     ours, _ = nn.attend(query, KEY, VALUE, causal=True)
     apart, _ = nn.attend(query, *(jnp.repeat(x, 2, 0) for x in (KEY, VALUE)), causal=True)
     assert close(ours, apart, 1e-6)
 
 
-def test_a_row_whose_keys_have_no_length_gives_zero():
+def test_a_row_of_length_zero_gives_zeros():
     mixed = nn.dot_product(QUERY, KEY, VALUE, key_value_seq_lengths=jnp.array([0, 3], jnp.int32))
     assert not np.asarray(mixed[0]).any() and np.asarray(mixed[1]).any()
 
 
-def test_an_implementation_of_a_plugin_gets_what_is_visible_and_its_refusal_is_told():
-    shown = []
+def test_a_plugin_implementation_receives_the_documented_arguments():
+    received = []
 
     def attend(query, key, value, visible, *, bias, scale, rate, drawn, mesh):
-        shown.append((visible.segments, visible.causal, scale))
+        received.append((visible.segments, visible.causal, scale))
         return jax.nn.dot_product_attention(
             query, key, value, mask=visible.array(query.shape[1], key.shape[1]), scale=scale
         )
 
     mine = nn.Implementation(
-        "mine", attend, lambda facts: "it drops nothing" if facts.dropout else None
+        "mine", attend, lambda spec: "it drops nothing" if spec.dropout else None
     )
     mask = nn.visible(jnp.ones((2, 7), jnp.int32).at[0, 5:].set(0), causal=True)
     with nn.options(Options(attention=mine)):
         mixed, _ = nn.attend(KEY, KEY, VALUE, mask=mask)
-        with pytest.raises(UsageError, match=r"'mine' cannot serve .*mine: it drops nothing"):
+        with pytest.raises(UsageError, match=r"'mine' does not support .*mine: it drops nothing"):
             nn.attend(KEY, KEY, VALUE, dropout_rate=0.5, rngs=nn.make_keys(jax.random.key(0)))
-    assert shown == [("keys", True, 1 / 8**0.5)]
+    assert received == [("keys", True, 1 / 8**0.5)]
     assert close(mixed, nn.attend(KEY, KEY, VALUE, mask=mask)[0], 1e-6)
 
 
-def test_a_kernel_that_was_named_and_is_not_for_this_platform_says_so():
+def test_a_plugin_implementation_can_drop_the_same_weights():
+    def attend(query, key, value, visible, *, bias, scale, rate, drawn, mesh):
+        assert mesh is None
+        weights = attention_weights(query, key, visible, bias=bias, scale=scale)
+        return mix_values(dropout_with_bits(weights, rate, drawn.all()), value)
+
+    results = []
+    for attention in (nn.Implementation("plugin", attend), EAGER):
+        keys = nn.make_keys(jax.random.key(0))
+        with nn.options(Options(attention=attention)):
+            bias = random(1, 4, 5, 7, seed=3)
+            results.append(nn.attend(QUERY, KEY, VALUE, bias=bias, dropout_rate=0.5, rngs=keys)[0])
+    assert np.array_equal(*results)
+
+
+def test_a_requested_kernel_for_another_platform_is_an_error():
     with nn.options(Options(attention=SPLASH)):
-        with pytest.raises(UsageError, match=r"'splash' cannot serve .* on cpu .*TPUs only"):
+        with pytest.raises(UsageError, match=r"'splash' does not support .* on cpu .*TPUs only"):
             nn.attend(QUERY, KEY, VALUE)
 
 
-def test_the_choice_is_a_table_of_facts():
+def test_selection_by_call_properties():
     base = AttentionSpec("cuda", 8, 512, 512, 12, 12, 64, "bfloat16", capability=(9, 0))
 
     def name(**changes):
@@ -337,25 +366,25 @@ def test_the_choice_is_a_table_of_facts():
         name(**tpu, queries=64),
         name(**tpu, queries=1),
     ] == ["splash"] * 3 + ["explicit"] * 4
-    one, many = {"platform": "cpu", "devices": 1}, {"platform": "cpu", "devices": 8}
+    one_device, many_devices = {"platform": "cpu", "devices": 1}, {"platform": "cpu", "devices": 8}
     single = {"dtype": "float32", "capability": None}
     assert [
-        name(**one, **single),
-        name(**one, **single, batch=1, queries=64, keys=64),
-        name(**one, queries=1),
-        name(**many, **single),
-        name(**many),
+        name(**one_device, **single),
+        name(**one_device, **single, batch=1, queries=64, keys=64),
+        name(**one_device, queries=1),
+        name(**many_devices, **single),
+        name(**many_devices),
         name(platform="rocm"),
     ] == ["blocked", "direct", "few_queries", "xla", "explicit", "xla"]
 
 
-def test_a_device_of_another_process_is_not_asked_for_its_memory(monkeypatch):
+def test_memory_of_another_process_is_not_queried(monkeypatch):
     class Foreign:
         platform = "cpu"
 
         def memory_stats(self):
             raise jax.errors.JaxRuntimeError("MemoryStats is only supported for addressable ones")
 
-    monkeypatch.setattr(jax, "devices", lambda *given: [Foreign()])
+    monkeypatch.setattr(jax, "devices", lambda *ignored: [Foreign()])
     query = random(1, 8, 2, 4)
     assert attention_spec(query, query, Visibility(), None, 0.0).platform == "cpu"

@@ -1,4 +1,4 @@
-"""Attention in pieces gives what the explicit form gives: outputs, derivatives, dropped weights."""
+"""Blocked attention equals explicit attention: outputs, derivatives and dropped weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.tiers import first
 
 
 @pytest.fixture
-def in_pieces(monkeypatch):
+def in_blocks(monkeypatch):
     """Small arrays are cut as large ones are: two heads, or three queries of a causal row."""
     monkeypatch.setattr(cpu, "is_single_cpu", lambda: True)
     monkeypatch.setattr(cpu, "MIN_BLOCKED_SCORES", 1)
@@ -30,9 +30,9 @@ def in_pieces(monkeypatch):
     "name",
     first(OPTIONS, "causal", "documents"),
 )
-def test_pieces_equal_the_explicit_form(name, rate, request):
+def test_blocks_equal_explicit_attention(name, rate, request):
     explicit = results(OPTIONS[name], arrays(), rate, per_row=True)
-    request.getfixturevalue("in_pieces")
+    request.getfixturevalue("in_blocks")
     pieces = results(OPTIONS[name], arrays(), rate, per_row=True)
     for ours, theirs in zip(pieces, explicit, strict=True):
         # Rounding is relative to the largest numbers that are summed, and differs by processor.
@@ -41,20 +41,20 @@ def test_pieces_equal_the_explicit_form(name, rate, request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_heads_that_share_keys_and_a_key_for_the_batch(kv_heads, request):
+def test_grouped_queries_with_one_random_key_per_batch(kv_heads, request):
     inputs, options = arrays(kv_heads), {"causal": True}
     explicit = results(options, inputs, 0.3, per_row=False)
-    request.getfixturevalue("in_pieces")
+    request.getfixturevalue("in_blocks")
     pieces = results(options, inputs, 0.3, per_row=False)
     for ours, theirs in zip(pieces, explicit, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
 @pytest.mark.slow
-def test_half_types_and_another_number_of_keys(request):
+def test_half_types_with_a_different_number_of_keys(request):
     inputs = [leaf.astype(jnp.bfloat16) for leaf in arrays(keys=6)]
     explicit = results({}, tuple(inputs), 0.3, per_row=True)
-    request.getfixturevalue("in_pieces")
+    request.getfixturevalue("in_blocks")
     pieces = results({}, tuple(inputs), 0.3, per_row=True)
     for ours, theirs in zip(pieces, explicit, strict=True):
         assert ours.dtype == theirs.dtype == jnp.bfloat16
@@ -63,7 +63,7 @@ def test_half_types_and_another_number_of_keys(request):
         )
 
 
-def test_nothing_of_the_size_of_all_scores_is_kept_or_made(in_pieces):
+def test_no_array_has_the_size_of_all_scores(in_blocks):
     """Of the loop's arrays none is as large as the scores of one row and all heads."""
     query, key, value, _ = arrays()
 
@@ -83,27 +83,27 @@ def test_nothing_of_the_size_of_all_scores_is_kept_or_made(in_pieces):
         ((BATCH, LENGTH, HEADS, WIDTH), None, (BATCH, HEADS, LENGTH, LENGTH)),
     ],
 )
-def test_what_is_not_the_same_for_heads_or_rows_takes_the_explicit_form(
-    in_pieces, shape, mask, bias
-):
+def test_masks_per_head_and_biases_per_row_are_unsupported(in_blocks, shape, mask, bias):
     query, key = jnp.zeros(shape), jnp.zeros((BATCH, LENGTH, HEADS, WIDTH))
-    made = [None if dims is None else jnp.ones(dims, bool) for dims in (mask, bias)]
-    visible = Visibility(dense=made[0])
-    assert cpu.blocked_unsupported_reason(attention_spec(query, key, visible, made[1], 0.0))
+    mask_and_bias = [None if dims is None else jnp.ones(dims, bool) for dims in (mask, bias)]
+    visible = Visibility(dense=mask_and_bias[0])
+    assert cpu.blocked_unsupported_reason(
+        attention_spec(query, key, visible, mask_and_bias[1], 0.0)
+    )
     assert cpu.blocked_unsupported_reason(attention_spec(key, key, Visibility(), None, 0.0)) is None
 
 
-def test_only_one_cpu_alone_cuts():
+def test_blocks_are_only_used_on_a_single_cpu():
     assert not cpu.is_single_cpu()  # the tests have eight devices
     large = jax.ShapeDtypeStruct((8, 512, 12, 64), jnp.float32)
     why = cpu.blocked_unsupported_reason(attention_spec(large, large, Visibility(), None, 0.0))
-    assert why == "it is for one CPU alone"
+    assert why == "it is for a single CPU"
 
 
 @pytest.mark.slow
-def test_parts_of_drawn_bits_are_those_of_the_whole():
+def test_parts_of_lazy_bits_equal_the_whole_array():
     for keys in (batch_keys(jax.random.key(1), jnp.arange(3)), nn.make_keys(jax.random.key(1))):
-        drawn = keys.draw((6, 4, 5, 7))
-        whole = np.asarray(drawn.all())
-        part = drawn.part(jnp.array(4), jnp.array((2 * 5 + 1) * 7), (2, 3, 6))
-        np.testing.assert_array_equal(part, whole[4, 2:4, 1:4, :6])
+        bits = keys.draw((6, 4, 5, 7))
+        all_bits = np.asarray(bits.all())
+        part = bits.part(jnp.array(4), jnp.array((2 * 5 + 1) * 7), (2, 3, 6))
+        np.testing.assert_array_equal(part, all_bits[4, 2:4, 1:4, :6])

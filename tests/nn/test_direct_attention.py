@@ -1,4 +1,4 @@
-"""Attention with its own derivative gives what automatic differentiation gives."""
+"""Direct attention, which has a custom derivative, equals automatic differentiation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def directly(monkeypatch):
 
 @pytest.mark.parametrize("rate", [0.0, 0.3], ids=["kept", "dropped"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_values_and_derivatives_equal_the_explicit_form(name, rate, request):
+def test_outputs_and_gradients_equal_explicit_attention(name, rate, request):
     explicit = results(OPTIONS[name], arrays(), rate, per_row=True)
     request.getfixturevalue("directly")
     direct = results(OPTIONS[name], arrays(), rate, per_row=True)
@@ -31,7 +31,7 @@ def test_values_and_derivatives_equal_the_explicit_form(name, rate, request):
 
 
 @pytest.mark.parametrize("shape", [(BATCH, HEADS), (BATCH, 1), (1, 1)])
-def test_a_bias_that_is_repeated_gets_the_sum_of_its_derivatives(shape, request):
+def test_the_gradient_of_a_broadcast_bias_is_summed(shape, request):
     bias = jax.random.normal(jax.random.key(4), (*shape, LENGTH, LENGTH))
     explicit = results({"bias": bias}, arrays(), 0.3, per_row=False)
     request.getfixturevalue("directly")
@@ -41,21 +41,21 @@ def test_a_bias_that_is_repeated_gets_the_sum_of_its_derivatives(shape, request)
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_derivatives_are_those_of_numpy_in_float64(directly):
-    """One head without options, against the formulas of the softmax's derivative."""
+def test_gradients_equal_numpy_in_float64(directly):
+    """One head without options, compared with the formulas of the softmax's derivative."""
     q, k, v, g = (np.asarray(leaf[:1, :, :1], np.float64)[0, :, 0] for leaf in arrays())
     weights = np.exp(q @ k.T / q.shape[1] ** 0.5)
     weights /= weights.sum(1, keepdims=True)
     change = weights * (g @ v.T - ((g @ v.T) * weights).sum(1, keepdims=True)) / q.shape[1] ** 0.5
     inputs = tuple(leaf[:1, :, :1] for leaf in arrays())
-    mixed, *found = results({}, inputs, 0.0, per_row=False)
-    for ours, wanted in zip(
-        (mixed, *found), (weights @ v, change @ k, change.T @ q, weights.T @ g), strict=True
+    mixed, *actual = results({}, inputs, 0.0, per_row=False)
+    for ours, expected in zip(
+        (mixed, *actual), (weights @ v, change @ k, change.T @ q, weights.T @ g), strict=True
     ):
-        np.testing.assert_allclose(ours[0, :, 0], wanted, atol=2e-6)
+        np.testing.assert_allclose(ours[0, :, 0], expected, atol=2e-6)
 
 
-def test_another_number_of_keys(request):
+def test_different_number_of_keys(request):
     inputs = arrays(keys=6)
     explicit = results({}, inputs, 0.0, per_row=True)
     request.getfixturevalue("directly")
@@ -63,21 +63,21 @@ def test_another_number_of_keys(request):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
-def test_only_alike_heads_in_float32_on_one_cpu_suit(monkeypatch):
+def test_direct_attention_requires_float32_equal_heads_and_a_single_cpu(monkeypatch):
     query, key, value, _ = arrays()
 
     def refusal(query, key):
         return cpu.direct_unsupported_reason(attention_spec(query, key, Visibility(), None, 0.0))
 
-    assert refusal(query, key) == "it is for one CPU alone"  # the tests have eight devices
+    assert refusal(query, key) == "it is for a single CPU"  # the tests have eight devices
     monkeypatch.setattr(cpu, "is_single_cpu", lambda: True)
     assert refusal(query, key) is None
     assert "float32" in refusal(query.astype(jnp.bfloat16), key.astype(jnp.bfloat16))
-    assert "share" in refusal(query, arrays(kv_heads=2)[1])
+    assert "grouped queries" in refusal(query, arrays(kv_heads=2)[1])
 
 
-def test_every_product_takes_its_arrays_as_they_lie(directly):
-    """Heads are put first once each for queries, keys, values, and the result."""
+def test_products_do_not_transpose_their_inputs(directly):
+    """Queries, keys, values and the output are each transposed once to put heads first."""
     query, key, value, _ = arrays()
 
     def total(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:

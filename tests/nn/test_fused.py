@@ -1,4 +1,4 @@
-"""Query, key and value as one product: the same numbers, the same tree, one operation."""
+"""Query, key and value as one product: same results, same parameter tree, one operation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hfseq.nn.precision import Precision, apply_precision
 from hfseq.nn.precision import low_precision_dot_general as product
 from tests.support import models as tiny
 
-# Products in FP8: those of a layer, with query, key and value (or key and value) as one.
+# FP8 products per layer, with query, key and value (or key and value) fused.
 TARGETED = {
     ("bert", "ForMaskedLM"): 2 * 4,
     ("roberta", "ForMaskedLM"): 2 * 4,
@@ -31,9 +31,9 @@ TARGETED = {
 
 
 class Attention(nnx.Module):
-    def __init__(self, rngs, widths=(8, 8, 8), kind=nn.Linear):
+    def __init__(self, rngs, widths=(8, 8, 8), linear_class=nn.Linear):
         for name, width in zip(("query", "key", "value"), widths, strict=True):
-            setattr(self, name, kind(6, width, nn.normal(0.1), rngs))
+            setattr(self, name, linear_class(6, width, nn.normal(0.1), rngs))
 
     def __call__(self, x, source=None):
         source = x if source is None else source
@@ -63,45 +63,45 @@ def array(*shape, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv1D])
-def test_three_projections_are_one_product(kind):
-    plain, module = Block(kind=kind), Block(kind=kind)
+@pytest.mark.parametrize("linear_class", [nn.Linear, nn.Conv1D])
+def test_three_projections_are_one_product(linear_class):
+    plain, module = Block(linear_class=linear_class), Block(linear_class=linear_class)
     calls, recipe = counted()
     apply_precision(module, recipe)
     x = array(2, 3, 6)
     for ours, theirs in zip(module(x), plain(x), strict=True):
         assert tiny.close(ours, theirs, 1e-6)
-    assert calls == [(6, 3, 8) if kind is nn.Linear else (3, 8, 6)]
+    assert calls == [(6, 3, 8) if linear_class is nn.Linear else (3, 8, 6)]
 
 
-def test_the_tree_of_parameters_is_the_same():
+def test_fusion_does_not_change_the_parameter_tree():
     plain, module = Block(), Block()
     apply_precision(module, counted()[1])
     paths = [list(trees.flatten(trees.to_dict(trees.split(m)[1]))) for m in (plain, module)]
     assert paths[0] == paths[1]
 
 
-def test_in_cross_attention_keys_and_values_are_one_product():
+def test_cross_attention_fuses_key_and_value():
     module, (calls, recipe) = Block("crossattention"), counted()
     apply_precision(module, recipe)
     module(array(2, 3, 6), array(2, 5, 6, seed=1))
     assert sorted(calls) == [(6, 2, 8), (6, 8)]
 
 
-def test_another_input_than_expected_is_computed_alone():
-    """A model whose cross-attention has no telling name is right, if not fast."""
+def test_a_projection_of_another_input_is_computed_separately():
+    """A cross-attention with an unusual name is correct, although slower."""
     plain, module, (calls, recipe) = Block(), Block(), counted()
     apply_precision(module, recipe)
     x, source = array(2, 3, 6), array(2, 5, 6, seed=1)
     for _ in range(2):
         with options(Options()):
-            given = module(x, source)
-        for ours, theirs in zip(given, plain(x, source), strict=True):
+            result = module(x, source)
+        for ours, theirs in zip(result, plain(x, source), strict=True):
             assert tiny.close(ours, theirs, 1e-6)
     assert len(calls) == 6
 
 
-def test_a_pass_that_failed_leaves_nothing_behind():
+def test_results_of_a_failed_forward_pass_are_dropped():
     module, (calls, recipe) = Block(), counted()
     apply_precision(module, recipe)
     with options(Options()):
@@ -111,24 +111,24 @@ def test_a_pass_that_failed_leaves_nothing_behind():
     assert calls == [(6, 3, 8)] * 2
 
 
-def test_fewer_heads_of_keys_and_values_are_fused_without_the_query():
+def test_grouped_queries_fuse_key_and_value_only():
     module, (calls, recipe) = Block(widths=(8, 4, 4)), counted()
     apply_precision(module, recipe)
     module(array(2, 3, 6))
     assert sorted(calls) == [(6, 2, 4), (6, 8)]
 
 
-def test_sites_that_leave_one_out_leave_all_alone():
+def test_sites_must_match_all_projections_of_a_group():
     module, (_, recipe) = Block(), counted()
     apply_precision(module, Precision("some", jnp.float32, recipe.make_dot_general, ("key",), True))
-    assert module.attention.query.fused is None
+    assert module.attention.query.fused_projection is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["fp8_delayed", "fp8_current"])
 @pytest.mark.parametrize(("model_type", "head"), TARGETED)
-def test_on_a_gpu_every_targeted_product_is_three_of_fp8(model_type, head, recipe):
-    """The program for CUDA has FP8 operands in every targeted product, forward and backward."""
+def test_on_a_gpu_each_targeted_product_has_three_fp8_products(model_type, head, recipe):
+    """The CUDA program has FP8 operands in every targeted product, forward and backward."""
     config = getattr(tiny, f"{model_type}_config")()
     spec = plugins.load().architectures.get(model_type)
     model = spec.load_head(head)(config, precision=recipe)

@@ -1,4 +1,4 @@
-"""The cache of keys and values: chunks of any length, what a query may see."""
+"""The key-value cache: chunks of any length, and which keys a query sees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chunk(length, start=0):
     return jnp.broadcast_to(values[None, :, None, None], (3, length, 2, 4))
 
 
-def test_without_a_cache_everything_comes_back_to_be_masked_causally():
+def test_without_a_cache_inputs_are_returned_for_causal_attention():
     key, value, mask, causal = nn.extend_cache(Attention(), chunk(5), chunk(5), None)
     assert key.shape == value.shape == (3, 5, 2, 4) and mask is None and causal
 
@@ -46,11 +46,11 @@ def test_chunks_are_appended_and_the_future_is_hidden():
     assert int(module.cache_index[...]) == 5
 
 
-def test_a_mask_of_the_caller_is_kept():
+def test_a_given_mask_still_applies():
     module = Attention()
     give_cache(module, 3, 4)
-    given = nn.attention_mask(jnp.array([[0, 1, 1, 1]] * 3))
-    _, _, mask, _ = nn.extend_cache(module, chunk(2), chunk(2), given)
+    attention_mask = nn.attention_mask(jnp.array([[0, 1, 1, 1]] * 3))
+    _, _, mask, _ = nn.extend_cache(module, chunk(2), chunk(2), attention_mask)
     assert np.array_equal(mask[0, 0], [[False] * 4, [False, True, False, False]])
 
 
@@ -75,19 +75,19 @@ def never():
     raise AssertionError("made again")
 
 
-def test_keys_of_an_encoder_are_made_without_a_cache_and_read_with_one():
+def test_encoder_keys_are_computed_without_a_cache_and_read_with_one():
     module = Attention(causal=False, cross=True)
-    made = (chunk(5), -chunk(5))
-    assert nn.encoder_cache(module, lambda: made)[0] is made[0]
+    key_value = (chunk(5), -chunk(5))
+    assert nn.encoder_cache(module, lambda: key_value)[0] is key_value[0]
     give_cache(module, 3, 4, encoder=(3, 5))
     with nn.options(Options(fill_encoder_cache=True)):
-        key, value = nn.encoder_cache(module, lambda: made)
-    assert key is made[0] and value is made[1]
+        key, value = nn.encoder_cache(module, lambda: key_value)
+    assert key is key_value[0] and value is key_value[1]
     key, value = nn.encoder_cache(module, never)
-    assert np.array_equal(key, made[0]) and np.array_equal(value, made[1])
+    assert np.array_equal(key, key_value[0]) and np.array_equal(value, key_value[1])
 
 
-def test_keys_of_an_encoder_are_kept_in_the_type_of_the_cache():
+def test_encoder_keys_are_stored_in_the_dtype_of_the_cache():
     module = Attention(causal=False, cross=True)
     give_cache(module, 3, 4, encoder=(3, 5), dtype=jnp.bfloat16)
     with nn.options(Options(fill_encoder_cache=True)):
@@ -98,12 +98,12 @@ def test_keys_of_an_encoder_are_kept_in_the_type_of_the_cache():
 def entry(rows, layers=(), index=True):
     numbers = jnp.arange(rows, dtype=jnp.float32)[:, None, None, None]
     keys = jnp.broadcast_to(numbers, (*layers, rows, 5, 2, 4))
-    found = {"cached_key": keys, "cached_value": -keys}
-    return found | ({"cache_index": jnp.full(layers, 3, jnp.int32)} if index else {})
+    arrays = {"cached_key": keys, "cached_value": -keys}
+    return arrays | ({"cache_index": jnp.full(layers, 3, jnp.int32)} if index else {})
 
 
 @pytest.mark.parametrize("layers", [(), (2,)], ids=["loop", "scan"])
-def test_reordering_picks_rows_and_leaves_the_encoder_alone(layers):
+def test_reordering_selects_rows_and_keeps_the_encoder_cache(layers):
     cache = {"layer": {"own": entry(4, layers), "other": entry(2, layers, index=False)}}
     picked = kv_cache.reorder(cache, jnp.array([2, 2, 0, 1]))["layer"]
     assert picked["own"]["cached_key"][..., 0, 0, 0].reshape(-1, 4)[-1].tolist() == [2, 2, 0, 1]
@@ -113,7 +113,7 @@ def test_reordering_picks_rows_and_leaves_the_encoder_alone(layers):
 
 
 @pytest.mark.parametrize("layers", [(), (2,)], ids=["loop", "scan"])
-def test_rewinding_moves_every_index_and_restarting_empties(layers):
+def test_rewinding_sets_every_index_and_restarting_empties(layers):
     cache = {"layer": {"own": entry(4, layers), "other": entry(2, layers, index=False)}}
     back = kv_cache.rewind(cache, 1)["layer"]
     assert (back["own"]["cache_index"] == 1).all() and back["own"]["cache_index"].shape == layers
@@ -125,7 +125,7 @@ def test_rewinding_moves_every_index_and_restarting_empties(layers):
 
 
 @pytest.mark.slow
-def test_a_rewound_cache_is_written_from_there():
+def test_a_rewound_cache_is_overwritten_from_its_index():
     module = Attention()
     give_cache(module, 3, 4)
     nn.extend_cache(module, chunk(3), chunk(3), None)

@@ -1,4 +1,4 @@
-"""Outputs are read by attribute, name and position, and pass through jax."""
+"""Outputs are read by attribute, name and index, and pass through jax."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ def output():
     )
 
 
-def test_fields_are_read_in_three_ways():
-    given = output()
-    assert given.logits is given["logits"] is given[0]
-    assert given[1] is given.attentions and len(given[:2]) == 2
+def test_fields_are_read_by_attribute_name_and_index():
+    result = output()
+    assert result.logits is result["logits"] is result[0]
+    assert result[1] is result.attentions and len(result[:2]) == 2
 
 
 def test_fields_that_are_not_set_are_absent():
-    given = output()
-    assert given.keys() == ("logits", "attentions") and len(given) == len(given.to_tuple()) == 2
-    assert list(given) == ["logits", "attentions"] and "hidden_states" not in given
-    assert given.hidden_states is None and given.get("hidden_states", 7) == 7
+    result = output()
+    assert result.keys() == ("logits", "attentions") and len(result) == len(result.to_tuple()) == 2
+    assert list(result) == ["logits", "attentions"] and "hidden_states" not in result
+    assert result.hidden_states is None and result.get("hidden_states", 7) == 7
     with pytest.raises(KeyError, match="hidden_states"):
-        given["hidden_states"]
+        result["hidden_states"]
     with pytest.raises(IndexError):
-        given[2]
+        result[2]
 
 
 def test_fields_can_be_set_and_replaced():
-    given = output()
-    given["past_key_values"] = {"a": 1}
-    assert given.past_key_values == {"a": 1} and given[1] == {"a": 1}
-    assert given.replace(logits=None).keys() == ("past_key_values", "attentions")
+    result = output()
+    result["past_key_values"] = {"a": 1}
+    assert result.past_key_values == {"a": 1} and result[1] == {"a": 1}
+    assert result.replace(logits=None).keys() == ("past_key_values", "attentions")
     with pytest.raises(KeyError, match="has no field 'logit'"):
-        given["logit"] = 1
+        result["logit"] = 1
 
 
 def test_outputs_pass_through_jit_with_their_type():
-    given = jax.jit(lambda x: outputs.FlaxMaskedLMOutput(logits=x * 2))(jnp.ones(2))
-    assert type(given) is outputs.FlaxMaskedLMOutput
-    assert np.array_equal(given.logits, [2, 2]) and given.hidden_states is None
+    result = jax.jit(lambda x: outputs.FlaxMaskedLMOutput(logits=x * 2))(jnp.ones(2))
+    assert type(result) is outputs.FlaxMaskedLMOutput
+    assert np.array_equal(result.logits, [2, 2]) and result.hidden_states is None
 
 
 def test_leaves_are_named_in_key_paths():
@@ -56,21 +56,21 @@ def test_leaves_are_named_in_key_paths():
 
 
 def every_class():
-    found = [getattr(outputs, name) for name in dir(outputs) if name.startswith("Flax")]
-    return [cls for cls in found if dataclasses.is_dataclass(cls)]
+    classes = [getattr(outputs, name) for name in dir(outputs) if name.startswith("Flax")]
+    return [cls for cls in classes if dataclasses.is_dataclass(cls)]
 
 
 @pytest.mark.parametrize("cls", every_class())
 def test_every_class_is_a_pytree_of_its_fields(cls):
     names = [field.name for field in dataclasses.fields(cls)]
-    given = cls(**{name: jnp.full(2, i) for i, name in enumerate(names)})
-    doubled = jax.tree.map(lambda leaf: leaf * 2, given)
+    result = cls(**{name: jnp.full(2, i) for i, name in enumerate(names)})
+    doubled = jax.tree.map(lambda leaf: leaf * 2, result)
     assert type(doubled) is cls and list(doubled.keys()) == names
     assert [int(value[0]) for value in doubled.to_tuple()] == [2 * i for i in range(len(names))]
 
 
-def test_keys_are_those_of_pytorch():
-    """v4's cross tests compared key tuples: the same names in the same order."""
+def test_keys_equal_pytorch():
+    """Same names in the same order, as the tests of Transformers 4 required."""
     pytest.importorskip("torch")
     from transformers import modeling_outputs as torch_outputs
 

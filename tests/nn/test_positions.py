@@ -1,4 +1,4 @@
-"""Positions after padding, in packed documents, and those a head looks at."""
+"""Positions after padding and in packed documents, and hidden states at positions."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def test_gathering_by_groups():
     assert np.array_equal(picked, np.stack([flat[0, [0, 5]], flat[1, [1, 3]]]))
 
 
-def test_positions_from_a_mask_count_what_is_seen():
+def test_positions_from_a_mask_count_visible_tokens():
     mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 1, 0]])
     expected = [[0, 0, 0, 1, 2], [0, 1, 2, 0, 0], [0, 0, 1, 2, 0]]
     assert np.array_equal(nn.positions_from_mask(mask), expected)
 
 
-@pytest.mark.parametrize("kind", ["cubic", "linear"])
+@pytest.mark.parametrize("method", ["cubic", "linear"])
 @pytest.mark.parametrize("size", [(2, 9), (7, 3), (16, 16), (1, 1)])
-def test_grids_are_stretched_as_pytorch_does(kind, size):
+def test_resized_grids_equal_pytorch(method, size):
     torch = pytest.importorskip("torch")
     table = np.random.default_rng(0).normal(size=(5, 7, 3)).astype(np.float32)
     expected = torch.nn.functional.interpolate(
-        torch.tensor(table).permute(2, 0, 1)[None], size=size, mode=f"bi{kind}"
+        torch.tensor(table).permute(2, 0, 1)[None], size=size, mode=f"bi{method}"
     )[0].permute(1, 2, 0)
-    assert np.abs(nn.resize_grid(jnp.asarray(table), size, kind) - expected.numpy()).max() < 2e-6
-    assert nn.resize_grid(table, (5, 7), kind) is table
+    assert np.abs(nn.resize_grid(jnp.asarray(table), size, method) - expected.numpy()).max() < 2e-6
+    assert nn.resize_grid(table, (5, 7), method) is table

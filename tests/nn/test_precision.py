@@ -1,4 +1,4 @@
-"""Precision recipes: types, sites, and half-precision products with float32 sums."""
+"""Precision recipes: dtypes, sites, and half-precision products with float32 accumulation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def random(*shape, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-class Two(nnx.Module):
+class TwoLinears(nnx.Module):
     def __init__(self, rngs):
         init = nn.normal(0.1)
         self.first, self.second = nn.Linear(8, 8, init, rngs), nn.Linear(8, 4, init, rngs)
@@ -49,12 +49,12 @@ def test_product_and_gradients_are_close_to_float32(axis):
     dx, dw = jax.grad(lambda *a: loss(product, *a), (0, 1))(x.astype(jnp.bfloat16), w)
     assert dx.dtype == jnp.bfloat16 and dw.dtype == jnp.float32
     assert close(dx, exact[0], 0.02) and close(dw, exact[1], 0.02)
-    given = product(x.astype(jnp.bfloat16), w, dimensions)
-    assert given.dtype == jnp.bfloat16
-    assert close(given, jax.lax.dot_general(x, w, dimensions), 0.02)
+    actual = product(x.astype(jnp.bfloat16), w, dimensions)
+    assert actual.dtype == jnp.bfloat16
+    assert close(actual, jax.lax.dot_general(x, w, dimensions), 0.02)
 
 
-def test_backward_products_are_of_half_types():
+def test_backward_products_use_half_types():
     x, w = random(4, 16).astype(jnp.bfloat16), random(16, 6)
     dimensions = (((1,), (0,)), ((), ()))
     jaxpr = jax.make_jaxpr(jax.grad(lambda w: product(x, w, dimensions).sum()))(w)
@@ -64,18 +64,18 @@ def test_backward_products_are_of_half_types():
 
 
 def test_sites_choose_the_linears():
-    made = []
+    operations = []
 
     def own(*arguments):
         return product(*arguments)
 
     def make():
-        made.append(own)
+        operations.append(own)
         return own
 
-    module = Two(nnx.Rngs(0))
+    module = TwoLinears(nnx.Rngs(0))
     apply_precision(module, Precision("mixed", jnp.bfloat16, make, sites=(r"^second$",)))
-    assert len(made) == 1
+    assert len(operations) == 1
     assert module.second.dot_general is own
     assert module.first.dot_general is product
     assert module.norm.compute_dtype == jnp.bfloat16
@@ -91,7 +91,7 @@ def test_operations_with_state_are_one_for_each_linear():
             self.calls[...] = self.calls[...] + 1
             return jax.lax.dot_general(lhs, rhs, dimensions)
 
-    module = Two(nnx.Rngs(0))
+    module = TwoLinears(nnx.Rngs(0))
     apply_precision(module, Precision("counting", jnp.float32, Counting))
     module(random(2, 8))
     module(random(2, 8))
@@ -102,14 +102,14 @@ def test_operations_with_state_are_one_for_each_linear():
 @pytest.mark.parametrize(
     ("dtype", "recipe"), [("float32", FLOAT32), (jnp.bfloat16, BFLOAT16), (None, FLOAT32)]
 )
-def test_types_name_their_recipe(dtype, recipe):
+def test_dtypes_select_their_recipe(dtype, recipe):
     assert precision_for(dtype) is recipe
 
 
-def test_sites_that_match_no_linear_are_refused_with_those_there_are():
+def test_sites_that_match_no_linear_raise_an_error_with_the_linears():
     recipe = Precision("mixed", jnp.bfloat16, lambda: product, sites=("attention",))
-    with pytest.raises(UsageError, match="no Linear matches attention; this model has first, sec"):
-        apply_precision(Two(nnx.Rngs(0)), recipe)
+    with pytest.raises(UsageError, match="no Linear matches attention.* first, sec"):
+        apply_precision(TwoLinears(nnx.Rngs(0)), recipe)
 
 
 def test_a_recipe_takes_another_type_and_other_sites():
@@ -119,8 +119,8 @@ def test_a_recipe_takes_another_type_and_other_sites():
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "fp8_current"])
-def test_options_that_a_recipe_does_not_have_are_refused(name):
-    with pytest.raises(UsageError, match=f"'{name}' takes no margin"):
+def test_unknown_recipe_options_are_an_error(name):
+    with pytest.raises(UsageError, match=f"'{name}' .* options margin"):
         choose_precision(name, margin=1)
 
 
@@ -129,6 +129,6 @@ def test_an_unknown_recipe_is_named_with_the_nearest():
         choose_precision("fp8_delaid")
 
 
-def test_sites_that_are_no_expressions_are_refused():
-    with pytest.raises(UsageError, match=r"'\(' is no regular expression"):
+def test_invalid_site_expressions_are_an_error():
+    with pytest.raises(UsageError, match=r"'\(' is not a valid regular expression"):
         choose_precision("float32", sites=("(",))

@@ -1,4 +1,4 @@
-"""The optional recipes of qwix: int8 and FP8 inference, refused for training."""
+"""The optional recipes of qwix: int8 and FP8 inference, and errors in training."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def model(precision):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_package_says_how_to_install_it(name, monkeypatch):
-    found = importlib.util.find_spec
+def test_a_missing_package_raises_an_error_with_the_install_command(name, monkeypatch):
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda n, *a: None if n == "qwix" else found(n, *a)
+        importlib.util, "find_spec", lambda n, *a: None if n == "qwix" else find_spec(n, *a)
     )
     monkeypatch.delitem(sys.modules, "qwix", raising=False)
-    with pytest.raises(UsageError, match=r"needs the package qwix.*pip install"):
+    with pytest.raises(UsageError, match=r"requires the package qwix.*pip install"):
         resolve_precision(name, None)
 
 
@@ -62,56 +62,56 @@ def test_both_are_registered():
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", NAMES)
-def test_products_are_of_the_named_type_and_near_those_of_float32(name, axis):
+def test_products_use_the_dtype_and_are_close_to_float32(name, axis):
     pytest.importorskip("qwix")
     x, w = random(3, 5, 64), random(64, 48, seed=1)
     w = w if axis == 0 else w.T
     dimensions = (((2,), (axis,)), ((), ()))
-    given = quantized_product(name, TYPES[name], x, w, dimensions)
+    actual = quantized_product(name, TYPES[name], x, w, dimensions)
     exact = jax.lax.dot_general(x, w, dimensions)
-    assert given.dtype == x.dtype and 0 < distance(given, exact) < ERRORS[name]
+    assert actual.dtype == x.dtype and 0 < distance(actual, exact) < ERRORS[name]
     jaxpr = str(
         jax.make_jaxpr(lambda x, w: quantized_product(name, TYPES[name], x, w, dimensions))(x, w)
     )
-    kind = {"qwix_int8": "i8", "qwix_fp8": "f8_e4m3fn"}[name]
+    hlo_dtype = {"qwix_int8": "i8", "qwix_fp8": "f8_e4m3fn"}[name]
     (line,) = [line for line in jaxpr.splitlines() if "dot_general[" in line]
-    assert f"{kind}[" in jaxpr and line
+    assert f"{hlo_dtype}[" in jaxpr and line
 
 
-def test_an_outlier_in_one_token_leaves_the_others_alone():
-    """One scale a token: with one a tensor, the small rows would all be rounded to zero."""
+def test_an_outlier_in_one_token_does_not_affect_others():
+    """With one scale per tensor the small rows would all be rounded to zero."""
     pytest.importorskip("qwix")
     x, w = random(4, 64), random(64, 8, seed=1)
     dimensions = (((1,), (0,)), ((), ()))
     wild = x.at[0].multiply(1e4)
-    given = quantized_product("qwix_int8", jnp.int8, wild, w, dimensions)
+    actual = quantized_product("qwix_int8", jnp.int8, wild, w, dimensions)
     exact = quantized_product("qwix_int8", jnp.int8, x, w, dimensions)
-    assert close(given[1:], exact[1:], 1e-6)
+    assert close(actual[1:], exact[1:], 1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_infers_near_its_float32_self_with_the_same_parameters(name):
+def test_inference_is_close_to_float32_with_the_same_parameters(name):
     pytest.importorskip("qwix")
-    plain, quantised = model("float32"), model(name)
+    plain, quantized = model("float32"), model(name)
     ids = np.random.default_rng(0).integers(0, 60, (3, 12), dtype=np.int32)
     exact = plain(ids).logits
-    given = quantised(ids, params=plain.params).logits
-    shapes = [jax.tree.map(jnp.shape, m.params) for m in (plain, quantised)]
-    assert shapes[0] == shapes[1] and quantised.extra == {}
-    assert 0 < distance(given, exact) < 2.5 * ERRORS[name]
+    actual = quantized(ids, params=plain.params).logits
+    shapes = [jax.tree.map(jnp.shape, m.params) for m in (plain, quantized)]
+    assert shapes[0] == shapes[1] and quantized.extra == {}
+    assert 0 < distance(actual, exact) < 2.5 * ERRORS[name]
 
 
-def test_sites_are_those_of_fp8_training():
+def test_sites_equal_those_of_fp8_training():
     pytest.importorskip("qwix")
     recipe = resolve_precision("qwix_int8", None)
     assert recipe.sites == SITES and recipe.compute_dtype == jnp.bfloat16
     jaxpr = str(jax.make_jaxpr(lambda ids: model("qwix_int8")(ids).logits)(np.ones((1, 4), int)))
-    # four Linears a layer, two layers; neither the embedding nor the head
+    # Four Linears per layer and two layers, without the embedding and the head.
     assert jaxpr.count("preferred_element_type=int32") == 8
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_training_is_refused(name):
+def test_training_is_an_error(name):
     pytest.importorskip("qwix")
     quantised = model(name)
 
@@ -122,9 +122,9 @@ def test_training_is_refused(name):
         jax.grad(loss)(quantised.params)
 
 
-# -- stored kernels
+# -- quantized kernels
 
-#: The 16 numbers of NF4 (Dettmers et al., 2023, appendix E).
+#: The 16 values of NF4 (Dettmers et al., 2023, appendix E).
 NF4 = np.array([
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -134,28 +134,28 @@ NF4 = np.array([
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_nf4_is_the_nearest_of_its_numbers_by_64(axis):
+def test_nf4_rounds_blocks_of_64_to_the_nearest_values(axis):
     pytest.importorskip("qwix")
     kernel = random(3, 128, 40) if axis == 0 else random(3, 40, 128)
     rows = np.asarray(kernel if axis == 1 else kernel.swapaxes(1, 2), np.float64)
     parts = rows.reshape(3, 40, 2, 64)
     scale = np.abs(parts).max(-1, keepdims=True)
-    wanted = NF4[np.abs(parts[..., None] / scale[..., None] - NF4).argmin(-1)] * scale
-    wanted = wanted.reshape(rows.shape)
-    wanted = wanted if axis == 1 else wanted.swapaxes(1, 2)
-    given = dequantize(quantize_kernel(kernel, "nf4", axis), jnp.float32)
-    # A tie at the edge of two numbers may go either way: none did in these.
-    assert np.allclose(given, wanted, atol=1e-6)
+    expected = NF4[np.abs(parts[..., None] / scale[..., None] - NF4).argmin(-1)] * scale
+    expected = expected.reshape(rows.shape)
+    expected = expected if axis == 1 else expected.swapaxes(1, 2)
+    actual = dequantize(quantize_kernel(kernel, "nf4", axis), jnp.float32)
+    # Ties between two values may be rounded either way, but this data has none.
+    assert np.allclose(actual, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_no_whole_kernel_waits_for_the_backward_pass(kind):
+@pytest.mark.parametrize("qtype", ["nf4", "int8"])
+def test_the_backward_pass_does_not_keep_a_dequantized_kernel(qtype):
     pytest.importorskip("qwix")
-    x, kernel = random(5, 64), quantize_kernel(random(64, 48, seed=1), kind, 0)
+    x, kernel = random(5, 64), quantize_kernel(random(64, 48, seed=1), qtype, 0)
     dimensions = (((1,), (0,)), ((), ()))
     y, back = jax.vjp(lambda x: quantized_kernel_product(x, kernel, None, dimensions), x)
-    whole = dequantize(kernel, jnp.float32)
-    assert np.allclose(y, x @ whole, atol=1e-5)
-    assert np.allclose(back(y)[0], y @ whole.T, atol=1e-4)
-    kept = {(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(back)}
-    assert ((64, 48), "float32") not in kept
+    dequantized = dequantize(kernel, jnp.float32)
+    assert np.allclose(y, x @ dequantized, atol=1e-5)
+    assert np.allclose(back(y)[0], y @ dequantized.T, atol=1e-4)
+    residuals = {(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(back)}
+    assert ((64, 48), "float32") not in residuals

@@ -1,4 +1,4 @@
-"""Stacked layers: scan equals loop, per-layer arguments, collected inputs, rematerialisation."""
+"""Stacked layers: scan equals loop, arguments per layer, collected inputs, rematerialization."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_scan_equals_loop_to_the_last_bit(remat, count):
     (listed, plain), (stacked, scanned) = trained(loop, remat), trained(scan, remat)
     assert jax.tree.structure(plain) == jax.tree.structure(scanned)
     assert jax.tree.all(jax.tree.map(np.array_equal, plain, scanned))
-    if remat:  # otherwise the compiler chooses what to keep and what to recompute
+    if remat:  # without it the compiler decides which values are recomputed
         for number in range(count):
             kernel = listed["layer"][number]["dense"]["kernel"][...]
             assert np.array_equal(stacked["layer"]["dense"]["kernel"][number], kernel)
 
 
-def test_stacking_keeps_every_layers_parameters():
+def test_stacking_keeps_the_parameters_of_every_layer():
     loop, scan = models()
     assert scan.layer.num_stacked == 3
     for number, layer in enumerate(loop.layer):
@@ -73,7 +73,7 @@ def test_stacking_keeps_every_layers_parameters():
 
 
 @pytest.mark.parametrize("scanned", [False, True])
-def test_inputs_of_layers_and_seconds_are_collected(scanned):
+def test_layer_inputs_and_second_results_are_collected(scanned):
     model = models()[scanned]
     x, seconds, inputs = model(X, collect=True)
     assert len(seconds) == len(inputs) == 3 and np.array_equal(inputs[0], X)
@@ -82,7 +82,7 @@ def test_inputs_of_layers_and_seconds_are_collected(scanned):
 
 
 @pytest.mark.parametrize("scanned", [False, True])
-def test_arguments_by_layer(scanned):
+def test_arguments_per_layer(scanned):
     model = models()[scanned]
     gains = {"gain": jnp.array([1.0, 0.0, 1.0])}
     _, seconds, _ = model(X, per_layer=gains)
@@ -97,10 +97,10 @@ def test_layers_draw_different_dropout(scanned):
 
 
 class Counter(nnx.Variable):
-    """A collection beside the parameters."""
+    """A collection other than the parameters."""
 
 
-class Counting(nnx.Module):
+class CountingLayer(nnx.Module):
     def __init__(self):
         self.count = Counter(jnp.zeros(()))
 
@@ -109,26 +109,26 @@ class Counting(nnx.Module):
         return x + 1, None
 
 
-class Holder(nnx.Module):
+class CountingModel(nnx.Module):
     def __init__(self):
-        self.layer = nn.Layers([Counting(), Counting()])
+        self.layer = nn.Layers([CountingLayer(), CountingLayer()])
 
 
 @pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.parametrize("remat", [False, True])
 def test_other_collections_are_updated(scanned, remat):
-    model = Holder()
+    model = CountingModel()
     if scanned:
         stack_layers(model)
     with nn.options(Options(remat=remat)):
         nn.run_layers(model.layer, jnp.ones(2))
     counts = nnx.to_pure_dict(nnx.state(model, Counter))["layer"]
-    found = counts["count"] if scanned else jnp.stack([counts[i]["count"] for i in range(2)])
-    assert found.tolist() == [2.0, 4.0]
+    totals = counts["count"] if scanned else jnp.stack([counts[i]["count"] for i in range(2)])
+    assert totals.tolist() == [2.0, 4.0]
 
 
-class Biased(nnx.Module):
-    """A layer of which the first one holds what all of them are given."""
+class LayerWithTable(nnx.Module):
+    """A layer whose table only the first layer owns. All layers get its value as an argument."""
 
     def __init__(self, rngs, first):
         self.dense = nn.Linear(8, 8, nn.normal(0.3), rngs)
@@ -138,11 +138,11 @@ class Biased(nnx.Module):
         return jnp.tanh(self.dense(x) + shared), None
 
 
-class Sharing(nnx.Module):
+class ModelWithSharedTable(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(0)
         self.layer = nn.Layers(
-            [Biased(rngs, first=number == 0) for number in range(3)], shared=("table",)
+            [LayerWithTable(rngs, first=number == 0) for number in range(3)], shared=("table",)
         )
 
     def __call__(self, x):
@@ -151,10 +151,10 @@ class Sharing(nnx.Module):
 
 
 @pytest.mark.parametrize("remat", [False, True])
-def test_what_only_the_first_layer_holds_is_stacked_once(remat):
+def test_a_shared_parameter_of_the_first_layer_is_stacked_once(remat):
     outputs, gradients = [], []
     for scanned in (False, True):
-        model = Sharing()
+        model = ModelWithSharedTable()
         if scanned:
             stack_layers(model)
             assert model.layer.table.shape == (1, 8) and model.layer.dense.kernel.shape[0] == 3
@@ -163,19 +163,22 @@ def test_what_only_the_first_layer_holds_is_stacked_once(remat):
                 model
             )
         outputs.append(value)
-        held = gradient["layer"] if scanned else gradient["layer"][0]
-        gradients.append(np.asarray(held["table"][...]).reshape(8))
+        layer_gradient = gradient["layer"] if scanned else gradient["layer"][0]
+        gradients.append(np.asarray(layer_gradient["table"][...]).reshape(8))
     assert outputs[0] == outputs[1]
     assert gradients[0].all() and np.allclose(*gradients, rtol=1e-5)
 
 
-class Mixed(nnx.Module):
-    """A layer with a window, and perhaps a norm, as ModernBERT's and Gemma's differ."""
+class MixedLayer(nnx.Module):
+    """A layer with a window and an optional norm, like ModernBERT's and Gemma's."""
 
     def __init__(self, rngs, window, normed=True):
         self.norm = nn.LayerNorm(8, 1e-5) if normed else nnx.data(None)
         self.dense, self.dropout = nn.Linear(8, 8, nn.normal(0.3), rngs), nn.Dropout(0.3)
-        self.window, self.act = window, lambda x: jnp.tanh(x)  # (a function a layer, all alike)
+        self.window, self.act = (
+            window,
+            lambda x: jnp.tanh(x),
+        )  # another function object in each layer, with equal code
 
     def __call__(self, x, *, rngs, gain=1.0):
         x = x if self.norm is None else self.norm(x)
@@ -183,10 +186,10 @@ class Mixed(nnx.Module):
         return x, x.sum()
 
 
-class Deep(nnx.Module):
-    def __init__(self, kinds):
+class MixedModel(nnx.Module):
+    def __init__(self, layer_options):
         rngs = nnx.Rngs(0)
-        self.layer = nn.Layers([Mixed(rngs, *kind) for kind in kinds])
+        self.layer = nn.Layers([MixedLayer(rngs, *options) for options in layer_options])
 
     def __call__(self, x, rngs=None, **kwargs):
         return nn.run_layers(self.layer, x, rngs=rngs, **kwargs)
@@ -204,8 +207,8 @@ FIRST, NEAR, FULL = (8, False), (3,), (8,)
         ([FIRST, NEAR, NEAR], [(0, 1, 1), (1, 1, 2)]),
     ],
 )
-def test_layers_that_differ_are_scanned_in_runs_and_patterns(kinds, runs):
-    model = Deep(kinds)
+def test_different_layers_are_scanned_in_runs_and_patterns(kinds, runs):
+    model = MixedModel(kinds)
     kernels = [layer.dense.kernel[...] for layer in model.layer]
     stack_layers(model)
     assert isinstance(model.layer, LayerStacks) and [tuple(run) for run in model.layer.runs] == runs
@@ -222,7 +225,7 @@ def test_layers_that_differ_are_scanned_in_runs_and_patterns(kinds, runs):
 def test_scanned_patterns_equal_the_loop_to_the_last_bit(remat):
     kinds = [FIRST, *[NEAR, FULL] * 2, NEAR]
     gains = {"gain": jnp.linspace(0.5, 1.5, len(kinds))}
-    loop, scan = Deep(kinds), Deep(kinds)
+    loop, scan = MixedModel(kinds), MixedModel(kinds)
     stack_layers(scan)
     assert [tuple(run) for run in scan.layer.runs] == [(0, 1, 1), (1, 2, 2), (5, 1, 1)]
     listed, plain = trained(loop, remat, per_layer=gains)
@@ -231,9 +234,9 @@ def test_scanned_patterns_equal_the_loop_to_the_last_bit(remat):
     assert jax.tree.all(jax.tree.map(np.array_equal, plain, scanned))
     for (_, stack), paths in stacked_paths(scan).items():
         for index, (_, number) in enumerate(paths):
-            one = listed["layer"][int(number)]["dense"]["kernel"][...]
-            other = stacked["layer"][int(stack)]["dense"]["kernel"][index]
-            assert np.allclose(one, other, rtol=1e-5, atol=1e-6)
+            loop_kernel = listed["layer"][int(number)]["dense"]["kernel"][...]
+            scan_kernel = stacked["layer"][int(stack)]["dense"]["kernel"][index]
+            assert np.allclose(loop_kernel, scan_kernel, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -244,26 +247,26 @@ def test_scanned_patterns_equal_the_loop_to_the_last_bit(remat):
         ([NEAR, FULL, FIRST], "window: 8, not 3"),
     ],
 )
-def test_layers_of_which_no_two_are_alike_are_refused_by_number_and_name(kinds, difference):
+def test_an_error_names_the_difference_if_no_two_layers_are_interchangeable(kinds, difference):
     with pytest.raises(
-        UsageError, match=rf"of layer can .* layer 1 differs .* layer 0 in {difference}"
+        UsageError, match=rf"of layer can .* Layer 1 differs .* layer 0 in {difference}"
     ):
-        stack_layers(Deep(kinds))
+        stack_layers(MixedModel(kinds))
 
 
-def test_what_later_layers_hold_alone_cannot_be_shared():
+def test_shared_parameters_must_belong_to_the_first_layers():
     class Late(nnx.Module):
         def __init__(self):
             rngs = nnx.Rngs(0)
-            made = [Biased(rngs, first=number == 1) for number in range(3)]
-            self.layer = nn.Layers(made, shared=("table",))
+            layers = [LayerWithTable(rngs, first=number == 1) for number in range(3)]
+            self.layer = nn.Layers(layers, shared=("table",))
 
     with pytest.raises(UsageError, match="the first layer lacks table"):
         stack_layers(Late())
 
 
-def test_a_table_that_is_not_declared_as_shared_makes_another_layer_of_the_first():
-    model = Sharing()
+def test_an_undeclared_shared_parameter_makes_the_first_layer_different():
+    model = ModelWithSharedTable()
     model.layer = nn.Layers(list(model.layer))
     stack_layers(model)
     assert [tuple(run) for run in model.layer.runs] == [(0, 1, 1), (1, 1, 2)]

@@ -1,4 +1,4 @@
-"""What is visible: the mask that a description means, and what can be told without it."""
+"""Visibility: masks of descriptions, and results that do not need the mask."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ BATCH = 3
 
 
 def described(queries, keys, *, segments, lengths=False, dense=False, causal=False, window=None):
-    """A description and, by a loop in NumPy, the mask that it means."""
+    """A description, and its mask computed by a loop in NumPy."""
     random = np.random.default_rng(queries * 31 + keys)
-    own, other = (np.sort(random.integers(0, 4, (BATCH, n)), axis=1) for n in (queries, keys))
+    query_segments, key_segments = (
+        np.sort(random.integers(0, 4, (BATCH, n)), axis=1) for n in (queries, keys)
+    )
     if segments == "keys":
-        other = random.integers(0, 2, (BATCH, keys))
-    other[0] = 0  # nothing is there, or nothing but padding
+        key_segments = random.integers(0, 2, (BATCH, keys))
+    key_segments[0] = 0  # only segment 0, which is padding
     counts, mask = np.array([0, 2, keys]), random.random((BATCH, 1, 1, keys)) < 0.5
     visible = Visibility(
         causal=causal,
         window=window,
-        query_segments=jnp.asarray(own) if segments in ("same", "both") else None,
-        key_segments=jnp.asarray(other) if segments in ("keys", "both") else None,
+        query_segments=jnp.asarray(query_segments) if segments in ("same", "both") else None,
+        key_segments=jnp.asarray(key_segments) if segments in ("keys", "both") else None,
         key_lengths=jnp.asarray(counts) if lengths else None,
         dense=jnp.asarray(mask) if dense else None,
     )
-    meant = np.zeros((BATCH, queries, keys), bool)
+    expected = np.zeros((BATCH, queries, keys), bool)
     for row, query, key in itertools.product(range(BATCH), range(queries), range(keys)):
-        place = query + keys - queries
-        before, after = window or (99, 99)
-        meant[row, query, key] = (
-            (segments != "keys" or other[row, key] != 0)
-            and (segments != "both" or own[row, query] == other[row, key])
-            and (segments != "same" or own[row, query] == own[row, key])
+        position = query + keys - queries
+        left, right = window or (99, 99)
+        expected[row, query, key] = (
+            (segments != "keys" or key_segments[row, key] != 0)
+            and (segments != "both" or query_segments[row, query] == key_segments[row, key])
+            and (segments != "same" or query_segments[row, query] == query_segments[row, key])
             and (not lengths or key < counts[row])
             and (not dense or mask[row, 0, 0, key])
-            and (not causal or key <= place)
-            and place - before <= key <= place + after
+            and (not causal or key <= position)
+            and position - left <= key <= position + right
         )
-    return visible, meant
+    return visible, expected
 
 
 CASES = [
@@ -57,35 +59,35 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_description_means_its_mask_and_knows_who_sees_nothing(case):
+def test_a_description_equals_its_mask_and_finds_masked_queries(case):
     sizes = [(7, 7)] if case["segments"] == "same" else [(7, 7), (5, 8), (8, 5)]
     for queries, keys in sizes:
-        visible, meant = described(queries, keys, **case)
+        visible, expected = described(queries, keys, **case)
         array = visible.array(queries, keys)
-        whole = np.ones((BATCH, 1, queries, keys), bool)
-        array = whole if array is None else np.broadcast_to(array, whole.shape)
-        np.testing.assert_array_equal(array[:, 0], meant)
-        seeing = visible.sees_any(queries, keys)
-        seeing = True if seeing is None else np.broadcast_to(seeing, (BATCH, 1, queries, 1))
+        ones = np.ones((BATCH, 1, queries, keys), bool)
+        array = ones if array is None else np.broadcast_to(array, ones.shape)
+        np.testing.assert_array_equal(array[:, 0], expected)
+        sees_any = visible.sees_any(queries, keys)
+        sees_any = True if sees_any is None else np.broadcast_to(sees_any, (BATCH, 1, queries, 1))
         np.testing.assert_array_equal(
-            np.broadcast_to(seeing, (BATCH, 1, queries, 1))[:, 0, :, 0], meant.any(-1)
+            np.broadcast_to(sees_any, (BATCH, 1, queries, 1))[:, 0, :, 0], expected.any(-1)
         )
         part = visible.part(1, 4, 4).without_band(4)
         band = visible.band(3, 4, keys - queries + 1)
-        cut = (
+        part_mask = (
             np.ones((BATCH, 3, 4), bool)
             if part is None
             else np.broadcast_to(part, (BATCH, 1, 3, 4))[:, 0]
         )
-        cut = cut if band is None else cut & np.asarray(band)
-        np.testing.assert_array_equal(cut, meant[:, 1:4, :4])
+        part_mask = part_mask if band is None else part_mask & np.asarray(band)
+        np.testing.assert_array_equal(part_mask, expected[:, 1:4, :4])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case["dense"]], ids=str)
-def test_who_sees_nothing_is_told_without_all_pairs_but_where_segments_meet_a_band(case):
+def test_masked_queries_are_found_without_an_array_of_all_pairs(case):
     size = 37
     visible, _ = described(size, size, **case)
-    text = str(jax.make_jaxpr(lambda shown: shown.sees_any(size, size))(visible))
+    text = str(jax.make_jaxpr(lambda v: v.sees_any(size, size))(visible))
     banded = case["causal"] or case["window"]
     needs_all = banded and (
         case["segments"] == "both" or (case["segments"] == "same" and case["lengths"])
@@ -93,7 +95,7 @@ def test_who_sees_nothing_is_told_without_all_pairs_but_where_segments_meet_a_ba
     assert (f"{size},{size}]" in text) == bool(needs_all)
 
 
-def test_models_describe_padding_documents_and_both():
+def test_descriptions_of_padding_and_documents():
     mask, segments = jnp.array([[1, 0, 1]]), jnp.array([[1, 1, 2]])
     assert nn.visible(None) is None
     padded = nn.visible(mask)
@@ -107,7 +109,7 @@ def test_models_describe_padding_documents_and_both():
     assert as_visibility(per_query, causal=True).causal
 
 
-def test_what_is_known_of_rows_makes_lengths_of_masks_and_bounds_documents():
+def test_row_guarantees_turn_masks_into_lengths_and_bound_documents():
     mask, segments = jnp.array([[1, 1, 0]]), jnp.array([[1, 2, 0]])
     with nn.row_guarantees(RowGuarantees(max_runs=3)):
         padded, packed = nn.visible(mask), nn.visible(mask, segments)
@@ -115,4 +117,4 @@ def test_what_is_known_of_rows_makes_lengths_of_masks_and_bounds_documents():
     assert padded.key_lengths.tolist() == [2] and padded.segments == ""
     assert (packed.segments, packed.max_runs) == ("same", 3)
     assert crossed.key_segments.tolist() == segments.tolist()
-    assert nn.visible(mask).key_lengths is None  # outside nothing is known
+    assert nn.visible(mask).key_lengths is None  # no guarantees outside of the block

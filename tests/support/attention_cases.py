@@ -1,4 +1,4 @@
-"""Attention over small arrays: options that every way to compute it must agree on."""
+"""Small attention inputs and options on which all implementations must agree."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ def arrays(kv_heads: int = HEADS, keys: int = LENGTH) -> tuple[jax.Array, ...]:
 
 
 def results(options: dict, inputs: tuple, rate: float, per_row: bool) -> tuple:
-    """The mixed values and the derivatives for query, key, value and bias."""
+    """The output and the gradients of query, key, value and bias."""
     *parts, weight = inputs
     plain = {name: leaf for name, leaf in options.items() if name != "bias"}
 
     def total(parts: list, bias: jax.Array | None) -> tuple:
         key = jax.random.key(7)
         keys = batch_keys(key, jnp.arange(BATCH)) if per_row else nn.make_keys(key)
-        given = {"dropout_rate": rate, "rngs": keys} if rate else {}
+        dropout_options = {"dropout_rate": rate, "rngs": keys} if rate else {}
         query, key_, value = parts
-        if given:
-            mixed, _ = nn.attend(query, key_, value, bias=bias, **given, **plain)
+        if dropout_options:
+            mixed, _ = nn.attend(query, key_, value, bias=bias, **dropout_options, **plain)
         else:
             renamed = {"is_causal" if n == "causal" else n: leaf for n, leaf in plain.items()}
             mixed = nn.dot_product(query, key_, value, bias=bias, **renamed)
         return (mixed * weight).sum(), mixed
 
     bias = options.get("bias")
-    (_, mixed), changes = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(
+    (_, mixed), gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(
         parts, bias
     )
-    return mixed, *jax.tree.leaves(changes)
+    return mixed, *jax.tree.leaves(gradients)
 
 
 OPTIONS = {
@@ -50,7 +50,7 @@ OPTIONS = {
     "padding": {"mask": (SEGMENTS > 0)[:, None, None, :]},
     "documents": {"mask": nn.attention_mask(None, SEGMENTS.at[2, 7:].set(3)), "causal": True},
     "one mask for all rows": {"mask": jnp.tri(LENGTH, dtype=bool)[None, None]},
-    "rows that see nothing": {"mask": (SEGMENTS < 1)[:, None, None, :]},
+    "fully masked rows": {"mask": (SEGMENTS < 1)[:, None, None, :]},
     "bias": {"bias": jax.random.normal(jax.random.key(9), (1, HEADS, LENGTH, LENGTH))},
     "bias and causal": {
         "bias": jax.random.normal(jax.random.key(9), (1, HEADS, LENGTH, LENGTH)),

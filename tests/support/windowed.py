@@ -1,4 +1,4 @@
-"""A toy decoder whose layers differ: the first has no norm, and most see a window only."""
+"""A toy decoder with different layers: the first has no norm, and most have a window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WindowedConfig(PretrainedConfig):
 
 
 class Layer(nn.CachedAttention):
-    """Attention to itself with a residual connection."""
+    """Self-attention with a residual connection."""
 
     kv_heads, head_dim = 2, 4
 

@@ -72,10 +72,7 @@ def test_everything_that_does_not_fit_is_listed_in_one_error():
             {("up", "kernel"): (6, 8), ("odd", "scale"): (4,), ("down", "kernel"): (9, 8)}
         )
     text = str(raised.value)
-    assert (
-        "up/kernel: dimension 0 of size 6 is not divisible by fsdp=4 (possible: 1, 2, 3)"
-        in text
-    )
+    assert "up/kernel: dimension 0 of size 6 is not divisible by fsdp=4 (possible: 1, 2, 3)" in text
     assert (
         "odd/scale: no sharding rule matches" in text
         and "down/kernel: dimension 0 of size 9" in text

@@ -1,5 +1,6 @@
-"""Fused attention for accelerators, a kernel a file; :mod:`hfseq.nn.dispatch` says when each serves.
+"""Fused attention kernels for accelerators, one module per kernel.
 
-Each has ``refuses(facts)``, which returns why it cannot serve or None, imports no kernel and looks
-at no device; and a function that attends.
+Each module has a function that computes attention and a function `unsupported_reason(spec)`, which
+returns why the kernel does not support a call or `None`. The latter imports no kernel and accesses
+no device. `hfseq.nn.dispatch` selects the implementation.
 """

@@ -1,104 +1,95 @@
-"""Attention in our own Triton kernel on NVIDIA GPUs, with dropout that resumes to the bit.
+"""Flash attention in hfseq's own Triton kernels for NVIDIA GPUs, with reproducible dropout.
 
-What cuDNN's does not do: padding anywhere, windows that look ahead, any number of documents in a
-row, float32, and dropping the very weights that the explicit form drops. Memory is linear in the
-number of positions: beside the arguments the output and a number of each head's query are kept. A
-bias is as large as the scores of a row, and so is its gradient, which has a kernel of its own.
+Unlike cuDNN's attention it supports padding anywhere, windows on both sides, any number of
+documents in a row, float32, and dropout of the same weights as the explicit implementation, so that
+a resumed run repeats the same masks. Memory is linear in the length: the backward pass needs the
+inputs, the output and one number per head and query. A bias is as large as the scores of a row, and
+so is its gradient, which a separate kernel computes.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from hfseq.nn.dispatch import AttentionSpec
-from hfseq.nn.random import LazyBits
+from hfseq.nn.dispatch import AttentionCall, AttentionSpec
 from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR
-from hfseq.nn.visible import Visibility
 
 TYPES = ("float16", "bfloat16", "float32")
 
 
-def unsupported_reason(facts: AttentionSpec) -> str | None:
-    """Return why these kernels cannot serve, or None."""
-    if facts.platform != "cuda":
-        return "Triton's kernels run on NVIDIA GPUs only"
-    if facts.capability is None or facts.capability < (8, 0):
-        return "it needs compute capability 8.0 or more"
-    if jnp.dtype(facts.dtype).name not in TYPES:
-        return f"{facts.dtype} is none of {', '.join(TYPES)}"
-    widest = _widest(facts.capability, facts.half)
-    if facts.head_dim > widest:
-        return f"a head of {facts.head_dim} is wider than {widest}, what this GPU's blocks can hold"
-    if facts.mask is not None:
-        return "a dense mask would be read from memory"
-    if facts.bias is not None and not _is_whole(facts):
-        return f"a bias of {facts.bias} is not written out for all heads, queries and keys"
-    if facts.dropout >= 1.0:
-        return "a dropout of 1 leaves nothing to compute"
-    if facts.num_shards(SEQUENCE) > 1:
-        return "the mesh cuts sequences"
-    if facts.batch % facts.num_shards(*BATCH_AXES):
-        return f"{facts.num_shards(*BATCH_AXES)} devices do not divide a batch of {facts.batch}"
-    if facts.heads % facts.num_shards(TENSOR):
-        return f"{facts.num_shards(TENSOR)} devices do not divide {facts.heads} heads"
+def unsupported_reason(spec: AttentionSpec) -> str | None:
+    """Returns why these kernels do not support a call, or `None` if they do."""
+    if spec.platform != "cuda":
+        return "Triton kernels run on NVIDIA GPUs only"
+    if spec.capability is None or spec.capability < (8, 0):
+        return "it requires compute capability 8.0 or higher"
+    if jnp.dtype(spec.dtype).name not in TYPES:
+        return f"it supports {', '.join(TYPES)}, not {spec.dtype}"
+    max_head_dim = _max_head_dim(spec.capability, spec.half)
+    if spec.head_dim > max_head_dim:
+        return f"head_dim {spec.head_dim} exceeds {max_head_dim}, the maximum on this GPU"
+    if spec.mask is not None:
+        return "it does not support dense masks"
+    if spec.bias is not None and not _has_full_bias(spec):
+        return f"a bias of shape {spec.bias} does not cover all heads, queries and keys"
+    if spec.dropout >= 1.0:
+        return "it does not support a dropout rate of 1"
+    if spec.num_shards(SEQUENCE) > 1:
+        return "the mesh splits sequences"
+    if spec.batch % spec.num_shards(*BATCH_AXES):
+        return f"{spec.num_shards(*BATCH_AXES)} devices do not divide a batch of {spec.batch}"
+    if spec.heads % spec.num_shards(TENSOR):
+        return f"{spec.num_shards(TENSOR)} devices do not divide {spec.heads} heads"
     return None
 
 
-def _is_whole(facts: AttentionSpec) -> bool:
-    """Tell whether the bias has all sizes of the scores, but for the batch's."""
-    sizes = (facts.heads, facts.queries, facts.keys)
-    return facts.bias in ((1, *sizes), (facts.batch, *sizes))
+def _has_full_bias(spec: AttentionSpec) -> bool:
+    """Returns whether the bias has the shape of the scores, with one row or all of them."""
+    sizes = (spec.heads, spec.queries, spec.keys)
+    return spec.bias in ((1, *sizes), (spec.batch, *sizes))
 
 
-def _widest(capability: tuple[int, int], half: bool) -> int:
-    """Return the widest head whose tiles fit the shared memory of a block of threads."""
+def _max_head_dim(capability: tuple[int, int], half: bool) -> int:
+    """Returns the widest head whose tiles fit into the shared memory of a thread block."""
     if capability[0] in (9, 10):  # 227 KiB
         return 256
     return 128 if half or capability in ((8, 0), (8, 7)) else 64  # 163 KiB; 99 KiB
 
 
-def flash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visible: Visibility,
-    *,
-    bias: jax.Array | None = None,
-    scale: float,
-    rate: float = 0.0,
-    drawn: LazyBits | None = None,
-    mesh: Mesh | None = None,
-    interpret: bool = False,
-) -> jax.Array:
-    """Attend in tiles; a query that sees no key gets 0, and gives no gradient.
+def flash_attention(call: AttentionCall, *, interpret: bool = False) -> jax.Array:
+    """Computes attention in tiles. A fully masked query produces zeros and no gradient.
 
-    Products are taken in the type of the inputs and summed in float32, as softmax is; those of
-    float32 inputs have float32's error, in three TF32 products each.
+    Products have the dtype of the inputs, sums and the softmax are in float32. Each product of
+    float32 inputs is three TF32 products, whose error is that of float32. Over a mesh each device
+    attends to its own rows and heads. The only communication is the gradient of a bias that rows
+    share.
 
-    **Arguments:** ``query`` (batch, queries, heads, head_dim); ``key``, ``value`` (batch, keys,
-    kv_heads, head_dim); any lengths. ``bias`` (1 or batch, heads, queries, keys) is added to the
-    scores. A weight is dropped with probability ``rate`` by its bits of ``drawn``, whose shape is
-    (batch, heads, queries, keys). Over a ``mesh`` each device attends to its rows and heads, and
-    nothing is exchanged but the gradient of a bias that rows share. ``interpret`` runs the kernels
-    as plain jax, anywhere.
+    Args:
+        call: The inputs, of any lengths. The bias must be `(1 or batch, heads, queries, keys)`.
+        interpret: Whether to run the kernels as plain jax operations, on any platform.
 
-    **Returns:** (batch, queries, heads, head_dim) in the type of ``value``.
+    Returns:
+        `(batch, queries, heads, head_dim)` in the dtype of the values.
     """
     from hfseq.nn.kernels import flash_tiles
 
+    query, key, value, visible = call.query, call.key, call.value, call.visible
+    bias, bits, mesh = call.bias, call.dropout_bits, call.mesh
     if visible.dense is not None:
-        raise ValueError("flash: a dense mask is not supported")
+        raise ValueError("flash attention does not support dense masks")
     if bias is not None:
         bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
-        whole = (query.shape[2], query.shape[1], key.shape[1])
-        if bias.shape not in ((1, *whole), (len(query), *whole)):
-            raise ValueError(f"flash: a bias of {bias.shape} is not written out for {whole}")
-    threshold = min(round(rate * 65536), 65535) if drawn is not None else 0
-    before, after = visible.window or (None, None)
+        sizes = (query.shape[2], query.shape[1], key.shape[1])
+        if bias.shape not in ((1, *sizes), (len(query), *sizes)):
+            raise ValueError(
+                f"flash attention requires a bias of shape (1 or batch, *{sizes}), not {bias.shape}"
+            )
+    threshold = min(round(call.dropout_rate * 65536), 65535) if bits is not None else 0
+    left, right = visible.window or (None, None)
     form = flash_tiles.AttentionForm(
-        scale, before, 0 if visible.causal else after, threshold, interpret
+        call.scale, left, 0 if visible.causal else right, threshold, interpret
     )
     key_segments = visible.key_segments
     if key_segments is None:
@@ -110,31 +101,43 @@ def flash_attention(
         queries=visible.query_segments,
         keys=key_segments,
         lengths=lengths,
-        seeds=drawn.seeds() if drawn is not None and threshold else None,
+        seeds=bits.seeds() if bits is not None and threshold else None,
         bias=bias,
     )
     if mesh is None or mesh.size == 1:
         return flash_tiles.attention(form, query, key, value, rows)
 
-    ways = mesh.shape.get(TENSOR, 1)
-    heads, shared = query.shape[2], query.shape[2] // key.shape[2]
-    if key.shape[2] % ways:
-        key, value = (jnp.repeat(leaf, shared, axis=2) for leaf in (key, value))
+    tensor_shards = mesh.shape.get(TENSOR, 1)
+    heads, group = query.shape[2], query.shape[2] // key.shape[2]
+    if key.shape[2] % tensor_shards:
+        key, value = (jnp.repeat(leaf, group, axis=2) for leaf in (key, value))
 
-    def local(
-        query: jax.Array, key: jax.Array, value: jax.Array, rows: flash_tiles.RowArrays[jax.Array]
+    def attend_local(
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        rows: flash_tiles.RowArrays[jax.Array],
     ) -> jax.Array:
-        if rows.seeds is not None and ways > 1:
-            # The bits are those of the whole array: this device's first head is not head 0.
-            skipped = jax.lax.axis_index(TENSOR) * (heads // ways * query.shape[1] * key.shape[1])
+        if rows.seeds is not None and tensor_shards > 1:
+            # Bits are numbered over the global array: skip the heads of the devices before this.
+            elements = heads // tensor_shards * query.shape[1] * key.shape[1]
+            skipped = jax.lax.axis_index(TENSOR) * elements
             offset = rows.seeds[:, 2] + skipped.astype(jnp.uint32)
             rows = rows._replace(seeds=rows.seeds.at[:, 2].set(offset))
         return flash_tiles.attention(form, query, key, value, rows)
 
     batch = tuple(axis for axis in BATCH_AXES if axis in mesh.axis_names) or None
-    split = PartitionSpec(batch, None, TENSOR if TENSOR in mesh.axis_names else None)
-    own = PartitionSpec(batch)
-    added = None if bias is None else PartitionSpec(batch if len(bias) > 1 else None, split[2])
-    specs = (split, split, split, flash_tiles.RowArrays(own, own, own, own, added))
-    run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
+    heads_spec = PartitionSpec(batch, None, TENSOR if TENSOR in mesh.axis_names else None)
+    rows_spec = PartitionSpec(batch)
+    bias_spec = None
+    if bias is not None:
+        bias_spec = PartitionSpec(batch if len(bias) > 1 else None, heads_spec[2])
+    row_specs = flash_tiles.RowArrays(rows_spec, rows_spec, rows_spec, rows_spec, bias_spec)
+    run = jax.shard_map(
+        attend_local,
+        mesh=mesh,
+        in_specs=(heads_spec, heads_spec, heads_spec, row_specs),
+        out_specs=heads_spec,
+        check_vma=False,
+    )
     return run(query, key, value, rows)

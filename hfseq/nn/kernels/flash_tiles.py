@@ -1,12 +1,12 @@
-"""The Triton kernels of flash attention, through Pallas: forward, and those of the backward pass.
+"""Triton kernels of flash attention, written in Pallas: the forward pass and the backward pass.
 
-Attention is computed in tiles of some queries and some keys, with a running softmax (Dao 2023,
-FlashAttention-2), so nothing of the size queries x keys is ever kept. Which tiles there are to
-compute is found out before the kernels start: each block of queries meets the keys' blocks of one
-range, and each block of keys the queries' of one range. Tiles make the random bits of their own
-elements, as :func:`hfseq.nn.random.element_bits` numbers them, in all kernels.
+Attention is computed in tiles of some queries and some keys, with a running softmax (Dao, 2023:
+FlashAttention-2), so that no array of all queries and keys is stored. The ranges of tiles to
+compute are determined before the kernels start: one range of key blocks for each block of queries,
+and one range of query blocks for each block of keys. All kernels compute the random bits of their
+own elements, numbered as in `hfseq.nn.random.element_bits`.
 
-This module imports Pallas; :mod:`hfseq.nn.kernels.flash` is what others import.
+This module imports Pallas. Other modules import `hfseq.nn.kernels.flash`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from hfseq.nn.random import element_bits
 _LOG2_E = math.log2(math.e)
 Leaf = TypeVar("Leaf")
 
-# Queries or keys of a program's block, of a step's; warps; stages of the pipeline of loads: by the
-# bytes of the type and the width of a head. Half types: as published for such kernels, where that
-# compiles without keeping registers in memory; float32 takes three times as many registers.
+# Block size of a program, block size of a step, warps, and pipeline stages of loads, by the size of
+# the dtype in bytes and the width of a head. For half types these are published values for such
+# kernels, if they compile without register spills. float32 needs three times as many registers.
 _SIZES: dict[tuple[int, int], dict[str, tuple[int, int, int, int]]] = {
     (2, 64): {
         "forward": (128, 64, 4, 3),
@@ -71,25 +71,33 @@ _SIZES: dict[tuple[int, int], dict[str, tuple[int, int, int, int]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class AttentionForm:
-    """What the compiler knows of an attention.
+    """Properties of an attention that are compiled into the kernels.
 
-    A query sees ``before`` keys to the left of its own and ``after`` to the right, None: all. An
-    element is dropped when its bits are below ``threshold``.
+    Attributes:
+        scale: Factor of the scores.
+        left: Number of visible keys before a query's own. `None`: all.
+        right: Number of visible keys after a query's own. `None`: all.
+        threshold: A weight is dropped if its random bits are below this.
+        interpret: Whether to run the kernels as plain jax operations.
     """
 
     scale: float
-    before: int | None = None
-    after: int | None = None
+    left: int | None = None
+    right: int | None = None
     threshold: int = 0
     interpret: bool = False
 
 
 class RowArrays(NamedTuple, Generic[Leaf]):
-    """What is known of each row of a batch, int32: segments (batch, queries) and (batch, keys).
+    """Arrays with information about each row of a batch, int32 except the bias.
 
-    Without segments of queries the keys of segment 0 are hidden. ``lengths`` (batch, 1) counts the
-    keys that are there; ``seeds`` (batch, 3) are :meth:`hfseq.nn.random.LazyBits.seeds`. ``bias`` (1
-    or batch, heads, queries, keys), of any type, is added to the scores and has a gradient.
+    Attributes:
+        queries: Segments of the queries, `(batch, queries)`. Without them, keys of segment 0 are
+            hidden.
+        keys: Segments of the keys, `(batch, keys)`.
+        lengths: Number of keys, `(batch, 1)`.
+        seeds: Seeds of the random bits, `(batch, 3)`, from `hfseq.nn.random.LazyBits.seeds`.
+        bias: Added to the scores, `(1 or batch, heads, queries, keys)`. It has a gradient.
     """
 
     queries: Leaf | None = None
@@ -107,7 +115,7 @@ def attention(
     value: jax.Array,
     rows: RowArrays[jax.Array],
 ) -> jax.Array:
-    """Attend on one device; see :func:`hfseq.nn.kernels.flash.flash_attention`."""
+    """Computes attention on one device. See `hfseq.nn.kernels.flash.flash_attention`."""
     return _forward(form, query, key, value, rows)[0]
 
 
@@ -126,24 +134,26 @@ def _forward(
         [specs.query, specs.key, specs.key],
         rows,
         [query, key, value],
-        [specs.query, specs.number],
-        [jax.ShapeDtypeStruct(query.shape, value.dtype), tiles.numbers()],
+        [specs.query, specs.per_query],
+        [jax.ShapeDtypeStruct(query.shape, value.dtype), tiles.per_query_shape()],
     )
     return out, (query, key, value, rows, out, log_sum)
 
 
-def _backward(form: AttentionForm, kept: tuple[Any, ...], change: jax.Array) -> tuple[Any, ...]:
-    query, key, value, rows, out, log_sum = kept
-    # What a change of all weights of a query by one factor would do, which softmax takes back.
-    common = (out.astype(jnp.float32) * change.astype(jnp.float32)).sum(-1).swapaxes(1, 2)
-    arrays = [query, key, value, change.astype(value.dtype), log_sum, common]
+def _backward(
+    form: AttentionForm, residuals: tuple[Any, ...], cotangent: jax.Array
+) -> tuple[Any, ...]:
+    query, key, value, rows, out, log_sum = residuals
+    # The part of the weight gradients that scales all weights of a query, which softmax cancels.
+    row_terms = (out.astype(jnp.float32) * cotangent.astype(jnp.float32)).sum(-1).swapaxes(1, 2)
+    arrays = [query, key, value, cotangent.astype(value.dtype), log_sum, row_terms]
 
     tiles = _Tiles.of(form, "query", query, key, rows)
     specs = tiles.specs("queries")
     (d_query,) = tiles.call(
         _query_kernel,
         "queries",
-        [specs.query, specs.key, specs.key, specs.query, specs.number, specs.number],
+        [specs.query, specs.key, specs.key, specs.query, specs.per_query, specs.per_query],
         rows,
         arrays,
         [specs.query],
@@ -154,7 +164,7 @@ def _backward(form: AttentionForm, kept: tuple[Any, ...], change: jax.Array) -> 
     d_key, d_value = tiles.call(
         _key_kernel,
         "keys",
-        [specs.query, specs.key, specs.key, specs.query, specs.number, specs.number],
+        [specs.query, specs.key, specs.key, specs.query, specs.per_query, specs.per_query],
         rows,
         arrays,
         [specs.key, specs.key],
@@ -166,11 +176,11 @@ def _backward(form: AttentionForm, kept: tuple[Any, ...], change: jax.Array) -> 
 def _bias_gradient(
     form: AttentionForm, arrays: list[jax.Array], rows: RowArrays[jax.Array]
 ) -> jax.Array | None:
-    """Return the gradient of the bias, if there is one, summed over the rows that share it."""
+    """Returns the gradient of the bias, summed over the rows that share it, or `None`."""
     if rows.bias is None:
         return None
     tiles = _Tiles.of(form, "bias", arrays[0], arrays[1], rows)
-    shared = tiles.batch // len(rows.bias)  # rows that a program sums
+    rows_per_bias = tiles.batch // len(rows.bias)
     heads, group, block_q, block_k = tiles.heads, tiles.group, tiles.block_q, tiles.block_k
 
     def row(n: jax.Array) -> jax.Array:
@@ -180,29 +190,29 @@ def _bias_gradient(
         return jax.lax.rem(n, heads)
 
     query = pl.BlockSpec(
-        (shared, block_q, None, tiles.width), lambda i, j, n: (row(n), i, head(n), 0)
+        (rows_per_bias, block_q, None, tiles.width), lambda i, j, n: (row(n), i, head(n), 0)
     )
     key = pl.BlockSpec(
-        (shared, block_k, None, tiles.width),
+        (rows_per_bias, block_k, None, tiles.width),
         lambda i, j, n: (row(n), j, jax.lax.div(head(n), group), 0),
     )
-    number = pl.BlockSpec((shared, None, block_q), lambda i, j, n: (row(n), head(n), i))
+    number = pl.BlockSpec((rows_per_bias, None, block_q), lambda i, j, n: (row(n), head(n), i))
     bias = pl.BlockSpec((None, None, block_q, block_k), lambda i, j, n: (row(n), head(n), i, j))
-    known = RowArrays(
-        queries=pl.BlockSpec((shared, block_q), lambda i, j, n: (row(n), i)),
-        keys=pl.BlockSpec((shared, block_k), lambda i, j, n: (row(n), j)),
-        lengths=pl.BlockSpec((shared, 1), lambda i, j, n: (row(n), 0)),
-        seeds=pl.BlockSpec((shared, 3), lambda i, j, n: (row(n), 0)),
+    row_specs = RowArrays(
+        queries=pl.BlockSpec((rows_per_bias, block_q), lambda i, j, n: (row(n), i)),
+        keys=pl.BlockSpec((rows_per_bias, block_k), lambda i, j, n: (row(n), j)),
+        lengths=pl.BlockSpec((rows_per_bias, 1), lambda i, j, n: (row(n), 0)),
+        seeds=pl.BlockSpec((rows_per_bias, 3), lambda i, j, n: (row(n), 0)),
         bias=bias,
     )
     (out,) = pl.pallas_call(
-        functools.partial(_bias_kernel, tiles, shared),
+        functools.partial(_bias_kernel, tiles, rows_per_bias),
         grid=(
             pl.cdiv(tiles.queries, block_q),
             pl.cdiv(tiles.keys, block_k),
             heads * len(rows.bias),
         ),
-        in_specs=[query, key, key, query, number, number, _present(known, rows)],
+        in_specs=[query, key, key, query, number, number, _specs_of_present(row_specs, rows)],
         out_specs=[bias],
         out_shape=[jax.ShapeDtypeStruct(rows.bias.shape, rows.bias.dtype)],
         name="flash_bias_kernel",
@@ -211,10 +221,12 @@ def _bias_gradient(
     return out
 
 
-def _present(specs: RowArrays[pl.BlockSpec], rows: RowArrays[jax.Array]) -> RowArrays[pl.BlockSpec]:
-    """Return the specs of what is there."""
+def _specs_of_present(
+    specs: RowArrays[pl.BlockSpec], rows: RowArrays[jax.Array]
+) -> RowArrays[pl.BlockSpec]:
+    """Returns the specs of the arrays that are not `None`."""
     pairs = zip(specs, rows, strict=True)
-    return RowArrays(*(None if leaf is None else spec for spec, leaf in pairs))
+    return RowArrays(*(None if array is None else spec for spec, array in pairs))
 
 
 attention.defvjp(_forward, _backward)
@@ -225,17 +237,24 @@ attention.defvjp(_forward, _backward)
 
 
 class _Specs(NamedTuple):
-    """Which part of each kind of array a program of a kernel is given."""
+    """The block specs of one program, for each kind of array.
+
+    Attributes:
+        query: Arrays of the shape of the queries.
+        key: Arrays of the shape of the keys.
+        per_query: Arrays with one number per head and query.
+        rows: Information about the rows.
+    """
 
     query: pl.BlockSpec
     key: pl.BlockSpec
-    number: pl.BlockSpec
+    per_query: pl.BlockSpec
     rows: RowArrays[pl.BlockSpec]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tiles:
-    """How one kernel cuts an attention: sizes of the arrays, of the tiles, and of the programs."""
+    """The tiling of one kernel: sizes of the arrays, the blocks and the programs."""
 
     form: AttentionForm
     batch: int
@@ -259,15 +278,23 @@ class _Tiles:
         key: jax.Array,
         rows: RowArrays[jax.Array],
     ) -> _Tiles:
-        """Choose the tiles of a kernel: "forward", or whose gradients it makes."""
+        """Selects the tile sizes of a kernel.
+
+        Args:
+            form: Properties of the attention.
+            kernel: "forward", or whose gradients the kernel computes: "query", "key" or "bias".
+            query: The queries.
+            key: The keys.
+            rows: Information about the rows.
+        """
         batch, queries, heads, head_dim = query.shape
         keys, kv_heads = key.shape[1:3]
         width, itemsize = _width(head_dim), query.dtype.itemsize
         outer, inner, warps, stages = _SIZES[itemsize, max(width, 64)][kernel]
         if kernel == "forward" and rows.seeds is not None and width <= 64 and itemsize == 2:
-            outer = 64  # to hash takes registers
+            outer = 64  # the hash of the dropout bits needs registers
         if rows.bias is not None:
-            stages = max(1, stages - 1)  # its tiles take the shared memory of one
+            stages = max(1, stages - 1)  # tiles of the bias need the shared memory of one stage
         block_q, block_k = (inner, outer) if kernel == "key" else (outer, inner)
         return cls(
             form,
@@ -290,16 +317,16 @@ class _Tiles:
 
     @property
     def group(self) -> int:
-        """How many query heads share a head of keys."""
+        """Number of query heads per key head."""
         return self.heads // self.kv_heads
 
-    def numbers(self) -> jax.ShapeDtypeStruct:
-        """Return the shape of what is kept of each query, float32."""
+    def per_query_shape(self) -> jax.ShapeDtypeStruct:
+        """Returns the shape of arrays with one float32 number per head and query."""
         return jax.ShapeDtypeStruct((self.batch, self.heads, self.queries), jnp.float32)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return how Pallas compiles the kernel."""
+        """The options of `pallas_call`."""
         params = triton.CompilerParams(num_warps=self.warps, num_stages=self.stages)
         return {"compiler_params": params, "interpret": self.form.interpret}
 
@@ -313,7 +340,7 @@ class _Tiles:
         out_specs: list[pl.BlockSpec],
         out: list[jax.ShapeDtypeStruct],
     ) -> list[jax.Array]:
-        """Run a program for each block of ``over``, "queries" or "keys", each head and row."""
+        """Runs one program per block of `over` ("queries" or "keys"), head and row."""
         spans = self.spans(rows, over)
         heads = self.heads if over == "queries" else self.kv_heads
         return pl.pallas_call(
@@ -322,7 +349,7 @@ class _Tiles:
             in_specs=[
                 *in_specs,
                 pl.BlockSpec((None, None, 2), lambda i, h, b: (b, i, 0)),
-                _present(
+                _specs_of_present(
                     self.specs(over, len(rows.bias) if rows.bias is not None else 1).rows, rows
                 ),
             ],
@@ -333,9 +360,11 @@ class _Tiles:
         )(*arrays, spans, rows)
 
     def specs(self, over: str, biases: int = 1) -> _Specs:
-        """Return the parts of programs that have a block of ``over`` and all of the others.
+        """Returns the specs of programs with one block of `over` and all of the other side.
 
-        ``biases`` is how many rows of the batch have a bias of their own, or 1.
+        Args:
+            over: "queries" or "keys".
+            biases: Number of rows of the bias, 1 or the batch.
         """
         block_q, block_k, group = self.block_q, self.block_k, self.group
         row: RowArrays[pl.BlockSpec] = RowArrays(
@@ -376,141 +405,158 @@ class _Tiles:
         )
 
     def spans(self, rows: RowArrays[jax.Array], over: str) -> jax.Array:
-        """Return the first and the last + 1 inner block of each block of ``over``.
+        """Returns for each block of `over` the range of blocks of the other side.
 
-        int32 (batch, blocks, 2). Tiles outside of them are empty; some inside may be too.
+        Tiles outside of the range are empty. Some within it may be empty too.
+
+        Returns:
+            The first block and the end of the range, int32 `(batch, blocks, 2)`.
         """
-        offset, before, after = self.keys - self.queries, self.form.before, self.form.after
+        offset, left, right = self.keys - self.queries, self.form.left, self.form.right
         lengths = self.keys if rows.lengths is None else rows.lengths
-        own: tuple[int, int, int | jax.Array] = (self.queries, self.block_q, self.queries)
-        other: tuple[int, int, int | jax.Array] = (self.keys, self.block_k, lengths)
+        outer: tuple[int, int, int | jax.Array] = (self.queries, self.block_q, self.queries)
+        inner_side: tuple[int, int, int | jax.Array] = (self.keys, self.block_k, lengths)
         if over == "keys":
-            own, other, offset, before, after = other, own, -offset, after, before
-        (size, block, there), (inner_size, inner, inner_there) = own, other
+            outer, inner_side, offset, left, right = inner_side, outer, -offset, right, left
+        (size, block, outer_length), (inner_size, inner, inner_length) = outer, inner_side
         start = jnp.arange(pl.cdiv(size, block)) * block
         last = jnp.minimum(start + block, size) - 1
-        low = jnp.zeros_like(start) if before is None else jnp.maximum(start + offset - before, 0)
-        high = jnp.full_like(start, inner_size) if after is None else last + offset + after + 1
-        end = jnp.minimum(high, inner_there)
-        end = jnp.where(start < there, end, 0)
+        low = jnp.zeros_like(start) if left is None else jnp.maximum(start + offset - left, 0)
+        high = jnp.full_like(start, inner_size) if right is None else last + offset + right + 1
+        end = jnp.minimum(high, inner_length)
+        end = jnp.where(start < outer_length, end, 0)
         first, stop = low // inner, -(-end // inner)
         if rows.keys is not None:
-            met = self.meet(rows.queries, rows.keys)
+            may_meet = self.may_share_segment(rows.queries, rows.keys)
             if over == "keys":
-                met = met.swapaxes(1, 2)
-            number = jnp.arange(met.shape[2])
-            first = jnp.maximum(first, jnp.where(met, number, met.shape[2]).min(2))
-            stop = jnp.minimum(stop, jnp.where(met, number + 1, 0).max(2))
+                may_meet = may_meet.swapaxes(1, 2)
+            number = jnp.arange(may_meet.shape[2])
+            first = jnp.maximum(first, jnp.where(may_meet, number, may_meet.shape[2]).min(2))
+            stop = jnp.minimum(stop, jnp.where(may_meet, number + 1, 0).max(2))
         spans = jnp.stack(jnp.broadcast_arrays(first, jnp.maximum(stop, first)), -1)
         return jnp.broadcast_to(spans, (self.batch, len(start), 2)).astype(jnp.int32)
 
-    def meet(self, queries: jax.Array | None, keys: jax.Array) -> jax.Array:
-        """Return which blocks may have a segment in common, (batch, query blocks, key blocks)."""
+    def may_share_segment(self, queries: jax.Array | None, keys: jax.Array) -> jax.Array:
+        """Returns which blocks may share a segment, `(batch, query blocks, key blocks)`."""
         if queries is None:
             queries, keys = jnp.ones((1, self.queries), jnp.int32), (keys != 0).astype(jnp.int32)
-        (low, high), (key_low, key_high) = _ends(queries, self.block_q), _ends(keys, self.block_k)
+        (low, high), (key_low, key_high) = (
+            _segment_range(queries, self.block_q),
+            _segment_range(keys, self.block_k),
+        )
         return (low[:, :, None] <= key_high[:, None]) & (key_low[:, None] <= high[:, :, None])
 
-    # What follows runs in the kernels.
+    # The following methods run inside of the kernels.
 
-    def read(self, ref: Any, at: jax.Array, size: int) -> jax.Array:
-        """Load (positions, width) from ``at``; what lies past ``size`` is 0."""
-        there = None
-        if size % len(at):
-            there = (at < size)[:, None]
+    def read(self, ref: Any, positions: jax.Array, size: int) -> jax.Array:
+        """Loads `(positions, width)`. Elements beyond `size` or the head are 0."""
+        valid = None
+        if size % len(positions):
+            valid = (positions < size)[:, None]
         if self.width != self.head_dim:
             inside = (jnp.arange(self.width) < self.head_dim)[None, :]
-            there = inside if there is None else there & inside
-        return triton.load(ref, mask=there, other=None if there is None else 0.0)
+            valid = inside if valid is None else valid & inside
+        return triton.load(ref, mask=valid, other=None if valid is None else 0.0)
 
-    def write(self, ref: Any, value: jax.Array, at: jax.Array, size: int) -> None:
-        """Store what :meth:`read` would load."""
-        there = (at < size)[:, None] & (jnp.arange(self.width) < self.head_dim)[None, :]
-        triton.store(ref, value.astype(ref.dtype), mask=there)
+    def write(self, ref: Any, value: jax.Array, positions: jax.Array, size: int) -> None:
+        """Stores the elements that `read` would load."""
+        valid = (positions < size)[:, None] & (jnp.arange(self.width) < self.head_dim)[None, :]
+        triton.store(ref, value.astype(ref.dtype), mask=valid)
 
-    def dot(self, left: jax.Array, right: jax.Array, turned: bool = False) -> jax.Array:
-        """Multiply, summing in float32; ``turned`` says that ``right`` lies transposed.
+    def dot(self, left: jax.Array, right: jax.Array, transposed: bool = False) -> jax.Array:
+        """Multiplies with float32 accumulation.
 
-        float32 is multiplied in three products of TF32, whose error is that of float32.
+        float32 inputs use three TF32 products, whose error is that of float32.
+
+        Args:
+            left: The left matrix.
+            right: The right matrix.
+            transposed: Whether `right` is stored transposed.
         """
         precision: jax.lax.DotAlgorithmPreset | jax.lax.Precision | None = None
         if self.exact:
             precision = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
             if self.form.interpret:
                 precision = jax.lax.Precision.HIGHEST
-        return triton.dot(left, right, trans_b=turned, precision=precision)
+        return triton.dot(left, right, trans_b=transposed, precision=precision)
 
-    def read_bias(self, ref: Any, query_at: jax.Array, key_at: jax.Array) -> jax.Array:
-        """Load the tile (queries, keys) of a bias."""
-        there = None
+    def read_bias(
+        self, ref: Any, query_positions: jax.Array, key_positions: jax.Array
+    ) -> jax.Array:
+        """Loads the tile `(queries, keys)` of a bias."""
+        valid = None
         if self.queries % self.block_q or self.keys % self.block_k:
-            there = (query_at < self.queries)[:, None] & (key_at < self.keys)[None, :]
-        tile = triton.load(ref, mask=there, other=None if there is None else 0.0)
+            valid = (query_positions < self.queries)[:, None] & (key_positions < self.keys)[None, :]
+        tile = triton.load(ref, mask=valid, other=None if valid is None else 0.0)
         return tile.astype(jnp.float32) * _LOG2_E
 
     def hide(
         self,
         scores: jax.Array,
-        query_at: jax.Array,
-        key_at: jax.Array,
+        query_positions: jax.Array,
+        key_positions: jax.Array,
         rows: RowArrays[Any],
-        query: Any,
-        key: Any,
+        query_segments: Any,
+        key_segments: Any,
     ) -> jax.Array:
-        """Set the scores of keys that are not seen to -inf.
+        """Sets the scores of hidden keys to -inf.
 
-        Positions and segments broadcast to a tile, of either orientation.
+        Positions and segments broadcast to a tile of either orientation.
         """
-        own = query_at + (self.keys - self.queries)
-        seen = []
+        own_positions = query_positions + (self.keys - self.queries)
+        conditions = []
         if rows.lengths is not None:
-            seen.append(key_at < rows.lengths[0])
+            conditions.append(key_positions < rows.lengths[0])
         elif self.keys % self.block_k:
-            seen.append(key_at < self.keys)
-        if self.form.before is not None:
-            seen.append(key_at >= own - self.form.before)
-        if self.form.after is not None:
-            seen.append(key_at <= own + self.form.after)
+            conditions.append(key_positions < self.keys)
+        if self.form.left is not None:
+            conditions.append(key_positions >= own_positions - self.form.left)
+        if self.form.right is not None:
+            conditions.append(key_positions <= own_positions + self.form.right)
         if rows.queries is not None:
-            seen.append(query == key)
+            conditions.append(query_segments == key_segments)
         elif rows.keys is not None:
-            seen.append(key != 0)
-        for each in seen:
-            scores = jnp.where(each, scores, -jnp.inf)
+            conditions.append(key_segments != 0)
+        for visible in conditions:
+            scores = jnp.where(visible, scores, -jnp.inf)
         return scores
 
     def keep(
-        self, rows: RowArrays[Any], head: jax.Array, query_at: jax.Array, key_at: jax.Array
+        self,
+        rows: RowArrays[Any],
+        head: jax.Array,
+        query_positions: jax.Array,
+        key_positions: jax.Array,
     ) -> jax.Array | bool:
-        """Return which weights of a tile are not dropped."""
+        """Returns which weights of a tile are not dropped."""
         if rows.seeds is None:
             return True
-        row = (head * self.queries + query_at).astype(jnp.uint32) * jnp.uint32(self.keys)
-        index = row + key_at.astype(jnp.uint32) + rows.seeds[2]
+        row = (head * self.queries + query_positions).astype(jnp.uint32) * jnp.uint32(self.keys)
+        index = row + key_positions.astype(jnp.uint32) + rows.seeds[2]
         bits = element_bits(index, rows.seeds[0], rows.seeds[1])
         return bits >= jnp.uint16(self.form.threshold)
 
     @property
-    def raised(self) -> float:
-        """By how much the weights that are kept grow."""
+    def keep_scale(self) -> float:
+        """The factor of the weights that are not dropped."""
         return 1.0 / (1.0 - self.form.threshold / 65536)
 
 
 def _width(size: int) -> int:
-    """Return the least power of two that tensor cores take: at least 16."""
+    """Returns the smallest power of two that is at least `size` and 16, as tensor cores require."""
     return max(16, pl.next_power_of_2(size))
 
 
-def _ends(segments: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
-    """Return the least and the greatest segment of each block, both (batch, blocks)."""
-    filled = jnp.pad(segments, ((0, 0), (0, -segments.shape[1] % block)), mode="edge")
-    blocks = filled.reshape(len(segments), -1, block)
+def _segment_range(segments: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the smallest and the largest segment of each block, `(batch, blocks)` each."""
+    padded = jnp.pad(segments, ((0, 0), (0, -segments.shape[1] % block)), mode="edge")
+    blocks = padded.reshape(len(segments), -1, block)
     return blocks.min(2), blocks.max(2)
 
 
 # -- kernels
 # ---------------------------------------------------------------------------------------
-# Softmax is taken to the base 2, which processors compute: exp(x) = exp2(x log2 e).
+# Softmax uses base 2, which is a hardware instruction: exp(x) = exp2(x log2 e).
 
 
 def _forward_kernel(
@@ -523,46 +569,55 @@ def _forward_kernel(
     out_ref: Any,
     log_sum_ref: Any,
 ) -> None:
-    """Attend from a block of queries."""
+    """Computes the attention of a block of queries."""
     head = pl.program_id(1)
-    at = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
-    query = tiles.read(query_ref, at, tiles.queries)
-    own = None if rows.queries is None else rows.queries[...][:, None]
+    query_positions = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
+    query = tiles.read(query_ref, query_positions, tiles.queries)
+    query_segments = None if rows.queries is None else rows.queries[...][:, None]
 
     def tile(block: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        out, most, total = carry
-        cut = pl.ds(block * tiles.block_k, tiles.block_k)
-        key_at = block * tiles.block_k + jnp.arange(tiles.block_k)
-        key = tiles.read(key_ref.at[cut, :], key_at, tiles.keys)
-        segments = None if rows.keys is None else rows.keys[cut][None, :]
-        scores = tiles.dot(query, key, turned=True) * (tiles.form.scale * _LOG2_E)
+        out, maximum, total = carry
+        key_slice = pl.ds(block * tiles.block_k, tiles.block_k)
+        key_positions = block * tiles.block_k + jnp.arange(tiles.block_k)
+        key = tiles.read(key_ref.at[key_slice, :], key_positions, tiles.keys)
+        key_segments = None if rows.keys is None else rows.keys[key_slice][None, :]
+        scores = tiles.dot(query, key, transposed=True) * (tiles.form.scale * _LOG2_E)
         if rows.bias is not None:
-            scores = scores + tiles.read_bias(rows.bias.at[:, cut], at, key_at)
-        scores = tiles.hide(scores, at[:, None], key_at[None, :], rows, own, segments)
-        new = jnp.maximum(most, scores.max(1))
-        # Of a query that has seen nothing yet the greatest score is -inf: nothing to subtract.
-        base = jnp.where(new == -jnp.inf, 0.0, new)
+            scores = scores + tiles.read_bias(
+                rows.bias.at[:, key_slice], query_positions, key_positions
+            )
+        scores = tiles.hide(
+            scores,
+            query_positions[:, None],
+            key_positions[None, :],
+            rows,
+            query_segments,
+            key_segments,
+        )
+        new_maximum = jnp.maximum(maximum, scores.max(1))
+        # The maximum of a query is -inf until it sees a key. Then subtract nothing.
+        base = jnp.where(new_maximum == -jnp.inf, 0.0, new_maximum)
         weights = jnp.exp2(scores - base[:, None])
-        shrunk = jnp.exp2(most - base)
-        total = total * shrunk + weights.sum(1)
-        keep = tiles.keep(rows, head, at[:, None], key_at[None, :])
+        rescale = jnp.exp2(maximum - base)
+        total = total * rescale + weights.sum(1)
+        keep = tiles.keep(rows, head, query_positions[:, None], key_positions[None, :])
         weights = jnp.where(keep, weights, 0.0)
-        value = tiles.read(value_ref.at[cut, :], key_at, tiles.keys)
-        out = out * shrunk[:, None] + tiles.dot(weights.astype(value.dtype), value)
-        return out, new, total
+        value = tiles.read(value_ref.at[key_slice, :], key_positions, tiles.keys)
+        out = out * rescale[:, None] + tiles.dot(weights.astype(value.dtype), value)
+        return out, new_maximum, total
 
     start = (
         jnp.zeros((tiles.block_q, tiles.width), jnp.float32),
         jnp.full(tiles.block_q, -jnp.inf, jnp.float32),
         jnp.zeros(tiles.block_q, jnp.float32),
     )
-    out, most, total = jax.lax.fori_loop(span[0], span[1], tile, start)
-    blind = total == 0.0
-    total = jnp.where(blind, 1.0, total)
-    tiles.write(out_ref, out * (tiles.raised / total)[:, None], at, tiles.queries)
-    # The weights of a blind query are exp2(score - inf) = 0 in the backward pass.
-    log_sum = jnp.where(blind, jnp.inf, most + jnp.log2(total))
-    triton.store(log_sum_ref, log_sum, mask=at < tiles.queries)
+    out, maximum, total = jax.lax.fori_loop(span[0], span[1], tile, start)
+    masked = total == 0.0
+    total = jnp.where(masked, 1.0, total)
+    tiles.write(out_ref, out * (tiles.keep_scale / total)[:, None], query_positions, tiles.queries)
+    # In the backward pass the weights of a fully masked query are exp2(score - inf) = 0.
+    log_sum = jnp.where(masked, jnp.inf, maximum + jnp.log2(total))
+    triton.store(log_sum_ref, log_sum, mask=query_positions < tiles.queries)
 
 
 def _query_kernel(
@@ -570,40 +625,51 @@ def _query_kernel(
     query_ref: Any,
     key_ref: Any,
     value_ref: Any,
-    change_ref: Any,
+    cotangent_ref: Any,
     log_sum_ref: Any,
-    common_ref: Any,
+    row_terms_ref: Any,
     span: Any,
     rows: RowArrays[Any],
     out_ref: Any,
 ) -> None:
-    """Make the gradient of a block of queries."""
+    """Computes the gradient of a block of queries."""
     head = pl.program_id(1)
-    at = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
-    query = tiles.read(query_ref, at, tiles.queries)
-    change = tiles.read(change_ref, at, tiles.queries)
-    log_sum = triton.load(log_sum_ref, mask=at < tiles.queries, other=jnp.inf)[:, None]
-    common = triton.load(common_ref, mask=at < tiles.queries, other=0.0)[:, None]
-    own = None if rows.queries is None else rows.queries[...][:, None]
+    query_positions = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
+    query = tiles.read(query_ref, query_positions, tiles.queries)
+    cotangent = tiles.read(cotangent_ref, query_positions, tiles.queries)
+    log_sum = triton.load(log_sum_ref, mask=query_positions < tiles.queries, other=jnp.inf)[:, None]
+    row_terms = triton.load(row_terms_ref, mask=query_positions < tiles.queries, other=0.0)[:, None]
+    query_segments = None if rows.queries is None else rows.queries[...][:, None]
 
     def tile(block: jax.Array, total: jax.Array) -> jax.Array:
-        cut = pl.ds(block * tiles.block_k, tiles.block_k)
-        key_at = block * tiles.block_k + jnp.arange(tiles.block_k)
-        key = tiles.read(key_ref.at[cut, :], key_at, tiles.keys)
-        value = tiles.read(value_ref.at[cut, :], key_at, tiles.keys)
-        segments = None if rows.keys is None else rows.keys[cut][None, :]
-        scores = tiles.dot(query, key, turned=True) * (tiles.form.scale * _LOG2_E)
+        key_slice = pl.ds(block * tiles.block_k, tiles.block_k)
+        key_positions = block * tiles.block_k + jnp.arange(tiles.block_k)
+        key = tiles.read(key_ref.at[key_slice, :], key_positions, tiles.keys)
+        value = tiles.read(value_ref.at[key_slice, :], key_positions, tiles.keys)
+        key_segments = None if rows.keys is None else rows.keys[key_slice][None, :]
+        scores = tiles.dot(query, key, transposed=True) * (tiles.form.scale * _LOG2_E)
         if rows.bias is not None:
-            scores = scores + tiles.read_bias(rows.bias.at[:, cut], at, key_at)
-        scores = tiles.hide(scores, at[:, None], key_at[None, :], rows, own, segments)
-        of_weights = tiles.dot(change, value, turned=True) * tiles.raised
-        keep = tiles.keep(rows, head, at[:, None], key_at[None, :])
-        of_scores = jnp.exp2(scores - log_sum) * (jnp.where(keep, of_weights, 0.0) - common)
-        return total + tiles.dot(of_scores.astype(key.dtype), key)
+            scores = scores + tiles.read_bias(
+                rows.bias.at[:, key_slice], query_positions, key_positions
+            )
+        scores = tiles.hide(
+            scores,
+            query_positions[:, None],
+            key_positions[None, :],
+            rows,
+            query_segments,
+            key_segments,
+        )
+        weight_gradients = tiles.dot(cotangent, value, transposed=True) * tiles.keep_scale
+        keep = tiles.keep(rows, head, query_positions[:, None], key_positions[None, :])
+        score_gradients = jnp.exp2(scores - log_sum) * (
+            jnp.where(keep, weight_gradients, 0.0) - row_terms
+        )
+        return total + tiles.dot(score_gradients.astype(key.dtype), key)
 
     start = jnp.zeros((tiles.block_q, tiles.width), jnp.float32)
     total = jax.lax.fori_loop(span[0], span[1], tile, start)
-    tiles.write(out_ref, total * tiles.form.scale, at, tiles.queries)
+    tiles.write(out_ref, total * tiles.form.scale, query_positions, tiles.queries)
 
 
 def _key_kernel(
@@ -611,94 +677,115 @@ def _key_kernel(
     query_ref: Any,
     key_ref: Any,
     value_ref: Any,
-    change_ref: Any,
+    cotangent_ref: Any,
     log_sum_ref: Any,
-    common_ref: Any,
+    row_terms_ref: Any,
     span: Any,
     rows: RowArrays[Any],
     key_out: Any,
     value_out: Any,
 ) -> None:
-    """Make the gradients of a block of keys and values, summed over the heads that share them.
+    """Computes the gradients of a block of keys and values, summed over the heads that share them.
 
-    Its tiles are (keys, queries), so that no tile is transposed.
+    Its tiles are (keys, queries), so that no tile has to be transposed.
     """
     first_head = pl.program_id(1) * tiles.group
-    at = pl.program_id(0) * tiles.block_k + jnp.arange(tiles.block_k)
-    key = tiles.read(key_ref, at, tiles.keys)
-    value = tiles.read(value_ref, at, tiles.keys)
-    segments = None if rows.keys is None else rows.keys[...][:, None]
+    key_positions = pl.program_id(0) * tiles.block_k + jnp.arange(tiles.block_k)
+    key = tiles.read(key_ref, key_positions, tiles.keys)
+    value = tiles.read(value_ref, key_positions, tiles.keys)
+    key_segments = None if rows.keys is None else rows.keys[...][:, None]
     begin, count = span[0], span[1] - span[0]
 
     def tile(step: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        of_key, of_value = carry
+        key_gradient, value_gradient = carry
         head, block = jax.lax.div(step, count), begin + jax.lax.rem(step, count)
-        cut = pl.ds(block * tiles.block_q, tiles.block_q)
-        query_at = block * tiles.block_q + jnp.arange(tiles.block_q)
-        there = query_at < tiles.queries
-        query = tiles.read(query_ref.at[cut, head, :], query_at, tiles.queries)
-        change = tiles.read(change_ref.at[cut, head, :], query_at, tiles.queries)
-        log_sum = triton.load(log_sum_ref.at[head, cut], mask=there, other=jnp.inf)[None, :]
-        common = triton.load(common_ref.at[head, cut], mask=there, other=0.0)[None, :]
-        own = None if rows.queries is None else rows.queries[cut][None, :]
-        scores = tiles.dot(key, query, turned=True) * (tiles.form.scale * _LOG2_E)
+        query_slice = pl.ds(block * tiles.block_q, tiles.block_q)
+        query_positions = block * tiles.block_q + jnp.arange(tiles.block_q)
+        valid = query_positions < tiles.queries
+        query = tiles.read(query_ref.at[query_slice, head, :], query_positions, tiles.queries)
+        cotangent = tiles.read(
+            cotangent_ref.at[query_slice, head, :], query_positions, tiles.queries
+        )
+        log_sum = triton.load(log_sum_ref.at[head, query_slice], mask=valid, other=jnp.inf)[None, :]
+        row_terms = triton.load(row_terms_ref.at[head, query_slice], mask=valid, other=0.0)[None, :]
+        query_segments = None if rows.queries is None else rows.queries[query_slice][None, :]
+        scores = tiles.dot(key, query, transposed=True) * (tiles.form.scale * _LOG2_E)
         if rows.bias is not None:
-            scores = scores + tiles.read_bias(rows.bias.at[head, cut, :], query_at, at).T
-        scores = tiles.hide(scores, query_at[None, :], at[:, None], rows, own, segments)
+            scores = (
+                scores
+                + tiles.read_bias(
+                    rows.bias.at[head, query_slice, :], query_positions, key_positions
+                ).T
+            )
+        scores = tiles.hide(
+            scores,
+            query_positions[None, :],
+            key_positions[:, None],
+            rows,
+            query_segments,
+            key_segments,
+        )
         weights = jnp.exp2(scores - log_sum)
-        keep = tiles.keep(rows, first_head + head, query_at[None, :], at[:, None])
-        kept = jnp.where(keep, weights, 0.0)
-        of_value = of_value + tiles.dot(kept.astype(change.dtype), change)
-        of_weights = tiles.dot(value, change, turned=True) * tiles.raised
-        of_scores = weights * (jnp.where(keep, of_weights, 0.0) - common)
-        return of_key + tiles.dot(of_scores.astype(query.dtype), query), of_value
+        keep = tiles.keep(rows, first_head + head, query_positions[None, :], key_positions[:, None])
+        kept_weights = jnp.where(keep, weights, 0.0)
+        value_gradient = value_gradient + tiles.dot(kept_weights.astype(cotangent.dtype), cotangent)
+        weight_gradients = tiles.dot(value, cotangent, transposed=True) * tiles.keep_scale
+        score_gradients = weights * (jnp.where(keep, weight_gradients, 0.0) - row_terms)
+        return key_gradient + tiles.dot(score_gradients.astype(query.dtype), query), value_gradient
 
     start = jnp.zeros((tiles.block_k, tiles.width), jnp.float32)
-    of_key, of_value = jax.lax.fori_loop(0, tiles.group * count, tile, (start, start))
-    tiles.write(key_out, of_key * tiles.form.scale, at, tiles.keys)
-    tiles.write(value_out, of_value * tiles.raised, at, tiles.keys)
+    key_gradient, value_gradient = jax.lax.fori_loop(0, tiles.group * count, tile, (start, start))
+    tiles.write(key_out, key_gradient * tiles.form.scale, key_positions, tiles.keys)
+    tiles.write(value_out, value_gradient * tiles.keep_scale, key_positions, tiles.keys)
 
 
 def _bias_kernel(
     tiles: _Tiles,
-    shared: int,
+    rows_per_bias: int,
     query_ref: Any,
     key_ref: Any,
     value_ref: Any,
-    change_ref: Any,
+    cotangent_ref: Any,
     log_sum_ref: Any,
-    common_ref: Any,
+    row_terms_ref: Any,
     rows: RowArrays[Any],
     out_ref: Any,
 ) -> None:
-    """Make the gradient of a tile of the bias, summed over the ``shared`` rows it is added to."""
+    """Computes the gradient of a tile of the bias, summed over the rows that share it."""
     head = jax.lax.rem(pl.program_id(2), tiles.heads)
-    at = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
-    key_at = pl.program_id(1) * tiles.block_k + jnp.arange(tiles.block_k)
-    bias = tiles.read_bias(rows.bias, at, key_at)
+    query_positions = pl.program_id(0) * tiles.block_q + jnp.arange(tiles.block_q)
+    key_positions = pl.program_id(1) * tiles.block_k + jnp.arange(tiles.block_k)
+    bias = tiles.read_bias(rows.bias, query_positions, key_positions)
 
-    def one(row: jax.Array, total: jax.Array) -> jax.Array:
-        query = tiles.read(query_ref.at[row, :, :], at, tiles.queries)
-        key = tiles.read(key_ref.at[row, :, :], key_at, tiles.keys)
-        value = tiles.read(value_ref.at[row, :, :], key_at, tiles.keys)
-        change = tiles.read(change_ref.at[row, :, :], at, tiles.queries)
-        there = at < tiles.queries
-        log_sum = triton.load(log_sum_ref.at[row, :], mask=there, other=jnp.inf)[:, None]
-        common = triton.load(common_ref.at[row, :], mask=there, other=0.0)[:, None]
-        of_row = rows._replace(
+    def add_row(row: jax.Array, total: jax.Array) -> jax.Array:
+        query = tiles.read(query_ref.at[row, :, :], query_positions, tiles.queries)
+        key = tiles.read(key_ref.at[row, :, :], key_positions, tiles.keys)
+        value = tiles.read(value_ref.at[row, :, :], key_positions, tiles.keys)
+        cotangent = tiles.read(cotangent_ref.at[row, :, :], query_positions, tiles.queries)
+        valid = query_positions < tiles.queries
+        log_sum = triton.load(log_sum_ref.at[row, :], mask=valid, other=jnp.inf)[:, None]
+        row_terms = triton.load(row_terms_ref.at[row, :], mask=valid, other=0.0)[:, None]
+        this_row = rows._replace(
             lengths=None if rows.lengths is None else [rows.lengths[row, 0]],
             seeds=None if rows.seeds is None else [rows.seeds[row, n] for n in range(3)],
         )
-        own = None if rows.queries is None else rows.queries[row, :][:, None]
-        segments = None if rows.keys is None else rows.keys[row, :][None, :]
-        scores = tiles.dot(query, key, turned=True) * (tiles.form.scale * _LOG2_E) + bias
-        scores = tiles.hide(scores, at[:, None], key_at[None, :], of_row, own, segments)
-        of_weights = tiles.dot(change, value, turned=True) * tiles.raised
-        keep = tiles.keep(of_row, head, at[:, None], key_at[None, :])
-        of_weights = jnp.where(keep, of_weights, 0.0)
-        return total + jnp.exp2(scores - log_sum) * (of_weights - common)
+        query_segments = None if rows.queries is None else rows.queries[row, :][:, None]
+        key_segments = None if rows.keys is None else rows.keys[row, :][None, :]
+        scores = tiles.dot(query, key, transposed=True) * (tiles.form.scale * _LOG2_E) + bias
+        scores = tiles.hide(
+            scores,
+            query_positions[:, None],
+            key_positions[None, :],
+            this_row,
+            query_segments,
+            key_segments,
+        )
+        weight_gradients = tiles.dot(cotangent, value, transposed=True) * tiles.keep_scale
+        keep = tiles.keep(this_row, head, query_positions[:, None], key_positions[None, :])
+        weight_gradients = jnp.where(keep, weight_gradients, 0.0)
+        return total + jnp.exp2(scores - log_sum) * (weight_gradients - row_terms)
 
     total = jnp.zeros((tiles.block_q, tiles.block_k), jnp.float32)
-    total = jax.lax.fori_loop(0, shared, one, total)
-    there = (at < tiles.queries)[:, None] & (key_at < tiles.keys)[None, :]
-    triton.store(out_ref, total.astype(out_ref.dtype), mask=there)
+    total = jax.lax.fori_loop(0, rows_per_bias, add_row, total)
+    valid = (query_positions < tiles.queries)[:, None] & (key_positions < tiles.keys)[None, :]
+    triton.store(out_ref, total.astype(out_ref.dtype), mask=valid)

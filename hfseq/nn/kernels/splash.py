@@ -1,4 +1,4 @@
-"""Splash attention on TPUs: documents, padding, windows, grouped queries, cross-attention."""
+"""Splash attention on TPUs: documents, padding, windows, grouped queries and cross-attention."""
 
 from __future__ import annotations
 
@@ -7,121 +7,126 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from hfseq.nn.dispatch import AttentionSpec
-from hfseq.nn.random import LazyBits
+from hfseq.nn.dispatch import AttentionCall, AttentionSpec
 from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR
 from hfseq.nn.visible import HIDDEN_SEGMENT, Visibility
 
-#: Lengths are filled up to multiples of it, in segments that nothing else is in.
+#: Lengths are padded to multiples of this number, with a segment that no token has.
 LANES = 128
 PADDING_SEGMENT = HIDDEN_SEGMENT - 1
-#: Keys and queries of a block; the largest that divides both lengths is the fastest. One of 2048
-#: does not fit into a TPU v5e.
+#: Keys and queries per block. The largest size that divides both lengths is the fastest. Blocks of
+#: 2048 do not fit into a TPU v5e.
 BLOCK_SIZES = (1024, 512, 256, 128)
 
 
-def unsupported_reason(facts: AttentionSpec) -> str | None:
-    """Return why splash attention cannot serve, or None."""
-    if facts.platform != "tpu":
+def unsupported_reason(spec: AttentionSpec) -> str | None:
+    """Returns why splash attention does not support a call, or `None` if it does."""
+    if spec.platform != "tpu":
         return "it runs on TPUs only"
-    if facts.bias is not None:
-        return "it adds no bias to the scores"
-    if facts.dropout:
-        return "it has no dropout"
-    if facts.mask is not None:
-        return "a mask of all queries and keys would be a table of the program"
-    if min(facts.queries, facts.keys) < LANES:
+    if spec.bias is not None:
+        return "it does not support a bias"
+    if spec.dropout:
+        return "it does not support dropout"
+    if spec.mask is not None:
+        return "a mask of all queries and keys would become a constant of the program"
+    if min(spec.queries, spec.keys) < LANES:
         return f"fewer than {LANES} queries or keys would be mostly padding"
-    if facts.segments == "both" and (facts.causal or facts.window):
-        return "which queries see nothing cannot be told without all scores"
-    if facts.lengths and facts.segments in ("same", "both") and (facts.causal or facts.window):
-        return "which queries see nothing cannot be told without all scores"
-    if facts.num_shards(SEQUENCE) > 1:
-        return "the mesh cuts sequences"
-    if facts.batch % facts.num_shards(*BATCH_AXES) or facts.heads % facts.num_shards(TENSOR):
+    if spec.segments == "both" and (spec.causal or spec.window):
+        return "finding fully masked queries would require all scores"
+    if spec.lengths and spec.segments in ("same", "both") and (spec.causal or spec.window):
+        return "finding fully masked queries would require all scores"
+    if spec.num_shards(SEQUENCE) > 1:
+        return "the mesh splits sequences"
+    if spec.batch % spec.num_shards(*BATCH_AXES) or spec.heads % spec.num_shards(TENSOR):
         return "the mesh does not divide the rows or the heads"
     return None
 
 
-def splash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visible: Visibility,
-    *,
-    bias: jax.Array | None = None,
-    scale: float,
-    rate: float = 0.0,
-    drawn: LazyBits | None = None,
-    mesh: Mesh | None = None,
-    interpret: bool = False,
-) -> jax.Array:
-    """Attend in blocks of up to 1024; over a ``mesh`` each device to its own rows and heads.
+def splash_attention(call: AttentionCall, *, interpret: bool = False) -> jax.Array:
+    """Computes attention in blocks of up to 1024. Over a mesh each device has its rows and heads.
 
-    Queries that see nothing come out as something and pass on a wrong gradient;
-    :func:`hfseq.nn.attend` makes zero of them, and so of what they pass on. ``interpret`` runs the
-    kernels as plain jax, anywhere.
+    A fully masked query gets an arbitrary output and a wrong gradient. `hfseq.nn.attend` replaces
+    the output by zeros, which also stops the gradient.
+
+    Args:
+        call: The inputs.
+        interpret: Whether to run the kernels as plain jax operations, on any platform.
     """
-    kernels = _kernels()
+    query, key, value, visible, mesh = call.query, call.key, call.value, call.visible, call.mesh
+    kernels = _kernel_module()
     queries, keys, heads = query.shape[1], key.shape[1], query.shape[2]
     segments = _segments(visible, query.shape[0], queries, keys)
-    width, depth = (-(-n // LANES) * LANES for n in (queries, keys))
-    ways = 1 if mesh is None else mesh.shape.get(TENSOR, 1)
-    if key.shape[2] % ways:
+    padded_queries, padded_keys = (-(-n // LANES) * LANES for n in (queries, keys))
+    tensor_shards = 1 if mesh is None else mesh.shape.get(TENSOR, 1)
+    if key.shape[2] % tensor_shards:
         key, value = (jnp.repeat(x, heads // key.shape[2], axis=2) for x in (key, value))
-    one_row = _kernel(
-        heads // ways, width, depth, keys - queries, visible.causal, visible.window, interpret
+    row_kernel = _kernel(
+        heads // tensor_shards,
+        padded_queries,
+        padded_keys,
+        keys - queries,
+        visible.causal,
+        visible.window,
+        interpret,
     )
-    if segments is None and (width, depth) != (queries, keys):
-        segments = _whole(query.shape[0], queries), _whole(query.shape[0], keys)
+    if segments is None and (padded_queries, padded_keys) != (queries, keys):
+        segments = _one_segment(query.shape[0], queries), _one_segment(query.shape[0], keys)
     ids = None
     if segments is not None:
-        ends = (width - queries, depth - keys)
-        filled = (
-            jnp.pad(x, ((0, 0), (0, more)), constant_values=PADDING_SEGMENT)
-            for x, more in zip(segments, ends, strict=True)
+        paddings = (padded_queries - queries, padded_keys - keys)
+        padded = (
+            jnp.pad(x, ((0, 0), (0, padding)), constant_values=PADDING_SEGMENT)
+            for x, padding in zip(segments, paddings, strict=True)
         )
-        ids = kernels.SegmentIds(*filled)
+        ids = kernels.SegmentIds(*padded)
 
-    def local(q: jax.Array, k: jax.Array, v: jax.Array, ids: Any) -> jax.Array:
+    def attend_local(q: jax.Array, k: jax.Array, v: jax.Array, ids: Any) -> jax.Array:
         def heads_first(x: jax.Array, length: int) -> jax.Array:
             return jnp.pad(x, ((0, 0), (0, length - x.shape[1]), (0, 0), (0, 0))).swapaxes(1, 2)
 
-        scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
-        arrays = heads_first(scaled, width), heads_first(k, depth), heads_first(v, depth)
-        return jax.vmap(one_row)(*arrays, ids).swapaxes(1, 2)[:, :queries].astype(v.dtype)
+        scaled = (q.astype(jnp.float32) * call.scale).astype(q.dtype)
+        arrays = (
+            heads_first(scaled, padded_queries),
+            heads_first(k, padded_keys),
+            heads_first(v, padded_keys),
+        )
+        return jax.vmap(row_kernel)(*arrays, ids).swapaxes(1, 2)[:, :queries].astype(v.dtype)
 
     if mesh is None or mesh.size == 1:
-        return local(query, key, value, ids)
+        return attend_local(query, key, value, ids)
     rows = tuple(axis for axis in BATCH_AXES if axis in mesh.axis_names) or None
-    split = PartitionSpec(rows, None, TENSOR if TENSOR in mesh.axis_names else None)
-    specs = (split, split, split, PartitionSpec(rows))
-    run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
+    heads_spec = PartitionSpec(rows, None, TENSOR if TENSOR in mesh.axis_names else None)
+    specs = (heads_spec, heads_spec, heads_spec, PartitionSpec(rows))
+    run = jax.shard_map(
+        attend_local, mesh=mesh, in_specs=specs, out_specs=heads_spec, check_vma=False
+    )
     return run(query, key, value, ids)
 
 
-def _whole(rows: int, length: int) -> jax.Array:
+def _one_segment(rows: int, length: int) -> jax.Array:
     return jnp.ones((rows, length), jnp.int32)
 
 
 def _segments(
     visible: Visibility, rows: int, queries: int, keys: int
 ) -> tuple[jax.Array, jax.Array] | None:
-    """Return segments of queries and keys that say all but ``causal`` and ``window``."""
-    own, other = visible.query_segments, visible.key_segments
-    if own is not None:
-        other = own if other is None else other
-    elif other is not None:  # what is there is one segment, which all queries are in
-        own, other = _whole(rows, queries), (other != 0).astype(jnp.int32)
+    """Returns segments of queries and keys that describe all but `causal` and `window`."""
+    query_segments, key_segments = visible.query_segments, visible.key_segments
+    if query_segments is not None:
+        key_segments = query_segments if key_segments is None else key_segments
+    elif key_segments is not None:  # all queries and all visible keys are in segment 1
+        query_segments = _one_segment(rows, queries)
+        key_segments = (key_segments != 0).astype(jnp.int32)
     elif visible.key_lengths is not None:
-        own, other = _whole(rows, queries), _whole(rows, keys)
+        query_segments, key_segments = _one_segment(rows, queries), _one_segment(rows, keys)
     else:
         return None
     if visible.key_lengths is not None:
-        other = jnp.where(jnp.arange(keys) < visible.key_lengths[:, None], other, HIDDEN_SEGMENT)
-    return own.astype(jnp.int32), other.astype(jnp.int32)
+        within = jnp.arange(keys) < visible.key_lengths[:, None]
+        key_segments = jnp.where(within, key_segments, HIDDEN_SEGMENT)
+    return query_segments.astype(jnp.int32), key_segments.astype(jnp.int32)
 
 
 @functools.cache
@@ -134,7 +139,7 @@ def _kernel(
     window: tuple[int, int] | None,
     interpret: bool,
 ) -> Any:
-    """Return the kernel of one row, whose masks are tables of blocks."""
+    """Returns the kernel for one row. Its masks are constant tables of blocks."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     shape = (queries, keys)
@@ -145,16 +150,16 @@ def _kernel(
         mask = masks.CausalMask(shape, offset) if causal else masks.FullMask(shape)
     block = next(size for size in BLOCK_SIZES if queries % size == keys % size == 0)
     with jax.ensure_compile_time_eval():
-        return _kernels().make_splash_mha(
+        return _kernel_module().make_splash_mha(
             masks.MultiHeadMask([mask] * heads),
-            block_sizes=_kernels().BlockSizes(*[block] * 8),
+            block_sizes=_kernel_module().BlockSizes(*[block] * 8),
             head_shards=1,
             q_seq_shards=1,
             interpret=interpret,
         )
 
 
-def _kernels() -> Any:
+def _kernel_module() -> Any:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
     return splash_attention_kernel

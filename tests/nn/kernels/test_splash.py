@@ -1,4 +1,4 @@
-"""TPU's splash attention, run as plain jax, against scores in float32; and what it refuses."""
+"""Splash attention for TPUs, run as plain jax and compared with dense attention in float32."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hfseq.nn.dispatch import AttentionSpec
+from hfseq.nn.dispatch import AttentionCall, AttentionSpec
 from hfseq.nn.kernels import splash
 from hfseq.nn.visible import Visibility
 from tests.support.tiers import first
 
-FACTS = AttentionSpec("tpu", 8, 512, 512, 12, 12, 64, "bfloat16")
+SPEC = AttentionSpec("tpu", 8, 512, 512, 12, 12, 64, "bfloat16")
 
 
-def segments(kind: str, length: int, rows: int = 2) -> jax.Array:
-    """Documents, padding at either end, or holes; the last row has nothing hidden."""
-    made = np.ones((rows, length), np.int32)
-    if kind == "documents":
-        made[0, length // 3 :] = 2
-        made[0, length // 2 :] = 3
+def segments(layout: str, length: int, rows: int = 2) -> jax.Array:
+    """Documents, padding at either end, or holes in row 0. The last row has no hidden keys."""
+    ids = np.ones((rows, length), np.int32)
+    if layout == "documents":
+        ids[0, length // 3 :] = 2
+        ids[0, length // 2 :] = 3
     hidden = {"left": slice(0, 30), "right": slice(length - 30, None), "holes": slice(5, 60, 4)}
-    made[0, hidden.get("right" if kind == "documents" else kind, slice(0, 0))] = 0
-    return jnp.asarray(made)
+    ids[0, hidden.get("right" if layout == "documents" else layout, slice(0, 0))] = 0
+    return jnp.asarray(ids)
 
 
 CASES = {
@@ -39,7 +39,7 @@ CASES = {
     "left, window": ("left", {"window": (40, 3)}, 4, 256, 256),
     "right": ("right", {}, 2, 256, 256),
     "plain": ("none", {}, 4, 256, 256),
-    "plain, causal, of no whole block": ("none", {"causal": True}, 4, 200, 200),
+    "plain, causal, incomplete block": ("none", {"causal": True}, 4, 200, 200),
     "to a padded source": ("right", {}, 4, 128, 256),
     "fewer queries, causal": ("right", {"causal": True}, 4, 128, 250),
     "more queries, causal": ("right", {"causal": True}, 4, 256, 128),
@@ -47,25 +47,25 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", first(CASES, "documents, causal, grouped", "holes, window"))
-def test_outputs_and_gradients_are_those_of_all_scores(name):
-    kind, band, kv_heads, queries, keys = CASES[name]
+def test_outputs_and_gradients_equal_dense_attention(name):
+    layout, band, kv_heads, queries, keys = CASES[name]
     random = np.random.default_rng(0)
-    q, k, v, change = (
+    q, k, v, cotangent = (
         jnp.asarray(random.normal(size=(2, n, heads, 32)), jnp.float32)
         for n, heads in ((queries, 4), (keys, kv_heads), (keys, kv_heads), (queries, 4))
     )
-    shown = segments(kind, keys)
-    if kind == "documents":
-        visible = Visibility(query_segments=shown, **band)
+    ids = segments(layout, keys)
+    if layout == "documents":
+        visible = Visibility(query_segments=ids, **band)
     else:
-        visible = Visibility(key_segments=None if kind == "none" else shown, **band)
+        visible = Visibility(key_segments=None if layout == "none" else ids, **band)
     mask = visible.array(queries, keys)
     mask = jnp.ones((1, 1, queries, keys), bool) if mask is None else mask
-    seeing = visible.sees_any(queries, keys)
+    sees_any = visible.sees_any(queries, keys)
 
     def ours(q, k, v):
-        mixed = splash.splash_attention(q, k, v, visible, scale=0.3, interpret=True)
-        return mixed if seeing is None else jnp.where(seeing.swapaxes(1, 2), mixed, 0)
+        mixed = splash.splash_attention(AttentionCall(q, k, v, visible, 0.3), interpret=True)
+        return mixed if sees_any is None else jnp.where(sees_any.swapaxes(1, 2), mixed, 0)
 
     def reference(q, k, v):
         k, v = (jnp.repeat(x, 4 // kv_heads, axis=2) for x in (k, v))
@@ -73,44 +73,43 @@ def test_outputs_and_gradients_are_those_of_all_scores(name):
         weights = jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, -1e30)), 0)
         return jnp.einsum("bhqk,bkhd->bqhd", weights, v, precision="highest")
 
-    def both(attend):
+    def output_and_gradients(attend):
         mixed, back = jax.vjp(attend, q, k, v)
-        return mixed, *back(change)
+        return mixed, *back(cotangent)
 
-    for found, wanted in zip(jax.jit(lambda: both(ours))(), both(reference), strict=True):
-        scale = max(1.0, float(abs(wanted).max()))
-        np.testing.assert_allclose(found, wanted, atol=1e-5 * scale)
+    actual = jax.jit(lambda: output_and_gradients(ours))()
+    for array, expected in zip(actual, output_and_gradients(reference), strict=True):
+        scale = max(1.0, float(abs(expected).max()))
+        np.testing.assert_allclose(array, expected, atol=1e-5 * scale)
 
 
 @pytest.mark.slow
-def test_a_document_does_not_see_another_to_the_last_bit():
-    shown = segments("documents", 128)
+def test_documents_are_independent_to_the_last_bit():
+    visible = Visibility(query_segments=segments("documents", 128))
     random = np.random.default_rng(1)
     q, k, v = (jnp.asarray(random.normal(size=(2, 128, 2, 32)), jnp.float32) for _ in range(3))
     run = jax.jit(
-        lambda k, v: splash.splash_attention(
-            q, k, v, Visibility(query_segments=shown), scale=1.0, interpret=True
-        )
+        lambda k, v: splash.splash_attention(AttentionCall(q, k, v, visible, 1.0), interpret=True)
     )
-    before, after = run(k, v), run(k.at[0, 10].add(3.0), v.at[0, 10].add(3.0))
-    changed = np.asarray((before != after).any((2, 3)))
-    assert changed[0, :42].all() and not changed[0, 42:].any() and not changed[1].any()
+    original, changed = run(k, v), run(k.at[0, 10].add(3.0), v.at[0, 10].add(3.0))
+    differs = np.asarray((original != changed).any((2, 3)))
+    assert differs[0, :42].all() and not differs[0, 42:].any() and not differs[1].any()
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "reason"),
     [
         ({"platform": "cuda"}, "TPUs only"),
         ({"bias": (1, 12, 512, 512)}, "bias"),
         ({"dropout": 0.1}, "dropout"),
         ({"mask": (8, 1, 1, 512)}, "mask"),
         ({"queries": 64}, "mostly padding"),
-        ({"segments": "both", "causal": True}, "see nothing"),
-        ({"segments": "same", "lengths": True, "window": (3, 3)}, "see nothing"),
-        ({"mesh": (("sequence", 2),)}, "cuts sequences"),
+        ({"segments": "both", "causal": True}, "fully masked queries"),
+        ({"segments": "same", "lengths": True, "window": (3, 3)}, "fully masked queries"),
+        ({"mesh": (("sequence", 2),)}, "splits sequences"),
         ({"mesh": (("data", 16),)}, "does not divide"),
     ],
 )
-def test_what_it_cannot_do_is_refused_with_the_reason(changes, why):
-    assert splash.unsupported_reason(FACTS) is None
-    assert why in (splash.unsupported_reason(dataclasses.replace(FACTS, **changes)) or "")
+def test_unsupported_calls_are_refused_with_the_reason(changes, reason):
+    assert splash.unsupported_reason(SPEC) is None
+    assert reason in (splash.unsupported_reason(dataclasses.replace(SPEC, **changes)) or "")
