@@ -1,4 +1,4 @@
-"""Pairs of an encoder and a decoder: the battery, files of PyTorch, generation, misfits."""
+"""Composite encoder-decoders: the battery, PyTorch's files, generation, invalid pairs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = {
     "vision-encoder-decoder": "VisionEncoderDecoder",
     "speech-encoder-decoder": "SpeechEncoderDecoder",
 }
-#: The kind, the encoder, the decoder, and what is changed of either.
+#: Model type, encoder, decoder, and the options of both.
 PAIRS = {
     "bert-bert": ("encoder-decoder", "bert", "bert", {}, {}),
     "bert-gpt2": ("encoder-decoder", "bert", "gpt2", {"hidden_size": 24}, {}),
@@ -36,16 +36,16 @@ TOKENS = {"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": 2}
 
 
 def pair(name, **changes):
-    """The configuration of a pair."""
+    """Returns the model type and the configuration of a pair."""
     import transformers
 
-    kind, encoder, decoder, encoders, decoders = PAIRS[name]
-    one, other = (
-        getattr(models, f"{part}_config")(**{**own, **changes})
-        for part, own in ((encoder, encoders), (decoder, decoders))
+    variant, encoder, decoder, encoders, decoders = PAIRS[name]
+    first, other = (
+        getattr(models, f"{part}_config")(**{**options, **changes})
+        for part, options in ((encoder, encoders), (decoder, decoders))
     )
-    make = getattr(transformers, f"{KINDS[kind]}Config").from_encoder_decoder_configs
-    return kind, make(one, other, **TOKENS)
+    make = getattr(transformers, f"{KINDS[variant]}Config").from_encoder_decoder_configs
+    return variant, make(first, other, **TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def pair(name, **changes):
     first([("vit-gpt2", CHECKS), *((name, None) for name in PAIRS)], ("vit-gpt2", CHECKS)),
 )
 def test_battery(name, checks):
-    kind, config = pair(name)
+    variant, config = pair(name)
     zero = (
         r"(key|k_proj)/bias$",
         r"^encoder/pooler/",
@@ -61,9 +61,9 @@ def test_battery(name, checks):
         "mask(ed_spec_embed|_token)",
     )
     counted = {"cached_decoding": "it counts places from 0, RoBERTa's begin behind its padding"}
-    sound = Case.audio_inputs(np.random.default_rng(5)) if "speech" in kind else {}
+    sound = Case.audio_inputs(np.random.default_rng(5)) if "speech" in variant else {}
     check_architecture(
-        kind,
+        variant,
         config,
         checks=checks,
         zero_gradients=zero,
@@ -73,8 +73,8 @@ def test_battery(name, checks):
 
 
 def model_of(name, **changes):
-    kind, config = pair(name, **changes)
-    model = getattr(hfseq, f"Flax{KINDS[kind]}Model")(config)
+    variant, config = pair(name, **changes)
+    model = getattr(hfseq, f"Flax{KINDS[variant]}Model")(config)
     random = np.random.default_rng(3)
     model.params = jax.tree.map(
         lambda leaf: leaf + 0.2 * random.normal(size=leaf.shape).astype(np.float32), model.params
@@ -82,8 +82,8 @@ def model_of(name, **changes):
     return model
 
 
-def given_to(model, rows=3, seed=0):
-    """What the encoder reads, padded where it may be."""
+def encoder_inputs(model, rows=3, seed=0):
+    """Returns encoder inputs, with padding if the encoder supports it."""
     if model.main_input_name == "pixel_values":
         return {"pixel_values": models.images(rows, seed=seed)}
     if model.main_input_name == "inputs":
@@ -101,11 +101,11 @@ def twin(model, folder):
     return getattr(transformers, model.torch_class_name()).from_pretrained(folder).eval()
 
 
-def as_torch(given):
+def as_torch(inputs):
     import torch
 
     kinds = {np.dtype("float64"): torch.float32}
-    return {n: torch.tensor(v, dtype=kinds.get(v.dtype)) for n, v in given.items()}
+    return {n: torch.tensor(v, dtype=kinds.get(v.dtype)) for n, v in inputs.items()}
 
 
 @pytest.mark.slow
@@ -116,11 +116,11 @@ def test_what_is_written_is_token_for_token_what_pytorch_writes(name, search, tm
     theirs = twin(model, tmp_path)
     options = {"max_new_tokens": 12, "do_sample": False, **search}
     for seed in range(4):
-        given = given_to(model, seed=seed)
-        found = np.asarray(model.generate(**given, **options).sequences)
-        right = theirs.generate(**as_torch(given), **options).numpy()
-        assert np.array_equal(found[:, : right.shape[1]], right), seed
-        assert (found[:, right.shape[1] :] == 0).all()
+        inputs = encoder_inputs(model, seed=seed)
+        actual = np.asarray(model.generate(**inputs, **options).sequences)
+        right = theirs.generate(**as_torch(inputs), **options).numpy()
+        assert np.array_equal(actual[:, : right.shape[1]], right), seed
+        assert (actual[:, right.shape[1] :] == 0).all()
 
 
 @pytest.mark.slow
@@ -130,19 +130,21 @@ def test_files_of_pytorch_load_and_are_saved_as_they_were(name, tmp_path, caplog
     pytest.importorskip("torch")
     from safetensors.numpy import load_file
 
-    kind, config = pair(name)
-    theirs = getattr(transformers, f"{KINDS[kind]}Model")(config).eval()
+    variant, config = pair(name)
+    theirs = getattr(transformers, f"{KINDS[variant]}Model")(config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
-    model = getattr(hfseq, f"Flax{KINDS[kind]}Model").from_pretrained(tmp_path / "theirs")
+    model = getattr(hfseq, f"Flax{KINDS[variant]}Model").from_pretrained(tmp_path / "theirs")
     model.save_pretrained(tmp_path / "ours")
-    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
-    assert before.keys() == after.keys()
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+    theirs_tensors, our_tensors = (
+        load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours")
+    )
+    assert theirs_tensors.keys() == our_tensors.keys()
+    assert all(np.array_equal(theirs_tensors[name], our_tensors[name]) for name in theirs_tensors)
     assert not caplog.records
-    given = given_to(model)
+    inputs = encoder_inputs(model)
     ids = models.ids(3, 6)
-    right = theirs(**as_torch(given), decoder_input_ids=as_torch({"": ids})[""].long())
-    assert close(model(**given, decoder_input_ids=ids).logits, right.logits.detach(), 1e-5)
+    right = theirs(**as_torch(inputs), decoder_input_ids=as_torch({"": ids})[""].long())
+    assert close(model(**inputs, decoder_input_ids=ids).logits, right.logits.detach(), 1e-5)
 
 
 @pytest.mark.slow
@@ -150,14 +152,14 @@ def test_files_of_pytorch_load_and_are_saved_as_they_were(name, tmp_path, caplog
     "name", ["bert-bert", "bert-gpt2", "bert-bart", "vit-gpt2", "wav2vec2-bart"]
 )
 def test_two_checkpoints_become_one_model(name, tmp_path):
-    kind, encoder, decoder, encoders, decoders = PAIRS[name]
-    cls = getattr(hfseq, f"Flax{KINDS[kind]}Model")
+    variant, encoder, decoder, encoders, decoders = PAIRS[name]
+    cls = getattr(hfseq, f"Flax{KINDS[variant]}Model")
     parts = {}
-    for side, part, own, auto in (
+    for side, part, options, auto in (
         ("encoder", encoder, encoders, hfseq.FlaxAutoModel),
         ("decoder", decoder, decoders, hfseq.FlaxAutoModelForCausalLM),
     ):
-        config = getattr(models, f"{part}_config")(**own)
+        config = getattr(models, f"{part}_config")(**options)
         parts[side] = auto.from_config(config)
         parts[side].save_pretrained(tmp_path / side)
     model = cls.from_encoder_decoder_pretrained(
@@ -172,22 +174,22 @@ def test_two_checkpoints_become_one_model(name, tmp_path):
     assert theirs.keys() <= ours.keys()
     assert all("cross" in "/".join(path) for path in new)
     assert all(np.array_equal(ours[path], theirs[path]) for path in theirs)
-    assert model.generate(**given_to(model), max_new_tokens=4, decoder_start_token_id=1)
-    given = cls.from_encoder_decoder_pretrained(
+    assert model.generate(**encoder_inputs(model), max_new_tokens=4, decoder_start_token_id=1)
+    from_models = cls.from_encoder_decoder_pretrained(
         encoder_model=parts["encoder"], decoder_model=model_part(model), seed=3
     )
-    assert trees_equal(given.params["decoder"], model.params["decoder"])
+    assert trees_equal(from_models.params["decoder"], model.params["decoder"])
 
 
 def model_part(model):
-    """The decoder of a pair with its parameters."""
+    """Returns the decoder of a pair with its parameters."""
     part = type(model.parts["decoder"])(model.config.decoder)
     part.params = model.params["decoder"]
     return part
 
 
 @pytest.mark.parametrize(
-    ("kind", "encoder", "decoder", "said"),
+    ("variant", "encoder", "decoder", "message"),
     [
         ("EncoderDecoder", "vit", "gpt2", "encoder .* input_ids, .* 'vit' is pixel_values"),
         ("VisionEncoderDecoder", "bert", "gpt2", "encoder .* pixel_values, .* 'bert' is input_ids"),
@@ -207,11 +209,11 @@ def model_part(model):
         ("VisionEncoderDecoder", "vit", "vit", "has no 'ForCausalLM'"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused_in_one_line(kind, encoder, decoder, said):
+def test_parts_that_do_not_fit_are_refused_in_one_line(variant, encoder, decoder, message):
     import transformers
 
-    one, other = (getattr(models, f"{part}_config")() for part in (encoder, decoder))
-    make = getattr(transformers, f"{kind}Config").from_encoder_decoder_configs
-    with pytest.raises(UsageError, match=said) as told:
-        getattr(hfseq, f"Flax{kind}Model")(make(one, other), _do_init=False)
-    assert "\n" not in str(told.value)
+    first, other = (getattr(models, f"{part}_config")() for part in (encoder, decoder))
+    make = getattr(transformers, f"{variant}Config").from_encoder_decoder_configs
+    with pytest.raises(UsageError, match=message) as error:
+        getattr(hfseq, f"Flax{variant}Model")(make(first, other), _do_init=False)
+    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Weights of TransformerEngine's example, against its net written out in NumPy."""
+"""Conversion of TransformerEngine's example weights, against a NumPy version of its model."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def example(layers=1, activations=1):
     }
 
 
-# -- the reference's net (spec, section 3.1): a mask of 1 hides, logits are not divided ------------
+# -- the reference model (spec, section 3.1): mask value 1 masks, scores are not scaled ------------
 
 
-def normalised(x, weights):
+def layer_norm(x, weights):
     centred = x - x.mean(-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
     return scaled * weights["scale"] + weights["ln_bias"]
@@ -74,8 +74,8 @@ def gelu(x):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def attended(x, weights, hidden):
-    fused = np.einsum("btd,dnf->btnf", normalised(x, weights["qkv"]), weights["qkv"]["kernel"])
+def self_attention(x, weights, hidden):
+    fused = np.einsum("btd,dnf->btnf", layer_norm(x, weights["qkv"]), weights["qkv"]["kernel"])
     query, key, value = (
         fused[:, :, i].reshape(*x.shape[:2], HEADS, -1).transpose(0, 2, 1, 3) for i in range(3)
     )
@@ -85,8 +85,8 @@ def attended(x, weights, hidden):
     return mixed.transpose(0, 2, 1, 3).reshape(x.shape) @ weights["out"]["kernel"]
 
 
-def fed_forward(x, weights):
-    wide = np.einsum("btd,dnf->nbtf", normalised(x, weights), weights["wi_kernel"])
+def feed_forward(x, weights):
+    wide = np.einsum("btd,dnf->nbtf", layer_norm(x, weights), weights["wi_kernel"])
     wide = gelu(wide[0]) if len(wide) == 1 else gelu(wide[0]) * wide[1]
     return wide @ weights["wo_kernel"]
 
@@ -95,13 +95,13 @@ def states_of(params, tokens, mask, layers=1):
     x = params["Embed_0"]["embedding"][tokens].astype(np.float64)
     for number in range(layers):
         weights = params[f"TransformerLayer_{number}"]
-        x = x + attended(x, weights["attention"], mask == 0)
-        x = x + fed_forward(x, weights["mlp"])
+        x = x + self_attention(x, weights["attention"], mask == 0)
+        x = x + feed_forward(x, weights["mlp"])
     return x
 
 
 def logits_of(params, tokens, mask, layers=1):
-    # Padding counts as zeros, where the example lets the encoder's vectors in.
+    # The vectors of padding are zeros here. The example uses the encoder's output instead.
     x = states_of(params, tokens, mask, layers) * mask[..., None]
     x = x.reshape(len(tokens), -1) @ params["DenseGeneral_0"]["kernel"]
     return (
@@ -113,7 +113,7 @@ def logits_of(params, tokens, mask, layers=1):
 MASK = np.array([[1] * LENGTH, [1] * 7 + [0] * 5])
 
 
-# -- the import ------------------------------------------------------------------------------------
+# -- conversion ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ def test_layers_that_end_in_a_norm_become_an_encoder_that_is_stored_as_stock(tmp
     config = fp8_encoder_config(
         **{**OPTIONS, "head": "pooled", "final_norm": True}, num_hidden_layers=1
     )
-    found = from_transformer_engine(theirs, config)
-    assert "pooler" not in found and not config.twin_problems()
+    actual = from_transformer_engine(theirs, config)
+    assert "pooler" not in actual and not config.twin_problems()
     model = FlaxFp8EncoderModel(config)
-    model.params = {**model.params, **found}
-    expected = normalised(
+    model.params = {**model.params, **actual}
+    expected = layer_norm(
         states_of(theirs, ids(2, LENGTH), MASK), theirs["TransformerLayer_0"]["output_layernorm"]
     )
     ours = np.asarray(model(ids(2, LENGTH), MASK).last_hidden_state)
@@ -167,13 +167,15 @@ def test_biases_and_boxes_are_taken_over():
     boxed = copy.deepcopy(theirs)
     qkv = boxed["TransformerLayer_0"]["attention"]["qkv"]
     qkv["kernel"] = types.SimpleNamespace(value=qkv["kernel"])
-    found = from_transformer_engine(boxed, config)["bert"]["encoder"]["layer"]["0"]
-    own = found["attention"]["self"]
+    layer = from_transformer_engine(boxed, config)["bert"]["encoder"]["layer"]["0"]
+    attention = layer["attention"]["self"]
     bias = block["attention"]["qkv"]["bias"]
-    assert close(own["query"]["bias"], bias[0] * 8**0.5) and close(own["value"]["bias"], bias[2])
-    assert close(own["query"]["kernel"], qkv["kernel"].value[:, 0] * 8**0.5)
-    assert close(found["intermediate"]["dense"]["bias"], block["mlp"]["wi_bias"][0])
-    assert not found["attention"]["output"]["dense"]["bias"].any()
+    assert close(attention["query"]["bias"], bias[0] * 8**0.5) and close(
+        attention["value"]["bias"], bias[2]
+    )
+    assert close(attention["query"]["kernel"], qkv["kernel"].value[:, 0] * 8**0.5)
+    assert close(layer["intermediate"]["dense"]["bias"], block["mlp"]["wi_bias"][0])
+    assert not layer["attention"]["output"]["dense"]["bias"].any()
 
 
 def test_everything_that_does_not_fit_is_listed():

@@ -1,4 +1,4 @@
-"""LongT5: both attentions of its encoder, at lengths that divide and that do not."""
+"""LongT5: both attention types, at lengths that are multiples of the block size and others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_battery(head, checks):
     [
         GLOBAL,
         GLOBAL | {"global_block_size": 5, "local_radius": 4},
-        GLOBAL | {"global_block_size": 40},  # longer than the rows: no summary at all
+        GLOBAL | {"global_block_size": 40},  # longer than the rows, so without summaries
         {"local_radius": 2},
         {"local_radius": 20},
         {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -49,35 +49,35 @@ def test_battery_of_an_option(changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [{}, GLOBAL], ids=["local", "global"])
+@pytest.mark.parametrize("variant", [{}, GLOBAL], ids=["local", "global"])
 @pytest.mark.parametrize("length", [3, 4, 8, 11, 16, 17, 23])
-def test_encoders_of_any_length_are_pytorchs(kind, length, tmp_path):
+def test_encoders_of_any_length_are_pytorchs(variant, length, tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import LongT5Model
 
-    model = FlaxLongT5Model(config(**kind), seed=1)
+    model = FlaxLongT5Model(config(**variant), seed=1)
     model.save_pretrained(tmp_path)
     theirs = LongT5Model.from_pretrained(tmp_path).eval()
     tokens, mask = np.maximum(ids(3, length), 2), np.ones((3, length), np.int64)
     mask[1, length // 2 + 1 :] = 0
     mask[2, 1:] = 0
-    found = model.encode(tokens, mask).last_hidden_state
+    actual = model.encode(tokens, mask).last_hidden_state
     with torch.no_grad():
         right = theirs.encoder(
             input_ids=torch.from_numpy(tokens).long(), attention_mask=torch.from_numpy(mask)
         ).last_hidden_state.numpy()
-    assert np.abs(np.where(mask[..., None], found - right, 0)).max() < 2e-5
+    assert np.abs(np.where(mask[..., None], actual - right, 0)).max() < 2e-5
 
 
-@pytest.mark.parametrize("kind", [{}, GLOBAL], ids=["local", "global"])
-def test_a_token_sees_its_radius_and_summaries_beyond_it(kind):
-    model = FlaxLongT5Model(config(num_layers=1, **kind), seed=1)
+@pytest.mark.parametrize("variant", [{}, GLOBAL], ids=["local", "global"])
+def test_a_token_sees_its_radius_and_summaries_beyond_it(variant):
+    model = FlaxLongT5Model(config(num_layers=1, **variant), seed=1)
     tokens = np.maximum(ids(1, 24), 2)
     changed = tokens.copy()
     changed[0, 20] = 63 - changed[0, 20]
-    before, after = (np.asarray(model.encode(t).last_hidden_state)[0] for t in (tokens, changed))
-    far = np.abs(before - after).max(-1)
-    assert (far[17:24] > 1e-6).all() and (far[:17] > 0).any() == bool(kind)
+    initial, updated = (np.asarray(model.encode(t).last_hidden_state)[0] for t in (tokens, changed))
+    far = np.abs(initial - updated).max(-1)
+    assert (far[17:24] > 1e-6).all() and (far[:17] > 0).any() == bool(variant)
 
 
 def test_packed_rows_are_refused_where_summaries_would_join_them():
@@ -109,8 +109,8 @@ def test_memory_of_local_attention_grows_with_the_length_alone():
 
 @pytest.mark.slow
 def test_scanned_blocks_compute_the_same():
-    for kind in ({}, GLOBAL):
-        plain = FlaxLongT5Model(config(num_layers=3, **kind), seed=1)
-        scanned = FlaxLongT5Model(config(num_layers=3, **kind), seed=1, scan_layers=True)
-        found, right = (m.encode(ids(2, 18)).last_hidden_state for m in (scanned, plain))
-        assert close(found, right)
+    for variant in ({}, GLOBAL):
+        plain = FlaxLongT5Model(config(num_layers=3, **variant), seed=1)
+        scanned = FlaxLongT5Model(config(num_layers=3, **variant), seed=1, scan_layers=True)
+        actual, right = (m.encode(ids(2, 18)).last_hidden_state for m in (scanned, plain))
+        assert close(actual, right)

@@ -1,4 +1,4 @@
-"""mT5: the battery, and a head that is tied or not as the file says."""
+"""mT5: the battery, and tied and untied heads of checkpoints."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_file_of_pytorchs_fresh_class_is_tied(tmp_path):
 def test_an_old_file_keeps_its_own_head_though_transformers_5_says_tied(tmp_path):
     model = FlaxMT5ForConditionalGeneration(mt5_config(num_layers=1))
     model.save_pretrained(tmp_path)
-    # As google/mt5-small has it: both tables of tokens beside the shared one.
+    # Like google/mt5-small, with two token embeddings in addition to the shared one.
     rewrite_tensors(
         tmp_path / "model.safetensors",
         lambda t: (
@@ -107,6 +107,6 @@ def test_a_decoder_reads_what_was_shifted_and_generates_as_pytorch(tmp_path):
     theirs = MT5ForConditionalGeneration.from_pretrained(tmp_path).eval()
     for beams in (1, 3):
         options = {"max_length": 9, "num_beams": beams}
-        found = np.asarray(model.generate(ids(3, 8), **options).sequences)
+        actual = np.asarray(model.generate(ids(3, 8), **options).sequences)
         expected = theirs.generate(torch.tensor(ids(3, 8)).long(), **options)
-        assert found[:, : expected.shape[1]].tolist() == expected.tolist()
+        assert actual[:, : expected.shape[1]].tolist() == expected.tolist()

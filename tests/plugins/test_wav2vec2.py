@@ -1,4 +1,4 @@
-"""wav2vec 2.0: the battery for every class and both kinds of norms, quantizer, bad inputs."""
+"""wav2vec 2.0: the battery for all classes and both norm types, the quantizer, invalid inputs."""
 
 from __future__ import annotations
 
@@ -52,18 +52,22 @@ ONE = [("ForCTC", "large", CHECKS)]
 
 
 @pytest.mark.parametrize(
-    ("head", "kind", "checks"),
+    ("head", "variant", "checks"),
     first(
-        [*ONE, *((head, kind, None) for head in ("Model", "ForCTC") for kind in KINDS)]
-        + [("ForPreTraining", kind, None) for kind in ("base", "large")],
+        [*ONE, *((head, variant, None) for head in ("Model", "ForCTC") for variant in KINDS)]
+        + [("ForPreTraining", variant, None) for variant in ("base", "large")],
         *ONE,
     ),
 )
-def test_battery(head, kind, checks):
-    config = models.wav2vec2_config(**KINDS[kind], **({"num_hidden_layers": 1} if checks else {}))
-    # A code is chosen, not mixed, where nothing is trained: its scores have no gradient.
+def test_battery(head, variant, checks):
+    config = models.wav2vec2_config(
+        **KINDS[variant], **({"num_hidden_layers": 1} if checks else {})
+    )
+    # In evaluation the codes are an argmax, so their scores have no gradient.
     zero = (*ZERO_GRADIENTS, "quantizer/weight_proj/(kernel|bias)$")
-    drawn = {"bfloat16": "of codes that are nearly as near another is chosen, all of it different"}
+    skip_reasons = {
+        "bfloat16": "of codes that are nearly as near another is chosen, all of it different"
+    }
     check_architecture(
         "wav2vec2",
         config,
@@ -71,11 +75,11 @@ def test_battery(head, kind, checks):
         checks=checks,
         zero_gradients=zero,
         inputs={"mask_time_indices": hidden(config)},
-        skip=drawn if "Pre" in head else None,
+        skip=skip_reasons if "Pre" in head else None,
     )
 
 
-#: No dropout of any kind, so that a training step is PyTorch's.
+#: No dropout, so that a training step equals PyTorch's.
 STILL = dict.fromkeys(
     (
         "hidden_dropout",
@@ -90,7 +94,7 @@ STILL = dict.fromkeys(
 )
 
 
-def sounds(rows=3, samples=SAMPLES, seed=0):
+def audio_batch(rows=3, samples=SAMPLES, seed=0):
     values = np.random.default_rng(seed).normal(size=(rows, samples)).astype(np.float32)
     mask = np.ones((rows, samples), np.int32)
     mask[0, samples // 2 :] = 0
@@ -98,7 +102,7 @@ def sounds(rows=3, samples=SAMPLES, seed=0):
 
 
 def twin(model, folder):
-    """PyTorch's model with the same weights."""
+    """Returns the PyTorch model with the same weights."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
     model.save_pretrained(folder)
@@ -106,24 +110,26 @@ def twin(model, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["base", "large"])
-def test_names_of_before_and_after_pytorch_2_load_and_the_new_are_written(kind, tmp_path, caplog):
+@pytest.mark.parametrize("variant", ["base", "large"])
+def test_names_of_before_and_after_pytorch_2_load_and_the_new_are_written(
+    variant, tmp_path, caplog
+):
     from safetensors.numpy import load_file
 
-    model = FlaxWav2Vec2Model(models.wav2vec2_config(**KINDS[kind]))
+    model = FlaxWav2Vec2Model(models.wav2vec2_config(**KINDS[variant]))
     model.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
-    place = "encoder.pos_conv_embed.conv.parametrizations.weight"
-    assert {f"{place}.original0", f"{place}.original1"} <= stored.keys()
+    prefix = "encoder.pos_conv_embed.conv.parametrizations.weight"
+    assert {f"{prefix}.original0", f"{prefix}.original1"} <= stored.keys()
 
     def old(tensors):
         names = {
             "parametrizations.weight.original0": "weight_g",
             "parametrizations.weight.original1": "weight_v",
         }
-        for new, before in names.items():
-            where = f"encoder.pos_conv_embed.conv.{new}"
-            tensors[where.replace(new, before)] = tensors.pop(where)
+        for new, old_name in names.items():
+            key = f"encoder.pos_conv_embed.conv.{new}"
+            tensors[key.replace(new, old_name)] = tensors.pop(key)
 
     models.rewrite_tensors(tmp_path / "model.safetensors", old)
     assert trees_equal(FlaxWav2Vec2Model.from_pretrained(tmp_path).params, model.params)
@@ -141,9 +147,11 @@ def test_files_of_pytorch_load_and_are_saved_as_they_were(name, tmp_path, caplog
     theirs.save_pretrained(tmp_path / "theirs")
     model = getattr(modeling, f"FlaxWav2Vec2{name}").from_pretrained(tmp_path / "theirs")
     model.save_pretrained(tmp_path / "ours")
-    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
-    assert before.keys() == after.keys()
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+    theirs_tensors, our_tensors = (
+        load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours")
+    )
+    assert theirs_tensors.keys() == our_tensors.keys()
+    assert all(np.array_equal(theirs_tensors[name], our_tensors[name]) for name in theirs_tensors)
     assert not caplog.records
 
 
@@ -155,18 +163,18 @@ def test_the_ctc_loss_and_its_gradients_are_those_of_pytorch(reduction, zero_inf
     config = models.wav2vec2_config(ctc_loss_reduction=reduction, ctc_zero_infinity=zero_infinity)
     model = FlaxWav2Vec2ForCTC(config)
     theirs = twin(model, tmp_path).eval()
-    values, mask = sounds()
+    values, mask = audio_batch()
     labels = np.array([[3, 4, -100, -100, -100], [5, 5, 6, 6, 7], [9, -100, -100, -100, -100]])
     if zero_infinity:
-        labels[0] = 3  # of which the four frames hold two at most
-    given = {"input_values": values, "attention_mask": mask}
+        labels[0] = 3  # the four frames fit at most two of them
+    inputs = {"input_values": values, "attention_mask": mask}
     output = theirs(
-        **{name: torch.tensor(value) for name, value in given.items()}, labels=torch.tensor(labels)
+        **{name: torch.tensor(value) for name, value in inputs.items()}, labels=torch.tensor(labels)
     )
     output.loss.backward()
 
     def loss(params):
-        logits = model(**given, params=params).logits
+        logits = model(**inputs, params=params).logits
         lengths = model._get_feat_extract_output_lengths(mask.sum(-1))
         return ctc_loss(
             logits,
@@ -196,40 +204,42 @@ def test_more_letters_than_frames_cost_infinity_or_nothing():
 
 @pytest.mark.slow
 def test_codes_are_drawn_and_passed_through_as_by_pytorch(monkeypatch, tmp_path):
-    """Version 4 mixed the code vectors by their probabilities."""
+    """Transformers 4 averaged the code vectors with their probabilities."""
     torch = pytest.importorskip("torch")
     config = models.wav2vec2_config(**STILL, **STABLE)
     model = FlaxWav2Vec2ForPreTraining(config)
     theirs = twin(model, tmp_path).train()
     theirs.set_gumbel_temperature(1.5)
-    values, mask = sounds()
+    values, mask = audio_batch()
     frames = output_lengths(config, SAMPLES)
     random = np.random.default_rng(5)
     noise = random.gumbel(size=(3, frames, 2, 6)).astype(np.float32)
-    where = random.random((3, frames)) < 0.5
-    drawn = torch.tensor(np.exp(-noise)).reshape(-1, 6)  # whose -log is taken
-    monkeypatch.setattr(torch.Tensor, "exponential_", lambda tensor: drawn.reshape(tensor.shape))
+    time_mask = random.random((3, frames)) < 0.5
+    exponentials = torch.tensor(np.exp(-noise)).reshape(-1, 6)  # the quantizer applies -log
+    monkeypatch.setattr(
+        torch.Tensor, "exponential_", lambda tensor: exponentials.reshape(tensor.shape)
+    )
     monkeypatch.setattr(modeling, "_gumbel", lambda keys, shape: jnp.asarray(noise).reshape(shape))
-    given = {"input_values": values, "attention_mask": mask, "mask_time_indices": where}
-    output = theirs(**{name: torch.tensor(value) for name, value in given.items()})
+    inputs = {"input_values": values, "attention_mask": mask, "mask_time_indices": time_mask}
+    output = theirs(**{name: torch.tensor(value) for name, value in inputs.items()})
     weights = random.normal(size=output.projected_quantized_states.shape).astype(np.float32)
 
     def loss(params):
-        found = model(
-            **given,
+        actual = model(
+            **inputs,
             gumbel_temperature=1.5,
             gumbel_rng=jax.random.key(0),
             train=True,
             params=params,
         )
-        total = (found.projected_quantized_states * weights).sum() + found.codevector_perplexity
-        return total, found
+        total = (actual.projected_quantized_states * weights).sum() + actual.codevector_perplexity
+        return total, actual
 
-    gradient, found = jax.grad(loss, has_aux=True)(model.params)
+    gradient, actual = jax.grad(loss, has_aux=True)(model.params)
     total = (output.projected_quantized_states * torch.tensor(weights)).sum()
     (total + output.codevector_perplexity).backward()
     for name in ("projected_states", "projected_quantized_states", "codevector_perplexity"):
-        assert close(found[name], output[name].detach().numpy(), 1e-5), name
+        assert close(actual[name], output[name].detach().numpy(), 1e-5), name
     ours = model.weight_map.to_torch(trees.flatten(gradient))
     for name, parameter in theirs.named_parameters():
         if parameter.grad is not None:
@@ -239,33 +249,33 @@ def test_codes_are_drawn_and_passed_through_as_by_pytorch(monkeypatch, tmp_path)
 @pytest.mark.slow
 def test_training_draws_other_codes_with_another_key_and_needs_one():
     model = FlaxWav2Vec2ForPreTraining(models.wav2vec2_config(**STILL))
-    values, _ = sounds()
+    values, _ = audio_batch()
 
     def states(**keys):
         return model(values, train=True, **keys).projected_quantized_states
 
-    one, other = (states(gumbel_rng=jax.random.key(n)) for n in (0, 1))
-    assert not close(one, other, 1e-3)
-    assert close(one, states(gumbel_rng=jax.random.PRNGKey(0)), 0)  # a legacy key is a key too
-    assert not close(one, states(dropout_rng=jax.random.key(1)), 1e-3)
+    first, other = (states(gumbel_rng=jax.random.key(n)) for n in (0, 1))
+    assert not close(first, other, 1e-3)
+    assert close(first, states(gumbel_rng=jax.random.PRNGKey(0)), 0)  # legacy keys work, too
+    assert not close(first, states(dropout_rng=jax.random.key(1)), 1e-3)
     with pytest.raises(UsageError, match="train=True samples code vectors: pass gumbel_rng="):
         states()
 
 
 @pytest.mark.slow
 def test_dropout_takes_part_in_the_layers():
-    """In those of version 4 it did not."""
+    """Transformers 4 applied no dropout inside the layers."""
     rates = STILL | {"hidden_dropout": 0.5}
-    for kind in ("base", "large"):
-        config = models.wav2vec2_config(**KINDS[kind], **rates)
+    for variant in ("base", "large"):
+        config = models.wav2vec2_config(**KINDS[variant], **rates)
         model = FlaxWav2Vec2Model(config)
-        values, _ = sounds()
+        values, _ = audio_batch()
         output = model(values, train=True, dropout_rng=jax.random.key(0), output_hidden_states=True)
         again = model(values, output_hidden_states=True)
         first, second, _ = output.hidden_states
         assert np.mean(np.asarray(first) == 0) > 0.4 and not close(first, again.hidden_states[0])
         change = np.asarray(second - first)
-        assert kind == "base" or 0.1 < np.mean(change == 0) < 0.4
+        assert variant == "base" or 0.1 < np.mean(change == 0) < 0.4
 
 
 @pytest.mark.slow
@@ -273,7 +283,7 @@ def test_whole_layers_are_skipped_while_training():
     config = models.wav2vec2_config(**STILL | {"layerdrop": 0.5}, **STABLE)
     model = FlaxWav2Vec2Model(config)
     output = model(
-        sounds(32)[0],
+        audio_batch(32)[0],
         train=True,
         dropout_rng=jax.random.split(jax.random.key(0), 32),
         output_hidden_states=True,
@@ -286,21 +296,21 @@ def test_whole_layers_are_skipped_while_training():
 @pytest.mark.slow
 def test_padding_changes_nothing_where_norms_are_of_places(tmp_path):
     model = FlaxWav2Vec2Model(models.wav2vec2_config(**STABLE))
-    values, mask = sounds()
+    values, mask = audio_batch()
     long, short = model(values, mask), model(values[:1, : SAMPLES // 2])
     frames = model._get_feat_extract_output_lengths(SAMPLES // 2)
     assert short.last_hidden_state.shape[1] == frames
     assert close(long.last_hidden_state[:1, :frames], short.last_hidden_state, 1e-5)
-    seen = model._get_feature_vector_attention_mask(long[0].shape[1], mask)
-    assert seen.sum(-1).tolist() == [frames, *[long[0].shape[1]] * 2]
-    whole = model(values, np.ones_like(mask))
-    assert close(whole[0], model(values)[0], 1e-6)
+    frame_mask = model._get_feature_vector_attention_mask(long[0].shape[1], mask)
+    assert frame_mask.sum(-1).tolist() == [frames, *[long[0].shape[1]] * 2]
+    full = model(values, np.ones_like(mask))
+    assert close(full[0], model(values)[0], 1e-6)
 
 
 @pytest.mark.slow
 def test_a_frozen_feature_encoder_gets_no_gradient():
     model = FlaxWav2Vec2ForCTC(models.wav2vec2_config())
-    values, mask = sounds()
+    values, mask = audio_batch()
 
     def gradient(frozen):
         def loss(params):
@@ -327,22 +337,22 @@ def test_spans_are_drawn_as_by_pytorch(masked):
         lengths = random.integers(1, 31, (4, 1)) if masked else np.full((4, 1), 30)
         mask = (np.arange(30) < lengths).astype(np.int64)
         probability, length = random.uniform(0, 0.9), int(random.integers(1, 12))
-        found = []
-        for draw, given in ((_compute_mask_indices, mask), (theirs, torch.tensor(mask))):
+        actual = []
+        for draw, inputs in ((_compute_mask_indices, mask), (theirs, torch.tensor(mask))):
             np.random.seed(seed)  # noqa: NPY002
-            given = given if masked else None
-            found.append(draw((4, 30), probability, length, given, min_masks=seed % 3))
-        assert np.array_equal(*found), seed
+            inputs = inputs if masked else None
+            actual.append(draw((4, 30), probability, length, inputs, min_masks=seed % 3))
+        assert np.array_equal(*actual), seed
     with pytest.raises(UsageError, match="mask_length=31 has to be between 1 and the 30"):
         _compute_mask_indices((2, 30), 0.5, 31)
 
 
 def test_negatives_are_other_frames_of_the_row():
-    drawn = _sample_negative_indices((3, 7, 5), 50)
-    assert drawn.shape == (3, 350) and drawn.dtype == np.int32
-    for row, numbers in enumerate(drawn.reshape(3, 7, 50) - 7 * np.arange(3)[:, None, None]):
-        for own, others in enumerate(numbers):
-            assert set(others) == {*range(7)} - {own}, (row, own)
+    sampled = _sample_negative_indices((3, 7, 5), 50)
+    assert sampled.shape == (3, 350) and sampled.dtype == np.int32
+    for row, numbers in enumerate(sampled.reshape(3, 7, 50) - 7 * np.arange(3)[:, None, None]):
+        for frame, negatives in enumerate(numbers):
+            assert set(negatives) == {*range(7)} - {frame}, (row, frame)
     short = _sample_negative_indices((2, 7, 5), 50, np.array([[1] * 4 + [0] * 3, [1] * 7]))
     assert set(short.reshape(2, 7, 50)[0, 1]) == {0, 2, 3}
     with pytest.raises(UsageError, match="2 frames or more"):
@@ -368,7 +378,7 @@ def test_old_paths_lead_to_the_helpers():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (np.zeros(90), r"expects \(batch, samples\).*batch of one: input_values.None."),
         (np.zeros((2, 90, 1)), r"\(2, 90, 1\).* expects \(batch, samples\)"),
@@ -377,21 +387,21 @@ def test_old_paths_lead_to_the_helpers():
         ([[0.0] * 90, [0.0] * 80], "rows of different lengths: pad them .feature_extractor"),
     ],
 )
-def test_sounds_that_do_not_fit_are_refused(values, said):
+def test_sounds_that_do_not_fit_are_refused(values, message):
     model = FlaxWav2Vec2Model(models.wav2vec2_config(), _do_init=False)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         model(values, params={})
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"feat_extract_norm": "batch"}, "feat_extract_norm 'batch' .known: group, layer"),
         ({"num_attention_heads": 5}, "hidden_size=32 is not a multiple of the 5 attention heads"),
     ],
 )
-def test_configurations_that_do_not_fit_are_refused(changes, said):
-    with pytest.raises(UsageError, match=said):
+def test_configurations_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
         FlaxWav2Vec2Model(models.wav2vec2_config(**changes), _do_init=False)
 
 

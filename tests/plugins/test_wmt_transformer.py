@@ -94,18 +94,18 @@ def test_options_without_a_twin_say_why(changes, reason):
         config.twin()
 
 
-@pytest.mark.parametrize(("norm", "kind"), [("pre", "pegasus"), ("post", "marian")])
-def test_twin_says_the_same_in_stock_words(norm, kind):
+@pytest.mark.parametrize(("norm", "variant"), [("pre", "pegasus"), ("post", "marian")])
+def test_twin_says_the_same_in_stock_words(norm, variant):
     config = wmt_transformer_config(norm=norm, dropout=0.3, bos_token_id=None)
     twin = config.twin()
-    assert (twin.model_type, twin.dropout, twin.hfseq["norm"]) == (kind, 0.3, norm)
+    assert (twin.model_type, twin.dropout, twin.hfseq["norm"]) == (variant, 0.3, norm)
     assert twin.forced_eos_token_id is None and twin.decoder_start_token_id == 0
     assert twin.activation_function == "relu" and twin.scale_embedding
     back = WMTTransformerConfig.from_dict({**twin.to_diff_dict(), **twin.hfseq})
     assert back.to_dict() == config.to_dict()
 
 
-# -- initialisation --------------------------------------------------------------------------------
+# -- initialization --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_stock_initialisation():
     assert abs(float(kernel.std()) - 0.3) < 0.03
 
 
-# -- the battery -----------------------------------------------------------------------------------
+# -- battery ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -169,14 +169,14 @@ VARIANTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_battery_of_variants(name):
-    kept = {"gradients", "save_and_load", "cached_decoding", "padding", "torch_loads_it"}
-    kept |= {"torch_tree", "torch_parity"}
+    selected_checks = {"gradients", "save_and_load", "cached_decoding", "padding", "torch_loads_it"}
+    selected_checks |= {"torch_tree", "torch_parity"}
     checks = testing_checks.CHECKS
     check_architecture(
         "wmt_transformer",
         wmt_transformer_config(**SHALLOW, **VARIANTS[name]),
         heads=["ForSeq2SeqLM"],
-        skip={c.__name__: "a variant" for c in checks if c.__name__ not in kept},
+        skip={c.__name__: "a variant" for c in checks if c.__name__ not in selected_checks},
     )
 
 
@@ -197,7 +197,7 @@ def test_lambdas_rise_with_depth():
 
 @pytest.mark.slow
 def test_first_layer_subtracts_one_map_from_the_other(differential):
-    """The formula of the paper, written out for one head of one row."""
+    """Compares with the formula of the paper for one head of one row."""
     tokens = ids(1, 6)
     states = differential.encode(tokens, output_hidden_states=True, output_attentions=True)
     layer = differential.params["model"]["encoder"]["layers"]["0"]
@@ -210,9 +210,9 @@ def test_first_layer_subtracts_one_map_from_the_other(differential):
         return np.asarray(jax.nn.softmax(scores, axis=-1))
 
     vectors = layer["self_attn"]
-    one, two = (np.exp(np.dot(vectors[f"lambda_q{i}"], vectors[f"lambda_k{i}"])) for i in (1, 2))
+    first, two = (np.exp(np.dot(vectors[f"lambda_q{i}"], vectors[f"lambda_k{i}"])) for i in (1, 2))
     for pair in range(2):
-        expected = softmax_map(2 * pair) - (one - two + 0.2) * softmax_map(2 * pair + 1)
+        expected = softmax_map(2 * pair) - (first - two + 0.2) * softmax_map(2 * pair + 1)
         assert close(states.attentions[0][0, pair], expected)
 
 
@@ -227,9 +227,9 @@ def test_a_query_that_sees_nothing_gives_zero_and_has_no_gradient():
             query, key, value, initial=0.2, mask=mask, return_weights=True
         )
 
-    found, weights = mixed(query)
+    actual, weights = mixed(query)
     gradient = jax.grad(lambda query: (mixed(query)[0] ** 3).sum())(query)
-    for part in (found, weights, gradient):
+    for part in (actual, weights, gradient):
         assert jnp.isfinite(part).all() and part[0].any() and not part[1].any()
 
 
@@ -249,18 +249,20 @@ def test_lambda_is_trained_and_its_start_is_not(differential):
 @pytest.mark.slow
 def test_generation_with_a_cache_equals_the_full_forward_pass(differential):
     tokens, mask = ids(2, 7), np.array([[1] * 7, [1] * 4 + [0] * 3])
-    written = np.zeros((2, 1), np.int32)
+    generated = np.zeros((2, 1), np.int32)
     for _ in range(4):
-        logits = differential(tokens, mask, written).logits[:, -1]
-        written = np.concatenate([written, np.argmax(logits, -1)[:, None]], 1).astype(np.int32)
+        logits = differential(tokens, mask, generated).logits[:, -1]
+        generated = np.concatenate([generated, np.argmax(logits, -1)[:, None]], 1).astype(np.int32)
     options = {"attention_mask": mask, "max_new_tokens": 4, "eos_token_id": None}
     greedy = differential.generate(tokens, num_beams=1, **options).sequences
-    assert np.asarray(greedy).tolist() == written.tolist()
-    # Beams share the encoder's keys; with one step they are the best tokens.
+    assert np.asarray(greedy).tolist() == generated.tolist()
+    # Beams share the encoder's keys. After one step they are the best tokens.
     beams = differential.generate(
         tokens, num_beams=3, num_return_sequences=3, **{**options, "max_new_tokens": 1}
     ).sequences
-    first = np.argsort(-np.asarray(differential(tokens, mask, written[:, :1]).logits[:, -1]))[:, :3]
+    first = np.argsort(-np.asarray(differential(tokens, mask, generated[:, :1]).logits[:, -1]))[
+        :, :3
+    ]
     assert np.asarray(beams)[:, 1].reshape(2, 3).tolist() == first.tolist()
 
 
@@ -280,7 +282,7 @@ def test_weights_of_beams_are_apart(differential):
     assert step.cross_attentions[0].shape == (2, 2, 1, 5)
 
 
-# -- heads of their own ----------------------------------------------------------------------------
+# -- untied heads ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -302,12 +304,12 @@ def test_tables_are_made_as_asked():
     def tables(**changes):
         config = wmt_transformer_config(**SHALLOW, **changes)
         blank = FlaxWMTTransformerForConditionalGeneration(config, _do_init=False)
-        wanted = {"shared", "embed_tokens", "embed_positions", "lm_head"}
-        return {".".join(path[:-1]) for path in blank.required_params if wanted & set(path)}
+        table_names = {"shared", "embed_tokens", "embed_positions", "lm_head"}
+        return {".".join(path[:-1]) for path in blank.required_params if table_names & set(path)}
 
     assert tables() == {"model.shared"}
     apart = {"model.encoder.embed_tokens", "model.decoder.embed_tokens"}
     assert tables(share_embeddings=False) == apart
     assert tables(logits_via_embedding=False) == {"model.shared", "lm_head"}
-    places = {"model.encoder.embed_positions", "model.decoder.embed_positions"}
-    assert tables(positions="learned") == {"model.shared", *places}
+    position_tables = {"model.encoder.embed_positions", "model.decoder.embed_positions"}
+    assert tables(positions="learned") == {"model.shared", *position_tables}

@@ -185,7 +185,7 @@ class Fp8EncoderConfig(Presets, PretrainedConfig):
         Its attribute `hfseq` contains the options that are needed to convert it back.
 
         Raises:
-            UsageError: There is no twin, for the reasons of :meth:`twin_problems`.
+            UsageError: The configuration has no twin, for the reasons of :meth:`twin_problems`.
         """
         from transformers import MegatronBertConfig
 

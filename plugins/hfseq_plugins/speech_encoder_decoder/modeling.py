@@ -121,7 +121,7 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
         dropout_rng: jax.Array | Keys | None = None,
         *,
         extra: trees.Params | None = None,
-        **others: Any,
+        **model_inputs: Any,
     ) -> Any:
         """Runs encoder and decoder. See :meth:`FlaxPreTrainedModel.run` for the other arguments.
 
@@ -147,7 +147,7 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
             extra=extra,
             decoder_position_ids=decoder_position_ids,
             freeze_feature_encoder=freeze_feature_encoder,
-            **others,
+            **model_inputs,
         )
 
     def encode(  # type: ignore[override]  # as in Transformers 4
@@ -161,7 +161,7 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
         freeze_feature_encoder: bool = False,
         params: trees.Params | None = None,
         dropout_rng: jax.Array | Keys | None = None,
-        **others: Any,
+        **model_inputs: Any,
     ) -> Any:
         """Runs the encoder on audio samples, `(batch, samples)`."""
         return super().encode(
@@ -174,7 +174,7 @@ class FlaxSpeechEncoderDecoderModel(FlaxEncoderDecoderPreTrainedModel):
             params,
             dropout_rng,
             freeze_feature_encoder=freeze_feature_encoder,
-            **others,
+            **model_inputs,
         )
 
     def decode(  # type: ignore[override]  # as in Transformers 4

@@ -133,7 +133,7 @@ def require_pooled(encoded: out.FlaxModelOutput, side: str) -> out.FlaxModelOutp
     """
     if encoded.get("pooler_output") is None:
         raise UsageError(
-            f"{side}_config belongs to a model without pooling, so there is no vector to compare. "
+            f"{side}_config belongs to a model without pooling, which has no vector to compare. "
             "Use a model whose headless class returns pooler_output (ViT, DINOv2, BEiT or CLIP "
             "for images; BERT, RoBERTa or CLIP for text)"
         )

@@ -1,9 +1,12 @@
-"""What all evaluations of attention over a window and a cache of codes share: a call's tokens.
+"""Block-wise attention over a window of keys and a cache of codes (Lingle, 2024, section 3).
 
-A :class:`Tape` lays them in blocks, :func:`mix` attends with one block, and
-:func:`attend_in_blocks` goes from block to block. Each query sees the keys of its own block and the
-window before it one by one, and all older keys by their code (Lingle, 2024, section 3). Heads come
-before tokens in every array here.
+A query attends individually to the keys of its block and of the window before it. Older keys are
+represented by their codes. :class:`TokenBlocks` splits the tokens of a call into blocks,
+:func:`attend_block` attends with one block, and :func:`attend_in_blocks` scans over the blocks.
+
+Dimensions in shapes, here and in the sibling modules: B rows, Hk key heads, G query heads per key
+head, T tokens, K width of queries and keys, V width of values, S codes, M window size, L block
+size, R blocks, D hidden size. In all arrays of this module heads precede tokens.
 """
 
 from __future__ import annotations
@@ -26,14 +29,19 @@ from hfseq_plugins.vq_transformer.state import (
     take,
 )
 
-#: Below every score, and finite: what is masked keeps finite gradients.
+#: The score of masked keys. It is finite, so that gradients are finite, too.
 MASKED_SCORE = -1e30
 
 
 class AttentionInputs(NamedTuple):
-    """One call's tokens: ``query`` (B, Hk, G, T, K), ``key`` (B, Hk, T, K) by their codes, both
-    float32; ``value`` (B, Hk, T, V); ``code`` (B, Hk, T), S where a token is none; ``segment``
-    (B, T) numbers the documents of a packed row.
+    """The tokens of a call.
+
+    Attributes:
+        query: Queries, float32 `(B, Hk, G, T, K)`.
+        key: Quantized keys, float32 `(B, Hk, T, K)`.
+        value: Values, `(B, Hk, T, V)`.
+        code: The codes of the keys, `(B, Hk, T)`. S for padding.
+        segment: The documents of packed rows, `(B, T)`.
     """
 
     query: jax.Array
@@ -44,10 +52,14 @@ class AttentionInputs(NamedTuple):
 
 
 class ScoreTerms(NamedTuple):
-    """What scores are made of: the ``codebook`` (Hk, S, K), the ``relative`` rows (M + 1, Hk, K),
-    and the offsets of queries, ``content`` and ``position`` (Hk, G, 1, K).
+    """The parameters of attention scores.
 
-    For one token ``relative`` is a pair, sinusoids (M + 1, D) and their projection (D, Hk, K).
+    Attributes:
+        codebook: The codes' keys, `(Hk, S, K)`.
+        relative: Keys of relative positions by distance, `(M + 1, Hk, K)`. For a single token a
+            pair of factors: sinusoids, `(M + 1, D)`, and their projection, `(D, Hk, K)`.
+        content: Offset of the queries for content scores, `(Hk, G, 1, K)`.
+        position: Offset of the queries for position scores, `(Hk, G, 1, K)`.
     """
 
     codebook: jax.Array
@@ -58,7 +70,16 @@ class ScoreTerms(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AttentionOptions:
-    """Static choices: window M, block L, how blocks are reduced, and what the cache does."""
+    """Static options of attention.
+
+    Attributes:
+        window: The window size M.
+        block: The block size L.
+        reduction: How the caches of all blocks are computed: recurrent, serial, matmul or
+            associative_scan.
+        compressive: Whether queries attend to keys before the window, through their codes.
+        stop_gradient: Whether to stop the gradient into earlier blocks.
+    """
 
     window: int
     block: int
@@ -68,9 +89,15 @@ class AttentionOptions:
 
 
 class Block(NamedTuple):
-    """A block's ``query`` (B, Hk, G, L, K) and what it sees one by one: M + L keys.
+    """A block of queries with the M + L keys of its window and itself.
 
-    ``segment`` (B, M + L) is that of the keys; ``first`` (B,) the segment the cache belongs to.
+    Attributes:
+        query: `(B, Hk, G, L, K)`.
+        key: `(B, Hk, M + L, K)`.
+        value: `(B, Hk, M + L, V)`.
+        code: `(B, Hk, M + L)`.
+        segment: The documents of the keys, `(B, M + L)`.
+        first: The document that the cache belongs to, `(B,)`.
     """
 
     query: jax.Array
@@ -81,30 +108,32 @@ class Block(NamedTuple):
     first: jax.Array | None
 
 
-def attend_block(block: Block, cache: Cache, terms: ScoreTerms, how: AttentionOptions) -> jax.Array:
-    """Return the values that a block's queries attend to, (B, Hk, G, L, V) float32.
+def attend_block(
+    block: Block, cache: Cache, terms: ScoreTerms, options: AttentionOptions
+) -> jax.Array:
+    """Computes the attention output of a block, float32 `(B, Hk, G, L, V)`.
 
-    One softmax over the keys and the codes; a code that stands for n keys has the score of one and
-    log n (equation 20). The weights are divided before they meet the values.
+    One softmax covers keys and codes. The score of a code for n keys is the score of one key plus
+    log n (equation 20). The weights are normalized before they multiply the values.
     """
     content = block.query + terms.content
     near = jnp.einsum("bhglk,bhck->bhglc", content, block.key, precision=EXACT)
     near += window_scores(block.query + terms.position, terms.relative)
-    # Which of the M + L keys each of the L queries sees: (B, L, M + L).
+    # Which of the M + L keys each of the L queries attends to: (B, L, M + L).
     rows, columns = jnp.arange(content.shape[-2])[:, None], jnp.arange(block.code.shape[-1])
-    seen = columns <= rows + how.window
-    if not how.compressive:
-        seen &= columns >= rows
-    seen = seen[None] & (block.code[:, 0, None] < terms.codebook.shape[1])
+    visible = columns <= rows + options.window
+    if not options.compressive:
+        visible &= columns >= rows
+    visible = visible[None] & (block.code[:, 0, None] < terms.codebook.shape[1])
     if block.segment is not None:
-        seen &= block.segment[:, how.window :, None] == block.segment[:, None]
-    near = jnp.where(seen[:, None, None], near, MASKED_SCORE)
+        visible &= block.segment[:, options.window :, None] == block.segment[:, None]
+    near = jnp.where(visible[:, None, None], near, MASKED_SCORE)
     top = near.max(-1, keepdims=True)
     far = None
-    if how.compressive:
+    if options.compressive:
         far = cache_scores(content, cache.count, terms.codebook)
         if block.first is not None and block.segment is not None:
-            same = block.segment[:, how.window :] == block.first[:, None]
+            same = block.segment[:, options.window :] == block.first[:, None]
             far = jnp.where(same[:, None, None, :, None], far, MASKED_SCORE)
         top = jnp.maximum(top, far.max(-1, keepdims=True))
     top = lax.stop_gradient(top)
@@ -114,13 +143,16 @@ def attend_block(block: Block, cache: Cache, terms: ScoreTerms, how: AttentionOp
         return weighted_sum(near / total, block.value, block.value.dtype)
     far = jnp.exp(far - top)
     total += far.sum(-1, keepdims=True)
-    mean = lax.stop_gradient(cache.mean) if how.stop_gradient else cache.mean
+    mean = lax.stop_gradient(cache.mean) if options.stop_gradient else cache.mean
     dtype = block.value.dtype
     return weighted_sum(near / total, block.value, dtype) + weighted_sum(far / total, mean, dtype)
 
 
 def weighted_sum(weights: jax.Array, values: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Multiply in ``dtype``, summing in float32: (B, H, G, L, C) and (B, H, C, V)."""
+    """Multiplies weights `(B, H, G, L, C)` in `dtype` with values `(B, H, C, V)`.
+
+    Sums are float32.
+    """
     return jnp.einsum(
         "bhglc,bhcv->bhglv",
         weights.astype(dtype),
@@ -130,7 +162,7 @@ def weighted_sum(weights: jax.Array, values: jax.Array, dtype: jnp.dtype) -> jax
 
 
 def cache_scores(content: jax.Array, count: jax.Array, codebook: jax.Array) -> jax.Array:
-    """Score the codes, (B, Hk, G, L, S); one that stands for n tokens has log n added."""
+    """Returns the scores of codes, `(B, Hk, G, L, S)`. A code for n keys gets log n added."""
     bonus = jnp.where(count > 0, jnp.log(jnp.maximum(count, 1).astype(jnp.float32)), MASKED_SCORE)
     scores = jnp.einsum("bhglk,hsk->bhgls", content, codebook, precision=EXACT)
     return scores + bonus[:, :, None, None]
@@ -141,10 +173,15 @@ def cache_scores(content: jax.Array, count: jax.Array, codebook: jax.Array) -> j
 
 
 class PastTokens(NamedTuple):
-    """What comes before a call's tokens: ``key``, ``value`` and ``code`` of the M last ones, oldest
-    first, and the ``cache`` of all others.
+    """The tokens before a call.
 
-    Of packed rows also the ``segment`` (B, M) of the former, and that ``following`` (B,) the call.
+    Attributes:
+        key: The last M keys, oldest first.
+        value: The last M values.
+        code: The last M codes.
+        cache: All older tokens.
+        segment: The documents of the last M tokens of packed rows, `(B, M)`.
+        following: The document of the token after the call, `(B,)`, also for packed rows.
     """
 
     key: jax.Array
@@ -156,41 +193,41 @@ class PastTokens(NamedTuple):
 
 
 class TokenBlocks:
-    """The window before a call and the call's tokens in a row, padded to whole blocks.
+    """The window before a call and the tokens of the call, padded to whole blocks.
 
-    ``key``, ``value``, ``code`` (and ``segment``) have M + R * L places along their tokens; the
-    first R * L of them leave the window by the end of the last block.
+    The arrays `key`, `value`, `code` and `segment` contain M + R * L tokens. The first R * L of
+    them have left the window at the end of the last block.
     """
 
     def __init__(
         self,
         inputs: AttentionInputs,
         codes: int,
-        how: AttentionOptions,
+        options: AttentionOptions,
         past: PastTokens | None,
         lengths: jax.Array | None,
     ):
-        self.inputs, self.how, self.codes, self.lengths = inputs, how, codes, lengths
+        self.inputs, self.options, self.codes, self.lengths = inputs, options, codes, lengths
         batch, heads, self.tokens = inputs.code.shape
         self.batch, self.heads = batch, heads
-        self.blocks = max(1, math.ceil(self.tokens / how.block))
-        self.spare = self.blocks * how.block - self.tokens
-        before: tuple[Any, ...] = (None, None, None) if past is None else past[:3]
-        if how.stop_gradient:
-            before = tuple(lax.stop_gradient(part) for part in before)
-        self.key = self._extend(before[0], inputs.key, 0, 2)
-        self.value = self._extend(before[1], inputs.value, 0, 2)
-        self.code = self._extend(before[2], inputs.code, codes, 2)
+        self.blocks = max(1, math.ceil(self.tokens / options.block))
+        self.spare = self.blocks * options.block - self.tokens
+        window: tuple[Any, ...] = (None, None, None) if past is None else past[:3]
+        if options.stop_gradient:
+            window = tuple(lax.stop_gradient(part) for part in window)
+        self.key = self._extend(window[0], inputs.key, 0, 2)
+        self.value = self._extend(window[1], inputs.value, 0, 2)
+        self.code = self._extend(window[2], inputs.code, codes, 2)
         segment, earlier = inputs.segment, None if past is None else past.segment
         self.segment = None if segment is None else self._extend(earlier, segment, 0, 1)
         self.following = None if past is None else past.following
         self.cache = self._empty() if past is None else past.cache
 
-    def _extend(self, before: jax.Array | None, x: jax.Array, fill: int, axis: int) -> jax.Array:
+    def _extend(self, window: jax.Array | None, x: jax.Array, fill: int, axis: int) -> jax.Array:
         sizes = [(0, 0)] * x.ndim
-        sizes[axis] = (self.how.window if before is None else 0, self.spare)
-        if before is not None:
-            x = jnp.concatenate([before.astype(x.dtype), x], axis)
+        sizes[axis] = (self.options.window if window is None else 0, self.spare)
+        if window is not None:
+            x = jnp.concatenate([window.astype(x.dtype), x], axis)
         return jnp.pad(x, sizes, constant_values=fill)
 
     def _empty(self) -> Cache:
@@ -199,113 +236,124 @@ class TokenBlocks:
         return Cache(mean, jnp.zeros(shape, jnp.int32))
 
     def cut(self, x: jax.Array, axis: int) -> jax.Array:
-        """Cut R * L places into blocks, which become the first axis."""
-        shape = (*x.shape[:axis], self.blocks, self.how.block, *x.shape[axis + 1 :])
+        """Splits an axis of R * L tokens into blocks, which become the first axis."""
+        shape = (*x.shape[:axis], self.blocks, self.options.block, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 
     def queries(self) -> jax.Array:
-        """Return the queries by blocks, (R, B, Hk, G, L, K)."""
+        """Returns the queries in blocks, `(R, B, Hk, G, L, K)`."""
         query = self.inputs.query
         sizes = [(0, 0)] * 3 + [(0, self.spare), (0, 0)]
         return self.cut(jnp.pad(query, sizes), 3)
 
     def first_segments(self) -> jax.Array | None:
-        """Return the segment of each block's first token, and of what follows, (R + 1, B)."""
+        """Returns the document of the first token of each block and after it, `(R + 1, B)`."""
         if self.segment is None:
             return None
-        starts = self.segment[:, self.how.window :: self.how.block].T
+        starts = self.segment[:, self.options.window :: self.options.block].T
         last = jnp.zeros_like(starts[0]) if self.following is None else self.following
         return jnp.concatenate([starts, last[None]])
 
     def leaving(self) -> tuple[jax.Array, jax.Array]:
-        """Return values (R, B, Hk, L, V) and codes of what leaves the window after each block.
+        """Returns values `(R, B, Hk, L, V)` and codes of the tokens that each block evicts.
 
-        Tokens that stay in the window of a shorter row, and those of another document than the
-        next block begins with, have the code S.
+        The code is S for tokens that stay in the window of a shorter row, and for tokens of another
+        document than the start of the next block.
         """
-        places = self.blocks * self.how.block
-        code = self.code[..., :places]
+        size = self.blocks * self.options.block
+        code = self.code[..., :size]
         lengths = self.tokens if self.lengths is None else self.lengths[:, None, None]
-        code = jnp.where(jnp.arange(places) < lengths, code, self.codes)
+        code = jnp.where(jnp.arange(size) < lengths, code, self.codes)
         codes, first = self.cut(code, 2), self.first_segments()
         if first is not None and self.segment is not None:
-            segments = self.cut(self.segment[:, :places], 1)
+            segments = self.cut(self.segment[:, :size], 1)
             codes = jnp.where((segments == first[1:, :, None])[:, :, None], codes, self.codes)
-        return self.cut(self.value[:, :, :places], 2), codes
+        return self.cut(self.value[:, :, :size], 2), codes
 
     def join(self, out: jax.Array) -> jax.Array:
-        """Put the blocks' results (R, B, Hk, G, L, V) in a row again, without the padding."""
+        """Joins block outputs `(R, B, Hk, G, L, V)` along tokens and removes the padding."""
         out = jnp.moveaxis(out, 0, 3)
         out = out.reshape(*out.shape[:3], -1, out.shape[-1])
         return out[:, :, :, : self.tokens]
 
     def end(self, state: State, cache: Cache) -> State:
-        """Return the state after the call, whose cache is ``cache``.
+        """Returns the state after the call.
 
-        With ``stop_gradient`` nothing is learned through it, by whatever pieces it was computed.
+        With `stop_gradient` the state passes no gradient, however its parts were computed.
+
+        Args:
+            state: The state before the call.
+            cache: The cache after the call.
         """
-        new = self.tokens if self.lengths is None else self.lengths
-        position = state.position + new
-        places = (
-            ring_order(position, self.how.window) + jnp.broadcast_to(new, position.shape)[:, None]
+        count = self.tokens if self.lengths is None else self.lengths
+        position = state.position + count
+        indices = (
+            ring_order(position, self.options.window)
+            + jnp.broadcast_to(count, position.shape)[:, None]
         )
-        after = State(
-            take(self.key, places),
-            take(self.value, places).astype(state.window_value.dtype),
-            take(self.code, places),
+        end_state = State(
+            take(self.key, indices),
+            take(self.value, indices).astype(state.window_value.dtype),
+            take(self.code, indices),
             cache.mean,
             cache.count,
             position,
         )
-        return jax.tree.map(lax.stop_gradient, after) if self.how.stop_gradient else after
+        return (
+            jax.tree.map(lax.stop_gradient, end_state) if self.options.stop_gradient else end_state
+        )
 
 
 def attend_in_blocks(
-    tape: TokenBlocks, terms: ScoreTerms, how: AttentionOptions
+    tokens: TokenBlocks, terms: ScoreTerms, options: AttentionOptions
 ) -> tuple[jax.Array, Cache]:
-    """Run the blocks one after the other; returns (B, Hk, G, T, V) and the last cache."""
-    window, first = how.window, tape.first_segments()
-    _, codes = tape.leaving()  # the carried window has the values
+    """Scans over the blocks. Returns the output, `(B, Hk, G, T, V)`, and the final cache."""
+    window, first = options.window, tokens.first_segments()
+    _, codes = tokens.leaving()  # the values are in the window of the carry
     xs = {
-        "query": tape.queries(),
-        "key": tape.cut(tape.key[:, :, window:], 2),
-        "value": tape.cut(tape.value[:, :, window:], 2),
-        "code": tape.cut(tape.code[:, :, window:], 2),
+        "query": tokens.queries(),
+        "key": tokens.cut(tokens.key[:, :, window:], 2),
+        "value": tokens.cut(tokens.value[:, :, window:], 2),
+        "code": tokens.cut(tokens.code[:, :, window:], 2),
         "leaving": codes,
     }
-    before = {
-        "key": tape.key[:, :, :window],
-        "value": tape.value[:, :, :window],
-        "code": tape.code[:, :, :window],
+    past = {
+        "key": tokens.key[:, :, :window],
+        "value": tokens.value[:, :, :window],
+        "code": tokens.code[:, :, :window],
     }
-    if tape.segment is not None and first is not None:
-        xs["segment"] = tape.cut(tape.segment[:, window:], 1)
+    if tokens.segment is not None and first is not None:
+        xs["segment"] = tokens.cut(tokens.segment[:, window:], 1)
         xs |= {"first": first[:-1], "continues": first[1:] == first[:-1]}
-        before["segment"] = tape.segment[:, :window]
+        past["segment"] = tokens.segment[:, :window]
 
     def body(
         carry: tuple[dict[str, jax.Array], Cache], x: dict[str, jax.Array]
     ) -> tuple[tuple[dict[str, jax.Array], Cache], jax.Array]:
-        before, cache = carry
-        if how.stop_gradient:
-            before = jax.tree.map(lax.stop_gradient, before)
-        seen = {n: jnp.concatenate([b, x[n]], _axis(n)) for n, b in before.items()}
+        past, cache = carry
+        if options.stop_gradient:
+            past = jax.tree.map(lax.stop_gradient, past)
+        context = {n: jnp.concatenate([b, x[n]], _axis(n)) for n, b in past.items()}
         block = Block(
             x["query"],
-            seen["key"],
-            seen["value"],
-            seen["code"],
-            seen.get("segment"),
+            context["key"],
+            context["value"],
+            context["code"],
+            context.get("segment"),
             x.get("first"),
         )
-        out = attend_block(block, cache, terms, how)
-        left = summarize_by_code(seen["value"][:, :, : how.block], x["leaving"], tape.codes)
-        cache = merge(mask_cache(cache, x.get("continues")), left)
-        after = {n: lax.slice_in_dim(s, how.block, None, axis=_axis(n)) for n, s in seen.items()}
-        return (after, cache), out
+        out = attend_block(block, cache, terms, options)
+        evicted = summarize_by_code(
+            context["value"][:, :, : options.block], x["leaving"], tokens.codes
+        )
+        cache = merge(mask_cache(cache, x.get("continues")), evicted)
+        next_past = {
+            n: lax.slice_in_dim(s, options.block, None, axis=_axis(n)) for n, s in context.items()
+        }
+        return (next_past, cache), out
 
-    (_, cache), out = lax.scan(body, (before, tape.cache), xs)
-    return tape.join(out), cache
+    (_, cache), out = lax.scan(body, (past, tokens.cache), xs)
+    return tokens.join(out), cache
 
 
 def _axis(name: str) -> int:
@@ -313,7 +361,7 @@ def _axis(name: str) -> int:
 
 
 def mask_cache(cache: Cache, rows: jax.Array | None) -> Cache:
-    """Empty the cache of rows (B,) that are False: another document begins."""
+    """Empties the cache of the rows, `(B,)`, that are False: a new document starts there."""
     if rows is None:
         return cache
     return Cache(

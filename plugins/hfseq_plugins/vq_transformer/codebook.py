@@ -1,4 +1,8 @@
-"""The codebook of a layer's keys: nearest rows, straight-through gradients, and moving averages."""
+"""Codebooks of keys: quantization with straight-through gradients, and moving averages.
+
+Dimensions in shapes are those of :mod:`hfseq_plugins.vq_transformer.blocks`. In this module tokens
+precede heads.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,16 @@ from hfseq.nn.cpu import fast_argmax
 
 @nnx.register_variable_name("codebook")
 class CodebookVariable(nnx.Variable):
-    """Statistics of codes: not a parameter, so no optimizer and no decay ever touches them."""
+    """Statistics of codes. They are not parameters, so optimizers do not update them."""
 
 
 class QuantizedKeys(NamedTuple):
-    """Keys by their codes.
+    """Quantized keys.
 
-    ``keys`` (B, T, Hk, K) have the codebook's values and the original keys' gradient, ``codes`` are
-    (B, T, Hk) int32, ``errors`` (B, T, Hk) the squared distances.
+    Attributes:
+        keys: The codebook rows, with the gradient of the original keys, `(B, T, Hk, K)`.
+        codes: Int32 `(B, T, Hk)`.
+        errors: The squared distances to the original keys, `(B, T, Hk)`.
     """
 
     keys: jax.Array
@@ -31,14 +37,14 @@ class QuantizedKeys(NamedTuple):
 
 
 class Codebook(nnx.Module):
-    """Sums and counts of the keys that each code stood for, averaged over optimizer steps.
+    """Moving averages of the sums and counts of the keys of each code.
 
-    ``new_sums`` and ``new_counts`` collect a step's statistics over its micro-batches;
-    :func:`settle` applies them once and sets them back to 0.
+    `new_sums` and `new_counts` accumulate the statistics of an optimizer step over its
+    micro-batches. :func:`update_codebooks` applies them once and resets them to 0.
     """
 
     def __init__(self, heads: int, codes: int, width: int, floor: float, rngs: nnx.Rngs):
-        # One over the fan-in, which counts the heads: rows start short.
+        # One over the fan-in, which includes the heads, as in the reference: rows start short.
         scale = (heads * codes) ** -0.5
         shape = (heads, codes, width)
         self.sums = CodebookVariable(scale * jax.random.normal(rngs.params(), shape))
@@ -48,12 +54,18 @@ class Codebook(nnx.Module):
         self.floor = floor
 
     def rows(self) -> jax.Array:
-        """Return the codebook (Hk, S, K), without a gradient."""
+        """Returns the codebook, `(Hk, S, K)`, without a gradient."""
         counts = jnp.maximum(self.counts[...], self.floor)
         return lax.stop_gradient(self.sums[...] / counts[..., None])
 
     def count(self, keys: jax.Array, codes: jax.Array, mask: jax.Array | None) -> None:
-        """Add the keys of this micro-batch to the step's statistics; ``mask`` is (B, T)."""
+        """Adds the keys of a micro-batch to the statistics of the step.
+
+        Args:
+            keys: `(B, T, Hk, K)`.
+            codes: `(B, T, Hk)`.
+            mask: The tokens that count, `(B, T)`. `None` for all.
+        """
         size = self.counts[...].shape[-1]
         if mask is not None:
             codes = jnp.where(mask[..., None] > 0, codes, size)
@@ -63,10 +75,10 @@ class Codebook(nnx.Module):
 
 
 def quantize(keys: jax.Array, rows: jax.Array) -> QuantizedKeys:
-    """Replace float32 ``keys`` (B, T, Hk, K) by their nearest ``rows`` (Hk, S, K).
+    """Replaces float32 keys `(B, T, Hk, K)` by their nearest codebook rows `(Hk, S, K)`.
 
-    The nearest row has the largest k.c - |c|^2 / 2. The products run in full precision wherever
-    they run: a code that flips changes more than a rounding.
+    The nearest row c of a key k has the largest k.c - |c|^2 / 2. The products use full precision on
+    every device, since a different code changes the result by more than a rounding error.
     """
     heads, size, width = rows.shape
     halves = 0.5 * jnp.square(rows).sum(-1)
@@ -77,37 +89,43 @@ def quantize(keys: jax.Array, rows: jax.Array) -> QuantizedKeys:
     flat = codes + size * jnp.arange(heads, dtype=codes.dtype)
     nearest = jnp.take(rows.reshape(heads * size, width), flat, axis=0, mode="clip")
     errors = jnp.square(keys - nearest).sum(-1)
-    # In this order the value is the codebook's to the last bit.
+    # This order of operations keeps the exact value of the codebook row.
     return QuantizedKeys(nearest + (keys - lax.stop_gradient(keys)), codes, errors)
 
 
 def sum_by_code(values: jax.Array, codes: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Sum ``values`` (B, T, H, F) by ``codes`` (B, T, H): (H, S, F) and counts (H, S), float32.
+    """Sums values by code.
 
-    Codes from ``size`` on belong to nothing.
+    Args:
+        values: `(B, T, H, F)`.
+        codes: `(B, T, H)`. Codes from `size` on are ignored.
+        size: The number of codes S.
+
+    Returns:
+        Float32 sums, `(H, S, F)`, and counts, `(H, S)`.
     """
     heads, width = values.shape[-2:]
-    # Not in one row: where the tokens are cut over devices that would bring them all together.
-    places = jnp.where(codes < size, codes + size * jnp.arange(heads), heads * size)
-    found = values.astype(jnp.float32)
-    sums = jnp.zeros((heads * size, width)).at[places].add(found, mode="drop")
-    counts = jnp.zeros(heads * size).at[places].add(1.0, mode="drop")
+    # Without flattening the tokens, which would gather tokens that are sharded over devices.
+    indices = jnp.where(codes < size, codes + size * jnp.arange(heads), heads * size)
+    values_f32 = values.astype(jnp.float32)
+    sums = jnp.zeros((heads * size, width)).at[indices].add(values_f32, mode="drop")
+    counts = jnp.zeros(heads * size).at[indices].add(1.0, mode="drop")
     return sums.reshape(heads, size, width), counts.reshape(heads, size)
 
 
 def update_codebooks(tree: Mapping[str, Any], decay: float) -> dict[str, Any]:
-    """Apply one moving average to every codebook in a collection, once an optimizer step."""
+    """Updates the moving averages of all codebooks in a collection, once per optimizer step."""
     if "new_sums" not in tree:
         return {name: update_codebooks(part, decay) for name, part in tree.items()}
-    moved = {
+    averages = {
         name: decay * tree[name] + (1.0 - decay) * tree[f"new_{name}"]
         for name in ("sums", "counts")
     }
-    return moved | {f"new_{name}": jnp.zeros_like(leaf) for name, leaf in moved.items()}
+    return averages | {f"new_{name}": jnp.zeros_like(leaf) for name, leaf in averages.items()}
 
 
 def perplexities(tree: Mapping[str, Any]) -> list[jax.Array]:
-    """Return for each codebook how many codes its averaged counts amount to: exp(entropy)."""
+    """Returns the perplexity of each codebook, exp(entropy) of its averaged counts."""
     if "counts" not in tree:
         return [value for part in tree.values() for value in perplexities(part)]
     shares = tree["counts"] / jnp.maximum(tree["counts"].sum(-1, keepdims=True), 1e-30)

@@ -1,6 +1,6 @@
-"""The configuration of the VQ Transformer and the reference's sizes."""
+"""The configuration of the VQ Transformer, with the sizes of the reference as presets."""
 
-# Types are not postponed here (``from __future__``): as texts they would not be checked.
+# No `from __future__ import annotations` here: `strict` cannot check types that are strings.
 
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
@@ -25,7 +25,7 @@ POSITIVE = (
 )
 COUNTS = ("num_attention_heads", "num_key_value_heads", "value_dim", "intermediate_size")
 NOT_NEGATIVE = ("commitment_cost", "initializer_scale", "embedding_initializer_range")
-#: What the throughput study and the data sets share (Lingle, 2024, appendix).
+#: Sizes of the reference's experiments (Lingle, 2024, appendix).
 _ENWIK8 = {"hidden_size": 768, "num_hidden_layers": 24, "head_dim": 128, "value_dim": 1536}
 _LARGE = {
     "hidden_size": 2048,
@@ -41,20 +41,23 @@ _LARGE = {
 Kind = TypeVar("Kind")
 
 
-def strict_types(kind: type[Kind]) -> type[Kind]:
-    """Make a configuration refuse values of wrong types, whenever they are set, as UsageError."""
-    checked: Any = strict(kind)
+def strict_types(config_class: type[Kind]) -> type[Kind]:
+    """Decorates a configuration class to check the types of values whenever they are set.
+
+    A wrong type raises UsageError.
+    """
+    checked: Any = strict(config_class)
     assign = checked.__setattr__
 
     def set_option(self: Kind, name: str, value: object) -> None:
         try:
             assign(self, name, value)
         except StrictDataclassFieldValidationError as error:
-            wanted = checked.__dataclass_fields__[name].type
-            wanted = wanted.__name__ if isinstance(wanted, type) else wanted
+            expected = checked.__dataclass_fields__[name].type
+            expected = expected.__name__ if isinstance(expected, type) else expected
             raise UsageError(
-                f"{kind.__name__}: {name}={value!r} is of type {type(value).__name__} and has to "
-                f"be {wanted}"
+                f"{config_class.__name__}: {name}={value!r} is of type {type(value).__name__} but "
+                f"has to be {expected}"
             ) from error
 
     checked.__setattr__ = set_option
@@ -63,17 +66,28 @@ def strict_types(kind: type[Kind]) -> type[Kind]:
 
 @strict_types
 class VQTransformerConfig(Presets, PretrainedConfig):
-    """The options of a VQ Transformer; sizes are those of the reference's enwik8 model.
+    """Configuration of a VQ Transformer.
 
-    ``head_type`` is shga (one gated head, two attentions a layer and no MLP), mhga (several), mha,
-    mqa or gqa (attention and MLP). ``head_dim`` is the width of queries and keys, ``value_dim``
-    that of the values of a key head (None: all gated heads together ``2 * hidden_size``; else
-    ``head_dim``). Each query sees the last ``window_size`` tokens with their positions, all older
-    ones through ``num_codes`` codes. ``block_size`` and ``reduction`` (recurrent, serial, matmul,
-    associative_scan) say how this is computed and may be changed at any time; ``attention_type``
-    is vq, full (quadratic over keys as they are) or vq_quadratic (the same function as vq).
+    The defaults are the sizes of the reference's enwik8 model. Each query attends to the last
+    `window_size` tokens with relative positions, and to all older tokens through their codes.
 
-    **Raises:** UsageError (a ValueError) that lists every value that cannot work.
+    Args:
+        head_type: `"shga"` (one gated head; a layer is two attentions without MLP), `"mhga"`
+            (several gated heads), or `"mha"`, `"mqa"` and `"gqa"` (attention and MLP).
+        head_dim: Width of queries and keys.
+        value_dim: Width of the values of a key head. `None` for a total of `2 * hidden_size` with
+            gated heads and for `head_dim` with the other types.
+        num_codes: Number of codes per key head.
+        window_size: Number of earlier tokens that queries attend to individually.
+        block_size: Tokens per block. It affects speed and memory only and may change at any time.
+        reduction: How blocks are computed: `"recurrent"`, `"serial"`, `"matmul"` or
+            `"associative_scan"`. It may change at any time.
+        attention_type: `"vq"`, `"full"` (quadratic, with the original keys) or `"vq_quadratic"`
+            (the same function as vq, with quadratic cost).
+
+    Raises:
+        UsageError: At least one value is invalid. The message, also a ValueError, lists all of
+            them.
     """
 
     model_type = "vq_transformer"
@@ -136,28 +150,28 @@ class VQTransformerConfig(Presets, PretrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = 1
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         self.check()
 
-    # -- what follows from the options
+    # -- derived sizes
     # -----------------------------------------------------------------------------------
 
     @property
     def gated(self) -> bool:
-        """Whether values pass through SiLU and a gate, and a second attention replaces the MLP."""
+        """Whether heads are gated. Then a second attention replaces the MLP."""
         return self.head_type in GATED
 
     @property
     def query_heads(self) -> int:
-        """Heads of queries."""
+        """The number of query heads."""
         if self.head_type == "shga":
             return 1
         return self.num_attention_heads or max(1, self.hidden_size // self.head_dim)
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values; each has a codebook of its own."""
+        """The number of key-value heads. Each has a codebook."""
         if self.head_type in ("shga", "mqa"):
             return 1
         return self.num_key_value_heads or self.query_heads
@@ -171,14 +185,14 @@ class VQTransformerConfig(Presets, PretrainedConfig):
 
     @property
     def inner_width(self) -> int:
-        """The width of the MLP, where there is one."""
+        """The width of the MLP, if there is one."""
         return self.intermediate_size or self.hidden_size * (5 if self.head_type == "mqa" else 4)
 
-    # -- what can work
+    # -- validation
     # -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise one UsageError that lists every option that cannot work."""
+        """Raises a UsageError that lists all invalid options."""
         problems = [*invalid_choices(self, CHOICES), *self._wrong_numbers()]
         sizes = (self.hidden_size, self.head_dim, self.query_heads, self.key_heads)
         if min(sizes) > 0 and self.head_type in CHOICES["head_type"]:
@@ -189,7 +203,7 @@ class VQTransformerConfig(Presets, PretrainedConfig):
     def _wrong_numbers(self) -> Iterator[str]:
         for name in POSITIVE:
             if not getattr(self, name) > 0:
-                yield f"{name}={getattr(self, name)} has to be above 0"
+                yield f"{name}={getattr(self, name)} has to be greater than 0"
         for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -197,7 +211,7 @@ class VQTransformerConfig(Presets, PretrainedConfig):
         if self.window_size < 0:
             yield (
                 f"window_size={self.window_size} has to be 0 or more: it is the number of earlier "
-                "tokens that are seen exactly"
+                "tokens that queries attend to individually"
             )
         for name in DROPOUT_RATES:
             if not 0 <= getattr(self, name) < 1:
@@ -209,33 +223,37 @@ class VQTransformerConfig(Presets, PretrainedConfig):
                 yield f"{name}={getattr(self, name)} has to be 0 or more"
         if self.hidden_size % 2:
             yield (
-                f"hidden_size={self.hidden_size} is odd, but its sinusoids are pairs of sine and "
-                f"cosine: take {self.hidden_size - 1} or {self.hidden_size + 1}"
+                f"hidden_size={self.hidden_size} is odd, but sinusoids need pairs of sine and "
+                f"cosine. Use {self.hidden_size - 1} or {self.hidden_size + 1}"
             )
 
     def _wrong_heads(self) -> Iterator[str]:
-        kind, queries, keys = self.head_type, self.num_attention_heads, self.num_key_value_heads
-        if kind == "shga" and (queries or 1) != 1:
-            yield f"head_type=shga has one head, num_attention_heads={queries}: take mhga"
-        if kind in ("shga", "mqa") and (keys or 1) != 1:
-            yield f"head_type={kind} has one key head, num_key_value_heads={keys}: take gqa"
-        if kind in ("mha", "mhga") and keys not in (None, self.query_heads):
+        head_type, queries, keys = (
+            self.head_type,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+        )
+        if head_type == "shga" and (queries or 1) != 1:
+            yield f"head_type=shga has one head, but num_attention_heads={queries}. Use mhga"
+        if head_type in ("shga", "mqa") and (keys or 1) != 1:
+            yield f"head_type={head_type} has one key head, but num_key_value_heads={keys}. Use gqa"
+        if head_type in ("mha", "mhga") and keys not in (None, self.query_heads):
             yield (
-                f"head_type={kind} has a key head for each of num_attention_heads="
-                f"{self.query_heads}, num_key_value_heads={keys}: take gqa"
+                f"head_type={head_type} has a key head for each of num_attention_heads="
+                f"{self.query_heads}, but num_key_value_heads={keys}. Use gqa"
             )
         if self.query_heads % self.key_heads:
             yield (
-                f"num_attention_heads={self.query_heads} does not divide by "
+                f"num_attention_heads={self.query_heads} is not a multiple of "
                 f"num_key_value_heads={self.key_heads}"
             )
         if not self.gated and queries is None and self.hidden_size % self.head_dim:
             yield (
-                f"hidden_size={self.hidden_size} does not divide by head_dim={self.head_dim}: give "
-                "num_attention_heads"
+                f"hidden_size={self.hidden_size} is not a multiple of head_dim={self.head_dim}. "
+                "Set num_attention_heads"
             )
         if self.gated and self.value_dim is None and 2 * self.hidden_size % self.query_heads:
             yield (
-                f"2 * hidden_size={2 * self.hidden_size} does not divide by num_attention_heads="
-                f"{self.query_heads}: give value_dim"
+                f"2 * hidden_size={2 * self.hidden_size} is not a multiple of "
+                f"num_attention_heads={self.query_heads}. Set value_dim"
             )

@@ -1,4 +1,7 @@
-"""The parts of a layer: norms, attention over a window and a cache of codes, and the MLP."""
+"""Layers of the VQ Transformer: norm, attention over a window and a cache of codes, MLP.
+
+Dimensions in shapes are those of :mod:`hfseq_plugins.vq_transformer.blocks`.
+"""
 
 from __future__ import annotations
 
@@ -35,52 +38,64 @@ if TYPE_CHECKING:
 def attend(
     inputs: AttentionInputs,
     terms: ScoreTerms,
-    how: AttentionOptions,
+    options: AttentionOptions,
     state: State | None,
     lengths: jax.Array | None,
 ) -> tuple[jax.Array, State | None]:
-    """Return the values attended to, (B, Hk, G, T, V) float32, and the state after the call.
+    """Computes attention over a window and a cache of codes.
 
-    ``lengths`` (B,) is how many tokens of each row are real, the others being at its end; None if
-    all are. Without a ``state`` the text begins here, and none is returned.
+    Args:
+        inputs: The tokens of the call.
+        terms: The parameters of the scores.
+        options: Static options.
+        state: The state before the call. `None` at the start of a text.
+        lengths: The number of tokens of each row, `(B,)`, which are followed by padding. `None` for
+            rows without padding.
+
+    Returns:
+        The attention output, float32 `(B, Hk, G, T, V)`, and the state after the call, or `None`
+        without a state.
     """
     if state is not None and inputs.code.shape[-1] == 1:
-        return attend_one_token(inputs, terms, how, state)
-    mesh = sequence.mesh_for(inputs.code.shape[-1], how.block)
+        return attend_one_token(inputs, terms, options, state)
+    mesh = sequence.mesh_for(inputs.code.shape[-1], options.block)
     if mesh is not None:
-        return sequence.attend(mesh, inputs, terms, how, state, lengths)
-    return parallel.attend_on_device(inputs, terms, how, state, lengths)
+        return sequence.attend(mesh, inputs, terms, options, state, lengths)
+    return parallel.attend_on_device(inputs, terms, options, state, lengths)
 
 
 _dot = functools.partial(jnp.einsum, precision=EXACT)
 
 
 def attend_one_token(
-    inputs: AttentionInputs, terms: ScoreTerms, how: AttentionOptions, state: State
+    inputs: AttentionInputs, terms: ScoreTerms, options: AttentionOptions, state: State
 ) -> tuple[jax.Array, State]:
-    """Attend with one token, and let it into the ring for the oldest, which joins the cache.
+    """Attends with one token per row and updates the state.
 
-    Returns (B, Hk, G, 1, V) float32 and the new state. Tokens that are none change nothing. The
-    cost is that of M + S keys, however long the text is.
+    The token replaces the oldest one in the window, which moves to the cache. Padding does not
+    change the state. The cost is that of M + S keys and does not depend on the length of the text.
+
+    Returns:
+        The attention output, float32 `(B, Hk, G, 1, V)`, and the new state.
     """
-    codes, window = terms.codebook.shape[1], how.window
-    if how.stop_gradient:
+    codes, window = terms.codebook.shape[1], options.window
+    if options.stop_gradient:
         state = State(*map(lax.stop_gradient, state))
     real = inputs.code[:, 0, 0] < codes
     content = inputs.query + terms.content
     waves, projection = terms.relative
     biases = _dot("bhglk,dhk->bhgld", inputs.query + terms.position, projection)
     biases = _dot("bhglk,dk->bhgld", biases, waves)
-    # The slots are 1 to M places behind the token, which will replace the last of them.
-    behind = (state.position[:, None] - 1 - jnp.arange(window)) % max(window, 1) + 1
+    # Each slot's distance to the token, from 1 to M. The token will replace the last one.
+    distances = (state.position[:, None] - 1 - jnp.arange(window)) % max(window, 1) + 1
     near = _dot("bhglk,bhck->bhglc", content, state.window_key)
-    near += jnp.take_along_axis(biases, behind[:, None, None, None], axis=-1, mode="clip")
+    near += jnp.take_along_axis(biases, distances[:, None, None, None], axis=-1, mode="clip")
     near = jnp.where(state.window_code[:, :1, None, None] < codes, near, MASKED_SCORE)
-    own = _dot("bhglk,bhck->bhglc", content, inputs.key) + biases[..., :1]
-    groups = [(own, inputs.value), (near, state.window_value)]
-    if how.compressive:
+    self_scores = _dot("bhglk,bhck->bhglc", content, inputs.key) + biases[..., :1]
+    groups = [(self_scores, inputs.value), (near, state.window_value)]
+    if options.compressive:
         groups.append((cache_scores(content, state.cache_count, terms.codebook), state.cache_mean))
-    # One softmax over all groups; a window of nothing has none.
+    # One softmax over all groups. An empty window has no scores.
     groups = [group for group in groups if group[0].shape[-1]]
     top = functools.reduce(jnp.maximum, (score.max(-1, keepdims=True) for score, _ in groups))
     weights = [jnp.exp(score - top) for score, _ in groups]
@@ -94,12 +109,12 @@ def attend_one_token(
 
 
 def _advance(
-    inputs: AttentionInputs, state: State, real: jax.Array, codes: int, after: jax.Array
+    inputs: AttentionInputs, state: State, real: jax.Array, codes: int, zero: jax.Array
 ) -> State:
-    """Put real tokens in their slots, and what was there into the cache.
+    """Moves the tokens that are replaced to the cache and puts new tokens into their slots.
 
-    ``after`` is 0, but known only when everything was read: XLA copies whole rings and caches
-    unless each write depends on all that reads what was there before.
+    `zero` is 0 but depends on all reads of the old state. XLA copies whole buffers unless each
+    write depends on all reads.
     """
     window, rows = state.window_code.shape[-1], jnp.arange(len(real))
     slot = state.position % max(window, 1)
@@ -108,13 +123,13 @@ def _advance(
         value = take(state.window_value, slot[:, None])
         code = take(state.window_code, slot[:, None])
     code = jnp.where(real[:, None], code[..., 0], codes)
-    at = (rows[:, None], jnp.arange(code.shape[1])[None], code)
-    count = state.cache_count.at[at].get(mode="fill", fill_value=0) + 1
-    mean = state.cache_mean.at[at].get(mode="fill", fill_value=0.0)
+    source = (rows[:, None], jnp.arange(code.shape[1])[None], code)
+    count = state.cache_count.at[source].get(mode="fill", fill_value=0) + 1
+    mean = state.cache_mean.at[source].get(mode="fill", fill_value=0.0)
     mean = mean + (value[:, :, 0].astype(jnp.float32) - mean) / count[..., None]
-    place = (rows[:, None], at[1], code + after)
-    means = state.cache_mean.at[place].set(mean, mode="drop")
-    counts = state.cache_count.at[place].set(count, mode="drop")
+    target = (rows[:, None], source[1], code + zero)
+    means = state.cache_mean.at[target].set(mean, mode="drop")
+    counts = state.cache_count.at[target].set(count, mode="drop")
     slot = jnp.where(real, slot, window) + _zero(means) + _zero(counts)
 
     def put(ring: jax.Array, new: jax.Array) -> jax.Array:
@@ -133,7 +148,7 @@ def _advance(
 
 
 def _zero(x: jax.Array) -> jax.Array:
-    """Return an int32 0 that the compiler takes for something that depends on ``x``."""
+    """Returns an int32 0 that depends on `x` as far as the compiler knows."""
     first = x.reshape(-1)[0].astype(jnp.float32)
     return ((first > 3e38) & (first < -3e38)).astype(jnp.int32)
 
@@ -148,43 +163,51 @@ _score = functools.partial(jnp.einsum, "bhglk,bhck->bhglc", precision=EXACT)
 def attend_to_all(
     inputs: AttentionInputs,
     terms: ScoreTerms,
-    how: AttentionOptions,
+    options: AttentionOptions,
     lengths: jax.Array | None,
     *,
-    quantised: bool,
+    quantized: bool,
 ) -> jax.Array:
-    """Return the values attended to, (B, Hk, G, T, V) float32, by softmax over all earlier keys.
+    """Computes attention over all earlier keys, with quadratic cost.
 
-    ``terms.relative`` has a row for each distance that has a position. ``quantised`` keys have
-    gradients exactly where the evaluation in blocks of ``how.block`` gives them.
+    Args:
+        inputs: The tokens of the call.
+        terms: The parameters of the scores. `relative` has one row per distance with a position.
+        options: Static options.
+        lengths: The number of tokens of each row, `(B,)`, or `None` for rows without padding.
+        quantized: Whether keys are quantized. Then they get gradients only where the evaluation in
+            blocks of `options.block` tokens gives them gradients.
+
+    Returns:
+        The attention output, float32 `(B, Hk, G, T, V)`.
     """
     tokens = inputs.code.shape[-1]
-    places = jnp.arange(tokens)
+    positions = jnp.arange(tokens)
     content, key, exact = inputs.query + terms.content, inputs.key, None
-    if quantised:
-        # Which keys a query's block sees one by one, (T, T): only these get a gradient.
-        starts = places - places % how.block
-        exact = places >= (starts - (0 if how.stop_gradient else how.window))[:, None]
-        fixed = lax.stop_gradient(key)
-        scores = _score(content, fixed)
-        scores += jnp.where(exact, _score(lax.stop_gradient(content), key - fixed), 0.0)
+    if quantized:
+        # The keys in the block of a query and its window, (T, T). Only these get a gradient.
+        starts = positions - positions % options.block
+        exact = positions >= (starts - (0 if options.stop_gradient else options.window))[:, None]
+        constant_key = lax.stop_gradient(key)
+        scores = _score(content, constant_key)
+        scores += jnp.where(exact, _score(lax.stop_gradient(content), key - constant_key), 0.0)
     else:
         scores = _score(content, key)
-    # The distances that have a row, of all pairs: (B, Hk, G, T, T).
+    # Position scores of all pairs, 0 for distances without a row: (B, Hk, G, T, T).
     reach = min(len(terms.relative), tokens)
     query, rows = inputs.query + terms.position, terms.relative[:reach][::-1]
     biases = shift_right(jnp.einsum("bhglk,dhk->bhgld", query, rows, precision=EXACT))
     scores += biases[..., reach - 1 : reach - 1 + tokens]
-    seen = (places[:, None] >= places)[None]
+    visible = (positions[:, None] >= positions)[None]
     if lengths is not None:
-        seen = seen & (places < lengths[:, None])[:, None]
+        visible = visible & (positions < lengths[:, None])[:, None]
     if inputs.segment is not None:
-        seen = seen & (inputs.segment[:, :, None] == inputs.segment[:, None])
-    seen = seen[:, None, None]
-    if quantised and not how.compressive:
-        seen &= places[:, None] - places <= how.window
-    weights = jax.nn.softmax(jnp.where(seen, scores, MASKED_SCORE), axis=-1)
-    if exact is not None and how.stop_gradient:
+        visible = visible & (inputs.segment[:, :, None] == inputs.segment[:, None])
+    visible = visible[:, None, None]
+    if quantized and not options.compressive:
+        visible &= positions[:, None] - positions <= options.window
+    weights = jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
+    if exact is not None and options.stop_gradient:
         return _values(weights * exact, inputs.value) + _values(
             weights * ~exact, lax.stop_gradient(inputs.value)
         )
@@ -198,8 +221,14 @@ def _values(weights: jax.Array, value: jax.Array) -> jax.Array:
 
 
 class TokenInfo(NamedTuple):
-    """What all layers know of the batch: ``lengths`` (B,), and (B, T) which tokens are real, which
-    count in statistics, and the document of each; ``fresh`` (B,) rows forget their state.
+    """Masks and lengths of a batch, shared by all layers.
+
+    Attributes:
+        lengths: The number of tokens of each row, `(B,)`.
+        valid: False for padding, `(B, T)`.
+        counted: The tokens that count for the codebooks, `(B, T)`.
+        segment: The documents of packed rows, `(B, T)`.
+        fresh: The rows that start with an empty state, `(B,)`.
     """
 
     lengths: jax.Array | None = None
@@ -210,19 +239,19 @@ class TokenInfo(NamedTuple):
 
 
 def linear(config: VQTransformerConfig, size_in: int, size_out: int, rngs: nnx.Rngs) -> nn.Linear:
-    """A product without a bias, with the family's initialisation."""
-    spread = (config.initializer_scale / size_in) ** 0.5
-    return nn.Linear(size_in, size_out, nn.normal(spread), rngs, use_bias=False)
+    """Creates a Linear without bias, with the family's initialization."""
+    std = (config.initializer_scale / size_in) ** 0.5
+    return nn.Linear(size_in, size_out, nn.normal(std), rngs, use_bias=False)
 
 
 def rms_normalize(x: jax.Array, epsilon: float) -> jax.Array:
-    """Scale the last axis to a root mean square of 1, in float32."""
+    """Scales the last axis to a root mean square of 1, in float32."""
     x = x.astype(jnp.float32)
     return x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
 
 
 class Norm(nnx.Module):
-    """RMS normalisation in float32, with gain and bias where the configuration has them."""
+    """RMSNorm in float32 with optional scale and bias."""
 
     compute_dtype: DTypeLike | None = None
 
@@ -233,7 +262,7 @@ class Norm(nnx.Module):
         self.epsilon = config.rms_norm_eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalise (..., hidden_size)."""
+        """Normalizes `(..., hidden)`."""
         y = rms_normalize(x, self.epsilon)
         if self.scale is not None and self.bias is not None:
             y = y * self.scale[...] + self.bias[...]
@@ -241,7 +270,7 @@ class Norm(nnx.Module):
 
 
 class Attention(StateAttention):
-    """Attention of a text to itself, its keys replaced by codes; gated, or with plain heads."""
+    """Causal self-attention with quantized keys, gated or with plain heads."""
 
     entries = tuple(STATE_RANKS)
     compute_dtype: DTypeLike | None = None
@@ -264,24 +293,32 @@ class Attention(StateAttention):
         sizes = (config.key_heads, config.num_codes, config.head_dim)
         self.codebook = Codebook(*sizes, config.count_floor, rngs)
         self.wave_dropout = nn.Dropout(config.sinusoid_dropout)
-        # sqrt(K) divides the scores: half of it is in the queries, half in all they meet.
+        # The scale 1 / sqrt(K) of the scores, half in the queries and half in keys and offsets.
         self.scale = config.head_dim**-0.25
 
     def empty_cache(self, batch_size: int, dtype: DTypeLike) -> dict[str, jax.Array]:
-        """Return the state before the first token."""
+        """Returns the state before the first token."""
         return empty_state(batch_size, self.config, dtype)._asdict()
 
     def __call__(
-        self, x: jax.Array, tokens: TokenInfo, rngs: Keys | None
+        self,
+        x: jax.Array,  # (B, T, D)
+        tokens: TokenInfo,
+        rngs: Keys | None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Map (B, T, D) to the residual (B, T, D) and the sum of the quantisation errors."""
+        """Applies norm and attention to `(B, T, D)`.
+
+        Returns:
+            The output without residual connection, `(B, T, D)`, and in training the sum of the
+            quantization errors.
+        """
         config, heads, y = self.config, self.config.key_heads, self.input_norm(x)
-        query = self._narrow(self.q_proj(y), config.query_heads)
-        key = self._narrow(self.k_proj(y), heads)
+        query = self._split_heads(self.q_proj(y), config.query_heads)
+        key = self._split_heads(self.k_proj(y), heads)
         value, gate = self.v_proj(y), None
         if self.g_proj is not None:
             value, gate = jax.nn.silu(value), jax.nn.silu(self.g_proj(y))
-        key, codes, loss = self._quantise(key, tokens)
+        key, codes, loss = self._quantize(key, tokens)
         inputs = AttentionInputs(
             jnp.moveaxis(query.reshape(*query.shape[:2], heads, -1, config.head_dim), 1, 3),
             jnp.moveaxis(key, 1, 2),
@@ -293,42 +330,42 @@ class Attention(StateAttention):
         mixed = mixed.reshape(*x.shape[:2], -1)
         return self.o_proj(mixed if gate is None else mixed * gate), loss
 
-    def _narrow(self, x: jax.Array, heads: int) -> jax.Array:
-        """Cut queries or keys into heads and give them all the same length, in float32."""
+    def _split_heads(self, x: jax.Array, heads: int) -> jax.Array:
+        """Splits queries or keys into heads and normalizes them, in float32."""
         x = x.reshape(*x.shape[:2], heads, self.config.head_dim)
         return rms_normalize(x, self.config.rms_norm_eps) * self.scale
 
-    def _quantise(self, key: jax.Array, tokens: TokenInfo) -> tuple[jax.Array, jax.Array, Any]:
-        """Return keys by their codes, the codes, and while training the sum of the errors.
+    def _quantize(self, key: jax.Array, tokens: TokenInfo) -> tuple[jax.Array, jax.Array, Any]:
+        """Returns quantized keys, their codes, and in training the sum of quantization errors.
 
-        Attention to the keys as they are needs no codes: they are 0, nothing is counted or lost.
+        Full attention keeps the original keys. Its codes are 0, without statistics and loss.
         """
         train, counted = nn.current_options().train, tokens.counted
         if self.config.attention_type == "full":
             codes = jnp.zeros(key.shape[:3], jnp.int32)
             return key, codes, jnp.zeros(()) if train else None
-        found, loss = quantize(key, self.codebook.rows()), None
+        quantized, loss = quantize(key, self.codebook.rows()), None
         if train:
-            self.codebook.count(key, found.codes, counted)
-            errors = found.errors.sum(-1)
+            self.codebook.count(key, quantized.codes, counted)
+            errors = quantized.errors.sum(-1)
             loss = (errors if counted is None else jnp.where(counted > 0, errors, 0.0)).sum()
-        codes = found.codes
+        codes = quantized.codes
         if tokens.valid is not None:
             codes = jnp.where(tokens.valid[..., None], codes, self.config.num_codes)
-        return found.keys, codes, loss
+        return quantized.keys, codes, loss
 
-    def _terms(self, distances: int, rngs: Keys | None, one: bool = False) -> ScoreTerms:
-        """Return what scores are made of, with positions for distances below ``distances``.
+    def _terms(self, distances: int, rngs: Keys | None, single_token: bool = False) -> ScoreTerms:
+        """Returns the parameters of the scores, with positions for distances below `distances`.
 
-        For ``one`` token the rows stay apart in two factors: the query meets the projection, which
-        is less work than to project all sinusoids.
+        For a single token the relative positions stay factored. Multiplying the query with the
+        projection is cheaper than projecting all sinusoids.
         """
         config, heads = self.config, self.config.key_heads
         waves = sinusoids(jnp.arange(distances), config.hidden_size, config.sinusoid_base)
-        # One mask for the batch, and for all windows of a sequence.
+        # One dropout mask for all rows and all calls of a sequence.
         waves = self.wave_dropout(waves, rngs and rngs.per_sequence.shared)
         shape = (heads, -1, 1, config.head_dim)
-        if one:
+        if single_token:
             kernel = self.r_proj.gathered_kernel().astype(jnp.float32) * self.scale
             relative = waves, kernel.reshape(-1, heads, config.head_dim)
         else:
@@ -342,36 +379,38 @@ class Attention(StateAttention):
         )
 
     def _mix(self, inputs: AttentionInputs, tokens: TokenInfo, rngs: Keys | None) -> jax.Array:
-        """Attend, and keep the state where there is one: (B, Hq, T, V) float32."""
-        config, held = self.config, self.read_cache()
-        # A short call is one short block.
+        """Attends and updates the state, if there is one: float32 `(B, Hq, T, V)`."""
+        config, cached = self.config, self.read_cache()
+        # A call that is shorter than a block is one short block.
         block = min(config.block_size, inputs.code.shape[-1])
-        how = AttentionOptions(
+        options = AttentionOptions(
             config.window_size,
             block,
             config.reduction,
             config.use_compressive_cache,
             config.stop_gradient_cache,
         )
-        kind, inputs = config.attention_type, split_heads(inputs)
-        if kind == "full" or (kind == "vq_quadratic" and held is None):
-            reach = inputs.code.shape[-1] if kind == "full" else config.window_size + 1
+        attention_type, inputs = config.attention_type, split_heads(inputs)
+        if attention_type == "full" or (attention_type == "vq_quadratic" and cached is None):
+            reach = inputs.code.shape[-1] if attention_type == "full" else config.window_size + 1
             terms = self._terms(reach, rngs)
-            out = attend_to_all(inputs, terms, how, tokens.lengths, quantised=kind != "full")
+            out = attend_to_all(
+                inputs, terms, options, tokens.lengths, quantized=attention_type != "full"
+            )
         else:
-            state = None if held is None else State(**held)
+            state = None if cached is None else State(**cached)
             if state is not None and tokens.fresh is not None:
                 state = reset(state, tokens.fresh, config.num_codes)
-            one = state is not None and inputs.code.shape[-1] == 1
-            terms = self._terms(config.window_size + 1, rngs, one)
-            out, after = attend(inputs, terms, how, state, tokens.lengths)
-            if after is not None:
-                self.write_cache(after._asdict())
+            single_token = state is not None and inputs.code.shape[-1] == 1
+            terms = self._terms(config.window_size + 1, rngs, single_token)
+            out, next_state = attend(inputs, terms, options, state, tokens.lengths)
+            if next_state is not None:
+                self.write_cache(next_state._asdict())
         return out.reshape(out.shape[0], -1, *out.shape[3:])
 
 
 class MLP(nnx.Module):
-    """The feed-forward block of plain heads, with squared rectified units (So et al., 2021)."""
+    """The feed-forward block of plain heads, with squared ReLU (So et al., 2021)."""
 
     def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         self.input_norm = Norm(config)
@@ -379,12 +418,12 @@ class MLP(nnx.Module):
         self.down_proj = linear(config, config.inner_width, config.hidden_size, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map (B, T, D) to the residual."""
+        """Applies norm and MLP to `(B, T, D)`, without residual connection."""
         return self.down_proj(jnp.square(jax.nn.relu(self.up_proj(self.input_norm(x)))))
 
 
 class Layer(nnx.Module):
-    """Two residual parts: two gated attentions, or attention and MLP."""
+    """Two residual blocks: two gated attentions, or attention and MLP."""
 
     def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         self.attention = Attention(config, rngs)
@@ -393,23 +432,32 @@ class Layer(nnx.Module):
         self.dropout = nn.Dropout(config.residual_dropout)
         self.layer_dropout = nn.Dropout(config.layer_dropout)
 
-    def __call__(self, x: jax.Array, tokens: TokenInfo, *, rngs: Keys | None) -> Any:
-        """Map (B, T, D) to the next layer's input, and the sum of the errors of its keys."""
+    def __call__(
+        self,
+        x: jax.Array,  # (B, T, D)
+        tokens: TokenInfo,
+        *,
+        rngs: Keys | None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Maps `(B, T, D)` to the next layer's input. Also returns the quantization errors."""
         x, loss = self._attend(self.attention, x, tokens, rngs)
         if self.attention_2 is not None:
-            x, more = self._attend(self.attention_2, x, tokens, rngs)
-            return x, None if loss is None else loss + more
-        return x + self._whole(self.mlp(x), rngs and rngs.child()), loss
+            x, second_loss = self._attend(self.attention_2, x, tokens, rngs)
+            return x, None if loss is None else loss + second_loss
+        # Layers with plain heads have an MLP.
+        return x + self._drop_block(self.mlp(x), rngs and rngs.child()), loss  # type: ignore[misc]
 
-    def _attend(self, part: Attention, x: jax.Array, tokens: TokenInfo, rngs: Keys | None) -> Any:
+    def _attend(
+        self, attention: Attention, x: jax.Array, tokens: TokenInfo, rngs: Keys | None
+    ) -> Any:
         keys = rngs and rngs.child()
-        change, loss = part(x, tokens, keys)
-        return x + self._whole(self.dropout(change, keys), keys), loss
+        residual, loss = attention(x, tokens, keys)
+        return x + self._drop_block(self.dropout(residual, keys), keys), loss
 
-    def _whole(self, change: jax.Array, rngs: Keys | None) -> jax.Array:
-        """Leave a part out for some rows, for as long as their sequences last (LayerDrop)."""
+    def _drop_block(self, residual: jax.Array, rngs: Keys | None) -> jax.Array:
+        """Drops a block for some rows, consistently within a sequence (LayerDrop)."""
         if rngs is None or not self.layer_dropout.rate:
-            return change
-        return change * self.layer_dropout(
-            jnp.ones((len(change), 1, 1), change.dtype), rngs.per_sequence
+            return residual
+        return residual * self.layer_dropout(
+            jnp.ones((len(residual), 1, 1), residual.dtype), rngs.per_sequence
         )

@@ -1,4 +1,4 @@
-"""Sinusoids, and the scores of relative positions within the window."""
+"""Sinusoids, and scores of relative positions within the window."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-#: Scores are float32 on every device; by default a GPU rounds the factors, and a TPU to bfloat16.
+#: Computes scores in float32 on every device. By default GPUs and TPUs round the factors.
 EXACT = lax.Precision.HIGHEST
 
 
 def sinusoids(positions: jax.Array, width: int, base: float) -> jax.Array:
-    """Return (..., width): the sines of all frequencies, then their cosines, float32.
+    """Returns sinusoids of positions `(...)`: float32 `(..., width)`, sines and then cosines.
 
-    Frequency n is ``base ** (-2n / width)`` (Vaswani et al., 2017, in two halves).
+    Frequency n is `base ** (-2 * n / width)` (Vaswani et al., 2017).
     """
     frequencies = base ** (-2.0 * jnp.arange(width // 2) / width)
     angles = positions[..., None].astype(jnp.float32) * frequencies
@@ -21,10 +21,10 @@ def sinusoids(positions: jax.Array, width: int, base: float) -> jax.Array:
 
 
 def shift_right(scores: jax.Array) -> jax.Array:
-    """Move row l of the last two axes l places to the right: (..., L, W) to (..., L, W + L - 1).
+    """Shifts row l by l columns to the right: `(..., L, W)` to `(..., L, W + L - 1)`.
 
-    What is uncovered is 0. Done by reshaping rows that are one too long: indices would make the
-    gradient a slow scatter.
+    New entries are 0. The shift is a reshape of rows with one extra column, since the gradient of
+    indexing is a slow scatter.
     """
     *lead, rows, width = scores.shape
     wide = width + rows
@@ -34,9 +34,14 @@ def shift_right(scores: jax.Array) -> jax.Array:
 
 
 def window_scores(query: jax.Array, rows: jax.Array) -> jax.Array:
-    """Score the positions of a block's keys: (B, Hk, G, L, K) and (M + 1, Hk, K).
+    """Computes the position scores of a block and its window.
 
-    ``rows[d]`` stands for distance d. Returns (B, Hk, G, L, M + L): column c is the key M places
-    before the block's first token, plus c; 0 where the distance is not 0 to M.
+    Args:
+        query: Queries of the block, `(B, Hk, G, L, K)`.
+        rows: Keys of the distances 0 to M, `(M + 1, Hk, K)`.
+
+    Returns:
+        Scores, `(B, Hk, G, L, M + L)`. Column c belongs to the key at M - c tokens before the start
+        of the block. 0 for distances outside of 0 to M.
     """
     return shift_right(jnp.einsum("bhglk,dhk->bhgld", query, rows[::-1], precision=EXACT))

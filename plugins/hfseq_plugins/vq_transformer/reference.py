@@ -1,9 +1,9 @@
-"""Checkpoints of the public Transformer-VQ (Lingle, 2024) as models of this library.
+"""Converts checkpoints of the public Transformer-VQ (Lingle, 2024) to hfseq.
 
-Its branches write two layouts. The *recurrent* one (`main`, `dev`, `legacy`) has a subtree for each
-layer and one matrix for keys, values and gate; the *stacked* one (`optimized`) has a leading pair
-of axes (layers, 1) on every leaf of the stack. Both keep codebook statistics among the parameters,
-where ours are the collection ``codebook``.
+The branches of the reference write two layouts. The *recurrent* layout (`main`, `dev`, `legacy`)
+has one subtree per layer and a fused kernel of keys, values and gate. In the *stacked* layout
+(`optimized`) every leaf of the stack has the leading axes (layers, 1). Both contain the statistics
+of codebooks among the parameters, which hfseq keeps in the collection `codebook`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from hfseq.errors import UsageError
 from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
-# Ours -> theirs, within one attention.
+# hfseq's name -> the reference's name, within one attention.
 RECURRENT = {
     "input_norm/scale": "input_ln/g",
     "input_norm/bias": "input_ln/b",
@@ -39,7 +39,7 @@ STACKED = {
     "position_bias": "xl_bias_producer/xl_v",
 }
 MLP = {"up_proj/kernel": "Dense_0/kernel", "down_proj/kernel": "Dense_1/kernel"}
-# Ours -> theirs, in the configuration.
+# hfseq's name -> the reference's name, in the configuration.
 OPTIONS = {
     "vocab_size": "n_vocab",
     "hidden_size": "d_model",
@@ -66,13 +66,19 @@ DROPOUTS = {
     "residual_dropout": "p_dropres",
     "layer_dropout": "p_droplyr",
 }
-# `sum` is the serial reduction in another order of operations.
+# `sum` is the serial reduction with another order of operations.
 REDUCTIONS = {"serial": "serial", "matmul": "matmul", "assoc_scan": "associative_scan"}
 REDUCTIONS |= {"sum": "serial"}
 
 
 class ConvertedReference(NamedTuple):
-    """A converted checkpoint: what ``model(..., params=params, extra=extra)`` takes."""
+    """A converted checkpoint.
+
+    Attributes:
+        config: The configuration.
+        params: The parameters, for `model(..., params=params)`.
+        extra: The collections, for `model(..., extra=extra)`.
+    """
 
     config: VQTransformerConfig
     params: dict[str, Any]
@@ -80,14 +86,14 @@ class ConvertedReference(NamedTuple):
 
 
 class _Leaves:
-    """The leaves of a tree by name; what is asked for and what is left over is remembered."""
+    """The leaves of a tree by name. It records missing and unused leaves."""
 
     def __init__(self, tree: Mapping[str, Any]):
         self.flat = flatten_dict(tree, sep="/")
         self.left, self.missing = set(self.flat), list[str]()
 
     def take(self, name: str, index: int | None = None) -> np.ndarray:
-        """Return a leaf, or what it has for layer ``index``."""
+        """Returns a leaf, or its slice for layer `index` in the stacked layout."""
         if name not in self.flat:
             self.missing.append(name)
             return np.zeros(0, np.float32)
@@ -98,32 +104,41 @@ class _Leaves:
         return leaf[index, 0]
 
     def peek(self, name: str) -> np.ndarray:
-        """Return a leaf that :meth:`take` gives as well; it has to be there."""
+        """Returns a leaf without marking it as used.
+
+        Raises:
+            UsageError: The leaf is missing.
+        """
         if name not in self.flat:
-            raise UsageError(f"not a tree of the given configuration: the tree lacks {name}")
+            raise UsageError(f"the tree does not match the configuration: the tree lacks {name}")
         return np.asarray(self.flat[name])
 
     def check(self) -> None:
-        """Raise one UsageError that names every leaf that lacks or has no place."""
-        found = [f"the tree lacks {', '.join(sorted(set(self.missing)))}"] if self.missing else []
+        """Raises a UsageError that lists all missing and unexpected leaves, if there are any."""
+        problems = (
+            [f"the tree lacks {', '.join(sorted(set(self.missing)))}"] if self.missing else []
+        )
         if self.left:
-            found.append(f"the configuration has no place for {', '.join(sorted(self.left))}")
-        if found:
-            raise UsageError("not a tree of the given configuration: " + "; ".join(found))
+            problems.append(f"unexpected leaves: {', '.join(sorted(self.left))}")
+        if problems:
+            raise UsageError("the tree does not match the configuration: " + "; ".join(problems))
 
 
 def convert_reference(params: Mapping[str, Any], options: Mapping[str, Any]) -> ConvertedReference:
-    """Convert the parameters of the public Transformer-VQ and their configuration.
+    """Converts parameters and configuration of the public Transformer-VQ.
 
-    **Arguments:** ``params`` the nested parameter tree as its code has it (a train state with an
-    entry ``params`` will do), of either layout, leaves NumPy or JAX arrays; ``options`` its
-    configuration, the names of its command line (``n_layer``, ``d_k``, ``mem_len`` ...).
+    Args:
+        params: The nested parameters of the reference in either layout, or a train state with an
+            entry `params`. Leaves are NumPy or JAX arrays.
+        options: The configuration, with the names of the reference's command line (`n_layer`,
+            `d_k`, `mem_len`, ...). Dropout rates are optional.
 
-    **Returns:** a :class:`Reference` of configuration, parameters and the collections, in float32.
-    ``embedding_dropout`` and the others are taken over where the options have them.
+    Returns:
+        Configuration, parameters and collections, in float32.
 
-    **Raises:** UsageError that names the leaves or options that are missing, have no place or do
-    not fit each other.
+    Raises:
+        UsageError: Leaves or options are missing, unexpected or inconsistent. The message lists
+            them.
     """
     tree: Mapping[str, Any] = params
     while "params" in tree:
@@ -131,54 +146,59 @@ def convert_reference(params: Mapping[str, Any], options: Mapping[str, Any]) -> 
     convert = _convert_stacked if "stack" in tree else _convert_recurrent
     if "stack" not in tree and "transformer_layers_0" not in tree:
         raise UsageError(
-            f"neither layout of Transformer-VQ: the tree has {', '.join(sorted(tree)) or 'nothing'}"
-            " and needs 'transformer_layers_0' (recurrent) or 'stack' (stacked)"
+            f"unknown layout: the tree has {', '.join(sorted(tree)) or 'no entries'}, but "
+            "Transformer-VQ has 'transformer_layers_0' (recurrent) or 'stack' (stacked)"
         )
     return convert(_Leaves(tree), options)
 
 
 def read_reference(file: str | os.PathLike[str], options: Mapping[str, Any]) -> ConvertedReference:
-    """Read a checkpoint that the public Transformer-VQ wrote with ``flax.training.checkpoints``.
+    """Reads a checkpoint of the public Transformer-VQ, written with `flax.training.checkpoints`.
 
-    **Arguments:** ``file`` the msgpack file of a parameter tree or of a train state; ``options`` as
-    :func:`convert_reference` takes them.
+    Args:
+        file: The msgpack file of parameters or of a train state.
+        options: The configuration, see :func:`convert_reference`.
 
-    **Raises:** UsageError as :func:`convert_reference`, and where the file is no msgpack tree.
+    Returns:
+        Configuration, parameters and collections, in float32.
+
+    Raises:
+        UsageError: The file is not a msgpack tree, or :func:`convert_reference` raises.
     """
     from flax.serialization import msgpack_restore
 
     try:
         tree = msgpack_restore(Path(file).read_bytes())
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{file} is no msgpack tree: {error}") from error
+        raise UsageError(f"{file} is not a msgpack tree: {error}") from error
     if not isinstance(tree, Mapping):
-        raise UsageError(f"{file} holds a {type(tree).__name__} and no tree of parameters")
+        raise UsageError(f"{file} contains a {type(tree).__name__} instead of a tree of parameters")
     return convert_reference(tree, options)
 
 
 def _common(options: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options that have a name of ours: ``names`` (ours -> theirs) and dropout rates."""
+    """Returns dropout rates and the options in `names` (hfseq's name -> the reference's name)."""
     missing = [theirs for theirs in names.values() if theirs not in options]
     if missing:
         raise UsageError(f"the configuration of Transformer-VQ lacks {', '.join(missing)}")
-    found = {ours: options[theirs] for ours, theirs in names.items()}
-    return found | {ours: options.get(theirs, 0.0) for ours, theirs in DROPOUTS.items()}
+    values = {ours: options[theirs] for ours, theirs in names.items()}
+    return values | {ours: options.get(theirs, 0.0) for ours, theirs in DROPOUTS.items()}
 
 
 def _codebook(leaves: _Leaves, theirs: str, ours: str, layer: int | None = None) -> dict[str, Any]:
-    """Return the statistics of one attention, with empty sums for the next step's."""
+    """Returns the codebook statistics of one attention, with zeros for those of the next step."""
     sums, counts = (leaves.take(f"{theirs}/{name}", layer) for name in ("c_sum", "c_count"))
-    found = {"sums": sums, "counts": counts}
-    found |= {f"new_{name}": np.zeros_like(leaf) for name, leaf in found.items()}
-    return {f"{ours}/codebook/{name}": leaf for name, leaf in found.items()}
+    statistics = {"sums": sums, "counts": counts}
+    statistics |= {f"new_{name}": np.zeros_like(leaf) for name, leaf in statistics.items()}
+    return {f"{ours}/codebook/{name}": leaf for name, leaf in statistics.items()}
 
 
 def _finish(
     config: VQTransformerConfig, leaves: _Leaves, params: dict[str, Any], books: dict[str, Any]
 ) -> ConvertedReference:
-    """Check that every leaf found its place and nest what was found, in float32."""
+    """Checks leaves and shapes, and nests the leaves in float32."""
     leaves.check()
-    # The last axis of what bears a name, where one option alone decides it.
+    # The last dimension of leaves for which the options determine it.
     columns = {
         "q_proj": config.query_heads * config.head_dim,
         "k_proj": config.key_heads * config.head_dim,
@@ -191,13 +211,13 @@ def _finish(
         "counts": config.num_codes,
     }
     wrong = [
-        f"'{name}' has {leaf.shape[-1]} columns and the configuration {columns[part]}"
+        f"'{name}' has {leaf.shape[-1]} columns, but the configuration needs {columns[part]}"
         for name, leaf in (params | books).items()
         for part in name.split("/")[-2:]
         if part in columns and leaf.ndim and leaf.shape[-1] != columns[part]
     ]
     if wrong:
-        raise UsageError("not a tree of the given configuration: " + "; ".join(wrong))
+        raise UsageError("the tree does not match the configuration: " + "; ".join(wrong))
 
     def nest(flat: dict[str, Any]) -> dict[str, Any]:
         return unflatten_dict({n: np.asarray(v, np.float32) for n, v in flat.items()}, sep="/")
@@ -225,13 +245,13 @@ def _convert_recurrent(leaves: _Leaves, options: Mapping[str, Any]) -> Converted
     for layer in range(config.num_hidden_layers):
         for name, scanned in (("attention", "scanned_attn1"), ("attention_2", "scanned_attn2")):
             theirs, ours = f"transformer_layers_{layer}/{scanned}", f"model/layers/{layer}/{name}"
-            for own, other in RECURRENT.items():
-                params[f"{ours}/{own}"] = leaves.take(f"{theirs}/{other}")
+            for ours_leaf, theirs_leaf in RECURRENT.items():
+                params[f"{ours}/{ours_leaf}"] = leaves.take(f"{theirs}/{theirs_leaf}")
             # Keys, values and gate, each by heads.
             fused = leaves.take(f"{theirs}/kvg_proj/kernel")
             if fused.shape[-1] not in (0, keys + 2 * values):
                 raise UsageError(
-                    f"kvg_proj has {fused.shape[-1]} columns; n_head={config.key_heads}, "
+                    f"kvg_proj has {fused.shape[-1]} columns, but n_head={config.key_heads}, "
                     f"d_k={config.head_dim} and d_v={config.value_width} need {keys + 2 * values}"
                 )
             parts = np.split(fused, [keys, keys + values], axis=-1)
@@ -244,7 +264,7 @@ def _convert_recurrent(leaves: _Leaves, options: Mapping[str, Any]) -> Converted
         params["model/norm/scale"] = leaves.take("out_ln/g")
         params["model/norm/bias"] = leaves.take("out_ln/b")
     if not config.tie_word_embeddings:
-        leaves.left.discard("token_embedder/bias_out")  # there, and never read
+        leaves.left.discard("token_embedder/bias_out")  # saved, but unused by an untied head
         params["lm_head/kernel"] = leaves.take("out_proj/kernel")
     bias = "token_embedder/bias_out" if config.tie_word_embeddings else "out_proj/bias"
     params["lm_head_bias"] = leaves.take(bias)
@@ -260,8 +280,8 @@ def _convert_stacked(leaves: _Leaves, options: Mapping[str, Any]) -> ConvertedRe
     depths = {leaf.shape[0] for name, leaf in leaves.flat.items() if name.startswith("stack/")}
     if depths != {config.num_hidden_layers}:
         raise UsageError(
-            "not a tree of the given configuration: its leaves have "
-            f"{' and '.join(map(str, sorted(depths)))} layers, n_layer is "
+            "the tree does not match the configuration: its leaves have "
+            f"{' and '.join(map(str, sorted(depths)))} layers, but n_layer is "
             f"{config.num_hidden_layers}"
         )
     gated = config.head_type == "shga"
@@ -271,12 +291,12 @@ def _convert_stacked(leaves: _Leaves, options: Mapping[str, Any]) -> ConvertedRe
     for layer in range(config.num_hidden_layers):
         for number, name in enumerate(("attention", "attention_2") if gated else ("attention",)):
             theirs, ours = f"stack/VQAttention_{number}", f"model/layers/{layer}/{name}"
-            for own, other in names.items():
-                params[f"{ours}/{own}"] = leaves.take(f"{theirs}/{other}", layer)
+            for ours_leaf, theirs_leaf in names.items():
+                params[f"{ours}/{ours_leaf}"] = leaves.take(f"{theirs}/{theirs_leaf}", layer)
             books |= _codebook(leaves, f"{theirs}/quantizer", ours, layer)
-        for own, other in {} if gated else MLP.items():
-            taken = leaves.take(f"stack/MultiLayerPerceptron_0/{other}", layer)
-            params[f"model/layers/{layer}/mlp/{own}"] = taken
+        for ours_leaf, theirs_leaf in {} if gated else MLP.items():
+            kernel = leaves.take(f"stack/MultiLayerPerceptron_0/{theirs_leaf}", layer)
+            params[f"model/layers/{layer}/mlp/{ours_leaf}"] = kernel
     params["model/embed_tokens/embedding"] = leaves.take("token_embed/embedding")
     if config.absolute_positions:
         params["model/position_scale"] = leaves.take("pos_embed/scale")
@@ -288,25 +308,27 @@ def _convert_stacked(leaves: _Leaves, options: Mapping[str, Any]) -> ConvertedRe
 
 
 def _stacked_config(leaves: _Leaves, options: Mapping[str, Any]) -> VQTransformerConfig:
-    """Return the configuration; what it leaves open is read from the shapes."""
-    found, kind = _common(options, OPTIONS), options.get("head_type", "shga")
+    """Returns the configuration. Sizes that the options do not contain come from the shapes."""
+    fields, head_type = _common(options, OPTIONS), options.get("head_type", "shga")
     keys, values = (
         leaves.peek(f"stack/VQAttention_0/qkvg_producer/{name}_proj/kernel").shape[-1]
         for name in "kv"
     )
-    key_heads = max(1, keys // found["head_dim"])
+    key_heads = max(1, keys // fields["head_dim"])
     reduction = options.get("reduction_type", "serial")
     if reduction not in REDUCTIONS:
         raise UsageError(
             f"reduction_type='{reduction}' is unknown (known: {', '.join(REDUCTIONS)})"
         )
-    if kind != "shga":
-        wide = leaves.peek("stack/MultiLayerPerceptron_0/Dense_0/kernel").shape[-1]
-        found |= {"intermediate_size": wide}
+    if head_type != "shga":
+        inner_width = leaves.peek("stack/MultiLayerPerceptron_0/Dense_0/kernel").shape[-1]
+        fields |= {"intermediate_size": inner_width}
     return VQTransformerConfig(
-        **found,
-        head_type=kind,
-        num_attention_heads=1 if kind == "shga" else found["hidden_size"] // found["head_dim"],
+        **fields,
+        head_type=head_type,
+        num_attention_heads=1
+        if head_type == "shga"
+        else fields["hidden_size"] // fields["head_dim"],
         num_key_value_heads=key_heads,
         value_dim=values // key_heads,
         window_size=options["block_len"],

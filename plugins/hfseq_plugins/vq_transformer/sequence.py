@@ -1,9 +1,11 @@
-"""Attention on a mesh, above all of rows that are cut over its ``sequence`` axis.
+"""Attention on a mesh, including rows that are sharded over the mesh axis `sequence`.
 
-Every device of that axis has a piece of the text. What leaves its window is summed up by code
-there, and the sums of all pieces before one are its cache when it begins: the cache is a monoid.
-The window before a piece comes from its left neighbours. Keys and values never come together on one
-device.
+Each device of that axis has a piece of the text. A device summarizes by code the tokens that leave
+its window. The cache at the start of a piece is the merged summary of all pieces before it, since
+caches form a monoid. The window before a piece comes from its left neighbors. No device gathers
+all keys and values.
+
+Dimensions in shapes are those of :mod:`hfseq_plugins.vq_transformer.blocks`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from hfseq_plugins.vq_transformer.state import (
 logger = logging.getLogger(__name__)
 
 AXIS = "sequence"
-# The axes of all that goes in and out: batch, heads, groups of queries, tokens, widths of values.
+# Dimensions of inputs and outputs: b rows, h key heads, g query heads per key head, t tokens, v
+# width of values. A dot is never sharded.
 _INPUTS = {"query": "bhgt.", "key": "bht.", "value": "bhtv", "code": "bht", "segment": "bt"}
 _TERMS = {"codebook": "h..", "relative": ".h.", "content": "hg..", "position": "hg.."}
 _STATE = {
@@ -52,16 +55,17 @@ _STATE = {
 
 
 def mesh_for(tokens: int, block: int) -> Mesh | None:
-    """Return the mesh, if any, if its ``sequence`` axis cuts rows of ``tokens`` into whole blocks.
+    """Returns the mesh to attend on, or None for attention on one device.
 
-    Pieces of other lengths would have other blocks than one device has, and so other gradients.
+    The mesh axis `sequence` must split rows of `tokens` tokens into whole blocks. Otherwise blocks,
+    and with them gradients, would differ from those on one device.
     """
     mesh = nn.current_options().mesh
     if mesh is None or mesh.size == 1:
         return None
-    ways = _pieces(mesh)
-    if ways > 1 and tokens % (ways * block):
-        _say_whole(tokens, ways, block)
+    axis_size = _pieces(mesh)
+    if axis_size > 1 and tokens % (axis_size * block):
+        _warn_not_split(tokens, axis_size, block)
         return None
     return mesh
 
@@ -71,15 +75,15 @@ def _pieces(mesh: Mesh) -> int:
 
 
 @functools.cache
-def _say_whole(tokens: int, ways: int, block: int) -> None:
-    """Warn, once and not for every layer."""
+def _warn_not_split(tokens: int, axis_size: int, block: int) -> None:
+    """Warns once, not for every layer."""
     logger.warning(
-        "rows of %d tokens are not cut over --mesh sequence=%d: their length has to be a multiple "
-        "of %d (sequence=%d times block_size=%d)",
+        "rows of %d tokens are not split over --mesh sequence=%d: their length has to be a "
+        "multiple of %d (sequence=%d times block_size=%d)",
         tokens,
-        ways,
-        ways * block,
-        ways,
+        axis_size,
+        axis_size * block,
+        axis_size,
         block,
     )
 
@@ -88,37 +92,43 @@ def attend(
     mesh: Mesh,
     inputs: AttentionInputs,
     terms: ScoreTerms,
-    how: AttentionOptions,
+    options: AttentionOptions,
     state: State | None,
     lengths: jax.Array | None,
 ) -> tuple[jax.Array, State | None]:
-    """Do what ``attention.attend`` does, each device on its piece of the rows.
+    """Attends on a mesh, see `layers.attend`. Each device processes its piece of the rows.
 
-    All axes of the mesh are divided here: XLA cannot divide scatters over the others by itself.
+    All mesh axes are manual here, since XLA does not shard scatters over the other axes itself.
     """
-    split, ways = _split(mesh, inputs), _pieces(mesh)
+    split, axis_size = _split(mesh, inputs), _pieces(mesh)
 
     def local(
         inputs: AttentionInputs, terms: ScoreTerms, state: State | None, lengths: jax.Array | None
     ) -> tuple[jax.Array, State | None]:
-        """Attend with this device's piece; the state after the whole row comes out everywhere."""
-        if ways == 1:
-            return attend_on_device(inputs, terms, how, state, lengths)
-        here, tokens, codes = lax.axis_index(AXIS), inputs.code.shape[-1], terms.codebook.shape[1]
-        mine = None if lengths is None else jnp.clip(lengths - here * tokens, 0, tokens)
-        tape = TokenBlocks(inputs, codes, how, _window(inputs, how, codes, state, here, ways), mine)
-        tape.cache = _prefix(tape, None if state is None else state.cache, here)
-        out, cache = run_blocks(tape, terms, how)
+        """Attends with the piece of this device. All devices return the state after the row."""
+        if axis_size == 1:
+            return attend_on_device(inputs, terms, options, state, lengths)
+        index, tokens, codes = lax.axis_index(AXIS), inputs.code.shape[-1], terms.codebook.shape[1]
+        local_lengths = None if lengths is None else jnp.clip(lengths - index * tokens, 0, tokens)
+        piece = TokenBlocks(
+            inputs,
+            codes,
+            options,
+            _window(inputs, options, codes, state, index, axis_size),
+            local_lengths,
+        )
+        piece.cache = _prefix(piece, None if state is None else state.cache, index)
+        out, cache = run_blocks(piece, terms, options)
         if state is None:
             return out, None
-        begun = state._replace(position=state.position + here * tokens)
-        last: Any = ways - 1 if lengths is None else jnp.maximum(lengths - 1, 0) // tokens
+        start_state = state._replace(position=state.position + index * tokens)
+        last: Any = axis_size - 1 if lengths is None else jnp.maximum(lengths - 1, 0) // tokens
 
-        def of_last(leaf: jax.Array) -> jax.Array:
-            chosen = jnp.reshape(last == here, (-1, *(1,) * (leaf.ndim - 1)))
-            return lax.psum(jnp.where(chosen, leaf, jnp.zeros_like(leaf)), AXIS)
+        def broadcast_last(leaf: jax.Array) -> jax.Array:
+            is_last = jnp.reshape(last == index, (-1, *(1,) * (leaf.ndim - 1)))
+            return lax.psum(jnp.where(is_last, leaf, jnp.zeros_like(leaf)), AXIS)
 
-        return out, State(*map(of_last, tape.end(begun, cache)))
+        return out, State(*map(broadcast_last, piece.end(start_state, cache)))
 
     states = _specs(state, _STATE, split)
     call = jax.shard_map(
@@ -137,115 +147,116 @@ def attend(
 
 
 def _split(mesh: Mesh, inputs: AttentionInputs) -> dict[str, Any]:
-    """Return the axes of the mesh that cut each kind of axis, where their size divides it."""
+    """Returns the mesh axes that shard each dimension, if their size divides it."""
     batch, heads, groups = inputs.query.shape[:3]
     rows = tuple(name for name in ("data", "fsdp") if name in mesh.shape)
     split: dict[str, Any] = {"t": AXIS} if AXIS in mesh.shape else {}
     if batch % math.prod(mesh.shape[name] for name in rows) == 0:
         split["b"] = rows
-    ways = dict(mesh.shape).get("tensor", 1)
+    axis_size = dict(mesh.shape).get("tensor", 1)
     sizes = {"h": heads, "g": groups, "v": inputs.value.shape[-1]}
-    chosen = next((kind for kind, size in sizes.items() if size % ways == 0), None)
-    return split if ways == 1 or chosen is None else {**split, chosen: "tensor"}
+    tensor_dim = next((dim for dim, size in sizes.items() if size % axis_size == 0), None)
+    return split if axis_size == 1 or tensor_dim is None else {**split, tensor_dim: "tensor"}
 
 
-def _spec(kinds: str, split: dict[str, Any]) -> PartitionSpec:
-    return PartitionSpec(*(split.get(kind) for kind in kinds))
+def _spec(dims: str, split: dict[str, Any]) -> PartitionSpec:
+    return PartitionSpec(*(split.get(dim) for dim in dims))
 
 
 def _specs(
     leaves: AttentionInputs | ScoreTerms | State | None,
-    kinds: dict[str, str],
+    dims: dict[str, str],
     split: dict[str, Any],
 ) -> Any:
-    """Return where each of the named ``leaves`` lies; None where there is none."""
+    """Returns the partition specs of a named tuple, None for missing leaves."""
     if leaves is None:
         return None
     present = {name for name, leaf in leaves._asdict().items() if leaf is not None}
-    return leaves._replace(**{name: _spec(kinds[name], split) for name in present})
+    specs: dict[str, Any] = {name: _spec(dims[name], split) for name in present}
+    return leaves._replace(**specs)
 
 
-# -- what comes from the left
+# -- window and cache from the pieces to the left
 # ---------------------------------------------------------------------------------------
 
 
 def _window(
     inputs: AttentionInputs,
-    how: AttentionOptions,
+    options: AttentionOptions,
     codes: int,
     state: State | None,
-    here: jax.Array,
-    ways: int,
+    index: jax.Array,
+    axis_size: int,
 ) -> PastTokens:
-    """Return the M tokens before this piece; the cache is still to be found."""
+    """Returns the M tokens before this piece, with an empty cache."""
     batch, heads, _ = inputs.code.shape
-    before: tuple[Any, ...] = (None, None, None) if state is None else window_in_order(state)
+    window: tuple[Any, ...] = (None, None, None) if state is None else window_in_order(state)
 
-    def of(x: jax.Array, earlier: jax.Array | None, fill: int, axis: int) -> jax.Array:
+    def past_tokens(x: jax.Array, earlier: jax.Array | None, fill: int, axis: int) -> jax.Array:
         if earlier is None:
-            shape = (*x.shape[:axis], how.window, *x.shape[axis + 1 :])
+            shape = (*x.shape[:axis], options.window, *x.shape[axis + 1 :])
             earlier = jnp.full(shape, fill, x.dtype)
-        if not how.window:
+        if not options.window:
             return earlier.astype(x.dtype)
-        # The pieces to the left, as many as the window reaches; before them the row's beginning.
+        # From as many pieces to the left as the window covers, and from the state before the row.
         tokens = x.shape[axis]
-        hops = math.ceil(how.window / tokens)
-        unit = how.window if hops == 1 else tokens
+        hops = math.ceil(options.window / tokens)
+        unit = options.window if hops == 1 else tokens
         sizes = [(0, 0)] * x.ndim
-        sizes[axis] = (hops * unit - how.window, 0)
+        sizes[axis] = (hops * unit - options.window, 0)
         padded = jnp.pad(earlier.astype(x.dtype), sizes, constant_values=fill)
         tail = lax.slice_in_dim(x, tokens - unit, None, axis=axis)
         parts = []
         for hop in range(hops, 0, -1):
-            start = jnp.clip(hops - hop + here, 0, hops - 1) * unit
-            known = lax.dynamic_slice_in_dim(padded, start, unit, axis=axis)
-            parts.append(jnp.where(here < hop, known, _shift(tail, hop, ways)))
-        joined = jnp.concatenate(parts, axis)
-        return lax.slice_in_dim(joined, hops * unit - how.window, None, axis=axis)
+            start = jnp.clip(hops - hop + index, 0, hops - 1) * unit
+            from_state = lax.dynamic_slice_in_dim(padded, start, unit, axis=axis)
+            parts.append(jnp.where(index < hop, from_state, _shift(tail, hop, axis_size)))
+        tokens_before = jnp.concatenate(parts, axis)
+        return lax.slice_in_dim(tokens_before, hops * unit - options.window, None, axis=axis)
 
     segment, following = inputs.segment, None
     if segment is not None:
-        following = _shift(segment[:, 0], -1, ways)
-        segment = of(segment, None, 0, 1)
+        following = _shift(segment[:, 0], -1, axis_size)
+        segment = past_tokens(segment, None, 0, 1)
     empty = Cache(
         jnp.zeros((batch, heads, codes, inputs.value.shape[-1])),
         jnp.zeros((batch, heads, codes), jnp.int32),
     )
     return PastTokens(
-        of(inputs.key, before[0], 0, 2),
-        of(inputs.value, before[1], 0, 2),
-        of(inputs.code, before[2], codes, 2),
+        past_tokens(inputs.key, window[0], 0, 2),
+        past_tokens(inputs.value, window[1], 0, 2),
+        past_tokens(inputs.code, window[2], codes, 2),
         empty,
         segment,
         following,
     )
 
 
-def _shift(x: jax.Array, places: int, ways: int) -> jax.Array:
-    """Send ``x`` so many devices to the right; 0 comes where nothing does."""
-    pairs = [(i, i + places) for i in range(ways) if 0 <= i + places < ways]
+def _shift(x: jax.Array, hops: int, axis_size: int) -> jax.Array:
+    """Sends `x` to the device `hops` to the right. Devices without a sender receive 0."""
+    pairs = [(i, i + hops) for i in range(axis_size) if 0 <= i + hops < axis_size]
     return lax.ppermute(x, AXIS, pairs) if pairs else jnp.zeros_like(x)
 
 
-def _prefix(tape: TokenBlocks, start: Cache | None, here: jax.Array) -> Cache:
-    """Return the cache before this piece: what has left the window in all pieces before it.
+def _prefix(piece: TokenBlocks, start: Cache | None, index: jax.Array) -> Cache:
+    """Returns the cache before this piece: all tokens that have left the windows before it.
 
-    Of packed rows only what belongs to the document that the piece begins with.
+    With packed rows only tokens of the document at the start of the piece count.
     """
-    # Blocks (R, B, H, L, ...) side by side: (B, H, R * L, ...).
-    leaving = (jnp.moveaxis(leaf, 0, 2) for leaf in tape.leaving())
+    # Joins the blocks: (R, B, H, L, ...) to (B, H, R * L, ...).
+    leaving = (jnp.moveaxis(leaf, 0, 2) for leaf in piece.leaving())
     value, code = (x.reshape(*x.shape[:2], -1, *x.shape[4:]) for x in leaving)
-    first = tape.first_segments()
-    if first is not None and tape.segment is not None:
-        own = tape.segment[:, : code.shape[-1]] == first[-1][:, None]
-        code = jnp.where(own[:, None], code, tape.codes)
-    totals = lax.all_gather(summarize_by_code(value, code, tape.codes), AXIS)
-    places = jnp.arange(len(totals.count))
-    taken = jnp.broadcast_to((places < here)[:, None], totals.count.shape[:2])
+    first = piece.first_segments()
+    if first is not None and piece.segment is not None:
+        same_document = piece.segment[:, : code.shape[-1]] == first[-1][:, None]
+        code = jnp.where(same_document[:, None], code, piece.codes)
+    totals = lax.all_gather(summarize_by_code(value, code, piece.codes), AXIS)
+    numbers = jnp.arange(len(totals.count))
+    included = jnp.broadcast_to((numbers < index)[:, None], totals.count.shape[:2])
     if first is not None:
-        taken &= lax.all_gather(first[-1], AXIS) == first[0]
-    counts = jnp.where(taken[..., None, None], totals.count, 0)
+        included &= lax.all_gather(first[-1], AXIS) == first[0]
+    counts = jnp.where(included[..., None, None], totals.count, 0)
     count = counts.sum(0)
     shares = counts / jnp.maximum(count, 1)
-    before = Cache((shares[..., None] * totals.mean).sum(0), count)
-    return before if start is None else merge(start, before)
+    evicted = Cache((shares[..., None] * totals.mean).sum(0), count)
+    return evicted if start is None else merge(start, evicted)

@@ -1,4 +1,4 @@
-"""How the VQ Transformer is split over devices."""
+"""Sharding rules of the VQ Transformer, and the sharding of its heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hfseq import nn
 if TYPE_CHECKING:
     from hfseq_plugins.vq_transformer.blocks import AttentionInputs
 
-#: Queries, keys and codes of a gated head are needed whole where its values are split by columns.
+#: A gated head splits its values by columns. Queries, keys and codes stay unsplit.
 RULES = [
     (r"embed_tokens/embedding$", "embedding"),
     (r"(v_proj|g_proj|up_proj)/kernel$", "column"),
@@ -28,28 +28,30 @@ _ANY = PartitionSpec.UNCONSTRAINED
 
 
 def split_heads(inputs: AttentionInputs) -> AttentionInputs:
-    """Give each device of the ``tensor`` axis its heads, where it divides their number.
+    """Shards heads over the mesh axis `tensor`, if its size divides their number.
 
-    Key heads with all that is theirs, or else the query heads of one key head, which all need its
-    values. A single head stays whole: only the columns of its values are split.
+    It shards key heads if possible, otherwise the query heads of a key head, which share its
+    values. A single head is not sharded: only the columns of its values are split.
     """
     mesh = nn.current_options().mesh
-    ways = 1 if mesh is None else dict(mesh.shape).get("tensor", 1)
-    if mesh is None or ways == 1:
+    axis_size = 1 if mesh is None else dict(mesh.shape).get("tensor", 1)
+    if mesh is None or axis_size == 1:
         return inputs
 
-    def place(x: jax.Array, *axes: str | None) -> jax.Array:
+    def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         spec = PartitionSpec(_ANY, *axes, *(_ANY,) * (x.ndim - 1 - len(axes)))
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
     heads, queries = inputs.query.shape[1:3]
-    if heads % ways == 0:
-        own = {name: place(getattr(inputs, name), "tensor") for name in inputs._fields[:4]}
-        return inputs._replace(**own)
-    if queries % ways == 0:
+    if heads % axis_size == 0:
+        constrained = {
+            name: constrain(getattr(inputs, name), "tensor") for name in inputs._fields[:4]
+        }
+        return inputs._replace(**constrained)
+    if queries % axis_size == 0:
         value = NamedSharding(mesh, PartitionSpec(_ANY, None, _ANY, None))
         return inputs._replace(
-            query=place(inputs.query, None, "tensor"),
+            query=constrain(inputs.query, None, "tensor"),
             value=jax.lax.with_sharding_constraint(inputs.value, value),
         )
     return inputs

@@ -1,4 +1,7 @@
-"""What a layer remembers of a text, in a fixed space: a window of keys and a cache by code."""
+"""The state of an attention layer: a window of keys and a cache by code, of fixed size.
+
+Dimensions in shapes are those of :mod:`hfseq_plugins.vq_transformer.blocks`.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +25,29 @@ STATE_RANKS = {
 
 
 class Cache(NamedTuple):
-    """Keys that left the window, by code.
+    """The tokens that left the window, grouped by code.
 
-    ``mean`` (B, Hk, S, V) of their values, float32, and ``count`` (B, Hk, S), int32: it is exact as
-    far as anybody decodes.
+    Attributes:
+        mean: The mean value of each code, float32 `(B, Hk, S, V)`.
+        count: The number of tokens of each code, int32 `(B, Hk, S)`.
     """
 
     mean: jax.Array
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
 
 
 class State(NamedTuple):
-    """The state of one attention after ``position`` (B,) tokens.
+    """The state of one attention layer.
 
-    ``window_key`` (B, Hk, M, K) float32, ``window_value`` (B, Hk, M, V) and ``window_code``
-    (B, Hk, M) are a ring: token i lies in slot i modulo M. The code S marks an empty slot.
+    The window is a ring buffer: token i is in slot i modulo M. The code S marks an empty slot.
+
+    Attributes:
+        window_key: Float32 `(B, Hk, M, K)`.
+        window_value: `(B, Hk, M, V)`.
+        window_code: `(B, Hk, M)`.
+        cache_mean: Float32 `(B, Hk, S, V)`, see :class:`Cache`.
+        cache_count: Int32 `(B, Hk, S)`.
+        position: The number of tokens so far, `(B,)`.
     """
 
     window_key: jax.Array
@@ -53,7 +64,7 @@ class State(NamedTuple):
 
 
 def empty_state(batch: int, config: VQTransformerConfig, dtype: DTypeLike) -> State:
-    """Return the state before the first token; ``dtype`` is that of the values."""
+    """Returns the state before the first token. `dtype` is the type of the values."""
     heads, window, codes = config.key_heads, config.window_size, config.num_codes
     return State(
         window_key=jnp.zeros((batch, heads, window, config.head_dim)),
@@ -66,17 +77,17 @@ def empty_state(batch: int, config: VQTransformerConfig, dtype: DTypeLike) -> St
 
 
 def reset(state: State, rows: jax.Array, codes: int) -> State:
-    """Empty the state of the ``rows`` (B,) that are True; ``codes`` marks an empty slot."""
+    """Empties the state of the rows, `(B,)`, that are True. `codes` marks an empty slot."""
 
     def clear(leaf: jax.Array, name: str) -> jax.Array:
-        chosen = rows.reshape(-1, *(1,) * (leaf.ndim - 1))
-        return jnp.where(chosen, codes if name == "window_code" else 0, leaf).astype(leaf.dtype)
+        row_mask = rows.reshape(-1, *(1,) * (leaf.ndim - 1))
+        return jnp.where(row_mask, codes if name == "window_code" else 0, leaf).astype(leaf.dtype)
 
     return State(*(clear(leaf, name) for name, leaf in state._asdict().items()))
 
 
 def window_in_order(state: State) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return keys, values and codes of the window, the oldest token first."""
+    """Returns keys, values and codes of the window, oldest token first."""
     window = state.window_code.shape[-1]
     slots = (state.position[:, None] + jnp.arange(window)) % max(window, 1)
     return (
@@ -87,33 +98,33 @@ def window_in_order(state: State) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def ring_order(position: jax.Array, window: int) -> jax.Array:
-    """Return (B, M): which of the last M tokens, the oldest being 0, lies in each slot."""
+    """Returns which of the last M tokens, counted from the oldest, is in each slot, `(B, M)`."""
     return (jnp.arange(window) - position[:, None]) % max(window, 1)
 
 
-def take(leaf: jax.Array, places: jax.Array) -> jax.Array:
-    """Pick ``places`` (B, n) along the third axis of (B, H, T) or (B, H, T, F)."""
-    index = places[:, None] if leaf.ndim == 3 else places[:, None, :, None]
+def take(leaf: jax.Array, indices: jax.Array) -> jax.Array:
+    """Takes `indices`, `(B, n)`, along the third axis of `(B, H, T)` or `(B, H, T, F)`."""
+    index = indices[:, None] if leaf.ndim == 3 else indices[:, None, :, None]
     return jnp.take_along_axis(leaf, index, axis=2, mode="clip")
 
 
 def merge(cache: Cache, new: Cache) -> Cache:
-    """Put two caches together; associative, with the empty cache as its neutral element."""
+    """Merges two caches. Associative, with the empty cache as the neutral element."""
     count = cache.count + new.count
-    below = jnp.maximum(count, 1)
-    old, young = cache.count / below, new.count / below
-    return Cache(old[..., None] * cache.mean + young[..., None] * new.mean, count)
+    divisor = jnp.maximum(count, 1)
+    old_share, new_share = cache.count / divisor, new.count / divisor
+    return Cache(old_share[..., None] * cache.mean + new_share[..., None] * new.mean, count)
 
 
 def summarize_by_code(value: jax.Array, code: jax.Array, codes: int) -> Cache:
-    """Gather values (..., T, V) by their codes (..., T); codes of ``codes`` and up are left out."""
+    """Builds a cache from values `(..., T, V)` and their codes, ignoring codes from `codes` on."""
     lead, width = code.shape[:-1], value.shape[-1]
     groups = code.size // max(code.shape[-1], 1)
     flat = jnp.minimum(code, codes).reshape(groups, -1)
-    places = (flat + (codes + 1) * jnp.arange(groups)[:, None]).reshape(-1)
+    indices = (flat + (codes + 1) * jnp.arange(groups)[:, None]).reshape(-1)
     size = groups * (codes + 1)
-    sums = jnp.zeros((size, width)).at[places].add(value.reshape(-1, width).astype(jnp.float32))
-    count = jnp.zeros(size, jnp.int32).at[places].add(1)
+    sums = jnp.zeros((size, width)).at[indices].add(value.reshape(-1, width).astype(jnp.float32))
+    count = jnp.zeros(size, jnp.int32).at[indices].add(1)
     sums = sums.reshape(*lead, codes + 1, width)[..., :codes, :]
     count = count.reshape(*lead, codes + 1)[..., :codes]
     return Cache(sums / jnp.maximum(count, 1)[..., None], count)

@@ -231,7 +231,7 @@ class LanguageAdapter(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Self-attention and feed-forward, pre-norm with `do_stable_layer_norm`, else post-norm."""
+    """Self-attention and feed-forward, post-norm or (`do_stable_layer_norm`) pre-norm."""
 
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         self.attention = Attention(config, rngs)

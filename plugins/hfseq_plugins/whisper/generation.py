@@ -81,8 +81,8 @@ class WhisperGeneration(_Model):
                 at a time.
             generation_config: Generation options. It is never modified. Default: the model's.
             logits_processor: Additional logits processors.
-            return_timestamps: Whether to predict timestamps. Default: `True` for windows, else the
-                value in `generation_config`.
+            return_timestamps: Whether to predict timestamps. Default: `True` for windows, and the
+                value in `generation_config` otherwise.
             task: `"transcribe"` or `"translate"`.
             language: The language of the speech as a code, an English name or a token (`"de"`,
                 `"german"`, `"<|de|>"`), or a list with one language per row. By default a

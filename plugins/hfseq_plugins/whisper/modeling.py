@@ -147,7 +147,7 @@ class WhisperModule(nnx.Module):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> out.FlaxModelOutput:
-        """Runs the encoder. There is no mask: padding is encoded as silence."""
+        """Runs the encoder, without a mask: padding is encoded as silence."""
         return self.encoder(
             input_features,
             rngs=rngs,

@@ -219,7 +219,7 @@ class WMTTransformerConfig(Presets, PretrainedConfig):
         `hfseq` of the result contains the options that are needed to convert it back.
 
         Raises:
-            UsageError: There is no twin, for the reasons of :meth:`twin_problems`.
+            UsageError: The configuration has no twin, for the reasons of :meth:`twin_problems`.
         """
         from transformers import MarianConfig, PegasusConfig
 

@@ -1,4 +1,4 @@
-"""The PyTorch twin by itself: the reference's golden numbers, its state, and training."""
+"""The PyTorch version: the reference's golden numbers, its state, and training."""
 
 from __future__ import annotations
 
@@ -47,16 +47,18 @@ def test_twin_trains_as_the_reference_does(golden, case):
     loss = (mask * nll).mean() + output.auxiliary_loss / mask.numel()
     assert loss.item() == pytest.approx(float(golden[f"{case}/loss_total"]), rel=1e-5)
     loss.backward()
-    wanted = golden.reference(case, "grads")
-    found = torch_twins.gradients(model)
-    for name, leaf in torch_twins.to_state_dict(wanted.params).items():
-        assert max_difference(found[name], leaf) <= 2e-5 * float(leaf.abs().max()) + 1e-8, name
-    if main:  # the other family's own statistics are wrong, see vq_golden.md
-        before = torch_twins.to_state_dict({}, golden.reference(case).extra)
+    expected = golden.reference(case, "grads")
+    actual = torch_twins.gradients(model)
+    for name, leaf in torch_twins.to_state_dict(expected.params).items():
+        assert max_difference(actual[name], leaf) <= 2e-5 * float(leaf.abs().max()) + 1e-8, name
+    if main:  # the statistics of the other layout are wrong, see vq_golden.md
+        old_statistics = torch_twins.to_state_dict({}, golden.reference(case).extra)
         model.update_codebooks()
-        for name, step in torch_twins.to_state_dict({}, wanted.extra).items():
-            limit = 2e-5 * float(before[name].abs().max())
-            assert max_difference(model.state_dict()[name], before[name] - step) <= limit, name
+        for name, step in torch_twins.to_state_dict({}, expected.extra).items():
+            limit = 2e-5 * float(old_statistics[name].abs().max())
+            assert max_difference(model.state_dict()[name], old_statistics[name] - step) <= limit, (
+                name
+            )
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -65,38 +67,40 @@ def test_twin_trains_as_the_reference_does(golden, case):
 )
 def test_result_depends_on_neither_block_nor_cut_of_the_text(head, window, block):
     tokens, sizes = ids(2, 23), {"window_size": window}
-    wanted, whole = run_in_steps(tiny_model(head, **sizes, block_size=64), tokens, 23)
+    expected, full_state = run_in_steps(tiny_model(head, **sizes, block_size=64), tokens, 23)
     for length in (1, 4, 23):
         logits, state = run_in_steps(tiny_model(head, **sizes, block_size=block), tokens, length)
-        assert max_difference(logits, wanted) <= 1e-5
-        for ours, theirs in zip(leaves(state), leaves(whole), strict=True):
+        assert max_difference(logits, expected) <= 1e-5
+        for ours, theirs in zip(leaves(state), leaves(full_state), strict=True):
             assert max_difference(ours, theirs) <= 1e-5
 
 
 @pytest.mark.parametrize("changes", [{}, {"use_compressive_cache": False}, {"num_codes": 1}])
 def test_quadratic_type_is_the_same_function(changes):
     tokens = ids(2, 23)
-    wanted = tiny_model("gqa", attention_type="vq_quadratic", **changes)(tokens).logits
-    assert max_difference(tiny_model("gqa", **changes)(tokens).logits, wanted) <= 1e-5
+    expected = tiny_model("gqa", attention_type="vq_quadratic", **changes)(tokens).logits
+    assert max_difference(tiny_model("gqa", **changes)(tokens).logits, expected) <= 1e-5
 
 
 @pytest.mark.parametrize("head", ["shga", "gqa"])
-@pytest.mark.parametrize("kind", ["vq", "full"])
-def test_hidden_tokens_leave_no_trace(head, kind):
-    model, tokens = tiny_model(head, attention_type=kind), ids(1, 17)
-    wanted = model(tokens, use_cache=True)
-    places = torch.tensor([[3 + i for i in range(17)], list(range(17)), [2 * i for i in range(17)]])
+@pytest.mark.parametrize("variant", ["vq", "full"])
+def test_hidden_tokens_leave_no_trace(head, variant):
+    model, tokens = tiny_model(head, attention_type=variant), ids(1, 17)
+    expected = model(tokens, use_cache=True)
+    positions = torch.tensor(
+        [[3 + i for i in range(17)], list(range(17)), [2 * i for i in range(17)]]
+    )
     rows, mask = torch.full((3, 40), 5), torch.zeros(3, 40, dtype=torch.long)
-    rows.scatter_(1, places, tokens.expand(3, -1))
-    mask.scatter_(1, places, 1)
-    found = model(rows, attention_mask=mask, use_cache=True)
+    rows.scatter_(1, positions, tokens.expand(3, -1))
+    mask.scatter_(1, positions, 1)
+    actual = model(rows, attention_mask=mask, use_cache=True)
     for row in range(3):
-        assert max_difference(found.logits[row, places[row]], wanted.logits[0]) <= 1e-5
-    # what follows a row's tokens shows the last of them again, so right-padded prompts go on
-    assert max_difference(found.logits[:, -1], wanted.logits[:, -1].expand(3, -1)) <= 1e-5
-    if kind == "vq":
+        assert max_difference(actual.logits[row, positions[row]], expected.logits[0]) <= 1e-5
+    # padding after a row repeats the output of its last token, for right-padded prompts
+    assert max_difference(actual.logits[:, -1], expected.logits[:, -1].expand(3, -1)) <= 1e-5
+    if variant == "vq":
         for ours, theirs in zip(
-            leaves(found.past_key_values), leaves(wanted.past_key_values), strict=True
+            leaves(actual.past_key_values), leaves(expected.past_key_values), strict=True
         ):
             assert max_difference(ours, theirs.expand_as(ours)) <= 1e-5
 
@@ -104,22 +108,24 @@ def test_hidden_tokens_leave_no_trace(head, kind):
 def test_one_hidden_token_changes_no_state():
     model, tokens = tiny_model("mha"), ids(2, 9)
     _, state = run_in_steps(model, tokens, 9)
-    before = copy.deepcopy(state)
+    old_state = copy.deepcopy(state)
     with torch.no_grad():
         mask = torch.tensor([[0], [1]])
         output = model(tokens[:, :1], attention_mask=mask, past_key_values=state)
-    after = output.past_key_values
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(leaves(after), leaves(before), strict=True))
-    assert after.position.tolist() == [9, 10]
+    new_state = output.past_key_values
+    assert all(
+        torch.equal(a[0], b[0]) for a, b in zip(leaves(new_state), leaves(old_state), strict=True)
+    )
+    assert new_state.position.tolist() == [9, 10]
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_both_names_of_the_state_are_understood(name):
     model, tokens = tiny_model("shga"), ids(2, 12)
-    given = {name: model(tokens[:, :6], use_cache=True).past_key_values}
-    rest = model(tokens[:, 6:], **given)
-    torch.testing.assert_close(rest.logits, model(tokens).logits[:, 6:], atol=1e-5, rtol=1e-4)
-    assert rest[modeling.CACHE] is given[name]
+    state_argument = {name: model(tokens[:, :6], use_cache=True).past_key_values}
+    remainder = model(tokens[:, 6:], **state_argument)
+    torch.testing.assert_close(remainder.logits, model(tokens).logits[:, 6:], atol=1e-5, rtol=1e-4)
+    assert remainder[modeling.CACHE] is state_argument[name]
 
 
 def test_state_carries_gradients_until_it_is_detached():
@@ -147,8 +153,8 @@ def test_labels_give_the_mean_over_those_that_count():
     assert output.loss.item() == pytest.approx(nll.mean().item(), rel=1e-6)
     assert output.auxiliary_loss is None
     trained = model.train()(tokens, labels=labels)
-    whole = nll.mean() + trained.auxiliary_loss / nll.numel()
-    assert trained.loss.item() == pytest.approx(whole.item(), rel=1e-6)
+    expected_loss = nll.mean() + trained.auxiliary_loss / nll.numel()
+    assert trained.loss.item() == pytest.approx(expected_loss.item(), rel=1e-6)
     summed = model(tokens, labels=labels, num_items_in_batch=4 * nll.numel())
     assert 4 * summed.loss.item() == pytest.approx(trained.loss.item(), rel=1e-6)
 
@@ -156,7 +162,7 @@ def test_labels_give_the_mean_over_those_that_count():
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("head", ["shga", "mha"])
 def test_checkpointed_layers_have_the_same_gradients_and_count_once(head, reentrant):
-    # with dropout: what is computed again has to be the same
+    # with dropout, recomputed layers must draw the same masks
     rates = {"residual_dropout": 0.3, "layer_dropout": 0.3, "sinusoid_dropout": 0.2}
     plain, saving = (tiny_model(head, num_hidden_layers=2, **rates).train() for _ in range(2))
     saving.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -168,9 +174,9 @@ def test_checkpointed_layers_have_the_same_gradients_and_count_once(head, reentr
         torch.manual_seed(0)
         model(tokens, labels=tokens).loss.backward()
     assert len(calls) == 2
-    wanted, found = torch_twins.gradients(plain), torch_twins.gradients(saving)
-    assert all(max_difference(found[name], leaf) <= 1e-6 for name, leaf in wanted.items())
-    assert all(np.abs(leaf).max() > 0 for leaf in wanted.values())
+    expected, actual = torch_twins.gradients(plain), torch_twins.gradients(saving)
+    assert all(max_difference(actual[name], leaf) <= 1e-6 for name, leaf in expected.items())
+    assert all(np.abs(leaf).max() > 0 for leaf in expected.values())
     plain.update_codebooks()
     saving.update_codebooks()
     for name, leaf in plain.state_dict().items():
@@ -179,25 +185,25 @@ def test_checkpointed_layers_have_the_same_gradients_and_count_once(head, reentr
 
 def test_codebooks_move_once_for_all_passes_of_a_step():
     model, tokens = tiny_model("gqa").train(), ids(4, 9)
-    whole = copy.deepcopy(model)
-    whole(tokens)
-    before = {name: leaf.clone() for name, leaf in model.named_buffers()}
+    other_model = copy.deepcopy(model)
+    other_model(tokens)
+    old_buffers = {name: leaf.clone() for name, leaf in model.named_buffers()}
     for rows in tokens.split(2):
         model(rows)
-    assert all(torch.equal(leaf, before[name]) for name, leaf in model.named_buffers())
-    for twin in (model, whole):
+    assert all(torch.equal(leaf, old_buffers[name]) for name, leaf in model.named_buffers())
+    for twin in (model, other_model):
         twin.update_codebooks()
-        twin.update_codebooks()  # nothing new was read
+        twin.update_codebooks()  # without new keys
     for name, leaf in model.named_buffers():
-        assert not torch.equal(leaf, before[name])
-        assert max_difference(leaf, dict(whole.named_buffers())[name]) <= 1e-6
+        assert not torch.equal(leaf, old_buffers[name])
+        assert max_difference(leaf, dict(other_model.named_buffers())[name]) <= 1e-6
 
 
 def test_layers_are_dropped_for_whole_rows():
     model, tokens = tiny_model("shga", layer_dropout=0.5).train(), ids(1, 5).repeat(64, 1)
     torch.manual_seed(0)
     states = model(tokens, output_hidden_states=True).hidden_states
-    # with two parts that are kept or left out, rows differ in four ways at most
+    # two blocks that are kept or dropped give at most four different rows
     assert len(torch.unique(states[-1].detach().round(decimals=4), dim=0)) == 4
 
 
@@ -215,21 +221,21 @@ def test_a_few_steps_of_adam_lower_the_loss():
     assert losses[-1] < 0.7 * losses[0] and np.isfinite(losses).all()
 
 
-# -- types, sizes and mistakes
+# -- dtypes, sizes and invalid inputs
 # ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("head", first(HEADS, "shga"))
 def test_bfloat16_is_close_and_keeps_codebooks_in_float32(head):
     model, tokens = tiny_model(head), ids(2, 19)
-    wanted = model(tokens).logits
+    expected = model(tokens).logits
     narrow = model.to(torch.bfloat16)
     books = [leaf for name, leaf in narrow.named_buffers() if "codebook" in name]
     assert books and all(leaf.dtype == torch.float32 for leaf in books)
     for logits in (narrow(tokens).logits, run_in_steps(narrow, tokens)[0]):
         assert torch.isfinite(logits).all()
-        # codes of keys on the edge may flip, so a few places may differ by more
-        assert (logits - wanted).abs().median() <= 0.1 * wanted.abs().median()
+        # codes of keys between two rows may flip, so a few positions may differ by more
+        assert (logits - expected).abs().median() <= 0.1 * expected.abs().median()
 
 
 def test_autocast_keeps_codes_in_float32():
@@ -268,17 +274,17 @@ def test_unused_codes_and_short_texts_stay_finite(present):
 def test_state_of_other_rows_or_another_model_is_refused():
     model, tokens = tiny_model("shga"), ids(2, 5)
     state = model(tokens).past_key_values
-    with pytest.raises(ValueError, match="state of 2 rows and the input has 3"):
+    with pytest.raises(ValueError, match="state of 2 rows, but the input has 3"):
         model(ids(3, 1), past_key_values=state)
     with pytest.raises(ValueError, match="another model.*this model has"):
         tiny_model("shga", window_size=5)(tokens, past_key_values=state)
-    with pytest.raises(ValueError, match="is a tuple; this model takes"):
+    with pytest.raises(ValueError, match="is a tuple, but .*VQTransformerState"):
         model(tokens, past_key_values=(1,))
     with pytest.raises(ValueError, match="cannot be cropped"):
         state.crop(-1)
     with pytest.raises(ValueError, match="attention_type='full' has no state"):
         tiny_model("shga", attention_type="full")(tokens, past_key_values=state)
-    with pytest.raises(ValueError, match=r"\(2, 4\) and has to be \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"attention_mask .*\(2, 4\) instead of \(2, 5\)"):
         model(tokens, attention_mask=torch.ones(2, 4))
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
         model()
@@ -288,13 +294,16 @@ def test_state_of_other_rows_or_another_model_is_refused():
     ("changes", "message"),
     [
         ({"head_type": "mla"}, "head_type='mla' is unknown"),
-        ({"block_size": 0}, "block_size=0 has to be above 0"),
+        ({"block_size": 0}, "block_size=0 has to be greater than 0"),
         ({"window_size": -1}, "window_size=-1 has to be 0 or more"),
         ({"hidden_size": 15}, "hidden_size=15 is odd"),
-        ({"head_type": "gqa", "num_attention_heads": 4, "num_key_value_heads": 3}, "not divide"),
+        (
+            {"head_type": "gqa", "num_attention_heads": 4, "num_key_value_heads": 3},
+            "not a multiple",
+        ),
         ({"num_attention_heads": 2}, "head_type=shga has one head"),
         ({"head_type": "mqa", "num_key_value_heads": 2}, "one key head"),
-        ({"head_type": "mha", "num_attention_heads": 4, "num_key_value_heads": 2}, "take gqa"),
+        ({"head_type": "mha", "num_attention_heads": 4, "num_key_value_heads": 2}, "Use gqa"),
         ({"layer_dropout": 1.0}, "layer_dropout=1.0"),
         ({"ema_decay": 1.5, "value_dim": 0}, "value_dim=0 .*; ema_decay=1.5"),
     ],

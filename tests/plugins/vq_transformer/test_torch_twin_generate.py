@@ -1,4 +1,4 @@
-"""``generate`` of the PyTorch twin: a state of fixed size gives what reading all again gives."""
+"""`generate` of the PyTorch version: the state gives the same text as recomputing all tokens."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_state_gives_what_reading_the_whole_text_gives(head, mode):
     assert with_state.shape == (2 * options.get("num_return_sequences", 1), 17)
 
 
-@pytest.mark.parametrize("kind", ["vq_quadratic", "full"])
-def test_quadratic_types_generate(kind):
-    model, tokens = tiny_model("mha", attention_type=kind), ids(2, 5)
+@pytest.mark.parametrize("variant", ["vq_quadratic", "full"])
+def test_quadratic_types_generate(variant):
+    model, tokens = tiny_model("mha", attention_type=variant), ids(2, 5)
     for mode in ("greedy", "beams"):
-        wanted = generate(model, tokens, use_cache=False, **MODES[mode])
-        assert torch.equal(generate(model, tokens, **MODES[mode]), wanted)
+        expected = generate(model, tokens, use_cache=False, **MODES[mode])
+        assert torch.equal(generate(model, tokens, **MODES[mode]), expected)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -52,13 +52,13 @@ def test_padded_prompts_generate_as_they_do_alone(mode, side):
     rows, mask = torch.zeros(3, 9, dtype=torch.long), torch.zeros(3, 9, dtype=torch.long)
     lengths = (2, 9, 5)
     for row, length in enumerate(lengths):
-        place = slice(9 - length, 9) if side == "left" else slice(0, length)
-        rows[row, place], mask[row, place] = ids(1, length, seed=row)[0], 1
-    found = generate(model, rows, attention_mask=mask, **options)[:, 9:]
+        position = slice(9 - length, 9) if side == "left" else slice(0, length)
+        rows[row, position], mask[row, position] = ids(1, length, seed=row)[0], 1
+    actual = generate(model, rows, attention_mask=mask, **options)[:, 9:]
     number = options.get("num_return_sequences", 1)
     for row, length in enumerate(lengths):
         alone = generate(model, ids(1, length, seed=row), **options)[:, length:]
-        assert torch.equal(found[number * row : number * (row + 1)], alone)
+        assert torch.equal(actual[number * row : number * (row + 1)], alone)
 
 
 def test_end_of_text_stops_a_row():
@@ -73,16 +73,16 @@ def test_end_of_text_stops_a_row():
 
 def test_state_never_grows_and_generation_goes_on_from_it():
     model, tokens = tiny_model("shga"), ids(2, 5)
-    whole = generate(model, tokens, max_new_tokens=40)
+    full = generate(model, tokens, max_new_tokens=40)
     sizes = []
     for length in (5, 30):
-        output = generate(model, whole[:, :length], max_new_tokens=5, return_dict_in_generate=True)
+        output = generate(model, full[:, :length], max_new_tokens=5, return_dict_in_generate=True)
         sizes.append([leaf.shape for leaf in leaves(output.past_key_values)])
         assert output.past_key_values.get_seq_length() == length + 4
     assert sizes[0] == sizes[1]
     state = {modeling.CACHE: output.past_key_values}
     again = generate(model, output.sequences, max_new_tokens=5, **state)
-    assert torch.equal(again, whole[:, :40])
+    assert torch.equal(again, full[:, :40])
 
 
 def test_prompts_can_be_read_in_chunks():
@@ -93,8 +93,8 @@ def test_prompts_can_be_read_in_chunks():
 def test_embeddings_can_be_the_prompt():
     model, tokens = tiny_model("mqa"), ids(2, 11)
     embedded = model.get_input_embeddings()(tokens)
-    found = generate(model, None, inputs_embeds=embedded)
-    assert torch.equal(found, generate(model, tokens)[:, 11:])
+    actual = generate(model, None, inputs_embeds=embedded)
+    assert torch.equal(actual, generate(model, tokens)[:, 11:])
 
 
 def test_prompt_lookup_is_refused_since_a_state_cannot_go_back():
@@ -110,10 +110,10 @@ def test_rows_of_a_state_can_be_chosen_and_copied():
         (lambda s: s.batch_select_indices(torch.tensor([1])), [1]),
         (lambda s: s.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
     ):
-        chosen = copy.deepcopy(state)
-        change(chosen)
-        assert chosen.batch_size == len(rows)
-        for ours, theirs in zip(leaves(chosen), leaves(state), strict=True):
+        selected = copy.deepcopy(state)
+        change(selected)
+        assert selected.batch_size == len(rows)
+        for ours, theirs in zip(leaves(selected), leaves(state), strict=True):
             assert torch.equal(ours, theirs[rows])
     state.reset()
     assert state.get_seq_length() == 0 and not state.is_initialized
@@ -122,9 +122,9 @@ def test_rows_of_a_state_can_be_chosen_and_copied():
 def test_an_empty_state_is_the_same_as_none():
     model, tokens = tiny_model("mha"), ids(2, 9)
     with torch.no_grad():
-        wanted = model(tokens).logits
+        expected = model(tokens).logits
         for state in (model.init_cache(2), type(model.init_cache(2))()):
-            assert torch.equal(model(tokens, past_key_values=state).logits, wanted)
+            assert torch.equal(model(tokens, past_key_values=state).logits, expected)
 
 
 @pytest.mark.slow
@@ -135,5 +135,5 @@ def test_long_texts_decode_in_constant_memory():
         for _ in range(800):
             output = model(token, past_key_values=state)
             token = output.logits[:, -1:].argmax(-1)
-    held = [attention.cache_count.sum().item() for attention in state.attentions]
-    assert held == [800 - 8] * len(held) and torch.isfinite(output.logits).all()
+    cached_tokens = [attention.cache_count.sum().item() for attention in state.attentions]
+    assert cached_tokens == [800 - 8] * len(cached_tokens) and torch.isfinite(output.logits).all()

@@ -1,4 +1,4 @@
-"""The PyTorch twin against the JAX model: logits, states, gradients and generated tokens."""
+"""The PyTorch version against the JAX model: logits, states, gradients, generated tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_logits_and_hidden_states_are_those_of_jax(head, changes):
     ours, params, extra, model = model_pair(head, num_hidden_layers=2, **changes)
     tokens, mask = ids(4, 21), torch.from_numpy(MASK)
     theirs = model(tokens, attention_mask=mask, output_hidden_states=True)
-    shown = MASK[..., None]
+    output_mask = MASK[..., None]
 
     def run(params):
         return ours(
@@ -51,9 +51,12 @@ def test_logits_and_hidden_states_are_those_of_jax(head, changes):
         )
 
     output, _ = jit(run)(params)
-    assert max_difference(theirs.logits.detach().numpy() * shown, output.logits * shown) <= 1e-5
+    assert (
+        max_difference(theirs.logits.detach().numpy() * output_mask, output.logits * output_mask)
+        <= 1e-5
+    )
     for a, b in zip(theirs.hidden_states, output.hidden_states, strict=True):
-        assert max_difference(a.detach().numpy() * shown, b * shown) <= 1e-5
+        assert max_difference(a.detach().numpy() * output_mask, b * output_mask) <= 1e-5
 
 
 @pytest.mark.slow
@@ -61,10 +64,10 @@ def test_logits_and_hidden_states_are_those_of_jax(head, changes):
 def test_gradients_commitment_and_statistics_are_those_of_jax(head):
     ours, params, extra, model = model_pair(head, sinusoid_base=100.0)
     tokens, counted = ids(4, 21), torch.from_numpy(MASK[::-1].copy())
-    shown = MASK[..., None]
+    output_mask = MASK[..., None]
 
     def loss(params):
-        output, after = ours(
+        output, updated = ours(
             tokens.int().numpy(),
             MASK,
             params=params,
@@ -72,18 +75,20 @@ def test_gradients_commitment_and_statistics_are_those_of_jax(head):
             extra=extra,
             code_mask=(MASK * MASK[::-1]),
         )
-        return (output.logits * shown).std() + output.auxiliary_loss, after
+        return (output.logits * output_mask).std() + output.auxiliary_loss, updated
 
-    (value, after), gradient = jit(jax.value_and_grad(loss, has_aux=True))(params)
+    (value, updated), gradient = jit(jax.value_and_grad(loss, has_aux=True))(params)
     output = model.train()(tokens, attention_mask=torch.from_numpy(MASK), code_mask=counted)
-    found = (output.logits * torch.from_numpy(shown)).std(correction=0) + output.auxiliary_loss
-    assert found.item() == pytest.approx(float(value), rel=1e-5)
-    found.backward()
+    actual = (output.logits * torch.from_numpy(output_mask)).std(
+        correction=0
+    ) + output.auxiliary_loss
+    assert actual.item() == pytest.approx(float(value), rel=1e-5)
+    actual.backward()
     theirs = torch_twins.gradients(model)
     for name, leaf in to_state_dict(gradient).items():
         assert max_difference(theirs[name], leaf) <= 2e-5 * float(leaf.abs().max()) + 1e-8, name
     model.update_codebooks()
-    for name, leaf in to_state_dict({}, ours.finalize_extra(after)).items():
+    for name, leaf in to_state_dict({}, ours.finalize_extra(updated)).items():
         assert max_difference(model.state_dict()[name], leaf) <= 1e-5, name
 
 
@@ -121,14 +126,14 @@ def test_generated_tokens_are_those_of_jax(head, options):
     ours, params, extra, model = model_pair(head, window_size=3)
     tokens, mask = ids(3, 7), np.array([[1] * 7, [0] * 4 + [1] * 3, [0] * 2 + [1] * 5], np.int32)
     options = {"max_new_tokens": 14, "eos_token_id": 4, "pad_token_id": 2, **options}
-    found = model.generate(tokens, attention_mask=torch.from_numpy(mask), **options)
+    actual = model.generate(tokens, attention_mask=torch.from_numpy(mask), **options)
     ours.extra = extra
-    wanted = ours.generate(
+    expected = ours.generate(
         tokens.int().numpy(), attention_mask=mask, params=params, **options
     ).sequences
-    width = found.shape[1]
-    assert found.tolist() == np.asarray(wanted)[:, :width].tolist()
-    assert (np.asarray(wanted)[:, width:] == 2).all()
+    width = actual.shape[1]
+    assert actual.tolist() == np.asarray(expected)[:, :width].tolist()
+    assert (np.asarray(expected)[:, width:] == 2).all()
 
 
 @pytest.mark.slow
@@ -142,6 +147,6 @@ def test_classification_is_that_of_jax():
     theirs = model(tokens, attention_mask=mask, labels=torch.tensor([0, 2, 1, 1]))
     assert max_difference(theirs.logits, output.logits) <= 1e-5
     assert theirs.loss.item() > 0
-    tokens[:, 18:] = config.pad_token_id  # found without a mask
+    tokens[:, 18:] = config.pad_token_id  # located without a mask
     output, _ = ours(tokens.int().numpy(), params=params, extra=extra)
     assert max_difference(model(tokens).logits, output.logits) <= 1e-5

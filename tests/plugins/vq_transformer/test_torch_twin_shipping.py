@@ -1,4 +1,4 @@
-"""The files beside a checkpoint: PyTorch without hfseq loads and saves it."""
+"""The PyTorch modules of a checkpoint: PyTorch without hfseq loads and saves it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.plugins.vq_transformer import torch_twins, vq_cases
 from tests.plugins.vq_transformer.torch_twins import ids, max_difference, to_state_dict
 
 SIZES = {"num_hidden_layers": 2, "window_size": 3, "head_bias": True}
-# A user's Python: no hfseq, no jax. It loads all heads, generates, trains a step and saves.
+# Without hfseq and jax: loads all heads, generates, trains one step and saves.
 WITHOUT_HFSEQ = """
 import json, sys
 sys.modules.update(dict.fromkeys(("hfseq", "hfseq_plugins", "jax", "flax")))
@@ -77,22 +77,22 @@ print(json.dumps(found))
 """
 
 
-def in_python(script, modules, *arguments):
-    """Run a script in a process that may write code to ``modules``; return what it printed."""
+def run_python(script, modules, *arguments):
+    """Runs a script in a process that caches remote code in `modules`. Returns its output."""
     environment = {**os.environ, "HF_MODULES_CACHE": str(modules), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
         cwd=modules.parent,
         env=environment,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def save(folder, head="gqa", **changes):
-    """Save a JAX model with unusual parameters, and what it computes; return it."""
+    """Saves a JAX model with random parameters and its outputs. Returns the model."""
     ours = vq_cases.model(head, **SIZES, **changes)
     params, ours.extra = vq_cases.variables(ours)
     ours.save_pretrained(folder, params=params, extra=ours.extra)
@@ -105,11 +105,11 @@ def save(folder, head="gqa", **changes):
 
 @pytest.fixture(scope="module", params=["shga", pytest.param("mqa", marks=pytest.mark.slow)])
 def shipped(request, tmp_path_factory):
-    """A checkpoint that JAX wrote, and what a Python without hfseq did with it."""
+    """Returns a JAX checkpoint and the outputs of a Python process without hfseq."""
     folder = tmp_path_factory.mktemp("shipped")
     ours, params = save(folder / "jax", request.param)
-    found = in_python(WITHOUT_HFSEQ, folder / "modules", folder / "jax", folder / "torch")
-    return folder, ours, params, found
+    outputs = run_python(WITHOUT_HFSEQ, folder / "modules", folder / "jax", folder / "torch")
+    return folder, ours, params, outputs
 
 
 @pytest.mark.slow
@@ -119,8 +119,8 @@ def test_checkpoints_name_their_pytorch_classes(tmp_path):
     assert stored["auto_map"] == torch_twin.AUTO_MAP
     assert stored["architectures"] == ["VQTransformerForCausalLM"]
     for name in torch_twin.AUTO_MAP.values():
-        module, _, kind = name.partition(".")
-        assert f"class {kind}(" in (tmp_path / f"{module}.py").read_text()
+        module, _, class_name = name.partition(".")
+        assert f"class {class_name}(" in (tmp_path / f"{module}.py").read_text()
     assert type(ours.config).__name__ == torch_twin.AUTO_MAP["AutoConfig"].split(".")[1]
 
 
@@ -137,33 +137,33 @@ def test_shipped_files_need_torch_and_transformers_only():
 
 @pytest.mark.slow
 def test_pytorch_without_hfseq_computes_the_same(shipped):
-    folder, ours, params, found = shipped
-    classes = [(name, missing) for name, missing, _ in found["classes"]]
+    folder, ours, params, outputs = shipped
+    classes = [(name, missing) for name, missing, _ in outputs["classes"]]
     assert classes == [
         ("VQTransformerModel", []),
         ("VQTransformerForSequenceClassification", ["score.weight"]),
         ("VQTransformerForCausalLM", []),
     ]
-    assert found["classes"][-1][2] == []
+    assert outputs["classes"][-1][2] == []
     logits = np.load(folder / "jax" / "logits.npy")
     assert max_difference(np.load(folder / "torch.npy"), logits) <= 1e-5
-    assert found["types"] == ["torch.float32", "torch.bfloat16"]
+    assert outputs["types"] == ["torch.float32", "torch.bfloat16"]
 
 
 @pytest.mark.slow
 def test_pytorch_without_hfseq_generates_the_same(shipped):
-    folder, ours, params, found = shipped
+    folder, ours, params, outputs = shipped
     model = torch_twins.make_torch_model(ours.config, params, ours.extra)
     tokens = torch.from_numpy(np.load(folder / "jax" / "tokens.npy")).long()
     options = {"max_new_tokens": 10, "eos_token_id": None, "pad_token_id": 0}
     for name, beams in (("greedy", 1), ("beams", 3)):
-        assert model.generate(tokens, num_beams=beams, **options).tolist() == found[name]
+        assert model.generate(tokens, num_beams=beams, **options).tolist() == outputs[name]
 
 
 @pytest.mark.slow
 def test_what_pytorch_saves_loads_in_jax(shipped):
-    folder, ours, _, found = shipped
-    assert found["same"]
+    folder, ours, _, outputs = shipped
+    assert outputs["same"]
     assert {path.name for path in torch_twin.TORCH_FILES.glob("*_vq_transformer.py")} <= {
         path.name for path in (folder / "torch").iterdir()
     }
@@ -179,33 +179,35 @@ def test_what_pytorch_saves_loads_in_jax(shipped):
 @pytest.mark.slow
 def test_with_hfseq_the_same_call_returns_flax_unless_code_is_trusted(tmp_path):
     save(tmp_path)
-    found = in_python(WITH_HFSEQ, tmp_path / "modules", tmp_path)
+    actual = run_python(WITH_HFSEQ, tmp_path / "modules", tmp_path)
     flax = ["FlaxVQTransformerForCausalLM", "VQTransformerConfig"]
-    assert found[0] == found[2] == flax
-    name, _, difference, back = found[1]
+    assert actual[0] == actual[2] == flax
+    name, _, difference, back = actual[1]
     assert name == "VQTransformerForCausalLM" and difference <= 1e-5
     assert back == "FlaxVQTransformerForCausalLM"
 
 
 @pytest.mark.parametrize(
-    "kind", [FlaxVQTransformerModel, FlaxVQTransformerForSequenceClassification]
+    "model_class", [FlaxVQTransformerModel, FlaxVQTransformerForSequenceClassification]
 )
-def test_other_heads_load_from_jax(kind, tmp_path):
+def test_other_heads_load_from_jax(model_class, tmp_path):
     from transformers import AutoConfig
 
-    ours = kind(vq_cases.config("mhga", num_labels=3), _do_init=False)
+    ours = model_class(vq_cases.config("mhga", num_labels=3), _do_init=False)
     params, extra = vq_cases.variables(ours)
-    if kind is FlaxVQTransformerModel:  # which is itself what the others have as ``model``
+    if (
+        model_class is FlaxVQTransformerModel
+    ):  # the base model, which is `model` in the other classes
         extra = {"codebook": extra["codebook"]["model"]}
     ours.save_pretrained(tmp_path, params=params, extra=extra)
-    theirs = getattr(torch_twins.modeling, kind.torch_class_name()).from_pretrained(
+    theirs = getattr(torch_twins.modeling, model_class.torch_class_name()).from_pretrained(
         tmp_path, config=AutoConfig.from_pretrained(tmp_path)
     )
     tokens = ids(2, 9)
-    wanted = ours(tokens.int().numpy(), params=params, extra=extra)[0]
-    assert max_difference(theirs(tokens)[0], wanted[0]) <= 1e-5
+    expected = ours(tokens.int().numpy(), params=params, extra=extra)[0]
+    assert max_difference(theirs(tokens)[0], expected[0]) <= 1e-5
     theirs.save_pretrained(tmp_path / "torch")
-    loaded = kind.from_pretrained(tmp_path / "torch")
+    loaded = model_class.from_pretrained(tmp_path / "torch")
     assert to_state_dict(loaded.params, loaded.extra).keys() == theirs.state_dict().keys()
 
 

@@ -1,4 +1,4 @@
-"""What calls promise beside their numbers: dropout needs a key, rows do not meet, wide types."""
+"""Calls: keys for dropout, independent rows, and dtypes."""
 
 from __future__ import annotations
 
@@ -32,22 +32,24 @@ def model(**changes):
 
 @pytest.mark.parametrize("rate", DROPOUT_RATES)
 def test_training_with_any_dropout_needs_a_key(rate):
-    made = FlaxVQTransformerForCausalLM(VQTransformerConfig(**SIZES, **{rate: 0.5}), _do_init=False)
+    flax_model = FlaxVQTransformerForCausalLM(
+        VQTransformerConfig(**SIZES, **{rate: 0.5}), _do_init=False
+    )
     with pytest.raises(UsageError, match="dropout_rng"):
-        made(IDS, params={"any": 0}, train=True)
+        flax_model(IDS, params={"any": 0}, train=True)
 
 
 @pytest.mark.slow
 def test_logits_have_the_type_of_computation():
-    made = model(head_bias=True)
-    assert made(IDS, params=made.params).logits.dtype == jnp.float32
-    half = FlaxVQTransformerForCausalLM(made.config, dtype=jnp.bfloat16, _do_init=False)
-    output = half(IDS, params=made.params, extra=made.extra)[0]
+    flax_model = model(head_bias=True)
+    assert flax_model(IDS, params=flax_model.params).logits.dtype == jnp.float32
+    half = FlaxVQTransformerForCausalLM(flax_model.config, dtype=jnp.bfloat16, _do_init=False)
+    output = half(IDS, params=flax_model.params, extra=flax_model.extra)[0]
     assert output.logits.dtype == jnp.bfloat16
 
 
 def one_token_of(value, **changes):
-    """Attend with one token a row, the state being full; returns output and state."""
+    """Attends with one token per row and a full state. Returns output and state."""
     config = VQTransformerConfig(**SIZES, value_dim=4)
     key = jax.random.key(0)
     state = empty_state(2, config, jnp.float32)
@@ -76,11 +78,11 @@ def test_infinite_values_of_a_row_stay_in_it():
     def poisoned(shape):
         return jnp.ones(shape).at[0].set(jnp.inf)
 
-    (clean, after), (out, state) = one_token_of(jnp.ones), one_token_of(poisoned)
+    (clean, updated), (out, state) = one_token_of(jnp.ones), one_token_of(poisoned)
     assert not np.isfinite(out[0]).all()
     np.testing.assert_array_equal(out[1], clean[1])
     for name, leaf in state._asdict().items():
-        np.testing.assert_array_equal(leaf[1], getattr(after, name)[1], err_msg=name)
+        np.testing.assert_array_equal(leaf[1], getattr(updated, name)[1], err_msg=name)
 
 
 def test_gradients_stop_at_the_state_for_one_token_too():
@@ -93,6 +95,8 @@ def test_gradients_stop_at_the_state_for_one_token_too():
 
 @pytest.mark.slow
 def test_short_calls_take_short_blocks():
-    made = model(block_size=512)
-    text = jax.make_jaxpr(lambda ids: made(ids, params=made.params).logits)(IDS).pretty_print()
+    flax_model = model(block_size=512)
+    text = jax.make_jaxpr(lambda ids: flax_model(ids, params=flax_model.params).logits)(
+        IDS
+    ).pretty_print()
     assert "512" not in text

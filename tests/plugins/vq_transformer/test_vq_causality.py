@@ -1,4 +1,4 @@
-"""What a token can depend on: Jacobians are triangular, and not by being zero."""
+"""Dependencies between tokens: Jacobians are triangular and not zero."""
 
 from __future__ import annotations
 
@@ -34,28 +34,31 @@ MORE = [
 ]
 
 
-def jacobian(made, segments=None):
-    """How much the logits at one place change with the embedding at another, (T, T).
+def jacobian(flax_model, segments=None):
+    """Returns the change of the logits per embedding, `(T, T)`.
 
-    Every token is another one, so that its row of the table belongs to one place.
+    All tokens differ, so each row of the embedding table belongs to one position.
     """
-    params, extra = variables(made)
-    weights = np.random.default_rng(1).normal(size=made.config.vocab_size).astype(np.float32)
+    params, extra = variables(flax_model)
+    weights = np.random.default_rng(1).normal(size=flax_model.config.vocab_size).astype(np.float32)
     tokens = np.arange(LENGTH, dtype=np.int32)[None]
 
     def logits(table):
-        given = {**params, "model": {**params["model"], "embed_tokens": {"embedding": table}}}
-        output, _ = made(tokens, params=given, extra=extra, segment_ids=segments)
+        changed_params = {
+            **params,
+            "model": {**params["model"], "embed_tokens": {"embedding": table}},
+        }
+        output, _ = flax_model(tokens, params=changed_params, extra=extra, segment_ids=segments)
         return output.logits[0] @ weights
 
-    found = jax.jit(jax.jacrev(logits))(jnp.asarray(params["model"]["embed_tokens"]["embedding"]))
-    return np.abs(found[:, :LENGTH]).max(-1)
+    actual = jax.jit(jax.jacrev(logits))(jnp.asarray(params["model"]["embed_tokens"]["embedding"]))
+    return np.abs(actual[:, :LENGTH]).max(-1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head, reduction, block, window, changes", [*FEW, *MORE])
 def test_nothing_depends_on_what_comes_later(head, reduction, block, window, changes):
-    made = model(
+    flax_model = model(
         head,
         reduction=reduction,
         block_size=block,
@@ -63,29 +66,29 @@ def test_nothing_depends_on_what_comes_later(head, reduction, block, window, cha
         tie_word_embeddings=False,
         **changes,
     )
-    found = jacobian(made)
-    assert found[np.triu_indices(LENGTH, 1)].max() <= 1e-9
-    assert (np.diag(found) > 1e-3).all()
-    # Two attentions one after the other reach twice as far as a window.
-    whole = made.config.use_compressive_cache or made.config.gated
-    reach = LENGTH if whole else window + 1
-    near = made.config.gated and not made.config.use_compressive_cache
-    for place in range(LENGTH):
+    actual = jacobian(flax_model)
+    assert actual[np.triu_indices(LENGTH, 1)].max() <= 1e-9
+    assert (np.diag(actual) > 1e-3).all()
+    # Two consecutive attentions reach twice as far as one window.
+    unbounded = flax_model.config.use_compressive_cache or flax_model.config.gated
+    reach = LENGTH if unbounded else window + 1
+    near = flax_model.config.gated and not flax_model.config.use_compressive_cache
+    for position in range(LENGTH):
         reach = min(reach, 2 * window + 1) if near else reach
-        seen = found[place, max(0, place - reach + 1) : place + 1]
-        assert (seen > 1e-9).all()
+        reachable = actual[position, max(0, position - reach + 1) : position + 1]
+        assert (reachable > 1e-9).all()
     if reach < LENGTH:
-        assert found[np.tril_indices(LENGTH, -reach)].max() <= 1e-9
+        assert actual[np.tril_indices(LENGTH, -reach)].max() <= 1e-9
 
 
 @pytest.mark.slow
 def test_documents_in_a_row_do_not_depend_on_each_other():
     segments = np.array([[1] * 5 + [2] * 4 + [0] * 3], np.int32)
-    made = model("mqa", window_size=3, block_size=4, tie_word_embeddings=False)
-    found = jacobian(made, segments)
+    flax_model = model("mqa", window_size=3, block_size=4, tie_word_embeddings=False)
+    actual = jacobian(flax_model, segments)
     alike = (segments[0][:, None] == segments[0]) & (segments[0] > 0)
     real = segments[0] > 0
-    assert found[real][:, ~real].max() <= 1e-9
+    assert actual[real][:, ~real].max() <= 1e-9
     apart = real[:, None] & real & ~alike
-    assert found[apart].max() <= 1e-9
-    assert (found[np.tril(alike)] > 1e-9).all()
+    assert actual[apart].max() <= 1e-9
+    assert (actual[np.tril(alike)] > 1e-9).all()

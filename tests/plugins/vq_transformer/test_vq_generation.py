@@ -22,45 +22,45 @@ OPTIONS = {"max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}
 
 @functools.cache
 def model(head: str = "shga", **changes):
-    """A model with parameters and codebooks of its own."""
-    chosen = vq_cases.model(head, **changes)
-    params, extra = vq_cases.variables(chosen)
-    chosen._is_initialized, chosen.params = True, jax.tree.map(jnp.asarray, params)
-    chosen.extra = extra
-    return chosen
+    """Returns a model with random parameters and codebooks."""
+    flax_model = vq_cases.model(head, **changes)
+    params, extra = vq_cases.variables(flax_model)
+    flax_model._is_initialized, flax_model.params = True, jax.tree.map(jnp.asarray, params)
+    flax_model.extra = extra
+    return flax_model
 
 
 @functools.cache
-def forward(chosen):
-    """The whole pass, compiled for one width, so that prefixes share a program."""
+def forward(flax_model):
+    """Returns a full forward pass, compiled for one width, so that prefixes share a program."""
     return jax.jit(
-        lambda ids, mask: jax.nn.log_softmax(chosen(ids, mask, params=chosen.params).logits)
+        lambda ids, mask: jax.nn.log_softmax(flax_model(ids, mask, params=flax_model.params).logits)
     )
 
 
-def next_scores(chosen, rows: np.ndarray) -> np.ndarray:
-    """Log-probabilities after each row's tokens, from a pass over all of them."""
+def next_log_probs(flax_model, rows: np.ndarray) -> np.ndarray:
+    """Returns the next token's log-probabilities, from a full forward pass."""
     width = 40
     ids = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
     mask = np.broadcast_to(np.arange(width) < rows.shape[1], ids.shape).astype(np.int32)
-    return np.asarray(forward(chosen)(ids, mask))[:, rows.shape[1] - 1]
+    return np.asarray(forward(flax_model)(ids, mask))[:, rows.shape[1] - 1]
 
 
-def greedily(chosen, prompt: np.ndarray, steps: int = 6) -> list[int]:
+def greedy_search(flax_model, prompt: np.ndarray, steps: int = 6) -> list[int]:
     ids = np.asarray(prompt)[None]
     for _ in range(steps):
-        best = next_scores(chosen, ids).argmax(-1)
+        best = next_log_probs(flax_model, ids).argmax(-1)
         ids = np.concatenate([ids, best[:, None]], axis=1)
     return ids[0].tolist()
 
 
 @pytest.mark.parametrize("length", first([1, 3, 4, 9, 21], 4, 9))
 def test_greedy_search_is_the_best_token_of_a_whole_pass_at_each_step(length):
-    # Shorter than the window of 4, as long, longer, and longer than several blocks.
+    # Shorter than the window of 4, as long as it, longer, and longer than several blocks.
     ids = vq_cases.ids(2, length)
-    found = model().generate(ids, **OPTIONS).sequences
-    assert found.tolist() == [greedily(model(), row) for row in ids]
-    assert np.array_equal(model().generate(ids, **OPTIONS).sequences, found)
+    actual = model().generate(ids, **OPTIONS).sequences
+    assert actual.tolist() == [greedy_search(model(), row) for row in ids]
+    assert np.array_equal(model().generate(ids, **OPTIONS).sequences, actual)
 
 
 @pytest.mark.slow
@@ -77,9 +77,9 @@ def test_greedy_search_is_the_best_token_of_a_whole_pass_at_each_step(length):
     ids=lambda changes: "-".join(changes),
 )
 def test_every_kind_of_head_continues_its_own_whole_pass(head, changes):
-    chosen, ids = model(head, **changes), vq_cases.ids(2, 11)
-    found = chosen.generate(ids, **OPTIONS).sequences
-    assert found.tolist() == [greedily(chosen, row) for row in ids]
+    flax_model, ids = model(head, **changes), vq_cases.ids(2, 11)
+    actual = flax_model.generate(ids, **OPTIONS).sequences
+    assert actual.tolist() == [greedy_search(flax_model, row) for row in ids]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -88,9 +88,9 @@ def test_ragged_prompts_continue_as_if_alone(side):
     mask = np.zeros_like(ids)
     for row, length in enumerate(lengths):
         mask[row, slice(length) if side == "right" else slice(10 - length, None)] = 1
-    found = np.asarray(model().generate(ids, attention_mask=mask, **OPTIONS).sequences)
+    actual = np.asarray(model().generate(ids, attention_mask=mask, **OPTIONS).sequences)
     for row, real in enumerate(mask == 1):
-        assert found[row, 10:].tolist() == greedily(model(), ids[row][real])[-6:]
+        assert actual[row, 10:].tolist() == greedy_search(model(), ids[row][real])[-6:]
 
 
 @pytest.mark.slow
@@ -98,24 +98,24 @@ def test_a_row_stops_at_its_end_and_others_go_on():
     ids = vq_cases.ids(5, 6)
     free = np.asarray(model().generate(ids, **OPTIONS).sequences)
     end = int(free[0, 8])
-    found = np.asarray(model().generate(ids, **OPTIONS | {"eos_token_id": end}).sequences)
-    for row, whole in zip(found, free, strict=True):
-        stop = next((i + 1 for i in range(6, 12) if whole[i] == end), 12)
-        assert row[:stop].tolist() == whole[:stop].tolist() and not row[stop:].any()
+    actual = np.asarray(model().generate(ids, **OPTIONS | {"eos_token_id": end}).sequences)
+    for row, full in zip(actual, free, strict=True):
+        stop = next((i + 1 for i in range(6, 12) if full[i] == end), 12)
+        assert row[:stop].tolist() == full[:stop].tolist() and not row[stop:].any()
 
 
 @pytest.mark.slow
 def test_wide_beam_search_finds_the_best_of_all_continuations():
     (ids,) = vq_cases.ids(1, 7)
     options = OPTIONS | {"max_new_tokens": 2, "num_beams": SIZE, "num_return_sequences": 3}
-    found = model().generate(ids[None], **options, length_penalty=0.0)
+    actual = model().generate(ids[None], **options, length_penalty=0.0)
     ends = np.array(list(itertools.product(range(SIZE), repeat=2)))
-    first = next_scores(model(), ids[None])[0]
+    first = next_log_probs(model(), ids[None])[0]
     rows = np.concatenate([np.tile(ids, (SIZE, 1)), np.arange(SIZE)[:, None]], axis=1)
-    total = first[ends[:, 0]] + next_scores(model(), rows)[ends[:, 0], ends[:, 1]]
+    total = first[ends[:, 0]] + next_log_probs(model(), rows)[ends[:, 0], ends[:, 1]]
     best = np.argsort(-total)[:3]
-    assert found.sequences[:, 7:].tolist() == ends[best].tolist()
-    np.testing.assert_allclose(found.scores, total[best], rtol=1e-4)
+    assert actual.sequences[:, 7:].tolist() == ends[best].tolist()
+    np.testing.assert_allclose(actual.scores, total[best], rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -141,38 +141,44 @@ SAMPLING = [
 @pytest.mark.slow
 @pytest.mark.parametrize("options", SAMPLING, ids=lambda options: next(iter(options)))
 def test_sampling_is_reproducible_and_follows_the_key(options):
-    ids, given = vq_cases.ids(3, 6), {**OPTIONS, "do_sample": True, "top_k": 0, **options}
-    one, two, other = (
-        np.asarray(model().generate(ids, prng_key=key, **given).sequences) for key in (0, 0, 1)
+    ids, call_options = vq_cases.ids(3, 6), {**OPTIONS, "do_sample": True, "top_k": 0, **options}
+    first, two, other = (
+        np.asarray(model().generate(ids, prng_key=key, **call_options).sequences)
+        for key in (0, 0, 1)
     )
-    assert np.array_equal(one, two) and not np.array_equal(one, other)
+    assert np.array_equal(first, two) and not np.array_equal(first, other)
 
 
 @pytest.mark.slow
 def test_the_nucleus_is_all_that_is_ever_drawn():
     ids = np.tile(vq_cases.ids(1, 6), (64, 1))
     options = {**OPTIONS, "max_new_tokens": 1, "do_sample": True, "top_k": 0, "top_p": 0.5}
-    drawn = np.asarray(model().generate(ids, **options).sequences)[:, 6]
-    share = np.exp(next_scores(model(), ids[:1])[0])
+    sampled = np.asarray(model().generate(ids, **options).sequences)[:, 6]
+    share = np.exp(next_log_probs(model(), ids[:1])[0])
     order = np.argsort(-share)
     nucleus = order[: int((np.cumsum(share[order]) < 0.5).sum()) + 1]
-    assert set(drawn) <= set(nucleus) and len(set(drawn)) > 1
+    assert set(sampled) <= set(nucleus) and len(set(sampled)) > 1
 
 
 @pytest.mark.slow
 def test_nothing_but_the_text_itself_grows_with_the_length():
     shapes = []
     for new in (10, 3000):
-        given = {**OPTIONS, "max_new_tokens": new}
-        request = make_request(model(), vq_cases.ids(2, 9), kwargs=given)
+        call_options = {**OPTIONS, "max_new_tokens": new}
+        request = make_request(model(), vq_cases.ids(2, 9), kwargs=call_options)
         session = Search(model(), request.plan, request.operands)
         inputs = jax.eval_shape(session.first_inputs)
         tokens = jax.ShapeDtypeStruct((2,), jnp.int32)
         following = jax.eval_shape(session.next_logits, tokens, inputs)[1]
         shapes.append([jax.tree.map(jnp.shape, tree) for tree in (inputs, following)])
     assert shapes[0] == shapes[1] and shapes[0][0] == shapes[0][1]
-    own = shapes[0][0]["past_key_values"]["model"]["layers"]["0"]["attention"]
-    assert own["window_key"] == (2, 1, 4, 8) and own["cache_mean"] == (2, 1, 5, 32)
+    state_shapes = shapes[0][0]["past_key_values"]["model"]["layers"]["0"]["attention"]
+    assert state_shapes["window_key"] == (2, 1, 4, 8) and state_shapes["cache_mean"] == (
+        2,
+        1,
+        5,
+        32,
+    )
     assert shapes[0][0]["attention_mask"] == (2, 1) and len(shapes[0][0]) == 2
 
 
@@ -194,5 +200,5 @@ def test_the_quadratic_baseline_says_that_it_cannot():
 @pytest.mark.slow
 def test_streams_hold_the_tokens_of_the_whole():
     ids = vq_cases.ids(2, 5)
-    whole = np.asarray(model().generate(ids, **OPTIONS).sequences)[:, 5:]
-    assert np.array_equal(np.stack(list(model().stream_generate(ids, **OPTIONS)), 1), whole)
+    full = np.asarray(model().generate(ids, **OPTIONS).sequences)[:, 5:]
+    assert np.array_equal(np.stack(list(model().stream_generate(ids, **OPTIONS)), 1), full)

@@ -1,4 +1,4 @@
-"""Every number that the public reference gave, from the plugin."""
+"""Comparison of the plugin with all golden numbers of the public reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.plugins.vq_transformer.vq_cases import (
 from tests.support.tiers import first
 
 RESULTS = {}
-# One of each kind; the other cases take as long again.
+# One case per layout. The others are as slow.
 FEW = ("main/gau", "main/mhga")
 SOME = first(CASES, *FEW)
 STATE = {
@@ -46,7 +46,7 @@ def model_of(golden, case, **changes):
 
 
 def evaluate(golden, case, **changes):
-    """Loss, gradients, output and collections of a training call that begins with no state."""
+    """Returns loss, gradients, output and collections of a training call without a state."""
     model, reference = model_of(golden, case, **changes)
     batch = golden.batch()
     masked = batch["loss_mask"] if case.startswith("main") else None
@@ -74,8 +74,8 @@ def evaluated(golden, case):
     return RESULTS[case]
 
 
-def wanted_logits(golden, case, logits):
-    """Return ours and theirs: the recurrent family gives logarithms of probabilities."""
+def matching_logits(golden, case, logits):
+    """Returns our logits and the reference's. The recurrent layout stores log-probabilities."""
     if case.startswith("main"):
         return jax.nn.log_softmax(logits), golden[f"{case}/logprobs"]
     return logits, golden[f"{case}/logits"]
@@ -84,11 +84,11 @@ def wanted_logits(golden, case, logits):
 @pytest.mark.parametrize("case", SOME)
 def test_logits_and_losses(golden, case):
     (loss, (token_loss, output, _)), _ = evaluated(golden, case)
-    assert max_difference(*wanted_logits(golden, case, output.logits)) <= 2e-5
+    assert max_difference(*matching_logits(golden, case, output.logits)) <= 2e-5
     assert float(loss) == pytest.approx(float(golden[f"{case}/loss_total"]), rel=1e-5)
     assert float(token_loss) == pytest.approx(float(golden[f"{case}/loss_lm"]), rel=1e-5)
-    chosen = golden.reference(case).config
-    commitment = output.auxiliary_loss / golden["common/inputs"].size / chosen.commitment_cost
+    model_config = golden.reference(case).config
+    commitment = output.auxiliary_loss / golden["common/inputs"].size / model_config.commitment_cost
     assert float(commitment) == pytest.approx(float(golden[f"{case}/l_commit"]), rel=1e-5)
 
 
@@ -102,8 +102,8 @@ def test_gradients_of_every_parameter(golden, case):
 def test_norm_of_the_gradients(golden, case):
     _, gradients = evaluated(golden, case)
     squares = sum(float(jnp.square(leaf).sum()) for leaf in jax.tree.leaves(gradients))
-    wanted = float(golden[f"{case}/grad_global_norm_main"])
-    assert squares**0.5 == pytest.approx(wanted, rel=1e-5)
+    expected = float(golden[f"{case}/grad_global_norm_main"])
+    assert squares**0.5 == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("case", SOME)
@@ -112,35 +112,36 @@ def test_hidden_states_of_every_layer(golden, case):
     residuals = golden[f"{case}/{'attn_res' if case.startswith('main') else 'residuals'}"]
     states = output.hidden_states
     for number in range(2):
-        wanted = residuals[2 * number] + residuals[2 * number + 1]
-        after = golden[f"{case}/x_final"] if number else states[1]
-        assert max_difference(after - np.asarray(states[number]), wanted) <= 2e-5
+        expected = residuals[2 * number] + residuals[2 * number + 1]
+        layer_output = golden[f"{case}/x_final"] if number else states[1]
+        assert max_difference(layer_output - np.asarray(states[number]), expected) <= 2e-5
 
 
 @pytest.mark.parametrize("case", SOME)
 def test_nearest_codes_and_distances_of_the_golden_keys(golden, case):
     for number, keys in enumerate(golden[f"{case}/keys"]):
         rows = jnp.asarray(golden[f"{case}/codebooks"][number])
-        found = quantize(jnp.moveaxis(jnp.asarray(keys), 1, 2), rows)
-        wanted = np.moveaxis(golden[f"{case}/shortcodes"][number], 1, 2)
-        assert np.array_equal(found.codes, wanted)
+        actual = quantize(jnp.moveaxis(jnp.asarray(keys), 1, 2), rows)
+        expected = np.moveaxis(golden[f"{case}/shortcodes"][number], 1, 2)
+        assert np.array_equal(actual.codes, expected)
         assert (
-            max_difference(found.errors, np.moveaxis(golden[f"{case}/errs2"][number], 1, 2)) <= 2e-5
+            max_difference(actual.errors, np.moveaxis(golden[f"{case}/errs2"][number], 1, 2))
+            <= 2e-5
         )
 
 
 @pytest.mark.parametrize("case", SOME)
 def test_statistics_of_the_codes(golden, case):
-    """What is summed over the call are the golden keys by their golden codes."""
+    """The sums of a call are the golden keys, grouped by their golden codes."""
     (_, (_, _, extra)), _ = evaluated(golden, case)
     main = case.startswith("main")
     mask = golden["common/loss_mask"] if main else np.ones_like(golden["common/loss_mask"])
     sums, counts = statistics(extra, "new_sums"), statistics(extra, "new_counts")
     for number, codes in enumerate(golden[f"{case}/shortcodes"]):
-        chosen = np.eye(10)[codes] * mask[:, None, :, None]
-        assert np.array_equal(counts[number], chosen.sum((0, 2)))
+        one_hot = np.eye(10)[codes] * mask[:, None, :, None]
+        assert np.array_equal(counts[number], one_hot.sum((0, 2)))
         keys = golden[f"{case}/keys"][number]
-        assert max_difference(sums[number], np.einsum("bhts,bhtk->hsk", chosen, keys)) <= 2e-5
+        assert max_difference(sums[number], np.einsum("bhts,bhtk->hsk", one_hot, keys)) <= 2e-5
     if not main:
         assert np.array_equal(counts, golden[f"{case}/ema_count_hat"])
         assert max_difference(sums, golden[f"{case}/ema_sum_hat"]) <= 2e-5
@@ -148,19 +149,19 @@ def test_statistics_of_the_codes(golden, case):
 
 @pytest.mark.parametrize("case", SOME)
 def test_moving_averages(golden, case):
-    """The stacked family's own gradients count each of its 6 blocks six times; ours do not."""
+    """The reference's stacked layout counts each of its 6 blocks six times. Ours counts it once."""
     (_, (_, _, extra)), _ = evaluated(golden, case)
     model, reference = model_of(golden, case)
     settled = model.finalize_extra(extra)
     gradients = golden.reference(case, "grads").extra
     for name in ("sums", "counts"):
-        before = np.stack(statistics(reference.extra, name))
+        old = np.stack(statistics(reference.extra, name))
         if case.startswith("main"):
-            wanted = before - np.stack(statistics(gradients, name))
+            expected = old - np.stack(statistics(gradients, name))
         else:
             hat = golden[f"{case}/ema_{name.removesuffix('s')}_hat"]
-            wanted = 0.99 * before + 0.01 * hat
-        assert max_difference(statistics(settled, name), wanted) <= 1e-5
+            expected = 0.99 * old + 0.01 * hat
+        assert max_difference(statistics(settled, name), expected) <= 1e-5
         assert not np.any(statistics(settled, f"new_{name}"))
 
 
@@ -173,13 +174,13 @@ def test_state_after_the_call(golden, case):
 def check_state(golden, case, state):
     window = golden.reference(case).config.window_size
     for number, part in enumerate(attentions(state)):
-        slots = (24 + np.arange(window)) % window  # token i lies in slot i modulo the window
+        slots = (24 + np.arange(window)) % window  # token i is in slot i modulo the window size
         for ours, theirs in STATE.items():
-            found = np.asarray(part[ours])
-            found = found[:, :, slots] if ours.startswith("window") else found
-            wanted = golden[f"{case}/final_state/attn{number}/{theirs}"]
+            actual = np.asarray(part[ours])
+            actual = actual[:, :, slots] if ours.startswith("window") else actual
+            expected = golden[f"{case}/final_state/attn{number}/{theirs}"]
             exact = ours in ("window_code", "cache_count")
-            assert max_difference(found, wanted) <= (0 if exact else 2e-5), (number, ours)
+            assert max_difference(actual, expected) <= (0 if exact else 2e-5), (number, ours)
         assert np.array_equal(part["position"], [24, 24])
 
 
@@ -195,7 +196,7 @@ def test_one_token_after_the_other(golden, case):
 
     ids = jnp.asarray(golden["common/inputs"]).T
     state, logits = jax.jit(functools.partial(jax.lax.scan, step))(model.init_cache(2, 0), ids)
-    assert max_difference(*wanted_logits(golden, case, jnp.moveaxis(logits, 0, 1))) <= 2e-5
+    assert max_difference(*matching_logits(golden, case, jnp.moveaxis(logits, 0, 1))) <= 2e-5
     if case.startswith("main"):
         check_state(golden, case, state)
 
@@ -222,18 +223,18 @@ def test_quadratic_baseline(golden, case):
 def test_quadratic_attention_over_codes(golden, case):
     model, reference = model_of(golden, case, attention_type="vq_quadratic")
     output = model(golden["common/inputs"], params=reference.params, extra=reference.extra)[0]
-    assert max_difference(*wanted_logits(golden, case, output.logits)) <= 2e-5
+    assert max_difference(*matching_logits(golden, case, output.logits)) <= 2e-5
 
 
 def test_sinusoids(golden):
-    found = sinusoids(jnp.arange(9), 16, 1000.0)
-    assert max_difference(found, golden["pieces/sinusoid_pos0to8_width16_lam1000"]) <= 1e-6
+    actual = sinusoids(jnp.arange(9), 16, 1000.0)
+    assert max_difference(actual, golden["pieces/sinusoid_pos0to8_width16_lam1000"]) <= 1e-6
 
 
 @pytest.mark.slow
 def test_nucleus_keeps_what_the_reference_keeps(golden):
-    """Its rule has a tolerance of 1e-4; of equal tokens the last ones stay."""
+    """The reference has a tolerance of 1e-4 and keeps the last of equal tokens."""
     logits = golden["sampling/logits"]
-    for p, wanted in zip(golden["sampling/p"], golden["sampling/nucleus_kept"], strict=True):
-        kept = FlaxTopPLogitsWarper(float(p) - 1e-4)(None, logits, cur_len=None)
-        assert np.array_equal(np.isfinite(kept), wanted), p
+    for p, expected in zip(golden["sampling/p"], golden["sampling/nucleus_kept"], strict=True):
+        filtered = FlaxTopPLogitsWarper(float(p) - 1e-4)(None, logits, cur_len=None)
+        assert np.array_equal(np.isfinite(filtered), expected), p

@@ -1,4 +1,4 @@
-"""Attention in blocks against the quadratic oracle: every head, reduction, window and block."""
+"""Block-wise attention against the quadratic oracle: all heads, reductions and sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.plugins.vq_transformer.vq_cases import (
 from tests.support.tiers import first
 
 ORACLES = {}
-# Each time other blocks, windows and lengths: shorter or longer than each other, or with a rest.
+# Blocks, windows and lengths: shorter or longer than each other, with and without remainder.
 FEW = {
     ("shga", "recurrent"): (3, 4, 11),
     ("shga", "serial"): (5, 2, 13),
@@ -39,62 +39,62 @@ FEW = {
 LENGTH = 13
 
 
-def everything(head, block, window, length, **changes):
-    """The oracle's loss, result and gradients for the first ``length`` tokens."""
+def oracle_values(head, block, window, length, **changes):
+    """Returns the oracle's loss, result and gradients for the first `length` tokens."""
     key = (head, *sorted(changes.items()))
     if key not in ORACLES:
-        chosen = model(head, **changes)
-        params, extra = variables(chosen)
+        flax_model = model(head, **changes)
+        params, extra = variables(flax_model)
 
-        def objective(params, books, place):
+        def objective(params, books, sizes):
             result = oracle.run(
-                chosen.config,
+                flax_model.config,
                 params,
                 books,
                 jnp.asarray(ids(2, LENGTH)),
-                window=place["window"],
-                mask=jnp.broadcast_to(jnp.arange(LENGTH) < place["length"], (2, LENGTH)),
-                block=place["block"],
+                window=sizes["window"],
+                mask=jnp.broadcast_to(jnp.arange(LENGTH) < sizes["length"], (2, LENGTH)),
+                block=sizes["block"],
             )
-            return weigh(result.logits, place["length"]) + result.commitment, result
+            return weighted_sum(result.logits, sizes["length"]) + result.commitment, result
 
         ORACLES[key] = params, extra, jax.jit(jax.value_and_grad(objective, has_aux=True))
     params, extra, call = ORACLES[key]
     with jax.enable_x64(True):
-        place = {"block": block, "window": window, "length": length}
-        found = call(oracle.float64(params), oracle.float64(extra["codebook"]), place)
-        return params, extra, jax.tree.map(np.asarray, found)
+        sizes = {"block": block, "window": window, "length": length}
+        actual = call(oracle.float64(params), oracle.float64(extra["codebook"]), sizes)
+        return params, extra, jax.tree.map(np.asarray, actual)
 
 
-def weigh(logits, length):
-    """A scalar in which every logit of the first ``length`` tokens has a weight of its own."""
+def weighted_sum(logits, length):
+    """Returns the sum of the logits of the first `length` tokens with random weights."""
     factors = jnp.asarray(np.random.default_rng(5).normal(size=(2, LENGTH, 19)))
-    kept = jnp.arange(LENGTH) < length
+    mask = jnp.arange(LENGTH) < length
     full = jnp.zeros((2, LENGTH, 19), logits.dtype).at[:, : logits.shape[1]].set(logits)
-    return jnp.where(kept[None, :, None], factors.astype(logits.dtype) * full, 0.0).sum()
+    return jnp.where(mask[None, :, None], factors.astype(logits.dtype) * full, 0.0).sum()
 
 
 def check(head, reduction, block, window, length, gradients=True, **changes):
-    params, extra, ((_, wanted), slopes) = everything(head, block, window, length, **changes)
-    chosen = model(head, reduction=reduction, block_size=block, window_size=window, **changes)
+    params, extra, ((_, expected), slopes) = oracle_values(head, block, window, length, **changes)
+    flax_model = model(head, reduction=reduction, block_size=block, window_size=window, **changes)
     tokens = ids(2, LENGTH)[:, :length]
 
     def objective(params):
-        output, after = chosen(tokens, params=params, extra=extra, train=True)
-        scaled = output.auxiliary_loss / chosen.config.commitment_cost
-        return weigh(output.logits, length) + scaled, (output, after)
+        output, updated = flax_model(tokens, params=params, extra=extra, train=True)
+        scaled = output.auxiliary_loss / flax_model.config.commitment_cost
+        return weighted_sum(output.logits, length) + scaled, (output, updated)
 
     call = jax.value_and_grad(objective, has_aux=True) if gradients else None
     if call is None:
-        output, after = jax.jit(lambda p: objective(p)[1])(params)
+        output, updated = jax.jit(lambda p: objective(p)[1])(params)
     else:
-        (_, (output, after)), found = jax.jit(call)(params)
-        assert_gradients_close(found, slopes, 1e-5)
-    scale = max(1.0, float(np.abs(wanted.logits).max()))
-    assert max_difference(output.logits, wanted.logits[:, :length]) <= 1e-5 * scale
-    for number, seen in enumerate(wanted.modules):
-        assert np.array_equal(statistics(after, "new_counts")[number], seen.counts)
-        assert max_difference(statistics(after, "new_sums")[number], seen.sums) <= 1e-5
+        (_, (output, updated)), actual_gradients = jax.jit(call)(params)
+        assert_gradients_close(actual_gradients, slopes, 1e-5)
+    scale = max(1.0, float(np.abs(expected.logits).max()))
+    assert max_difference(output.logits, expected.logits[:, :length]) <= 1e-5 * scale
+    for number, module in enumerate(expected.modules):
+        assert np.array_equal(statistics(updated, "new_counts")[number], module.counts)
+        assert max_difference(statistics(updated, "new_sums")[number], module.sums) <= 1e-5
 
 
 @pytest.mark.parametrize("head, reduction", first(FEW, *list(FEW)[:4]), ids=str)
@@ -122,37 +122,37 @@ def test_gradients_may_stop_at_the_block(reduction):
 @pytest.mark.slow
 @pytest.mark.parametrize("window, block", [(4, 3), (0, 2)])
 def test_quadratic_evaluation_has_the_gradients_of_the_blocks(window, block):
-    params, extra, ((_, wanted), slopes) = everything("gqa", block, window, 13)
-    chosen = model("gqa", attention_type="vq_quadratic", block_size=block, window_size=window)
+    params, extra, ((_, expected), slopes) = oracle_values("gqa", block, window, 13)
+    flax_model = model("gqa", attention_type="vq_quadratic", block_size=block, window_size=window)
 
     def objective(params):
-        output, _ = chosen(ids(2, LENGTH), params=params, extra=extra, train=True)
-        scaled = output.auxiliary_loss / chosen.config.commitment_cost
-        return weigh(output.logits, LENGTH) + scaled, output
+        output, _ = flax_model(ids(2, LENGTH), params=params, extra=extra, train=True)
+        scaled = output.auxiliary_loss / flax_model.config.commitment_cost
+        return weighted_sum(output.logits, LENGTH) + scaled, output
 
-    (_, output), found = jax.jit(jax.value_and_grad(objective, has_aux=True))(params)
-    scale = max(1.0, float(np.abs(wanted.logits).max()))
-    assert max_difference(output.logits, wanted.logits) <= 1e-5 * scale
-    assert_gradients_close(found, slopes, 1e-5)
+    (_, output), gradients = jax.jit(jax.value_and_grad(objective, has_aux=True))(params)
+    scale = max(1.0, float(np.abs(expected.logits).max()))
+    assert max_difference(output.logits, expected.logits) <= 1e-5 * scale
+    assert_gradients_close(gradients, slopes, 1e-5)
 
 
 @pytest.mark.slow
 def test_reductions_agree():
-    chosen = model("mqa", block_size=3, window_size=4)
-    params, extra = variables(chosen, 3)
+    flax_model = model("mqa", block_size=3, window_size=4)
+    params, extra = variables(flax_model, 3)
     tokens = ids(2, 14, 1)
 
     def loss(params, reduction):
-        chosen.config.reduction = reduction
-        output = chosen(tokens, params=params, extra=extra)[0]
+        flax_model.config.reduction = reduction
+        output = flax_model(tokens, params=params, extra=extra)[0]
         return token_losses(output.logits, tokens[:, ::-1]).mean()
 
     call = jax.jit(lambda p: [jax.value_and_grad(loss)(p, name) for name in REDUCTIONS])
-    # Weights and residuals in float64: what is left is what the reductions themselves round.
+    # With weights and residuals in float64 only the reductions round.
     with jax.enable_x64(True):
         params, extra = oracle.float64(params), oracle.float64(extra)
-        (first, gradients), *others = call(params)
-    for value, slopes in others:
+        (first, gradients), *remaining = call(params)
+    for value, slopes in remaining:
         assert max_difference(value, first) <= 1e-6
         assert_gradients_close(slopes, gradients, 1e-6)
 
@@ -173,8 +173,8 @@ def test_every_head_and_reduction(head, reduction, block, window, length):
 
 @pytest.mark.slow
 def test_every_parameter_has_a_gradient():
-    """Otherwise the comparisons above would compare zeros."""
+    """Ensures that the other tests do not compare zeros."""
     for head, (block, window, length) in (("shga", (3, 4, 11)), ("gqa", (3, 3, 13))):
-        *_, slopes = everything(head, block, window, length)[2]
+        *_, slopes = oracle_values(head, block, window, length)[2]
         for path, leaf in trees.flatten(slopes).items():
             assert np.abs(leaf).max() > 1e-4, trees.join(path)

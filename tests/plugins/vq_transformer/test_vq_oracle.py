@@ -1,4 +1,4 @@
-"""The oracle that other tests compare with: it has to give the public reference's numbers."""
+"""The oracle of the other tests, compared with the public reference's numbers."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ from tests.plugins.vq_transformer.vq_cases import (
 from tests.support.tiers import first
 
 RESULTS = {}
-# One of each kind; the other cases take as long again.
+# One case per layout. The others are as slow.
 FEW = ("main/gau_l6_m3", "main/mhga", "opt/mqa")
 SOME = first(CASES, *FEW)
 
 
 def evaluated(golden, case):
-    """Our configuration, gradients and results of a case, computed once."""
+    """Returns configuration, results and gradients of a case, computed once."""
     if case not in RESULTS:
         RESULTS[case] = evaluate(golden, case)
     return RESULTS[case]
 
 
 def evaluate(golden, case):
-    """Window and block are arguments, so cases that differ in them alone compile once."""
+    """Evaluates a case. Window and block are traced, so that cases share compiled programs."""
     reference, batch = golden.reference(case), golden.batch()
-    chosen = reference.config
-    given = {"window": np.int32(chosen.window_size), "block": np.int32(chosen.block_size)}
+    model_config = reference.config
+    inputs = {
+        "window": np.int32(model_config.window_size),
+        "block": np.int32(model_config.block_size),
+    }
     if case.startswith("main"):
-        given["code_mask"] = batch["loss_mask"]
+        inputs["code_mask"] = batch["loss_mask"]
     books = reference.extra["codebook"]
-    return chosen, oracle.gradients(chosen, reference.params, books, batch, **given)
+    return model_config, oracle.gradients(model_config, reference.params, books, batch, **inputs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_oracle_gives_the_numbers_of_the_reference(golden, case):
     main = case.startswith("main")
-    chosen, ((loss, (token_loss, result)), gradients) = evaluated(golden, case)
+    model_config, ((loss, (token_loss, result)), gradients) = evaluated(golden, case)
     logits = np.asarray(jax.nn.log_softmax(result.logits)) if main else result.logits
     assert max_difference(logits, golden[f"{case}/{'logprobs' if main else 'logits'}"]) <= 2e-5
     assert loss == pytest.approx(float(golden[f"{case}/loss_total"]), rel=1e-5)
@@ -63,18 +66,21 @@ def test_oracle_gives_the_numbers_of_the_reference(golden, case):
 @pytest.mark.parametrize("case", SOME)
 def test_oracle_chooses_the_codes_of_the_reference(golden, case):
     _, ((_, (_, result)), _) = evaluated(golden, case)
-    for number, seen in enumerate(result.modules):
-        codes = np.moveaxis(seen.codes, 2, 1)
+    for number, module in enumerate(result.modules):
+        codes = np.moveaxis(module.codes, 2, 1)
         assert np.array_equal(codes, golden[f"{case}/shortcodes"][number])
-        assert max_difference(np.moveaxis(seen.keys, 2, 1), golden[f"{case}/keys"][number]) <= 2e-5
         assert (
-            max_difference(np.moveaxis(seen.errors, 2, 1), golden[f"{case}/errs2"][number]) <= 2e-5
+            max_difference(np.moveaxis(module.keys, 2, 1), golden[f"{case}/keys"][number]) <= 2e-5
+        )
+        assert (
+            max_difference(np.moveaxis(module.errors, 2, 1), golden[f"{case}/errs2"][number])
+            <= 2e-5
         )
 
 
 @pytest.mark.parametrize("case", SOME[: len(MAIN)])
 def test_oracle_ends_in_the_state_of_the_reference(golden, case):
-    chosen, ((_, (_, result)), _) = evaluated(golden, case)
+    model_config, ((_, (_, result)), _) = evaluated(golden, case)
     names = {
         "window_key": "xlcache_k_hat",
         "window_value": "xlcache_v",
@@ -82,24 +88,26 @@ def test_oracle_ends_in_the_state_of_the_reference(golden, case):
         "cache_mean": "agg_mean",
         "cache_count": "agg_count",
     }
-    for number, seen in enumerate(result.modules):
-        state = oracle.final_state(chosen, seen)
+    for number, module in enumerate(result.modules):
+        state = oracle.final_state(model_config, module)
         for ours, theirs in names.items():
-            wanted = golden[f"{case}/final_state/attn{number}/{theirs}"]
-            assert max_difference(state[ours], wanted) <= 2e-5, ours
+            expected = golden[f"{case}/final_state/attn{number}/{theirs}"]
+            assert max_difference(state[ours], expected) <= 2e-5, ours
 
 
 @pytest.mark.parametrize("case", ["main/mhga", "opt/mqa"])
 def test_oracle_counts_what_the_moving_averages_take_in(golden, case):
-    over = 1 if case.startswith("main") else 6  # the stacked family counts its 6 blocks six times
+    over = 1 if case.startswith("main") else 6  # the stacked layout counts its 6 blocks six times
     _, ((_, (_, result)), _) = evaluated(golden, case)
-    before, after = (
-        attentions(golden.reference(case, what).extra["codebook"]) for what in ("params", "grads")
+    initial, updated = (
+        attentions(golden.reference(case, entry).extra["codebook"]) for entry in ("params", "grads")
     )
-    for seen, old, gradient in zip(result.modules, before, after, strict=True):
-        for name, new in (("sums", seen.sums), ("counts", seen.counts)):
-            wanted = old["codebook"][name] - gradient["codebook"][name]
-            assert max_difference(0.99 * old["codebook"][name] + 0.01 * over * new, wanted) <= 1e-6
+    for module, old, gradient in zip(result.modules, initial, updated, strict=True):
+        for name, new in (("sums", module.sums), ("counts", module.counts)):
+            expected = old["codebook"][name] - gradient["codebook"][name]
+            assert (
+                max_difference(0.99 * old["codebook"][name] + 0.01 * over * new, expected) <= 1e-6
+            )
 
 
 @pytest.mark.parametrize("case", SOME[len(MAIN) :])

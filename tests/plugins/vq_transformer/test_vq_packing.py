@@ -1,4 +1,4 @@
-"""Packed rows: padding on any side, and masks that hide tokens within documents."""
+"""Packed rows: padding on any side, and masked tokens within documents."""
 
 from __future__ import annotations
 
@@ -20,68 +20,68 @@ KINDS |= {name: {"attention_type": name} for name in ("vq_quadratic", "full")}
 LENGTH = 13
 
 
-def caller(kind):
-    """A call of packed rows, which returns logits and the collections after a training step."""
-    made = model("mqa", block_size=4, window_size=2, **KINDS[kind])
-    params, extra = variables(made)
+def make_call(variant):
+    """Returns a function for packed rows that returns logits, updated collections and loss."""
+    flax_model = model("mqa", block_size=4, window_size=2, **KINDS[variant])
+    params, extra = variables(flax_model)
 
     def call(tokens, segments, mask=None):
-        output, after = made(
+        output, updated = flax_model(
             tokens, mask, params=params, extra=extra, segment_ids=segments, train=True
         )
-        return output.logits, after, output.auxiliary_loss
+        return output.logits, updated, output.auxiliary_loss
 
     return jax.jit(call)
 
 
-def hiding():
-    """Documents of a row, and a mask that hides tokens where they begin, end and in between."""
+def masked_documents():
+    """Returns documents, and a mask of tokens at their starts, at their ends and within."""
     segments = np.array([[1] * 6 + [2] * 7, [1] * 3 + [2] * 2 + [3] * 6 + [0] * 2], np.int32)
     mask = np.ones((2, LENGTH), np.int32)
     mask[0, [2, 3, 6, 8]], mask[1, [0, 3, 4, 7, 8]] = 0, 0
     return segments, mask
 
 
-@pytest.mark.parametrize("kind", ["serial", "full"])
-def test_packed_rows_may_be_padded_on_any_side(kind):
-    call, tokens = caller(kind), ids(2, 9)
+@pytest.mark.parametrize("variant", ["serial", "full"])
+def test_packed_rows_may_be_padded_on_any_side(variant):
+    call, tokens = make_call(variant), ids(2, 9)
     wide = np.full((2, LENGTH), 5, np.int32)
-    found = []
+    actual = []
     for first in (0, 3, 4):
-        here = np.s_[:, first : first + 9]
+        columns = np.s_[:, first : first + 9]
         padded, segments = wide.copy(), np.zeros_like(wide)
-        padded[here], segments[here] = tokens, [1] * 5 + [2] * 4
-        logits, after, loss = call(padded, segments)
-        found.append((np.asarray(logits)[here], statistics(after, "new_counts")[0], loss))
-    for logits, counts, loss in found[1:]:
-        assert max_difference(logits, found[0][0]) <= 1e-5
-        assert np.array_equal(counts, found[0][1])
-        assert float(loss) == pytest.approx(float(found[0][2]), rel=1e-5)
+        padded[columns], segments[columns] = tokens, [1] * 5 + [2] * 4
+        logits, updated, loss = call(padded, segments)
+        actual.append((np.asarray(logits)[columns], statistics(updated, "new_counts")[0], loss))
+    for logits, counts, loss in actual[1:]:
+        assert max_difference(logits, actual[0][0]) <= 1e-5
+        assert np.array_equal(counts, actual[0][1])
+        assert float(loss) == pytest.approx(float(actual[0][2]), rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "matmul", "vq_quadratic", "full"])
-def test_tokens_that_a_mask_hides_in_documents_are_not_seen(kind):
-    segments, mask = hiding()
+@pytest.mark.parametrize("variant", ["recurrent", "matmul", "vq_quadratic", "full"])
+def test_tokens_that_a_mask_hides_in_documents_are_not_seen(variant):
+    segments, mask = masked_documents()
     real = (mask > 0) & (segments > 0)
-    call, tokens = caller(kind), ids(2, LENGTH)
-    one, two, plain = (
-        call(np.where(real, tokens, other), segments, shown)
-        for other, shown in ((3, mask), (11, mask), (3, np.ones_like(mask)))
+    call, tokens = make_call(variant), ids(2, LENGTH)
+    first, two, plain = (
+        call(np.where(real, tokens, other), segments, call_mask)
+        for other, call_mask in ((3, mask), (11, mask), (3, np.ones_like(mask)))
     )
-    assert max_difference(np.asarray(one[0])[real], np.asarray(two[0])[real]) <= 1e-6
-    assert max_difference(np.asarray(one[0])[real], np.asarray(plain[0])[real]) > 1e-2
-    assert float(one[2]) == pytest.approx(float(two[2]), rel=1e-6)
+    assert max_difference(np.asarray(first[0])[real], np.asarray(two[0])[real]) <= 1e-6
+    assert max_difference(np.asarray(first[0])[real], np.asarray(plain[0])[real]) > 1e-2
+    assert float(first[2]) == pytest.approx(float(two[2]), rel=1e-6)
     for name in ("new_counts", "new_sums"):
-        assert np.array_equal(*(statistics(after, name)[0] for _, after, _ in (one, two)))
-    if kind != "full":
-        assert statistics(one[1], "new_counts")[0].sum() == real.sum()
+        assert np.array_equal(*(statistics(updated, name)[0] for _, updated, _ in (first, two)))
+    if variant != "full":
+        assert statistics(first[1], "new_counts")[0].sum() == real.sum()
 
 
 @pytest.mark.slow
 def test_hidden_tokens_keep_their_places_however_rows_are_computed():
-    segments, mask = hiding()
+    segments, mask = masked_documents()
     real = (mask > 0) & (segments > 0)
-    wanted = np.asarray(caller("vq_quadratic")(ids(2, LENGTH), segments, mask)[0])
-    for kind in REDUCTIONS:
-        found = np.asarray(caller(kind)(ids(2, LENGTH), segments, mask)[0])
-        assert max_difference(found[real], wanted[real]) <= 1e-5, kind
+    expected = np.asarray(make_call("vq_quadratic")(ids(2, LENGTH), segments, mask)[0])
+    for variant in REDUCTIONS:
+        actual = np.asarray(make_call(variant)(ids(2, LENGTH), segments, mask)[0])
+        assert max_difference(actual[real], expected[real]) <= 1e-5, variant

@@ -1,4 +1,4 @@
-"""Half precision: what stays in float32, and which products are never rounded."""
+"""Half precision: float32 arrays, and products in full precision."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hfseq_plugins.vq_transformer.state import empty_state
 from tests.support.tiers import first
 
 TOKENS = 600
-#: The share of the last token, whose score is 60.06 where that of all others is 60.
+#: The weight of the last token, with score 60.06. All others have score 60.
 SHARE = math.exp(0.06) / (TOKENS - 1 + math.exp(0.06))
 
 
 def case(window, reduction):
-    """Keys that differ by less than bfloat16 can tell at their scores, and values that show it."""
+    """Returns keys whose scores differ by less than bfloat16 resolves, and values that show it."""
     key = jnp.ones((1, 1, TOKENS, 1)).at[:, :, -1].set(1.001)
     value = jnp.zeros((1, 1, TOKENS, 1), jnp.bfloat16).at[:, :, -1].set(1)
     inputs = AttentionInputs(
@@ -61,7 +61,7 @@ def test_scores_and_sums_of_a_single_token_are_float32_in_bfloat16(window, reduc
         return inputs._replace(**cut)
 
     _, state = attend(part(0, TOKENS - 1), terms, how, state, None)
-    # A single token's positions come in two factors.
+    # The relative positions of a single token consist of two factors.
     terms = terms._replace(relative=(jnp.zeros((window + 1, 4)), jnp.zeros((4, 1, 2))))
     out, _ = attend_one_token(part(TOKENS - 1, TOKENS), terms, how, state)
     assert out.dtype == jnp.float32
@@ -69,7 +69,7 @@ def test_scores_and_sums_of_a_single_token_are_float32_in_bfloat16(window, reduc
 
 
 def products(jaxpr):
-    """The precision of every product, in what is called, too."""
+    """Yields the precision of all products, including those in inner programs."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             yield equation.params["precision"]
@@ -82,7 +82,7 @@ def products(jaxpr):
 def test_distances_to_codes_are_never_rounded():
     keys, rows = jnp.ones((1, 3, 2, 4)), jnp.ones((2, 5, 4))
     with jax.default_matmul_precision("bfloat16"):
-        found = [*products(jax.make_jaxpr(quantize)(keys, rows).jaxpr)]
-    assert found
+        actual = [*products(jax.make_jaxpr(quantize)(keys, rows).jaxpr)]
+    assert actual
     highest = jax.lax.Precision.HIGHEST
-    assert all(precision == (highest, highest) for precision in found)
+    assert all(precision == (highest, highest) for precision in actual)

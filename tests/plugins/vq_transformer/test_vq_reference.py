@@ -1,4 +1,4 @@
-"""Checkpoints of the public Transformer-VQ: both layouts, files, and trees that do not fit."""
+"""Conversion of public Transformer-VQ checkpoints: both layouts, files, invalid trees."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def test_converted_trees_are_those_of_the_model(golden, case):
         (reference.params, model.params_shape_tree),
         (reference.extra, model.extra_shape_tree),
     ):
-        mine, wanted = trees.flatten(ours), trees.flatten(theirs)
+        mine, expected = trees.flatten(ours), trees.flatten(theirs)
         assert {path: leaf.shape for path, leaf in mine.items()} == {
-            path: leaf.shape for path, leaf in wanted.items()
+            path: leaf.shape for path, leaf in expected.items()
         }
         assert {leaf.dtype for leaf in mine.values()} == {np.dtype(np.float32)}
 
@@ -31,9 +31,9 @@ def test_fused_projection_is_cut_into_keys_values_and_gate_of_all_heads(golden):
     reference = golden.reference("main/mhga")
     name = "main/mhga/params/transformer_layers_1/scanned_attn2/kvg_proj/kernel"
     parts = reference.params["model"]["layers"]["1"]["attention_2"]
-    found = [parts[f"{part}_proj"]["kernel"] for part in ("k", "v", "g")]
-    assert [part.shape[1] for part in found] == [16, 32, 32]
-    assert np.array_equal(np.concatenate(found, 1), golden[name])
+    actual = [parts[f"{part}_proj"]["kernel"] for part in ("k", "v", "g")]
+    assert [part.shape[1] for part in actual] == [16, 32, 32]
+    assert np.array_equal(np.concatenate(actual, 1), golden[name])
 
 
 def test_stacked_leaves_are_cut_by_layer(golden):
@@ -45,25 +45,25 @@ def test_stacked_leaves_are_cut_by_layer(golden):
 
 
 def test_options_of_the_recurrent_branch_are_understood(golden):
-    found = golden.reference("main/gau_l6_m3").config
-    assert (found.head_type, found.block_size, found.window_size) == ("shga", 6, 3)
-    assert (found.value_dim, found.logit_scale, found.sinusoid_base) == (32, 0.5, 1000)
-    assert found.tie_word_embeddings and found.norm_affine and found.scale_head_bias
+    actual = golden.reference("main/gau_l6_m3").config
+    assert (actual.head_type, actual.block_size, actual.window_size) == ("shga", 6, 3)
+    assert (actual.value_dim, actual.logit_scale, actual.sinusoid_base) == (32, 0.5, 1000)
+    assert actual.tie_word_embeddings and actual.norm_affine and actual.scale_head_bias
     assert not golden.reference("main/gau_noagg").config.use_compressive_cache
     still = golden.options("main/gau") | {"grad_thru_cache": False, "p_droplyr": 0.25}
-    found = convert_reference(golden.tree("main/gau/params"), still).config
-    assert found.stop_gradient_cache and found.layer_dropout == 0.25
+    actual = convert_reference(golden.tree("main/gau/params"), still).config
+    assert actual.stop_gradient_cache and actual.layer_dropout == 0.25
 
 
 def test_options_of_the_stacked_branch_are_understood(golden):
-    found = golden.reference("opt/mqa").config
-    assert (found.head_type, found.query_heads, found.key_heads) == ("mqa", 2, 1)
-    assert (found.inner_width, found.value_width, found.reduction) == (80, 8, "serial")
-    assert not found.norm_affine and not found.scale_head_bias and found.head_bias
+    actual = golden.reference("opt/mqa").config
+    assert (actual.head_type, actual.query_heads, actual.key_heads) == ("mqa", 2, 1)
+    assert (actual.inner_width, actual.value_width, actual.reduction) == (80, 8, "serial")
+    assert not actual.norm_affine and not actual.scale_head_bias and actual.head_bias
     changed = golden.options("opt/mqa") | {"reduction_type": "assoc_scan"}
-    found = convert_reference(golden.tree("opt/mqa/params"), changed).config
-    assert found.reduction == "associative_scan"
-    assert (found.window_size, found.block_size) == (4, 4)
+    actual = convert_reference(golden.tree("opt/mqa/params"), changed).config
+    assert actual.reduction == "associative_scan"
+    assert (actual.window_size, actual.block_size) == (4, 4)
 
 
 def test_msgpack_file_of_a_train_state_is_read(golden, tmp_path):
@@ -72,9 +72,12 @@ def test_msgpack_file_of_a_train_state_is_read(golden, tmp_path):
     state = {"step": 3, "params": golden.tree("opt/shga/params"), "opt_state": {"0": {}}}
     file = tmp_path / "checkpoint_3"
     file.write_bytes(msgpack_serialize(state))
-    found, wanted = read_reference(file, golden.options("opt/shga")), golden.reference("opt/shga")
-    flat = trees.flatten(found.params)
-    for path, leaf in trees.flatten(wanted.params).items():
+    actual, expected = (
+        read_reference(file, golden.options("opt/shga")),
+        golden.reference("opt/shga"),
+    )
+    flat = trees.flatten(actual.params)
+    for path, leaf in trees.flatten(expected.params).items():
         assert np.array_equal(flat[path], leaf)
 
 
@@ -109,9 +112,9 @@ def test_unknown_reductions_and_attentions_are_named(golden):
 @pytest.mark.parametrize("case", ["main/gau", "opt/mqa"])
 def test_trees_of_another_depth_are_refused(golden, case):
     deeper = golden.options(case) | {"n_layer": 3}
-    with pytest.raises(UsageError, match="lacks .*_2|have 2 layers, n_layer is 3"):
+    with pytest.raises(UsageError, match="lacks .*_2|have 2 layers, but n_layer is 3"):
         convert_reference(golden.tree(f"{case}/params"), deeper)
-    with pytest.raises(UsageError, match="has no place for|have 2 layers, n_layer is 1"):
+    with pytest.raises(UsageError, match="unexpected leaves|have 2 layers, but n_layer is 1"):
         convert_reference(golden.tree(f"{case}/params"), golden.options(case) | {"n_layer": 1})
 
 

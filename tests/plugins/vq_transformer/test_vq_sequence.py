@@ -1,4 +1,4 @@
-"""Rows cut over the sequence axis: every device on its piece, the results those of one device."""
+"""Rows that are sharded over the mesh axis `sequence` give the results of one device."""
 
 from __future__ import annotations
 
@@ -22,87 +22,87 @@ BATCH, HEADS, GROUPS, WIDTH, VALUES, CODES = 4, 2, 2, 4, 3, 5
 LENGTHS = np.array([32, 9, 8, 0])
 
 
-def mesh(ways: int, data: int = 1) -> Mesh:
-    devices = np.array(jax.devices()[: ways * data]).reshape(data, ways)
+def mesh(axis_size: int, data: int = 1) -> Mesh:
+    devices = np.array(jax.devices()[: axis_size * data]).reshape(data, axis_size)
     return Mesh(devices, ("data", "sequence"), axis_types=(AxisType.Auto,) * 2)
 
 
-def drawn(*shape: int, seed: int = 0) -> jax.Array:
+def random_array(*shape: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def codes(tokens: int, lengths: np.ndarray | None, seed: int = 0) -> jax.Array:
-    found = np.random.default_rng(seed).integers(0, CODES, (BATCH, HEADS, tokens))
+    random_codes = np.random.default_rng(seed).integers(0, CODES, (BATCH, HEADS, tokens))
     real = np.arange(tokens) < (tokens if lengths is None else lengths[:, None])
     return jnp.asarray(
-        np.where(np.broadcast_to(real, (HEADS, BATCH, tokens)).swapaxes(0, 1), found, CODES),
+        np.where(np.broadcast_to(real, (HEADS, BATCH, tokens)).swapaxes(0, 1), random_codes, CODES),
         jnp.int32,
     )
 
 
-def operands(tokens: int, how: AttentionOptions, kind: str):
-    """Inputs, terms, state and lengths of a plain, a packed or a continued batch."""
-    lengths = None if kind == "plain" else LENGTHS
+def operands(tokens: int, how: AttentionOptions, variant: str):
+    """Returns inputs, terms, state and lengths of a plain, packed or continued batch."""
+    lengths = None if variant == "plain" else LENGTHS
     segment = None
-    if kind == "packed":
+    if variant == "packed":
         segment = np.ones((BATCH, tokens), np.int32)
         segment[0, 5:], segment[0, 12:], segment[2] = 2, 3, np.arange(tokens) // 4 + 1
         segment = np.where(np.arange(tokens) < LENGTHS[:, None], segment, 0)
-    book = drawn(HEADS, CODES, WIDTH, seed=9)
+    book = random_array(HEADS, CODES, WIDTH, seed=9)
     code = codes(tokens, lengths)
     key = book[jnp.arange(HEADS)[:, None], jnp.minimum(code, CODES - 1)]
     inputs = AttentionInputs(
-        drawn(BATCH, HEADS, GROUPS, tokens, WIDTH, seed=1),
+        random_array(BATCH, HEADS, GROUPS, tokens, WIDTH, seed=1),
         key,
-        drawn(BATCH, HEADS, tokens, VALUES, seed=3),
+        random_array(BATCH, HEADS, tokens, VALUES, seed=3),
         code,
         segment,
     )
-    offsets = drawn(2, HEADS, GROUPS, 1, WIDTH, seed=4)
-    terms = ScoreTerms(book, drawn(how.window + 1, HEADS, WIDTH, seed=5), *offsets)
-    held = np.array([7, 0, how.window + 3, 2]) if kind == "continued" else None
-    return inputs, terms, None if held is None else state(how, held), lengths
+    offsets = random_array(2, HEADS, GROUPS, 1, WIDTH, seed=4)
+    terms = ScoreTerms(book, random_array(how.window + 1, HEADS, WIDTH, seed=5), *offsets)
+    past_counts = np.array([7, 0, how.window + 3, 2]) if variant == "continued" else None
+    return inputs, terms, None if past_counts is None else state(how, past_counts), lengths
 
 
-def state(how: AttentionOptions, seen: np.ndarray) -> State:
-    """A state after ``seen`` (B,) tokens."""
+def state(how: AttentionOptions, token_counts: np.ndarray) -> State:
+    """Returns a state after `token_counts`, `(B,)`, tokens."""
     window = how.window
-    slots = (seen[:, None] - 1 - np.arange(window)) % max(window, 1)
-    filled = np.zeros((BATCH, window), bool)
-    for row, count in enumerate(seen):
-        filled[row, slots[row, : min(count, window)]] = True
-    code = np.where(filled[:, None], codes(window, None, 6), CODES).astype(np.int32)
-    older = np.maximum(seen - window, 0)
+    slots = (token_counts[:, None] - 1 - np.arange(window)) % max(window, 1)
+    occupied = np.zeros((BATCH, window), bool)
+    for row, count in enumerate(token_counts):
+        occupied[row, slots[row, : min(count, window)]] = True
+    code = np.where(occupied[:, None], codes(window, None, 6), CODES).astype(np.int32)
+    older = np.maximum(token_counts - window, 0)
     count = np.zeros((BATCH, HEADS, CODES), np.int32)
     count[..., 1] = older[:, None]
-    mean = np.where(count[..., None] > 0, drawn(BATCH, HEADS, CODES, VALUES, seed=7), 0.0)
+    mean = np.where(count[..., None] > 0, random_array(BATCH, HEADS, CODES, VALUES, seed=7), 0.0)
     return State(
-        drawn(BATCH, HEADS, window, WIDTH, seed=8),
-        drawn(BATCH, HEADS, window, VALUES, seed=9),
+        random_array(BATCH, HEADS, window, WIDTH, seed=8),
+        random_array(BATCH, HEADS, window, VALUES, seed=9),
         jnp.asarray(code),
         jnp.asarray(mean, jnp.float32),
         jnp.asarray(count),
-        jnp.asarray(seen, jnp.int32),
+        jnp.asarray(token_counts, jnp.int32),
     )
 
 
-def evaluate(how: AttentionOptions, on: Mesh | None, given):
-    """Outputs, the state after them, and gradients of something of both."""
-    inputs, terms, held, lengths = given
+def evaluate(how: AttentionOptions, on: Mesh | None, operands):
+    """Returns outputs, the state after them, and the gradients of a function of both."""
+    inputs, terms, cached, lengths = operands
 
     def total(floats, terms):
         query, key, value = floats
-        own = inputs._replace(query=query, key=key, value=value)
+        call_inputs = inputs._replace(query=query, key=key, value=value)
         with nn.options(Options(mesh=on)):
-            out, after = attend(own, terms, how, held, lengths)
+            out, updated = attend(call_inputs, terms, how, cached, lengths)
         if lengths is not None:
             out = jnp.where((jnp.arange(32) < lengths[:, None])[:, None, None, :, None], out, 0.0)
-        more = 0.0 if after is None else jnp.sin(after.window_value).sum()
-        return jnp.sin(out).sum() + more, (out, after)
+        state_term = 0.0 if updated is None else jnp.sin(updated.window_value).sum()
+        return jnp.sin(out).sum() + state_term, (out, updated)
 
     grad = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
-    (_, found), gradients = grad((inputs.query, inputs.key, inputs.value), terms)
-    return found, gradients
+    (_, actual), gradients = grad((inputs.query, inputs.key, inputs.value), terms)
+    return actual, gradients
 
 
 def assert_close(ours, theirs):
@@ -111,27 +111,27 @@ def assert_close(ours, theirs):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * (1 + np.abs(b).max(initial=0.0)))
 
 
-# Windows shorter and longer than pieces, longer than all of them, and none.
+# Windows shorter and longer than a piece, longer than all pieces, and of size 0.
 QUICK = [(11, 4, 4, "packed"), (11, 4, 4, "continued"), (3, 2, 4, "plain")]
 THOROUGH = [
-    (window, block, ways, kind)
-    for window, block, ways in ((4, 4, 2), (30, 4, 8), (70, 4, 8), (0, 4, 4), (1, 8, 4))
-    for kind in ("plain", "packed", "continued")
+    (window, block, axis_size, variant)
+    for window, block, axis_size in ((4, 4, 2), (30, 4, 8), (70, 4, 8), (0, 4, 4), (1, 8, 4))
+    for variant in ("plain", "packed", "continued")
 ]
 
 
 @pytest.mark.parametrize(
-    ("window", "block", "ways", "kind"),
+    ("window", "block", "axis_size", "variant"),
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in THOROUGH)],
 )
-def test_pieces_give_what_the_whole_gives(window, block, ways, kind):
+def test_pieces_give_what_the_whole_gives(window, block, axis_size, variant):
     how = AttentionOptions(window, block)
-    given = operands(32, how, kind)
-    assert_close(evaluate(how, mesh(ways), given), evaluate(how, None, given))
+    inputs = operands(32, how, variant)
+    assert_close(evaluate(how, mesh(axis_size), inputs), evaluate(how, None, inputs))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["packed", "continued"])
+@pytest.mark.parametrize("variant", ["packed", "continued"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -144,14 +144,14 @@ def test_pieces_give_what_the_whole_gives(window, block, ways, kind):
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_every_way_of_computing_can_be_cut(options, kind):
+def test_every_way_of_computing_can_be_cut(options, variant):
     how = AttentionOptions(6, 4, **options)
-    given = operands(32, how, kind)
-    assert_close(evaluate(how, mesh(4, data=2), given), evaluate(how, None, given))
+    inputs = operands(32, how, variant)
+    assert_close(evaluate(how, mesh(4, data=2), inputs), evaluate(how, None, inputs))
 
 
 def test_lengths_that_do_not_divide_are_computed_whole_with_a_warning(caplog):
-    sequence._say_whole.cache_clear()
+    sequence._warn_not_split.cache_clear()
     with nn.options(Options(mesh=mesh(4))):
         assert sequence.mesh_for(32, 4) is not None
         assert sequence.mesh_for(24, 4) is None and sequence.mesh_for(24, 4) is None

@@ -1,4 +1,4 @@
-"""The VQ Transformer on meshes of eight devices: losses, gradients and statistics of one device."""
+"""The VQ Transformer on meshes of eight devices gives the results of one device."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ MESHES = [
     "data=2,sequence=4",
     "data=2,tensor=2,sequence=2",
 ]
-# Sizes that eight devices divide.
+# Sizes that are multiples of eight.
 CHANGES = {"mhga": {"value_dim": 8}}
 
 
 @functools.cache
 def case(head: str):
-    # A vocabulary that does not divide is padded by the training loop, not here.
+    # Other vocabulary sizes are padded by the training loop, not here.
     model = vq_cases.model(head, vocab_size=24, **CHANGES.get(head, {}))
     return model, *vq_cases.variables(model)
 
 
 def batch(rows: int = 8) -> dict[str, np.ndarray]:
-    """Packed documents, one of them longer than a piece, with padding at the end of some rows."""
+    """Returns packed documents, one of them longer than a piece, with padding in some rows."""
     segment = np.ones((rows, TOKENS), np.int32)
     segment[:, 5:], segment[1:, 21:], segment[2:, 30:] = 2, 3, 0
     return {"input_ids": vq_cases.ids(rows, TOKENS), "segment_ids": segment}
 
 
-def gradient(model, params, extra, given):
-    """Loss, gradients and changed collections of a training call."""
+def gradient(model, params, extra, batch):
+    """Returns loss, gradients and updated collections of a training call."""
 
-    def loss(params, given):
-        output, changed = model(**given, params=params, extra=extra, train=True)
+    def loss(params, batch):
+        output, changed = model(**batch, params=params, extra=extra, train=True)
         logs = jax.nn.log_softmax(output.logits[:, :-1])
-        labels = given["input_ids"][:, 1:, None]
-        own = jnp.take_along_axis(logs, labels, axis=2)[..., 0]
-        real = given["segment_ids"][:, 1:] == given["segment_ids"][:, :-1]
-        return output.auxiliary_loss - jnp.where(real, own, 0.0).sum(), changed
+        labels = batch["input_ids"][:, 1:, None]
+        label_scores = jnp.take_along_axis(logs, labels, axis=2)[..., 0]
+        real = batch["segment_ids"][:, 1:] == batch["segment_ids"][:, :-1]
+        return output.auxiliary_loss - jnp.where(real, label_scores, 0.0).sum(), changed
 
-    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params, given)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch)
 
 
 @functools.cache
@@ -68,11 +68,11 @@ def on_mesh(head: str, layout: str, rows: int = 8):
     model, params, extra = case(head)
     mesh = make_mesh(layout)
     shapes = {path: leaf.shape for path, leaf in trees.flatten(params).items()}
-    places = trees.unflatten(Layout(mesh, RULES).shardings(shapes))
+    shardings = trees.unflatten(Layout(mesh, RULES).shardings(shapes))
     placed = jax.device_put(batch(rows), batch_sharding(mesh, 2, lead=0))
     model.use_mesh(mesh)
     try:
-        return gradient(model, jax.device_put(params, places), extra, placed)
+        return gradient(model, jax.device_put(params, shardings), extra, placed)
     finally:
         model.use_mesh(None)
 

@@ -1,4 +1,4 @@
-"""PyTorch twins of tiny VQ Transformers, with the parameters of the JAX ones."""
+"""PyTorch versions of tiny VQ Transformers, with the parameters of the JAX models."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ torch.set_num_threads(1)
 
 
 def to_state_dict(params: Any, extra: Any = None) -> dict[str, torch.Tensor]:
-    """The state dict that our tree of parameters and codebooks is in PyTorch."""
-    found = {}
+    """Converts a tree of parameters and codebooks to a PyTorch state dict."""
+    tensors = {}
     for tree in (params, (extra or {}).get("codebook", {})):
         for path, leaf in trees.flatten(tree).items():
             if path[-1].startswith("new_"):
                 continue
             leaf = np.asarray(leaf).T if path[-1] == "kernel" else np.asarray(leaf)
             name = ".".join((*path[:-1], NAMES.get(path[-1], path[-1])))
-            found[name] = torch.from_numpy(np.array(leaf))
-    return found
+            tensors[name] = torch.from_numpy(np.array(leaf))
+    return tensors
 
 
 def make_torch_model(config: Any, params: Any, extra: Any, head: str = "ForCausalLM") -> Any:
-    """A twin in evaluation mode with these parameters, every one of them."""
-    own = VQTransformerConfig.from_dict(config.to_dict())
-    model = getattr(modeling, f"VQTransformer{head}")(own).eval()
+    """Returns a PyTorch model in evaluation mode with these parameters."""
+    torch_config = VQTransformerConfig.from_dict(config.to_dict())
+    model = getattr(modeling, f"VQTransformer{head}")(torch_config).eval()
     state = to_state_dict(params, extra)
     if head == "ForCausalLM" and config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
@@ -44,14 +44,14 @@ def make_torch_model(config: Any, params: Any, extra: Any, head: str = "ForCausa
 
 
 def model_pair(head: str = "shga", seed: int = 0, **changes: Any) -> tuple[Any, Any, Any, Any]:
-    """A JAX model, its parameters and collections, and its twin."""
+    """Returns a JAX model, its parameters and collections, and the PyTorch model."""
     ours = vq_cases.model(head, **changes)
     params, extra = vq_cases.variables(ours, seed)
     return ours, params, extra, make_torch_model(ours.config, params, extra)
 
 
 def tiny_model(head: str = "shga", seed: int = 0, **changes: Any) -> Any:
-    """A twin with parameters in which nothing is special."""
+    """Returns a PyTorch model with random parameters."""
     return model_pair(head, seed, **changes)[3]
 
 
@@ -60,7 +60,7 @@ def ids(rows: int, length: int, seed: int = 0) -> torch.Tensor:
 
 
 def run_in_steps(model: Any, tokens: torch.Tensor, length: int = 1) -> tuple[torch.Tensor, Any]:
-    """The logits and the state of a text read ``length`` tokens at a time."""
+    """Returns logits and state after calls with `length` tokens each."""
     state, parts = None, []
     with torch.no_grad():
         for part in tokens.split(length, 1):
@@ -71,7 +71,7 @@ def run_in_steps(model: Any, tokens: torch.Tensor, length: int = 1) -> tuple[tor
 
 
 def leaves(state: Any) -> list[torch.Tensor]:
-    """Every tensor of a state."""
+    """Returns all tensors of a state."""
     return [leaf for attention in state.attentions for leaf in attention] + [state.position]
 
 

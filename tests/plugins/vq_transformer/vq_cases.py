@@ -1,6 +1,6 @@
-"""Golden numbers, tiny models with unusual values, and comparisons for the VQ Transformer's tests.
+"""Golden numbers, tiny models and comparisons for the tests of the VQ Transformer.
 
-The golden file holds numbers of the public reference; ``vq_golden.md`` beside it describes them.
+The golden file contains numbers of the public reference, described in `vq_golden.md`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hfseq_plugins.vq_transformer.reference import ConvertedReference, convert_r
 
 MAIN = ("gau", "gau_l6_m3", "gau_noagg", "gau_untied", "mhga")
 CASES = (*(f"main/{case}" for case in MAIN), "opt/shga", "opt/mqa")
-# Every head type, with what makes it differ from the defaults.
+# All head types, with options that differ from the defaults.
 HEADS: dict[str, dict[str, Any]] = {
     "shga": {"head_type": "shga"},
     "mhga": {"head_type": "mhga", "num_attention_heads": 2, "value_dim": 6},
@@ -45,23 +45,23 @@ class Golden:
 
     def tree(self, prefix: str) -> dict[str, Any]:
         start = f"{prefix}/"
-        found = {n.removeprefix(start): a for n, a in self.arrays.items() if n.startswith(start)}
-        return trees.unflatten({tuple(name.split("/")): leaf for name, leaf in found.items()})
+        actual = {n.removeprefix(start): a for n, a in self.arrays.items() if n.startswith(start)}
+        return trees.unflatten({tuple(name.split("/")): leaf for name, leaf in actual.items()})
 
     def options(self, case: str) -> dict[str, Any]:
         return json.loads(str(self.arrays[f"{case}/config_json"]))
 
     def reference(self, case: str, entry: str = "params") -> ConvertedReference:
-        """The parameters (or gradients) of a case in our layout."""
-        found = convert_reference(self.tree(f"{case}/{entry}"), self.options(case))
-        return found._replace(extra=jax.tree.map(jnp.asarray, found.extra))
+        """Returns the parameters (or gradients) of a case, converted to hfseq."""
+        actual = convert_reference(self.tree(f"{case}/{entry}"), self.options(case))
+        return actual._replace(extra=jax.tree.map(jnp.asarray, actual.extra))
 
     def batch(self) -> dict[str, np.ndarray]:
         return {name: self[f"common/{name}"] for name in ("inputs", "targets", "loss_mask")}
 
 
 def config(head: str = "shga", **changes: Any) -> VQTransformerConfig:
-    """A tiny configuration in which no two sizes are alike."""
+    """Returns a tiny configuration with distinct sizes."""
     sizes = {
         "vocab_size": 19,
         "hidden_size": 16,
@@ -78,14 +78,14 @@ def config(head: str = "shga", **changes: Any) -> VQTransformerConfig:
 
 
 def model(head: str = "shga", **changes: Any) -> FlaxVQTransformerForCausalLM:
-    """A tiny model without parameters."""
+    """Returns a tiny model without parameters."""
     return FlaxVQTransformerForCausalLM(config(head, **changes), _do_init=False)
 
 
-def variables(chosen: Any, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters and codebooks of ``chosen`` in which nothing is 0, 1 or otherwise special.
+def variables(flax_model: Any, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns random parameters and codebooks of a model, without special values.
 
-    Codes are as long as keys and one of each codebook was hardly ever used.
+    Codes have the norm of keys. Each codebook has one rarely used code.
     """
     rng = np.random.default_rng(seed)
 
@@ -95,48 +95,48 @@ def variables(chosen: Any, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any
             return noise / leaf.shape[-2] ** 0.5
         return 1 + 0.2 * noise if path[-1] == "scale" else 0.5 * noise
 
-    flat = trees.flatten(chosen.params_shape_tree)
+    flat = trees.flatten(flax_model.params_shape_tree)
     params = trees.unflatten({path: draw(path, leaf) for path, leaf in flat.items()})
-    return params, codebooks(chosen.config, rng)
+    return params, codebooks(flax_model.config, rng)
 
 
-def codebooks(chosen: VQTransformerConfig, rng: np.random.Generator) -> dict[str, Any]:
-    """The collections of a model: statistics whose rows are about as long as keys."""
-    heads, codes, width = chosen.key_heads, chosen.num_codes, chosen.head_dim
+def codebooks(model_config: VQTransformerConfig, rng: np.random.Generator) -> dict[str, Any]:
+    """Returns codebook statistics whose rows have about the norm of keys."""
+    heads, codes, width = model_config.key_heads, model_config.num_codes, model_config.head_dim
 
     def book() -> dict[str, np.ndarray]:
         counts = rng.uniform(0.5, 4.0, (heads, codes)).astype(np.float32)
         counts[:, 0] = 0.004
         rows = rng.normal(size=(heads, codes, width)).astype(np.float32) * width**-0.25
-        found = {"sums": rows * np.maximum(counts, 0.01)[..., None], "counts": counts}
-        found |= {f"new_{name}": np.zeros_like(leaf) for name, leaf in found.items()}
-        return jax.tree.map(jnp.asarray, found)
+        entries = {"sums": rows * np.maximum(counts, 0.01)[..., None], "counts": counts}
+        entries |= {f"new_{name}": np.zeros_like(leaf) for name, leaf in entries.items()}
+        return jax.tree.map(jnp.asarray, entries)
 
-    names = ("attention", "attention_2") if chosen.gated else ("attention",)
+    names = ("attention", "attention_2") if model_config.gated else ("attention",)
     layers = {
         str(number): {name: {"codebook": book()} for name in names}
-        for number in range(chosen.num_hidden_layers)
+        for number in range(model_config.num_hidden_layers)
     }
     return {"codebook": {"model": {"layers": layers}}}
 
 
 def ids(rows: int, length: int, seed: int = 0, size: int = 19) -> np.ndarray:
-    """Token ids (rows, length), none of them special."""
+    """Returns token IDs, `(rows, length)`, without special tokens."""
     return np.random.default_rng(seed).integers(3, size, (rows, length)).astype(np.int32)
 
 
 def attentions(tree: Mapping[str, Any]) -> list[Any]:
-    """The parts of a state or a collection that belong to one attention each, in order."""
-    found = []
+    """Returns the parts of a state or a collection per attention module, in order."""
+    parts = []
     layers = tree["model"]["layers"]
     for number in sorted(layers, key=int):
-        found += [layers[number][name] for name in sorted(layers[number]) if name != "mlp"]
-    return found
+        parts += [layers[number][name] for name in sorted(layers[number]) if name != "mlp"]
+    return parts
 
 
-def statistics(extra: Mapping[str, Any], kind: str) -> list[np.ndarray]:
-    """``sums``, ``counts``, ``new_sums`` or ``new_counts`` of every attention, in order."""
-    return [np.asarray(part["codebook"][kind]) for part in attentions(extra["codebook"])]
+def statistics(extra: Mapping[str, Any], entry: str) -> list[np.ndarray]:
+    """Returns an entry (such as `sums` or `new_counts`) of all codebooks, in order."""
+    return [np.asarray(part["codebook"][entry]) for part in attentions(extra["codebook"])]
 
 
 def token_losses(logits: Any, targets: Any) -> Any:
@@ -145,17 +145,17 @@ def token_losses(logits: Any, targets: Any) -> Any:
 
 
 def max_difference(ours: Any, theirs: Any) -> float:
-    """The largest absolute difference of two arrays, which have to be of one shape."""
+    """Returns the maximum absolute difference of two arrays of the same shape."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     assert a.shape == b.shape, (a.shape, b.shape)
     return float(np.abs(a - b).max(initial=0.0))
 
 
 def assert_gradients_close(ours: Any, theirs: Any, relative: float = 2e-5) -> None:
-    """Every leaf within ``relative`` of its largest entry."""
-    mine, wanted = trees.flatten(ours), trees.flatten(theirs)
-    assert mine.keys() == wanted.keys()
-    for path, leaf in wanted.items():
+    """Asserts that all leaves agree within `relative` of their largest entry."""
+    mine, expected = trees.flatten(ours), trees.flatten(theirs)
+    assert mine.keys() == expected.keys()
+    for path, leaf in expected.items():
         limit = relative * float(np.abs(leaf).max(initial=0.0)) + 1e-8
         assert max_difference(mine[path], leaf) <= limit, (
             trees.join(path),

@@ -1,8 +1,8 @@
-"""What a VQ Transformer computes, written from its equations: quadratic in length, in float64.
+"""A VQ Transformer from its equations: quadratic in the length, in float64.
 
-It shares no code with the plugin and knows neither blocks nor state: every query looks at every key
-at once. Blocks enter in one place, the gradient of keys, which only pairs within the exact region
-of the query's block pass on (Lingle, 2024, arXiv 2309.16354).
+It shares no code with the plugin and has neither blocks nor state: all queries attend to all keys
+at once. Blocks only matter for the gradient of keys, which exists only for keys in the exact region
+of the query's block (Lingle, 2024, arXiv 2309.16354).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GATED = ("shga", "mhga")
 
 
 class Module(NamedTuple):
-    """What one attention saw: keys and errors by (batch, length, key head), values, statistics."""
+    """Arrays of one attention: keys and errors, `(batch, length, key head)`, values, statistics."""
 
     keys: Any
     codes: Any
@@ -39,10 +39,10 @@ class Result(NamedTuple):
 
 
 class TokenPlaces(NamedTuple):
-    """Where tokens stand: their positions, pairs that may be seen, pairs that keys learn from."""
+    """Positions, attention mask, the pairs that pass gradients to keys, and token masks."""
 
     positions: Any
-    seen: Any
+    visible: Any
     exact: Any
     counted: Any
     window: Any
@@ -64,35 +64,35 @@ def norm(config: Any, params: Any, x: Any) -> Any:
 
 
 def find_place(config: Any, mask: Any, segments: Any, code_mask: Any, window: Any, block: Any):
-    """Return the :class:`Place` of tokens that a mask or segments describe."""
+    """Returns the :class:`TokenPlaces` for a mask or for segments."""
     valid = (mask if segments is None else segments).astype(bool)
     length = valid.shape[1]
     index = jnp.arange(length)
     positions = jnp.cumsum(valid, 1) - 1
-    seen = (index[:, None] >= index[None, :])[None] & valid[:, None, :] & valid[:, :, None]
+    visible = (index[:, None] >= index[None, :])[None] & valid[:, None, :] & valid[:, :, None]
     if segments is not None:
         alike = segments[:, :, None] == segments[:, None, :]
-        seen, positions = seen & alike, (seen & alike).sum(-1) - 1
+        visible, positions = visible & alike, (visible & alike).sum(-1) - 1
     start = block * (index // block)
     exact = index[None, :] >= start[:, None] - window
     if config.stop_gradient_cache:
         exact = index[None, :] >= start[:, None]
     counted = valid if code_mask is None else valid & code_mask.astype(bool)
-    return TokenPlaces(positions, seen, exact[None], counted, window)
+    return TokenPlaces(positions, visible, exact[None], counted, window)
 
 
-def quantise(config: Any, codebook: Any, keys: Any):
-    """Return codebook (Hk, S, K), codes and squared errors (batch, length, Hk)."""
+def quantize(config: Any, codebook: Any, keys: Any):
+    """Returns codebook, `(Hk, S, K)`, codes and squared errors, `(batch, length, Hk)`."""
     table = codebook["sums"] / jnp.maximum(codebook["counts"], config.count_floor)[..., None]
     table = jax.lax.stop_gradient(table)
     apart = jnp.sum((keys[:, :, :, None] - table) ** 2, -1)
     codes = jnp.argmin(apart, -1)
-    chosen = jnp.take_along_axis(apart, codes[..., None], -1)[..., 0]
-    return table, codes, chosen
+    errors_of_codes = jnp.take_along_axis(apart, codes[..., None], -1)[..., 0]
+    return table, codes, errors_of_codes
 
 
-def scores_of(config: Any, params: Any, query: Any, keys: Any, nearest: Any, place: TokenPlaces):
-    """Return scores (batch, Hk, group, query, key)."""
+def scores_of(config: Any, params: Any, query: Any, keys: Any, nearest: Any, tokens: TokenPlaces):
+    """Returns scores, `(batch, Hk, group, query, key)`, and distances."""
     heads, width = keys.shape[2:]
     groups, scale = query.shape[3], width**-0.25
     content, position = (
@@ -104,18 +104,18 @@ def scores_of(config: Any, params: Any, query: Any, keys: Any, nearest: Any, pla
     scores = jnp.einsum("bihgk,bjhk->bhgij", content, keys if full else nearest)
     if not full:
         through = jnp.einsum("bihgk,bjhk->bhgij", content, flow)
-        scores = scores + jnp.where(place.exact[:, None, None], through, 0.0)
-    apart = place.positions[:, :, None] - place.positions[:, None, :]
+        scores = scores + jnp.where(tokens.exact[:, None, None], through, 0.0)
+    apart = tokens.positions[:, :, None] - tokens.positions[:, None, :]
     table = sinusoids(jnp.arange(keys.shape[1]), config.hidden_size, config.sinusoid_base)
     rows = (table @ params["r_proj"]["kernel"]).reshape(-1, heads, width) * scale
     bias = jnp.einsum("bihgk,dhk->bhgid", position, rows)
     bias = jnp.take_along_axis(bias, jnp.maximum(apart, 0)[:, None, None], -1)
-    near = apart >= 0 if full else (apart >= 0) & (apart <= place.window)
+    near = apart >= 0 if full else (apart >= 0) & (apart <= tokens.window)
     return scores + jnp.where(near[:, None, None], bias, 0.0), apart
 
 
 def project(config: Any, params: Any, x: Any):
-    """Return queries (batch, length, Hk, group, K), keys, values (.., Hk, V) and gate or None."""
+    """Returns queries, `(batch, length, Hk, group, K)`, keys, values, and gate or None."""
     width, y = config.head_dim, norm(config, params.get("input_norm"), x)
     heads = params["k_proj"]["kernel"].shape[1] // width
 
@@ -132,37 +132,37 @@ def project(config: Any, params: Any, x: Any):
     return query, keys, jax.nn.silu(values), jax.nn.silu(part("g_proj", -1))
 
 
-def attend(config: Any, params: Any, codebook: Any, x: Any, place: TokenPlaces):
-    """Return an attention's residual (batch, length, D) and what it saw."""
+def attend(config: Any, params: Any, codebook: Any, x: Any, tokens: TokenPlaces):
+    """Returns the output of an attention, `(batch, length, D)`, and its arrays."""
     query, keys, values, gate = project(config, params, x)
-    table, codes, errors = quantise(config, codebook, keys)
+    table, codes, errors = quantize(config, codebook, keys)
     nearest = jnp.stack([table[h][codes[:, :, h]] for h in range(keys.shape[2])], 2)
-    scores, apart = scores_of(config, params, query, keys, nearest, place)
-    allowed = place.seen
+    scores, apart = scores_of(config, params, query, keys, nearest, tokens)
+    allowed = tokens.visible
     if not config.use_compressive_cache and config.attention_type != "full":
-        allowed = allowed & (apart <= place.window)
+        allowed = allowed & (apart <= tokens.window)
     weights = softmax(scores, allowed[:, None, None])
-    mixed = mix(config, weights, values, place).reshape(*x.shape[:2], -1)
+    mixed = mix(config, weights, values, tokens).reshape(*x.shape[:2], -1)
     mixed = mixed if gate is None else mixed * gate
-    chosen = jax.nn.one_hot(codes, table.shape[1]) * place.counted[..., None, None]
-    sums, counts = jnp.einsum("bths,bthk->hsk", chosen, keys), chosen.sum((0, 1))
-    seen = Module(keys, codes, errors, values, table, sums, counts)
-    return mixed @ params["o_proj"]["kernel"], seen
+    one_hot = jax.nn.one_hot(codes, table.shape[1]) * tokens.counted[..., None, None]
+    sums, counts = jnp.einsum("bths,bthk->hsk", one_hot, keys), one_hot.sum((0, 1))
+    module = Module(keys, codes, errors, values, table, sums, counts)
+    return mixed @ params["o_proj"]["kernel"], module
 
 
 def softmax(scores: Any, allowed: Any) -> Any:
     top = jax.lax.stop_gradient(jnp.max(jnp.where(allowed, scores, -jnp.inf), -1, keepdims=True))
     top = jnp.where(jnp.isfinite(top), top, 0.0)
-    # Inside of exp as well: what is not allowed could overflow, and its gradient be NaN.
+    # Mask before exp, too: masked scores could overflow, with NaN gradients.
     weights = jnp.where(allowed, jnp.exp(jnp.where(allowed, scores - top, 0.0)), 0.0)
     total = weights.sum(-1, keepdims=True)
     return weights / jnp.where(total == 0, 1.0, total)
 
 
-def mix(config: Any, weights: Any, values: Any, place: TokenPlaces) -> Any:
+def mix(config: Any, weights: Any, values: Any, tokens: TokenPlaces) -> Any:
     mixed = jnp.einsum("bhgij,bjhv->bihgv", weights, values)
     if config.stop_gradient_cache and config.attention_type == "vq":
-        near = jnp.where(place.exact[:, None, None], weights, 0.0)
+        near = jnp.where(tokens.exact[:, None, None], weights, 0.0)
         far = weights - near
         still = jax.lax.stop_gradient(values)
         mixed = jnp.einsum("bhgij,bjhv->bihgv", near, values)
@@ -196,15 +196,15 @@ def run(
     window: Any = None,
     block: Any = None,
 ) -> Result:
-    """Run the model on whole rows; ``window`` and ``block`` may differ from the configuration's."""
+    """Runs the model on full rows. `window` and `block` may differ from the configuration."""
     mask = jnp.ones_like(ids) if mask is None else mask
     window = config.window_size if window is None else window
     block = config.block_size if block is None else block
-    place = find_place(config, mask, segments, code_mask, window, block)
+    tokens = find_place(config, mask, segments, code_mask, window, block)
     model = params["model"]
     x = model["embed_tokens"]["embedding"][ids]
     if config.absolute_positions:
-        table = sinusoids(place.positions, config.hidden_size, config.sinusoid_base)
+        table = sinusoids(tokens.positions, config.hidden_size, config.sinusoid_base)
         x = x + model["position_scale"] * table
     residuals, modules, commitment = [], [], 0.0
     for number in range(config.num_hidden_layers):
@@ -216,16 +216,16 @@ def run(
                 residual = feed_forward(config, layer[name], x)
             else:
                 book = codebook["model"]["layers"][str(number)][name]["codebook"]
-                residual, seen = attend(config, layer[name], book, x, place)
-                modules.append(seen)
-                commitment = commitment + (place.counted[..., None] * seen.errors).sum()
+                residual, module = attend(config, layer[name], book, x, tokens)
+                modules.append(module)
+                commitment = commitment + (tokens.counted[..., None] * module.errors).sum()
             residuals.append(residual)
             x = x + residual
     return Result(head(config, params, x), commitment, residuals, x, modules)
 
 
 def float64(tree: Any) -> Any:
-    """Return ``tree`` with floating leaves in float64; call it inside ``jax.enable_x64``."""
+    """Converts floating leaves to float64. Call it inside `jax.enable_x64`."""
 
     def wide(leaf: Any) -> Any:
         leaf = np.asarray(leaf)
@@ -234,51 +234,52 @@ def float64(tree: Any) -> Any:
     return jax.tree.map(wide, tree)
 
 
-def evaluate(config: Any, params: Any, codebook: Any, ids: Any, **given: Any) -> Result:
-    """Run the model in float64 and return NumPy arrays; arguments as :func:`run` has them."""
+def evaluate(config: Any, params: Any, codebook: Any, ids: Any, **options: Any) -> Result:
+    """Runs the model in float64. Returns NumPy arrays. See :func:`run` for the arguments."""
     with jax.enable_x64(True):
-        arrays = float64(given)
-        call = jax.jit(lambda p, c, i, more: run(config, p, c, i, **more))
+        arrays = float64(options)
+        call = jax.jit(lambda p, c, i, call_options: run(config, p, c, i, **call_options))
         result = call(float64(params), float64(codebook), jnp.asarray(ids), arrays)
         return jax.tree.map(np.asarray, result)
 
 
-def objective(config: Any, params: Any, codebook: Any, batch: Any, **given: Any) -> Any:
-    """Return (loss, parts): mean of masked token loss and commitment over all positions."""
-    result = run(config, params, codebook, batch["inputs"], **given)
+def objective(config: Any, params: Any, codebook: Any, batch: Any, **options: Any) -> Any:
+    """Returns the loss, the mean of masked token loss and commitment cost, and its parts."""
+    result = run(config, params, codebook, batch["inputs"], **options)
     logs = jax.nn.log_softmax(result.logits)
-    taken = -jnp.take_along_axis(logs, batch["targets"][..., None], -1)[..., 0]
-    size = taken.size
-    token_loss = (batch["loss_mask"] * taken).sum() / size
+    label_losses = -jnp.take_along_axis(logs, batch["targets"][..., None], -1)[..., 0]
+    size = label_losses.size
+    token_loss = (batch["loss_mask"] * label_losses).sum() / size
     return token_loss + config.commitment_cost * result.commitment / size, (token_loss, result)
 
 
-def gradients(config: Any, params: Any, codebook: Any, batch: Any, **given: Any) -> Any:
-    """Return ((loss, (token loss, result)), gradient of every parameter) in float64."""
+def gradients(config: Any, params: Any, codebook: Any, batch: Any, **options: Any) -> Any:
+    """Returns loss, token loss, result, and the gradients of all parameters, in float64."""
     with jax.enable_x64(True):
         call = jax.jit(
             jax.value_and_grad(
-                lambda p, c, b, more: objective(config, p, c, b, **more), has_aux=True
+                lambda p, c, b, call_options: objective(config, p, c, b, **call_options),
+                has_aux=True,
             )
         )
-        found = call(float64(params), float64(codebook), float64(batch), float64(given))
-        return jax.tree.map(np.asarray, found)
+        actual = call(float64(params), float64(codebook), float64(batch), float64(options))
+        return jax.tree.map(np.asarray, actual)
 
 
-def final_state(config: Any, seen: Module, window: int | None = None) -> dict[str, Any]:
-    """Return the state after whole rows; heads before tokens, the window in order of time."""
+def final_state(config: Any, module: Module, window: int | None = None) -> dict[str, Any]:
+    """Returns the state after full rows. Heads precede tokens, and the window is sorted."""
     window = config.window_size if window is None else window
-    batch, length, heads, _ = seen.keys.shape
-    nearest = np.stack([seen.codebook[h][seen.codes[:, :, h]] for h in range(heads)], 2)
-    kept, state = min(window, length), {}
-    for name, part in {"key": nearest, "value": seen.values, "code": seen.codes}.items():
+    batch, length, heads, _ = module.keys.shape
+    nearest = np.stack([module.codebook[h][module.codes[:, :, h]] for h in range(heads)], 2)
+    window_length, state = min(window, length), {}
+    for name, part in {"key": nearest, "value": module.values, "code": module.codes}.items():
         fill = config.num_codes if name == "code" else 0
         row = np.full((batch, window, *part.shape[2:]), fill, part.dtype)
-        row[:, window - kept :] = part[:, length - kept :]
+        row[:, window - window_length :] = part[:, length - window_length :]
         state[f"window_{name}"] = np.moveaxis(row, 2, 1)
-    gone = np.eye(config.num_codes)[seen.codes[:, : length - kept]]
-    count = gone.sum(1)
-    sums = np.einsum("bths,bthv->bhsv", gone, seen.values[:, : length - kept])
+    evicted = np.eye(config.num_codes)[module.codes[:, : length - window_length]]
+    count = evicted.sum(1)
+    sums = np.einsum("bths,bthv->bhsv", evicted, module.values[:, : length - window_length])
     state["cache_count"] = count
     state["cache_mean"] = sums / np.maximum(count, 1)[..., None]
     state["position"] = np.full((batch,), length, np.int32)

@@ -1,1 +1,1 @@
-"""The PyTorch VQ Transformer as it is shipped with checkpoints; hfseq itself never imports it."""
+"""The PyTorch VQ Transformer, which is saved with checkpoints. hfseq itself does not import it."""

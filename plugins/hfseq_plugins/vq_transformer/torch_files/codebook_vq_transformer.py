@@ -1,6 +1,6 @@
-"""Codebooks of keys and the norms, in PyTorch.
+"""Codebooks of keys, and the norm, in PyTorch.
 
-Shapes: B rows, T tokens, Hk key heads, K the width of keys, V of values, S codes.
+Dimensions in shapes: B rows, T tokens, Hk key heads, K width of keys, V width of values, S codes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import nn
 from .configuration_vq_transformer import VQTransformerConfig
 
 
-def unit(values: torch.Tensor, eps: float) -> torch.Tensor:
-    """Divide by the root mean square of the last axis, in float32."""
+def rms_normalize(values: torch.Tensor, eps: float) -> torch.Tensor:
+    """Scales the last axis to a root mean square of 1, in float32."""
     values = values.float()
     return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
 
 
 class VQTransformerRMSNorm(nn.Module):
-    """RMS norm, computed in float32, with gain and bias or neither."""
+    """RMSNorm in float32 with optional scale and bias."""
 
     def __init__(self, config: VQTransformerConfig):
         super().__init__()
@@ -31,14 +31,21 @@ class VQTransformerRMSNorm(nn.Module):
         self.eps = config.rms_norm_eps
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        normed = unit(hidden, self.eps)
+        """Normalizes `(..., hidden)`."""
+        normed = rms_normalize(hidden, self.eps)
         if self.weight is not None and self.bias is not None:
             normed = normed * self.weight.float() + self.bias.float()
         return normed.to(hidden.dtype)
 
 
-class Tally(NamedTuple):
-    """What a training step learns of a codebook: squared distance, and keys by code (float32)."""
+class KeyStatistics(NamedTuple):
+    """Statistics of the keys of a training step, in float32.
+
+    Attributes:
+        error: The sum of the squared quantization errors.
+        sums: The sum of the keys of each code, `(Hk, S, K)`.
+        counts: The number of keys of each code, `(Hk, S)`.
+    """
 
     error: torch.Tensor
     sums: torch.Tensor
@@ -46,10 +53,10 @@ class Tally(NamedTuple):
 
 
 class VQTransformerCodebook(nn.Module):
-    """Moving averages of the keys that each code stood for; float32 whatever the model is cast to.
+    """Moving averages of the keys of each code. They stay float32 when the model is cast.
 
-    ``collected`` are the statistics of training steps since the last :meth:`update`. They are no
-    buffers: DistributedDataParallel would overwrite those of all processes but one.
+    `collected` contains the statistics of training steps since the last :meth:`update`. It is not a
+    buffer, since DistributedDataParallel would overwrite the buffers of all processes but one.
     """
 
     sums: torch.Tensor
@@ -66,7 +73,7 @@ class VQTransformerCodebook(nn.Module):
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any
     ) -> VQTransformerCodebook:
-        def moved(leaf: torch.Tensor) -> torch.Tensor:
+        def convert(leaf: torch.Tensor) -> torch.Tensor:
             out = fn(leaf)
             if not out.is_floating_point() or out.dtype.itemsize >= 4:
                 return out
@@ -74,27 +81,27 @@ class VQTransformerCodebook(nn.Module):
                 return torch.empty_like(out, dtype=torch.float32)
             return leaf.to(out.device)
 
-        return super()._apply(moved, *args, **kwargs)
+        return super()._apply(convert, *args, **kwargs)
 
     def rows(self) -> torch.Tensor:
-        """Return the codebook (Hk, S, K)."""
+        """Returns the codebook, `(Hk, S, K)`."""
         return self.sums / self.counts.clamp(min=self.floor)[..., None]
 
     @torch.no_grad()
     def nearest(self, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return the code (B, Hk, T) of each key (B, Hk, T, K): the largest k.c - |c|^2 / 2."""
+        """Returns the codes, `(B, Hk, T)`, of keys `(B, Hk, T, K)`: argmax of k.c - |c|^2 / 2."""
         halves = 0.5 * rows.square().sum(-1)[:, None]
         parts = [(part @ rows.mT - halves).argmax(-1) for part in keys.split(self.block, 2)]
         return torch.cat(parts, 2)
 
-    def collect(self, tally: Tally) -> None:
-        """Add the statistics of a forward pass."""
+    def collect(self, statistics: KeyStatistics) -> None:
+        """Adds the statistics of a forward pass."""
         old = self.collected or (0.0, 0.0)
-        self.collected = (old[0] + tally.sums, old[1] + tally.counts)
+        self.collected = (old[0] + statistics.sums, old[1] + statistics.counts)
 
     @torch.no_grad()
     def update(self, decay: float) -> None:
-        """Apply one moving average of what was collected, over all processes."""
+        """Updates the moving averages with the statistics of all processes."""
         if self.collected is None:
             return
         for buffer, new in zip((self.sums, self.counts), self.collected, strict=True):
@@ -104,18 +111,24 @@ class VQTransformerCodebook(nn.Module):
         self.collected = None
 
 
-def pick(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Return the rows (Hk, S, K) of codes (B, Hk, T): (B, Hk, T, K)."""
+def gather_rows(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Returns the codebook rows of codes `(B, Hk, T)`, as `(B, Hk, T, K)`."""
     heads = torch.arange(rows.shape[0], device=rows.device)
     return rows[heads[:, None], codes]
 
 
-def by_code(
+def sum_by_code(
     values: torch.Tensor, codes: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum values (N, T, F) by their codes (N, T): (N, S, F), and counts (N, S), both float32.
+    """Sums values by code.
 
-    The code ``size`` belongs to nothing.
+    Args:
+        values: `(N, T, F)`.
+        codes: `(N, T)`. The code `size` is ignored.
+        size: The number of codes S.
+
+    Returns:
+        Float32 sums, `(N, S, F)`, and integer counts, `(N, S)`.
     """
     groups, _, width = values.shape
     start = (size + 1) * torch.arange(groups, device=codes.device)
@@ -130,8 +143,8 @@ def by_code(
 def merge(
     mean: torch.Tensor, count: torch.Tensor, values: torch.Tensor, codes: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add values (B, Hk, L, V) of codes (B, Hk, L) to the means (B, Hk, S, V) and counts."""
-    sums, new = by_code(values.flatten(0, 1), codes.flatten(0, 1), count.shape[-1])
+    """Adds values `(B, Hk, L, V)` with codes `(B, Hk, L)` to means `(B, Hk, S, V)` and counts."""
+    sums, new = sum_by_code(values.flatten(0, 1), codes.flatten(0, 1), count.shape[-1])
     total = count + new.view(count.shape).int()
-    below = total.clamp(min=1)
-    return (count / below)[..., None] * mean + sums.view(mean.shape) / below[..., None], total
+    divisor = total.clamp(min=1)
+    return (count / divisor)[..., None] * mean + sums.view(mean.shape) / divisor[..., None], total

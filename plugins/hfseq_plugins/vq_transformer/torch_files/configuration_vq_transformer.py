@@ -22,17 +22,26 @@ NOT_NEGATIVE = ("commitment_cost", "initializer_scale", "embedding_initializer_r
 
 
 class VQTransformerConfig(PretrainedConfig):
-    """The options of a VQ Transformer.
+    """Configuration of a VQ Transformer.
 
-    ``head_type`` is shga (one gated head, two attentions a layer and no MLP), mhga (several), mha,
-    mqa or gqa (attention and MLP). ``head_dim`` is the width of queries and keys, ``value_dim``
-    that of the values of a key head (None: all gated heads together ``2 * hidden_size``; else
-    ``head_dim``). Each query sees the last ``window_size`` tokens with their positions, all older
-    ones through ``num_codes`` codes. ``block_size`` tokens are computed at a time, which changes
-    speed and memory and no result. ``attention_type`` is vq, full (quadratic, over keys as they
-    are) or vq_quadratic (the same as vq). ``reduction`` is for the JAX version only.
+    Each query attends to the last `window_size` tokens with relative positions, and to all older
+    tokens through their codes.
 
-    **Raises:** ValueError that lists every value that cannot work.
+    Args:
+        head_type: `"shga"` (one gated head; a layer is two attentions without MLP), `"mhga"`
+            (several gated heads), or `"mha"`, `"mqa"` and `"gqa"` (attention and MLP).
+        head_dim: Width of queries and keys.
+        value_dim: Width of the values of a key head. `None` for a total of `2 * hidden_size` with
+            gated heads and for `head_dim` with the other types.
+        num_codes: Number of codes per key head.
+        window_size: Number of earlier tokens that queries attend to individually.
+        block_size: Tokens per block. It affects speed and memory only.
+        reduction: Only used by the JAX version.
+        attention_type: `"vq"`, `"full"` (quadratic, with the original keys) or `"vq_quadratic"`
+            (the same as vq).
+
+    Raises:
+        ValueError: At least one value is invalid. The message lists all of them.
     """
 
     model_type = "vq_transformer"
@@ -77,28 +86,28 @@ class VQTransformerConfig(PretrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = 1
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         self.check()
 
-    # -- what follows from the options
+    # -- derived sizes
     # -----------------------------------------------------------------------------------
 
     @property
     def gated(self) -> bool:
-        """Whether values pass through SiLU and a gate, and a second attention replaces the MLP."""
+        """Whether heads are gated. Then a second attention replaces the MLP."""
         return self.head_type in ("shga", "mhga")
 
     @property
     def query_heads(self) -> int:
-        """Heads of queries."""
+        """The number of query heads."""
         if self.head_type == "shga":
             return 1
         return self.num_attention_heads or max(1, self.hidden_size // self.head_dim)
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values; each has a codebook of its own."""
+        """The number of key-value heads. Each has a codebook."""
         if self.head_type in ("shga", "mqa"):
             return 1
         return self.num_key_value_heads or self.query_heads
@@ -112,14 +121,14 @@ class VQTransformerConfig(PretrainedConfig):
 
     @property
     def inner_width(self) -> int:
-        """The width of the MLP, where there is one."""
+        """The width of the MLP, if there is one."""
         return self.intermediate_size or self.hidden_size * (5 if self.head_type == "mqa" else 4)
 
-    # -- what can work
+    # -- validation
     # -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise one ValueError that lists every option that cannot work."""
+        """Raises a ValueError that lists all invalid options."""
         problems = list(self._wrong_options())
         sizes = (self.hidden_size, self.head_dim, self.query_heads, self.key_heads)
         if min(sizes) > 0 and self.head_type in CHOICES["head_type"]:
@@ -128,12 +137,12 @@ class VQTransformerConfig(PretrainedConfig):
             raise ValueError("VQTransformerConfig: " + "; ".join(problems))
 
     def _wrong_options(self) -> Iterator[str]:
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                yield f"{name}='{getattr(self, name)}' is unknown (known: {', '.join(known)})"
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                yield f"{name}='{getattr(self, name)}' is unknown (known: {', '.join(choices)})"
         for name in POSITIVE:
             if not getattr(self, name) > 0:
-                yield f"{name}={getattr(self, name)} has to be above 0"
+                yield f"{name}={getattr(self, name)} has to be greater than 0"
         for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -149,31 +158,35 @@ class VQTransformerConfig(PretrainedConfig):
             if not getattr(self, name) >= 0:
                 yield f"{name}={getattr(self, name)} has to be 0 or more"
         if self.hidden_size % 2:
-            yield f"hidden_size={self.hidden_size} is odd, sinusoids need pairs: take an even width"
+            yield f"hidden_size={self.hidden_size} is odd, but sinusoids need an even width"
 
     def _wrong_heads(self) -> Iterator[str]:
-        kind, queries, keys = self.head_type, self.num_attention_heads, self.num_key_value_heads
-        if kind == "shga" and (queries or 1) != 1:
-            yield f"head_type=shga has one head, num_attention_heads={queries}: take mhga"
-        if kind in ("shga", "mqa") and (keys or 1) != 1:
-            yield f"head_type={kind} has one key head, num_key_value_heads={keys}: take gqa"
-        if kind in ("mha", "mhga") and keys not in (None, self.query_heads):
+        head_type, queries, keys = (
+            self.head_type,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+        )
+        if head_type == "shga" and (queries or 1) != 1:
+            yield f"head_type=shga has one head, but num_attention_heads={queries}. Use mhga"
+        if head_type in ("shga", "mqa") and (keys or 1) != 1:
+            yield f"head_type={head_type} has one key head, but num_key_value_heads={keys}. Use gqa"
+        if head_type in ("mha", "mhga") and keys not in (None, self.query_heads):
             yield (
-                f"head_type={kind} has a key head for each of num_attention_heads="
-                f"{self.query_heads}, num_key_value_heads={keys}: take gqa"
+                f"head_type={head_type} has a key head for each of num_attention_heads="
+                f"{self.query_heads}, but num_key_value_heads={keys}. Use gqa"
             )
         if self.query_heads % self.key_heads:
             yield (
-                f"num_attention_heads={self.query_heads} does not divide by "
+                f"num_attention_heads={self.query_heads} is not a multiple of "
                 f"num_key_value_heads={self.key_heads}"
             )
         if not self.gated and queries is None and self.hidden_size % self.head_dim:
             yield (
-                f"hidden_size={self.hidden_size} does not divide by head_dim={self.head_dim}: give "
-                "num_attention_heads"
+                f"hidden_size={self.hidden_size} is not a multiple of head_dim={self.head_dim}. "
+                "Set num_attention_heads"
             )
         if self.gated and self.value_dim is None and 2 * self.hidden_size % self.query_heads:
             yield (
-                f"2 * hidden_size={2 * self.hidden_size} does not divide by num_attention_heads="
-                f"{self.query_heads}: give value_dim"
+                f"2 * hidden_size={2 * self.hidden_size} is not a multiple of "
+                f"num_attention_heads={self.query_heads}. Set value_dim"
             )

@@ -1,4 +1,4 @@
-"""Layers of the VQ Transformer in PyTorch, and how rows are freed of their padding."""
+"""Layers of the VQ Transformer in PyTorch, and the order of tokens and padding."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention_vq_transformer import Tokens, VQTransformerAttention
-from .codebook_vq_transformer import Tally, VQTransformerRMSNorm
+from .attention_vq_transformer import TokenMasks, VQTransformerAttention
+from .codebook_vq_transformer import KeyStatistics, VQTransformerRMSNorm
 from .configuration_vq_transformer import VQTransformerConfig
 from .state_vq_transformer import AttentionState
 
 
-class Rows(NamedTuple):
-    """How tokens are moved so that each row begins with its own.
+class TokenOrder(NamedTuple):
+    """Moves the tokens of each row before its padding, and results back.
 
-    ``lengths`` (B,), ``order`` (B, T) with the tokens first, ``back`` (B, T) their way back: the
-    place of padding is that of the token before it.
+    Attributes:
+        lengths: The number of tokens of each row, `(B,)`.
+        order: The columns of the tokens, followed by those of padding, `(B, T)`.
+        back: The new column of each column, `(B, T)`. For padding, that of the token before it.
     """
 
     lengths: torch.Tensor
@@ -27,39 +29,44 @@ class Rows(NamedTuple):
     back: torch.Tensor
 
 
-def move(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Pick ``places`` (B, T) of (B, T, D)."""
-    return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))
+def gather_tokens(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Takes `indices`, `(B, T)`, along the second axis of `(B, T, D)`."""
+    return values.gather(1, indices[..., None].expand(-1, -1, values.shape[-1]))
 
 
-def find_rows(mask: torch.Tensor | None, hidden: torch.Tensor, columns: int) -> Rows | None:
-    """Return how to move the tokens to the left of their rows; None if nothing is hidden.
+def find_token_order(
+    mask: torch.Tensor | None, hidden: torch.Tensor, columns: int
+) -> TokenOrder | None:
+    """Returns the order that moves tokens before padding, or None without padding.
 
-    ``mask`` (B, T), or (B, columns + T) with the columns of earlier calls.
+    Args:
+        mask: `(B, T)`, or `(B, columns + T)` with the columns of earlier calls.
+        hidden: Hidden states, `(B, T, D)`.
+        columns: The number of columns of earlier calls.
     """
     if mask is None:
         return None
     batch, length = hidden.shape[:2]
     if tuple(mask.shape) not in {(batch, length), (batch, columns + length)}:
-        past = f" or ({batch}, {columns + length}) with what was read before" if columns else ""
+        past = f" or ({batch}, {columns + length}) with all earlier columns" if columns else ""
         raise ValueError(
-            f"attention_mask is {tuple(mask.shape)} and has to be ({batch}, {length}){past}"
+            f"attention_mask has shape {tuple(mask.shape)} instead of ({batch}, {length}){past}"
         )
     mask = mask[:, -length:] != 0
     if mask.all():
         return None
     order = torch.argsort((~mask).byte(), dim=1, stable=True)
-    return Rows(mask.sum(1), order, (mask.long().cumsum(1) - 1).clamp(min=0))
+    return TokenOrder(mask.sum(1), order, (mask.long().cumsum(1) - 1).clamp(min=0))
 
 
-def name_tokens(rows: Rows | None, code_mask: torch.Tensor | None) -> Tokens:
-    """Say which tokens are there once moved, and which of them count for codebooks."""
+def token_masks(rows: TokenOrder | None, code_mask: torch.Tensor | None) -> TokenMasks:
+    """Returns the masks of the moved tokens."""
     counted = None if code_mask is None else code_mask != 0
     if rows is None:
-        return Tokens(None, counted)
+        return TokenMasks(None, counted)
     index = torch.arange(rows.order.shape[1], device=rows.order.device)
-    there = index < rows.lengths[:, None]
-    return Tokens(there, there if counted is None else there & counted.gather(1, rows.order))
+    valid = index < rows.lengths[:, None]
+    return TokenMasks(valid, valid if counted is None else valid & counted.gather(1, rows.order))
 
 
 class VQTransformerMLP(nn.Module):
@@ -72,6 +79,7 @@ class VQTransformerMLP(nn.Module):
         self.down_proj = nn.Linear(config.inner_width, config.hidden_size, bias=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Applies norm and MLP to `(B, T, D)`, without residual connection."""
         return self.down_proj(F.relu(self.up_proj(self.input_norm(hidden))).square())
 
 
@@ -89,45 +97,50 @@ class VQTransformerLayer(GradientCheckpointingLayer):
 
     @property
     def attentions(self) -> list[VQTransformerAttention]:
-        """The attentions in order."""
+        """The attention modules in order."""
         return [self.attention, *([self.attention_2] if self.config.gated else [])]
 
     def forward(
         self,
         hidden: torch.Tensor,
         position: torch.Tensor,
-        tokens: Tokens,
+        tokens: TokenMasks,
         states: list[AttentionState] | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, list[AttentionState], list[Tally | None]]:
-        """Return the stream, the squared distances of its keys, new states and tallies."""
-        found, tallies = [], []
+    ) -> tuple[torch.Tensor, torch.Tensor, list[AttentionState], list[KeyStatistics | None]]:
+        """Returns hidden states, the sum of quantization errors, new states and statistics."""
+        new_states, all_statistics = [], []
         for number, attention in enumerate(self.attentions):
             old = None if states is None else states[number]
-            residual, state, tally = attention(hidden, position, tokens, old)
+            residual, state, statistics = attention(hidden, position, tokens, old)
             dropped = F.dropout(residual, self.config.residual_dropout, self.training)
             hidden = hidden + self.drop(dropped)
-            found.append(state)
-            tallies.append(tally)
+            new_states.append(state)
+            all_statistics.append(statistics)
         if not self.config.gated:
             hidden = hidden + self.drop(self.mlp(hidden))
-        errors = [tally.error for tally in tallies if tally is not None]
-        return hidden, sum(errors, hidden.new_zeros((), dtype=torch.float32)), found, tallies
+        errors = [statistics.error for statistics in all_statistics if statistics is not None]
+        return (
+            hidden,
+            sum(errors, hidden.new_zeros((), dtype=torch.float32)),
+            new_states,
+            all_statistics,
+        )
 
     def step(
         self,
         hidden: torch.Tensor,
         position: torch.Tensor,
-        there: torch.Tensor | None,
+        valid: torch.Tensor | None,
         states: list[Any],
         rows: list[Any],
     ) -> torch.Tensor:
-        """Compute one token, which goes into ``states`` in place."""
+        """Computes one token, `(B, 1, D)`, and updates `states` in place."""
         for attention, state, relative in zip(self.attentions, states, rows, strict=True):
-            hidden = hidden + attention.step(hidden, position, there, state, relative)
+            hidden = hidden + attention.step(hidden, position, valid, state, relative)
         return hidden if self.config.gated else hidden + self.mlp(hidden)
 
     def drop(self, residual: torch.Tensor) -> torch.Tensor:
-        """Drop the whole sub-module for some rows of the batch (LayerDrop)."""
+        """Drops a block for some rows of the batch (LayerDrop)."""
         rate = self.config.layer_dropout
         if not self.training or rate == 0:
             return residual

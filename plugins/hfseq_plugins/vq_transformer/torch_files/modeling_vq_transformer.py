@@ -1,13 +1,13 @@
 """The VQ Transformer (Lingle, 2024, Transformer-VQ: Linear-Time Transformers via VQ) in PyTorch.
 
-Everything that is needed lies in the files beside this one; load them with
-``AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)``.
+The modules in this folder are all that is needed to load the checkpoint:
+`AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,19 +15,19 @@ from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .attention_vq_transformer import Tokens, VQTransformerAttention, sinusoids
+from .attention_vq_transformer import TokenMasks, VQTransformerAttention, sinusoids
 from .codebook_vq_transformer import VQTransformerCodebook, VQTransformerRMSNorm
 from .configuration_vq_transformer import VQTransformerConfig
-from .layers_vq_transformer import VQTransformerLayer, find_rows, move, name_tokens
+from .layers_vq_transformer import VQTransformerLayer, find_token_order, gather_tokens, token_masks
 from .state_vq_transformer import VQTransformerState
 
-# What Transformers calls the cache of a model: ``past_key_values`` until 5.23, ``cache`` since.
+# The name of the cache in outputs: `past_key_values` until Transformers 5.23, then `cache`.
 CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"
 
 
 @dataclass
 class VQTransformerOutput(ModelOutput):
-    """What the models return; ``auxiliary_loss`` is the commitment cost, summed over tokens."""
+    """The output of the models. `auxiliary_loss` is the commitment cost, summed over tokens."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -41,7 +41,7 @@ class VQTransformerOutput(ModelOutput):
 
 
 class VQTransformerPreTrainedModel(PreTrainedModel):
-    """Initialisation, and what all heads share."""
+    """Base of the VQ Transformer models."""
 
     config_class = VQTransformerConfig
     base_model_prefix = "model"
@@ -68,7 +68,7 @@ class VQTransformerPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.content_bias)
             nn.init.zeros_(module.position_bias)
         elif isinstance(module, VQTransformerCodebook):
-            # One over the fan-in, which counts the heads: rows start short.
+            # One over the fan-in, which includes the heads, as in the reference.
             nn.init.normal_(module.sums, std=(config.key_heads * config.num_codes) ** -0.5)
             nn.init.ones_(module.counts)
         for name in ("position_scale", "lm_head_bias"):
@@ -76,17 +76,18 @@ class VQTransformerPreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(getattr(module, name))
 
     def init_cache(self, batch_size: int) -> VQTransformerState:
-        """Return the state of ``batch_size`` rows before their first token."""
+        """Returns the state of `batch_size` rows before their first token."""
         state = VQTransformerState()
-        state.fill(self.config, batch_size, self.device, self.dtype)
+        config = cast(VQTransformerConfig, self.config)
+        state.fill(config, batch_size, self.device, self.dtype)
         return state
 
     def update_codebooks(self) -> None:
-        """Move the codebooks towards the keys seen in training mode since the last call.
+        """Updates the codebooks with the keys of all forward passes in training mode.
 
-        Call it once after each ``optimizer.step()``: one moving average with ``ema_decay`` over
-        the sums of all forward passes in between, of all processes. Without it codebooks stay as
-        they are.
+        Call it once after each `optimizer.step()`. It applies one moving average with `ema_decay`
+        to the sums of all forward passes since the last call, of all processes. Without it the
+        codebooks do not change.
         """
         for module in self.modules():
             if isinstance(module, VQTransformerCodebook):
@@ -94,7 +95,7 @@ class VQTransformerPreTrainedModel(PreTrainedModel):
 
 
 class VQTransformerModel(VQTransformerPreTrainedModel):
-    """The stack without a head."""
+    """The VQ Transformer without a head."""
 
     def __init__(self, config: VQTransformerConfig):
         super().__init__(config)
@@ -110,8 +111,8 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
 
-    def set_input_embeddings(self, value: torch.nn.Embedding) -> None:
-        self.embed_tokens = value
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value  # type: ignore[assignment]  # an nn.Embedding
 
     def forward(
         self,
@@ -126,18 +127,26 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         cache: VQTransformerState | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Compute the stream of (B, T) tokens that follow those in ``past_key_values``.
+        """Computes the hidden states of the tokens after those in `past_key_values`.
 
-        **Arguments:** ``attention_mask`` (B, T), or with the columns of all calls before: tokens
-        where it is 0 are never seen, on whichever side; what is returned at their place is that of
-        the token before. ``past_key_values`` is changed; ``cache`` is its name since Transformers
-        5.24. ``code_mask`` (B, T): which tokens count for commitment and codebooks in training, if
-        not all that are there.
+        Args:
+            input_ids: Tokens, `(B, T)`.
+            attention_mask: `(B, T)`, or with the columns of all earlier calls. 0 for tokens that
+                are removed from the text, on any side. Their output is that of the token before.
+            past_key_values: The state, which is updated in place.
+            inputs_embeds: Token embeddings, `(B, T, D)`, instead of `input_ids`.
+            use_cache: Whether to return the state.
+            output_hidden_states: Whether to return the hidden states of all layers.
+            return_dict: `False` for a tuple instead of an output object.
+            code_mask: `(B, T)`, 0 for tokens that do not count for commitment cost and codebooks in
+                training.
+            cache: The name of `past_key_values` since Transformers 5.24.
 
-        **Raises:** ValueError for a state of other rows or another model.
+        Raises:
+            ValueError: The state belongs to another batch size or another model.
         """
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
+            raise ValueError("pass either input_ids or inputs_embeds")
         past_key_values = cache if past_key_values is None else past_key_values
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
@@ -145,18 +154,20 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         keep = output_hidden_states
         keep = bool(self.config.output_hidden_states if keep is None else keep)
         state = self._state(past_key_values, use_cache, hidden)
-        rows = find_rows(attention_mask, hidden, 0 if state is None else state.columns)
-        tokens = name_tokens(rows, code_mask)
+        rows = find_token_order(attention_mask, hidden, 0 if state is None else state.columns)
+        tokens = token_masks(rows, code_mask)
         position = hidden.new_zeros(hidden.shape[0], dtype=torch.int32)
         position = position if state is None else state.position
-        hidden = self._embed(hidden if rows is None else move(hidden, rows.order), position)
-        hidden, seen, errors = self._layers(hidden, position, tokens, state, keep)
+        hidden = self._embed(
+            hidden if rows is None else gather_tokens(hidden, rows.order), position
+        )
+        hidden, inputs, errors = self._layers(hidden, position, tokens, state, keep)
         hidden = self.norm(hidden) if self.config.final_norm else hidden
-        hidden = hidden if rows is None else move(hidden, rows.back)
-        seen = seen if rows is None else [move(values, rows.back) for values in seen]
+        hidden = hidden if rows is None else gather_tokens(hidden, rows.back)
+        inputs = inputs if rows is None else [gather_tokens(values, rows.back) for values in inputs]
         output = VQTransformerOutput(
             last_hidden_state=hidden,
-            hidden_states=(*seen, hidden) if keep else None,
+            hidden_states=(*inputs, hidden) if keep else None,
             auxiliary_loss=self.config.commitment_cost * errors if self.training else None,
             **{CACHE: state if use_cache else None},
         )
@@ -165,25 +176,26 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
     def _state(
         self, state: VQTransformerState | None, use_cache: bool, hidden: torch.Tensor
     ) -> Any:
-        """Return the state to begin with, if there is any."""
+        """Returns the initial state, if there is one."""
         if state is None and (not use_cache or self.config.attention_type == "full"):
             return None
         if self.config.attention_type == "full":
             raise ValueError(
-                "attention_type='full' has no state of a fixed size: call it without "
-                "past_key_values, on the whole text"
+                "attention_type='full' has no state of fixed size. Call it without "
+                "past_key_values, with the whole text"
             )
         if state is None:
             state = VQTransformerState()
         if not isinstance(state, VQTransformerState):
             raise ValueError(
-                f"past_key_values is a {type(state).__name__}; this model takes what it returned as"
-                " past_key_values, a VQTransformerState"
+                f"past_key_values is a {type(state).__name__}, but this model needs the "
+                "VQTransformerState of an earlier output"
             )
+        config = cast(VQTransformerConfig, self.config)
         if state.is_initialized:
-            state.check(self.config, hidden.shape[0])
+            state.check(config, hidden.shape[0])
         else:
-            state.fill(self.config, hidden.shape[0], hidden.device, hidden.dtype)
+            state.fill(config, hidden.shape[0], hidden.device, hidden.dtype)
         return state
 
     def _embed(self, hidden: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -197,42 +209,42 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         self,
         hidden: torch.Tensor,
         position: torch.Tensor,
-        tokens: Tokens,
+        tokens: TokenMasks,
         state: VQTransformerState | None,
         keep: bool,
     ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
-        """Run all layers; return the stream, that before each layer, and the keys' errors."""
+        """Runs all layers. Returns hidden states, the inputs of all layers, and the key errors."""
         stepping = state is not None and hidden.shape[1] == 1 and self.config.window_size > 0
         stepping = stepping and not (self.training or torch.is_grad_enabled())
-        run = self._step if stepping else self._run
-        errors, seen = hidden.new_zeros((), dtype=torch.float32), []
+        run: Any = self._step if stepping else self._run
+        errors, inputs = hidden.new_zeros((), dtype=torch.float32), []
         for index in range(len(self.layers)):
-            seen += [hidden] if keep else []
+            inputs += [hidden] if keep else []
             hidden, error = run(index, hidden, position, tokens, state)
             errors = errors + error
         if state is not None:
-            read = hidden.shape[1] if tokens.there is None else tokens.there.sum(1)
-            state.position = (position + read).int()
+            lengths = hidden.shape[1] if tokens.valid is None else tokens.valid.sum(1)
+            state.position = (position + lengths).int()
             state.columns += hidden.shape[1]
-        return hidden, seen, errors
+        return hidden, inputs, errors
 
     def _run(
         self,
         index: int,
         hidden: torch.Tensor,
         position: torch.Tensor,
-        tokens: Tokens,
+        tokens: TokenMasks,
         state: VQTransformerState | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer: Any = self.layers[index]
         part = self._part(index)
         states = None if state is None else state.attentions[part]
-        hidden, error, states, tallies = layer(hidden, position, tokens, states)
+        hidden, error, states, all_statistics = layer(hidden, position, tokens, states)
         if state is not None:
             state.attentions[part], state.rows[part] = states, [None] * len(states)
-        for attention, tally in zip(layer.attentions, tallies, strict=True):
-            if tally is not None:
-                attention.codebook.collect(tally)
+        for attention, statistics in zip(layer.attentions, all_statistics, strict=True):
+            if statistics is not None:
+                attention.codebook.collect(statistics)
         return hidden, error
 
     def _step(
@@ -240,8 +252,8 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
         index: int,
         hidden: torch.Tensor,
         position: torch.Tensor,
-        tokens: Tokens,
-        state: VQTransformerState | None,
+        tokens: TokenMasks,
+        state: VQTransformerState,
     ) -> tuple[torch.Tensor, float]:
         layer: Any = self.layers[index]
         part = self._part(index)
@@ -249,16 +261,16 @@ class VQTransformerModel(VQTransformerPreTrainedModel):
             if state.rows[number] is None:
                 state.rows[number] = attention.relative(self.config.window_size)
         rows = state.rows[part]
-        return layer.step(hidden, position, tokens.there, state.attentions[part], rows), 0.0
+        return layer.step(hidden, position, tokens.valid, state.attentions[part], rows), 0.0
 
     def _part(self, index: int) -> slice:
-        """Return which attentions are those of a layer."""
+        """Returns the slice of attention modules that belong to a layer."""
         count = 2 if self.config.gated else 1
         return slice(index * count, (index + 1) * count)
 
 
 class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
-    """The stack and the distribution of the next token."""
+    """The VQ Transformer with its language-modeling head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -296,10 +308,11 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
         cache: VQTransformerState | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Compute logits (B, T, vocabulary), and with ``labels`` (B, T) the loss.
+        """Computes logits, `(B, T, vocabulary)`, and with `labels`, `(B, T)`, the loss.
 
-        The loss is the mean over the labels that are not -100, each compared with the logits of the
-        place before, and in training the commitment cost by the same number.
+        The loss is the mean cross-entropy of the labels that are not -100. A label is predicted
+        from the position before it. In training the commitment cost, divided by the same number of
+        labels, is added.
         """
         output = self.model(
             input_ids,
@@ -317,8 +330,8 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
         output["logits"] = logits = self._head(hidden[:, keep])
         if labels is not None:
             output["loss"] = self._loss(logits, labels, output.get("auxiliary_loss"), kwargs)
-        found = VQTransformerOutput(**output)
-        return found if return_dict is not False else found.to_tuple()
+        result = VQTransformerOutput(**output)
+        return result if return_dict is not False else result.to_tuple()
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         scale, logits = self.config.logit_scale, self.lm_head(hidden).float()
@@ -342,7 +355,7 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
         )
         return (total if auxiliary is None else total + auxiliary) / count
 
-    # -- generate
+    # -- generation
     # -----------------------------------------------------------------------------------
 
     @classmethod
@@ -360,13 +373,13 @@ class VQTransformerForCausalLM(VQTransformerPreTrainedModel, GenerationMixin):
 
 
 class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
-    """The stack and scores of the last token of each row."""
+    """The VQ Transformer with a classification or regression head on the last token."""
 
     def __init__(self, config: VQTransformerConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = VQTransformerModel(config)
-        self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
+        self.score = nn.Linear(config.hidden_size, cast(int, config.num_labels), bias=False)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -388,7 +401,7 @@ class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
         cache: VQTransformerState | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Compute logits (B, labels) from the last token that is no padding, and the loss."""
+        """Computes logits, `(B, labels)`, from the last token before the padding, and the loss."""
         output = self.model(
             input_ids,
             attention_mask,
@@ -401,9 +414,9 @@ class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
         )
         output = dict(output)
         hidden = output.pop("last_hidden_state")
-        places = self._last(input_ids, attention_mask, hidden)
+        last = self._last(input_ids, attention_mask, hidden)
         batch = torch.arange(hidden.shape[0], device=hidden.device)
-        output["logits"] = logits = self.score(hidden[batch, places]).float()
+        output["logits"] = logits = self.score(hidden[batch, last]).float()
         if labels is not None:
             loss = self.loss_function(
                 labels=labels, logits=logits, pooled_logits=logits, config=self.config
@@ -411,13 +424,13 @@ class VQTransformerForSequenceClassification(VQTransformerPreTrainedModel):
             if "auxiliary_loss" in output:
                 loss = loss + output["auxiliary_loss"] / hidden[..., 0].numel()
             output["loss"] = loss
-        found = VQTransformerOutput(**output)
-        return found if return_dict is not False else found.to_tuple()
+        result = VQTransformerOutput(**output)
+        return result if return_dict is not False else result.to_tuple()
 
     def _last(
         self, input_ids: torch.Tensor | None, mask: torch.Tensor | None, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """Return the place (B,) of each row's last token, by the mask or by pad_token_id."""
+        """Returns the position of each row's last token, `(B,)`, by the mask or pad_token_id."""
         index = torch.arange(hidden.shape[1], device=hidden.device)
         if mask is None and input_ids is not None and self.config.pad_token_id is not None:
             mask = input_ids != self.config.pad_token_id

@@ -1,4 +1,4 @@
-"""What a VQ Transformer remembers of a text, in a fixed space, as ``past_key_values``."""
+"""The state of a VQ Transformer, of fixed size, for `past_key_values`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from .configuration_vq_transformer import VQTransformerConfig
 
 
 class AttentionState(NamedTuple):
-    """The state of one attention.
+    """The state of one attention module.
 
-    ``window_key`` (B, Hk, M, K) float32, ``window_value`` (B, Hk, M, V) and ``window_code``
-    (B, Hk, M) are a ring: token i lies in slot i modulo M, the code S marks an empty slot. Keys
-    that left the window are kept by code: ``cache_mean`` (B, Hk, S, V) of their values, float32,
-    and ``cache_count`` (B, Hk, S), int32.
+    The window is a ring buffer: token i is in slot i modulo M. The code S marks an empty slot. The
+    cache groups the tokens that left the window by code.
+
+    Attributes:
+        window_key: Float32 `(B, Hk, M, K)`.
+        window_value: `(B, Hk, M, V)`.
+        window_code: `(B, Hk, M)`.
+        cache_mean: The mean value of each code, float32 `(B, Hk, S, V)`.
+        cache_count: The number of tokens of each code, int32 `(B, Hk, S)`.
     """
 
     window_key: torch.Tensor
@@ -27,10 +32,10 @@ class AttentionState(NamedTuple):
     cache_count: torch.Tensor
 
 
-def empty(
+def empty_state(
     config: VQTransformerConfig, batch: int, device: torch.device, dtype: torch.dtype
 ) -> AttentionState:
-    """Return the state of an attention before the first token; ``dtype`` is that of the values."""
+    """Returns the state before the first token. `dtype` is the type of the values."""
     heads, window, codes = config.key_heads, config.window_size, config.num_codes
     width, narrow = config.value_width, config.head_dim
     return AttentionState(
@@ -42,37 +47,41 @@ def empty(
     )
 
 
-def in_order(state: AttentionState, position: torch.Tensor) -> AttentionState:
-    """Put the ring of rows that read ``position`` (B,) tokens in order, the oldest token first."""
+def window_in_order(state: AttentionState, position: torch.Tensor) -> AttentionState:
+    """Sorts the window, oldest token first. `position`, `(B,)`, is the number of tokens so far."""
     window = state.window_code.shape[-1]
     slots = (position[:, None] + torch.arange(window, device=position.device)) % max(window, 1)
     key, value, code = (take(leaf, slots) for leaf in state[:3])
     return AttentionState(key, value, code, state.cache_mean, state.cache_count)
 
 
-def as_ring(state: AttentionState, position: torch.Tensor) -> AttentionState:
-    """Put a window in order into the slots of a ring; the inverse of :func:`in_order`."""
+def window_to_ring(state: AttentionState, position: torch.Tensor) -> AttentionState:
+    """Puts a sorted window into the slots of the ring, the inverse of :func:`window_in_order`."""
     window = state.window_code.shape[-1]
-    places = (torch.arange(window, device=position.device) - position[:, None]) % max(window, 1)
-    key, value, code = (take(leaf, places) for leaf in state[:3])
+    indices = (torch.arange(window, device=position.device) - position[:, None]) % max(window, 1)
+    key, value, code = (take(leaf, indices) for leaf in state[:3])
     return AttentionState(key, value, code.int(), state.cache_mean, state.cache_count)
 
 
-def take(leaf: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Pick ``places`` (B, n) along the third axis of (B, H, T) or (B, H, T, F)."""
-    index = places.long()[:, None].expand(-1, leaf.shape[1], -1)
+def take(leaf: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Takes `indices`, `(B, n)`, along the third axis of `(B, H, T)` or `(B, H, T, F)`."""
+    index = indices.long()[:, None].expand(-1, leaf.shape[1], -1)
     if leaf.ndim == 4:
         index = index[..., None].expand(-1, -1, -1, leaf.shape[-1])
     return leaf.gather(2, index)
 
 
 class VQTransformerState(Cache):
-    """The states of all attentions, for ``model(..., past_key_values=...)`` and ``generate``.
+    """The state of a model, for `model(..., past_key_values=...)` and `generate`.
 
-    It is empty until its first call and never grows. ``attentions`` holds an
-    :class:`AttentionState` for each attention, ``position`` (B,) the number of tokens of each row,
-    ``columns`` how many columns of input there were, padding included. A call of the model changes
-    the state that it is given.
+    It is empty before the first call and has a fixed size afterwards. The model updates it in
+    place.
+
+    Attributes:
+        attentions: One :class:`AttentionState` per attention module.
+        rows: Cached keys of relative positions per attention module, or `None`.
+        position: The number of tokens of each row, `(B,)`.
+        columns: The number of input columns, including padding.
     """
 
     def __init__(self) -> None:
@@ -85,36 +94,36 @@ class VQTransformerState(Cache):
     def fill(
         self, config: VQTransformerConfig, batch: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Make the state of ``batch`` rows before their first token."""
+        """Initializes the state of `batch` rows before their first token."""
         count = config.num_hidden_layers * (2 if config.gated else 1)
-        self.attentions = [empty(config, batch, device, dtype) for _ in range(count)]
+        self.attentions = [empty_state(config, batch, device, dtype) for _ in range(count)]
         self.rows = [None] * count
         self.position = torch.zeros(batch, dtype=torch.int32, device=device)
         self.columns = 0
 
     def check(self, config: VQTransformerConfig, batch: int) -> None:
-        """Raise ValueError unless the state is one of ``batch`` rows of such a model."""
+        """Raises ValueError if the state belongs to another batch size or another model."""
         if self.batch_size != batch:
             raise ValueError(
-                f"past_key_values is the state of {self.batch_size} rows and the input has {batch}:"
-                " give the rows that the state was made from, or begin with past_key_values=None"
+                f"past_key_values is the state of {self.batch_size} rows, but the input has {batch}"
+                " rows. Pass the rows of the state, or start with past_key_values=None"
             )
-        wanted = empty(config, 0, torch.device("meta"), torch.float32)
+        expected = empty_state(config, 0, torch.device("meta"), torch.float32)
         count = config.num_hidden_layers * (2 if config.gated else 1)
-        found = [tuple(leaf.shape[1:]) for leaf in self.attentions[0]]
-        sizes = [tuple(leaf.shape[1:]) for leaf in wanted]
-        if found != sizes or len(self.attentions) != count:
+        shapes = [tuple(leaf.shape[1:]) for leaf in self.attentions[0]]
+        sizes = [tuple(leaf.shape[1:]) for leaf in expected]
+        if shapes != sizes or len(self.attentions) != count:
             raise ValueError(
                 f"past_key_values is the state of another model: {len(self.attentions)} attentions "
-                f"with leaves {found}, where this model has {count} with {sizes}"
+                f"with leaves {shapes}, where this model has {count} with {sizes}"
             )
 
-    # -- what generate asks for
+    # -- the interface of Transformers' caches
     # -----------------------------------------------------------------------------------
 
     @property
     def is_initialized(self) -> bool:
-        """Whether the state has rows yet."""
+        """Whether the state has rows."""
         return self.position is not None
 
     @property
@@ -124,17 +133,17 @@ class VQTransformerState(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """Whether ``generate`` compiles the model around this state."""
+        """Whether `generate` may compile the model with this state."""
         return False
 
     @property
     def is_linear(self) -> list[bool]:
-        """Whether layers are of linear attention: no, so ``generate`` gives new tokens only."""
+        """Whether layers use linear attention. `False` makes `generate` pass only new tokens."""
         return [False]
 
     @property
     def is_croppable(self) -> bool:
-        """Whether tokens can be taken back."""
+        """Whether tokens can be removed."""
         return False
 
     def __len__(self) -> int:
@@ -144,39 +153,39 @@ class VQTransformerState(Cache):
         return f"{type(self).__name__}(rows={self.batch_size}, columns={self.columns})"
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return how many columns of input the state has seen."""
+        """Returns the number of input columns."""
         return self.columns
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Return -1: there is no limit."""
+        """Returns -1: the length is unlimited."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raise ValueError: a token that went into the state stays there."""
+        """Raises ValueError, since tokens cannot be removed from the state."""
         if tokens_to_remove:
             raise ValueError(
-                "the state of a VQ Transformer cannot be cropped: what it has read is merged. Keep "
-                "a copy (copy.deepcopy) of the state to return to"
+                "the state of a VQ Transformer cannot be cropped, since it merges tokens. Keep a "
+                "copy (copy.deepcopy) of a state that you need again"
             )
 
     def reset(self) -> None:
-        """Forget all rows."""
+        """Removes all rows."""
         self.attentions, self.rows, self.position, self.columns = [], [], None, 0
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Take the rows ``beam_idx`` (B,), as beam search does."""
+        """Selects the rows `beam_idx`, `(B,)`, for beam search."""
         self._change(lambda leaf: leaf.index_select(0, beam_idx.to(leaf.device)))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep the rows ``indices``."""
+        """Selects the rows `indices`."""
         self._change(lambda leaf: leaf[indices])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row ``repeats`` times."""
+        """Repeats each row `repeats` times."""
         self._change(lambda leaf: leaf.repeat_interleave(repeats, 0))
 
     def detach(self) -> VQTransformerState:
-        """Cut the state off from the graph, between the windows of one text; return it."""
+        """Detaches the state from the graph, between windows of a text, and returns it."""
         self._change(torch.Tensor.detach)
         return self
 
