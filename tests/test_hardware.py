@@ -9,7 +9,7 @@ from hfseq.training.hardware import ACCELERATORS, find_accelerator, get_accelera
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("device_kind", "name"),
     [
         ("NVIDIA H200", "h200"),
         ("NVIDIA H100 80GB HBM3", "h100"),
@@ -26,13 +26,13 @@ from hfseq.training.hardware import ACCELERATORS, find_accelerator, get_accelera
         ("TPU7x", "tpu-v7"),
     ],
 )
-def test_a_device_is_found_by_what_jax_calls_it(kind, name):
-    assert find_accelerator(kind) is ACCELERATORS[name]
+def test_a_device_is_found_by_what_jax_calls_it(device_kind, name):
+    assert find_accelerator(device_kind) is ACCELERATORS[name]
 
 
-@pytest.mark.parametrize("kind", ["cpu", "NVIDIA L40S", "NVIDIA T400", "NVIDIA GH200 480GB"])
-def test_a_device_with_a_similar_name_is_not_taken_for_a_known_one(kind):
-    assert find_accelerator(kind) is None
+@pytest.mark.parametrize("device_kind", ["cpu", "NVIDIA L40S", "NVIDIA T400", "NVIDIA GH200 480GB"])
+def test_a_device_with_a_similar_name_is_not_taken_for_a_known_one(device_kind):
+    assert find_accelerator(device_kind) is None
 
 
 def test_figures_are_plausible():

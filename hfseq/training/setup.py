@@ -648,7 +648,7 @@ def make_params(
     )
     padded = {
         path: jax.device_put(layout.pad(path, leaf), shardings[path])
-        for path, leaf in trees.flatten(loaded.part(loaded.params)[0]).items()
+        for path, leaf in trees.flatten(loaded.split_collections(loaded.params)[0]).items()
     }
     extra = jax.device_put(loaded.extra, replicated)
     return trees.cast_floating(trees.unflatten(padded), dtype), extra

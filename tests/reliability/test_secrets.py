@@ -134,7 +134,7 @@ def test_an_exception_with_a_token_in_it_is_shown_without(flags, tmp_path, debug
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "redacted"),
     [
         (f"Bearer {TOKEN}!", "Bearer <token>!"),
         ("https://me:secret@host/a", "https://host/a"),
@@ -146,8 +146,8 @@ def test_an_exception_with_a_token_in_it_is_shown_without(flags, tmp_path, debug
         ("--max_tokens=3 tokenizer?top=1", "--max_tokens=3 tokenizer?top=1"),
     ],
 )
-def test_what_looks_like_a_secret_is_hidden(text, shown):
-    assert redact(text) == shown
+def test_what_looks_like_a_secret_is_hidden(text, redacted):
+    assert redact(text) == redacted
 
 
 def test_the_values_of_secret_variables_are_hidden(monkeypatch):

@@ -74,7 +74,7 @@ def test_evaluations_of_a_part_and_of_the_whole_are_not_compared(
 
 
 def test_the_words_of_a_part_choose_nothing():
-    objective = SimpleNamespace(reported=lambda split: None)
+    objective = SimpleNamespace(reported_metrics=lambda split: None)
     wrong = {"metric_for_best_model": "eval_word_perplexity", "max_eval_batches": 2}
     with pytest.raises(UsageError, match="word_perplexity .* --max_eval_batches 2, .* 3 .* loss"):
         check_best_metric(flags(**wrong), objective, None, BATCHES)

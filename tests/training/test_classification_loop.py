@@ -316,7 +316,7 @@ def test_batches_of_other_widths_compile_four_times_at_most(classify):
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "message"),
+    ("changes", "error_type", "message"),
     [
         (
             {"train_file": "in_dev.jsonl", "label_column": "nobody"},
@@ -339,9 +339,9 @@ def test_batches_of_other_widths_compile_four_times_at_most(classify):
         ({"tokenizer_name": None}, UsageError, "no tokenizer: .*--tokenizer_name"),
     ],
 )
-def test_what_cannot_work_is_said(classify, folder, changes, kind, message):
+def test_what_cannot_work_is_said(classify, folder, changes, error_type, message):
     for name in ("train_file", "tokenizer_name"):
         if changes.get(name):
             changes = changes | {name: folder / changes[name]}
-    with pytest.raises(kind, match=message):
+    with pytest.raises(error_type, match=message):
         classify(**changes)

@@ -105,7 +105,7 @@ def test_jaxs_own_checks_of_the_machine_are_back_afterwards():
 
 
 def test_what_is_not_installed_is_one_line_with_the_command(monkeypatch):
-    monkeypatch.setattr(aot, "_place", lambda module: None)
+    monkeypatch.setattr(aot, "_package_folder", lambda module: None)
     for name in ("h200", "v5e"):
         with pytest.raises(aot.NoCompiler, match=r"pip install 'hfseq\[aot\]'"):
             aot.describe(name)
@@ -126,11 +126,11 @@ def test_a_slice_larger_than_any_is_refused():
 
 def test_a_plugin_of_another_version_is_refused(monkeypatch):
     version = aot.metadata.version
-    monkeypatch.setattr(aot, "_place", lambda module: aot.Path())
+    monkeypatch.setattr(aot, "_package_folder", lambda module: aot.Path())
     monkeypatch.setattr(
         aot.metadata, "version", lambda name: "0.9.1" if "cuda" in name else version(name)
     )
-    assert "jax-cuda12-plugin is 0.9.1 and jaxlib" in aot.unavailable_reason("h200")
+    assert "jax-cuda12-plugin is 0.9.1, but jaxlib is" in aot.unavailable_reason("h200")
 
 
 CODE = """
@@ -187,7 +187,9 @@ def test_jax_starts_quietly_where_only_the_compilers_are_installed():
 
 def test_a_driver_or_cudnn_means_that_a_device_is_wanted(monkeypatch, tmp_path):
     installed = {aot.CUDA_PLUGIN}
-    monkeypatch.setattr(aot, "_place", lambda name: tmp_path if name in installed else None)
+    monkeypatch.setattr(
+        aot, "_package_folder", lambda name: tmp_path if name in installed else None
+    )
 
     def load(name: str) -> None:
         if not driver:

@@ -174,19 +174,21 @@ def test_processes_that_agree_go_on_and_others_end(store):
         fake_store = store(1)
         fake_store.values.clear()
         fake_store.values["hfseq/agree/0/verdict"] = "[]"
-        processes.check_agreement({"--seed": seed}, "mend it")  # writes the facts of process 1
+        processes.check_agreement({"--seed": seed}, "fix it")  # writes the facts of process 1
         del fake_store.values["hfseq/agree/0/verdict"]
         store(0)
         if not problem:
-            processes.check_agreement({"--seed": 1}, "mend it")
+            processes.check_agreement({"--seed": 1}, "fix it")
             continue
-        with pytest.raises(UsageError, match=f"{problem}: mend it"):
-            processes.check_agreement({"--seed": 1}, "mend it")
+        with pytest.raises(UsageError, match=f"{problem}: fix it"):
+            processes.check_agreement({"--seed": 1}, "fix it")
 
 
 def test_what_belongs_to_a_machine_may_differ(store, monkeypatch):
     compared = []
-    monkeypatch.setattr(processes, "check_agreement", lambda found, advice: compared.append(found))
+    monkeypatch.setattr(
+        processes, "check_agreement", lambda values, advice: compared.append(values)
+    )
     store(0)
     for cache, seed in (("a", 1), ("b", 1)):
         flags = ["--output_dir=x", f"--data_cache_dir={cache}", f"--seed={seed}"]

@@ -94,10 +94,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(classify):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["vit", "resnet"])
-def test_two_devices_take_the_steps_of_one(kind, classify, tmp_path):
+@pytest.mark.parametrize("model_type", ["vit", "resnet"])
+def test_two_devices_take_the_steps_of_one(model_type, classify, tmp_path):
     changes = {"augment": True}
-    if kind == "resnet":
+    if model_type == "resnet":
         from tests.support import models
 
         models.resnet_config().save_pretrained(tmp_path / "config")

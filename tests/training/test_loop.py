@@ -350,7 +350,7 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(train, reference
         ({"mesh": "data=4,tenser=2"}, "did you mean 'tensor'"),
         ({"mesh": "tensor=8", "config_overrides": f"{TINY},hidden_size=36"}, "does not divide"),
         ({"global_batch_size": 12}, "multiple of 8"),
-        ({"max_seq_length": 400}, "position table of this model allows"),
+        ({"max_seq_length": 400}, "--max_seq_length 400 exceeds the 38 positions"),
         ({"warmup_steps": 99}, "--warmup_steps 99 exceeds the 6 steps"),
         ({"optim": "adamv"}, "did you mean 'adam"),
         ({"lr_scheduler_type": "linaer"}, "did you mean 'linear'"),
@@ -360,7 +360,7 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(train, reference
         ({"model_type": "robrta"}, "did you mean 'roberta'"),
         ({"report_to": "tensorbord"}, "did you mean 'tensorboard'"),
         ({"attn_implementation": "flsh"}, "unknown attention"),
-        ({"metric_for_best_model": "bleu"}, "--metric_for_best_model bleu: .*eval_loss"),
+        ({"metric_for_best_model": "bleu"}, "--metric_for_best_model eval_bleu: .*eval_loss"),
         ({"profile": "ten"}, "--profile ten: .*first-last"),
     ],
 )

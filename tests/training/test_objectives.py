@@ -162,7 +162,7 @@ def test_word_perplexity_divides_all_nats_by_the_words(train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "model", "wanted", "expected"),
+    ("tokenizer", "model", "block_size", "expected"),
     [
         (10**30, 4000, None, 1024),
         (10**30, 300, None, 300),
@@ -171,11 +171,11 @@ def test_word_perplexity_divides_all_nats_by_the_words(train, tmp_path):
         (10**30, None, None, 1024),
     ],
 )
-def test_block_size_is_1024_at_most_unless_it_is_given(tokenizer, model, wanted, expected):
+def test_block_size_is_1024_at_most_unless_it_is_given(tokenizer, model, block_size, expected):
     from hfseq.data.arguments import CausalArguments
     from hfseq.objectives.clm import CausalLM
 
-    arguments = CausalArguments(block_size=wanted)
+    arguments = CausalArguments(block_size=block_size)
     objective = CausalLM(arguments, SimpleNamespace(model_max_length=tokenizer), None)
     assert objective.choose_length(model) == expected
 

@@ -24,25 +24,25 @@ OTHERS = {
     ("bloom", "pieces"): "its bias is not cut into pieces",
     ("mistral", "direct"): "it has windows",
 }
-CASES = [(name, way) for way in ("direct", "pieces") for name in NAMES]
+CASES = [(name, variant) for variant in ("direct", "pieces") for name in NAMES]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "way"), CASES)
-def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatch):
+@pytest.mark.parametrize(("name", "variant"), CASES)
+def test_losses_and_gradients_are_those_of_several_devices(name, variant, monkeypatch):
     task = parallel.main_head(name)
     usual = parallel.run(name, task, None)
     for module in (cpu, cross_entropy):
         monkeypatch.setattr(module, "is_single_cpu", lambda: True)
     monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 4 * parallel.VOCABULARY)
-    if way == "pieces":
+    if variant == "pieces":
         monkeypatch.setattr(cpu, "MIN_BLOCKED_SCORES", 1)
     used = []
 
     def choose(*request):
-        chosen = dispatch.first_supported(*request)
-        used.append(chosen.name)
-        return chosen
+        implementation = dispatch.first_supported(*request)
+        used.append(implementation.name)
+        return implementation
 
     def losses(*arguments, real=cross_entropy._losses, **keywords):
         used.append("losses")
@@ -54,6 +54,6 @@ def test_losses_and_gradients_are_those_of_several_devices(name, way, monkeypatc
     alone = parallel.run(name, task, None)
     parallel.compile_step.cache_clear()
     assert_same(alone, usual)
-    if (name, way) not in OTHERS and name not in OTHERS:
-        assert ("blocked" if way == "pieces" else "direct") in used
+    if (name, variant) not in OTHERS and name not in OTHERS:
+        assert ("blocked" if variant == "pieces" else "direct") in used
     assert "losses" in used or task not in parallel.LANGUAGE

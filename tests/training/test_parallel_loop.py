@@ -44,7 +44,7 @@ def test_a_rule_that_splits_a_product_the_wrong_way_is_reported(train, monkeypat
     loop = train("run", mesh="data=4,tensor=2", inspect_sharding=True, **ONE)
     text = capsys.readouterr().out.split("Unexpected all-gathers: ")[1]
     assert int(text.split()[0]) > 0 and " over tensor, " in text
-    assert loop.progress.step == 1, "it is a report; training goes on"
+    assert loop.progress.step == 1, "it is only a report, and training continues"
 
 
 @pytest.mark.parametrize(

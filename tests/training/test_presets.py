@@ -20,15 +20,15 @@ class Tokenizer(SimpleNamespace):
 
 TOKENIZER = Tokenizer(pad_token_id=0, bos_token_id=None, eos_token_id=1)
 NAMES = [
-    (kind, preset)
-    for kind in ("fp8_encoder", "vq_transformer", "wmt_transformer")
-    for preset in plugins.load().architectures.get(kind).load_config().presets
+    (model_type, preset)
+    for model_type in ("fp8_encoder", "vq_transformer", "wmt_transformer")
+    for preset in plugins.load().architectures.get(model_type).load_config().presets
 ]
 
 
-@pytest.mark.parametrize(("kind", "preset"), NAMES)
-def test_a_preset_takes_the_vocabulary_of_the_tokenizer(kind, preset):
-    config = new_config(kind, TOKENIZER, preset)
+@pytest.mark.parametrize(("model_type", "preset"), NAMES)
+def test_a_preset_takes_the_vocabulary_of_the_tokenizer(model_type, preset):
+    config = new_config(model_type, TOKENIZER, preset)
     values = type(config).presets[preset]
     assert config.vocab_size == 300 and config.eos_token_id == 1
     assert all(getattr(config, n) == v for n, v in values.items() if n != "vocab_size")

@@ -90,7 +90,7 @@ def test_another_allocator_is_left_alone(enabled):
 
 
 @pytest.mark.parametrize(
-    ("found", "able"),
+    ("libc_version", "able"),
     [
         (("glibc", "2.35"), True),
         (("glibc", "2.41.1"), True),
@@ -100,8 +100,8 @@ def test_another_allocator_is_left_alone(enabled):
         (("", ""), False),
     ],
 )
-def test_only_a_glibc_that_knows_the_tunable_is_asked(enabled, monkeypatch, found, able):
-    monkeypatch.setattr("platform.libc_ver", lambda: found)
+def test_only_a_glibc_that_knows_the_tunable_is_asked(enabled, monkeypatch, libc_version, able):
+    monkeypatch.setattr("platform.libc_ver", lambda: libc_version)
     assert (script.with_huge_pages({}) is not None) is able
 
 

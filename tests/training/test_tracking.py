@@ -26,7 +26,7 @@ def jsonl(directory: Path, resume_step: int | None = None) -> trackers.Tracker:
 
 
 @pytest.mark.parametrize(
-    ("given", "names"),
+    ("report_to", "names"),
     [
         (None, []),
         ([], []),
@@ -38,8 +38,8 @@ def jsonl(directory: Path, resume_step: int | None = None) -> trackers.Tracker:
         (["jsonl", "tensorboard", "jsonl"], ["jsonl", "tensorboard"]),
     ],
 )
-def test_report_to_is_parsed(given: Any, names: list[str]) -> None:
-    assert tracker_names(given) == names
+def test_report_to_is_parsed(report_to: Any, names: list[str]) -> None:
+    assert tracker_names(report_to) == names
 
 
 @pytest.mark.parametrize("word", ["all", "none"])

@@ -43,7 +43,7 @@ def trainings(monkeypatch):
     monkeypatch.setattr(
         tokenizers,
         "train_joint_tokenizer",
-        lambda *given, **options: (calls.append(given), train(*given, **options))[1],
+        lambda *args, **options: (calls.append(args), train(*args, **options))[1],
     )
     return calls
 
