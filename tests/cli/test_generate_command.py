@@ -1,4 +1,4 @@
-"""``hfseq generate``: prompts in, texts out, and wrong options named before anything is loaded."""
+"""``hfseq generate``: prompts, generated texts, and wrong options before the model is loaded."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def test_a_text_goes_on_with_the_tokens_of_generate(gpt2, writer, capsys):
     assert run(gpt2, PROMPT, "--max_new_tokens", "6") == 0
     out = capsys.readouterr().out
     ids = writer.tokenizer(PROMPT, return_tensors="np")["input_ids"]
-    wanted = np.asarray(writer.model.generate(ids, max_new_tokens=6).sequences)[0, ids.shape[1] :]
-    assert out == PROMPT + writer.tokenizer.decode(wanted, skip_special_tokens=True) + "\n"
+    expected = np.asarray(writer.model.generate(ids, max_new_tokens=6).sequences)[0, ids.shape[1] :]
+    assert out == PROMPT + writer.tokenizer.decode(expected, skip_special_tokens=True) + "\n"
     assert run(gpt2, PROMPT, "--max_new_tokens", "6", "--continuation_only") == 0
     assert PROMPT + capsys.readouterr().out == out
 
 
 def test_streaming_prints_the_same_text_piece_by_piece(gpt2, writer, capsys):
     assert run(gpt2, PROMPT, "--max_new_tokens", "6", "--no-stream") == 0
-    whole = capsys.readouterr().out
+    full_text = capsys.readouterr().out
     assert run(gpt2, PROMPT, "--max_new_tokens", "6", "--stream") == 0
-    assert capsys.readouterr().out == whole
+    assert capsys.readouterr().out == full_text
     pieces = list(writer.stream(PROMPT, max_new_tokens=6))
-    assert len(pieces) > 1 and PROMPT + "".join(pieces) + "\n" == whole
+    assert len(pieces) > 1 and PROMPT + "".join(pieces) + "\n" == full_text
 
 
 def test_half_a_character_is_not_printed(writer, monkeypatch):
@@ -78,14 +78,14 @@ def test_half_a_character_is_not_printed(writer, monkeypatch):
 
 
 def test_one_prompt_streams_on_a_terminal(gpt2, capsys, monkeypatch):
-    asked = []
+    prompts = []
     monkeypatch.setattr(
-        TextGenerator, "stream", lambda self, p, **o: asked.append(p) or iter(["!"])
+        TextGenerator, "stream", lambda self, p, **o: prompts.append(p) or iter(["!"])
     )
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
     assert run(gpt2, PROMPT, "--max_new_tokens", "2") == 0
-    assert asked == [PROMPT] and capsys.readouterr().out == f"{PROMPT}!\n"
+    assert prompts == [PROMPT] and capsys.readouterr().out == f"{PROMPT}!\n"
 
 
 def test_json_has_an_object_for_each_prompt(gpt2, capsys):
@@ -95,7 +95,7 @@ def test_json_has_an_object_for_each_prompt(gpt2, capsys):
     rows = [json.loads(line) for line in first.splitlines()]
     assert [row["prompt"] for row in rows] == [PROMPT, "blåbær"]
     assert all(len(row["sequences"]) == 3 for row in rows)
-    assert all(one["tokens"] <= 5 for row in rows for one in row["sequences"])
+    assert all(sequence["tokens"] <= 5 for row in rows for sequence in row["sequences"])
     assert "blåbær" in first
     assert run(gpt2, PROMPT, "blåbær", "--json", *flags) == 0
     assert capsys.readouterr().out == first
@@ -130,11 +130,11 @@ def test_an_encoder_decoder_answers(t5, capsys):
 
 
 def test_the_text_stops_where_the_positions_end(writer):
-    (one,) = writer.write(PROMPT)
+    (sequence,) = writer.generate(PROMPT)
     length = len(writer.tokenizer(PROMPT)["input_ids"])
-    assert one.ended or one.tokens == min(DEFAULT_MAX_NEW_TOKENS, 40 - length)
+    assert sequence.ended or sequence.tokens == min(DEFAULT_MAX_NEW_TOKENS, 40 - length)
     with pytest.raises(UsageError, match="tokens, but .* 40 positions"):
-        writer.write(" ".join([PROMPT] * 40))
+        writer.generate(" ".join([PROMPT] * 40))
 
 
 def test_an_empty_prompt_begins_with_the_start_token(writer):

@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def typed(monkeypatch, tmp_path):
-    """Put bytes into standard input."""
+    """Returns a function that sets standard input to bytes."""
 
     opened = []
 
@@ -56,10 +56,10 @@ def test_lines_come_in_order_and_bad_ones_leave_a_gap(folder, typed, capfd):
     code = cli.main([*command[:-2], "--on_bad_line", "replace", "--json"])
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert code == 1 and [row.get("error", "") != "" for row in rows] == [0, 1, 0, 0, 0]
-    made = hfseq.pipeline("text-classification", str(folder / "classes"), truncation=True)
-    (wanted,) = made(rows[3]["input"], top_k=1)
-    assert rows[3]["output"][0]["label"] == wanted["label"]
-    assert rows[3]["output"][0]["score"] == pytest.approx(wanted["score"], rel=1e-4)
+    task_pipeline = hfseq.pipeline("text-classification", str(folder / "classes"), truncation=True)
+    (expected,) = task_pipeline(rows[3]["input"], top_k=1)
+    assert rows[3]["output"][0]["label"] == expected["label"]
+    assert rows[3]["output"][0]["score"] == pytest.approx(expected["score"], rel=1e-4)
 
 
 def test_labels_that_are_named_are_compared(folder, capsys):
@@ -70,19 +70,19 @@ def test_labels_that_are_named_are_compared(folder, capsys):
 
 
 def test_entities_are_marked_where_they_stand(folder, tmp_path, capsys):
-    file, written = tmp_path / "in.txt", tmp_path / "out.txt"
+    file, output = tmp_path / "in.txt", tmp_path / "out.txt"
     file.write_text("".join(f"{text}\n" for text in TEXTS[:4]))
     command = ["tag", str(folder / "tags"), "--input_file", str(file)]
-    assert cli.main([*command, "--output_file", str(written)]) == 0
-    made = hfseq.pipeline("ner", str(folder / "tags"), aggregation_strategy="first")
-    for text, line, found in zip(
-        TEXTS, written.read_text().splitlines(), made(TEXTS[:4]), strict=False
+    assert cli.main([*command, "--output_file", str(output)]) == 0
+    task_pipeline = hfseq.pipeline("ner", str(folder / "tags"), aggregation_strategy="first")
+    for text, line, entities in zip(
+        TEXTS, output.read_text().splitlines(), task_pipeline(TEXTS[:4]), strict=False
     ):
-        for one in found:
-            assert f"[{one['entity_group']} {text[one['start'] : one['end']]}]" in line
+        for entity in entities:
+            assert f"[{entity['entity_group']} {text[entity['start'] : entity['end']]}]" in line
         plain = line
-        for one in found:
-            plain = plain.replace(f"[{one['entity_group']} ", "").replace("]", "")
+        for entity in entities:
+            plain = plain.replace(f"[{entity['entity_group']} ", "").replace("]", "")
         assert plain == text
     assert not (tmp_path / "out.txt.part").exists()
 
@@ -90,18 +90,18 @@ def test_entities_are_marked_where_they_stand(folder, tmp_path, capsys):
 def test_questions_are_answered_from_a_text_or_a_table(folder, tmp_path, capsys):
     model, context = str(folder / "answers"), tmp_path / "context.txt"
     context.write_text(TEXTS[2])
-    made = hfseq.pipeline("question-answering", model, max_answer_len=30)
-    wanted = made(question="Where?", context=TEXTS[2])["answer"]
-    for given in (TEXTS[2], f"@{context}"):
-        assert cli.main(["answer", model, "Where?", "--context", given]) == 0
-        assert capsys.readouterr().out.strip() == wanted
+    task_pipeline = hfseq.pipeline("question-answering", model, max_answer_len=30)
+    expected = task_pipeline(question="Where?", context=TEXTS[2])["answer"]
+    for context_flag in (TEXTS[2], f"@{context}"):
+        assert cli.main(["answer", model, "Where?", "--context", context_flag]) == 0
+        assert capsys.readouterr().out.strip() == expected
     table = tmp_path / "questions.jsonl"
     rows = [{"question": "Where?", "context": TEXTS[2]}, {"question": "", "context": "a"}, {"a": 1}]
     table.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert cli.main(["answer", model, "--input_file", str(table), "--json", "--top_k", "2"]) == 1
     out, err = capsys.readouterr()
     first, second, third = map(json.loads, out.splitlines())
-    assert first["input"] == rows[0] | {"a": None} and first["output"][0]["answer"] == wanted
+    assert first["input"] == rows[0] | {"a": None} and first["output"][0]["answer"] == expected
     assert "its question or its context is empty" in second["error"]
     assert f"{table}, line 3: its 'question' must be a text, not None" in err and third["error"]
     for bad, message in (
@@ -118,8 +118,8 @@ def test_questions_are_answered_from_a_text_or_a_table(folder, tmp_path, capsys)
 def test_summaries_take_a_line_each(folder, capsys):
     command = ["summarize", str(folder / "seq2seq"), *TEXTS[:2], "--max_new_tokens", "6"]
     assert cli.main(command) == 0
-    made = hfseq.pipeline("summarization", str(folder / "seq2seq"), max_new_tokens=6)
-    wanted = [" ".join(one["summary_text"].split()) for one in made(TEXTS[:2])]
-    assert capsys.readouterr().out.splitlines() == wanted
+    task_pipeline = hfseq.pipeline("summarization", str(folder / "seq2seq"), max_new_tokens=6)
+    expected = [" ".join(output["summary_text"].split()) for output in task_pipeline(TEXTS[:2])]
+    assert capsys.readouterr().out.splitlines() == expected
     assert cli.main([*command, "--input_file", "x"]) == 2
     assert "either positional texts or --input_file" in capsys.readouterr().err
