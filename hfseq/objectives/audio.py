@@ -198,9 +198,8 @@ class AudioInputMixin(SkippedExamplesMixin):
         counts = valid & np.array([not isinstance(row_samples, str) for row_samples in samples])
         if counts.any():
             self.readable_splits.add(split)
-        elif (
-            split not in self.readable_splits
-        ):  # later batches may contain only audio that is too short
+        elif split not in self.readable_splits:
+            # Later batches may contain only audio that is too short.
             raise DataError(
                 f"none of the first {valid.sum()} audio files of {split} can be used. The first is "
                 f"{sources[0].name}: {samples[0]}"

@@ -236,9 +236,8 @@ class Classification(Objective):
             totals["correct"] = correct
         count = counts.sum()
         auxiliary_loss = getattr(output, "auxiliary_loss", None)
-        if (
-            train and auxiliary_loss is not None
-        ):  # rescale from a sum over tokens to a sum over examples
+        # Rescale from a sum over tokens to a sum over examples.
+        if train and auxiliary_loss is not None:
             totals["loss"] = jax.lax.stop_gradient(total)
             total = total + auxiliary_loss * count / jnp.maximum(mask.sum(), 1)
         if not train:

@@ -49,10 +49,9 @@ class CausalLM(Objective):
     row_guarantees = base.RowGuarantees()
 
     def setup(self) -> None:
-        """Looks up the token that rows start with, if they do."""
-        self.uses_code_mask = (
-            False  # whether to pass the tokens that count in the model's statistics
-        )
+        """Looks up the token that rows start with, if any."""
+        # Whether to pass the tokens that count in the model's statistics.
+        self.uses_code_mask = False
         self.start_token_id = None
         self._arrays: Mapping[str, Any] | None = None
         self._per_position = getattr(self.arguments, "loss_per_position", False)

@@ -170,9 +170,8 @@ def build_sentence_tables(
             if word_start_marks
             else not (continuation_mark and token.startswith(continuation_mark))
         )
-        is_opening = (
-            bool(word_start_marks) and starts_word and "\n" not in text
-        )  # an opening quotation mark follows a space
+        # An opening quotation mark follows a space.
+        is_opening = bool(word_start_marks) and starts_word and "\n" not in text
         tables[:, vocabulary[token]] = (
             stripped.endswith(tuple(STOP_CHARACTERS + FULL_WIDTH_STOPS)),
             bool(text) and not text.strip(CLOSING_CHARACTERS) and not is_opening,
@@ -313,9 +312,8 @@ def _draw_spans(
     """
     budget = np.ceil(count * probability - 1e-9).astype(np.int64)
     max_hidden = math.ceil(width * probability)
-    draws = math.ceil(
-        (max_hidden + 8 * math.sqrt(max_hidden) + 40) / mean
-    )  # sufficient except with probability 1e-12
+    # Sufficient except with probability 1e-12.
+    draws = math.ceil((max_hidden + 8 * math.sqrt(max_hidden) + 40) / mean)
     # P(length <= k) for all k at which it is less than 1.
     max_length = math.ceil(mean + 12 * math.sqrt(mean) + 12)
     poisson = [-mean + k * math.log(mean) - math.lgamma(k + 1) for k in range(max_length)]

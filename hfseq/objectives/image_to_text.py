@@ -113,9 +113,8 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
                 f"--max_target_length {self.length} exceeds the decoder's {max_positions} "
                 f"positions. Use at most {max_positions}."
             )
-        max_length = (
-            self.arguments.val_max_target_length or self.length
-        ) + 1  # includes the start token
+        # Includes the start token.
+        max_length = (self.arguments.val_max_target_length or self.length) + 1
         generation.max_length = (
             max_length if max_positions is None else min(max_length, max_positions)
         )

@@ -110,9 +110,8 @@ class Pipeline:
             model.max_length(),
             getattr(tokenizer, "model_max_length", None),
         )
-        if (
-            tokenizer_limit is not None and tokenizer_limit > 1_000_000
-        ):  # 1e30 stands for "no limit"
+        # 1e30 stands for "no limit".
+        if tokenizer_limit is not None and tokenizer_limit > 1_000_000:
             tokenizer_limit = None
         #: Maximum tokens per row, and the length to which rows are truncated.
         self.max_positions = model_limit

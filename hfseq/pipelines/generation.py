@@ -57,9 +57,10 @@ class GenerationPipeline(Pipeline):
         generate_options = {
             name: value for name, value in options.items() if name not in self.extra_options
         }
+        # 20 is Transformers' default.
         if not {"max_new_tokens", "max_length"} & generate_options.keys() and (
             config.max_new_tokens is None and config.max_length in (None, 20)
-        ):  # 20 is Transformers' default
+        ):
             max_new_tokens = (
                 MAX_NEW_TOKENS
                 if max_positions is None

@@ -129,9 +129,8 @@ def read_windows(
         while True:
             window = []
             try:
-                window.extend(
-                    itertools.islice(iterator, size)
-                )  # the list keeps lines read before an error
+                # The list keeps lines read before an error.
+                window.extend(itertools.islice(iterator, size))
             except Exception:
                 if window:
                     yield window

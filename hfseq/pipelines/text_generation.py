@@ -153,10 +153,11 @@ class TextGenerator:
             )
         default = getattr(self.model.generation_config, "max_length", None)
         length_options = {"max_new_tokens", "max_length"} & options.keys()
+        # 20 is Transformers' default.
         if length_options or default not in (
             None,
             20,
-        ):  # 20 is Transformers' default
+        ):
             return options
         num_free = (
             DEFAULT_MAX_NEW_TOKENS

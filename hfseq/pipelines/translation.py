@@ -276,9 +276,8 @@ class SourceEncoder:
     def _ids(self, texts: list[str], **options: Any) -> list[list[int]]:
         if not texts:
             return []
-        if hasattr(
-            self.tokenizer, "_switch_to_input_mode"
-        ):  # Marian: an error may have left it in target mode
+        # Marian: an error may have left it in target mode.
+        if hasattr(self.tokenizer, "_switch_to_input_mode"):
             self.tokenizer._switch_to_input_mode()
         # verbose=True warns about the tokenizer's limit, which may differ from the model's.
         return [list(ids) for ids in self.tokenizer(texts, verbose=False, **options)["input_ids"]]
@@ -659,9 +658,8 @@ class Translator:
                 else min(self.max_new_tokens, max_positions - 1)
             )
         config = self.model.generation_config
-        max_new_tokens = (
-            bucket_length(2 * width + EXTRA_TOKENS) - 1
-        )  # the buffer includes the start token
+        # The buffer includes the start token.
+        max_new_tokens = bucket_length(2 * width + EXTRA_TOKENS) - 1
         if config.max_new_tokens is not None:
             max_new_tokens = min(max_new_tokens, config.max_new_tokens)
         elif config.max_length is not None:
