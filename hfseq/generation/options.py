@@ -160,7 +160,7 @@ class Options:
     )
     eta_cutoff: float | None = _option(
         None,
-        "the same with a threshold that decreases with the entropy",
+        "sample only from tokens above a threshold that decreases with the entropy",
         off=0,
         rule=_CUTOFF,
         warper=lambda value, keep: p.FlaxEtaLogitsWarper(value, min_tokens_to_keep=keep),

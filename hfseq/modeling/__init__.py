@@ -1,6 +1,7 @@
-"""A model from outside: called with its parameters, loaded, saved, chosen by name.
+"""Model base classes, loading and saving, adapters, and the Auto classes.
 
-The names are resolved when they are first used: the Auto classes' mappings are asked without jax.
+Names are imported when they are first used, because the mappings of the Auto classes do not need
+jax.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tiny models of every family, ours and PyTorch's with the same weights."""
+"""Tiny models of several families, in hfseq and in PyTorch, with the same weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAIRS = ("t5", "bart")
 
 
 def llama_module() -> Any:
-    """The example plugin, from its file."""
+    """Returns the example plugin, imported from its file."""
     if "hfseq_llama" not in sys.modules:
         path = ROOT / "docs" / "examples" / "hfseq-llama" / "hfseq_llama.py"
         spec = importlib.util.spec_from_file_location("hfseq_llama", path)
@@ -31,18 +31,22 @@ def llama_module() -> Any:
     return sys.modules["hfseq_llama"]
 
 
-def generative_class(kind: Any) -> Any:
-    """The class with the parts of generation that it lacks; the class itself if it has all."""
-    lacks = () if hasattr(kind, "update_inputs_for_generation") else (CausalGeneration,)
-    lacks += () if issubclass(kind, FlaxGenerationMixin) else (FlaxGenerationMixin,)
-    return type(kind.__name__, (*lacks, kind), {"__module__": __name__}) if lacks else kind
+def generative_class(base_class: Any) -> Any:
+    """Returns the class with the generation mixins that it lacks."""
+    lacks = () if hasattr(base_class, "update_inputs_for_generation") else (CausalGeneration,)
+    lacks += () if issubclass(base_class, FlaxGenerationMixin) else (FlaxGenerationMixin,)
+    return (
+        type(base_class.__name__, (*lacks, base_class), {"__module__": __name__})
+        if lacks
+        else base_class
+    )
 
 
-def class_without_head(kind: Any) -> Any:
-    """The class itself, which has ``generate`` only to refuse."""
-    if issubclass(kind, FlaxGenerationMixin):
-        return kind
-    return type(kind.__name__, (FlaxGenerationMixin, kind), {"__module__": __name__})
+def class_without_head(base_class: Any) -> Any:
+    """Returns the class with a ``generate`` method that raises an error."""
+    if issubclass(base_class, FlaxGenerationMixin):
+        return base_class
+    return type(base_class.__name__, (FlaxGenerationMixin, base_class), {"__module__": __name__})
 
 
 def bert_like(config: Any, **changes: Any) -> Any:
@@ -148,7 +152,7 @@ def torch_class(family: str) -> Any:
 
 @functools.cache
 def model_pair(family: str) -> tuple[Any, Any]:
-    """Our model and PyTorch's, with the same weights."""
+    """Returns hfseq's model and PyTorch's with the same weights."""
     import torch
 
     torch.manual_seed(7)
@@ -161,24 +165,24 @@ def model_pair(family: str) -> tuple[Any, Any]:
 
 @functools.cache
 def model(family: str) -> Any:
-    """Our model alone, with random weights; tests leave it as it is."""
+    """Returns hfseq's model with random weights. Tests must not modify it."""
     return flax_class(family)(config(family))
 
 
 def fresh_model(family: str = "llama") -> Any:
-    """A model of one's own, to change; it shares the weights of :func:`model`."""
-    made = flax_class(family)(config(family), _do_init=False)
-    made._is_initialized, made._params = True, model(family).params
-    return made
+    """Returns a model that tests can modify. It shares the weights of :func:`model`."""
+    new_model = flax_class(family)(config(family), _do_init=False)
+    new_model._is_initialized, new_model._params = True, model(family).params
+    return new_model
 
 
 def prompts(rows: int, length: int, seed: int = 0) -> np.ndarray:
-    """Random tokens, none of them special."""
+    """Returns random tokens without special tokens."""
     return np.random.default_rng(seed).integers(3, VOCAB, (rows, length)).astype(np.int32)
 
 
 def mask(rows: int, length: int, side: str, seed: int = 0) -> np.ndarray:
-    """A mask of rows of different lengths, padded on ``side``."""
+    """Returns a mask of rows of different lengths, padded on ``side``."""
     lengths = np.random.default_rng(seed).integers(1, length + 1, rows)
     lengths[0] = length
     left = np.arange(length)[None] >= length - lengths[:, None]

@@ -1,4 +1,4 @@
-"""Everything that cannot work is refused with the option's name and what would work."""
+"""Invalid arguments raise errors with the option's name and a remedy."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_bidirectional_model():
 
     import hfseq
 
-    kind = families.generative_class(hfseq.FlaxBertForCausalLM)
+    model_class = families.generative_class(hfseq.FlaxBertForCausalLM)
     config = BertConfig(
         vocab_size=48,
         hidden_size=32,
@@ -141,7 +141,7 @@ def test_bidirectional_model():
         num_attention_heads=2,
     )
     with pytest.raises(ValueError, match="is_decoder"):
-        kind(config).generate(IDS, max_new_tokens=2)
+        model_class(config).generate(IDS, max_new_tokens=2)
 
 
 def test_processor_that_the_options_make_too():

@@ -1,4 +1,4 @@
-"""The best tokens by the maxima of blocks are those of a look at all scores."""
+"""The best tokens found from block maxima equal those of a full search."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def test_top_k_is_that_of_jax_also_among_equals(levels, count):
     random = np.random.default_rng(levels + count)
     values = jnp.asarray(random.integers(0, levels, (16, 2048)), jnp.float32)
     values = values.at[3].set(-jnp.inf).at[4, 7:].set(-jnp.inf)
-    wanted = jax.lax.top_k(values, count)
-    found = cpu.top_k(values, count, cpu.block_maxima(values, 16))
-    for mine, theirs in zip(found, wanted, strict=True):
+    expected = jax.lax.top_k(values, count)
+    result = cpu.top_k(values, count, cpu.block_maxima(values, 16))
+    for mine, theirs in zip(result, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    for mine, theirs in zip(cpu.top_k(values, count), wanted, strict=True):
+    for mine, theirs in zip(cpu.top_k(values, count), expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -37,8 +37,8 @@ def test_top_k_is_that_of_jax_also_among_equals(levels, count):
 def test_the_first_best_is_argmax(levels):
     random = np.random.default_rng(levels)
     values = jnp.asarray(random.integers(0, levels, (16, 320)), jnp.float32)
-    found = cpu.argmax_from_maxima(values, cpu.block_maxima(values, 32))
-    np.testing.assert_array_equal(found, values.argmax(-1))
+    result = cpu.argmax_from_maxima(values, cpu.block_maxima(values, 32))
+    np.testing.assert_array_equal(result, values.argmax(-1))
 
 
 @pytest.mark.parametrize("rows", [1, 6, 7, 24])
@@ -74,22 +74,22 @@ PROCESSORS = {
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_only_touched_blocks_are_looked_at_again(name, length):
     random = np.random.default_rng(0)
-    before = jnp.asarray(random.normal(size=(4, 96)), jnp.float32)
+    scores = jnp.asarray(random.normal(size=(4, 96)), jnp.float32)
     ids = jnp.asarray(random.integers(0, 3, (4, 8)), jnp.int32)
-    after = before
+    processed = scores
     for processor in PROCESSORS[name]:
-        after = processor(ids, after, jnp.int32(length))
-    # Whatever is not touched is as it was, or impossible.
+        processed = processor(ids, processed, jnp.int32(length))
+    # Scores of other tokens are unchanged or -inf.
     changed = cpu.changed_blocks(PROCESSORS[name], 96, 4)
     assert changed is not None and len(changed) <= 4
-    found = cpu.update_block_maxima(
-        PROCESSORS[name], cpu.block_maxima(before, 4), after, length, changed
+    maxima = cpu.update_block_maxima(
+        PROCESSORS[name], cpu.block_maxima(scores, 4), processed, length, changed
     )
-    np.testing.assert_array_equal(found, cpu.block_maxima(after, 4))
+    np.testing.assert_array_equal(maxima, cpu.block_maxima(processed, 4))
 
 
 def test_processors_of_the_whole_vocabulary_say_so():
     for processor in (p.FlaxRepetitionPenaltyLogitsProcessor(1.2), lambda ids, scores, n: scores):
         assert cpu.changed_blocks([processor], 96, 4) is None
-    many = p.FlaxSuppressTokensLogitsProcessor(list(range(0, 96, 2)))
-    assert cpu.changed_blocks([many], 96, 4) is None
+    every_second_token = p.FlaxSuppressTokensLogitsProcessor(list(range(0, 96, 2)))
+    assert cpu.changed_blocks([every_second_token], 96, 4) is None

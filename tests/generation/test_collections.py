@@ -1,4 +1,4 @@
-"""Generation with collections beside the parameters: operands of the search, as parameters are."""
+"""Generation with collections: they are operands of the search, like the parameters."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.support.tiers import first
 
 
 def pair(family, head, **options):
-    """A model in FP8, and one of the same structure that holds nothing."""
+    """Returns a model in FP8, and one of the same structure without parameters."""
     spec = plugins.load().architectures.get(family)
     config = getattr(tiny, f"{family}_config")()
     return [
-        spec.load_head(head)(config, precision=delayed_scaling(4), _do_init=held, **options)
-        for held in (True, False)
+        spec.load_head(head)(config, precision=delayed_scaling(4), _do_init=initialized, **options)
+        for initialized in (True, False)
     ]
 
 
 def written(model, beams, **options):
-    found = model.generate(
+    output = model.generate(
         tiny.ids(),
         num_beams=beams,
         max_new_tokens=5,
@@ -33,7 +33,7 @@ def written(model, beams, **options):
         output_scores=True,
         **options,
     )
-    return np.asarray(found.sequences)
+    return np.asarray(output.sequences)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def written(model, beams, **options):
 )
 def test_a_model_that_holds_none_writes_with_those_that_are_passed(family, head, beams):
     model, bare = pair(family, head)
-    due = written(model, beams)
-    given = {"params": model.params, "extra": model.extra}
-    assert np.array_equal(written(bare, beams, **given), due)
+    expected = written(model, beams)
+    state = {"params": model.params, "extra": model.extra}
+    assert np.array_equal(written(bare, beams, **state), expected)
     assert bare.extra == {}
     with pytest.raises(UsageError, match="fp8_params"):
         written(bare, beams, params=model.params)
@@ -55,14 +55,14 @@ def test_a_model_that_holds_none_writes_with_those_that_are_passed(family, head,
 
 @pytest.mark.slow
 def test_compiled_searches_keep_no_collection():
-    """Scales that round everything to zero are seen by a program that was compiled with others."""
+    """A compiled program uses the passed scales, here scales that round everything to zero."""
     model, bare = pair("t5", "ForSeq2SeqLM", scan_layers=True)
-    # Larger weights, so that layers matter.
+    # Larger weights, so that the layers affect the tokens.
     params = jax.tree.map(lambda x: 20 * x, model.params)
     coarse = jax.tree.map(lambda x: x + 1e6, model.extra)
-    due = written(model, 1, params=params)
+    expected = written(model, 1, params=params)
     changed = written(model, 1, params=params, extra=coarse)
-    assert not np.array_equal(due, changed)
+    assert not np.array_equal(expected, changed)
     model.extra = coarse
     assert np.array_equal(written(model, 1, params=params), changed)
     assert np.array_equal(written(bare, 1, params=params, extra=coarse), changed)

@@ -1,4 +1,4 @@
-"""Finished rows leave the work, and nobody can tell from the result."""
+"""Dropping finished rows from the batch does not change the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hfseq.generation import generate
 from tests.generation import families
 from tests.generation.test_compilation import compilations
 
-#: Many ends, and no token twice: rows of random weights end at very different steps.
+#: Many end tokens and no repeated tokens, so that rows end at very different steps.
 ENDS = list(range(families.EOS, families.VOCAB, 5))
 MODES = {
     "greedy": {},
@@ -25,14 +25,14 @@ SHAPE = {"max_new_tokens": 24, "eos_token_id": ENDS, "no_repeat_ngram_size": 1}
 
 
 def inputs(family: str, rows: int, seed: int = 0) -> dict:
-    """Return rows of different lengths; every other one has a neighbour like itself."""
+    """Returns rows of different lengths."""
     ids = families.prompts(rows, 7, seed)
     mask = families.mask(rows, 7, "right" if family in families.PAIRS else "left", seed)
     return {"input_ids": np.where(mask == 1, ids, families.PAD), "attention_mask": mask}
 
 
 def moves(caplog) -> list[int]:
-    """Return how many sentences went on at each move."""
+    """Returns how many rows continued after each compaction."""
     return [
         int(record.message.split()[0])
         for record in caplog.records
@@ -50,37 +50,37 @@ def moves(caplog) -> list[int]:
 )
 def test_results_are_those_of_the_plain_loop(family, mode, caplog):
     model, options = families.model(family), {**SHAPE, **MODES[mode]}
-    given = inputs(family, 18)
-    plain = model.generate(**given, **options)
+    arguments = inputs(family, 18)
+    plain = model.generate(**arguments, **options)
     with caplog.at_level(logging.DEBUG, logger=generate.__name__):
-        found = model.generate(**given, **options, compact_finished=True)
-    assert type(found) is type(plain) and found.keys() == plain.keys()
-    np.testing.assert_array_equal(found.sequences, plain.sequences)
+        result = model.generate(**arguments, **options, compact_finished=True)
+    assert type(result) is type(plain) and result.keys() == plain.keys()
+    np.testing.assert_array_equal(result.sequences, plain.sequences)
     if "scores" in plain:
-        np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(result.scores, plain.scores, rtol=1e-5, atol=1e-5)
     assert moves(caplog), "no row left: the test shows nothing"
 
 
 @pytest.mark.slow
 def test_rows_of_a_decoder_leave_too(caplog):
-    model, given = families.model("llama"), inputs("llama", 20)
-    plain = model.generate(**given, **SHAPE)
+    model, arguments = families.model("llama"), inputs("llama", 20)
+    plain = model.generate(**arguments, **SHAPE)
     with caplog.at_level(logging.DEBUG, logger=generate.__name__):
-        found = model.generate(**given, **SHAPE, compact_finished=True)
-    np.testing.assert_array_equal(found.sequences, plain.sequences)
+        result = model.generate(**arguments, **SHAPE, compact_finished=True)
+    np.testing.assert_array_equal(result.sequences, plain.sequences)
     assert moves(caplog)
 
 
 @pytest.mark.slow
 def test_arrays_are_halved_down_to_the_smallest(caplog):
-    """Each move leaves no more sentences than the next size holds."""
-    model, given = families.model("bart"), inputs("bart", 32)
+    """After each compaction, at most as many rows continue as the next batch size allows."""
+    model, arguments = families.model("bart"), inputs("bart", 32)
     with caplog.at_level(logging.DEBUG, logger=generate.__name__):
-        model.generate(**given, **SHAPE, compact_finished=True)
+        model.generate(**arguments, **SHAPE, compact_finished=True)
     sizes = [32, 16, 8]
-    seen = [tuple(map(int, r.message.split()[::2][:2])) for r in caplog.records]
-    assert [of for _, of in seen] == sizes[: len(seen)] and len(seen) >= 2
-    assert all(left <= generate.next_batch_size(of) for left, of in seen)
+    logged_sizes = [tuple(map(int, r.message.split()[::2][:2])) for r in caplog.records]
+    assert [of for _, of in logged_sizes] == sizes[: len(logged_sizes)] and len(logged_sizes) >= 2
+    assert all(left <= generate.next_batch_size(of) for left, of in logged_sizes)
 
 
 @pytest.mark.slow
@@ -91,10 +91,10 @@ def test_programs_are_as_many_as_halvings():
     (programs,) = vars(model)["_generation_programs"].values()
     begin, go_on, shrink = (program._cache_size() for program in programs)
     assert begin == 1 and go_on <= 3 and shrink <= 2
-    with compilations() as found:
+    with compilations() as compiled:
         for seed in range(3):
             model.generate(**inputs("bart", 32, seed), **options)
-    assert found == []
+    assert compiled == []
 
 
 @pytest.mark.slow
@@ -108,9 +108,9 @@ def test_few_rows_stay_together(caplog):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"do_sample": True}, {"output_scores": True}])
 def test_where_rows_cannot_leave_they_stay(options, caplog):
-    model, given = families.model("bart"), inputs("bart", 20)
-    plain = model.generate(**given, **SHAPE, **options)
+    model, arguments = families.model("bart"), inputs("bart", 20)
+    plain = model.generate(**arguments, **SHAPE, **options)
     with caplog.at_level(logging.DEBUG, logger=generate.__name__):
-        found = model.generate(**given, **SHAPE, **options, compact_finished=True)
-    np.testing.assert_array_equal(found.sequences, plain.sequences)
+        result = model.generate(**arguments, **SHAPE, **options, compact_finished=True)
+    np.testing.assert_array_equal(result.sequences, plain.sequences)
     assert not moves(caplog)

@@ -1,4 +1,4 @@
-"""What is compiled, and what is not compiled again."""
+"""Which calls compile a program, and which ones reuse it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.generation import families
 
 @contextmanager
 def compilations():
-    """Collect the names of what JAX compiles."""
-    found: list[str] = []
+    """Collects one entry per compilation of JAX."""
+    compiled: list[str] = []
 
     def listen(event: str, duration: float, **_: object) -> None:
         if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
-            found.append(event)
+            compiled.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        yield found
+        yield compiled
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
 
@@ -63,31 +63,31 @@ def test_prompt_lengths_of_a_bucket_share_a_program(family, options, lengths):
     generate = lambda n: model.generate(families.prompts(2, n), **options, **lengths)  # noqa: E731
     inside = (13, 14, 15, 16) if family in families.PAIRS else (3, 2, 5, 9, 15, 16)
     generate(inside[0])
-    with compilations() as found:
+    with compilations() as compiled:
         outputs = [generate(length) for length in inside]
-    assert found == []
+    assert compiled == []
     assert all(not np.isnan(np.asarray(output.sequences)).any() for output in outputs)
-    with compilations() as found:
+    with compilations() as compiled:
         generate(17)
-    assert found != []
+    assert compiled != []
 
 
 def test_masks_lengths_and_keys_share_a_program():
     model, ids = families.model("llama"), families.prompts(2, 6)
     generate = lambda **options: model.generate(ids, do_sample=True, **options)  # noqa: E731
     generate(attention_mask=families.mask(2, 6, "left"), max_length=20, prng_key=1)
-    with compilations() as found:
+    with compilations() as compiled:
         generate(attention_mask=families.mask(2, 6, "right", seed=3), max_length=22, prng_key=2)
         generate(max_length=24, prng_key=3)
-    assert found == []
+    assert compiled == []
 
 
 def test_streaming_shares_a_program_too():
     model = families.model("llama")
     list(model.stream_generate(families.prompts(1, 4), max_new_tokens=3))
-    with compilations() as found:
+    with compilations() as compiled:
         list(model.stream_generate(families.prompts(1, 7), max_new_tokens=3))
-    assert found == []
+    assert compiled == []
 
 
 def test_processors_with_equal_settings_share_a_program():
@@ -98,16 +98,16 @@ def test_processors_with_equal_settings_share_a_program():
         return model.generate(ids, max_length=20, logits_processor=parts)
 
     generate(0.5)
-    with compilations() as found:
+    with compilations() as compiled:
         generate(0.5)
-    assert found == []
-    with compilations() as found:
+    assert compiled == []
+    with compilations() as compiled:
         generate(0.6)
-    assert found != []
+    assert compiled != []
 
 
 def test_weights_are_arguments_of_the_program():
-    """A program that had captured the weights would hold a second copy of them."""
+    """A program with captured weights would contain a second copy of them."""
     model, ids = families.model("llama"), families.prompts(2, 6)
     traced = jax.make_jaxpr(lambda p, ids: model.generate(ids, params=p, max_length=9).sequences)
     constants = traced(model.params, ids).consts
@@ -116,7 +116,7 @@ def test_weights_are_arguments_of_the_program():
 
 @pytest.mark.slow
 def test_prompt_is_run_once_and_its_logits_never():
-    """The head runs on one column: the bucket's logits are dropped by the compiler."""
+    """The head runs on one column, because the compiler drops the logits of the prompt."""
     model = families.model("llama")
     ids = families.prompts(5, 16)
     generate = jax.jit(lambda p, ids: model.generate(ids, params=p, max_length=20).sequences)

@@ -1,4 +1,4 @@
-"""Generation with a state of fixed size, on a toy whose memory is a decaying sum."""
+"""Generation with a fixed-size state, with a toy model whose memory is a decaying sum."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prompts(rows=3, length=5, seed=0):
 
 
 def greedily(model, prompt, steps=7):
-    """Continue one prompt by whole forward passes."""
+    """Continues one prompt by full forward passes."""
     ids = [int(token) for token in prompt]
     for _ in range(steps):
         ids.append(int(model(np.array([ids])).logits[0, -1].argmax()))
@@ -45,8 +45,8 @@ def greedily(model, prompt, steps=7):
 @pytest.mark.parametrize("length", [1, 2, 16, 17])
 def test_greedy_search_is_the_best_token_of_a_whole_pass_at_each_step(either, length):
     ids = prompts(2, length)
-    found = either.generate(ids, **OPTIONS | {"max_new_tokens": 3}).sequences
-    assert found.tolist() == [greedily(either, row, 3) for row in ids]
+    result = either.generate(ids, **OPTIONS | {"max_new_tokens": 3}).sequences
+    assert result.tolist() == [greedily(either, row, 3) for row in ids]
 
 
 @pytest.mark.slow
@@ -56,23 +56,23 @@ def test_ragged_prompts_continue_as_if_alone(model, side):
     mask = np.zeros_like(ids)
     for row, length in enumerate(lengths):
         mask[row, slice(length) if side == "right" else slice(5 - length, None)] = 1
-    found = model.generate(ids, attention_mask=mask, **OPTIONS).sequences
+    result = model.generate(ids, attention_mask=mask, **OPTIONS).sequences
     for row, real in enumerate(mask == 1):
-        assert found[row, 5:].tolist() == greedily(model, ids[row][real])[-7:]
+        assert result[row, 5:].tolist() == greedily(model, ids[row][real])[-7:]
 
 
 def test_a_row_stops_at_its_end_and_others_go_on(model):
     ids = prompts(6)
     free = np.asarray(model.generate(ids, **OPTIONS).sequences)
     end = int(free[0, 7])
-    found = np.asarray(model.generate(ids, **OPTIONS | {"eos_token_id": end}).sequences)
-    for row, whole in zip(found, free, strict=True):
-        stop = next((i + 1 for i in range(5, 12) if whole[i] == end), 12)
-        assert row[:stop].tolist() == whole[:stop].tolist() and not row[stop:].any()
+    result = np.asarray(model.generate(ids, **OPTIONS | {"eos_token_id": end}).sequences)
+    for row, free_row in zip(result, free, strict=True):
+        stop = next((i + 1 for i in range(5, 12) if free_row[i] == end), 12)
+        assert row[:stop].tolist() == free_row[:stop].tolist() and not row[stop:].any()
 
 
 def scores(model, ids, count):
-    """Return the log-probability of every continuation of ``count`` tokens, and these."""
+    """Returns the log-probabilities of all continuations of ``count`` tokens, and these."""
     ends = np.array(list(itertools.product(range(17), repeat=count)), np.int32)
     rows = np.concatenate([np.broadcast_to(ids, (len(ends), len(ids))), ends], axis=1)
     logs = jax.nn.log_softmax(model(rows).logits, axis=-1)[:, len(ids) - 1 : -1]
@@ -81,7 +81,7 @@ def scores(model, ids, count):
 
 def test_wide_beam_search_finds_the_best_of_all_continuations(model):
     for ids in prompts(2):
-        found = model.generate(
+        result = model.generate(
             ids[None],
             **OPTIONS | {"max_new_tokens": 2},
             num_beams=17,
@@ -90,8 +90,8 @@ def test_wide_beam_search_finds_the_best_of_all_continuations(model):
         )
         total, ends = scores(model, ids, 2)
         best = np.argsort(-total)[:3]
-        assert found.sequences[:, 5:].tolist() == ends[best].tolist()
-        np.testing.assert_allclose(found.scores, total[best], rtol=1e-4)
+        assert result.sequences[:, 5:].tolist() == ends[best].tolist()
+        np.testing.assert_allclose(result.scores, total[best], rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -120,17 +120,19 @@ MORE = [
     ids=lambda options: next(iter(options)),
 )
 def test_sampling_is_reproducible_and_follows_the_key(model, options):
-    ids, given = prompts(), {**OPTIONS, "do_sample": True, "top_k": 0, **options}
-    one, two, other = (
-        np.asarray(model.generate(ids, prng_key=key, **given).sequences) for key in (0, 0, 1)
+    ids, all_options = prompts(), {**OPTIONS, "do_sample": True, "top_k": 0, **options}
+    first, two, other = (
+        np.asarray(model.generate(ids, prng_key=key, **all_options).sequences) for key in (0, 0, 1)
     )
-    assert np.array_equal(one, two) and not np.array_equal(one, other)
+    assert np.array_equal(first, two) and not np.array_equal(first, other)
 
 
 def test_streams_hold_the_tokens_of_the_whole(model):
     ids = prompts()
-    whole = np.asarray(model.generate(ids, **OPTIONS).sequences)
-    assert np.array_equal(np.stack(list(model.stream_generate(ids, **OPTIONS)), 1), whole[:, 5:])
+    sequences = np.asarray(model.generate(ids, **OPTIONS).sequences)
+    assert np.array_equal(
+        np.stack(list(model.stream_generate(ids, **OPTIONS)), 1), sequences[:, 5:]
+    )
 
 
 @pytest.mark.parametrize("beams", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -139,8 +141,8 @@ def test_finished_rows_leave_the_work(either, beams, monkeypatch):
     options = {**OPTIONS, "eos_token_id": [3, 5, 7, 9, 11, 13], "max_new_tokens": 20}
     ids = prompts(12, seed=4)
     plain = either.generate(ids, num_beams=beams, **options)
-    found = either.generate(ids, num_beams=beams, **options, compact_finished=True)
-    assert np.array_equal(plain.sequences, found.sequences)
+    result = either.generate(ids, num_beams=beams, **options, compact_finished=True)
+    assert np.array_equal(plain.sequences, result.sequences)
 
 
 def test_no_input_of_the_model_grows_with_the_length(either):
@@ -157,25 +159,25 @@ def test_no_input_of_the_model_grows_with_the_length(either):
 
 
 def test_new_collections_are_seen_by_programs_that_are_compiled_already(model):
-    ids, given = prompts(), {**OPTIONS, "output_logits": True}
-    before = model.generate(ids, **given).logits
+    ids, options = prompts(), {**OPTIONS, "output_logits": True}
+    initial = model.generate(ids, **options).logits
     other = jax.tree.map(lambda leaf: leaf + 2, model.extra)
-    changed = model.generate(ids, extra=other, **given).logits
-    assert not np.allclose(before, changed)
-    assert np.array_equal(model.generate(ids, **given).logits, before)
+    changed = model.generate(ids, extra=other, **options).logits
+    assert not np.allclose(initial, changed)
+    assert np.array_equal(model.generate(ids, **options).logits, initial)
 
 
 def test_a_state_of_other_rows_is_refused(model):
     from hfseq.errors import UsageError
 
-    with pytest.raises(UsageError, match="made for 4 rows, the tokens have 3"):
+    with pytest.raises(UsageError, match="past_key_values.* 4 rows, .* 3"):
         model(prompts(), past_key_values=model.init_cache(4, 0))
 
 
 def test_an_empty_state_is_what_the_module_says(either):
     leaves = jax.tree.leaves(either.init_cache(4, 0))
     layers = (2,) if either.scan_layers else ()
-    wanted = {"float32": (*layers, 4, 8), "int32": (*layers, 4)}
+    expected = {"float32": (*layers, 4, 8), "int32": (*layers, 4)}
     for leaf in leaves:
-        assert leaf.shape == wanted[leaf.dtype.name]
+        assert leaf.shape == expected[leaf.dtype.name]
         assert (leaf == (recurrent.EMPTY if leaf.dtype == jnp.float32 else 0)).all()

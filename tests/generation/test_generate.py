@@ -1,4 +1,4 @@
-"""``generate`` as programs written for Transformers 4 use it."""
+"""``generate`` as programs for Transformers 4 use it."""
 
 from __future__ import annotations
 
@@ -74,21 +74,21 @@ def test_generate_itself_can_be_jitted():
     model.generation_config.max_length = 11
     jitted = jax.jit(model.generate)
     mask = jnp.asarray(families.mask(2, 5, "right"))
-    wanted = model.generate(IDS, attention_mask=mask).sequences
-    assert (jitted(IDS, attention_mask=mask).sequences == wanted).all()
+    expected = model.generate(IDS, attention_mask=mask).sequences
+    assert (jitted(IDS, attention_mask=mask).sequences == expected).all()
 
 
 @pytest.mark.slow
 def test_only_the_key_or_the_weights_are_traced():
     model, mask = families.model("llama"), families.mask(2, 5, "right")
     options = {"attention_mask": mask, "max_length": 11, "do_sample": True}
-    wanted = model.generate(IDS, prng_key=4, **options).sequences
+    expected = model.generate(IDS, prng_key=4, **options).sequences
     by_key = jax.jit(lambda key: model.generate(IDS, prng_key=key, **options).sequences)
-    assert (by_key(jax.random.PRNGKey(4)) == wanted).all()
-    many = jax.vmap(by_key)(jnp.stack([jax.random.PRNGKey(4), jax.random.PRNGKey(5)]))
-    assert (many[0] == wanted).all() and (many[1] != wanted).any()
+    assert (by_key(jax.random.PRNGKey(4)) == expected).all()
+    per_key = jax.vmap(by_key)(jnp.stack([jax.random.PRNGKey(4), jax.random.PRNGKey(5)]))
+    assert (per_key[0] == expected).all() and (per_key[1] != expected).any()
     by_weights = jax.jit(lambda p: model.generate(IDS, params=p, prng_key=4, **options).sequences)
-    assert (by_weights(model.params) == wanted).all()
+    assert (by_weights(model.params) == expected).all()
 
 
 def test_outputs_are_read_by_name_and_place():
@@ -108,8 +108,8 @@ def test_pmap():
         return model.generate(ids, params=params, max_length=11).sequences
 
     with jax.disable_jit(False):
-        found = jax.pmap(generate)(jax_utils.replicate(model.params), ids)
-    assert (np.asarray(found)[:, 0] == tokens(model, ids[:, 0])).all()
+        result = jax.pmap(generate)(jax_utils.replicate(model.params), ids)
+    assert (np.asarray(result)[:, 0] == tokens(model, ids[:, 0])).all()
 
 
 def test_rows_on_several_devices_stay_there():
@@ -119,52 +119,52 @@ def test_rows_on_several_devices_stay_there():
     model, ids = families.model("llama"), families.prompts(8, 5)
     spread = jax.device_put(ids, NamedSharding(mesh, PartitionSpec("data")))
     params = jax.device_put(model.params, NamedSharding(mesh, PartitionSpec()))
-    found = model.generate(spread, params=params, max_length=11).sequences
-    assert (np.asarray(found) == tokens(model, ids)).all()
+    result = model.generate(spread, params=params, max_length=11).sequences
+    assert (np.asarray(result) == tokens(model, ids)).all()
 
 
 @pytest.mark.slow
 def test_params_of_ones_own():
     model = families.fresh_model()
     without = families.flax_class("llama")(families.config("llama"), _do_init=False)
-    wanted = tokens(model)
-    assert (tokens(without, params=model.params) == wanted).all()
+    expected = tokens(model)
+    assert (tokens(without, params=model.params) == expected).all()
     other = jax.tree.map(lambda leaf: leaf[::-1], model.params)
-    assert (tokens(model, params=other) != wanted).any()
-    assert (tokens(model) == wanted).all()  # no program has kept the other ones
+    assert (tokens(model, params=other) != expected).any()
+    assert (tokens(model) == expected).all()  # no program contains the other parameters
 
 
 @pytest.mark.slow
 def test_new_parameters_are_seen():
     model = families.fresh_model()
-    wanted = tokens(model, params=jax.tree.map(lambda leaf: leaf[::-1], model.params))
+    expected = tokens(model, params=jax.tree.map(lambda leaf: leaf[::-1], model.params))
     tokens(model)
     model.params = jax.tree.map(lambda leaf: leaf[::-1], model.params)
-    assert (tokens(model) == wanted).all()
+    assert (tokens(model) == expected).all()
 
 
 def test_copies_and_pickles_leave_compiled_programs_behind():
     model = families.fresh_model()
-    wanted = tokens(model)
-    assert (tokens(copy.deepcopy(model)) == wanted).all()
+    expected = tokens(model)
+    assert (tokens(copy.deepcopy(model)) == expected).all()
     assert pickle.loads(pickle.dumps(model._generation_programs)) == {}
 
 
 def test_bool_and_list_inputs_equal_arrays():
     model, mask = families.model("llama"), families.mask(2, 5, "left")
-    wanted = tokens(model, attention_mask=mask)
+    expected = tokens(model, attention_mask=mask)
     for other in (mask.astype(bool), mask.tolist(), jnp.asarray(mask), mask.astype(np.float32)):
-        assert (tokens(model, attention_mask=other) == wanted).all()
+        assert (tokens(model, attention_mask=other) == expected).all()
     assert (tokens(model, IDS.tolist()) == tokens(model)).all()
 
 
 def test_lengths():
     model = families.fresh_model()
-    assert tokens(model, max_length=None).shape == (2, 20)  # the default, prompt counted
+    assert tokens(model, max_length=None).shape == (2, 20)  # the default, including the prompt
     assert tokens(model, max_length=20).shape == (2, 20)
     assert tokens(model, max_length=9).shape == (2, 9)
     assert tokens(model, max_length=None, max_new_tokens=9).shape == (2, 14)
-    assert tokens(model, max_new_tokens=3).shape == (2, 8)  # it wins over max_length
+    assert tokens(model, max_new_tokens=3).shape == (2, 8)  # takes precedence over max_length
     model.generation_config.max_new_tokens = 4
     assert tokens(model, max_length=None).shape == (2, 9)
     assert tokens(families.model("t5"), max_new_tokens=9).shape == (2, 10)
@@ -178,10 +178,10 @@ def test_configuration_given_whole_wins_over_the_models_and_keywords_over_both()
     model.generation_config.max_new_tokens = 3
     model.generation_config.num_beams = 2
     assert tokens(model, max_length=None).shape == (2, 8)
-    given = GenerationConfig(max_new_tokens=4, num_beams=1)
-    output = model.generate(IDS, generation_config=given)
+    passed_config = GenerationConfig(max_new_tokens=4, num_beams=1)
+    output = model.generate(IDS, generation_config=passed_config)
     assert type(output) is g.FlaxGreedySearchOutput and output.sequences.shape == (2, 9)
-    assert model.generate(IDS, given, max_new_tokens=5).sequences.shape == (2, 10)
+    assert model.generate(IDS, passed_config, max_new_tokens=5).sequences.shape == (2, 10)
 
 
 @pytest.mark.slow
@@ -210,12 +210,14 @@ def test_end_and_padding():
     model = families.model("llama")
     free = tokens(model, eos_token_id=None)
     end = int(free[0, 7])
-    found = tokens(model, eos_token_id=end, pad_token_id=5)
+    result = tokens(model, eos_token_id=end, pad_token_id=5)
     first = int(np.flatnonzero(free[0, 5:] == end)[0]) + 5
-    assert (found[0, : first + 1] == free[0, : first + 1]).all()
-    assert (found[0, first + 1 :] == 5).all()
-    filled = tokens(model, eos_token_id=[end, 3], pad_token_id=None)  # the first end fills up
-    assert set(filled[0, first + 1 :]) <= {end}
+    assert (result[0, : first + 1] == free[0, : first + 1]).all()
+    assert (result[0, first + 1 :] == 5).all()
+    padded = tokens(
+        model, eos_token_id=[end, 3], pad_token_id=None
+    )  # the first end token is the padding
+    assert set(padded[0, first + 1 :]) <= {end}
 
 
 def test_scores_of_the_steps_are_pytorchs():
@@ -228,27 +230,27 @@ def test_scores_of_the_steps_are_pytorchs():
         "repetition_penalty": 1.5,
         "return_dict_in_generate": True,
     }
-    found = ours.generate(IDS, **options)
-    wanted = theirs.generate(torch.tensor(IDS).long(), **options)
+    result = ours.generate(IDS, **options)
+    expected = theirs.generate(torch.tensor(IDS).long(), **options)
     for name in ("scores", "logits"):
-        stacked = torch.stack(getattr(wanted, name)).numpy()
-        np.testing.assert_allclose(found[name][: len(stacked)], stacked, atol=2e-4)
+        stacked = torch.stack(getattr(expected, name)).numpy()
+        np.testing.assert_allclose(result[name][: len(stacked)], stacked, atol=2e-4)
     beams = ours.generate(IDS, num_beams=3, **options)
-    wanted = theirs.generate(torch.tensor(IDS).long(), num_beams=3, **options)
-    steps = len(wanted.scores)
-    np.testing.assert_allclose(beams.scores, wanted.sequences_scores.numpy(), atol=1e-4)
-    np.testing.assert_allclose(beams.step_scores[:steps], torch.stack(wanted.scores), atol=2e-4)
-    np.testing.assert_allclose(beams.logits[:steps], torch.stack(wanted.logits), atol=2e-4)
-    chosen = wanted.beam_indices.numpy()
-    assert (np.asarray(beams.beam_indices)[:, : chosen.shape[1]] == chosen).all()
-    assert (np.asarray(beams.beam_indices)[:, chosen.shape[1] :] == -1).all()
+    expected = theirs.generate(torch.tensor(IDS).long(), num_beams=3, **options)
+    steps = len(expected.scores)
+    np.testing.assert_allclose(beams.scores, expected.sequences_scores.numpy(), atol=1e-4)
+    np.testing.assert_allclose(beams.step_scores[:steps], torch.stack(expected.scores), atol=2e-4)
+    np.testing.assert_allclose(beams.logits[:steps], torch.stack(expected.logits), atol=2e-4)
+    expected_beams = expected.beam_indices.numpy()
+    assert (np.asarray(beams.beam_indices)[:, : expected_beams.shape[1]] == expected_beams).all()
+    assert (np.asarray(beams.beam_indices)[:, expected_beams.shape[1] :] == -1).all()
 
 
 @pytest.mark.slow
 def test_overridden_steps_and_adapted_logits_are_used():
-    kind = families.flax_class("llama")
+    model_class = families.flax_class("llama")
 
-    class Mine(kind):
+    class Mine(model_class):
         updates = 0
 
         def prepare_inputs_for_generation(self, input_ids, max_length, attention_mask=None):
@@ -284,10 +286,10 @@ def test_encoder_outputs_of_the_caller():
     mask = families.mask(2, 5, "right")
     outputs = model.encode(IDS, attention_mask=mask)
     for options in ({}, {"num_beams": 2}):
-        wanted = tokens(model, attention_mask=mask, **options)
-        given = {"encoder_outputs": outputs, "attention_mask": mask}
-        assert (tokens(model, **given, **options) == wanted).all()
-        assert (tokens(model, None, **given, **options) == wanted).all()
+        expected = tokens(model, attention_mask=mask, **options)
+        inputs = {"encoder_outputs": outputs, "attention_mask": mask}
+        assert (tokens(model, **inputs, **options) == expected).all()
+        assert (tokens(model, None, **inputs, **options) == expected).all()
 
 
 @pytest.mark.slow
@@ -311,9 +313,9 @@ def test_user_processors_come_after_those_of_the_options():
 
 @pytest.mark.slow
 def test_model_in_bfloat16_and_with_scanned_layers():
-    kind = families.flax_class("llama")
-    scanned = kind(families.config("llama"), scan_layers=True)
+    model_class = families.flax_class("llama")
+    scanned = model_class(families.config("llama"), scan_layers=True)
     for options in OPTIONS.values():
         assert (tokens(scanned, **options) == tokens(families.model("llama"), **options)).all()
-    half = kind(families.config("llama"), dtype=jnp.bfloat16)
+    half = model_class(families.config("llama"), dtype=jnp.bfloat16)
     assert tokens(half, num_beams=2).shape == (2, 11)

@@ -1,4 +1,4 @@
-"""The length penalties of beam search against a search through everything."""
+"""The length penalties of beam search, compared with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST = 4
 
 @pytest.fixture(scope="module")
 def model():
-    """A model whose first steps have an end that is sometimes likely and sometimes not."""
+    """A model in whose first steps the end token is sometimes likely and sometimes not."""
     config = T5Config(
         vocab_size=VOCAB,
         d_model=16,
@@ -34,64 +34,67 @@ def model():
     return FlaxT5ForConditionalGeneration(config, seed=3)
 
 
-def divisor(kind: str, length: int, penalty: float) -> float:
-    return (length if kind == "transformers" else (5 + length) / 6) ** penalty
+def divisor(penalty_type: str, length: int, penalty: float) -> float:
+    return (length if penalty_type == "transformers" else (5 + length) / 6) ** penalty
 
 
-def everything(model, ids, kind: str, penalty: float) -> list[tuple[float, tuple[int, ...]]]:
-    """Score every sequence of allowed tokens up to the longest, best first."""
-    others = [token for token in ALLOWED if token != END]
-    found = []
+def everything(
+    model, ids, penalty_type: str, penalty: float
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Scores every sequence of allowed tokens up to the maximum length, best first."""
+    other_tokens = [token for token in ALLOWED if token != END]
+    scored = []
     for length in range(1, LONGEST + 1):
         ends = [END] if length < LONGEST else ALLOWED
         bodies = np.array(
-            [(*b, e) for b in itertools.product(others, repeat=length - 1) for e in ends]
+            [(*b, e) for b in itertools.product(other_tokens, repeat=length - 1) for e in ends]
         )
-        given = np.concatenate([np.zeros((len(bodies), 1), int), bodies[:, :-1]], axis=1)
+        decoder_inputs = np.concatenate([np.zeros((len(bodies), 1), int), bodies[:, :-1]], axis=1)
         logits = np.asarray(
-            model(np.repeat(ids, len(bodies), axis=0), decoder_input_ids=given).logits, np.float64
+            model(np.repeat(ids, len(bodies), axis=0), decoder_input_ids=decoder_inputs).logits,
+            np.float64,
         )
         logits -= logits.max(-1, keepdims=True)
         logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         sums = np.take_along_axis(logs, bodies[:, :, None], axis=2)[:, :, 0].sum(1)
-        scores = sums / divisor(kind, length, penalty)
-        found += zip(scores, map(tuple, bodies), strict=True)
-    return sorted(found, reverse=True)
+        scores = sums / divisor(penalty_type, length, penalty)
+        scored += zip(scores, map(tuple, bodies), strict=True)
+    return sorted(scored, reverse=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
-@pytest.mark.parametrize("kind", ["gnmt", "transformers"])
-def test_beams_that_hold_everything_find_the_best(model, kind, penalty):
-    """With ``early_stopping="never"`` (GNMT: always) the search ends when nothing can be better."""
-    stop = {} if kind == "gnmt" else {"early_stopping": "never"}
+@pytest.mark.parametrize("penalty_type", ["gnmt", "transformers"])
+def test_beams_that_hold_everything_find_the_best(model, penalty_type, penalty):
+    """With ``early_stopping="never"``, and always with GNMT's penalty, the search is exhaustive."""
+    stop = {} if penalty_type == "gnmt" else {"early_stopping": "never"}
     forbidden = [token for token in range(VOCAB) if token not in ALLOWED]
     for seed in range(2):
         ids = families.prompts(1, 5, seed)
-        wanted = everything(model, ids, kind, penalty)[:6]
-        found = model.generate(
+        expected = everything(model, ids, penalty_type, penalty)[:6]
+        result = model.generate(
             ids,
             num_beams=VOCAB,
             num_return_sequences=6,
             max_new_tokens=LONGEST,
             suppress_tokens=forbidden,
             length_penalty=penalty,
-            length_penalty_type=kind,
+            length_penalty_type=penalty_type,
             **stop,
         )
-        rows = np.asarray(found.sequences)[:, 1:]
-        for row, score, (best, tokens) in zip(rows, found.sequences_scores, wanted, strict=True):
+        rows = np.asarray(result.sequences)[:, 1:]
+        for row, score, (best, tokens) in zip(rows, result.sequences_scores, expected, strict=True):
             assert tuple(row) == (*tokens, *[0] * (LONGEST - len(tokens)))
             assert float(score) == pytest.approx(best, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_the_penalty_changes_what_is_best(model):
-    """Otherwise the comparison above would not see it."""
+    """Without a change the comparison above would not depend on the penalty."""
     best = {
-        everything(model, families.prompts(1, 5, seed), kind, penalty)[0][1]
+        everything(model, families.prompts(1, 5, seed), penalty_type, penalty)[0][1]
         for seed in range(2)
-        for kind in ("gnmt", "transformers")
+        for penalty_type in ("gnmt", "transformers")
         for penalty in (0.0, 2.0)
     }
     assert len(best) > 1
@@ -121,15 +124,15 @@ def test_what_it_cannot_be(model, options, message):
         model.generate(families.prompts(1, 5), num_beams=2, max_new_tokens=4, **options)
 
 
-@pytest.mark.parametrize("kind", ["gnmt", "transformers"])
-def test_n_best_come_in_order_with_their_scores(model, kind):
+@pytest.mark.parametrize("penalty_type", ["gnmt", "transformers"])
+def test_n_best_come_in_order_with_their_scores(model, penalty_type):
     output = model.generate(
         families.prompts(3, 5),
         num_beams=5,
         num_return_sequences=4,
         max_new_tokens=6,
         length_penalty=0.8,
-        length_penalty_type=kind,
+        length_penalty_type=penalty_type,
     )
     scores = np.asarray(output.sequences_scores).reshape(3, 4)
     assert output.sequences.shape[0] == 12 and (np.diff(scores, axis=1) <= 0).all()

@@ -1,4 +1,4 @@
-"""Greedy and beam search give PyTorch's tokens, one by one."""
+"""Greedy and beam search generate PyTorch's tokens."""
 
 from __future__ import annotations
 
@@ -38,51 +38,51 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "forced_eos_token_id": 2,
     },
 }
-#: A decision of PyTorch's between scores closer than this may go either way.
+#: PyTorch may select either of two tokens whose scores differ by less than this.
 TIE = 1e-5
 
 
 def compare(family: str, options: dict[str, Any], ids: np.ndarray, mask: Any) -> int:
-    """Generate with both; return how many rows differ, which all have to be ties."""
+    """Generates with both models and returns the number of rows that differ because of ties."""
     ours, theirs = families.model_pair(family)
     options = {"max_new_tokens": 14, **options}
     mine = ours.generate(ids, attention_mask=mask, **options)
     with torch.no_grad():
-        wanted = theirs.generate(
+        expected = theirs.generate(
             torch.tensor(ids).long(),
             attention_mask=torch.tensor(mask),
             output_scores=True,
             return_dict_in_generate=True,
             **options,
         )
-    found, target = np.asarray(mine.sequences), wanted.sequences.numpy()
+    result, target = np.asarray(mine.sequences), expected.sequences.numpy()
     prompt = 1 if family in families.PAIRS else ids.shape[1]
     target = pad_after_end(target, prompt, options.get("eos_token_id", families.EOS))
-    assert (found[:, target.shape[1] :] == families.PAD).all()
-    found = found[:, : target.shape[1]]
-    different = np.flatnonzero((found != target).any(1))
+    assert (result[:, target.shape[1] :] == families.PAD).all()
+    result = result[:, : target.shape[1]]
+    different = np.flatnonzero((result != target).any(1))
     for row in different:
-        gap = _gap(row, found[row], target[row], mine, wanted)
-        print(f"{family} {options} row {row}: gap {gap:.2e}\n  {found[row]}\n  {target[row]}")
-        assert gap < TIE, f"row {row}: {found[row]} instead of {target[row]}"
+        gap = _gap(row, result[row], target[row], mine, expected)
+        print(f"{family} {options} row {row}: gap {gap:.2e}\n  {result[row]}\n  {target[row]}")
+        assert gap < TIE, f"row {row}: {result[row]} instead of {target[row]}"
     return len(different)
 
 
 def pad_after_end(rows: np.ndarray, prompt: int, ends: Any) -> np.ndarray:
-    """Fill up with padding: PyTorch's beam search fills with the end where padding is token 0."""
+    """Pads after the end. PyTorch's beam search uses the end token if padding is 0."""
     ended = np.isin(rows, ends)
     ended[:, :prompt] = False
     return np.where(np.cumsum(ended, 1) - ended > 0, families.PAD, rows)
 
 
-def _gap(row: int, found: np.ndarray, target: np.ndarray, mine: Any, wanted: Any) -> float:
-    """How far apart PyTorch's scores of the two choices are."""
-    if getattr(wanted, "sequences_scores", None) is not None:
-        return abs(float(mine.scores[row]) - float(wanted.sequences_scores[row]))
-    place = int(np.flatnonzero(found != target)[0])
-    prompt = len(target) - len(wanted.scores)
-    scores = wanted.scores[place - prompt][row]
-    return float(scores[target[place]] - scores[found[place]])
+def _gap(row: int, result: np.ndarray, target: np.ndarray, mine: Any, expected: Any) -> float:
+    """Returns the difference of PyTorch's scores of the two choices."""
+    if getattr(expected, "sequences_scores", None) is not None:
+        return abs(float(mine.scores[row]) - float(expected.sequences_scores[row]))
+    position = int(np.flatnonzero(result != target)[0])
+    prompt = len(target) - len(expected.scores)
+    scores = expected.scores[position - prompt][row]
+    return float(scores[target[position]] - scores[result[position]])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Processors do what PyTorch's do, and take what Transformers 4's Flax processors took."""
+"""Processors equal PyTorch's and accept the arguments of Transformers 4's Flax processors."""
 
 from __future__ import annotations
 
@@ -130,14 +130,14 @@ def test_equals_pytorch(name, length):
     ours, theirs, arguments = CASES[name]
     arguments = [torch.tensor(a) if isinstance(a, np.ndarray) else a for a in arguments]
     ids, values = tokens()[:, :length], scores()
-    values[0, 3] = -np.inf  # a token that was forbidden before
-    wanted = getattr(logits_process, theirs)(*arguments)(
+    values[0, 3] = -np.inf  # a forbidden token
+    expected = getattr(logits_process, theirs)(*arguments)(
         torch.tensor(ids).long(), torch.tensor(values)
     ).numpy()
-    # What the buffer holds after the real tokens must not matter, nor may the length be static.
+    # The rest of the buffer must not affect the result, and the length must be traceable.
     buffer = np.concatenate([ids, tokens(9, WIDTH - length)], axis=1)
     for call in (ours, jax.jit(ours.__call__)):
-        np.testing.assert_allclose(call(buffer, jnp.asarray(values), length), wanted, rtol=2e-6)
+        np.testing.assert_allclose(call(buffer, jnp.asarray(values), length), expected, rtol=2e-6)
 
 
 def test_invalid_values_become_finite():
@@ -145,43 +145,45 @@ def test_invalid_values_become_finite():
     from transformers.generation.logits_process import InfNanRemoveLogitsProcessor
 
     values = np.array([[np.nan, np.inf, -np.inf, 1.5]], np.float32)
-    wanted = InfNanRemoveLogitsProcessor()(None, torch.tensor(values)).numpy()
-    assert (np.asarray(g.FlaxInfNanRemoveLogitsProcessor()(None, values, 1)) == wanted).all()
+    expected = InfNanRemoveLogitsProcessor()(None, torch.tensor(values)).numpy()
+    assert (np.asarray(g.FlaxInfNanRemoveLogitsProcessor()(None, values, 1)) == expected).all()
 
 
 def test_source_of_several_beams_and_its_bucket():
     beams = np.repeat(tokens(), 2, axis=0)
     values = np.repeat(scores(), 2, axis=0)
     wide = np.pad(SOURCE, ((0, 0), (0, 4)), constant_values=7)
-    for kind, argument in (
+    for processor_class, argument in (
         (g.FlaxEncoderNoRepeatNGramLogitsProcessor, 2),
         (g.FlaxEncoderRepetitionPenaltyLogitsProcessor, 1.5),
     ):
-        single = kind(argument, SOURCE)(tokens(), scores(), LENGTH)
-        double = kind(argument, wide, length=12)(beams, values, LENGTH)
+        single = processor_class(argument, SOURCE)(tokens(), scores(), LENGTH)
+        double = processor_class(argument, wide, length=12)(beams, values, LENGTH)
         np.testing.assert_array_equal(np.asarray(double)[::2], single)
 
 
-# -- the behaviour of Transformers 4's Flax processors
+# -- the behavior of Transformers 4's Flax processors
 
 
 def test_top_k_of_a_ramp():
     ramp = np.broadcast_to(np.arange(10, dtype=np.float32), (2, 10)).copy()
     ramp[1:, :5] = ramp[1:, :5] + 10
-    kept = g.FlaxTopKLogitsWarper(3)(None, ramp, cur_len=None)
-    assert np.isinf(kept[0]).tolist() == 7 * [True] + 3 * [False]
-    assert np.isinf(kept[1]).tolist() == 2 * [True] + 3 * [False] + 5 * [True]
-    filled = g.FlaxTopKLogitsWarper(top_k=1, filter_value=0.0, min_tokens_to_keep=3)(
+    filtered = g.FlaxTopKLogitsWarper(3)(None, ramp, cur_len=None)
+    assert np.isinf(filtered[0]).tolist() == 7 * [True] + 3 * [False]
+    assert np.isinf(filtered[1]).tolist() == 2 * [True] + 3 * [False] + 5 * [True]
+    zero_filled = g.FlaxTopKLogitsWarper(top_k=1, filter_value=0.0, min_tokens_to_keep=3)(
         None, np.ones((2, 10), np.float32) * np.arange(10, dtype=np.float32), cur_len=None
     )
-    assert (np.asarray(filled) == 0).sum(-1).tolist() == [7, 7]
+    assert (np.asarray(zero_filled) == 0).sum(-1).tolist() == [7, 7]
 
 
 def test_top_p_of_known_probabilities():
     distribution = np.log(np.array([[0.3, 0.1, 0.1, 0.5], [0.15, 0.3, 0.3, 0.25]]))
-    kept = np.exp(g.FlaxTopPLogitsWarper(0.8)(None, distribution.astype(np.float32), cur_len=None))
-    wanted = [[0.3, 0.0, 0.0, 0.5], [0.0, 0.3, 0.3, 0.25]]
-    np.testing.assert_allclose(kept, wanted, atol=1e-3)
+    filtered = np.exp(
+        g.FlaxTopPLogitsWarper(0.8)(None, distribution.astype(np.float32), cur_len=None)
+    )
+    expected = [[0.3, 0.0, 0.0, 0.5], [0.0, 0.3, 0.3, 0.25]]
+    np.testing.assert_allclose(filtered, expected, atol=1e-3)
 
 
 @pytest.mark.slow
@@ -210,11 +212,11 @@ def test_ngrams_of_known_rows():
 def test_forced_and_suppressed_places():
     values = scores()
     forced = g.FlaxForceTokensLogitsProcessor([[1, 5], [3, None], [4, 6]])
-    for place, token in ((1, 5), (4, 6)):
-        assert (np.asarray(forced(None, values, place)).argmax(-1) == token).all()
-        assert np.isinf(forced(None, values, place)).sum() == ROWS * (VOCAB - 1)
-    for place in (0, 2, 3, 5, 17):
-        assert (np.asarray(forced(None, values, place)) == values).all()
+    for position, token in ((1, 5), (4, 6)):
+        assert (np.asarray(forced(None, values, position)).argmax(-1) == token).all()
+        assert np.isinf(forced(None, values, position)).sum() == ROWS * (VOCAB - 1)
+    for position in (0, 2, 3, 5, 17):
+        assert (np.asarray(forced(None, values, position)) == values).all()
     begin = g.FlaxSuppressTokensAtBeginLogitsProcessor([3], begin_index=2)
     assert np.isinf(begin(None, values, 2))[:, 3].all()
     assert not np.isinf(begin(None, values, 3)).any()
@@ -234,9 +236,9 @@ def test_list_applies_all_and_can_be_jitted():
     one_by_one = values
     for part in parts:
         one_by_one = part(ids, one_by_one, cur_len=LENGTH)
-    whole = g.FlaxLogitsProcessorList(parts)
-    np.testing.assert_allclose(whole(ids, values, cur_len=LENGTH), one_by_one)
-    jitted = jax.jit(lambda ids, scores, cur_len: whole(ids, scores, cur_len=cur_len))
+    processor_list = g.FlaxLogitsProcessorList(parts)
+    np.testing.assert_allclose(processor_list(ids, values, cur_len=LENGTH), one_by_one)
+    jitted = jax.jit(lambda ids, scores, cur_len: processor_list(ids, scores, cur_len=cur_len))
     np.testing.assert_allclose(jitted(ids, values, LENGTH), one_by_one, rtol=1e-6)
 
 
@@ -263,9 +265,11 @@ def test_whisper_timestamps_come_in_pairs():
     assert first[:, 11].all() and first[:, 15:].all() and not first[:, 12:15].any()
     closed = np.isinf(rules(ids, values, 2))  # one timestamp, the first token: text must follow
     assert closed[0, 12:].all() and not closed[0, :11].any()
-    opened = np.isinf(rules(ids, values, 3))  # text, then a timestamp: its partner, or the end
+    opened = np.isinf(
+        rules(ids, values, 3)
+    )  # text, then a timestamp: a second timestamp or the end must follow
     assert opened[1, :10].all() and not opened[1, 14:].any()
-    assert opened[1, 12:14].all()  # time does not run backwards
+    assert opened[1, 12:14].all()  # timestamps do not decrease
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Prompts of different lengths in one batch: padding on either side changes nothing."""
+"""Prompts of different lengths in one batch: padding on either side has no effect."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def padded(side: str, width: int = 7) -> tuple[np.ndarray, np.ndarray]:
     ids = np.full((len(PROMPTS), width), families.PAD, np.int32)
     mask = np.zeros_like(ids)
     for row, prompt in enumerate(PROMPTS):
-        place = slice(width - len(prompt), width) if side == "left" else slice(len(prompt))
-        ids[row, place], mask[row, place] = prompt, 1
+        columns = slice(width - len(prompt), width) if side == "left" else slice(len(prompt))
+        ids[row, columns], mask[row, columns] = prompt, 1
     return ids, mask
 
 
@@ -33,8 +33,8 @@ def test_rows_are_continued_as_if_alone(family, name):
     model = families.model(family)
     alone = [new_tokens(model, prompt[None], **OPTIONS[name])[0] for prompt in PROMPTS]
     for side in ("left", "right"):
-        found = new_tokens(model, *padded(side), **OPTIONS[name])
-        assert (found == alone).all(), side
+        result = new_tokens(model, *padded(side), **OPTIONS[name])
+        assert (result == alone).all(), side
 
 
 def test_right_padded_prompts_come_back_padded_on_the_left():
@@ -49,18 +49,18 @@ def test_inputs_of_encoders_may_be_padded_on_either_side(family):
     model = families.model(family)
     options = {"max_new_tokens": 6, "eos_token_id": None}
     alone = [np.asarray(model.generate(p[None], **options).sequences)[0] for p in PROMPTS]
-    sides = ("right",) if family == "bart" else ("left", "right")  # BART numbers its positions
+    sides = ("right",) if family == "bart" else ("left", "right")  # BART has absolute positions
     for side in sides:
         ids, mask = padded(side)
-        found = model.generate(ids, attention_mask=mask, **options).sequences
-        assert (np.asarray(found) == alone).all()
+        result = model.generate(ids, attention_mask=mask, **options).sequences
+        assert (np.asarray(result) == alone).all()
 
 
 @pytest.mark.slow
 def test_ragged_beginnings_of_the_decoder():
     model, source = families.model("bart"), families.prompts(4, 6)
     ids, mask = padded("right")
-    found = model.generate(
+    result = model.generate(
         source,
         decoder_input_ids=ids,
         decoder_attention_mask=mask,
@@ -71,22 +71,22 @@ def test_ragged_beginnings_of_the_decoder():
         alone = model.generate(
             source[row][None], decoder_input_ids=prompt[None], max_new_tokens=5, eos_token_id=None
         ).sequences
-        assert (np.asarray(found)[row, -5:] == np.asarray(alone)[0, -5:]).all()
+        assert (np.asarray(result)[row, -5:] == np.asarray(alone)[0, -5:]).all()
 
 
 def test_mask_is_inferred_from_padding_that_ends_nothing():
     model = families.model("llama")
     ids, mask = padded("left")
-    wanted = new_tokens(model, ids, mask, eos_token_id=families.EOS)
-    assert (new_tokens(model, ids, eos_token_id=families.EOS) == wanted).all()
+    expected = new_tokens(model, ids, mask, eos_token_id=families.EOS)
+    assert (new_tokens(model, ids, eos_token_id=families.EOS) == expected).all()
     visible = new_tokens(model, ids, np.ones_like(mask), eos_token_id=families.PAD)
     assert (new_tokens(model, ids, eos_token_id=families.PAD) == visible).all()
 
 
 def test_empty_prompt_begins_with_the_begin_token():
     model = families.model("llama")
-    wanted = new_tokens(model, np.array([[families.BOS]]))
-    assert (new_tokens(model, np.zeros((1, 0), np.int32))[:, 1:] == wanted).all()
+    expected = new_tokens(model, np.array([[families.BOS]]))
+    assert (new_tokens(model, np.zeros((1, 0), np.int32))[:, 1:] == expected).all()
     assert (
-        np.asarray(model.generate(max_new_tokens=6, eos_token_id=None).sequences)[:, 1:] == wanted
+        np.asarray(model.generate(max_new_tokens=6, eos_token_id=None).sequences)[:, 1:] == expected
     ).all()

@@ -1,4 +1,4 @@
-"""Sampling draws from PyTorch's distribution, and the key decides what is drawn."""
+"""Samples follow PyTorch's distribution and depend only on the key."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def test_filtered_probabilities_are_pytorchs(name, beams):
     theirs._prepare_special_tokens(config, device="cpu")
     chain = theirs._get_logits_processor(config, input_ids_seq_length=1)
     logits = (2 * np.random.default_rng(0).normal(size=(6, 5000))).astype(np.float32)
-    wanted = torch.softmax(chain(None, torch.tensor(logits)), -1).numpy()
+    expected = torch.softmax(chain(None, torch.tensor(logits)), -1).numpy()
     scores = logits
     for warper in options.resolve_options(config, {}).warpers():
         scores = warper(None, scores, None)
-    np.testing.assert_allclose(jax.nn.softmax(scores), wanted, atol=1e-7)
-    assert ((np.asarray(scores) > -np.inf) == (wanted > 0)).all()
+    np.testing.assert_allclose(jax.nn.softmax(scores), expected, atol=1e-7)
+    assert ((np.asarray(scores) > -np.inf) == (expected > 0)).all()
 
 
 @pytest.mark.slow
 def test_frequencies_are_the_probabilities():
     scores = np.array([[0.0, 1.0, 2.0, -np.inf]], np.float32)
     keys = search.row_keys(jax.random.PRNGKey(0), 20000, 3)
-    drawn = np.asarray(search.sample(keys, np.repeat(scores, 20000, 0)))
-    found = np.bincount(drawn, minlength=4) / len(drawn)
-    np.testing.assert_allclose(found, np.asarray(jax.nn.softmax(scores))[0], atol=0.01)
+    samples = np.asarray(search.sample(keys, np.repeat(scores, 20000, 0)))
+    frequencies = np.bincount(samples, minlength=4) / len(samples)
+    np.testing.assert_allclose(frequencies, np.asarray(jax.nn.softmax(scores))[0], atol=0.01)
 
 
 @pytest.mark.slow
@@ -69,27 +69,27 @@ def test_top_k_draws_the_same_as_filtering_the_vocabulary():
     filtered = FlaxTopKLogitsWarper(20)(None, scores, None)
     for warper in warpers:
         filtered = warper(None, filtered, None)
-    wanted = np.asarray(jax.nn.softmax(filtered))[0]
+    expected = np.asarray(jax.nn.softmax(filtered))[0]
     keys = search.row_keys(jax.random.PRNGKey(0), 20000, 3)
     repeated = np.repeat(scores, 20000, 0)
-    for drawn in (
+    for samples in (
         search.sample_top_k(keys, repeated, 20, warpers),
         search.sample(keys, np.repeat(np.asarray(filtered), 20000, 0)),
     ):
-        found = np.bincount(np.asarray(drawn), minlength=300) / 20000
-        np.testing.assert_allclose(found, wanted, atol=0.015)
-        assert not found[wanted == 0].any()
+        frequencies = np.bincount(np.asarray(samples), minlength=300) / 20000
+        np.testing.assert_allclose(frequencies, expected, atol=0.015)
+        assert not frequencies[expected == 0].any()
 
 
 def test_sampling_without_replacement_prefers_the_probable():
     scores = np.repeat(np.log([[0.5, 0.3, 0.15, 0.05]]).astype(np.float32), 20000, 0)
     keys = search.row_keys(jax.random.PRNGKey(0), 20000, 0)
-    picked, places = map(np.asarray, search.sample_without_replacement(keys, scores, 2))
-    assert (places[:, 0] != places[:, 1]).all()
-    assert (picked == np.take_along_axis(scores, places, 1)).all()
-    first = np.bincount(places[:, 0], minlength=4) / len(places)
+    picked, indices = map(np.asarray, search.sample_without_replacement(keys, scores, 2))
+    assert (indices[:, 0] != indices[:, 1]).all()
+    assert (picked == np.take_along_axis(scores, indices, 1)).all()
+    first = np.bincount(indices[:, 0], minlength=4) / len(indices)
     np.testing.assert_allclose(first, [0.5, 0.3, 0.15, 0.05], atol=0.015)
-    assert (places == 0).any(1).mean() == pytest.approx(
+    assert (indices == 0).any(1).mean() == pytest.approx(
         0.5 + 0.3 * 5 / 7 + 0.15 * 5 / 8.5 + 0.05 * 5 / 9.5, abs=0.015
     )
 
@@ -108,18 +108,18 @@ def test_key_decides():
 @pytest.mark.slow
 def test_rows_do_not_depend_on_their_neighbours():
     ids = families.prompts(3, 5)
-    whole = tokens(ids=ids, prng_key=4)
-    assert (tokens(ids=ids[:1], prng_key=4) == whole[:1]).all()
-    assert (tokens(ids=np.repeat(ids[:1], 3, 0), prng_key=4)[0] == whole[0]).all()
-    assert (tokens(ids=np.repeat(ids[:1], 3, 0), prng_key=4)[1] != whole[0]).any()
+    full = tokens(ids=ids, prng_key=4)
+    assert (tokens(ids=ids[:1], prng_key=4) == full[:1]).all()
+    assert (tokens(ids=np.repeat(ids[:1], 3, 0), prng_key=4)[0] == full[0]).all()
+    assert (tokens(ids=np.repeat(ids[:1], 3, 0), prng_key=4)[1] != full[0]).any()
 
 
 @pytest.mark.slow
 def test_several_samples_of_each_row():
-    found = tokens(num_return_sequences=4)
-    assert found.shape == (12, 12)
-    assert (found[:, :5] == np.repeat(families.prompts(3, 5), 4, 0)).all()
-    assert len({tuple(row) for row in found[:4]}) > 1
+    result = tokens(num_return_sequences=4)
+    assert result.shape == (12, 12)
+    assert (result[:, :5] == np.repeat(families.prompts(3, 5), 4, 0)).all()
+    assert len({tuple(row) for row in result[:4]}) > 1
     pair = (
         families.model("t5")
         .generate(families.prompts(2, 5), do_sample=True, max_length=9, num_return_sequences=3)

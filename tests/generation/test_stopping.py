@@ -1,4 +1,4 @@
-"""Rows stop at tokens, at sequences of them, at strings and where a function says so."""
+"""Rows stop at tokens, at token sequences, at strings and by functions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def tokens(**changes):
 
 
 def stopped(free: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """What is left of ``free`` if each row stops after the first place where ``ends`` is True."""
-    before = np.cumsum(ends[:, 5:], 1) - ends[:, 5:]
-    keep = np.concatenate([np.ones((len(free), 5), bool), before == 0], 1)
+    """Returns ``free`` with padding after the first position per row where ``ends`` is true."""
+    ended_before = np.cumsum(ends[:, 5:], 1) - ends[:, 5:]
+    keep = np.concatenate([np.ones((len(free), 5), bool), ended_before == 0], 1)
     return np.where(keep, free, 0)
 
 
@@ -38,9 +38,9 @@ def test_function_of_ones_own():
     def at_eight(input_ids, cur_len):
         return (cur_len >= 8) & (input_ids[:, 0] == IDS[0, 0])
 
-    found = tokens(stopping_criteria=[at_eight])
-    assert (found[0, :8] == free[0, :8]).all() and (found[0, 8:] == 0).all()
-    assert (found[1] == free[1]).all()
+    result = tokens(stopping_criteria=[at_eight])
+    assert (result[0, :8] == free[0, :8]).all() and (result[0, 8:] == 0).all()
+    assert (result[1] == free[1]).all()
     beams = families.model("llama").generate(
         IDS, num_beams=2, stopping_criteria=lambda ids, cur_len: cur_len >= 8, **FREE
     )
@@ -68,12 +68,12 @@ class Letters:
     [
         (["ab"], ["z", "a", "b"], True),
         (["ab"], ["z", "ab"], True),
-        (["ab"], ["ab", "z"], False),  # it ended earlier
-        (["bcb"], ["ab", "c", "bc"], True),  # begins and ends inside of tokens
+        (["ab"], ["ab", "z"], False),  # it ended before
+        (["bcb"], ["ab", "c", "bc"], True),  # starts and ends inside of tokens
         (["aab"], ["a", "a", "a", "b"], True),  # after a false start
         (["abab"], ["a", "b", "a", "b", "a", "b"], True),
         (["abab"], ["a", "b", "a", "b", "a"], False),
-        (["c dd"], ["c d", "<s>", "dd"], True),  # special tokens are silent
+        (["c dd"], ["c d", "<s>", "dd"], True),  # special tokens have no text
         (["xx", "bc"], ["ab", "c"], True),
         (["zz"], ["z"], False),
     ],
@@ -82,26 +82,26 @@ def test_strings_are_found_across_tokens(strings, text, ends):
     tokenizer = Letters()
     texts = ["" if i == 0 else t for i, t in enumerate(tokenizer.texts)]
     ids = np.array([[tokenizer.texts.index(t) for t in text] + [5, 5, 5]])
-    found = StopStrings(texts, strings)(ids, len(text))
-    assert bool(found[0]) is ends
+    result = StopStrings(texts, strings)(ids, len(text))
+    assert bool(result[0]) is ends
 
 
 def test_stop_strings_end_rows_and_are_compiled_once():
     free, tokenizer = tokens(), Letters()
     letters = ["" if i in (0,) or i > 31 else tokenizer.texts[i] for i in range(families.VOCAB)]
     visible = [token for token in free[0, 6:] if letters[token]]
-    wanted = letters[visible[1]]
-    found = tokens(stop_strings=wanted, tokenizer=tokenizer)
-    ends = np.array([[wanted in letters[token] for token in row] for row in free])
-    assert (found == stopped(free, ends)).all()
+    stop_string = letters[visible[1]]
+    result = tokens(stop_strings=stop_string, tokenizer=tokenizer)
+    ends = np.array([[stop_string in letters[token] for token in row] for row in free])
+    assert (result == stopped(free, ends)).all()
     model = families.model("llama")
-    kept = len(model._generation_programs)
-    tokens(stop_strings=wanted, tokenizer=tokenizer)
-    assert len(model._generation_programs) == kept
+    num_programs = len(model._generation_programs)
+    tokens(stop_strings=stop_string, tokenizer=tokenizer)
+    assert len(model._generation_programs) == num_programs
 
 
 def test_strings_equal_pytorchs_on_text(shared):
-    """Random token rows of a real tokenizer, and stop strings cut out of their text."""
+    """Random tokens of a real tokenizer, and stop strings from their text."""
     torch = pytest.importorskip("torch")
     from transformers import AutoTokenizer
     from transformers.generation.stopping_criteria import StopStringCriteria

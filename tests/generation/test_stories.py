@@ -1,4 +1,4 @@
-"""A really trained model tells a story."""
+"""A trained model generates a story."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STORY = "Once upon a time, there was a little girl named Lily."
 
 @pytest.fixture(scope="module")
 def teller(shared):
-    """The trained Llama, and its pieces of text."""
+    """The trained Llama and its vocabulary."""
     folder = shared / "checkpoints-tiny" / "stories260K"
     lines = (folder / "tok512.vocab").read_text(encoding="utf-8").splitlines()
     pieces = [line.split("\t")[0].replace("▁", " ") for line in lines]
@@ -31,13 +31,13 @@ def test_story_is_english_and_pytorchs(teller):
 
     model, pieces, folder = teller
     begin = np.array([[1]])
-    found = np.asarray(model.generate(begin, max_new_tokens=200, eos_token_id=None).sequences)
+    result = np.asarray(model.generate(begin, max_new_tokens=200, eos_token_id=None).sequences)
     theirs = LlamaForCausalLM.from_pretrained(folder)
-    wanted = theirs.generate(
+    expected = theirs.generate(
         torch.tensor(begin), max_new_tokens=200, min_new_tokens=200, do_sample=False
     )
-    text = decode(pieces, found[0])
-    assert (found == wanted.numpy()).all() or text == decode(pieces, wanted[0].numpy())
+    text = decode(pieces, result[0])
+    assert (result == expected.numpy()).all() or text == decode(pieces, expected[0].numpy())
     assert text.startswith(STORY)
     common = {"the", "and", "a", "to", "was", "she", "her", "in", "it", "with", "they", "play"}
     words = [word.strip('.,!?"').lower() for word in text.split()]

@@ -1,4 +1,4 @@
-"""Tokens are handed out one step at a time, and are the same as without streaming."""
+"""Streaming returns the same tokens, one step at a time."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Collector:
 @pytest.mark.parametrize("family", first(["llama", "t5"], "llama"))
 def test_streamer_and_generator_give_the_tokens_of_generate(family, name):
     model, options = families.model(family), {"max_new_tokens": 7, **SETTINGS[name]}
-    wanted = model.generate(IDS, **options)
+    expected = model.generate(IDS, **options)
     streamer = Collector()
     output = model.generate(IDS, streamer=streamer, **options)
-    assert (np.asarray(output.sequences) == np.asarray(wanted.sequences)).all()
+    assert (np.asarray(output.sequences) == np.asarray(expected.sequences)).all()
     if name == "ends":
-        assert (np.asarray(output.scores) == np.asarray(wanted.scores)).all()
+        assert (np.asarray(output.scores) == np.asarray(expected.scores)).all()
     prompt, *steps = streamer.parts
     assert streamer.ended and prompt.ndim == 2
-    given = np.concatenate([prompt, np.stack(steps, 1)], 1)
-    assert (given == np.asarray(wanted.sequences)[:, : given.shape[1]]).all()
-    assert (np.asarray(wanted.sequences)[:, given.shape[1] :] == families.PAD).all()
+    streamed = np.concatenate([prompt, np.stack(steps, 1)], 1)
+    assert (streamed == np.asarray(expected.sequences)[:, : streamed.shape[1]]).all()
+    assert (np.asarray(expected.sequences)[:, streamed.shape[1] :] == families.PAD).all()
     yielded = list(model.stream_generate(IDS, **options))
     assert (np.stack(yielded) == np.stack(steps)).all()
 
@@ -74,7 +74,7 @@ def test_streaming_refuses_beams_and_tracers():
     import jax
 
     model = families.model("llama")
-    with pytest.raises(ValueError, match="num_beams=2: beams change what was written"):
+    with pytest.raises(ValueError, match="num_beams=2, because beam search revises"):
         model.generate(IDS, streamer=Collector(), num_beams=2, max_new_tokens=3)
     with pytest.raises(ValueError, match="num_beams=2"):
         model.stream_generate(IDS, num_beams=2, max_new_tokens=3)

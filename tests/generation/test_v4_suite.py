@@ -1,4 +1,4 @@
-"""Generation as the test-suite of Transformers 4 exercised it: options on the configuration."""
+"""Generation tests of Transformers 4's test suite, with options on the configuration."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTIONS = {
     "two beams a row": {"num_beams": 2, "num_return_sequences": 2},
 }
 
-# One family for each kind of search.
+# One family per search.
 QUICK = {("greedy with processors", "t5"), ("beams", "gpt2"), ("two beams a row", "gpt2")}
 
 
@@ -58,10 +58,10 @@ def configured(family, options):
 def test_generate_equals_its_jitted_self_and_fills_max_length(family, options):
     model, length = configured(family, OPTIONS[options])
     tokens = jnp.asarray(ids(2, 7))
-    found = model.generate(tokens).sequences
+    result = model.generate(tokens).sequences
     rows = 2 * OPTIONS[options].get("num_return_sequences", 1)
-    assert found.shape == (rows, length)
-    assert np.array_equal(jax.jit(model.generate)(tokens).sequences, found)
+    assert result.shape == (rows, length)
+    assert np.array_equal(jax.jit(model.generate)(tokens).sequences, result)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_a_mask_may_hide_the_first_token(family):
     model, _ = configured(family, {})
     tokens = jnp.asarray(ids(2, 7))
     mask = jnp.ones_like(tokens).at[(0, 0)].set(0)
-    found = model.generate(tokens, attention_mask=mask).sequences
+    result = model.generate(tokens, attention_mask=mask).sequences
     jitted = jax.jit(model.generate)(tokens, attention_mask=mask).sequences
-    assert np.array_equal(found, jitted)
+    assert np.array_equal(result, jitted)
     boolean = model.generate(tokens, attention_mask=mask.astype(bool)).sequences
-    assert np.array_equal(found, boolean)
+    assert np.array_equal(result, boolean)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""``FlaxAutoModel*``: configurations and checkpoints to the classes that plugins register."""
+"""``FlaxAutoModel*`` returns the classes that plugins register."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def test_arguments_of_the_model_do_not_end_in_the_configuration(toy):
     import jax.numpy as jnp
 
     save_config(Path("model"), model_type="toy")
-    given = {"dtype": jnp.bfloat16, "attn_implementation": "cudnn", "seed": 7, "other": 1}
+    model_options = {"dtype": jnp.bfloat16, "attn_implementation": "cudnn", "seed": 7, "other": 1}
     model = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(
-        "model", "positional", hidden_size=6, subfolder="", **given
+        "model", "positional", hidden_size=6, subfolder="", **model_options
     )
-    made = {key: value for key, value in model.made.items() if key in given}
-    assert made == given
+    received = {key: value for key, value in model.made.items() if key in model_options}
+    assert received == model_options
     assert (model.made["name"], model.made["args"]) == ("model", ("positional",))
     assert model.config.hidden_size == 6
     assert not hasattr(model.config, "seed") and model.config.dtype is None
@@ -120,8 +120,8 @@ def test_a_task_names_the_architectures_that_have_it(task):
 def test_classifiers_of_sound_have_a_mapping_and_no_auto_class():
     from transformers import WhisperConfig
 
-    kind = hfseq.FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING[WhisperConfig]
-    assert kind is hfseq.FlaxWhisperForAudioClassification
+    model_class = hfseq.FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING[WhisperConfig]
+    assert model_class is hfseq.FlaxWhisperForAudioClassification
 
 
 def test_pytorchs_name_of_a_task_that_was_renamed_is_extended():
@@ -166,7 +166,7 @@ def test_a_head_that_does_not_import_names_plugin_and_target(project):
         hfseq.FlaxAutoModelForMaskedLM.from_config(config)
 
 
-# -- native architectures stored as a stock twin ---------------------------------------------------
+# -- native architectures stored as a stock one ----------------------------------------------------
 
 
 def test_the_native_architecture_named_in_the_configuration_is_loaded(toy):

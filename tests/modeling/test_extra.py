@@ -1,4 +1,4 @@
-"""Collections beside the parameters: made, changed by a call, saved and read again."""
+"""Collections: initialized, changed by a call, saved and loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model(request):
 
 
 def trained(model):
-    """Collections that no seed gives."""
+    """Returns collections that differ from those of any seed."""
     changed = jax.tree.map(lambda leaf: leaf + 1, model.extra)
     return model.finalize_extra(changed)
 
@@ -47,16 +47,16 @@ def test_most_models_have_none_and_their_hooks_change_nothing():
 
 def test_a_training_call_leaves_its_part_and_settling_takes_it_over(model):
     _, changed = model(IDS, train=True, dropout_rng=jax.random.key(0), extra=model.extra)
-    flat, before = (trees.flatten(tree["tally"]) for tree in (changed, model.extra))
+    flat, initial = (trees.flatten(tree["tally"]) for tree in (changed, model.extra))
     for path, leaf in flat.items():
-        assert np.array_equal(leaf, before[path]) == (path[-1] == "sums")
+        assert np.array_equal(leaf, initial[path]) == (path[-1] == "sums")
     settled = trees.flatten(model.finalize_extra(changed)["tally"])
     for path, leaf in settled.items():
         if path[-1] == "new_sums":
             assert not leaf.any()
         else:
             new = flat[(*path[:-1], "new_sums")]
-            np.testing.assert_allclose(leaf, before[path] + new, rtol=1e-6)
+            np.testing.assert_allclose(leaf, initial[path] + new, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -114,22 +114,22 @@ def test_types_of_parameters_do_not_reach_collections(tmp_path):
 
 def test_collections_are_read_onto_the_devices_of_ones_choice(tmp_path):
     recurrent.model().save_pretrained(tmp_path)
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    asked = []
+    device_sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    requests = []
 
     def sharding(path, shape):
-        asked.append((path, shape))
-        return place
+        requests.append((path, shape))
+        return device_sharding
 
     def never(path, shape):
         assert path[-1] != "sums"
-        return place
+        return device_sharding
 
     model = FlaxRecurrentForCausalLM.from_pretrained(
         tmp_path, extra_sharding=sharding, sharding=never, scan_layers=True
     )
-    assert asked == [(("model", "layers", "sums"), (2, 3, 8))]
-    assert model.extra["tally"]["model"]["layers"]["sums"].sharding == place
+    assert requests == [(("model", "layers", "sums"), (2, 3, 8))]
+    assert model.extra["tally"]["model"]["layers"]["sums"].sharding == device_sharding
 
 
 def test_a_model_without_its_collections_says_what_to_pass(tmp_path):
@@ -148,11 +148,11 @@ def test_the_mesh_reaches_the_layers():
 
     from hfseq import nn
 
-    seen = []
+    meshes = []
 
     class Watching(recurrent.RecurrentLM):
         def __call__(self, input_ids, attention_mask=None, *, rngs=None):
-            seen.append(nn.current_options().mesh)
+            meshes.append(nn.current_options().mesh)
             return super().__call__(input_ids, attention_mask, rngs=rngs)
 
     class Model(FlaxRecurrentForCausalLM):
@@ -162,4 +162,4 @@ def test_the_mesh_reaches_the_layers():
     model(IDS)
     model.use_mesh(mesh)
     model(IDS)
-    assert seen == [None, mesh]
+    assert meshes == [None, mesh]

@@ -32,8 +32,8 @@ def test_init_and_apply_are_the_models_own():
 def test_module_of_a_model_takes_other_parameters():
     model = FlaxBertForMaskedLM(bert_config())
     other = FlaxBertForMaskedLM(bert_config(), seed=7)
-    found = model.module.apply({"params": other.params}, ids()).logits
-    assert close(found, other(ids()).logits, 0) and model.module.config is model.config
+    result = model.module.apply({"params": other.params}, ids()).logits
+    assert close(result, other(ids()).logits, 0) and model.module.config is model.config
 
 
 def test_cache_goes_in_and_comes_back():

@@ -1,4 +1,4 @@
-"""Adapters beside PEFT's: the same numbers, the same files, both ways."""
+"""Comparison of adapters with PEFT: equal results and equal files in both directions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hfseq.modeling.lora import LoraConfig
 from hfseq.nn import trees
 from tests.support import models
 
-# What PEFT 0.21 asks of Transformers 5.23.
+# PEFT 0.21 uses a deprecated attribute of Transformers 5.23.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
 #: Family, head, and PEFT's configuration.
 CASES = {
@@ -43,22 +43,22 @@ CASES = {
 }  # fmt: skip
 
 
-def close(found, right, relative=1e-5):
-    found, right = np.asarray(found), np.asarray(right)
-    assert np.abs(found - right).max() <= relative * max(1, np.abs(right).max())
+def close(actual, right, relative=1e-5):
+    actual, right = np.asarray(actual), np.asarray(right)
+    assert np.abs(actual - right).max() <= relative * max(1, np.abs(right).max())
 
 
 def base(name, folder):
-    """A saved model of random weights, and inputs."""
+    """Saves a model with random weights and returns its class and inputs."""
     family, head, _ = CASES[name]
     config = getattr(models, f"{family}_config")()
-    kind = getattr(hfseq, f"FlaxAutoModelFor{head}")
-    model = kind.from_config(config)
+    auto_class = getattr(hfseq, f"FlaxAutoModelFor{head}")
+    model = auto_class.from_config(config)
     model.save_pretrained(folder)
-    given = {"input_ids": models.ids(2, 9)}
+    inputs = {"input_ids": models.ids(2, 9)}
     if config.is_encoder_decoder:
-        given["decoder_input_ids"] = given["input_ids"][:, ::-1].copy()
-    return kind, given
+        inputs["decoder_input_ids"] = inputs["input_ids"][:, ::-1].copy()
+    return auto_class, inputs
 
 
 def peft_model(name, folder):
@@ -73,20 +73,20 @@ def peft_model(name, folder):
     }
     torch.manual_seed(0)
     model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(folder)
-    made = peft.LoraConfig(task_type=tasks.get(head), **options)
-    adapted = peft.get_peft_model(model, made)
+    lora_config = peft.LoraConfig(task_type=tasks.get(head), **options)
+    adapted = peft.get_peft_model(model, lora_config)
     with torch.no_grad():
         for key, parameter in adapted.named_parameters():
-            if "lora_" in key:  # away from zero
+            if "lora_" in key:  # adapters start at zero
                 parameter.copy_(torch.randn(parameter.shape) * 0.1)
     return adapted.eval()
 
 
-def logits_of(model, given):
+def logits_of(model, inputs):
     import torch
 
     with torch.no_grad():
-        return model(**{key: torch.from_numpy(value) for key, value in given.items()}).logits
+        return model(**{key: torch.from_numpy(value) for key, value in inputs.items()}).logits
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -95,31 +95,33 @@ def test_an_adapter_of_peft_loads_and_goes_back(name, tmp_path):
     from peft import PeftModel
     from safetensors.numpy import load_file
 
-    kind, given = base(name, tmp_path / "base")
+    auto_class, inputs = base(name, tmp_path / "base")
     theirs = peft_model(name, tmp_path / "base")
     theirs.save_pretrained(tmp_path / "theirs", save_embedding_layers=False)
-    right = logits_of(theirs, given)
-    model = kind.from_pretrained(tmp_path / "theirs")
-    close(model(**given).logits, right)
+    right = logits_of(theirs, inputs)
+    model = auto_class.from_pretrained(tmp_path / "theirs")
+    close(model(**inputs).logits, right)
     if name == "words":
         with pytest.raises(UsageError, match="tied to the head.*tie_word_embeddings=false"):
             model.merge_adapter()
     else:
-        close(model.merge_adapter()(**given).logits, right, 3e-5)
+        close(model.merge_adapter()(**inputs).logits, right, 3e-5)
     model.save_pretrained(tmp_path / "ours")
-    files = [load_file(tmp_path / who / "adapter_model.safetensors") for who in ("theirs", "ours")]
+    files = [
+        load_file(tmp_path / folder / "adapter_model.safetensors") for folder in ("theirs", "ours")
+    ]
     assert {key: array.shape for key, array in files[0].items()} == {
         key: array.shape for key, array in files[1].items()
     }
     assert all(np.array_equal(files[1][key], array) for key, array in files[0].items())
     ground = type(theirs.get_base_model()).from_pretrained(tmp_path / "base")
     again = PeftModel.from_pretrained(ground, tmp_path / "ours").eval()
-    close(logits_of(again, given), right)
-    if name not in ("layers", "ranks"):  # whose layers differ
-        scanned = kind.from_pretrained(tmp_path / "ours", scan_layers=True)
-        close(scanned(**given).logits, right)
+    close(logits_of(again, inputs), right)
+    if name not in ("layers", "ranks"):  # their layers differ
+        scanned = auto_class.from_pretrained(tmp_path / "ours", scan_layers=True)
+        close(scanned(**inputs).logits, right)
         if name != "words":
-            close(scanned.merge_adapter()(**given).logits, right, 3e-5)
+            close(scanned.merge_adapter()(**inputs).logits, right, 3e-5)
 
 
 def test_each_of_five_steps_equals_the_step_of_peft(tmp_path):
@@ -164,31 +166,33 @@ def test_each_of_five_steps_equals_the_step_of_peft(tmp_path):
 
 
 def test_adapters_share_their_base_and_are_chosen_by_their_model(tmp_path):
-    kind, given = base("gpt2", tmp_path / "base")
-    plain, made = kind.from_pretrained(tmp_path / "base"), []
+    auto_class, inputs = base("gpt2", tmp_path / "base")
+    plain, adapted = auto_class.from_pretrained(tmp_path / "base"), []
     for seed, rank in enumerate((2, 3)):
         config = LoraConfig(rank, lora_alpha=8, target_modules=["c_attn", "c_fc"])
-        model = kind.from_pretrained(tmp_path / "base", peft_config=config, seed=seed)
-        close(model(**given).logits, plain(**given).logits, 0)  # adapters begin at zero
+        model = auto_class.from_pretrained(tmp_path / "base", peft_config=config, seed=seed)
+        close(model(**inputs).logits, plain(**inputs).logits, 0)  # adapters begin at zero
         shaken = {
             path: leaf + 0.1 * (path in model.trainable_paths)
             for path, leaf in trees.flatten(model.params).items()
         }
         model.save_pretrained(tmp_path / str(seed), params=trees.unflatten(shaken))
-        made.append(kind.from_pretrained(tmp_path / str(seed)))
+        adapted.append(auto_class.from_pretrained(tmp_path / str(seed)))
     first = plain.load_adapter(tmp_path / "0")
     second = first.load_adapter(tmp_path / "1")
-    for model, right in zip((first, second), made, strict=True):
-        assert np.array_equal(model(**given).logits, right(**given).logits)
+    for model, right in zip((first, second), adapted, strict=True):
+        assert np.array_equal(model(**inputs).logits, right(**inputs).logits)
         assert model.params["transformer"]["wte"] is plain.params["transformer"]["wte"] or all(
             model.params["transformer"]["wte"][k] is leaf
             for k, leaf in plain.params["transformer"]["wte"].items()
         )
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    written = [model.generate(given["input_ids"], **options).sequences for model in (first, second)]
-    for tokens, model in zip(written, made, strict=True):
-        whole = model.merge_adapter().generate(given["input_ids"], **options).sequences
-        assert np.array_equal(tokens, whole)
+    sequences = [
+        model.generate(inputs["input_ids"], **options).sequences for model in (first, second)
+    ]
+    for tokens, model in zip(sequences, adapted, strict=True):
+        expected = model.merge_adapter().generate(inputs["input_ids"], **options).sequences
+        assert np.array_equal(tokens, expected)
     with pytest.raises(CheckpointError, match="is not an adapter"):
         plain.load_adapter(tmp_path / "base")
 
@@ -199,17 +203,17 @@ def change(folder, **fields):
 
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path):
-    kind, _ = base("all-linear", tmp_path / "base")
+    auto_class, _ = base("all-linear", tmp_path / "base")
     config = LoraConfig(2, target_modules=("q_proj", "v_proj"))
     folder = tmp_path / "adapter"
-    kind.from_pretrained(tmp_path / "base", peft_config=config).save_pretrained(folder)
+    auto_class.from_pretrained(tmp_path / "base", peft_config=config).save_pretrained(folder)
 
     def refused(error, message, **fields):
-        before = (folder / "adapter_config.json").read_text()
+        original = (folder / "adapter_config.json").read_text()
         change(folder, **fields)
         with pytest.raises(error, match=message):
-            kind.from_pretrained(folder)
-        (folder / "adapter_config.json").write_text(before)
+            auto_class.from_pretrained(folder)
+        (folder / "adapter_config.json").write_text(original)
 
     refused(WeightsError, r"lora_A.weight has the shape \(2, 32\), .* \(3, 32\)", r=3)
     refused(
@@ -227,14 +231,14 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
     )
     refused(CheckpointError, "has no base_model_name_or_path", base_model_name_or_path=None)
     other = models.llama_config(num_hidden_layers=1)
-    kind.from_config(other).save_pretrained(tmp_path / "shallow")
+    auto_class.from_config(other).save_pretrained(tmp_path / "shallow")
     refused(
         WeightsError,
         r"does not fit this base model, which lacks:\n  model.layers.1.self_attn.q_proj.lora_A",
         base_model_name_or_path=str(tmp_path / "shallow"),
     )
     with pytest.raises(UsageError, match="target_modules nope: no layer"):
-        kind.from_pretrained(
+        auto_class.from_pretrained(
             tmp_path / "base", peft_config=LoraConfig(2, target_modules=("q_proj", "nope"))
         )
     with pytest.raises(UsageError, match="no default target_modules for 'modernbert'"):

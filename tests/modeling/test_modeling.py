@@ -1,4 +1,4 @@
-"""The functional face: params in and out, transformations of jax, precision, refusals."""
+"""The functional interface: parameters, transformations of JAX, precision, errors."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_params_are_float32_whatever_the_type_of_computation(dtype):
 
 def test_seed_decides_the_parameters():
     config = bert_config(num_hidden_layers=1)
-    one = FlaxBertModel(config, seed=1).params
-    assert trees_equal(one, FlaxBertModel(config, seed=1).params)
-    assert not trees_equal(one, FlaxBertModel(config, seed=2).params)
+    params = FlaxBertModel(config, seed=1).params
+    assert trees_equal(params, FlaxBertModel(config, seed=1).params)
+    assert not trees_equal(params, FlaxBertModel(config, seed=2).params)
 
 
 def test_initialisation_is_the_familys(model):
@@ -127,14 +127,14 @@ def test_init_weights_is_pure_and_fills_holes(model):
     assert trees_equal(fresh, model.init_weights(key, (1, 1)))
     compiled = jax.jit(lambda key: model.init_weights(key, (1, 1)))(key)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), compiled, fresh)
-    filled = model.init_weights(key, (1, 1), FrozenDict({"bert": model.params["bert"]}))
-    assert trees_equal(filled["bert"], model.params["bert"])
-    assert trees_equal(filled["cls"], model.init_weights(key)["cls"])
+    completed = model.init_weights(key, (1, 1), FrozenDict({"bert": model.params["bert"]}))
+    assert trees_equal(completed["bert"], model.params["bert"])
+    assert trees_equal(completed["cls"], model.init_weights(key)["cls"])
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
 def test_casts_touch_floats_that_the_mask_names_and_nothing_else(model, name, dtype):
-    before = model.params
+    params = model.params
     cast = getattr(model, f"to_{name}")
     assert {leaf.dtype.name for leaf in jax.tree.leaves(cast(model.params))} == {dtype}
     assert cast({"n": jnp.arange(3)})["n"].dtype == jnp.int32
@@ -142,7 +142,7 @@ def test_casts_touch_floats_that_the_mask_names_and_nothing_else(model, name, dt
     mask = trees.unflatten({path: path[-1] != "scale" for path in flat})
     masked = trees.flatten(cast(model.params, mask))
     assert all((leaf.dtype.name == dtype) == (path[-1] != "scale") for path, leaf in masked.items())
-    assert model.params is before
+    assert model.params is params
     assert trees_equal(model.to_fp32(cast({"x": jnp.ones(2)})), {"x": jnp.ones(2)})
 
 
@@ -151,14 +151,14 @@ def test_casts_touch_floats_that_the_mask_names_and_nothing_else(model, name, dt
 
 def test_jit_of_keywords_returns_an_output(model):
     run = jax.jit(lambda **inputs: model(**inputs))
-    given = run(input_ids=ids(), attention_mask=np.ones_like(ids()))
-    assert close(given.logits, model(ids()).logits)
+    output = run(input_ids=ids(), attention_mask=np.ones_like(ids()))
+    assert close(output.logits, model(ids()).logits)
 
 
 def test_eval_shape_needs_no_parameters(blank):
     params = blank.params_shape_tree
-    given = jax.eval_shape(lambda p: blank(ids(), params=p), params)
-    assert given.logits.shape == (2, 12, 64)
+    output = jax.eval_shape(lambda p: blank(ids(), params=p), params)
+    assert output.logits.shape == (2, 12, 64)
 
 
 def test_optax_loop_with_dropout_learns(model):
@@ -192,8 +192,8 @@ def test_pmap_and_assignment_of_tracers():
         small.params = params
         return small(tokens).last_hidden_state
 
-    given = jax.pmap(run, in_axes=(None, 0))(small.params, ids(8)[:, None])
-    assert close(given[:, 0], expected)
+    states = jax.pmap(run, in_axes=(None, 0))(small.params, ids(8)[:, None])
+    assert close(states[:, 0], expected)
 
 
 def test_dropout_depends_on_the_key_alone_and_evaluation_on_nothing(model):
@@ -218,12 +218,12 @@ def test_training_with_dropout_needs_a_key(model):
 
 
 def test_gradient_checkpointing_can_be_switched_on_later():
-    one = FlaxBertModel(bert_config())
-    before, params = one(ids())[0], one.params
-    one.enable_gradient_checkpointing()
-    jaxpr = str(jax.make_jaxpr(lambda p: one(ids(), params=p)[0])(params))
+    checkpointed = FlaxBertModel(bert_config())
+    initial, params = checkpointed(ids())[0], checkpointed.params
+    checkpointed.enable_gradient_checkpointing()
+    jaxpr = str(jax.make_jaxpr(lambda p: checkpointed(ids(), params=p)[0])(params))
     assert "checkpoint" in jaxpr or "remat" in jaxpr
-    assert np.array_equal(one(ids())[0], before) and one.params is params
+    assert np.array_equal(checkpointed(ids())[0], initial) and checkpointed.params is params
 
 
 # -- inputs and outputs ----------------------------------------------------------------------------
@@ -236,8 +236,8 @@ def test_inputs_may_be_lists_and_any_integers(model):
 
 
 def test_outputs_may_be_tuples(model):
-    given = model(ids(), return_dict=False, output_hidden_states=True)
-    assert type(given) is tuple and given[0].shape == (2, 12, 64) and len(given[1]) == 2
+    output = model(ids(), return_dict=False, output_hidden_states=True)
+    assert type(output) is tuple and output[0].shape == (2, 12, 64) and len(output[1]) == 2
 
 
 def test_first_argument_is_the_main_input(model):
@@ -279,18 +279,18 @@ def test_unknown_names_of_options_are_refused():
 
 @pytest.mark.parametrize("name", ["xla", "eager"])
 def test_attention_implementations_agree(model, name):
-    chosen = FlaxBertForMaskedLM(
+    other = FlaxBertForMaskedLM(
         bert_config(num_hidden_layers=1), attn_implementation=name, _do_init=False
     )
-    assert close(chosen(ids(), params=model.params).logits, model(ids()).logits)
+    assert close(other(ids(), params=model.params).logits, model(ids()).logits)
 
 
 def test_precision_by_name_is_precision_by_dtype(model):
     config = bert_config(num_hidden_layers=1)
-    named = FlaxBertForMaskedLM(config, precision="bfloat16", _do_init=False)
+    by_name = FlaxBertForMaskedLM(config, precision="bfloat16", _do_init=False)
     typed = FlaxBertForMaskedLM(config, dtype=jnp.bfloat16, _do_init=False)
-    given = [m(ids(), params=model.params).logits for m in (named, typed)]
-    assert given[0].dtype == jnp.bfloat16 and close(*given, 0)
+    logits = [m(ids(), params=model.params).logits for m in (by_name, typed)]
+    assert logits[0].dtype == jnp.bfloat16 and close(*logits, 0)
 
 
 # -- the cache -------------------------------------------------------------------------------------
@@ -303,14 +303,14 @@ def test_cache_mirrors_the_parameters_and_comes_back_second():
     assert part["cached_key"].shape == (2, 12, 4, 8)
     assert part["cache_index"].shape == () and part["cache_index"].dtype == jnp.int32
     positions = np.arange(5)[None].repeat(2, 0)
-    given = decoder(
+    output = decoder(
         ids()[:, :5],
         np.ones((2, 12)),
         position_ids=positions,
         past_key_values=cache,
         return_dict=False,
     )
-    assert int(given[1]["bert"]["encoder"]["layer"]["1"]["attention"]["self"]["cache_index"]) == 5
+    assert int(output[1]["bert"]["encoder"]["layer"]["1"]["attention"]["self"]["cache_index"]) == 5
     without = decoder(ids(), past_key_values={})
     assert "past_key_values" not in without
 
@@ -320,11 +320,11 @@ def test_cached_decoding_works_with_scanned_layers():
     loop = FlaxBertForCausalLM(config)
     scan = FlaxBertForCausalLM(config, scan_layers=True)
     full, cache, parts = loop(ids()).logits, scan.init_cache(2, 12), []
-    for chosen in (slice(0, 7), slice(7, 8), slice(8, 12)):
-        positions = np.arange(12)[None, chosen].repeat(2, 0)
-        given = scan(ids()[:, chosen], position_ids=positions, past_key_values=cache)
-        cache = given.past_key_values
-        parts.append(given.logits)
+    for columns in (slice(0, 7), slice(7, 8), slice(8, 12)):
+        positions = np.arange(12)[None, columns].repeat(2, 0)
+        output = scan(ids()[:, columns], position_ids=positions, past_key_values=cache)
+        cache = output.past_key_values
+        parts.append(output.logits)
     assert close(np.concatenate(parts, 1), full)
 
 
@@ -337,7 +337,7 @@ def test_classes_without_a_language_head_do_not_generate(model):
 
 
 class Tables(nnx.Module):
-    """A model that adds what tables say, and declares none of them."""
+    """A model that adds embeddings of several tables and does not declare position_table."""
 
     def __init__(self, config, rngs):
         def make(rows):

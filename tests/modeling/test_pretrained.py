@@ -1,4 +1,4 @@
-"""from_pretrained: every form of checkpoint, every way a user asks for one."""
+"""from_pretrained: all checkpoint formats and options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.saved_bert import capture_warnings
 model, saved = saved_bert.model, saved_bert.saved
 
 
-# -- what can be read ------------------------------------------------------------------------------
+# -- checkpoint formats ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_native_architecture_stored_as_its_twin(saved, model):
     assert trees_equal(loaded.params, model.params) and loaded.config.hidden_dropout_prob == 0.25
 
 
-# -- types, places and structure -------------------------------------------------------------------
+# -- dtypes, devices and structure------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
@@ -154,8 +154,11 @@ def test_missing_parameters_are_left_out_without_initialisation(tmp_path, caplog
     with capture_warnings(caplog):
         head, params = FlaxBertForSequenceClassification.from_pretrained(tmp_path, _do_init=False)
     assert set(params) == {"bert"} and "missing from the returned parameters" in messages()
-    filled = head.init_weights(jax.random.key(0), (1, 1), params)
-    assert trees_equal(filled["bert"], params["bert"]) and set(filled) == {"bert", "classifier"}
+    completed = head.init_weights(jax.random.key(0), (1, 1), params)
+    assert trees_equal(completed["bert"], params["bert"]) and set(completed) == {
+        "bert",
+        "classifier",
+    }
 
 
 def test_other_keywords_change_the_configuration_or_the_constructor(saved):

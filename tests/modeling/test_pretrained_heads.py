@@ -1,4 +1,4 @@
-"""from_pretrained of a checkpoint with another head: what is new, left over or of another shape."""
+"""from_pretrained of a checkpoint with another head."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_base_model_into_a_head_and_back(tmp_path, caplog, messages):
 def test_new_parameters_are_those_of_the_seed(tmp_path):
     FlaxBertModel(bert_config()).save_pretrained(tmp_path)
     load = FlaxBertForSequenceClassification.from_pretrained
-    one, two = load(tmp_path, seed=1), load(tmp_path, seed=2)
-    assert trees_equal(one.params["classifier"], load(tmp_path, seed=1).params["classifier"])
-    assert not trees_equal(one.params["classifier"], two.params["classifier"])
+    first, two = load(tmp_path, seed=1), load(tmp_path, seed=2)
+    assert trees_equal(first.params["classifier"], load(tmp_path, seed=1).params["classifier"])
+    assert not trees_equal(first.params["classifier"], two.params["classifier"])
 
 
 @pytest.mark.slow

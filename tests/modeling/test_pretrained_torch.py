@@ -1,4 +1,4 @@
-"""from_pretrained of checkpoints that PyTorch wrote."""
+"""from_pretrained of PyTorch's checkpoints."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_pytorch_checkpoints_survive_a_round_trip(spec, task, config, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     loaded = cls.from_pretrained(tmp_path / "theirs", _do_init=True)
     loaded.save_pretrained(tmp_path / "ours")
-    before = load_file(tmp_path / "theirs" / "model.safetensors")
-    after = load_file(tmp_path / "ours" / "model.safetensors")
-    assert trees_equal(dict(sorted(after.items())), dict(sorted(before.items())))
+    original = load_file(tmp_path / "theirs" / "model.safetensors")
+    saved_again = load_file(tmp_path / "ours" / "model.safetensors")
+    assert trees_equal(dict(sorted(saved_again.items())), dict(sorted(original.items())))
     theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert (tmp_path / "shards" / "model.safetensors.index.json").is_file()
     assert trees_equal(cls.from_pretrained(tmp_path / "shards").params, loaded.params)
@@ -62,9 +62,9 @@ def test_pytorch_base_models_load_with_and_without_their_prefix(tmp_path, presen
     pytest.importorskip("torch")
     import transformers
 
-    whole = transformers.BertForMaskedLM(bert_config())
-    (whole if present else whole.bert).save_pretrained(tmp_path)
-    expected = whole.bert.embeddings.word_embeddings.weight.detach().numpy()
+    torch_model = transformers.BertForMaskedLM(bert_config())
+    (torch_model if present else torch_model.bert).save_pretrained(tmp_path)
+    expected = torch_model.bert.embeddings.word_embeddings.weight.detach().numpy()
     for cls in (FlaxBertModel, FlaxBertForMaskedLM):
         params = cls.from_pretrained(tmp_path).params
         table = params.get("bert", params)["embeddings"]["word_embeddings"]["embedding"]

@@ -1,4 +1,4 @@
-"""A model whose layers differ, scanned in patterns: its files, numbers, cache and layout."""
+"""A model with different layers, scanned in patterns: files, results, cache and layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def models(tmp_path_factory):
 def test_files_of_scanned_patterns_are_those_of_the_loop(models):
     loop, scanned, again = models
     shapes = {path: leaf.shape for path, leaf in trees.flatten(scanned.params).items()}
-    # The first layer; then twice a windowed one and one that sees all.
+    # The first layer, then two pairs of a windowed layer and a full one.
     leading = {
         path[1]: shape[0] for path, shape in shapes.items() if path[2:] == ("query", "kernel")
     }
@@ -49,10 +49,10 @@ def test_a_training_step_of_scanned_patterns_is_that_of_the_loop(models):
         return jax.jit(jax.grad(loss, has_aux=True))(model.params)
 
     loop, scanned, _ = models
-    (wanted, logits), (ours, found) = step(loop), step(scanned)
-    assert np.array_equal(found, logits)
+    (expected, logits), (ours, scanned_logits) = step(loop), step(scanned)
+    assert np.array_equal(scanned_logits, logits)
     ours = scanned.weight_map.unstack(trees.flatten(ours))
-    for path, gradient in trees.flatten(wanted).items():
+    for path, gradient in trees.flatten(expected).items():
         np.testing.assert_allclose(ours[path], gradient, atol=1e-5, rtol=1e-4)
 
 
@@ -63,15 +63,15 @@ def test_scanned_patterns_decode_with_a_cache(models):
     def decode(params):
         cache, parts = scanned.init_cache(len(IDS), 9), []
         for part in (slice(0, 5), slice(5, 9)):
-            places = jnp.broadcast_to(jnp.arange(9)[part], IDS[:, part].shape)
+            positions = jnp.broadcast_to(jnp.arange(9)[part], IDS[:, part].shape)
             output = scanned(
-                IDS[:, part], position_ids=places, past_key_values=cache, params=params
+                IDS[:, part], position_ids=positions, past_key_values=cache, params=params
             )
             cache, parts = output.past_key_values, [*parts, output.logits]
         return jnp.concatenate(parts, 1)
 
-    whole = jax.jit(lambda params: loop(IDS, params=params).logits)(loop.params)
-    np.testing.assert_allclose(decode(scanned.params), whole, atol=1e-5)
+    full = jax.jit(lambda params: loop(IDS, params=params).logits)(loop.params)
+    np.testing.assert_allclose(decode(scanned.params), full, atol=1e-5)
 
 
 def test_the_axis_of_layers_of_a_pattern_is_never_split(models):

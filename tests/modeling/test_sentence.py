@@ -1,4 +1,4 @@
-"""Vectors of sentences, beside sentence-transformers and sums in NumPy."""
+"""Sentence vectors, compared with sentence-transformers and NumPy."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def folder(tmp_path_factory):
 
 
 def one_by_one(model, text, modes, prompt=""):
-    """Vectors of a text by loops over its tokens, in float64."""
+    """Returns the vector of a text with loops over its tokens, in float64."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model._source[0])
     ids = tokenizer(prompt + text, return_tensors="np")["input_ids"]
     hidden = np.asarray(model(ids, np.ones_like(ids)).last_hidden_state[0], np.float64)
     weights = np.arange(1, len(hidden) + 1)[:, None]
-    ways = {
+    pooled = {
         "cls": hidden[0],
         "max": hidden.max(0),
         "mean": hidden.mean(0),
@@ -40,29 +40,29 @@ def one_by_one(model, text, modes, prompt=""):
         "weightedmean": (hidden * weights).sum(0) / weights.sum(),
         "lasttoken": hidden[-1],
     }
-    return np.concatenate([ways[mode] for mode in modes])
+    return np.concatenate([pooled[mode] for mode in modes])
 
 
 @pytest.mark.parametrize("modes", [("mean",), tuple(POOLING_MODES)], ids=str)
 def test_vectors_are_pooled_as_their_names_say_whatever_the_batch(folder, modes):
     model = hfseq.FlaxAutoModel.from_pretrained(folder)
     model.sentence_config = SentenceConfig(modes)
-    wanted = np.stack([one_by_one(model, text, modes) for text in TEXTS])
+    expected = np.stack([one_by_one(model, text, modes) for text in TEXTS])
     for size in (1, 3, 32):
-        np.testing.assert_allclose(model.encode(TEXTS, batch_size=size), wanted, atol=2e-5)
-    assert model.encode(TEXTS[0]).shape == wanted[0].shape
+        np.testing.assert_allclose(model.encode(TEXTS, batch_size=size), expected, atol=2e-5)
+    assert model.encode(TEXTS[0]).shape == expected[0].shape
     if len(modes) == 1:
         plain = hfseq.FlaxAutoModel.from_pretrained(folder)
-        made = plain.encode(TEXTS, pooling=modes[0], normalize_embeddings=True, truncate_dim=9)
-        cut = wanted[:, :9] / np.linalg.norm(wanted[:, :9], axis=1, keepdims=True)
-        np.testing.assert_allclose(made, cut, atol=1e-5)
+        truncated = plain.encode(TEXTS, pooling=modes[0], normalize_embeddings=True, truncate_dim=9)
+        cut = expected[:, :9] / np.linalg.norm(expected[:, :9], axis=1, keepdims=True)
+        np.testing.assert_allclose(truncated, cut, atol=1e-5)
 
 
 def test_the_files_are_written_and_read(folder, tmp_path, caplog):
     model = hfseq.FlaxAutoModel.from_pretrained(folder)
     draw = np.random.default_rng(0)
     kernel = draw.normal(size=(32, 5)).astype(np.float32)
-    said = SentenceConfig(
+    sentence_config = SentenceConfig(
         ("mean",),
         dense=(Dense(kernel, np.ones(5, np.float32), "Tanh"),),
         normalize=True,
@@ -71,7 +71,7 @@ def test_the_files_are_written_and_read(folder, tmp_path, caplog):
         prompts={"query": "law: "},
         default_prompt_name="query",
     )
-    model.sentence_config = said
+    model.sentence_config = sentence_config
     model.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
@@ -83,14 +83,14 @@ def test_the_files_are_written_and_read(folder, tmp_path, caplog):
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
     short = "It was read"
     plain = one_by_one(again, short.lower(), ("mean",), "law: ")
-    wanted = np.tanh(plain @ kernel + 1)
-    np.testing.assert_allclose(again.encode(short), wanted / np.linalg.norm(wanted), atol=1e-5)
+    expected = np.tanh(plain @ kernel + 1)
+    np.testing.assert_allclose(again.encode(short), expected / np.linalg.norm(expected), atol=1e-5)
     assert not np.allclose(again.encode(short, prompt=""), again.encode(short), atol=1e-3)
     again.save_pretrained(tmp_path / "copy")
     names = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.json") if "copy" not in str(p)}
     copied = {str(p.relative_to(tmp_path / "copy")) for p in (tmp_path / "copy").rglob("*.json")}
     assert names - copied == {"tokenizer.json", "tokenizer_config.json"}
-    # The newer spelling.
+    # The newer format.
     (tmp_path / "1_Pooling" / "config.json").write_text(
         json.dumps({"embedding_dimension": 32, "pooling_mode": "cls"})
     )
@@ -121,8 +121,8 @@ def test_a_prompt_can_be_left_out_of_the_mean(folder):
     ids = tokenizer("the law river", return_tensors="np")["input_ids"]
     hidden = np.asarray(model(ids, np.ones_like(ids)).last_hidden_state[0])
     left = len(tokenizer("the law")["input_ids"]) - 1
-    found = model.encode("river", prompt="the law ")
-    np.testing.assert_allclose(found, hidden[left:].mean(0), atol=1e-5)
+    result = model.encode("river", prompt="the law ")
+    np.testing.assert_allclose(result, hidden[left:].mean(0), atol=1e-5)
 
 
 def test_what_cannot_be_encoded_is_told(folder, tmp_path):
@@ -153,14 +153,14 @@ def test_padding_at_the_end_changes_no_pooling():
 def test_the_command_writes_arrays_and_lines(folder, tmp_path, capsys):
     lines = tmp_path / "lines.txt"
     lines.write_text("".join(f"{text}\n" for text in TEXTS))
-    wanted = hfseq.FlaxAutoModel.from_pretrained(folder).encode(TEXTS, pooling="mean")
+    expected = hfseq.FlaxAutoModel.from_pretrained(folder).encode(TEXTS, pooling="mean")
     command = ["embed", str(folder), "--pooling", "mean", "--input_file", str(lines)]
     assert cli.main([*command, "--output_file", str(tmp_path / "v.npy")]) == 0
-    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), wanted, atol=1e-6)
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), expected, atol=1e-6)
     assert cli.main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["input"] for row in rows] == TEXTS
-    np.testing.assert_allclose([row["output"] for row in rows], wanted, atol=1e-6)
+    np.testing.assert_allclose([row["output"] for row in rows], expected, atol=1e-6)
     lines.write_text("a\n\nb\n")
     assert cli.main(command) == 1
     assert f"{lines}:2: the text is empty" in capsys.readouterr().err
@@ -181,9 +181,9 @@ def test_vectors_are_those_of_sentence_transformers(trained_bert, tmp_path, shar
     texts = [line.strip() for line in lines if len(line.split()) > 3][:200]
     model = hfseq.FlaxAutoModel.from_pretrained(trained_bert)
     ours = model.encode(texts)
-    wanted = theirs.SentenceTransformer(str(trained_bert), device="cpu").encode(texts)
-    np.testing.assert_allclose(ours, wanted, atol=1e-6)
-    assert np.abs((ours * wanted).sum(1) - 1).max() < 1e-5
+    expected = theirs.SentenceTransformer(str(trained_bert), device="cpu").encode(texts)
+    np.testing.assert_allclose(ours, expected, atol=1e-6)
+    assert np.abs((ours * expected).sum(1) - 1).max() < 1e-5
     model.save_pretrained(tmp_path)
     save_generic(AutoTokenizer.from_pretrained(trained_bert), tmp_path)
     again = theirs.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)

@@ -1,4 +1,4 @@
-"""The face of encoder-decoders: encode, decode, caches, beams, packed rows."""
+"""The interface of encoder-decoders: encode, decode, caches, beams, packed rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MASK = np.array([[1] * 9, [1] * 6 + [0] * 3])
 
 
 class Runner:
-    """A model with its entries compiled."""
+    """A model with compiled methods."""
 
     def __init__(self, **options):
         self.model = FlaxBartForConditionalGeneration(bart_config(**SHALLOW), **options)
@@ -74,21 +74,21 @@ def test_decode_of_encode_is_the_whole_model(run, encoded, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("filled", [True, False], ids=["filled", "as in v4"])
+@pytest.mark.parametrize("has_encoder_cache", [True, False], ids=["filled", "as in v4"])
 @pytest.mark.parametrize("chunks", [(4, 3), (1, 1, 5)])
-def test_decoding_in_chunks_is_the_whole_model(run, encoded, expected, filled, chunks):
-    cache = run.cache(2, 7, encoded, run.model.params if filled else None)
+def test_decoding_in_chunks_is_the_whole_model(run, encoded, expected, has_encoder_cache, chunks):
+    cache = run.cache(2, 7, encoded, run.model.params if has_encoder_cache else None)
     attentions = {path[-2] for path in trees.flatten(cache)}
-    assert attentions == ({"self_attn", "encoder_attn"} if filled else {"self_attn"})
+    assert attentions == ({"self_attn", "encoder_attn"} if has_encoder_cache else {"self_attn"})
     parts, start = [], 0
     for size in chunks:
-        chosen = np.arange(start, start + size)
+        columns = np.arange(start, start + size)
         inputs = {
             "encoder_attention_mask": MASK,
             "past_key_values": cache,
-            "decoder_position_ids": places(2, *chosen),
+            "decoder_position_ids": places(2, *columns),
         }
-        output = run.decode(TARGET[:, chosen], encoded, inputs)
+        output = run.decode(TARGET[:, columns], encoded, inputs)
         cache, start = output.past_key_values, start + size
         parts.append(output.logits)
     assert close(np.concatenate(parts, 1), expected)
@@ -110,8 +110,8 @@ def test_filled_cache_is_read_and_not_made_again(run, encoded):
     cache = run.cache(2, 7, encoded, run.model.params)
     inputs = {"past_key_values": cache, "decoder_position_ids": places(2, 0)}
     first = run.decode(TARGET[:, :1], encoded, inputs).logits
-    nothing = run.decode(TARGET[:, :1], (jnp.zeros_like(encoded[0]),), inputs).logits
-    assert close(first, nothing, 0)
+    without_encoder = run.decode(TARGET[:, :1], (jnp.zeros_like(encoded[0]),), inputs).logits
+    assert close(first, without_encoder, 0)
 
 
 @pytest.mark.slow
@@ -121,13 +121,13 @@ def test_stacked_and_recomputed_layers_decode_alike(options):
     encoded = other.encode(SOURCE, MASK)
     cache = other.cache(2, 7, encoded, other.model.params)
     parts = []
-    for chosen in (np.arange(4), np.arange(4, 7)):
+    for columns in (np.arange(4), np.arange(4, 7)):
         inputs = {
             "encoder_attention_mask": MASK,
             "past_key_values": cache,
-            "decoder_position_ids": places(2, *chosen),
+            "decoder_position_ids": places(2, *columns),
         }
-        output = other.decode(TARGET[:, chosen], encoded, inputs)
+        output = other.decode(TARGET[:, columns], encoded, inputs)
         cache = kv_cache.reorder(output.past_key_values, jnp.arange(2))
         parts.append(output.logits)
     assert close(np.concatenate(parts, 1), other.whole(SOURCE, MASK, TARGET))
@@ -173,8 +173,8 @@ def test_reordered_beams_go_on_as_if_they_had_always_stood_there(run, encoded):
     }
     step = run.decode(tokens[:, 3:], encoded, following).logits
     history = np.concatenate([tokens[rows, :3], tokens[:, 3:]], 1)
-    whole = run.whole(SOURCE.repeat(2, 0), MASK.repeat(2, 0), history)
-    assert close(step[:, 0], whole[:, 3])
+    full = run.whole(SOURCE.repeat(2, 0), MASK.repeat(2, 0), history)
+    assert close(step[:, 0], full[:, 3])
 
 
 @pytest.mark.slow
@@ -192,8 +192,8 @@ def test_rewound_cache_forgets_what_came_later(run, encoded):
     }
     other = ids(2, 2, seed=5)
     again = run.decode(other, encoded, back).logits
-    whole = run.whole(SOURCE, MASK, np.concatenate([TARGET[:, :2], other], 1))
-    assert close(again, whole[:, 2:])
+    full = run.whole(SOURCE, MASK, np.concatenate([TARGET[:, :2], other], 1))
+    assert close(again, full[:, 2:])
 
 
 @pytest.mark.slow
@@ -274,12 +274,12 @@ def test_left_padded_prompts_go_on_as_if_not_padded(run, encoded):
     output = run.decode(prompt, encoder_outputs, first)
     following = model.update_inputs_for_generation(output, first)
     step = run.decode(TARGET[:, 4:5], encoder_outputs, following)
-    shown = [output.logits[:, -1], step.logits[:, 0]]
+    logits = [output.logits[:, -1], step.logits[:, 0]]
     short = np.concatenate([prompt[1:, 2:], TARGET[1:, 4:5]], 1)
-    whole = run.whole(SOURCE, MASK, TARGET[:, :5])
+    full = run.whole(SOURCE, MASK, TARGET[:, :5])
     alone = run.whole(SOURCE[1:], MASK[1:], short)
-    assert all(close(ours[0], whole[0, 3 + i]) for i, ours in enumerate(shown))
-    assert all(close(ours[1], alone[0, 1 + i]) for i, ours in enumerate(shown))
+    assert all(close(ours[0], full[0, 3 + i]) for i, ours in enumerate(logits))
+    assert all(close(ours[1], alone[0, 1 + i]) for i, ours in enumerate(logits))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Tiny models and checkpoints that the tests of the models room share."""
+"""Tiny models and checkpoints that tests share."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def gemma_config(**changes: Any) -> Any:
     return GemmaConfig(**{**_decoder_sizes(), "head_dim": 12, **changes})
 
 
-#: Two layers that see all, two that see a window.
+#: Two layers with full attention and two with a window.
 _QWEN_WINDOWS = {
     "use_sliding_window": True,
     "sliding_window": 5,
@@ -118,18 +118,30 @@ def smollm3_config(**changes: Any) -> Any:
 def gemma2_config(**changes: Any) -> Any:
     from transformers import Gemma2Config
 
-    # The caps bite.
+    # Caps that are small enough to have an effect.
     caps = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 4.0}
-    more = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 5, "num_hidden_layers": 4}
-    return Gemma2Config(**{**_decoder_sizes(), **caps, **more, **changes})
+    other_options = {
+        "head_dim": 12,
+        "query_pre_attn_scalar": 7,
+        "sliding_window": 5,
+        "num_hidden_layers": 4,
+    }
+    return Gemma2Config(**{**_decoder_sizes(), **caps, **other_options, **changes})
 
 
 def gemma3_text_config(**changes: Any) -> Any:
     from transformers import Gemma3TextConfig
 
-    more = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 5, "num_hidden_layers": 4}
+    other_options = {
+        "head_dim": 12,
+        "query_pre_attn_scalar": 7,
+        "sliding_window": 5,
+        "num_hidden_layers": 4,
+    }
     kinds = ["sliding_attention", "full_attention"] * 2
-    return Gemma3TextConfig(**{**_decoder_sizes(), **more, "layer_types": kinds, **changes})
+    return Gemma3TextConfig(
+        **{**_decoder_sizes(), **other_options, "layer_types": kinds, **changes}
+    )
 
 
 def eurobert_config(**changes: Any) -> Any:
@@ -142,20 +154,22 @@ def esm_config(**changes: Any) -> Any:
     from transformers import EsmConfig
 
     tokens = {"pad_token_id": 1, "eos_token_id": 2, "mask_token_id": 3, "token_dropout": True}
-    more = {"position_embedding_type": "rotary", "initializer_range": 0.2}
+    other_options = {"position_embedding_type": "rotary", "initializer_range": 0.2}
     sizes = {name: TINY[name] for name in TINY if name != "type_vocab_size"}
-    return EsmConfig(**{**sizes, **tokens, **more, **changes})
+    return EsmConfig(**{**sizes, **tokens, **other_options, **changes})
 
 
 def modernbert_config(**changes: Any) -> Any:
     from transformers import ModernBertConfig
 
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5}
-    more = {"num_attention_heads": 4, "max_position_embeddings": 40, "local_attention": 6}
+    other_options = {"num_attention_heads": 4, "max_position_embeddings": 40, "local_attention": 6}
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1}
     wide = {"sep_token_id": 2, "initializer_range": 0.2}
     kinds = ["full_attention", *["sliding_attention", "full_attention"] * 2]
-    return ModernBertConfig(**{**sizes, **more, **tokens, **wide, "layer_types": kinds, **changes})
+    return ModernBertConfig(
+        **{**sizes, **other_options, **tokens, **wide, "layer_types": kinds, **changes}
+    )
 
 
 def modernbert_decoder_config(**changes: Any) -> Any:
@@ -174,8 +188,8 @@ def gptj_config(**changes: Any) -> Any:
 
     sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 40}
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    more = {"rotary_dim": 6, "initializer_range": 0.2}
-    return GPTJConfig(**{**sizes, **tokens, **more, **changes})
+    other_options = {"rotary_dim": 6, "initializer_range": 0.2}
+    return GPTJConfig(**{**sizes, **tokens, **other_options, **changes})
 
 
 def _decoder_sizes() -> dict[str, Any]:
@@ -188,8 +202,12 @@ def t5_config(**changes: Any) -> Any:
     from transformers import T5Config
 
     sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
-    more = {"num_heads": 4, "decoder_start_token_id": 0, "relative_attention_num_buckets": 8}
-    return T5Config(**{**sizes, **more, **changes})
+    other_options = {
+        "num_heads": 4,
+        "decoder_start_token_id": 0,
+        "relative_attention_num_buckets": 8,
+    }
+    return T5Config(**{**sizes, **other_options, **changes})
 
 
 def mt5_config(**changes: Any) -> Any:
@@ -408,20 +426,20 @@ def vq_transformer_config(**changes: Any) -> Any:
     from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "head_dim": 8}
-    more = {"num_codes": 8, "window_size": 4, "block_size": 4}
-    return VQTransformerConfig(**{**sizes, **more, **changes})
+    other_options = {"num_codes": 8, "window_size": 4, "block_size": 4}
+    return VQTransformerConfig(**{**sizes, **other_options, **changes})
 
 
 def wmt_transformer_config(**changes: Any) -> Any:
     from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
 
-    # Small values, as the stock classes draw them: rounding errors are then as small as theirs.
+    # Small values like those of the stock classes, so that rounding errors are as small.
     init = {"kernel_init": "normal", "embedding_init_std": 0.02}
     return WMTTransformerConfig(**{**translation_sizes(), **init, **changes})
 
 
-# Layers as narrow as these have large first values: without a factor the gradient of a key's bias,
-# which is zero, is rounded to more than the battery allows between two ways to compute it.
+# Such narrow layers have large initial values. Without a factor, the gradient of a key bias, which
+# is zero, would have larger rounding errors than the checks allow.
 _CLIP = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -436,7 +454,7 @@ _PICTURES = {"image_size": 12, "patch_size": 4}
 def clip_text_model_config(**changes: Any) -> Any:
     from transformers import CLIPTextConfig
 
-    # So few words that most rows hold the end that is not the old one, 2.
+    # A small vocabulary, so that most rows contain the end token, which is not the legacy one, 2.
     words = {"vocab_size": 24, "max_position_embeddings": 24}
     tokens = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 5}
     return CLIPTextConfig(**{**_CLIP, **words, **tokens, **changes})
@@ -450,7 +468,7 @@ def clip_vision_model_config(**changes: Any) -> Any:
 
 
 def clip_config(**changes: Any) -> Any:
-    """``changes`` are those of both sides."""
+    """Returns a tiny CLIP. ``changes`` apply to both sides."""
     from transformers import CLIPConfig
 
     text = clip_text_model_config(**changes)
@@ -480,12 +498,16 @@ def beit_config(**changes: Any) -> Any:
 
     sizes = {name: _CLIP[name] for name in ("hidden_size", "intermediate_size")}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 3, "vocab_size": 24}
-    places = {"use_relative_position_bias": True, "use_mask_token": True, "drop_path_rate": 0.0}
-    return BeitConfig(**{**sizes, **layers, **places, **_PICTURES, **changes})
+    position_options = {
+        "use_relative_position_bias": True,
+        "use_mask_token": True,
+        "drop_path_rate": 0.0,
+    }
+    return BeitConfig(**{**sizes, **layers, **position_options, **_PICTURES, **changes})
 
 
 def resnet_config(**changes: Any) -> Any:
-    """Return a tiny ResNet with blocks of three layers."""
+    """Returns a tiny ResNet with blocks of three layers."""
     from transformers import ResNetConfig
 
     changes.pop("vocab_size", None)
@@ -494,7 +516,7 @@ def resnet_config(**changes: Any) -> Any:
 
 
 def regnet_config(**changes: Any) -> Any:
-    """Return a tiny RegNet of type "y"."""
+    """Returns a tiny RegNet of type "y"."""
     from transformers import RegNetConfig
 
     changes.pop("vocab_size", None)
@@ -503,11 +525,11 @@ def regnet_config(**changes: Any) -> Any:
 
 
 def vision_text_dual_encoder_config(**changes: Any) -> Any:
-    """``changes`` are those of both sides."""
+    """Returns BERT and ViT. ``changes`` apply to both sides."""
     from transformers import VisionTextDualEncoderConfig
 
     text, vision = bert_config(**changes), vit_config(**changes)
-    # A small scale: sines of logits that are as large as CLIP's magnify rounding.
+    # A small scale, because the sine of logits as large as CLIP's magnifies rounding errors.
     return VisionTextDualEncoderConfig(
         text_config=text.to_dict(),
         vision_config=vision.to_dict(),
@@ -558,29 +580,29 @@ def spectrograms(rows: int = 2, frames: int = 20, seed: int = 0) -> np.ndarray:
 
 
 def encoder_decoder_config(**changes: Any) -> Any:
-    """``changes`` are those of both sides."""
+    """Returns two BERTs. ``changes`` apply to both sides."""
     from transformers import EncoderDecoderConfig
 
     return _pair(EncoderDecoderConfig, bert_config(**changes), bert_config(**changes))
 
 
 def vision_encoder_decoder_config(**changes: Any) -> Any:
-    """``changes`` are those of both sides."""
+    """Returns ViT and BERT. ``changes`` apply to both sides."""
     from transformers import VisionEncoderDecoderConfig
 
     return _pair(VisionEncoderDecoderConfig, vit_config(**changes), bert_config(**changes))
 
 
 def speech_encoder_decoder_config(**changes: Any) -> Any:
-    """``changes`` are those of both sides."""
+    """Returns Wav2Vec2 and BERT. ``changes`` apply to both sides."""
     from transformers import SpeechEncoderDecoderConfig
 
     return _pair(SpeechEncoderDecoderConfig, wav2vec2_config(**changes), bert_config(**changes))
 
 
-def _pair(kind: Any, encoder: Any, decoder: Any) -> Any:
+def _pair(config_class: Any, encoder: Any, decoder: Any) -> Any:
     tokens = {"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": 2}
-    return kind.from_encoder_decoder_configs(encoder, decoder, **tokens)
+    return config_class.from_encoder_decoder_configs(encoder, decoder, **tokens)
 
 
 def images(rows: int = 2, shape: tuple[int, ...] = (3, 12, 12), seed: int = 0) -> np.ndarray:
@@ -596,7 +618,7 @@ def ids(rows: int = 2, length: int = 12, seed: int = 0) -> np.ndarray:
 
 
 def trees_equal(ours: Any, theirs: Any) -> bool:
-    """Equal structure, types and bits."""
+    """Returns whether structure, dtypes and bits are equal."""
     a, b = jax.tree.flatten_with_path(ours)[0], jax.tree.flatten_with_path(theirs)[0]
     return [path for path, _ in a] == [path for path, _ in b] and all(
         x.dtype == y.dtype and np.array_equal(np.asarray(x), np.asarray(y))
@@ -605,31 +627,32 @@ def trees_equal(ours: Any, theirs: Any) -> bool:
 
 
 def close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> bool:
-    """The comparison of all parity tests: max|a - b| <= tolerance * max(1, max|b|)."""
+    """Returns whether max|a - b| <= tolerance * max(1, max|b|)."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     return a.shape == b.shape and np.abs(a - b).max() <= tolerance * max(1, np.abs(b).max())
 
 
 def write_v4_msgpack(folder: Path, shards: list[dict[str, Any]], indexed: list[int]) -> None:
-    """Write a sharded checkpoint as Transformers 4 did: nested shards, slash-joined names.
+    """Writes a sharded checkpoint like Transformers 4: nested shards, names joined by slashes.
 
-    ``indexed`` are the shards that the index names; v4 could write an empty first one that is not.
+    ``indexed`` are the shards in the index. Version 4 can write an empty first shard that is not in
+    it.
     """
     from flax.serialization import msgpack_serialize
     from flax.traverse_util import flatten_dict
 
-    where, count = {}, len(shards)
+    weight_map, count = {}, len(shards)
     for number, shard in enumerate(shards):
         name = f"flax_model-{number + 1:05}-of-{count:05}.msgpack"
         (folder / name).write_bytes(msgpack_serialize(jax.tree.map(np.asarray, shard)))
         if number in indexed:
-            where |= {key: name for key in flatten_dict(shard, sep="/")}
-    index = {"metadata": {"total_size": 0}, "weight_map": where}
+            weight_map |= {key: name for key in flatten_dict(shard, sep="/")}
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (folder / "flax_model.msgpack.index.json").write_text(json.dumps(index))
 
 
 def rewrite_tensors(path: Path, change: Any, metadata: dict[str, str] | None = None) -> None:
-    """Apply ``change`` to the dict of tensors in a safetensors file."""
+    """Applies ``change`` to the dict of tensors in a safetensors file."""
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(path)

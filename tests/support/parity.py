@@ -20,9 +20,15 @@ def compare(
     output_mask: np.ndarray | float = 1.0,
     unused: int = 0,
 ) -> Any:
-    """Assert that ``ours`` (or what ``cls`` loads from ``folder``) equals PyTorch's; return it.
+    """Asserts that outputs and gradients equal PyTorch's, and returns hfseq's model.
 
-    ``shown`` is 0 where outputs are not compared (padding); ``unused`` parameters have no gradient.
+    Args:
+        cls: hfseq's model class.
+        folder: The checkpoint.
+        inputs: Inputs of the models.
+        ours: hfseq's model. The default is the one in ``folder``.
+        output_mask: 0 where outputs are not compared (padding).
+        unused: Number of parameters without a gradient.
     """
     import jax
     import jax.numpy as jnp
@@ -46,7 +52,7 @@ def compare(
     (expected[name] * torch.from_numpy(weights)).sum().backward()
     gradients = ours.weight_map.to_torch(trees.flatten(jax.tree.map(np.asarray, gradient)))
     graded = {n: p.grad.numpy() for n, p in theirs.named_parameters() if p.grad is not None}
-    # Sinusoids are constants here; Transformers trains those of a model that was loaded.
+    # Sinusoidal tables are constants in hfseq. Transformers trains those of loaded models.
     tables = (n for n, part in theirs.named_modules() if "Sinusoidal" in type(part).__name__)
     for name in tables:
         graded.pop(f"{name}.weight", None)

@@ -1,4 +1,4 @@
-"""A toy decoder whose memory has a fixed size, with a collection beside its parameters."""
+"""A toy decoder with a fixed-size memory and a collection."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hfseq.generation import FixedStateGeneration
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import outputs as out
 
-EMPTY = 0.5  # an empty memory is not zero
+EMPTY = 0.5  # the value of an empty memory
 
 
 class Tally(nnx.Variable):
-    """Statistics that training gathers."""
+    """Statistics that are collected in training."""
 
 
 nnx.register_variable_name("tally", Tally)
@@ -34,7 +34,7 @@ class RecurrentConfig(PretrainedConfig):
 
 
 class Memory(nn.StateAttention):
-    """Keeps a decaying sum of what it has seen; the statistics shift what is added."""
+    """Keeps a decaying sum of its inputs. The statistics shift the added values."""
 
     entries = ("total", "position")
 
@@ -108,13 +108,13 @@ class FlaxRecurrentForCausalLM(FixedStateGeneration, FlaxPreTrainedModel):
         *,
         extra=None,
     ):
-        given = {"input_ids": input_ids, "attention_mask": attention_mask}
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         return self.run(
-            given, params, dropout_rng, train, False, False, return_dict, past_key_values, extra
+            inputs, params, dropout_rng, train, False, False, return_dict, past_key_values, extra
         )
 
     def finalize_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Add what was gathered to the statistics."""
+        """Adds the new sums to the statistics."""
 
         def settle(tree: dict[str, Any]) -> dict[str, Any]:
             if "new_sums" in tree:
@@ -126,5 +126,5 @@ class FlaxRecurrentForCausalLM(FixedStateGeneration, FlaxPreTrainedModel):
 
 
 def model(**options: Any) -> FlaxRecurrentForCausalLM:
-    """Return a toy with two layers."""
+    """Returns a toy model with two layers."""
     return FlaxRecurrentForCausalLM(RecurrentConfig(), seed=3, **options)

@@ -1,6 +1,6 @@
 """A tiny BERT and its saved directory, as fixtures.
 
-A test module takes them with ``model, saved = saved_bert.model, saved_bert.saved``.
+Test modules import them with ``model, saved = saved_bert.model, saved_bert.saved``.
 """
 
 from __future__ import annotations

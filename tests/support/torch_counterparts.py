@@ -1,4 +1,4 @@
-"""The PyTorch model of the same weights, and arrays as it takes them."""
+"""The PyTorch model with the same weights, and PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def torch_counterpart(model: Any, folder: Path, class_name: str | None = None) -> Any:
-    """Save ``model`` and load it with PyTorch's class of that name."""
+    """Saves ``model`` and loads it with the PyTorch class of the same name."""
     pytest.importorskip("torch")
     import transformers
 
@@ -21,8 +21,8 @@ def torch_counterpart(model: Any, folder: Path, class_name: str | None = None) -
 
 
 def tensors(**arrays: Any) -> dict[str, Any]:
-    """Floats as they are, whole numbers as PyTorch's embeddings want them."""
+    """Converts arrays to tensors, and integers to int64."""
     import torch
 
-    found = {name: torch.from_numpy(np.asarray(value)) for name, value in arrays.items()}
-    return {n: v if v.is_floating_point() else v.long() for n, v in found.items()}
+    converted = {name: torch.from_numpy(np.asarray(value)) for name, value in arrays.items()}
+    return {n: v if v.is_floating_point() else v.long() for n, v in converted.items()}

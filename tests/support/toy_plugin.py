@@ -13,7 +13,7 @@ import pytest
 from hfseq import plugins
 from tests.support.plugin_files import ROOT
 
-# A plugin without jax: its model remembers how it was made.
+# A plugin without jax. Its model records its arguments.
 TOY = """
 from transformers import PreTrainedConfig
 
@@ -71,7 +71,7 @@ class FlaxRemote:
 
 @pytest.fixture
 def toy(project):
-    """The toy plugin as ``hfseqfile.py``; returns its module."""
+    """The toy plugin as ``hfseqfile.py``. Returns its module."""
     (project / "hfseqfile.py").write_text(TOY)
     plugins.load()
     return sys.modules["hfseqfile"]
@@ -84,12 +84,12 @@ def save_config(folder: Path, **content) -> Path:
 
 
 def run(code: str, folder: Path) -> str:
-    """Run ``code`` in a fresh interpreter in ``folder`` and return what it prints."""
+    """Runs ``code`` in a new interpreter in ``folder`` and returns its output."""
     command = [sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def remote_checkpoint(folder: Path, auto: str, model_type: str = "remote") -> Path:

@@ -1,4 +1,4 @@
-"""The battery itself: it passes a sound architecture of a third party and finds planted faults."""
+"""The checks pass a correct third-party architecture and find planted faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "averaging
 
 @pytest.fixture
 def registered(monkeypatch):
-    """A function that makes plugins.load() know one more architecture, a changed BERT."""
+    """Returns a function that registers another architecture, a modified BERT."""
 
     def add(head, rules=None, task="ForTokenClassification"):
         class Config(type(bert_config())):
@@ -52,7 +52,7 @@ def registered(monkeypatch):
 
 
 def sabotage(change):
-    """BERT's token classifier with ``change(module, x)`` on the last hidden state."""
+    """Returns BERT's token classifier with ``change(module, x, rngs)`` on the last hidden state."""
     from hfseq_plugins.bert.modeling import TokenClassification
 
     class Faulty(TokenClassification):
@@ -131,7 +131,7 @@ def test_rows_beyond_the_table_of_positions_are_found(registered, monkeypatch, t
     from hfseq_plugins.bert.modeling import FlaxBertPreTrainedModel, TokenClassification
 
     config = registered(TokenClassification)
-    config.places = 50  # more than the table has
+    config.places = 50  # more positions than the table has
     monkeypatch.setattr(FlaxBertPreTrainedModel, "position_table", table)
     message = message or "rows of 50 tokens are not finite"
     with pytest.raises(AssertionError, match=message):
@@ -173,14 +173,14 @@ def test_checks_are_skipped_by_name_with_a_reason(registered):
     from hfseq_plugins.bert.modeling import TokenClassification
 
     config = registered(TokenClassification)
-    chosen = ["shapes", "eager"]
-    report = check_architecture("faulty", config, checks=chosen, skip={"eager": "because"})
+    selected = ["shapes", "eager"]
+    report = check_architecture("faulty", config, checks=selected, skip={"eager": "because"})
     assert report.passed == ["FlaxBertForFaults.shapes"]
     assert report.skipped == {"FlaxBertForFaults.eager": "because"}
 
 
 class Wrapper(nnx.Module):
-    """A model whose call hands on whatever it is given, as OPT's does."""
+    """A model whose call passes all arguments on, like OPT's."""
 
     def __init__(self, config, rngs):
         from hfseq_plugins.bert.modeling import TokenClassification
@@ -220,9 +220,9 @@ def test_what_was_not_checked_never_reads_like_a_pass(registered, monkeypatch):
     with pytest.raises(AssertionError, match="no check ran on any head"):
         check_architecture("faulty", config, heads=[])
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    others = {c.__name__ for c in (*checks.CHECKS, *torch.CHECKS)} - {"shapes", "devices"}
+    other_names = {c.__name__ for c in (*checks.CHECKS, *torch.CHECKS)} - {"shapes", "devices"}
     with pytest.warns(testing.NotRunWarning, match="NOT RUN FlaxBertForFaults.devices: fewer"):
-        report = check_architecture("faulty", config, skip=dict.fromkeys(others, "slow"))
+        report = check_architecture("faulty", config, skip=dict.fromkeys(other_names, "slow"))
     assert list(report.not_run) == ["FlaxBertForFaults.devices"]
     assert "1 checks passed" in str(report) and "skipped FlaxBertForFaults.eager: slow" in str(
         report
@@ -299,7 +299,7 @@ def test_errors_are_relative_to_the_larger_of_one_and_the_largest():
 def test_the_scan_check_names_the_first_layer_that_differs():
     model = FlaxWindowedLM(WindowedConfig(windows=(99, 99, 99)), seed=1)
     scanned = FlaxWindowedLM(model.config, scan_layers=True, _do_init=False)
-    path = ("layers", "1", "output", "kernel")  # of the two layers behind the first
+    path = ("layers", "1", "output", "kernel")  # of the two layers after the first
     params = FlaxWindowedLM(model.config, seed=1, scan_layers=True).params
     leaf = trees.flatten(params)[path]
     changed = {**trees.flatten(params), path: leaf.at[1].add(1)}
@@ -308,5 +308,5 @@ def test_the_scan_check_names_the_first_layer_that_differs():
     tried = SimpleNamespace(
         inputs={"input_ids": ids}, model=model, params=model.params, variant=lambda **_: model
     )
-    wanted = "hidden_states: the output of layer 2 is the first to differ"
-    assert checks._first_different_layer(tried, scanned) == wanted
+    expected = "hidden_states: the output of layer 2 is the first to differ"
+    assert checks._first_different_layer(tried, scanned) == expected

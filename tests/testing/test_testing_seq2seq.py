@@ -1,4 +1,4 @@
-"""The battery on encoder-decoders: faults planted on either side and between them are found."""
+"""The checks find faults in the encoder, in the decoder and between them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class LeakyEncoder(BartModule):
 
 
 class MixedPairs(BartModule):
-    def decode(self, ids, states, mask, own_mask, places, segments, own_segments, **flags):
-        return super().decode(ids, states, mask, own_mask, places, None, own_segments, **flags)
+    def decode(self, ids, states, mask, own_mask, positions, segments, own_segments, **flags):
+        return super().decode(ids, states, mask, own_mask, positions, None, own_segments, **flags)
 
 
 class OtherLengths(BartModule):
     def decode(self, decoder_input_ids, *args, **kwargs):
         output = super().decode(decoder_input_ids, *args, **kwargs)
-        more = 1 + 0.1 * decoder_input_ids.shape[1]
-        return output.replace(last_hidden_state=output.last_hidden_state * more)
+        factor = 1 + 0.1 * decoder_input_ids.shape[1]
+        return output.replace(last_hidden_state=output.last_hidden_state * factor)
 
 
 class Louder(BartModule):
