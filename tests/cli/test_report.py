@@ -1,4 +1,4 @@
-"""``hfseq report``: what it says of a run that goes on, went well, or went wrong."""
+"""``hfseq report``: running, finished and failed runs."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def test_a_finished_run_is_summed_up(tmp_path, capsys):
 
 def test_a_running_run_says_how_long_it_will_take(tmp_path):
     log = RunLog(write_log(tmp_path, records(40)))
-    found = summarize(log, now=START + 90)
-    assert (found["status"], found["step"], found["total_steps"]) == ("running", 40, 100)
-    assert found["seconds_to_go"] == pytest.approx(120)
-    assert found["tokens_per_second"] == 400 and found["warnings"] == []
+    summary = summarize(log, now=START + 90)
+    assert (summary["status"], summary["step"], summary["total_steps"]) == ("running", 40, 100)
+    assert summary["seconds_to_go"] == pytest.approx(120)
+    assert summary["tokens_per_second"] == 400 and summary["warnings"] == []
 
 
 def test_a_run_that_fell_silent_was_stopped_and_says_what_to_do(tmp_path):
-    found = summarize(RunLog(write_log(tmp_path, records(40))), now=START + 90_000)
-    assert found["status"] == "stopped" and found["seconds_to_go"] is None
-    assert "stopped at step 40 of 100; the same command goes on" in found["warnings"][0]
+    summary = summarize(RunLog(write_log(tmp_path, records(40))), now=START + 90_000)
+    assert summary["status"] == "stopped" and summary["seconds_to_go"] is None
+    assert "stopped at step 40 of 100; run the same command" in summary["warnings"][0]
 
 
 def test_slow_steps_are_not_taken_for_silence(tmp_path):
@@ -67,9 +67,9 @@ def test_an_old_log_without_flags_ends_where_it_falls_silent(tmp_path):
 def test_a_half_written_last_line_is_left_out_and_mentioned(tmp_path, capsys):
     folder = write_log(tmp_path, records(), tail='{"step": 105, "train_lo')
     assert cli.main(["report", str(folder), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["step"] == 100
-    assert found["warnings"] == [
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["step"] == 100
+    assert summary["warnings"] == [
         "the last line of the log is incomplete (still being written, or truncated)"
     ]
 
@@ -80,10 +80,10 @@ def test_nan_spikes_and_resumptions_are_told(tmp_path):
     log[at] = {**log[at], "train_loss": 9.0}
     log[14] = {**log[14], "train_loss": None}
     log.insert(13, {"step": 50, "time": START, "run": {"total_steps": 100}})
-    found = summarize(RunLog(write_log(tmp_path, log)))
-    assert found["resumed_at"] == [50]
-    assert any("NaN or infinite at step 60" in text for text in found["warnings"])
-    assert any("jumped up at step 75" in text for text in found["warnings"])
+    summary = summarize(RunLog(write_log(tmp_path, log)))
+    assert summary["resumed_at"] == [50]
+    assert any("NaN or infinite at step 60" in text for text in summary["warnings"])
+    assert any("jumped up at step 75" in text for text in summary["warnings"])
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_nan_spikes_and_resumptions_are_told(tmp_path):
     ],
 )
 def test_the_best_evaluation_is_that_of_the_run_s_metric(tmp_path, flags, best):
-    found = summarize(RunLog(write_log(tmp_path, records(**flags))))["best"]
-    assert (found and (found["metric"], found["step"])) == best
+    reported = summarize(RunLog(write_log(tmp_path, records(**flags))))["best"]
+    assert (reported and (reported["metric"], reported["step"])) == best
 
 
 def test_the_log_itself_may_be_named_and_the_curve_is_written(tmp_path, capsys):
@@ -115,7 +115,7 @@ def test_the_log_itself_may_be_named_and_the_curve_is_written(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: p / "nowhere", "there is no"),
+        (lambda p: p / "nowhere", "nowhere' does not exist"),
         (lambda p: p, "has no metrics.jsonl"),
         (lambda p: write_log(p / "empty", []), "contains no records"),
         (lambda p: write_log(p / "noise", [], tail="\x00\x01 {]\n[1]\n"), "contains no records"),
@@ -159,7 +159,7 @@ def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
         if len(waits) == 3:
             write_log(folder, records())
 
-    # Not in the module of Python: threads that other tests have left may sleep, too.
+    # Do not patch the time module itself: threads of other tests may call sleep.
     monkeypatch.setattr(report, "time", SimpleNamespace(sleep=sleep))
     assert cli.main(["report", str(folder), "--watch", "0.1"]) == 0
     states = re.findall(r": (running|finished)$", capsys.readouterr().out, flags=re.M)

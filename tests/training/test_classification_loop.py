@@ -328,7 +328,7 @@ def test_batches_of_other_widths_compile_four_times_at_most(classify):
             UsageError,
             "'gpt2' has no class ForSequenceClassification",
         ),
-        ({"task_name": "rte"}, UsageError, "no column 'label' .*--label_column NAME"),
+        ({"task_name": "rte"}, UsageError, "no column 'label'.*--label_column NAME"),
         (
             {"metric_for_best_model": "f1"},
             UsageError,

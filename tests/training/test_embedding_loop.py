@@ -73,7 +73,7 @@ def test_a_toy_model_retrieves_and_opens_as_it_was_trained(embed, pairs, caplog,
         matryoshka_dims="32,8",
     )
     log_text = caplog.text
-    assert "2 of 130 train examples are left out" in log_text
+    assert "2 of 130 train examples" in log_text
     assert "train.jsonl, line 129: 'positive' must be a non-empty text, not ' '" in log_text
     assert "line 130: 'negative' must be a non-empty text, not None" in log_text
     assert loop.metrics["eval_accuracy_at_1"] > 0.8 < loop.metrics["eval_mrr_at_10"]
@@ -87,7 +87,7 @@ def test_a_toy_model_retrieves_and_opens_as_it_was_trained(embed, pairs, caplog,
     assert short.shape == (24, 8)
     card = (tmp_path / "run" / "README.md").read_text()
     assert "pipeline_tag: sentence-similarity" in card and "model.encode(" in card
-    with pytest.raises(DataError, match="line 129: 'positive' is no text"):
+    with pytest.raises(DataError, match="line 129: 'positive' must"):
         embed("strict", bad_examples="error")
 
 

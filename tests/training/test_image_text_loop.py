@@ -141,7 +141,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(contrast):
 def test_what_is_no_pair_is_told(contrast, folder, tmp_path):
     with pytest.raises(UsageError, match="directories contain classes but no captions"):
         contrast(train_file=None, train_dir=folder / "train")
-    with pytest.raises(UsageError, match="no model: give --model_name_or_path"):
+    with pytest.raises(UsageError, match="no model: .*--model_name_or_path"):
         contrast(model_name_or_path=None, model_type="clip")
 
 

@@ -204,7 +204,7 @@ def test_defaults_are_those_of_trl():
 def test_what_does_not_fit_is_told(tune):
     with pytest.raises(UsageError, match=r"--max_length 99 .* at most 64"):
         tune(max_length=99)
-    with pytest.raises(UsageError, match="give bfd"):
+    with pytest.raises(UsageError, match="--packing_strategy wrapped: .*bfd"):
         tune(packing_strategy="wrapped")
     with pytest.raises(UsageError, match="'sft' requires whole rows"):
         tune(update_length=8)

@@ -155,8 +155,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(listen):
 def test_what_cannot_be_trained_is_told(listen, folder):
     with pytest.raises(UsageError, match="directories contain no transcripts: use tables"):
         listen(train_file=None, train_dir=folder / "train")
-    with pytest.raises(UsageError, match="no model: give --model_name_or_path, a Whisper"):
+    with pytest.raises(UsageError, match="no model: .*--model_name_or_path .*Whisper"):
         listen(model_name_or_path=None, model_type="whisper")
     (folder / "silent.csv").write_text("audio,words\ntrain/000.wav,a\n")
-    with pytest.raises(Exception, match="silent.csv has no column 'text' but audio, words"):
+    with pytest.raises(Exception, match="silent.csv has no column 'text'.* audio, words"):
         listen(train_file=folder / "silent.csv")

@@ -26,7 +26,7 @@ WRITTEN = GeneratedTexts(
 @pytest.fixture
 def tracker():
     """A tracker that stores all records."""
-    records = SimpleNamespace(shown=[], reported=[])
+    records = SimpleNamespace(shown=[], reported_metrics=[])
     records.text = lambda tag, text, step: records.shown.append((tag, text, step))
     records.log = lambda metrics, step: records.reported_metrics.append((metrics, step))
     return records
@@ -36,7 +36,7 @@ def tracker():
 def info(tmp_path):
     """A step of a run that generates texts and does not evaluate rows."""
     run = SimpleNamespace(
-        objective=SimpleNamespace(write_texts=lambda model, params, split: WRITTEN),
+        objective=SimpleNamespace(generate_texts=lambda model, params, split: WRITTEN),
         model=SimpleNamespace(extra={}),
         frozen={},
         layout=SimpleNamespace(cut=lambda path, leaf: leaf),
