@@ -1,4 +1,4 @@
-"""Parameters between a PyTorch model and a Flax model that are both in memory."""
+"""Conversion of parameters between a PyTorch model and a Flax model in memory."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def logits(model):
         return model(torch.tensor(ids()))[0].numpy()
 
 
-def test_a_state_dict_becomes_the_parameters(theirs):
+def test_a_state_dict_is_converted_to_parameters(theirs):
     ours = FlaxBertForMaskedLM(bert_config(), _do_init=False)
     params = hfseq.convert_pytorch_state_dict_to_flax(theirs.state_dict(), ours)
     assert trees.flatten(params).keys() == ours.required_params
     assert close(ours(ids(), params=params).logits, logits(theirs))
 
 
-def test_parameters_go_into_a_model_and_tied_copies_follow(theirs, caplog):
+def test_parameters_are_loaded_into_a_model_with_tied_weights(theirs, caplog):
     ours = FlaxBertForMaskedLM(bert_config(), seed=3)
     other = transformers.BertForMaskedLM(bert_config()).eval()
     with caplog.at_level(logging.WARNING, "hfseq"):
@@ -45,7 +45,7 @@ def test_parameters_go_into_a_model_and_tied_copies_follow(theirs, caplog):
     assert close(ours(ids()).logits, logits(other))
 
 
-def test_a_heads_parameters_fit_its_base_and_the_rest_is_named(caplog):
+def test_parameters_with_a_head_fit_the_base_model_with_a_warning(caplog):
     ours = FlaxBertForMaskedLM(bert_config(), seed=4)
     base = transformers.BertModel(bert_config(), add_pooling_layer=False).eval()
     with caplog.at_level(logging.WARNING, "hfseq"):
@@ -57,17 +57,17 @@ def test_a_heads_parameters_fit_its_base_and_the_rest_is_named(caplog):
     assert close(expected(ids(), params=params)[0], logits(base))
 
 
-def test_half_precision_arrives_in_the_models_own_type():
+def test_half_precision_is_cast_to_the_dtype_of_the_model():
     ours = FlaxBertModel(bert_config(), seed=5)
     half = ours.to_bf16(ours.params)
     base = hfseq.load_flax_weights_in_pytorch_model(transformers.BertModel(bert_config()), half)
     assert base.embeddings.word_embeddings.weight.dtype == torch.float32
     table = half["embeddings"]["word_embeddings"]["embedding"]
-    found = base.embeddings.word_embeddings.weight.detach().numpy()
-    assert np.array_equal(found, np.asarray(table, np.float32))
+    actual = base.embeddings.word_embeddings.weight.detach().numpy()
+    assert np.array_equal(actual, np.asarray(table, np.float32))
 
 
-def test_legacy_file_goes_into_a_pytorch_model(tmp_path):
+def test_a_legacy_file_is_loaded_into_a_pytorch_model(tmp_path):
     ours = FlaxBertModel(bert_config(), seed=6)
     ours.save_pretrained(tmp_path, safe_serialization=False)
     base = transformers.BertModel(bert_config()).eval()
@@ -75,7 +75,7 @@ def test_legacy_file_goes_into_a_pytorch_model(tmp_path):
     assert close(ours(ids())[0], logits(base))
 
 
-def test_file_that_lacks_a_parameter(tmp_path, theirs):
+def test_a_missing_parameter_is_an_error(tmp_path, theirs):
     theirs.bert.save_pretrained(tmp_path)
     ours = FlaxBertForMaskedLM(bert_config(), _do_init=False)
     file = tmp_path / "model.safetensors"
@@ -86,7 +86,7 @@ def test_file_that_lacks_a_parameter(tmp_path, theirs):
 
 
 @pytest.mark.parametrize("direction", ["to_flax", "to_torch"])
-def test_tensors_of_another_size_are_refused(theirs, direction):
+def test_tensors_of_another_shape_are_an_error(theirs, direction):
     ours = FlaxBertForMaskedLM(bert_config(vocab_size=48))
     with pytest.raises(WeightsError, match="word_embeddings"):
         if direction == "to_flax":
@@ -95,7 +95,7 @@ def test_tensors_of_another_size_are_refused(theirs, direction):
             hfseq.load_flax_weights_in_pytorch_model(theirs, ours.params)
 
 
-def test_single_keys_are_renamed_with_the_tree_as_the_guide():
+def test_single_keys_are_renamed_by_the_parameter_tree():
     tree = trees.flatten(jax.tree.map(np.asarray, FlaxBertModel(bert_config()).params))
     rename = hfseq.rename_key_and_reshape_tensor
     tensor = np.zeros((3, 5))

@@ -1,4 +1,4 @@
-"""The import paths of Transformers 4 after ``import hfseq``, and programs that run as they are."""
+"""The import paths of Transformers 4 after `import hfseq`, and unmodified programs."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_an_import_of_a_program_works(line):
+def test_imports_of_programs_work(line):
     exec(line, {})
 
 
-def test_the_old_names_are_hfseqs_classes():
+def test_old_names_are_classes_of_hfseq():
     bert = importlib.import_module("transformers.models.bert.modeling_flax_bert")
     assert transformers.FlaxBertModel is hfseq.FlaxBertModel is bert.FlaxBertModel
     assert bert.FlaxBertForMaskedLMModule is hfseq.FlaxBertForMaskedLMModule
@@ -67,7 +67,7 @@ def test_the_old_names_are_hfseqs_classes():
     assert not hasattr(bert, "__file__")
 
 
-def test_what_old_tests_import_is_there():
+def test_imports_of_old_tests_work():
     from transformers.modeling_flax_utils import FLAX_WEIGHTS_INDEX_NAME
     from transformers.testing_utils import require_flax
     from transformers.utils import FLAX_WEIGHTS_NAME
@@ -78,29 +78,29 @@ def test_what_old_tests_import_is_there():
 
 
 @pytest.mark.filterwarnings("default")
-def test_who_listens_to_the_old_logger_hears_what_loading_says(tmp_path):
+def test_handlers_of_the_old_logger_receive_loading_messages(tmp_path):
     from transformers.testing_utils import CaptureLogger
 
     importlib.import_module("transformers.modeling_flax_utils")
     model = hfseq.FlaxBertForSequenceClassification(bert_config())
     model.save_pretrained(tmp_path)
-    with CaptureLogger(logging.getLogger("transformers.modeling_flax_utils")) as heard:
+    with CaptureLogger(logging.getLogger("transformers.modeling_flax_utils")) as captured:
         hfseq.FlaxAutoModelForSequenceClassification.from_pretrained(
             tmp_path, num_labels=42, ignore_mismatched_sizes=True
         )
-    assert "newly initialized because the shapes did not match" in heard.out
+    assert "newly initialized because the shapes did not match" in captured.out
 
 
-def test_every_family_that_is_here_has_its_module():
+def test_every_family_has_its_old_module():
     for name, family in paths.flax_classes().items():
-        place = f"transformers.models.{family}.modeling_flax_{family}"
+        module = f"transformers.models.{family}.modeling_flax_{family}"
         if hasattr(transformers, name):
-            assert getattr(importlib.import_module(place), name) is getattr(hfseq, name)
+            assert getattr(importlib.import_module(module), name) is getattr(hfseq, name)
 
 
 @pytest.fixture
 def without_bert(monkeypatch):
-    """hfseq as if it had no FlaxBertModel and no module of BERT."""
+    """Simulates an hfseq without FlaxBertModel and without the modules of BERT."""
 
     def resolve(name):
         if name.startswith("FlaxBert"):
@@ -108,7 +108,7 @@ def without_bert(monkeypatch):
         return getattr(hfseq, name)
 
     monkeypatch.setattr(paths, "_resolve", resolve)
-    monkeypatch.setattr(paths, "_homes", lambda name: [])
+    monkeypatch.setattr(paths, "_hfseq_modules", lambda name: [])
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def without_bert(monkeypatch):
         ("from transformers import FlaxBertModel", "FlaxBertModel is a class of Transformers 4"),
         (
             "from transformers.models.bert import FlaxBertModel",
-            "hfseq .* does not have yet; docs/flax_classes.md",
+            "hfseq .* does not have yet. docs/flax_classes.md",
         ),
-        ("from transformers import FlaxBertNonsense", "nothing for 'FlaxBertNonsense'"),
+        ("from transformers import FlaxBertNonsense", "no equivalent of 'FlaxBertNonsense'"),
         (
             "from transformers.models.electra import modeling_flax_electra",
             "is a module of Transformers 4 that hfseq .* does not have yet",
@@ -130,11 +130,13 @@ def without_bert(monkeypatch):
         ),
         (
             "from transformers.modeling_flax_utils import overwrite_call_docstring",
-            "nothing for 'overwrite_call_docstring' of 'transformers.modeling_flax_utils'",
+            "no equivalent of 'overwrite_call_docstring' of 'transformers.modeling_flax_utils'",
         ),
     ],
 )
-def test_what_is_not_here_is_an_import_error_that_says_so(line, message, without_bert, monkeypatch):
+def test_missing_names_raise_an_import_error_with_the_reason(
+    line, message, without_bert, monkeypatch
+):
     electra = importlib.import_module("transformers.models.electra")
     monkeypatch.delitem(sys.modules, "transformers.models.electra.modeling_flax_electra", False)
     monkeypatch.delattr(electra, "modeling_flax_electra", False)
@@ -145,7 +147,7 @@ def test_what_is_not_here_is_an_import_error_that_says_so(line, message, without
         _ = transformers.FlaxBertModel
 
 
-def test_an_unknown_name_is_met_with_the_nearest():
+def test_an_unknown_name_suggests_a_similar_one():
     with pytest.raises(ImportError, match="did you mean 'FlaxBertModel'"):
         exec("from transformers import FlaxBretModel", {})
     with pytest.raises(ModuleNotFoundError, match="No module named"):
@@ -153,9 +155,9 @@ def test_an_unknown_name_is_met_with_the_nearest():
 
 
 def test_install_is_idempotent():
-    before = list(sys.meta_path)
+    finders = list(sys.meta_path)
     paths.install(hfseq.__getattr__)
-    assert sys.meta_path == before
+    assert sys.meta_path == finders
     lazy = type(transformers).__getattr__
     assert lazy.__wrapped__ and not hasattr(lazy.__wrapped__, "__wrapped__")
     with pytest.raises(AttributeError, match="module transformers has no attribute nothing"):
@@ -186,13 +188,13 @@ def test_the_order_of_imports_does_not_matter(order, tmp_path):
         "from transformers.utils import is_flax_available\n"
         "print(same is FlaxBertModel is transformers.FlaxBertModel)"
     )
-    done = python(tmp_path, "-W", "error", "-c", code)
-    assert done.stdout == "True\n", done.stderr
+    process = python(tmp_path, "-W", "error", "-c", code)
+    assert process.stdout == "True\n", process.stderr
 
 
 @pytest.mark.slow
-def test_a_second_transformers_has_the_names_too(tmp_path):
-    # transformers imports itself anew where an image processor needs what is not installed
+def test_a_second_import_of_transformers_has_the_names_too(tmp_path):
+    # transformers imports itself again if an image processor needs a missing package
     code = (
         "import hfseq, sys, transformers\n"
         "from transformers.utils.import_utils import direct_transformers_import\n"
@@ -200,14 +202,14 @@ def test_a_second_transformers_has_the_names_too(tmp_path):
         "assert sys.modules['transformers'] is not transformers\n"
         "from transformers import FlaxBertModel; print(FlaxBertModel.__name__)"
     )
-    done = python(tmp_path, "-c", code)
-    assert done.stdout == "FlaxBertModel\n", done.stderr
+    process = python(tmp_path, "-c", code)
+    assert process.stdout == "FlaxBertModel\n", process.stderr
 
 
 @pytest.mark.slow
-def test_nothing_is_touched_where_hfseq_is_not_imported(tmp_path):
-    done = python(tmp_path, "-c", "from transformers import FlaxBertModel")
-    assert done.returncode == 1 and "cannot import name" in done.stderr
+def test_transformers_is_unchanged_without_hfseq(tmp_path):
+    process = python(tmp_path, "-c", "from transformers import FlaxBertModel")
+    assert process.returncode == 1 and "cannot import name" in process.stderr
 
 
 @pytest.mark.slow
@@ -251,7 +253,7 @@ def test_a_program_runs_as_python_runs_it(how, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_program_for_version_4_runs_unedited_and_as_a_module(tmp_path):
+def test_a_program_for_version_4_runs_unmodified_and_as_a_module(tmp_path):
     (tmp_path / "program.py").write_text(
         "import sys\n"
         "from transformers import BertConfig, FlaxBertModel\n"
@@ -260,18 +262,18 @@ def test_a_program_for_version_4_runs_unedited_and_as_a_module(tmp_path):
         "print(FlaxBertModel(config)([[1, 2]]).last_hidden_state.shape, sys.argv[1:])\n"
     )
     for how in (["program.py"], ["-m", "program"]):
-        done = python(tmp_path, "-m", "hfseq.v4", *how, "--flag")
-        assert done.stdout == "(1, 2, 4) ['--flag']\n", done.stderr
+        process = python(tmp_path, "-m", "hfseq.v4", *how, "--flag")
+        assert process.stdout == "(1, 2, 4) ['--flag']\n", process.stderr
 
 
 @pytest.mark.slow
-def test_a_program_that_is_not_one(tmp_path):
+def test_a_missing_program_is_an_error(tmp_path):
     (tmp_path / "wrong.py").write_text("a b\n")
     plain = python(tmp_path, "wrong.py")
     assert python(tmp_path, "-m", "hfseq.v4", "wrong.py").stderr == plain.stderr
     for arguments in ([], ["nowhere.py"]):
-        done = python(tmp_path, "-m", "hfseq.v4", *arguments)
-        assert done.returncode == 2 and "usage: python -m hfseq.v4" in done.stderr
-    done = python(tmp_path, "-m", "hfseq.v4", "-m", "nowhere")
-    assert done.returncode == 1 and "No module named nowhere" in done.stderr
+        process = python(tmp_path, "-m", "hfseq.v4", *arguments)
+        assert process.returncode == 2 and "usage: python -m hfseq.v4" in process.stderr
+    process = python(tmp_path, "-m", "hfseq.v4", "-m", "nowhere")
+    assert process.returncode == 1 and "No module named nowhere" in process.stderr
     assert "usage" in python(tmp_path, "-m", "hfseq.v4", "--help").stdout

@@ -1,7 +1,7 @@
-"""Programs as people wrote them for Transformers 4, with nothing changed but the import.
+"""Programs as users wrote them for Transformers 4, with only the import changed.
 
-Each is the skeleton of one of the old examples: its own pmap loop, TrainState over
-``model.__call__``, parameters replicated and saved from the first device.
+Each test is the skeleton of an old example: a pmap loop, a TrainState over `model.__call__`, and
+parameters that are replicated and saved from the first device.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def decay_mask_fn(params):
 
 
 def train(model, batch, loss_fn, steps=4):
-    """The old training loop; returns the losses and the trained parameters."""
+    """The old training loop. Returns the losses and the trained parameters."""
     state = TrainState.create(
         apply_fn=model.__call__,
         params=model.params,

@@ -1,6 +1,6 @@
-"""What programs for Transformers 4 import beside models.
+"""Compatibility with programs for Transformers 4, apart from the models.
 
-``paths`` has the old names lead here, and ``python -m hfseq.v4`` runs programs with them.
-``pytorch_utils`` (``modeling_flax_pytorch_utils`` there), and the classes that v4's example scripts
-defined: ``collators`` and ``sentencepiece``. Their names come from ``hfseq`` itself, too.
+`paths` redirects the old import paths to hfseq, and `python -m hfseq.v4` runs programs with them.
+`pytorch_utils` is the former `modeling_flax_pytorch_utils`. `collators` and `sentencepiece` contain
+classes that the example scripts of Transformers 4 defined. `hfseq` exports these names too.
 """

@@ -1,8 +1,9 @@
-"""``python -m hfseq.v4 program.py …`` runs a program for Transformers 4 as it is.
+"""`python -m hfseq.v4 program.py ...` runs an unmodified program for Transformers 4.
 
-hfseq is imported first, so the program finds the old names and modules. For the rest it runs as
-``python program.py …`` would: as ``__main__``, with its own arguments and folder, its exit code
-and a traceback that begins in it. ``-m module …`` runs a module.
+hfseq is imported first, so that the program finds the old names and modules. Otherwise the program
+runs as with `python program.py ...`: as `__main__`, with its own arguments, its folder on the
+import path, its exit code, and a traceback that starts in the program. `-m module ...` runs a
+module.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from types import ModuleType, TracebackType
 
 USAGE = """usage: python -m hfseq.v4 (program.py | -m module) [argument ...]
 
-Runs a program for Transformers 4 with hfseq's Flax classes under their old names."""
+Runs a program for Transformers 4 with the Flax classes of hfseq under their old names."""
 
 
 def main(arguments: list[str]) -> None:
-    """Run the program that the first arguments name, with the others."""
+    """Runs the program or module that the first arguments name, with the remaining arguments."""
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE)
         return
     module = arguments[:1] == ["-m"]
     arguments = arguments[module:]
     if not arguments or not module and not Path(arguments[0]).is_file():
-        given = f"there is no file '{arguments[0]}'" if arguments else "name a program"
-        print(f"{USAGE}\n\npython -m hfseq.v4: {given}", file=sys.stderr)
+        problem = f"file '{arguments[0]}' not found" if arguments else "no program given"
+        print(f"{USAGE}\n\npython -m hfseq.v4: {problem}", file=sys.stderr)
         sys.exit(2)
     sys.argv[:] = arguments
     sys.excepthook = _report
@@ -43,19 +44,19 @@ def _run(program: Path) -> None:
     path = str(program.absolute())
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec")
-    found = sys.modules["__main__"] = ModuleType("__main__")
-    found.__file__ = path
-    exec(code, vars(found))
+    main_module = sys.modules["__main__"] = ModuleType("__main__")
+    main_module.__file__ = path
+    exec(code, vars(main_module))
 
 
 def _report(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    error_type: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    """Print an error without the frames that led to the program's first."""
+    """Prints an error without the stack frames before those of the program."""
     ours = {__file__, runpy.__file__, "<frozen runpy>"}
     while traceback is not None and traceback.tb_frame.f_code.co_filename in ours:
         traceback = traceback.tb_next
-    sys.__excepthook__(kind, error.with_traceback(traceback), traceback)
+    sys.__excepthook__(error_type, error.with_traceback(traceback), traceback)
 
 
 if __name__ == "__main__":

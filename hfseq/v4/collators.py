@@ -1,7 +1,7 @@
-"""The collator classes of transformers 4's MLM, T5 and BART scripts, for loops of one's own.
+"""The collator classes of Transformers 4's MLM, T5 and BART scripts, for custom training loops.
 
-They take lists of examples and return NumPy arrays. Their noise is that of the objectives; what
-they draw depends on their seed and on how many batches came before.
+They take lists of examples and return NumPy arrays. Their noise is that of the objectives. The
+random draws depend on the seed and on the number of previous batches.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
-class _Noising:
-    """What T5's and BART's share: rows of ids come in, and each batch has its random numbers."""
+class _NoisingCollator:
+    """Base of the T5 and BART collators: each batch of token ids has its own random numbers."""
 
     seed: int | None
     batches = 0
 
     def __post_init__(self) -> None:
-        drawn = int(np.random.default_rng().integers(2**31))
-        self._seed = drawn if self.seed is None else self.seed
+        random_seed = int(np.random.default_rng().integers(2**31))
+        self._seed = random_seed if self.seed is None else self.seed
 
     def __call__(self, examples: Sequence[dict]) -> BatchEncoding:
-        """Noise the examples' "input_ids"."""
+        """Adds noise to the "input_ids" of the examples."""
         from transformers import BatchEncoding
 
         ids = np.array([example["input_ids"] for example in examples], np.int32)
@@ -59,15 +59,16 @@ class _Noising:
 
 
 @dataclass
-class FlaxDataCollatorForT5MLM(_Noising):
-    """Corrupt spans of examples of equal length (see ``compute_input_and_target_lengths``).
+class FlaxDataCollatorForT5MLM(_NoisingCollator):
+    """Masks random spans of examples of equal length (span corruption).
 
-    Sentinels are found by their names, ``<extra_id_0>`` first. Returns "input_ids" (batch,
-    ``input_length``), "labels" and "decoder_input_ids" (batch, ``target_length``).
+    `compute_input_and_target_lengths` computes the length of the examples. Sentinels are found by
+    their names, from `<extra_id_0>` on. A batch contains "input_ids", `(batch, input_length)`, and
+    "labels" and "decoder_input_ids", `(batch, target_length)`.
 
     Raises:
-        ValueError: the examples are not of the length that gives those lengths, or they have more
-            spans than the tokenizer has sentinels.
+        ValueError: The length of the examples does not give these lengths, or they have more spans
+            than the tokenizer has sentinels.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -89,14 +90,14 @@ class FlaxDataCollatorForT5MLM(_Noising):
         sizes, spans = corrupted_lengths(length, *noise), int(count_spans(length, *noise)[1])
         if sizes != (self.input_length, self.target_length):
             raise UsageError(
-                f"`input_ids` are incorrectly preprocessed: {length} tokens make {sizes[0]} inputs "
-                f"and {sizes[1]} targets, not {self.input_length} and {self.target_length}; use "
-                "compute_input_and_target_lengths for the length of examples"
+                f"`input_ids` are incorrectly preprocessed: {length} tokens give {sizes[0]} inputs "
+                f"and {sizes[1]} targets, not {self.input_length} and {self.target_length}. Use "
+                "compute_input_and_target_lengths for the length of the examples"
             )
         if spans > len(self.sentinels):
             raise UsageError(
-                f"{spans} spans a row, and the tokenizer has {len(self.sentinels)} sentinels "
-                "(<extra_id_0> and so on): give shorter examples, or fewer and longer spans"
+                f"rows have {spans} spans, but the tokenizer has {len(self.sentinels)} sentinels "
+                "(<extra_id_0>, ...). Use shorter examples, or fewer and longer spans"
             )
         hidden, first = self._masks(np.full(len(ids), length))
         inputs, _, labels = corrupt(
@@ -117,20 +118,21 @@ class FlaxDataCollatorForT5MLM(_Noising):
         return noise_mask(lengths, width, random, self.noise_density, self.mean_noise_span_length)
 
     def random_spans_noise_mask(self, length: int) -> np.ndarray:
-        """Choose what is hidden of one row; bool (length,)."""
+        """Returns which tokens of one row are masked, bool `(length,)`."""
         return self._masks(np.array([length]))[0][0]
 
 
 @dataclass
-class FlaxDataCollatorForBartDenoisingLM(_Noising):
-    """Shuffle sentences and mask spans of examples of equal length, padded at the end.
+class FlaxDataCollatorForBartDenoisingLM(_NoisingCollator):
+    """Shuffles sentences and masks spans of examples of equal length, padded at the end.
 
-    Sentences end where the tokens say so, and at padding tokens inside of a row (v4's marks).
-    Returns "input_ids", "attention_mask", "labels" (the whole row, -100 on padding),
-    "decoder_input_ids" and "decoder_attention_mask", all of the examples' shape.
+    Sentences end at tokens that end sentences, and at padding tokens within a row, which
+    Transformers 4 inserted as marks. A batch contains "input_ids", "attention_mask", "labels" (the
+    whole row, -100 on padding), "decoder_input_ids" and "decoder_attention_mask", all of the shape
+    of the examples.
 
     Raises:
-        ValueError: the tokenizer has no mask or no end-of-sequence token.
+        ValueError: The tokenizer has no mask token or no end-of-sequence token.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -155,11 +157,11 @@ class FlaxDataCollatorForBartDenoisingLM(_Noising):
         real = np.flip(np.maximum.accumulate(np.flip(ids != pad, 1), axis=1), 1)
         marks = real & (ids == pad)
         ordinary = real & ~self.special[ids]
-        ends = self.sentences.ends(ids, ordinary) | marks
+        ends = self.sentences.sentence_ends(ids, ordinary) | marks
         fixed = real & ~ordinary & ~marks
         random, rows = self._random(len(ids)), real.astype(np.int32)
         columns = permute_sentences(real, fixed, rows, ends, random, self.permute_sentence_ratio)
-        inputs, kept = infill(
+        inputs, attention_mask = infill(
             np.take_along_axis(ids, columns, axis=1),
             np.take_along_axis(ordinary, columns, axis=1),
             rows,
@@ -173,7 +175,7 @@ class FlaxDataCollatorForBartDenoisingLM(_Noising):
         decoder = shift_right(np.where(real, ids, pad), pad, self.decoder_start_token_id)
         return {
             "input_ids": inputs,
-            "attention_mask": kept,
+            "attention_mask": attention_mask,
             "labels": labels,
             "decoder_input_ids": decoder,
             "decoder_attention_mask": rows,
@@ -182,14 +184,14 @@ class FlaxDataCollatorForBartDenoisingLM(_Noising):
 
 @dataclass
 class FlaxDataCollatorForLanguageModeling:
-    """Pad examples and mask tokens at random: 80 % mask, 10 % random, 10 % unchanged.
+    """Pads examples and masks random tokens: 80 % mask, 10 % random, 10 % unchanged.
 
-    Labels are -100 wherever nothing is to be predicted. Without ``mlm`` the labels are the inputs,
-    -100 on padding. The scripts of hfseq use ``objectives.mlm``, whose masks depend on the step
-    and the row only; this one draws from a generator of its own.
+    Labels are -100 at tokens that are not predicted. Without `mlm` the labels are the inputs, and
+    -100 on padding. The scripts of hfseq use `objectives.mlm` instead, whose masks depend only on
+    the step and the row. This class draws from its own generator.
 
     Raises:
-        ValueError: masking is asked for and the tokenizer has no mask token.
+        ValueError: Masking is enabled and the tokenizer has no mask token.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -208,7 +210,7 @@ class FlaxDataCollatorForLanguageModeling:
         self.generator = np.random.default_rng(self.seed)
 
     def __call__(self, examples: Sequence[dict], pad_to_multiple_of: int = 16) -> BatchEncoding:
-        """Pad the examples to one length and return numpy arrays, with "labels"."""
+        """Pads the examples to one length and returns NumPy arrays with "labels"."""
         batch = self.tokenizer.pad(
             list(examples), pad_to_multiple_of=pad_to_multiple_of, return_tensors="np"
         )
@@ -222,14 +224,14 @@ class FlaxDataCollatorForLanguageModeling:
     def mask_tokens(
         self, inputs: np.ndarray, special_tokens_mask: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the masked inputs and the labels."""
+        """Returns the masked inputs and the labels."""
         if special_tokens_mask is None:
             special_tokens_mask = special_ids(self.tokenizer)[inputs]
-        chosen = (
+        selected = (
             self.generator.random(inputs.shape) < self.mlm_probability
         ) & ~special_tokens_mask.astype(bool)
-        kind = self.generator.random(inputs.shape)
+        draws = self.generator.random(inputs.shape)
         random_ids = self.generator.integers(self.tokenizer.vocab_size, size=inputs.shape)
-        masked = np.where(chosen & (kind < 0.8), self.tokenizer.mask_token_id, inputs)
-        masked = np.where(chosen & (kind >= 0.8) & (kind < 0.9), random_ids, masked)
-        return masked.astype(inputs.dtype), np.where(chosen, inputs, -100)
+        masked = np.where(selected & (draws < 0.8), self.tokenizer.mask_token_id, inputs)
+        masked = np.where(selected & (draws >= 0.8) & (draws < 0.9), random_ids, masked)
+        return masked.astype(inputs.dtype), np.where(selected, inputs, -100)

@@ -1,9 +1,9 @@
-"""The import paths of Transformers 4: ``from transformers import FlaxBertModel`` gives hfseq's.
+"""The import paths of Transformers 4: `from transformers import FlaxBertModel` imports from hfseq.
 
-Once hfseq is imported, the names and the modules that held Transformers 4's Flax code are found
-again, for programs that cannot be edited. Nothing is copied into transformers: its lazy packages
-ask hfseq for names that they do not have, so nothing is imported before it is needed. A name that
-hfseq lacks too is an ImportError that says so, and ``hasattr`` says no.
+Importing hfseq restores the names and modules of Transformers 4's Flax code, for programs that
+cannot be edited. Nothing is copied into transformers: its lazy packages ask hfseq for names that
+they do not have, so that nothing is imported before it is needed. A name that hfseq lacks too
+raises an ImportError that explains this, and `hasattr` returns False.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 else:
     Loader = object  # its module is slow to import
 
-#: Modules that Transformers 4 had beside those of its families, and where their names are now.
+#: Modules of Transformers 4 other than those of its families, and the modules with their names now.
 MODULES = {
     "hfseq.modeling_flax_pytorch_utils": "hfseq.v4.pytorch_utils",
     "transformers.modeling_flax_pytorch_utils": "hfseq.v4.pytorch_utils",
@@ -40,7 +40,7 @@ MODULES = {
     "transformers.generation_flax_logits_process": "hfseq.generation",
 }
 
-#: Names of Transformers 4 that are called otherwise here.
+#: Names of Transformers 4 that have other names in hfseq.
 _RENAMED = {"ACT2FN": "hfseq.nn.layers:ACTIVATIONS"}
 
 _FAMILY = re.compile(r"transformers\.models\.(\w+)\.modeling_flax_\1")
@@ -53,11 +53,15 @@ _UTILITIES = (
 )
 _PREFIXES = ("Flax", "FLAX_")
 
-_resolve: Callable[[str], Any]  # what finds hfseq's own names
+_resolve: Callable[[str], Any]  # returns attributes of hfseq
 
 
 def install(resolve: Callable[[str], Any]) -> None:
-    """Make the old paths lead to what ``resolve`` finds, in packages that are there already too."""
+    """Activates the old import paths, also in packages that are already imported.
+
+    Args:
+        resolve: Returns the attribute of hfseq with a given name.
+    """
     global _resolve
     _resolve = resolve
     for name in _UTILITIES:
@@ -68,16 +72,16 @@ def install(resolve: Callable[[str], Any]) -> None:
 
 
 def is_flax_available() -> bool:
-    """Tell whether there are Flax classes: there are, hfseq's."""
+    """Returns True: the Flax classes are those of hfseq."""
     return True
 
 
 def send_example_telemetry(*_: object, **__: object) -> None:
-    """Send nothing; Transformers 4's example scripts call it."""
+    """Does nothing. The example scripts of Transformers 4 call it."""
 
 
 def require_flax(test_case: Any) -> Any:
-    """Skip no test for want of Flax."""
+    """Returns the test case unchanged, because Flax is always available."""
     return test_case
 
 
@@ -91,35 +95,35 @@ _HELPERS: dict[str, Any] = {
 
 
 def _look_up(package: str, name: str) -> Any:
-    """Return what a package of Transformers 4 had under a name that it has no more."""
+    """Returns the replacement of a name that a package of Transformers no longer has."""
     if name in _HELPERS:
         return _HELPERS[name]
     if name.startswith(_PREFIXES):
         return _get(name, package)
-    if "flax" in name and _found(f"{package}.{name}"):
+    if "flax" in name and _is_old_module(f"{package}.{name}"):
         return importlib.import_module(f"{package}.{name}")
     raise AttributeError(name)
 
 
 class _OldModule(ModuleType):
-    """A module of Transformers 4: the names of ``homes``, and those of hfseq, as they are asked."""
+    """A module of Transformers 4 with the names of `targets` and of hfseq, looked up lazily."""
 
-    homes: Sequence[ModuleType]
+    targets: Sequence[ModuleType]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         if name in _HELPERS:
             return _HELPERS[name]
-        for home in self.homes:
-            if hasattr(home, name):
-                return getattr(home, name)
+        for target in self.targets:
+            if hasattr(target, name):
+                return getattr(target, name)
         if name in _RENAMED:
             module, _, renamed = _RENAMED[name].partition(":")
             return getattr(importlib.import_module(module), renamed)
         if name.startswith(_PREFIXES):
             return _get(name, self.__name__)
-        # its configuration and the like, which the module imported
+        # Names that the old module imported, such as its configuration class.
         return getattr(sys.modules[self.__name__.rpartition(".")[0]], name)
 
     def __dir__(self) -> list[str]:
@@ -127,42 +131,43 @@ class _OldModule(ModuleType):
 
     @property
     def __all__(self) -> list[str]:
-        found = {
+        names = {
             name
-            for home in self.homes
-            for name, value in vars(home).items()
+            for target in self.targets
+            for name, value in vars(target).items()
             if name.startswith((*_PREFIXES, "shift_tokens_right"))
             or isinstance(value, FunctionType)
-            and value.__module__ == home.__name__
+            and value.__module__ == target.__name__
         }
-        return sorted(name for name in found if not name.startswith("_"))
+        return sorted(name for name in names if not name.startswith("_"))
 
 
 class _Finder:
-    """Finds the old modules, and has transformers' utilities extended once they are loaded."""
+    """Finds the old modules, and extends the utilities of transformers when they are loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name in _UTILITIES:
             return find_and_wrap(self, name, path, target, after_load=_extend)
-        if _found(name):
-            # A package is asked for modules where it lacks a name, and so this finder says why.
+        if _is_old_module(name):
+            # A package, so that missing names are looked up as submodules and this finder can
+            # explain the error.
             return ModuleSpec(name, _Loader(), is_package=True)
-        place, _, last = name.rpartition(".")
-        if _FAMILY.fullmatch(name) and place.rpartition(".")[2] in flax_classes().values():
-            # without a name: `from transformers.models.whisper import …` would not pass it on
-            raise ModuleNotFoundError(_absent(f"{name} is a module"))
-        if _found(place) or last.startswith(_PREFIXES) and _PACKAGE.fullmatch(place):
+        parent, _, last = name.rpartition(".")
+        if _FAMILY.fullmatch(name) and parent.rpartition(".")[2] in flax_classes().values():
+            # Without `name`: `from transformers.models.whisper import ...` would hide the error.
+            raise ModuleNotFoundError(_missing_message(f"{name} is a module"))
+        if _is_old_module(parent) or last.startswith(_PREFIXES) and _PACKAGE.fullmatch(parent):
             try:
-                _get(last, place)
+                _get(last, parent)
             except AttributeError as error:
-                raise ImportError(str(error), name=place) from None
+                raise ImportError(str(error), name=parent) from None
         return None
 
 
 class _OldLogger(logging.Handler):
-    """Tells whoever listens to a logger of Transformers 4 what hfseq says in its place."""
+    """Forwards hfseq's log records to the handlers of a logger of Transformers 4."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -175,8 +180,8 @@ class _OldLogger(logging.Handler):
 
 class _Loader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = _OldModule(spec.name, f"What Transformers 4 had in ``{spec.name}``, of hfseq.")
-        module.homes = [importlib.import_module(home) for home in _homes(spec.name)]
+        module = _OldModule(spec.name, f"The names of Transformers 4's `{spec.name}`, from hfseq.")
+        module.targets = [importlib.import_module(target) for target in _hfseq_modules(spec.name)]
         if spec.name == "transformers.modeling_flax_utils":
             logging.getLogger("hfseq.modeling").addHandler(_OldLogger(spec.name))
         return module
@@ -186,18 +191,18 @@ class _Loader(Loader):
 
 
 def _extend(module: ModuleType) -> None:
-    """Give one of `_UTILITIES` the helpers it had, and lazy packages the names they had."""
+    """Adds the old helpers to one of `_UTILITIES`, and the old names to its lazy packages."""
     for name, helper in _HELPERS.items():
         vars(module).setdefault(name, helper)
     lazy = getattr(module, "_LazyModule", None)
     if lazy is None or hasattr(lazy.__getattr__, "__wrapped__"):
         return
-    ask = lazy.__getattr__
+    original = lazy.__getattr__
 
-    @functools.wraps(ask)
-    def ask_hfseq_too(package: ModuleType, name: str) -> Any:
+    @functools.wraps(original)
+    def getattr_with_hfseq(package: ModuleType, name: str) -> Any:
         try:
-            return ask(package, name)
+            return original(package, name)
         except AttributeError:
             if not _PACKAGE.fullmatch(package.__name__):
                 raise
@@ -208,15 +213,15 @@ def _extend(module: ModuleType) -> None:
                     raise error from None
             raise
 
-    lazy.__getattr__ = ask_hfseq_too
+    lazy.__getattr__ = getattr_with_hfseq
 
 
-def _found(name: str) -> bool:
-    return name in MODULES or bool(_homes(name))
+def _is_old_module(name: str) -> bool:
+    return name in MODULES or bool(_hfseq_modules(name))
 
 
-def _homes(name: str) -> list[str]:
-    """Return the modules with hfseq's classes of a family, by the name of v4's module."""
+def _hfseq_modules(name: str) -> list[str]:
+    """Returns the names of hfseq's modules for the name of a module of Transformers 4."""
     if name in MODULES:
         return [MODULES[name]]
     match = _FAMILY.fullmatch(name)
@@ -226,12 +231,12 @@ def _homes(name: str) -> list[str]:
 
     entries = load().architectures.entries()
     specs = [entry.target for entry in entries if entry.name.replace("-", "_") == match[1]]
-    heads = [spec.load_head(task) for spec in specs for task in spec.heads]
-    return list(dict.fromkeys(head.__module__ for head in heads))
+    head_classes = [spec.load_head(task) for spec in specs for task in spec.heads]
+    return list(dict.fromkeys(head_class.__module__ for head_class in head_classes))
 
 
 def flax_classes() -> dict[str, str]:
-    """Return the Flax names that Transformers 4.57 exported, each with its family's folder."""
+    """Returns the Flax names that Transformers 4.57 exported, with the folder of each family."""
     from importlib.resources import files
 
     text = files("hfseq.v4").joinpath("flax_classes.tsv").read_text(encoding="utf-8")
@@ -239,20 +244,25 @@ def flax_classes() -> dict[str, str]:
     return {name: family for family, name in rows}
 
 
-def _get(name: str, place: str) -> Any:
-    """Return what hfseq has under a name of Transformers 4; AttributeError that says what is."""
+def _get(name: str, module_name: str) -> Any:
+    """Returns what hfseq has under a name of Transformers 4.
+
+    Raises:
+        AttributeError: hfseq does not have it. The message explains why.
+    """
     try:
         return _resolve(name)
     except AttributeError as error:
         if name in flax_classes():
-            raise AttributeError(_absent(f"{name} is a class")) from None
+            raise AttributeError(_missing_message(f"{name} is a class")) from None
         raise AttributeError(
-            f"hfseq has nothing for '{name}' of '{place}' ({error}); see docs/migration.md#imports"
+            f"hfseq has no equivalent of '{name}' of '{module_name}' ({error}). See "
+            "docs/migration.md#imports"
         ) from None
 
 
-def _absent(what: str) -> str:
+def _missing_message(subject: str) -> str:
     return (
-        f"{what} of Transformers 4 that hfseq {__version__} does not have yet; "
+        f"{subject} of Transformers 4 that hfseq {__version__} does not have yet. "
         "docs/flax_classes.md lists all of them"
     )

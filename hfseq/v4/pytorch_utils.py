@@ -1,7 +1,8 @@
 """Transformers 4's functions between PyTorch models in memory and Flax parameters.
 
-Checkpoints need none of them: ``from_pretrained`` and ``save_pretrained`` read and write PyTorch's
-format. They serve programs that hold both models, under the module name that such programs import.
+Checkpoints do not need them, because `from_pretrained` and `save_pretrained` read and write
+PyTorch's format. They are for programs that have both models in memory, and that import them from
+the module of Transformers 4.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ logger = logging.getLogger(__name__)
 def convert_pytorch_state_dict_to_flax(
     pt_state_dict: Mapping[str, torch.Tensor | np.ndarray], flax_model: FlaxPreTrainedModel
 ) -> dict[str, Any]:
-    """Return the parameter tree of ``flax_model`` filled from a PyTorch state dict.
+    """Converts a PyTorch state dict to the parameter tree of a Flax model.
 
-    Tensors may be PyTorch's or NumPy's. What the state dict lacks is left out of the tree; what the
-    model does not know is dropped with a warning. A head's checkpoint fits its base, and the other
-    way round.
+    Parameters that the state dict lacks are left out of the tree. Unexpected tensors are ignored
+    with a warning. A checkpoint with a head can be loaded into the base model, and vice versa.
 
-    **Raises:** :class:`~hfseq.errors.WeightsError` (a ValueError) for tensors of other shapes.
+    Args:
+        pt_state_dict: Tensors of PyTorch or arrays of NumPy.
+        flax_model: The Flax model.
+
+    Raises:
+        WeightsError: A tensor has another shape (a ValueError).
     """
     arrays = {
         name: np.asarray(value) if isinstance(value, np.ndarray) else files.torch_to_numpy(value)
@@ -51,22 +56,29 @@ def load_pytorch_checkpoint_in_flax_state_dict(
     is_sharded: bool = False,
     allow_missing_keys: bool = False,
 ) -> dict[str, Any]:
-    """Read a ``.bin`` or ``.safetensors`` file (or its shards) as parameters of ``flax_model``.
+    """Reads `.bin` or `.safetensors` files as parameters of a Flax model.
 
-    ``allow_missing_keys=False`` raises WeightsError where a parameter is not in the file.
+    Args:
+        flax_model: The Flax model.
+        pytorch_checkpoint_path: A file, or several files with shards.
+        is_sharded: Not used. Shards are recognized by the number of files.
+        allow_missing_keys: Whether parameters may be missing.
+
+    Raises:
+        WeightsError: A parameter is missing, or a tensor has another shape.
     """
-    given = pytorch_checkpoint_path
-    paths = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    source = pytorch_checkpoint_path
+    paths = [source] if isinstance(source, (str, os.PathLike)) else list(source)
     tensors: dict[str, weights.Tensor] = {}
     for path in paths:
         tensors |= files.open_file(os.fspath(path)).tensors
-    params = _fill(tensors, flax_model, str(given))
+    params = _fill(tensors, flax_model, str(source))
     missing = flax_model.required_params - trees.flatten(params).keys()
     if missing and not allow_missing_keys:
         names = ", ".join(sorted(map(trees.join, missing)))
         raise errors.WeightsError(
-            f"{given} lacks parameters of {type(flax_model).__name__}: {names}; "
-            "allow_missing_keys=True leaves them out"
+            f"{source} lacks parameters of {type(flax_model).__name__}: {names}. "
+            "allow_missing_keys=True ignores this"
         )
     return params
 
@@ -74,7 +86,7 @@ def load_pytorch_checkpoint_in_flax_state_dict(
 def load_flax_checkpoint_in_pytorch_model(
     model: PreTrainedModel, flax_checkpoint_path: str | os.PathLike[str]
 ) -> PreTrainedModel:
-    """Load a ``flax_model.msgpack`` (or its index) into a PyTorch model in place; returns it."""
+    """Loads a `flax_model.msgpack` (or its index) into a PyTorch model in place, and returns it."""
     tensors = files.open_file(os.path.abspath(flax_checkpoint_path)).tensors
     flat = {tuple(name.split(".")): tensor.read(...) for name, tensor in tensors.items()}
     return load_flax_weights_in_pytorch_model(model, trees.unflatten(flat))
@@ -83,51 +95,54 @@ def load_flax_checkpoint_in_pytorch_model(
 def load_flax_weights_in_pytorch_model(
     pt_model: PreTrainedModel, flax_state: Mapping[str, Any]
 ) -> PreTrainedModel:
-    """Copy a Flax parameter tree into a PyTorch model in place; returns the model.
+    """Copies a Flax parameter tree into a PyTorch model in place, and returns the model.
 
-    A head's parameters fit its base, and the other way round. Half-precision leaves arrive in the
-    model's own type. Names that fit on one side only are warned about together.
+    Parameters with a head can be loaded into the base model, and vice versa. Half-precision leaves
+    are cast to the dtype of the model. A warning lists the names that exist on one side only.
+
+    Raises:
+        WeightsError: A tensor has another shape.
     """
     import torch
 
     flat = trees.flatten(trees.thaw(flax_state))
     names = _names({path: np.shape(leaf) for path, leaf in flat.items()}, pt_model)
-    wanted = pt_model.state_dict()
-    # Some classes have other names in memory than in files.
-    inside = {names.resolve_name(name): name for name in wanted}
+    torch_state = pt_model.state_dict()
+    # Some classes use different names in memory and in files.
+    memory_names = {names.resolve_name(name): name for name in torch_state}
     prefix = f"{getattr(pt_model, 'base_model_prefix', '')}."
     loaded, unexpected = {}, []
     for name, array in names.to_torch(flat).items():
-        known = (name, name.removeprefix(prefix), prefix + name, inside.get(name, ""))
-        found = [n for n in known if n in wanted]
-        if not found:
+        candidates = (name, name.removeprefix(prefix), prefix + name, memory_names.get(name, ""))
+        matches = [n for n in candidates if n in torch_state]
+        if not matches:
             unexpected.append(name)
             continue
-        target = wanted[found[0]]
+        target = torch_state[matches[0]]
         if tuple(target.shape) != array.shape:
             raise errors.WeightsError(
                 f"{name} is {array.shape} in the Flax parameters and {tuple(target.shape)} in "
-                f"{type(pt_model).__name__}: use the configuration that belongs to these weights"
+                f"{type(pt_model).__name__}. Use the configuration of these weights"
             )
-        loaded[found[0]] = torch.tensor(np.asarray(array, np.float32)).to(target.dtype)
+        loaded[matches[0]] = torch.tensor(np.asarray(array, np.float32)).to(target.dtype)
     pt_model.load_state_dict(loaded, strict=False)
     pt_model.tie_weights()
-    state, kind = pt_model.state_dict(), type(pt_model).__name__
-    # Names whose storage belongs to a tensor that was loaded under another name are not missing.
+    state, class_name = pt_model.state_dict(), type(pt_model).__name__
+    # Tied parameters are not missing: they share the storage of a tensor with another name.
     storages = {state[name].data_ptr() for name in loaded}
     tied = {name for name, tensor in state.items() if tensor.data_ptr() in storages}
     if unexpected:
         logger.warning(
             "Some weights of the Flax model were not used when initializing the PyTorch model "
             "%s: %s",
-            kind,
+            class_name,
             sorted(unexpected),
         )
-    if missing := set(wanted) - set(loaded) - tied:
+    if missing := set(torch_state) - set(loaded) - tied:
         logger.warning(
             "Some weights of %s were not initialized from the Flax model and are newly "
             "initialized: %s",
-            kind,
+            class_name,
             sorted(missing),
         )
     return pt_model
@@ -136,13 +151,15 @@ def load_flax_weights_in_pytorch_model(
 def _names(
     shapes: dict[trees.Path, tuple[int, ...]], pt_model: PreTrainedModel
 ) -> weights.WeightMap:
-    """Return the names of parameters as the Flax class of PyTorch's has them, if there is one."""
+    """Returns the names of the parameters, with the synonyms of the Flax class if hfseq has one."""
     import hfseq
 
-    kind = getattr(hfseq, f"Flax{type(pt_model).__name__}", None)
-    if kind is None:
+    flax_class = getattr(hfseq, f"Flax{type(pt_model).__name__}", None)
+    if flax_class is None:
         return weights.WeightMap(shapes)
-    return weights.WeightMap(shapes, prefix=kind.base_model_prefix, synonyms=kind.weight_synonyms)
+    return weights.WeightMap(
+        shapes, prefix=flax_class.base_model_prefix, synonyms=flax_class.weight_synonyms
+    )
 
 
 def rename_key_and_reshape_tensor(
@@ -151,18 +168,25 @@ def rename_key_and_reshape_tensor(
     random_flax_state_dict: Mapping[tuple[str, ...], Any],
     model_prefix: str,
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the Flax path of a PyTorch tensor, and the tensor in Flax's layout.
+    """Converts the name and layout of one PyTorch tensor to Flax.
 
-    ``random_flax_state_dict`` is the flat tree of a freshly made model, which tells a norm's
-    ``scale`` from an ``embedding`` and a ``kernel``. A path that is not in it is returned as it is.
+    Args:
+        pt_tuple_key: The parts of the PyTorch name.
+        pt_tensor: The tensor.
+        random_flax_state_dict: The flat parameters of an initialized model. They distinguish a
+            norm's `scale` from an `embedding` and a `kernel`.
+        model_prefix: The model's `base_model_prefix`.
+
+    Returns:
+        The Flax path and the tensor in Flax's layout. A name without a match keeps its path.
     """
     head = tuple(pt_tuple_key[:-1])
-    old = {"gamma": "weight", "beta": "bias"}
-    last = old.get(pt_tuple_key[-1], pt_tuple_key[-1])
-    starts = (head, (model_prefix, *head), head[1:] if head[:1] == (model_prefix,) else head)
+    old_names = {"gamma": "weight", "beta": "bias"}
+    last = old_names.get(pt_tuple_key[-1], pt_tuple_key[-1])
+    prefixes = (head, (model_prefix, *head), head[1:] if head[:1] == (model_prefix,) else head)
     for leaf in ("scale", "embedding", "weight", "kernel") if last == "weight" else (last,):
-        for start in starts:
-            if (*start, leaf) in random_flax_state_dict:
+        for prefix in prefixes:
+            if (*prefix, leaf) in random_flax_state_dict:
                 axes = weights.torch_axes((leaf,), pt_tensor.ndim)
                 return (*head, leaf), pt_tensor if axes is None else pt_tensor.transpose(axes)
     return (*head, last), pt_tensor
@@ -172,7 +196,7 @@ def _fill(
     tensors: dict[str, weights.Tensor], model: FlaxPreTrainedModel, source: str
 ) -> dict[str, Any]:
     names = model.weight_map
-    found, report = names.match(tensors)
+    matched, report = names.match(tensors)
     weights.check_report(report, source, type(model).__name__, ignore_mismatched=False)
     if report.unexpected:
         logger.warning(
@@ -181,6 +205,6 @@ def _fill(
             type(model).__name__,
             sorted(report.unexpected),
         )
-    absent = set(report.missing)
-    paths = [path for path in names.shapes if path not in absent]
-    return trees.unflatten({path: np.asarray(names.read_param(found, path)) for path in paths})
+    missing = set(report.missing)
+    paths = [path for path in names.shapes if path not in missing]
+    return trees.unflatten({path: np.asarray(names.read_param(matched, path)) for path in paths})

@@ -1,4 +1,4 @@
-"""The tokenizer class of the T5 example of Transformers 4 (``t5_tokenizer_model.py``)."""
+"""The tokenizer class of Transformers 4's T5 example (`t5_tokenizer_model.py`)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,19 @@ from hfseq.data.tokenizers import split_long_words
 
 
 class SentencePieceUnigramTokenizer(BaseTokenizer):
-    """A lower-casing unigram tokenizer as T5's: ``<pad>`` 0, ``</s>`` 1, ``<unk>`` 2.
+    """A lower-casing unigram tokenizer like T5's: `<pad>` 0, `</s>` 1, `<unk>` 2.
 
-    Text is normalised (Nmt, NFKC, lower case, single spaces), cut at spaces (``replacement`` marks
-    them), digits and punctuation, and closed by ``eos_token``. ``save`` writes a
-    ``tokenizer_config.json`` beside ``tokenizer.json`` too, so that ``AutoTokenizer`` returns this
-    very tokenizer; without one it builds another, which does not lower-case.
+    Text is normalized (Nmt, NFKC, lower case, single spaces), split at spaces, digits and
+    punctuation, and ends with `eos_token`. `save` also writes a `tokenizer_config.json` next to
+    `tokenizer.json`, so that `AutoTokenizer` returns this tokenizer. Without the file it would
+    build another one, which does not lower-case.
+
+    Args:
+        replacement: The character that stands for a space.
+        add_prefix_space: Whether to add a space before the text.
+        unk_token: The token for unknown text.
+        eos_token: The end-of-sequence token.
+        pad_token: The padding token.
     """
 
     def __init__(
@@ -79,7 +86,7 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
     def train(
         self, files: str | list[str], vocab_size: int = 8000, show_progress: bool = True
     ) -> None:
-        """Train on text files."""
+        """Trains on text files."""
         files = [files] if isinstance(files, str) else files
         self._tokenizer.train(files, trainer=self._trainer(vocab_size, show_progress))
         self.add_unk_id()
@@ -90,7 +97,7 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
         vocab_size: int = 8000,
         show_progress: bool = True,
     ) -> None:
-        """Train on texts, or on lists of texts."""
+        """Trains on texts, or on lists of texts."""
         self._tokenizer.train_from_iterator(
             split_long_words(iterator), trainer=self._trainer(vocab_size, show_progress)
         )
@@ -105,13 +112,16 @@ class SentencePieceUnigramTokenizer(BaseTokenizer):
         )
 
     def add_unk_id(self) -> None:
-        """Tell the model which id unknown text gets."""
+        """Sets the id of unknown text in the unigram model."""
         state = json.loads(self._tokenizer.to_str())
         state["model"]["unk_id"] = self.special_tokens["unk"]["id"]
         self._tokenizer = Tokenizer.from_str(json.dumps(state))
 
     def save(self, path: str, pretty: bool = True) -> None:
-        """Save as one JSON file; called ``tokenizer.json`` it gets its configuration beside it."""
+        """Saves the tokenizer as one JSON file.
+
+        If the file is named `tokenizer.json`, a `tokenizer_config.json` is written next to it.
+        """
         super().save(str(path), pretty)
         if Path(path).name == "tokenizer.json":
             roles = {f"{role}_token": str(e["token"]) for role, e in self.special_tokens.items()}
