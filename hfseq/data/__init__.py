@@ -1,4 +1,5 @@
-"""From text to batches: sources, tokenisation, packing, step-addressed batches, prefetch.
+"""Data pipeline: sources, tokenization, packing, batches addressed by step, and prefetching.
 
-Nothing here imports jax, and transformers, datasets and tokenizers are imported inside functions.
+The modules of this package do not import jax. They import transformers, datasets and tokenizers
+inside of functions.
 """

@@ -1,4 +1,4 @@
-"""The data flags of each objective, and the base class that checks all flags."""
+"""Data flags of each objective, and the base class that validates all flags."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 
 def option(default: Value, help: str) -> Value:
-    """Return a dataclass field with the help text that ``--help`` shows."""
+    """Returns a dataclass field with the text that `--help` shows for it."""
     if isinstance(default, list):
         return field(default_factory=lambda: copy.copy(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
@@ -35,10 +35,17 @@ def option(default: Value, help: str) -> Value:
 
 @dataclass(frozen=True)
 class AllowedValues:
-    """The values a flag takes, beside its annotation: ``Annotated[int, Allowed("…", minimum=1)]``.
+    """Values that a flag accepts, e.g. `Annotated[int, AllowedValues("…", minimum=1)]`.
 
-    ``give`` is what an error asks for. NaN is in no range. The bounds stand in the annotation and
-    not with the help text, all of which ``HfArgumentParser`` hands to argparse.
+    The bounds belong to the annotation because `HfArgumentParser` passes the metadata of a field to
+    argparse. NaN is never allowed.
+
+    Attributes:
+        description: The values that an error message names as valid.
+        minimum: Smallest allowed value.
+        maximum: Largest allowed value.
+        above: Exclusive lower bound.
+        below: Exclusive upper bound.
     """
 
     description: str
@@ -56,20 +63,25 @@ class AllowedValues:
         )
 
 
-PositiveInt = Annotated[int, AllowedValues("a number of at least 1", minimum=1)]
-NonNegativeInt = Annotated[int, AllowedValues("0 or more", minimum=0)]
-Percentage = Annotated[int, AllowedValues("0 to 99", minimum=0, maximum=99)]
-Fraction = Annotated[float, AllowedValues("a number in [0, 1]", minimum=0, maximum=1)]
-PositiveFloat = Annotated[float, AllowedValues("a number above 0", above=0)]
-SmoothingFactor = Annotated[float, AllowedValues("0 to below 1", minimum=0, below=1)]
+PositiveInt = Annotated[int, AllowedValues("an integer of at least 1", minimum=1)]
+NonNegativeInt = Annotated[int, AllowedValues("an integer of at least 0", minimum=0)]
+Percentage = Annotated[int, AllowedValues("an integer from 0 to 99", minimum=0, maximum=99)]
+Fraction = Annotated[float, AllowedValues("a number from 0 to 1", minimum=0, maximum=1)]
+PositiveFloat = Annotated[float, AllowedValues("a number greater than 0", above=0)]
+SmoothingFactor = Annotated[
+    float, AllowedValues("a number from 0 to less than 1", minimum=0, below=1)
+]
 
 
 @dataclass
 class CheckedArguments:
-    """Flags that are checked when they are made: one UsageError for all that cannot be.
+    """Flags that are validated on construction.
 
-    The words of a ``Literal`` and the range of an :class:`Allowed` stand in a field's annotation;
-    what concerns several flags is told by :meth:`problems`.
+    Each field's annotation lists its allowed words (`Literal`) or its range (`AllowedValues`).
+    Subclasses check combinations of flags in `problems`.
+
+    Raises:
+        UsageError: One or more values are not allowed. The message lists all of them.
     """
 
     def __post_init__(self) -> None:
@@ -79,28 +91,34 @@ class CheckedArguments:
             if value is None or value in words or (not words and value in allowed):
                 continue
             problems.append(
-                f"--{name} {value}: give {allowed.description}{did_you_mean(str(value), words)}"
+                f"--{name} {value}: expected {allowed.description}{did_you_mean(str(value), words)}"
             )
         problems += self.problems()
         if problems:
             raise UsageError("; ".join(problems))
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with several flags together; subclasses add their own."""
+        """Yields an error message for each invalid combination of flags.
+
+        Subclasses yield their own messages, followed by those of their base class.
+        """
         yield from ()
 
     @classmethod
     @functools.cache
     def _rules(cls) -> list[tuple[str, tuple[str, ...], AllowedValues]]:
-        """Return name, words (none for numbers) and range of restricted flags, own ones first."""
-        own = inspect.get_annotations(cls)
+        """Returns `(name, words, allowed values)` of each restricted flag.
+
+        `words` is empty for numbers. The fields of the class itself precede inherited ones.
+        """
+        own_annotations = inspect.get_annotations(cls)
         hints = get_type_hints(cls, include_extras=True)
         rules = []
-        for name in sorted(hints, key=lambda name: name not in own):
+        for name in sorted(hints, key=lambda name: name not in own_annotations):
             words: tuple[str, ...] = ()
             allowed = None
             parts = [hints[name]]
-            for part in parts:  # grows: Annotated[…] | None, and Literal in Annotated
+            for part in parts:  # the list grows: Annotated[…] | None, and Literal in Annotated
                 if get_origin(part) is Literal:
                     words = get_args(part)
                 elif get_origin(part) is Annotated:
@@ -111,243 +129,277 @@ class CheckedArguments:
                 else:
                     parts += get_args(part)
             if words and allowed is None:
-                *others, last = words
-                allowed = AllowedValues(f"{', '.join(others)} or {last}" if others else last)
+                *first_words, last_word = words
+                allowed = AllowedValues(
+                    f"{', '.join(first_words)} or {last_word}" if first_words else last_word
+                )
             if allowed is not None:
                 rules.append((name, words, allowed))
         return rules
 
 
 FILES_HELP = (
-    "one or more files, quoted globs or comma-separated lists; local paths or any fsspec URL "
-    "(gs://, s3://, https://); .txt, .json, .jsonl, .csv, .tsv or .parquet, "
-    "optionally .gz, .bz2, .xz or .zst"
+    "files, quoted globs or comma-separated lists; local paths or any fsspec URL (gs://, "
+    "s3://, https://); .txt, .json, .jsonl, .csv, .tsv or .parquet, optionally compressed "
+    "(.gz, .bz2, .xz, .zst)"
 )
-ARRAYS_HELP = "or one local .npy or .npz with arrays of bytes (images)"
+ARRAYS_HELP = "or one local .npy or .npz file with uint8 arrays (images)"
 
-#: Endings of files that are arrays.
+#: Extensions of array files.
 ARRAY_EXTENSIONS = (".npy", ".npz")
 SPLITS = ("train", "validation", "test")
 
 
 @dataclass
 class TextArguments(CheckedArguments):
-    """Where the text comes from and how it becomes rows of tokens (v4's names and defaults)."""
+    """Data flags shared by all objectives: data sources, tokenization and row length.
 
-    #: What the splits are shares of.
+    Names and defaults are those of the Transformers 4 scripts.
+    """
+
+    #: What messages call the examples of a split.
     unit = "text"
-    #: Defaults of flags of training, where this objective has its own.
+    #: Defaults of training flags that differ for this objective.
     defaults: ClassVar[Mapping[str, float]] = {}
 
     dataset_name: str | None = option(
-        None, "Dataset on the Hub, a local directory, or a name a plugin's load_dataset hook knows."
+        None,
+        "Dataset on the Hub, local dataset directory, or a name that a plugin's load_dataset "
+        "hook handles.",
     )
-    dataset_config_name: str | None = option(None, "Configuration of the dataset, e.g. a language.")
+    dataset_config_name: str | None = option(
+        None, "Configuration of the dataset, e.g. a language code."
+    )
     dataset_revision: str | None = option(None, "Branch, tag or commit of the dataset on the Hub.")
-    train_file: list[str] | None = option(None, f"Training text: {FILES_HELP}.")
-    validation_file: list[str] | None = option(None, f"Validation text: {FILES_HELP}.")
+    train_file: list[str] | None = option(None, f"Training data: {FILES_HELP}.")
+    validation_file: list[str] | None = option(None, f"Validation data: {FILES_HELP}.")
     text_column_name: str | None = option(
-        None, "Column that holds the text; by default 'text', else the first column of strings."
+        None,
+        "Column of the text. Default: 'text' if there is such a column, otherwise the first "
+        "string column.",
     )
     sample_by: Literal["line", "paragraph", "document", "raw"] = option(
         "line",
-        "What one document of a .txt file is: 'line', 'paragraph' (blank lines) or 'document'; or "
-        "'raw': files of any name are one text as they are, and splits are cut off by position.",
+        "How a .txt file is split into documents: by 'line', by 'paragraph' (blank lines), or as "
+        "one 'document'. 'raw' reads files of any type as one text without documents and splits "
+        "it by position.",
     )
     validation_split_percentage: Percentage = option(
-        5, "Percentage of the training text to validate on when there is no validation split."
+        5,
+        "Percentage of the training data to use for validation when the data has no validation "
+        "split.",
     )
     max_train_samples: PositiveInt | None = option(
-        None, "Train on the first so many documents only."
+        None, "Truncate the training set to this number of examples."
     )
     max_eval_samples: PositiveInt | None = option(
-        None, "Evaluate on the first so many documents only."
+        None, "Truncate the validation set to this number of examples."
     )
     streaming: bool = option(
-        False, "Read and tokenise while training instead of tokenising everything to disk first."
+        False, "Read and tokenize the data during training instead of tokenizing it to disk first."
     )
     max_seq_length: PositiveInt | None = option(
-        None, "Tokens per row; by default the longest that tokenizer and model allow."
+        None,
+        "Maximum sequence length in tokens. Default: the maximum that tokenizer and model support.",
     )
     line_by_line: bool = option(
-        False, "One document per row, truncated, instead of packing documents into full rows."
+        False,
+        "Train on one truncated document per row instead of packing documents into full rows.",
     )
     pad_to_max_length: bool = option(
-        False, "With --line_by_line, pad every row to max_seq_length, so that nothing recompiles."
+        False,
+        "Pad all rows to the maximum length to avoid recompilation (for plain text, with "
+        "--line_by_line).",
     )
     preprocessing_num_workers: PositiveInt | None = option(
-        None, "Processes that tokenise in parallel."
+        None, "Number of processes for tokenization."
     )
-    overwrite_cache: bool = option(False, "Tokenise again even if the result is in the cache.")
+    overwrite_cache: bool = option(False, "Tokenize again even if the result is cached.")
     data_cache_dir: str | None = option(
-        None, "Cache of tokenised text; by default $HFSEQ_CACHE, else ~/.cache/hfseq."
+        None, "Directory of cached tokens. Default: $HFSEQ_CACHE, otherwise ~/.cache/hfseq."
     )
 
     def problems(self) -> Iterator[str]:
-        """Add flags of documents where there are none, two sources, and shares of everything."""
-        rest = "drop --streaming and --line_by_line"
-        apart = self.streaming or self.line_by_line
-        if apart and self.sample_by == "raw":
-            yield f"--sample_by raw is one text without documents, read whole: {rest}"
-        if apart and has_arrays(self):
-            yield f"arrays (.npy, .npz) are a row each, read where they lie: {rest}"
+        """Yields conflicts between data sources, data formats and split percentages."""
+        remedy = "drop --streaming and --line_by_line"
+        per_document = self.streaming or self.line_by_line
+        if per_document and self.sample_by == "raw":
+            yield f"--sample_by raw reads the data as one text without documents: {remedy}"
+        if per_document and has_arrays(self):
+            yield f"arrays (.npy, .npz) are memory-mapped, with one row per array: {remedy}"
         if self.dataset_name and self.train_file:
-            yield "--dataset_name and --train_file exclude each other: give one of them"
+            yield "--dataset_name and --train_file are mutually exclusive: give only one of them"
         held_out = self.validation_split_percentage + getattr(self, "test_split_percentage", 0)
         if held_out >= 100:
             yield (
-                f"validation and test shares of {held_out} % leave no training {self.unit}: give "
-                "less"
+                f"the validation and test splits of {held_out}% leave no training {self.unit}: "
+                "reduce --validation_split_percentage or --test_split_percentage"
             )
 
     @property
     def row_length(self) -> int | None:
-        """Tokens a row as asked for."""
+        """The requested row length in tokens, or `None` for the default."""
         return self.max_seq_length
 
     @property
     def keep_blank(self) -> bool:
-        """Whether blank lines are text, too."""
+        """Whether blank documents are part of the text."""
         return False
 
     @property
     def cache_directory(self) -> Path:
-        """Where tokenised text is kept."""
-        named = self.data_cache_dir or os.environ.get("HFSEQ_CACHE")
-        return Path(named or "~/.cache/hfseq").expanduser()
+        """The directory of cached tokens."""
+        directory = self.data_cache_dir or os.environ.get("HFSEQ_CACHE")
+        return Path(directory or "~/.cache/hfseq").expanduser()
 
 
 def has_arrays(arguments: TextArguments) -> bool:
-    """Tell whether a data file is one of arrays."""
-    named = [getattr(arguments, f"{split}_file", None) or () for split in SPLITS]
-    return any(name.lower().endswith(ARRAY_EXTENSIONS) for names in named for name in names)
+    """Returns whether one of the data files contains arrays."""
+    file_lists = [getattr(arguments, f"{split}_file", None) or () for split in SPLITS]
+    return any(name.lower().endswith(ARRAY_EXTENSIONS) for names in file_lists for name in names)
 
 
 REFERENCE_HELP = (
-    "Whole-word reference file for Chinese: a JSON list of token positions per document."
+    "Whole-word reference file for Chinese: one JSON list of token positions per document."
 )
-UNUSED_HELP = "Kept for old commands, which never read it; giving one is an error."
+UNUSED_HELP = (
+    "Not supported. The Transformers 4 script accepts and ignores this flag; here it is an error."
+)
 CROSS_HELP = (
-    "Let attention and positions run on from one document of a row to the next, as in "
+    "Let attention and positions continue from one document of a row to the next, as in "
     "Transformers 4."
 )
 SMOOTHING_HELP = (
-    "Probability that training spreads over all tokens but the right one; 0 turns it off."
+    "Label smoothing: probability that is spread over all tokens except the target. 0 disables it."
 )
 
 
 def test_percentage_option(unit: str) -> int:
-    """Return the flag of the percentage that is kept for the test split."""
+    """Returns the flag for the percentage of the data that is held out as test split."""
     return option(
         0,
-        f"Percentage of the training {unit} to keep for --do_predict when there is no test split.",
+        f"Percentage of the training {unit} to hold out for --do_predict when the data has no "
+        "test split.",
     )
 
 
 @dataclass
 class DataArguments(TextArguments):
-    """The data flags of masked language modelling."""
+    """Data flags of masked language modeling."""
 
     mlm_probability: Annotated[float, AllowedValues("a number in (0, 1]", above=0, maximum=1)] = (
-        option(0.15, "Share of the tokens (or words) to mask.")
+        option(0.15, "Fraction of the tokens (or words) to mask.")
     )
-    whole_word_masking: bool = option(False, "Mask whole words instead of single tokens.")
+    whole_word_masking: bool = option(False, "Mask whole words instead of individual tokens.")
     train_ref_file: str | None = option(None, REFERENCE_HELP)
-    validation_ref_file: str | None = option(None, "The same for the validation text.")
+    validation_ref_file: str | None = option(
+        None, "Whole-word reference file of the validation data."
+    )
 
     def problems(self) -> Iterator[str]:
-        """Add references to a stream."""
+        """Adds reference files in combination with streaming."""
         if self.streaming and (self.train_ref_file or self.validation_ref_file):
-            yield "--streaming cannot use reference files: drop one of the two"
+            yield (
+                "--streaming does not support reference files: drop --streaming, or "
+                "--train_ref_file and --validation_ref_file"
+            )
         yield from super().problems()
 
 
 @dataclass
 class CausalArguments(TextArguments):
-    """The data flags of causal language modelling."""
+    """Data flags of causal language modeling."""
 
-    train_file: list[str] | None = option(None, f"Training text: {FILES_HELP}; {ARRAYS_HELP}.")
+    train_file: list[str] | None = option(None, f"Training data: {FILES_HELP}; {ARRAYS_HELP}.")
     validation_file: list[str] | None = option(
-        None, f"Validation text: {FILES_HELP}; {ARRAYS_HELP}."
+        None, f"Validation data: {FILES_HELP}; {ARRAYS_HELP}."
     )
     block_size: (
-        Annotated[int, AllowedValues("at least 2, one token predicts nothing", minimum=2)] | None
+        Annotated[
+            int, AllowedValues("at least 2 (a single token has nothing to predict)", minimum=2)
+        ]
+        | None
     ) = option(
         None,
-        "Tokens per row, v4's name of max_seq_length here; by default 1024 at most, and of images "
-        "their size.",
+        "Row length in tokens (the name of --max_seq_length in run_clm). Default: at most 1024 "
+        "for text, the image size for images.",
     )
     keep_linebreaks: bool = option(
         True, "Keep the line break at the end of each line of a .txt file."
     )
     cross_documents: bool = option(False, CROSS_HELP)
-    append_eos: bool = option(False, "End every document with the tokenizer's end-of-text token.")
+    append_eos: bool = option(False, "Append the tokenizer's end-of-text token to every document.")
     start_with_eos: bool = option(
         False,
-        "Let a row begin with the end-of-text token as its first input and predict all of its "
-        "tokens; without it a row's first token is given. Always so for images.",
+        "Use the end-of-text token as first input of a row and predict all of its tokens. "
+        "Without this flag the first token of a row is not predicted. Always on for images.",
     )
     word_perplexity: bool = option(
         False,
-        "Evaluate the perplexity per word as well (whitespace-separated words, and line ends).",
+        "Also evaluate the perplexity per word (whitespace-separated words, and line ends).",
     )
     count_line_ends: bool = option(
-        True, "Whether line ends count as words there, as in WikiText; PG-19 has words alone."
+        True,
+        "Count line ends as words in --word_perplexity, as for WikiText. For PG-19 only words "
+        "count.",
     )
     bits_per_byte: bool = option(
-        False, "Evaluate the bits per byte of the text as well; always so for raw text and images."
+        False, "Also evaluate the bits per byte of the text. Always on for raw text and images."
     )
     loss_per_position: bool = option(
         False,
-        "Divide the training loss by all positions of the batch's rows, padding included, instead "
-        "of by the targets, as the VQ Transformer's reference does; reported losses stay per "
-        "target.",
+        "Divide the training loss by the number of positions of the batch, including padding, "
+        "instead of the number of targets, as in the reference implementation of the VQ "
+        "Transformer. Reported losses are always per target.",
     )
     test_file: list[str] | None = option(
-        None, f"Text for --do_predict: {FILES_HELP}; {ARRAYS_HELP}."
+        None, f"Test data for --do_predict: {FILES_HELP}; {ARRAYS_HELP}."
     )
     test_split_percentage: Percentage = test_percentage_option("text")
     max_test_samples: PositiveInt | None = option(
-        None, "Judge the first so many test documents only."
+        None, "Truncate the test set to this number of examples."
     )
 
     def problems(self) -> Iterator[str]:
-        """Add two lengths that differ, and scores and ends of documents that there are not."""
+        """Adds conflicting row lengths, and flags that require documents or complete text."""
         block, length = self.block_size, self.max_seq_length
         if block and length and block != length:
-            yield f"--block_size {block} and --max_seq_length {length} disagree: give one"
+            yield (
+                f"--block_size {block} and --max_seq_length {length} disagree: give only one of "
+                "them"
+            )
         if self.line_by_line and (self.word_perplexity or self.bits_per_byte):
             yield (
-                "--word_perplexity and --bits_per_byte need the whole text, which --line_by_line "
-                "truncates: drop it"
+                "--word_perplexity and --bits_per_byte require the complete text, but "
+                "--line_by_line truncates it: drop --line_by_line"
             )
         if self.append_eos and (self.sample_by == "raw" or has_arrays(self)):
             yield (
-                "--append_eos ends each document, and --sample_by raw and arrays (.npy, .npz) have "
-                "none: drop it, or give text with --sample_by document"
+                "--append_eos ends each document, but --sample_by raw and arrays (.npy, .npz) "
+                "have no documents: drop the flag, or use text with --sample_by document"
             )
         yield from super().problems()
 
     @property
     def row_length(self) -> int | None:
-        """Tokens a row as asked for."""
+        """The requested row length in tokens, or `None` for the default."""
         return self.block_size or self.max_seq_length
 
     @property
     def keep_blank(self) -> bool:
-        """A stream of text has its blank lines too."""
+        """Whether blank lines are part of the text: with continuous text and line breaks."""
         return self.cross_documents and self.keep_linebreaks
 
 
 @dataclass
 class SpanArguments(TextArguments):
-    """The data flags of span corruption."""
+    """Data flags of span corruption."""
 
     mlm_probability: Annotated[
         float, AllowedValues("a number between 0 and 1", above=0, below=1)
-    ] = option(0.15, "Share of the tokens to hide in spans (noise density).")
+    ] = option(0.15, "Fraction of the tokens to mask in spans (noise density).")
     mean_noise_span_length: Annotated[float, AllowedValues("a number of at least 1", minimum=1)] = (
-        option(3.0, "Mean length of the hidden spans, in tokens.")
+        option(3.0, "Mean length of the masked spans in tokens.")
     )
     train_ref_file: str | None = option(None, UNUSED_HELP)
     validation_ref_file: str | None = option(None, UNUSED_HELP)
@@ -355,10 +407,10 @@ class SpanArguments(TextArguments):
 
 @dataclass
 class DenoisingArguments(TextArguments):
-    """The data flags of denoising."""
+    """Data flags of denoising."""
 
-    mlm_probability: Fraction = option(0.3, "Share of the tokens to hide in spans.")
-    permute_sentence_ratio: Fraction = option(1.0, "Share of the sentences to shuffle.")
+    mlm_probability: Fraction = option(0.3, "Fraction of the tokens to mask in spans.")
+    permute_sentence_ratio: Fraction = option(1.0, "Fraction of the sentences to shuffle.")
     poisson_lambda: Annotated[
         float, AllowedValues("a number in [0.1, 100]", minimum=0.1, maximum=100)
     ] = option(3.0, "Mean of the Poisson distribution of span lengths.")
@@ -367,17 +419,23 @@ class DenoisingArguments(TextArguments):
     validation_ref_file: str | None = option(None, UNUSED_HELP)
 
 
-#: Where the tasks are on the Hub, a configuration each.
+#: Dataset on the Hub with one configuration per task.
 GLUE_DATASET = "nyu-mll/glue"
 
 
 class GlueTask(NamedTuple):
-    """A task; labels are in the order of their numbers, none for regression."""
+    """A GLUE task.
+
+    Attributes:
+        sentence_columns: Names of the text columns.
+        labels: Class names, ordered by class id. Empty for regression.
+        metrics: Metrics that the task reports.
+        parts: Suffixes of the validation and test splits, if there are several.
+    """
 
     sentence_columns: tuple[str, ...]
     labels: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy",)
-    # Endings of its validation and test splits, where there are several.
     parts: tuple[str, ...] = ()
 
 
@@ -403,36 +461,39 @@ GLUE: dict[str, GlueTask] = {
 
 
 TABLES_HELP = (
-    "one or more files, quoted globs or comma-separated lists, local or behind any fsspec URL; "
-    ".tsv, .csv, .json, .jsonl or .parquet, optionally .gz, .bz2, .xz or .zst"
+    "files, quoted globs or comma-separated lists; local paths or any fsspec URL; .tsv, .csv, "
+    ".json, .jsonl or .parquet, optionally compressed (.gz, .bz2, .xz, .zst)"
 )
-COLUMN_HELP = "a name, or a number counted from 0"
-HEADER_HELP = "Whether the first line of a .tsv or .csv names the columns; by default it does"
-QUOTING_HELP = 'Whether " quotes cells; by default in .csv and not in .tsv files.'
+COLUMN_HELP = "a name, or a number (from 0)"
+HEADER_HELP = "Whether the first line of a .tsv or .csv file names the columns. Default: yes"
+QUOTING_HELP = 'Whether " quotes cells. Default: in .csv files, not in .tsv files.'
 METRICS = ("accuracy", "f1", "f1_macro", "matthews_correlation", "pearson", "spearmanr")
 
 
 @dataclass
 class ExampleArguments(TextArguments):
-    """Where examples come from that do not run on: of tables, folders or a dataset."""
+    """Data flags of objectives with separate examples (tables, directories or datasets)."""
 
     unit = "examples"
-    #: What an example is to training.
+    #: How messages describe an example in relation to training rows.
     row_description: ClassVar[str] = "a row"
-    #: The flags that name columns of a table, by number where it has no header.
+    #: Flags that name columns of a table, or contain its number in files without a header.
     column_flags: ClassVar[tuple[str, ...]] = ()
 
     def problems(self) -> Iterator[str]:
-        """Add two sources of one split, and what only running text has."""
+        """Adds several sources for one split, and flags that only apply to plain text."""
         folders = [split for split in SPLITS if getattr(self, f"{split}_dir", None)]
         for split in folders:
             if getattr(self, f"{split}_file"):
-                yield f"--{split}_dir and --{split}_file exclude each other: give one of them"
+                yield (
+                    f"--{split}_dir and --{split}_file are mutually exclusive: give only one of "
+                    "them"
+                )
         if self.dataset_name and "train" in folders:
-            yield "--dataset_name and --train_dir exclude each other: give one of them"
+            yield "--dataset_name and --train_dir are mutually exclusive: give only one of them"
         if self.streaming or self.line_by_line or self.sample_by != "line":
             yield (
-                "--streaming, --line_by_line and --sample_by are for running text; here every "
+                "--streaming, --line_by_line and --sample_by apply to plain text; here every "
                 f"{self.unit.removesuffix('s')} is {self.row_description}: drop them"
             )
         yield from super().problems()
@@ -444,72 +505,78 @@ class ExampleArguments(TextArguments):
 
     @property
     def columns_by_number(self) -> bool:
-        """Whether a column is named by its number."""
+        """Whether a flag identifies a column by its number."""
         return any(re.fullmatch(r"[0-9]{1,9}", name) for name in self.requested_columns)
 
 
 @dataclass
 class ClassificationArguments(ExampleArguments):
-    """Where labelled sentences come from, what is predicted, and how predictions are judged."""
+    """Data flags of text classification and regression."""
 
     column_flags = ("sentence1_column", "sentence2_column", "label_column")
 
     task_name: str | None = option(
         None,
-        f"A GLUE task: {', '.join(GLUE)}; from the Hub ({GLUE_DATASET}), or with --train_file from "
-        "files that have its columns.",
+        f"GLUE task: {', '.join(GLUE)}. The data comes from the Hub ({GLUE_DATASET}), or from "
+        "--train_file if its columns are those of the task.",
     )
     task_type: Literal["classification", "regression"] | None = option(
         None,
-        "classification or regression; by default regression where the training labels are "
-        "numbers with a fraction.",
+        "Whether to predict classes or numbers. Default: regression if the training labels are "
+        "numbers with a fractional part.",
     )
-    train_file: list[str] | None = option(None, f"Training examples: {TABLES_HELP}.")
+    train_file: list[str] | None = option(None, f"Training data: {TABLES_HELP}.")
     validation_file: list[str] | None = option(
-        None, "Validation examples, likewise; several files are judged together and each apart."
+        None,
+        "Validation data, in the same formats. Several files are evaluated together and "
+        "separately.",
     )
     test_file: list[str] | None = option(
-        None, "Examples for --do_predict, likewise, with labels or without."
+        None, "Test data for --do_predict, in the same formats, with or without labels."
     )
     test_split_percentage: Percentage = test_percentage_option("examples")
     max_predict_samples: PositiveInt | None = option(
-        None, "Predict the first so many test examples only."
+        None, "Truncate the test set to this number of examples."
     )
     sentence1_column: str | None = option(
         None,
-        f"Column of the (first) sentence: {COLUMN_HELP}; by default the task's, or one of a usual "
-        "name (sentence, text, sentence1, premise, question1 …).",
+        f"Column of the (first) sentence: {COLUMN_HELP}. Default: the column of the task, "
+        "otherwise a common name (sentence, text, sentence1, premise, question1, …).",
     )
     sentence2_column: str | None = option(
-        None, f"Column of the second sentence, if there is one: {COLUMN_HELP}."
+        None, f"Column of the second sentence, for sentence pairs: {COLUMN_HELP}."
     )
     label_column: str | None = option(
-        None, f"Column of the label: {COLUMN_HELP}; by default the task's, or 'label'."
+        None,
+        f"Column of the label: {COLUMN_HELP}. Default: the column of the task, otherwise 'label'.",
     )
-    label_column_name: str | None = option(None, "Old name of --label_column.")
+    label_column_name: str | None = option(None, "Alias of --label_column.")
     header: bool | None = option(
         None,
-        f"{HEADER_HELP}, unless columns are given by number or the file is CoLA's own.",
+        f"{HEADER_HELP}, unless columns are given by number or the file is in CoLA's original "
+        "format.",
     )
     quoting: bool | None = option(None, QUOTING_HELP)
-    no_quoting: bool = option(False, 'Take " as any other character, in .csv files too.')
+    no_quoting: bool = option(False, 'Treat " as an ordinary character, also in .csv files.')
     metrics: list[str] | None = option(
         None,
-        f"What predictions are judged by: {', '.join(METRICS)}, or any name that the evaluate "
-        "library loads; by default those of the task.",
+        f"Evaluation metrics: {', '.join(METRICS)}, or any metric of the evaluate library. "
+        "Default: the metrics of the task.",
     )
     vocabulary: (
-        Annotated[Literal["words"], AllowedValues("words, or a tokenizer with --tokenizer_name")]
+        Annotated[Literal["words"], AllowedValues("words (use --tokenizer_name for a tokenizer)")]
         | None
     ) = option(
         None,
-        "'words': without --tokenizer_name, make a vocabulary of the words of the training part.",
+        "With 'words' and without --tokenizer_name, build a word vocabulary from the training "
+        "data.",
     )
     vocab_size: PositiveInt | None = option(
-        None, "Entries of that vocabulary; by default all words."
+        None, "Maximum size of the word vocabulary. Default: all words."
     )
     ignore_mismatched_sizes: bool = option(
-        False, "Start with a new classifier where the model's own has another number of classes."
+        False,
+        "Initialize a new classifier if the model's classifier has a different number of classes.",
     )
 
     def __post_init__(self) -> None:
@@ -525,42 +592,43 @@ class ClassificationArguments(ExampleArguments):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Add unknown tasks, and a kind that is not the task's."""
+        """Adds unknown tasks, and task types that contradict the task."""
         task = GLUE.get(self.task_name or "")
         if self.task_name is not None and task is None:
             yield (
-                f"--task_name {self.task_name}: give one of {', '.join(GLUE)}, or your own data "
-                "with --train_file and no --task_name"
+                f"--task_name {self.task_name}: expected one of {', '.join(GLUE)}; for other "
+                "data use --train_file without --task_name"
             )
-        kind = "classification" if task and task.labels else "regression"
-        if task is not None and self.task_type not in (None, kind):
+        expected_type = "classification" if task and task.labels else "regression"
+        if task is not None and self.task_type not in (None, expected_type):
             yield (
-                f"--task_type {self.task_type} and --task_name {self.task_name} disagree: that "
-                f"is {kind}; drop one of the two"
+                f"--task_type {self.task_type} and --task_name {self.task_name} disagree: this "
+                f"task is {expected_type}; drop one of the two flags"
             )
         yield from super().problems()
 
 
 @dataclass
 class RecordArguments(ExampleArguments):
-    """Where examples with named columns come from, of texts, lists and objects."""
+    """Data flags of examples with named columns of texts, lists or objects."""
 
-    row_description = "for itself"
-    label_column = None  # what tables are also asked for
+    row_description = "independent of the others"
+    label_column = None  # read_table expects this attribute
     task_name = ""
 
-    train_file: list[str] | None = option(None, f"Training examples: {TABLES_HELP}.")
-    validation_file: list[str] | None = option(None, "Validation examples, likewise.")
+    train_file: list[str] | None = option(None, f"Training data: {TABLES_HELP}.")
+    validation_file: list[str] | None = option(None, "Validation data, in the same formats.")
     test_file: list[str] | None = option(
-        None, "Examples for --do_predict, likewise, with answers or without."
+        None, "Test data for --do_predict, in the same formats, with or without answers."
     )
     test_split_percentage: Percentage = test_percentage_option("examples")
     max_predict_samples: PositiveInt | None = option(
-        None, "Predict the first so many test examples only."
+        None, "Truncate the test set to this number of examples."
     )
     bad_examples: Literal["skip", "error"] = option(
         "skip",
-        "What cannot be learned from: 'skip' leaves it out, counted and named; 'error' stops.",
+        "Handling of invalid examples: 'skip' leaves them out and logs their number and "
+        "locations, 'error' stops.",
     )
     header: bool | None = option(None, f"{HEADER_HELP}.")
     quoting: bool | None = option(None, QUOTING_HELP)
@@ -568,83 +636,98 @@ class RecordArguments(ExampleArguments):
 
 @dataclass
 class TokenClassificationArguments(RecordArguments):
-    """Where words with tags come from, and how predictions are judged."""
+    """Data flags of token classification."""
 
     task_name: str = option(
-        "ner", "What the tags are called: the column NAME_tags is taken where none is named."
+        "ner",
+        "Name of the tags. Tags are read from the column NAME_tags unless --label_column_name is "
+        "given.",
     )
     label_column_name: str | None = option(
         None,
-        "Column of the tags, a list for each example; by default NAME_tags, tags or labels, else "
-        "the second.",
+        "Column of the tags, one list per example. Default: NAME_tags, tags or labels, otherwise "
+        "the second column.",
     )
     label_all_tokens: bool = option(
-        False, "Tag all tokens of a word, and not the first alone (B- goes on as I-)."
+        False,
+        "Label all tokens of a word instead of the first one only (B- becomes I- in later tokens).",
     )
     return_entity_level_metrics: bool = option(
-        False, "Report the scores of each kind of entity as well."
+        False, "Also report the metrics of each entity type."
     )
     ignore_mismatched_sizes: bool = option(
-        False, "Start with a new classifier where the model's own has other tags."
+        False, "Initialize a new classifier if the model's classifier has different tags."
     )
 
 
 @dataclass
 class QuestionAnsweringArguments(RecordArguments):
-    """Where questions with contexts and answers come from, and how answers are found."""
+    """Data flags of extractive question answering."""
 
     doc_stride: PositiveInt | None = option(
         None,
-        "Tokens that two windows of a context share, where it is longer than a row; 128, or a "
-        "third of a row, by default.",
+        "Number of tokens that consecutive windows of a long context share. Default: 128, at "
+        "most a third of a row.",
     )
     version_2_with_negative: bool = option(
-        False, "Some questions have no answer; without it these are bad examples."
+        False,
+        "Allow questions without an answer (SQuAD 2.0). Without this flag they are invalid "
+        "examples.",
     )
     null_score_diff_threshold: float = option(
         0.0,
-        "A question has no answer where that scores so much more than the best one "
-        "(with --version_2_with_negative).",
+        "Predict no answer if its score exceeds the score of the best answer by more than this "
+        "value (with --version_2_with_negative).",
     )
     n_best_size: PositiveInt = option(
-        20, "Starts and ends of answers that are tried, and answers kept."
+        20, "Number of start and end positions to combine, and of answers to keep."
     )
-    max_answer_length: PositiveInt = option(30, "Tokens of the longest answer.")
+    max_answer_length: PositiveInt = option(30, "Maximum answer length in tokens.")
 
 
 @dataclass
 class ChatArguments(RecordArguments):
-    """Where conversations come from, and what of them is learned (TRL's names and defaults)."""
+    """Data flags of supervised fine-tuning. Names and defaults are those of TRL."""
 
     defaults: ClassVar[Mapping[str, float]] = {"learning_rate": 2e-5}
 
-    test_file: list[str] | None = option(None, "Examples for --do_predict, likewise.")
+    test_file: list[str] | None = option(None, "Test data for --do_predict, in the same formats.")
     dataset_text_field: str = option(
-        "text", "Column of whole texts, where there are neither messages nor prompts."
+        "text", "Column of the text, used if the data has neither messages nor prompts."
     )
     max_length: PositiveInt | None = option(
-        None, "Tokens of an example, the rest is cut; 1024, or what the model allows, by default."
+        None,
+        "Maximum length of an example in tokens. Longer examples are truncated. Default: 1024, "
+        "or the model's maximum if that is smaller.",
     )
     packing: bool = option(
-        False, "Put several examples in a row, which see nothing of each other: less padding."
+        False,
+        "Pack several examples into one row to reduce padding. Examples do not attend to each "
+        "other.",
     )
     packing_strategy: Literal["bfd"] = option(
-        "bfd", "bfd: longest first, each into the fullest row that has room (best-fit decreasing)."
+        "bfd",
+        "Packing algorithm. bfd (best-fit decreasing) packs the longest examples first, each "
+        "into the fullest row with enough space.",
     )
     completion_only_loss: bool | None = option(
-        None, "Learn completions and no prompts; by default where the data has both."
+        None,
+        "Compute the loss on completions only. Default: enabled if the data has prompts and "
+        "completions.",
     )
     assistant_only_loss: bool = option(
         False,
-        "Learn what the assistant says and nothing else of conversations; the chat template has to "
-        "mark it by blocks called generation.",
+        "Compute the loss on assistant messages only. The chat template must mark them with "
+        "generation blocks.",
     )
     chat_template_path: str | None = option(
         None,
-        "Chat template: a .jinja file, or the directory or Hub name of a tokenizer that has one.",
+        "Chat template: a .jinja file, or a directory or Hub name of a tokenizer that has one.",
     )
     eos_token: str | None = option(
-        None, "Token that ends a turn or text, where it is not the tokenizer's, e.g. '<|im_end|>'."
+        None,
+        "Token that ends a turn or a text, if it is not the tokenizer's EOS token, e.g. "
+        "'<|im_end|>'.",
     )
 
     def __post_init__(self) -> None:
@@ -653,206 +736,226 @@ class ChatArguments(RecordArguments):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Add two lengths that differ."""
-        one, other = self.max_length, self.max_seq_length
-        if one and other and one != other:
-            yield f"--max_length {one} and --max_seq_length {other} disagree: give one"
+        """Adds conflicting lengths."""
+        length, other_length = self.max_length, self.max_seq_length
+        if length and other_length and length != other_length:
+            yield (
+                f"--max_length {length} and --max_seq_length {other_length} disagree: give only "
+                "one of them"
+            )
         yield from super().problems()
 
     @property
     def row_length(self) -> int | None:
-        """Tokens of an example as asked for."""
+        """The requested maximum length of an example in tokens."""
         return self.max_length or self.max_seq_length
 
 
 @dataclass
 class EmbeddingArguments(RecordArguments):
-    """Where texts that belong together come from, and how a text becomes a vector."""
+    """Data flags of training text embeddings."""
 
     pooling: Literal["mean", "cls", "max", "lasttoken"] | None = option(
         None,
-        "How the vectors of tokens become one of the text; by default as the model's own files "
-        "say, else mean.",
+        "How token embeddings are combined into a text embedding. Default: the method saved with "
+        "the model, otherwise mean.",
     )
-    normalize: bool = option(True, "Give vectors the length 1, also in what is saved.")
-    scale: PositiveFloat = option(20.0, "What the cosines are multiplied by: 1 / temperature.")
+    normalize: bool = option(True, "Normalize embeddings to unit length, also in the saved model.")
+    scale: PositiveFloat = option(20.0, "Factor for the cosine similarities (1 / temperature).")
     matryoshka_dims: str | None = option(
         None,
-        "Numbers of features, such as 384,128,64: the first so many are trained to be enough, too.",
+        "Comma-separated embedding dimensions, e.g. 384,128,64. Prefixes of these sizes are "
+        "trained to be embeddings as well (Matryoshka).",
     )
 
     def problems(self) -> Iterator[str]:
-        """Add numbers of features that are none."""
+        """Adds invalid Matryoshka dimensions."""
         try:
             wrong = min(self.dims, default=1) < 1
         except ValueError:
             wrong = True
         if wrong:
-            yield f"--matryoshka_dims {self.matryoshka_dims}: give numbers, as 384,128,64"
+            yield (
+                f"--matryoshka_dims {self.matryoshka_dims}: expected positive integers, e.g. "
+                "384,128,64"
+            )
         yield from super().problems()
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The numbers of features that are trained."""
+        """The embedding dimensions to train as prefixes."""
         return tuple(map(int, self.matryoshka_dims.split(","))) if self.matryoshka_dims else ()
 
 
 @dataclass
 class ImageArguments(ExampleArguments):
-    """Where pictures with labels come from, how they are read, and how predictions are judged."""
+    """Data flags of image classification."""
 
-    unit = "pictures"
+    unit = "images"
     column_flags = ("image_column", "label_column")
-    task_name = None  # what tables are also asked for
+    task_name = None  # read_table expects this attribute
 
-    train_dir: str | None = option(None, "Training pictures: a folder with a folder a class.")
-    validation_dir: str | None = option(None, "Validation pictures, likewise.")
+    train_dir: str | None = option(
+        None, "Training images: a directory with one subdirectory per class."
+    )
+    validation_dir: str | None = option(None, "Validation images, in the same layout.")
     test_dir: str | None = option(
-        None, "Pictures for --do_predict, likewise, or without folders of classes."
+        None, "Test images for --do_predict, in the same layout or without class subdirectories."
     )
     train_file: list[str] | None = option(
-        None, f"Training pictures in tables, a column of files and one of labels: {TABLES_HELP}."
+        None,
+        f"Training images: tables with a column of image files and a label column ({TABLES_HELP}).",
     )
-    validation_file: list[str] | None = option(None, "Validation pictures, likewise.")
+    validation_file: list[str] | None = option(None, "Validation images, in the same formats.")
     test_file: list[str] | None = option(
-        None, "Pictures for --do_predict, likewise, with labels or without."
+        None, "Test images for --do_predict, in the same formats, with or without labels."
     )
-    test_split_percentage: Percentage = test_percentage_option("pictures")
+    test_split_percentage: Percentage = test_percentage_option("images")
     max_predict_samples: PositiveInt | None = option(
-        None, "Predict the first so many test pictures only."
+        None, "Truncate the test set to this number of examples."
     )
     image_column: str | None = option(
         None,
-        f"Column of the picture: {COLUMN_HELP}; by default that of pictures in a dataset, or one "
-        "of a usual name (image, path, file_name …).",
+        f"Column of the image: {COLUMN_HELP}. Default: the image column of a dataset, otherwise a "
+        "common name (image, path, file_name, …).",
     )
     label_column: str | None = option(
-        None, f"Column of the label: {COLUMN_HELP}; by default 'label'."
+        None, f"Column of the label: {COLUMN_HELP}. Default: 'label'."
     )
     image_size: PositiveInt | None = option(
         None,
-        "Height and width that the model reads; by default the image processor's, and 224 for a "
-        "model from scratch.",
+        "Height and width of the model's input. Default: the size of the image processor, 224 "
+        "for a new model.",
     )
     augment: bool = option(
-        True, "Train on a part of each picture, cut out at random and mirrored in half the cases."
+        True, "Train on a random crop of each image, flipped horizontally in half of the cases."
     )
     decode_workers: NonNegativeInt | None = option(
         None,
-        "Processes that decode pictures: by default one a CPU, 8 at most; 0 decodes in training's.",
+        "Number of processes that decode images. 0 decodes in the training process. Default: one "
+        "per CPU, at most 8.",
     )
     max_image_pixels: PositiveInt = option(
-        1 << 27, "Leave out pictures of more pixels, before they take memory."
+        1 << 27, "Skip images with more pixels than this without decoding them."
     )
     header: bool | None = option(None, f"{HEADER_HELP}.")
     quoting: bool | None = option(None, QUOTING_HELP)
     metrics: list[str] | None = option(
         None,
-        f"What predictions are judged by: {', '.join(METRICS[:4])}, or any name that the evaluate "
-        "library loads; by default accuracy.",
+        f"Evaluation metrics: {', '.join(METRICS[:4])}, or any metric of the evaluate library. "
+        "Default: accuracy.",
     )
     ignore_mismatched_sizes: bool = option(
-        False, "Start with a new classifier where the model's own has another number of classes."
+        False,
+        "Initialize a new classifier if the model's classifier has a different number of classes.",
     )
 
 
 @dataclass
 class ImageTextArguments(ImageArguments):
-    """Where pictures with captions come from, and how they are read."""
+    """Data flags of images with captions."""
 
     caption_column: str | None = option(
         None,
-        f"Column of the caption, or of a list of them: {COLUMN_HELP}; by default one of a usual "
-        "name (caption, captions, text …).",
+        f"Column of the caption, or of a list of captions: {COLUMN_HELP}. Default: a common name "
+        "(caption, captions, text, …).",
     )
     data_dir: str | None = option(
-        None, "Folder that the files of a table are relative to; by default the table's own."
+        None,
+        "Directory that the image paths of a table are relative to. Default: the directory of "
+        "the table.",
     )
 
     def problems(self) -> Iterator[str]:
-        """Add folders, in which there are no captions."""
+        """Adds image directories, which contain no captions."""
         if self.train_dir or self.validation_dir or self.test_dir:
             yield (
-                "folders have classes and no captions: give tables with --train_file and "
-                "--validation_file"
+                "image directories contain classes but no captions: use tables with "
+                "--train_file and --validation_file"
             )
         yield from super().problems()
 
 
 @dataclass
 class ImageToTextArguments(ImageTextArguments):
-    """Where pictures with captions come from, and how captions are written."""
+    """Data flags of image captioning."""
 
     max_target_length: PositiveInt = option(
-        128, "Tokens a caption, its end among them; longer: cut."
+        128, "Maximum caption length in tokens, including EOS. Longer captions are truncated."
     )
     val_max_target_length: PositiveInt | None = option(
-        None, "Tokens a caption that is written; by default --max_target_length."
+        None, "Maximum length of generated captions in tokens. Default: --max_target_length."
     )
     label_smoothing_factor: SmoothingFactor = option(0.0, SMOOTHING_HELP)
     predict_with_generate: bool = option(
-        True, "Write captions of the validation pictures at each evaluation and compute ROUGE."
+        True, "Generate captions of the validation images at each evaluation and compute ROUGE."
     )
     max_generate_samples: PositiveInt | None = option(
-        None, "Write captions of so many validation pictures only, spread evenly over them."
+        None, "Maximum number of validation images to caption, evenly spaced in the validation set."
     )
-    generation_batch_size: PositiveInt = option(16, "Pictures that are written about at once.")
-    num_beams: PositiveInt = option(1, "Beams of the search; 1 is greedy.")
-    text_samples: NonNegativeInt = option(8, "Sample captions to log at each evaluation.")
+    generation_batch_size: PositiveInt = option(16, "Generation batch size.")
+    num_beams: PositiveInt = option(1, "Number of beams. 1 is greedy search.")
+    text_samples: NonNegativeInt = option(8, "Number of sample captions to log at each evaluation.")
     block_size: NonNegativeInt | None = option(
-        None, "Version 4's: pictures were prepared so many at a time. Here they always are."
+        None, "Ignored. In the Transformers 4 script, the number of images to preprocess at a time."
     )
 
     @property
     def row_length(self) -> int | None:
-        """Tokens of a caption as asked for."""
+        """The maximum caption length in tokens."""
         return self.max_target_length
 
 
 @dataclass
 class AudioArguments(ExampleArguments):
-    """Where sound comes from, and how it is read."""
+    """Data flags of audio."""
 
-    unit = "sounds"
+    unit = "audio files"
     column_flags = ("audio_column_name",)
-    label_column = task_name = None  # what tables are also asked for
+    label_column = task_name = None  # read_table expects these attributes
 
-    train_dir: str | None = option(None, "Training sounds: a folder, all below it.")
-    validation_dir: str | None = option(None, "Validation sounds, likewise.")
+    train_dir: str | None = option(None, "Training audio: a directory, searched recursively.")
+    validation_dir: str | None = option(None, "Validation audio, in the same layout.")
     train_file: list[str] | None = option(
-        None, f"Training sounds in tables that have a column of files: {TABLES_HELP}."
+        None, f"Training audio: tables with a column of audio files ({TABLES_HELP})."
     )
-    validation_file: list[str] | None = option(None, "Validation sounds, likewise.")
+    validation_file: list[str] | None = option(None, "Validation audio, in the same formats.")
     train_split_name: str = option("train", "Split of --dataset_name to train on.")
     validation_split_name: str = option("validation", "Split of --dataset_name to validate on.")
     audio_column_name: str | None = option(
         None,
-        f"Column of the sound: {COLUMN_HELP}; by default that of sounds in a dataset, or one of a "
-        "usual name (audio, path, file …).",
+        f"Column of the audio: {COLUMN_HELP}. Default: the audio column of a dataset, otherwise a "
+        "common name (audio, path, file, …).",
     )
-    speech_file_column: str | None = option(None, "Another name of --audio_column_name.")
+    speech_file_column: str | None = option(None, "Alias of --audio_column_name.")
     max_duration_in_seconds: Annotated[float, AllowedValues("more than 0", above=0)] = option(
-        20.0, "Cut longer sounds to so much: in training at a random place, else from the start."
+        20.0,
+        "Maximum duration in seconds. Pretraining crops longer audio (at a random position, in "
+        "evaluation at the start), other objectives skip it.",
     )
     min_duration_in_seconds: Annotated[float, AllowedValues("0 or more", minimum=0)] = option(
-        0.0, "Leave shorter sounds out."
+        0.0, "Skip audio that is shorter than this, in seconds."
     )
     pad_to_multiple_of: PositiveInt = option(
-        1024, "Samples of a batch are a multiple of this, of which there are four at most."
+        1024,
+        "Pad batches to a multiple of this number of samples, to at most four different lengths.",
     )
     decode_workers: NonNegativeInt | None = option(
-        None, "Threads that read sounds: by default one a CPU, 8 at most; 0 reads in training's."
+        None,
+        "Number of threads that read audio. 0 reads in the training thread. Default: one per "
+        "CPU, at most 8.",
     )
     mask_time_prob: Fraction | None = option(
         None,
-        "Share of the frames to hide, if no spans overlap; by default the configuration's "
-        "mask_time_prob.",
+        "Fraction of the frames to mask if no spans overlap. Default: mask_time_prob of the "
+        "configuration.",
     )
     mask_time_length: PositiveInt | None = option(
-        None, "Frames of a hidden span; by default the configuration's mask_time_length."
+        None,
+        "Length of the masked spans in frames. Default: mask_time_length of the configuration.",
     )
     freeze_feature_extractor: bool = option(
-        False, "Leave the convolutions as they are: for more training of a trained model."
+        False, "Freeze the convolutional layers, for further training of a trained model."
     )
     header: bool | None = option(None, f"{HEADER_HELP}.")
     quoting: bool | None = option(None, QUOTING_HELP)
@@ -862,10 +965,10 @@ class AudioArguments(ExampleArguments):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Add lengths that exclude each other."""
+        """Adds a minimum duration above the maximum duration."""
         if self.min_duration_in_seconds > self.max_duration_in_seconds:
             yield (
-                f"--min_duration_in_seconds {self.min_duration_in_seconds} is more than "
+                f"--min_duration_in_seconds {self.min_duration_in_seconds} is greater than "
                 f"--max_duration_in_seconds {self.max_duration_in_seconds}"
             )
         yield from super().problems()
@@ -873,55 +976,57 @@ class AudioArguments(ExampleArguments):
 
 @dataclass
 class SpeechPretrainingArguments(AudioArguments):
-    """The data flags of learning from speech without text."""
+    """Data flags of pretraining on speech without transcripts."""
 
     max_gumbel_temperature: Annotated[float, AllowedValues("more than 0", above=0)] = option(
-        2.0, "Temperature of the choice of codes at the first step."
+        2.0, "Gumbel softmax temperature at the first step."
     )
     min_gumbel_temperature: Annotated[float, AllowedValues("more than 0", above=0)] = option(
-        0.1, "Temperature that it does not fall below."
+        0.1, "Minimum Gumbel softmax temperature."
     )
     gumbel_temperature_decay: Annotated[float, AllowedValues("in (0, 1]", above=0, maximum=1)] = (
-        option(0.999995, "What the temperature is multiplied by after each step.")
+        option(0.999995, "Factor for the Gumbel softmax temperature after each step.")
     )
-    verbose_logging: bool = option(False, "Ignored: a flag of the old script.")
+    verbose_logging: bool = option(False, "Ignored. A flag of the Transformers 4 script.")
 
 
 @dataclass
 class SpeechArguments(AudioArguments):
-    """Where sound with text comes from."""
+    """Data flags of speech with transcripts."""
 
     do_lower_case: bool = option(
-        True, "Lower-case the text where no tokenizer is named, before its letters are collected."
+        True,
+        "Lowercase the transcripts before a letter vocabulary is built from them (without a "
+        "tokenizer).",
     )
     chars_to_ignore: list[str] | None = option(
-        None, "Characters to leave out of the text, such as , . ! ?"
+        None, "Characters to remove from the transcripts, e.g. , . ! ?"
     )
     ignore_mismatched_sizes: bool = option(
-        False, "Start with a new head where the model's own has another number of letters."
+        False, "Initialize a new head if the model's head has a different number of letters."
     )
 
     def problems(self) -> Iterator[str]:
-        """Add folders, in which there is no text."""
+        """Adds audio directories, which contain no transcripts."""
         if self.train_dir or self.validation_dir:
             yield (
-                "folders have sound and no text: give tables with --train_file and "
+                "audio directories contain no transcripts: use tables with --train_file and "
                 "--validation_file"
             )
         yield from super().problems()
 
 
-#: The flags that tables are read by.
+#: Classes of arguments for reading tables.
 TableArguments = ClassificationArguments | RecordArguments | ImageArguments | AudioArguments
 
 PARALLEL_HELP = (
     ".csv, .tsv, .json, .jsonl or .parquet with both sides, two aligned text files (corpus.en "
-    "corpus.de), a folder of MultiUN or OPUS Moses files, or tfds:NAME/CONFIG#SPLIT"
+    "corpus.de), a directory of MultiUN or OPUS Moses files, or tfds:NAME/CONFIG#SPLIT"
 )
 
-#: Tokens a side, where no flag and no position table says how many.
+#: Default maximum length of source and target in tokens.
 DEFAULT_SIDE_LENGTH = 256
-#: What columns are called after their side.
+#: Column names that identify a side.
 SIDE_COLUMNS = {
     "source": ("source", "src", "source_text"),
     "target": ("target", "tgt", "target_text"),
@@ -930,71 +1035,89 @@ SIDE_COLUMNS = {
 
 @dataclass
 class TranslationArguments(TextArguments):
-    """Where parallel text comes from, how it is cut into rows, and how translations are judged."""
+    """Data flags of translation: parallel text, row lengths, and evaluation by generation."""
 
     unit = "pairs"
-    #: What the columns of a source and a target are usually called.
+    #: Common column names of source and target.
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = SIDE_COLUMNS
 
     train_file: list[str] | None = option(None, f"Training pairs: {PARALLEL_HELP}.")
     validation_file: list[str] | None = option(None, f"Validation pairs: {PARALLEL_HELP}.")
-    test_file: list[str] | None = option(None, f"Pairs for --do_predict: {PARALLEL_HELP}.")
+    test_file: list[str] | None = option(None, f"Test pairs for --do_predict: {PARALLEL_HELP}.")
     validation_split_percentage: Percentage = option(
         1,
-        "Percentage of the training pairs to validate on when there is no validation split; all "
-        "translations of one source sentence stay on one side.",
+        "Percentage of the training pairs to use for validation when the data has no validation "
+        "split. All translations of a source sentence are in the same split.",
     )
     test_split_percentage: Percentage = test_percentage_option("pairs")
-    source_lang: str | None = option(None, "Language translated from, e.g. en.")
-    target_lang: str | None = option(None, "Language translated into, e.g. de.")
+    source_lang: str | None = option(None, "Source language, e.g. en.")
+    target_lang: str | None = option(None, "Target language, e.g. de.")
     source_column: str | None = option(
-        None, "Column of the source text; by default source_lang, its English name, or the first."
+        None,
+        "Column of the source text. Default: named source_lang or its English name, otherwise "
+        "the first column.",
     )
     target_column: str | None = option(
-        None, "Column of the target text; by default target_lang, its English name, or the second."
+        None,
+        "Column of the target text. Default: named target_lang or its English name, otherwise "
+        "the second column.",
     )
-    reverse_translation: bool = option(False, "Translate the other way: target to source.")
+    reverse_translation: bool = option(
+        False, "Translate in the other direction, from target to source."
+    )
     max_test_samples: PositiveInt | None = option(
-        None, "Translate the first so many test pairs only."
+        None, "Truncate the test set to this number of pairs."
     )
     source_prefix: str | None = option(
-        None, "Text before every source sentence, e.g. 'translate English to German: ' for T5."
+        None, "Prefix of every source text, e.g. 'translate English to German: ' for T5."
     )
     vocab_size: PositiveInt = option(
-        32_000, "Size of the joint vocabulary that is trained where no tokenizer is named."
+        32_000, "Size of the joint vocabulary that is trained if no tokenizer is given."
     )
     tokenizer_algorithm: Literal["unigram", "bpe"] = option(
-        "bpe", "Of that vocabulary: bpe or unigram."
+        "bpe", "Algorithm of the joint vocabulary."
     )
-    max_corpus_chars: PositiveInt = option(10_000_000, "Characters to train that vocabulary on.")
+    max_corpus_chars: PositiveInt = option(
+        10_000_000, "Number of characters to train the joint vocabulary on."
+    )
     max_source_length: PositiveInt | None = option(
-        None, f"Tokens a source row; {DEFAULT_SIDE_LENGTH}, or what the model allows, by default."
+        None,
+        f"Maximum source length in tokens. Default: {DEFAULT_SIDE_LENGTH}, or the model's maximum "
+        "if that is smaller.",
     )
     max_target_length: PositiveInt | None = option(
-        None, f"Tokens a target row; {DEFAULT_SIDE_LENGTH}, or what the model allows, by default."
+        None,
+        f"Maximum target length in tokens. Default: {DEFAULT_SIDE_LENGTH}, or the model's maximum "
+        "if that is smaller.",
     )
     truncate_long_pairs: bool = option(
-        False, "Cut training pairs that are longer than a row, instead of leaving them out."
+        False, "Truncate training pairs that exceed the maximum length instead of leaving them out."
     )
     label_smoothing_factor: SmoothingFactor = option(0.1, SMOOTHING_HELP)
     predict_with_generate: bool = option(
         True, "Translate the validation pairs at each evaluation and compute BLEU and chrF."
     )
     max_generate_samples: PositiveInt | None = option(
-        None, "Translate so many of the validation pairs only, spread evenly over them."
+        None,
+        "Maximum number of validation pairs to translate, evenly spaced in the validation set.",
     )
-    generation_batch_size: PositiveInt = option(64, "Sentences that are translated at once.")
-    num_beams: PositiveInt = option(4, "Beams of the search; 1 is greedy.")
+    generation_batch_size: PositiveInt = option(64, "Generation batch size.")
+    num_beams: PositiveInt = option(4, "Number of beams. 1 is greedy search.")
     max_new_tokens: PositiveInt | None = option(
-        None, "Longest translation in tokens; about twice the source, at most a row, by default."
+        None,
+        "Maximum length of generated text in tokens. Default: about twice the source length, at "
+        "most the maximum target length.",
     )
     length_penalty: float = option(1.0, "Exponent of the length penalty of beam search.")
     length_penalty_type: Literal["transformers", "gnmt"] = option(
-        "transformers", "transformers: length^penalty; gnmt: ((5 + length) / 6)^penalty."
+        "transformers",
+        "Length penalty: length^penalty (transformers) or ((5 + length) / 6)^penalty (gnmt).",
     )
-    bleu_tokenizer: str = option("13a", "sacreBLEU's tokenizer: 13a, intl, zh, char, none, …")
-    bleu_lowercase: bool = option(False, "Lower-cased BLEU, as the WMT example reports it.")
-    text_samples: NonNegativeInt = option(8, "Sample translations to log at each evaluation.")
+    bleu_tokenizer: str = option("13a", "Tokenizer of sacreBLEU: 13a, intl, zh, char, none, …")
+    bleu_lowercase: bool = option(False, "Compute lowercased BLEU, as in Flax's WMT example.")
+    text_samples: NonNegativeInt = option(
+        8, "Number of sample translations to log at each evaluation."
+    )
 
     def __post_init__(self) -> None:
         if self.max_seq_length:
@@ -1003,31 +1126,39 @@ class TranslationArguments(TextArguments):
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
-        """Add a pair of one language, and reading as a stream."""
+        """Adds equal source and target languages, and streaming."""
         if self.source_lang is not None and self.source_lang == self.target_lang:
             yield (
-                f"--source_lang and --target_lang are both {self.source_lang}: give two languages"
+                f"--source_lang and --target_lang are both {self.source_lang}: give two "
+                "different languages"
             )
         if self.streaming:
             yield (
-                "--streaming: parallel text is tokenised to disk and read from there; drop the flag"
+                "--streaming is not supported for parallel text, which is tokenized to disk: "
+                "drop the flag"
             )
         yield from super().problems()
 
     @property
     def row_length(self) -> int | None:
-        """Tokens of the longer side as asked for."""
+        """The requested length of the longer side in tokens, or `None`."""
         return max(self.max_source_length or 0, self.max_target_length or 0) or None
 
     def lengths(self, limit: int | None) -> tuple[int, int]:
-        """Return tokens of a source and of a target row where the position table has ``limit``."""
+        """Returns the row lengths of source and target in tokens.
+
+        Args:
+            limit: Number of positions of the model, or `None` if it is unlimited.
+
+        Raises:
+            UsageError: A requested length exceeds `limit`.
+        """
         for name in ("max_source_length", "max_target_length"):
-            wanted = getattr(self, name)
-            if limit and wanted and wanted > limit:
+            requested = getattr(self, name)
+            if limit and requested and requested > limit:
                 raise UsageError(
-                    f"--{name} {wanted} is longer than the position table of this model allows "
-                    f"({limit}): give at most {limit}, or a configuration with more "
-                    "max_position_embeddings"
+                    f"--{name} {requested} exceeds the {limit} positions of this model: use at "
+                    f"most {limit}, or a configuration with a larger max_position_embeddings"
                 )
         default = min(DEFAULT_SIDE_LENGTH, limit or DEFAULT_SIDE_LENGTH)
         return self.max_source_length or default, self.max_target_length or default
@@ -1035,7 +1166,7 @@ class TranslationArguments(TextArguments):
 
 @dataclass
 class SummarizationArguments(TranslationArguments):
-    """Where texts with summaries come from, how they are cut, and how summaries are written."""
+    """Data flags of summarization."""
 
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "source": ("text", "document", "article", "dialogue", "source", "src"),
@@ -1043,34 +1174,46 @@ class SummarizationArguments(TranslationArguments):
     }
 
     validation_split_percentage: Percentage = option(
-        5, "Percentage of the training texts to validate on when there is no validation split."
+        5,
+        "Percentage of the training data to use for validation when the data has no validation "
+        "split.",
     )
     text_column: str | None = option(
-        None, "Column of the text; by default text, document, article or dialogue, else the first."
+        None,
+        "Column of the text. Default: text, document, article or dialogue, otherwise the first "
+        "column.",
     )
     summary_column: str | None = option(
-        None, "Column of the summary; by default summary, highlights or abstract, else the second."
+        None,
+        "Column of the summary. Default: summary, highlights or abstract, otherwise the second "
+        "column.",
     )
     max_source_length: PositiveInt | None = option(
-        None, "Tokens of a text, the rest is cut; 1024, or what the model allows, by default."
+        None,
+        "Maximum text length in tokens. Longer texts are truncated. Default: 1024, or the "
+        "model's maximum if that is smaller.",
     )
     max_target_length: PositiveInt | None = option(
-        None, "Tokens of a summary to learn from; 128, or what the model allows, by default."
+        None,
+        "Maximum summary length in tokens. Default: 128, or the model's maximum if that is "
+        "smaller.",
     )
     val_max_target_length: PositiveInt | None = option(
-        None, "Tokens of a summary that is written; by default --max_target_length."
+        None, "Maximum length of generated summaries in tokens. Default: --max_target_length."
     )
     truncate_long_pairs: bool = option(
-        True, "Cut what is longer than a row; with False such pairs are left out of training."
+        True,
+        "Truncate texts and summaries that exceed the maximum length. If false, such training "
+        "pairs are left out.",
     )
     label_smoothing_factor: SmoothingFactor = option(0.0, SMOOTHING_HELP)
     predict_with_generate: bool = option(
-        True, "Summarise the validation texts at each evaluation and compute ROUGE."
+        True, "Summarize the validation texts at each evaluation and compute ROUGE."
     )
     max_predict_samples: PositiveInt | None = option(
-        None, "Summarise the first so many test texts only."
+        None, "Truncate the test set to this number of texts."
     )
-    num_beams: PositiveInt = option(1, "Beams of the search; 1 is greedy.")
+    num_beams: PositiveInt = option(1, "Number of beams. 1 is greedy search.")
 
     def __post_init__(self) -> None:
         self.source_column = self.source_column or self.text_column or self.text_column_name
@@ -1080,52 +1223,55 @@ class SummarizationArguments(TranslationArguments):
         super().__post_init__()
 
     def lengths(self, limit: int | None) -> tuple[int, int]:
-        """Return tokens of a text and of a summary where the position table has ``limit``."""
+        """Returns the row lengths of text and summary in tokens; see the base class."""
         source, target = (min(default, limit or default) for default in (1024, 128))
-        asked = super().lengths(limit)  # which refuses what is too long
+        requested = super().lengths(limit)  # raises if a length is too long
         return (
-            asked[0] if self.max_source_length else source,
-            asked[1] if self.max_target_length else target,
+            requested[0] if self.max_source_length else source,
+            requested[1] if self.max_target_length else target,
         )
 
 
 @dataclass
 class SpeechRecognitionArguments(SpeechArguments):
-    """Where sound with text comes from, and how text is written."""
+    """Data flags of speech recognition with an encoder-decoder model."""
 
     language: str | None = option(
-        None, "Language that is spoken, de or german; a model of several languages needs it."
+        None, "Spoken language, e.g. de or german. Required for multilingual models."
     )
     task: Literal["transcribe", "translate"] = option(
-        "transcribe", "What the text is: what is said, or an English translation of it."
+        "transcribe", "Whether the text is a transcript of the speech or its English translation."
     )
-    max_label_length: PositiveInt = option(128, "Leave sounds out whose text has more tokens.")
+    max_label_length: PositiveInt = option(128, "Skip audio whose text has more tokens than this.")
     label_smoothing_factor: SmoothingFactor = option(0.0, SMOOTHING_HELP)
     predict_with_generate: bool = option(
-        True, "Write down the validation sounds at each evaluation and count errors of words."
+        True, "Transcribe the validation audio at each evaluation and compute the word error rate."
     )
     max_generate_samples: PositiveInt | None = option(
-        None, "Write down so many validation sounds only, spread evenly over them."
+        None,
+        "Maximum number of validation examples to transcribe, evenly spaced in the validation set.",
     )
-    generation_batch_size: PositiveInt = option(16, "Sounds that are written down at once.")
-    num_beams: PositiveInt = option(1, "Beams of the search; 1 is greedy.")
-    text_samples: NonNegativeInt = option(8, "Sample texts to log at each evaluation.")
+    generation_batch_size: PositiveInt = option(16, "Generation batch size.")
+    num_beams: PositiveInt = option(1, "Number of beams. 1 is greedy search.")
+    text_samples: NonNegativeInt = option(
+        8, "Number of sample transcripts to log at each evaluation."
+    )
     feature_extractor_name: str | None = option(
-        None, "Directory or Hub name of the feature extractor, if it does not lie with the model."
+        None, "Directory or Hub name of the feature extractor. Default: that of the model."
     )
     generation_max_length: PositiveInt | None = option(
-        None, "Tokens a text that is written; by default what the model allows."
+        None, "Maximum length of generated text in tokens. Default: the model's maximum."
     )
-    dataloader_num_workers: NonNegativeInt | None = option(
-        None, "Another name of --decode_workers."
-    )
-    eval_split_name: str | None = option(None, "Another name of --validation_split_name.")
-    text_column: str | None = option(None, "Another name of --text_column_name.")
+    dataloader_num_workers: NonNegativeInt | None = option(None, "Alias of --decode_workers.")
+    eval_split_name: str | None = option(None, "Alias of --validation_split_name.")
+    text_column: str | None = option(None, "Alias of --text_column_name.")
     pad_input_to_multiple_of: PositiveInt | None = option(
-        None, "Version 4's: spectrograms are always of thirty seconds."
+        None, "Ignored. A flag of the Transformers 4 script: spectrograms always cover 30 seconds."
     )
     pad_target_to_multiple_of: PositiveInt | None = option(
-        None, "Version 4's: texts are always padded to --max_label_length."
+        None,
+        "Ignored. A flag of the Transformers 4 script: texts are always padded to "
+        "--max_label_length.",
     )
 
     def __post_init__(self) -> None:
@@ -1136,7 +1282,7 @@ class SpeechRecognitionArguments(SpeechArguments):
         super().__post_init__()
 
 
-#: The data flags of hfseq's objectives; others have those of masked language modelling.
+#: Data flags of hfseq's objectives. Other objectives use those of masked language modeling.
 OBJECTIVES: dict[str, type[TextArguments]] = {
     "mlm": DataArguments,
     "clm": CausalArguments,
@@ -1162,10 +1308,20 @@ ArgumentsT = TypeVar("ArgumentsT", bound=TextArguments)
 
 
 def convert_arguments(arguments: TextArguments, arguments_class: type[ArgumentsT]) -> ArgumentsT:
-    """Return ``arguments`` as those of another objective: what was set stays set."""
+    """Converts arguments to another objective's class.
+
+    Args:
+        arguments: The arguments to convert.
+        arguments_class: The class of the result.
+
+    Returns:
+        The values that differ from their defaults, for the fields that both classes have.
+    """
     if isinstance(arguments, arguments_class):
         return arguments
-    known = {item.name for item in fields(arguments_class)}
-    given = [(item, getattr(arguments, item.name)) for item in fields(arguments)]
-    changed = {item.name: value for item, value in given if value != item.default}
-    return arguments_class(**{name: value for name, value in changed.items() if name in known})
+    field_names = {item.name for item in fields(arguments_class)}
+    values = [(item, getattr(arguments, item.name)) for item in fields(arguments)]
+    changed = {item.name: value for item, value in values if value != item.default}
+    return arguments_class(
+        **{name: value for name, value in changed.items() if name in field_names}
+    )

@@ -1,7 +1,7 @@
-"""Sound: where it is, and its samples at a wanted rate, in pieces that fit into memory.
+"""Audio files: reading parts of them at a given sampling rate, and datasets of them.
 
-A file is read where it is asked for and never whole (:class:`Sound`), so an hour takes no more
-memory than a window of it. What cannot be read is told by an :class:`Unreadable`, which names why.
+Files are read on demand and in parts (`AudioFile`), so memory depends on the part and not on the
+length of the file. Audio that cannot be read raises `UnreadableError` with the reason.
 """
 
 from __future__ import annotations
@@ -36,26 +36,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Names of columns of sound and of what is said, and endings of files.
+#: Common column names of audio and of transcripts, and file extensions.
 AUDIO_COLUMNS = ("audio", "audio_path", "path", "file_name", "file", "sound", "speech")
 TRANSCRIPT_COLUMNS = ("text", "sentence", "transcription", "transcript")
 AUDIO_EXTENSIONS = (
     *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".aifc", ".au", ".snd"),
     *(".w64", ".rf64", ".caf"),
 )
-#: The rate of Whisper and wav2vec 2.0, in samples a second.
+#: Sampling rate of Whisper and wav2vec 2.0, in Hz.
 SAMPLING_RATE = 16000
-#: Rates that are no sound's: a broken header.
+#: Lowest and highest sampling rate that is not considered a damaged header.
 SAMPLING_RATE_LIMITS = (1000, 768000)
 
 
 class AudioFile:
-    """A file of sound: its length, and any part of it as float32 samples of one channel.
+    """An audio file: its length, and any part of it as mono float32 samples.
 
-    ``rate`` is what is wanted; with ``resample=False`` a file of another rate is refused. Channels
-    are averaged. A part is the same whether the whole is read or not.
+    Channels are averaged. A part has the same samples whether or not the complete file is read.
 
-    **Raises:** :class:`Unreadable` for what is no sound, or empty; UsageError without soundfile.
+    Args:
+        source: Path of the file, or its content.
+        sampling_rate: Sampling rate of the samples, in Hz.
+        resample: Whether to resample files with a different sampling rate instead of raising.
+
+    Attributes:
+        length: Number of samples at `sampling_rate`.
+        stored_rate: Sampling rate of the file.
+
+    Raises:
+        UnreadableError: The file is not valid audio, is empty, or has a different sampling rate.
+        UsageError: soundfile is not installed.
     """
 
     def __init__(
@@ -65,166 +75,199 @@ class AudioFile:
         resample: bool = True,
     ):
         self.source = source if isinstance(source, MediaSource) else MediaSource(os.fspath(source))
-        self.rate = sampling_rate
+        self.sampling_rate = sampling_rate
         try:
             with self._open() as file:
                 self.stored_rate, self._stored = file.samplerate, file.frames
         except UnreadableError:
             raise
-        except Exception as error:  # libsndfile's, and what the system says of files
+        except Exception as error:  # errors of libsndfile and of the operating system
             raise UnreadableError(_reason(error, self.source.name)) from error
         if not SAMPLING_RATE_LIMITS[0] <= self.stored_rate <= SAMPLING_RATE_LIMITS[1]:
-            raise UnreadableError(f"{self.stored_rate} samples a second are no rate of sound")
+            raise UnreadableError(f"invalid sampling rate {self.stored_rate} Hz")
         if self._stored < 1:
             raise UnreadableError("it is empty")
         if self.stored_rate != sampling_rate and not resample:
             raise UnreadableError(
-                f"it has {self.stored_rate} samples a second, not {sampling_rate}: convert it (ffmpeg -i IN "
-                f"-ar {sampling_rate} OUT), or let it be converted"
+                f"its sampling rate is {self.stored_rate} Hz, not {sampling_rate} Hz: convert "
+                f"it (ffmpeg -i IN -ar {sampling_rate} OUT) or allow resampling"
             )
         divisor = math.gcd(sampling_rate, self.stored_rate)
         self._up, self._down = sampling_rate // divisor, self.stored_rate // divisor
-        #: Samples at the wanted rate.
         self.length = -(-self._stored * self._up // self._down)
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
-        return self.length / self.rate
+        """The duration in seconds."""
+        return self.length / self.sampling_rate
 
     def read(self, start: int = 0, count: int | None = None) -> np.ndarray:
-        """Return ``count`` samples from ``start``, fewer at the end; all of them by default."""
+        """Reads samples.
+
+        Args:
+            start: First sample.
+            count: Number of samples, by default all. Fewer are returned at the end of the file.
+
+        Returns:
+            The samples, float32 `(count,)`.
+
+        Raises:
+            UnreadableError: The samples cannot be decoded.
+        """
         stop = self.length if count is None else min(start + count, self.length)
         if stop <= start:
             return np.zeros(0, np.float32)
         try:
             if self._up == self._down:
-                return self._stored_part(start, stop)
+                return self._read_stored(start, stop)
             from scipy.signal import resample_poly  # type: ignore[import-untyped]
 
-            # Whole periods of both rates, and around them what scipy's filter reaches.
+            # Whole periods of both rates, extended by the half length of scipy's filter.
             context = -(-(10 * max(self._up, self._down) // self._up + 1) // self._down)
             first, last = start // self._up - context, -(-stop // self._up) + context
-            given = self._stored_part(first * self._down, last * self._down)
-            made = resample_poly(given, self._up, self._down)
-            return made[start - first * self._up : stop - first * self._up].astype(np.float32)
+            stored = self._read_stored(first * self._down, last * self._down)
+            resampled = resample_poly(stored, self._up, self._down)
+            return resampled[start - first * self._up : stop - first * self._up].astype(np.float32)
         except UnreadableError:
             raise
         except Exception as error:
             raise UnreadableError(_reason(error, self.source.name)) from error
 
-    def _stored_part(self, start: int, stop: int) -> np.ndarray:
-        """Return samples at the file's rate, silence before it and behind it."""
+    def _read_stored(self, start: int, stop: int) -> np.ndarray:
+        """Returns samples at the file's sampling rate, zero before and after the file."""
         inside = max(start, 0), min(stop, self._stored)
-        made = np.zeros(stop - start, np.float32)
+        samples_out = np.zeros(stop - start, np.float32)
         with self._open() as file:
             file.seek(inside[0])
             samples = file.read(inside[1] - inside[0], dtype="float32", always_2d=True)
         mono = samples.mean(1) if samples.shape[1] > 1 else samples[:, 0]
         if not np.isfinite(mono).all():
-            raise UnreadableError("it holds samples that are no numbers")
-        made[inside[0] - start : inside[0] - start + len(mono)] = mono
-        return made
+            raise UnreadableError("it contains samples that are not finite")
+        samples_out[inside[0] - start : inside[0] - start + len(mono)] = mono
+        return samples_out
 
     def _open(self) -> Any:
         try:
             import soundfile
         except ImportError as error:
-            raise UsageError("sound needs soundfile: pip install 'hfseq[audio]'") from error
+            raise UsageError("audio requires soundfile: pip install 'hfseq[audio]'") from error
         name, data = self.source
         if data is None and not os.path.isfile(name):
-            raise UnreadableError("there is no such file")
+            raise UnreadableError("the file does not exist")
         if (len(data) if data is not None else os.path.getsize(name)) == 0:
             raise UnreadableError("it is empty")
         return soundfile.SoundFile(name if data is None else io.BytesIO(data))
 
 
 def _reason(error: BaseException, name: str) -> str:
-    told = first_line(error).replace(f"Error opening {name!r}: ", "").replace(name, "it")
-    told = told.removesuffix(".")
-    unknown = "Format not recognised" in told or "unknown format" in told.lower()
-    return "it is no sound of a known kind" if unknown else told or type(error).__name__
+    message = first_line(error).replace(f"Error opening {name!r}: ", "").replace(name, "it")
+    message = message.removesuffix(".")
+    unknown = "Format not recognised" in message or "unknown format" in message.lower()
+    return "unsupported audio format" if unknown else message or type(error).__name__
 
 
 def find_audio(names: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the files that ``names`` name: themselves, and all sound below folders, by name.
+    """Returns the audio files in a list of files and directories.
 
-    **Raises:** DataError for a name that is nothing, and for folders without sound.
+    Directories are searched recursively and their files sorted by name. Files are returned as
+    given.
+
+    Raises:
+        DataError: A path does not exist, or a directory contains no audio files.
     """
-    return files.find_files(names, AUDIO_EXTENSIONS, "sound")
+    return files.find_files(names, AUDIO_EXTENSIONS, "audio files")
 
 
 class Spectrograms:
-    """Spectrograms of sounds, made window by window by a feature extractor of Transformers.
+    """Spectrograms of audio files, computed window by window.
 
-    It stands for an array (sounds, mels, frames) where :meth:`window` is all that is asked for.
-    Each window is normalised by itself, as if it were a sound of its own.
+    A feature extractor of Transformers computes them. The object replaces an array `(files, mel
+    bins, frames)` whose values are accessed through `window` only. Each window is normalized
+    separately.
+
+    Attributes:
+        ends: Number of frames of each file.
+        shape: Shape of the array, with the frames of the longest file.
     """
 
     ndim = 3
 
-    def __init__(self, sounds: Sequence[AudioFile], extractor: Any):
-        self.audio_files, self.extractor, self.hop = sounds, extractor, int(extractor.hop_length)
-        self.ends = np.array([max(1, -(-sound.length // self.hop)) for sound in sounds])
-        self.shape = (len(sounds), int(extractor.feature_size), int(self.ends.max()))
+    def __init__(self, audio_files: Sequence[AudioFile], extractor: Any):
+        self.audio_files, self.extractor, self.hop_length = (
+            audio_files,
+            extractor,
+            int(extractor.hop_length),
+        )
+        self.ends = np.array([max(1, -(-audio.length // self.hop_length)) for audio in audio_files])
+        self.shape = (len(audio_files), int(extractor.feature_size), int(self.ends.max()))
 
     def window(self, row: int, start: int, frames: int) -> np.ndarray:
-        """Return (mels, frames) of a sound from the frame ``start`` on."""
-        samples = self.audio_files[row].read(start * self.hop, frames * self.hop)
-        made = self.extractor(
+        """Returns `frames` frames of a file from frame `start`, `(mel bins, frames)`."""
+        samples = self.audio_files[row].read(start * self.hop_length, frames * self.hop_length)
+        features = self.extractor(
             samples, sampling_rate=self.extractor.sampling_rate, return_tensors="np"
         )
-        return np.asarray(made["input_features"][0])[:, :frames]
+        return np.asarray(features["input_features"][0])[:, :frames]
 
 
-# -- sounds to train on
+# -- datasets
 
 
 @dataclass
 class AudioDataset(Examples):
-    """The sounds of a split: ``first`` are their names, ``second`` what is said, if that is asked.
+    """The audio files of a split.
 
-    ``sources`` are those of the whole table.
+    Attributes:
+        first: Names for messages.
+        second: Transcripts, or `None`.
+        sources: Sources of all rows of the tables, see `source`.
     """
 
     sources: Sequence[MediaSource] = ()
 
     def source(self, number: int) -> MediaSource:
-        """Say where a sound is."""
+        """Returns the source of an example."""
         return self.sources[number if self.rows is None else int(self.rows[number])]
 
 
 @cached_on_arguments
 def load_audio(arguments: AudioArguments, plugins: Plugins | None = None) -> LabeledSplits:
-    """Load what the flags name; loading it again gives the same object. Nothing is read here.
+    """Loads the audio files that the flags specify, without reading their samples.
 
-    Of a folder all sound below it, of a table or dataset a column of files or sounds.
+    The files are those of a directory (recursively), or of a column of a table or dataset. Repeated
+    calls with the same arguments return the same object.
+
+    Raises:
+        UsageError: The flags specify no data.
+        DataError: The data cannot be read or contains no audio.
     """
     read: dict[str, AudioDataset] = {}
     if arguments.dataset_name:
         from datasets import concatenate_datasets
 
-        named = {split: getattr(arguments, f"{split}_split_name") for split in SPLITS[:2]}
-        parts = {split: name.split("+") for split, name in named.items()}
-        found = load_dataset_splits(
-            arguments, plugins, [one for names in parts.values() for one in names]
+        split_names = {split: getattr(arguments, f"{split}_split_name") for split in SPLITS[:2]}
+        parts = {split: name.split("+") for split, name in split_names.items()}
+        dataset_splits = load_dataset_splits(
+            arguments, plugins, [part for names in parts.values() for part in names]
         )
         for split, names in parts.items():
-            if all(name in found for name in names):
-                origin = f"--dataset_name {arguments.dataset_name}, split {named[split]}"
-                together = [found[name] for name in names]
-                whole = concatenate_datasets(together) if names[1:] else together[0]
-                read[split] = _of_dataset(whole, origin, arguments)
+            if all(name in dataset_splits for name in names):
+                origin = f"--dataset_name {arguments.dataset_name}, split {split_names[split]}"
+                split_datasets = [dataset_splits[name] for name in names]
+                split_dataset = (
+                    concatenate_datasets(split_datasets) if names[1:] else split_datasets[0]
+                )
+                read[split] = _of_dataset(split_dataset, origin, arguments)
     for split in SPLITS[:2]:
-        folder, tables = (getattr(arguments, f"{split}_{kind}") for kind in ("dir", "file"))
+        folder, tables = (getattr(arguments, f"{split}_{ending}") for ending in ("dir", "file"))
         if folder:
             if not os.path.isdir(folder):
-                raise DataError(f"--{split}_dir {folder} is no folder: give one with sound")
+                raise DataError(f"--{split}_dir {folder} is not a directory")
             found_files = find_audio([folder])
-            # By their names inside, so that a folder is divided likewise wherever it lies.
+            # Relative names, so that splits do not depend on the location of the directory.
             inside = [os.path.relpath(name, folder).replace(os.sep, "/") for name in found_files]
             sources = [MediaSource(name) for name in found_files]
-            read[split] = _sounds(inside, f"--{split}_dir {folder}", sources)
+            read[split] = _audio_dataset(inside, f"--{split}_dir {folder}", sources)
         elif tables:
             read[split] = _of_tables(tables, f"--{split}_file", arguments)
     if not read:
@@ -234,11 +277,11 @@ def load_audio(arguments: AudioArguments, plugins: Plugins | None = None) -> Lab
     return splits
 
 
-def _sounds(
+def _audio_dataset(
     names: list[str], origin: str, sources: Sequence[MediaSource], texts: list[str] | None = None
 ) -> AudioDataset:
     if not names:
-        raise DataError(f"{origin} has no sounds")
+        raise DataError(f"{origin} contains no audio files")
     table = Table({"audio": list(names)}, origin)
     return AudioDataset(names, texts, [None] * len(names), [(0, table)], sources=sources)
 
@@ -246,46 +289,53 @@ def _sounds(
 def _of_tables(patterns: list[str], flag: str, arguments: AudioArguments) -> AudioDataset:
     names: list[str] = []
     sources: list[MediaSource] = []
-    said: list[str] | None = [] if isinstance(arguments, SpeechArguments) else None
-    found = files.expand_patterns(patterns, flag)
-    for file in found:
+    transcripts: list[str] | None = [] if isinstance(arguments, SpeechArguments) else None
+    paths = files.expand_patterns(patterns, flag)
+    for file in paths:
         table = read_table(file, flag, arguments)
         column = replace(table, origin=file).column(
             "audio_column_name", arguments.audio_column_name, AUDIO_COLUMNS
         )
         names += (texts := table.texts(column))
         sources += [MediaSource(os.path.join(os.path.dirname(file), name)) for name in texts]
-        if said is not None:
-            said += table.texts(
+        if transcripts is not None:
+            transcripts += table.texts(
                 table.column("text_column_name", arguments.text_column_name, TRANSCRIPT_COLUMNS)
             )
-    return _sounds(names, f"{flag} {', '.join(found)}", sources, said)
+    return _audio_dataset(names, f"{flag} {', '.join(paths)}", sources, transcripts)
 
 
 def _of_dataset(dataset: Any, origin: str, arguments: AudioArguments) -> AudioDataset:
     import datasets
 
     features: Mapping[str, Any] = dataset.features or {}
-    sound = [name for name, kind in features.items() if isinstance(kind, datasets.Audio)]
-    asked = arguments.audio_column_name or next(iter(sound), None)
+    audio_columns = [
+        name for name, feature in features.items() if isinstance(feature, datasets.Audio)
+    ]
+    requested = arguments.audio_column_name or next(iter(audio_columns), None)
     header = Table({name: [] for name in dataset.column_names}, origin)
-    column = header.column("audio_column_name", asked, AUDIO_COLUMNS)
+    column = header.column("audio_column_name", requested, AUDIO_COLUMNS)
     names = [f"{origin} {row}" for row in range(len(dataset))]
-    said = None
+    transcripts = None
     if isinstance(arguments, SpeechArguments):
-        others = [name for name in dataset.column_names if name != column]
-        table = Table({name: dataset[name] for name in others}, origin)
-        said = table.texts(
+        other_columns = [name for name in dataset.column_names if name != column]
+        table = Table({name: dataset[name] for name in other_columns}, origin)
+        transcripts = table.texts(
             table.column("text_column_name", arguments.text_column_name, TRANSCRIPT_COLUMNS)
         )
-    return _sounds(names, origin, MediaColumn(dataset, column, origin), said)
+    return _audio_dataset(names, origin, MediaColumn(dataset, column, origin), transcripts)
 
 
 class AudioReader:
-    """Reads the sounds of a batch in threads: libsndfile and scipy leave the interpreter to others.
+    """Reads the audio of a batch in threads. libsndfile and scipy release the GIL.
 
-    Of each at most ``most`` samples, from a place that is a share of what is too much, or none
-    without ``cut``; fewer than ``fewest`` are none.
+    Args:
+        sampling_rate: Sampling rate of the samples, in Hz.
+        min_length: Audio with fewer samples is skipped.
+        max_length: Maximum number of samples.
+        num_workers: Number of threads, by default one per CPU and at most 8. With 0 the calling
+            thread reads.
+        crop: Whether to crop audio with more than `max_length` samples instead of skipping it.
     """
 
     def __init__(
@@ -296,29 +346,45 @@ class AudioReader:
         num_workers: int | None,
         crop: bool = True,
     ):
-        self.rate, self.min_length, self.most, self.cut = (
+        self.sampling_rate, self.min_length, self.max_length, self.crop = (
             sampling_rate,
             min_length,
             max_length,
             crop,
         )
         num_workers = min(os.cpu_count() or 1, 8) if num_workers is None else num_workers
-        self._pool = ThreadPoolExecutor(num_workers, "hfseq-sound") if num_workers else None
+        self._pool = ThreadPoolExecutor(num_workers, "hfseq-audio") if num_workers else None
 
     def __call__(
         self, sources: Sequence[MediaSource], starts: Sequence[float]
     ) -> list[np.ndarray | str]:
-        """Return the samples of each, or why there are none."""
+        """Reads audio.
+
+        Args:
+            sources: The audio files.
+            starts: Position of the crop of each file, from 0 (start) to 1 (end).
+
+        Returns:
+            The samples of each file, or the reason why it is skipped.
+        """
         each = self._pool.map if self._pool else map
         return list(each(self._read, sources, starts))
 
     def _read(self, source: MediaSource, start: float) -> np.ndarray | str:
         try:
-            sound = AudioFile(source, self.rate)
-            if sound.length < self.min_length:
-                return f"{sound.seconds:.3g} seconds, less than {self.min_length / self.rate:.3g}"
-            if sound.length > self.most and not self.cut:
-                return f"{sound.seconds:.3g} seconds, more than {self.most / self.rate:.3g}"
-            return sound.read(int(start * (max(sound.length - self.most, 0) + 1)), self.most)
+            audio = AudioFile(source, self.sampling_rate)
+            if audio.length < self.min_length:
+                return (
+                    f"{audio.seconds:.3g} seconds, less than "
+                    f"{self.min_length / self.sampling_rate:.3g}"
+                )
+            if audio.length > self.max_length and not self.crop:
+                return (
+                    f"{audio.seconds:.3g} seconds, more than "
+                    f"{self.max_length / self.sampling_rate:.3g}"
+                )
+            return audio.read(
+                int(start * (max(audio.length - self.max_length, 0) + 1)), self.max_length
+            )
         except UnreadableError as error:
             return str(error)

@@ -1,7 +1,7 @@
-"""Rows of tokens, and batches and random numbers of them as pure functions of (seed, step).
+"""Rows of tokens, and batches and random numbers as pure functions of (seed, step).
 
-Resuming needs no state: ``Batches[step]`` is the batch of a step, and what is drawn for a row of it
-depends on (seed, step, row) alone.
+Resuming requires no state: `Batches[step]` is the batch of a step, and the random numbers of a row
+depend on (seed, step, row) only.
 """
 
 from __future__ import annotations
@@ -17,36 +17,46 @@ from hfseq.data.arguments import SPLITS
 from hfseq.data.store import TokenStore
 from hfseq.errors import DataError, UsageError
 
-#: The label of places that nothing is predicted at.
+#: Label that the loss ignores.
 IGNORE_INDEX = -100
 
 
 class Rows(Protocol):
-    """Random access to rows; ``fetch`` gives int32 arrays of shape (len(indices), width).
+    """Random access to rows of tokens.
 
-    "input_ids" is filled up with the pad id; "segment_ids" counts the documents of a row from 1 and
-    is 0 on padding; "position_ids" begins at 0 in every document; "continues" (only where the store
-    has it) is 1 on a token that continues a word. "next_ids", (len(indices),), is the token that
-    follows the row in the same document, or -1.
+    `fetch` returns int32 arrays `(len(indices), width)`:
+
+    - "input_ids": Token ids, padded with the pad token.
+    - "segment_ids": Number of the document within the row, from 1. 0 for padding.
+    - "position_ids": Position within the document, from 0.
+    - "continues": 1 for tokens that continue a word, if the store has this information.
+
+    and "next_ids", `(len(indices),)`: the token that follows the row in the same document, or -1.
     """
 
     def __len__(self) -> int: ...
 
     def width(self, indices: np.ndarray) -> Any:
-        """Columns that a batch of these rows takes."""
+        """Returns the number of columns of a batch of these rows."""
         ...
 
     def fetch(self, indices: np.ndarray, width: Any = None) -> dict[str, np.ndarray]:
-        """Copy these rows out, ``width`` columns wide."""
+        """Returns the arrays of these rows, `width` columns wide."""
         ...
 
 
 class PackedRows:
-    """Row i is ``tokens[i * length:(i + 1) * length]``; the last one is padded, nothing is dropped.
+    """Packed documents: row i is `tokens[i * length:(i + 1) * length]`.
 
-    A document that began in an earlier row starts at position 0 again: rows are independent. With
-    ``cross_documents`` a row is one sequence, whatever documents are in it. Only the first
-    ``tokens`` of the store make rows where it is given; what follows is there to be predicted.
+    The last row is padded and no token is dropped. A document that continues from an earlier row
+    starts at position 0 again, so that rows are independent.
+
+    Args:
+        store: The documents.
+        length: Row length in tokens.
+        cross_documents: Whether a row is one sequence regardless of document boundaries.
+        tokens: Number of tokens of the store to use in rows, by default all. Later tokens are used
+            as targets only.
     """
 
     def __init__(
@@ -63,30 +73,30 @@ class PackedRows:
         return -(-self.total // self.length)
 
     def spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where in the store these rows begin, and how many tokens each has."""
+        """Returns the first token of these rows in the store, and their number of tokens."""
         starts = np.asarray(indices, np.int64) * self.length
         return starts, np.minimum(self.length, self.total - starts)
 
     @property
     def max_runs(self) -> int:
-        """A bound of the runs of equal segments in any row, padding being one."""
+        """An upper bound of the number of segments in a row, including padding."""
         if self.cross_documents:
             return 2
         starts, lengths = self.spans(np.arange(len(self)))
         first = np.searchsorted(self.store.offsets, starts, side="right")
         last = np.searchsorted(self.store.offsets, starts + lengths, side="left")
-        return 2 + int((last - first).max(initial=0))  # what the row begins with, and padding
+        return 2 + int((last - first).max(initial=0))  # the first segment, and padding
 
     def width(self, indices: np.ndarray) -> int:
-        """Columns of a batch: always the length."""
+        """Returns the number of columns of a batch, which is always the row length."""
         return self.length
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Copy these rows out; see ``Rows``."""
+        """Returns the arrays of these rows; see `Rows`."""
         store, (starts, lengths) = self.store, self.spans(indices)
         rows, real = store.gather(starts, lengths, self.length)
 
-        # Where a document begins within a row, its first column apart.
+        # Starts of documents within a row, except in its first column.
         offsets = store.offsets[:0] if self.cross_documents else store.offsets
         first = np.searchsorted(offsets, starts, side="right")
         counts = np.searchsorted(offsets, starts + lengths, side="left") - first
@@ -99,34 +109,38 @@ class PackedRows:
         segments = 1 + np.cumsum(begins, axis=1, dtype=np.int32)
 
         stops = starts + lengths
-        known = stops < store.total_tokens
+        has_next = stops < store.total_tokens
         if not self.cross_documents:
-            known &= store.offsets[np.searchsorted(store.offsets, stops)] != stops
+            has_next &= store.offsets[np.searchsorted(store.offsets, stops)] != stops
         following = store.tokens[np.minimum(stops, store.total_tokens - 1)]
         return rows | {
             "segment_ids": np.where(real, segments, 0).astype(np.int32),
             "position_ids": np.where(real, columns - last_start, 0).astype(np.int32),
-            "next_ids": np.where(known, following, -1).astype(np.int32),
+            "next_ids": np.where(has_next, following, -1).astype(np.int32),
         }
 
     def previous_ids(self, indices: np.ndarray) -> np.ndarray:
-        """The tokens before these rows, -1 before the first; documents run on from row to row."""
-        before = np.asarray(indices, np.int64) * self.length - 1
-        return np.where(before < 0, -1, self.store.tokens[np.maximum(before, 0)]).astype(np.int32)
+        """Returns the token before each row, across documents; -1 for the first row."""
+        previous = np.asarray(indices, np.int64) * self.length - 1
+        return np.where(previous < 0, -1, self.store.tokens[np.maximum(previous, 0)]).astype(
+            np.int32
+        )
 
 
 class LineRows:
-    """Row i is document i, truncated to ``max_length``.
+    """One document per row, truncated to `max_length` tokens.
 
-    A batch is as wide as its longest row, rounded up to a quarter of ``max_length`` (there are
-    four, so the training step compiles four times at most); with ``pad_to_max_length`` always
-    ``max_length``. Processes that fetch parts of one batch pass ``width(all indices)``.
+    A batch is as wide as its longest row, rounded up to a quarter of `max_length`, so that the
+    training step is compiled at most four times. With `pad_to_max_length` it is always `max_length`
+    wide. Processes that fetch parts of a batch pass the width of the complete batch.
+
+    Attributes:
+        widths: The possible widths in ascending order.
     """
 
     def __init__(self, store: TokenStore, max_length: int, pad_to_max_length: bool = False):
         self.store, self.max_length = store, max_length
         quarters = () if pad_to_max_length else (1, 2, 3)
-        #: Columns a batch may have, the most last.
         self.widths = sorted(
             {min(-(-max_length * k // 32) * 8, max_length) for k in quarters} | {max_length}
         )
@@ -137,7 +151,7 @@ class LineRows:
         return len(self.store)
 
     def width(self, indices: np.ndarray) -> int:
-        """The narrowest of the widths that holds these rows."""
+        """Returns the smallest of `widths` that fits these rows."""
         longest = self._lengths(indices).max(initial=1)
         return next(width for width in self.widths if width >= longest)
 
@@ -146,7 +160,7 @@ class LineRows:
         return np.minimum(offsets[np.asarray(indices) + 1] - offsets[indices], self.max_length)
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Copy these rows out, ``width`` columns wide; see ``Rows``."""
+        """Returns the arrays of these rows, `width` columns wide; see `Rows`."""
         width = width or self.width(indices)
         starts, lengths = self.store.offsets[indices], self._lengths(indices)
         rows, real = self.store.gather(starts, lengths, width)
@@ -158,11 +172,17 @@ class LineRows:
 
 
 class FieldRows(LineRows):
-    """Row i is ``ids[i]``, cut to ``max_length``, with other numbers for each of its tokens.
+    """Rows of token ids with additional arrays per token and per row.
 
-    ``tokens`` are those by name, with what stands at padding; ``rows`` are arrays with an entry for
-    each row. Batches are as wide as those of examples (:class:`LineRows`), and as the longest row
-    at most.
+    The width of a batch is chosen as in `LineRows`, but does not exceed the longest row.
+
+    Args:
+        ids: Token ids of each row, truncated to `max_length`.
+        pad: The pad token id.
+        max_length: Maximum row length.
+        tokens: Arrays with one value per token, and the value for padding, by name.
+        rows: Arrays with one entry per row, by name.
+        pad_to_max_length: Whether all batches are `max_length` wide.
     """
 
     def __init__(
@@ -189,25 +209,28 @@ class FieldRows(LineRows):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of all rows, without padding."""
+        """The number of tokens in all rows, without padding."""
         return self.store.total_tokens
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Copy these rows out, ``width`` columns wide."""
+        """Returns the arrays of these rows, `width` columns wide."""
         rows = super().fetch(indices, width)
-        kept = {name: rows[name] for name in ("input_ids", "segment_ids")}
+        arrays = {name: rows[name] for name in ("input_ids", "segment_ids")}
         starts, lengths = self.store.offsets[indices], self._lengths(indices)
         for name, store in self.fields.items():
             gathered, _ = store.gather(starts, lengths, rows["input_ids"].shape[1])
-            kept[name] = gathered["input_ids"]
-        return kept | {name: values[indices] for name, values in self.rows.items()}
+            arrays[name] = gathered["input_ids"]
+        return arrays | {name: values[indices] for name, values in self.rows.items()}
 
 
 class IndexRows:
-    """Row i is a picture or sound that is read when the batch is made: rows hold its number.
+    """Rows that contain only the index of an image or audio file, which is read for the batch.
 
-    ``arrays`` have an entry for each of the ``examples``, which rows hold, too; ``length`` is how
-    many places one takes, as the model counts them.
+    Args:
+        examples: The examples.
+        length: Number of model positions per example.
+        split: Name of the split.
+        arrays: Additional arrays with one entry per example, by name.
     """
 
     max_runs = 1
@@ -220,11 +243,14 @@ class IndexRows:
         return self.count
 
     def width(self, indices: np.ndarray) -> int:
-        """Columns of a batch: always the length."""
+        """Returns the number of columns of a batch, which is always `length`."""
         return self.length
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Return the numbers and arrays of these rows, and of which split they are."""
+        """Returns the arrays of these rows.
+
+        "numbers" are the indices of the examples and "split" is the index of the split.
+        """
         indices = np.asarray(indices, np.int64)
         return {
             "numbers": indices,
@@ -234,19 +260,22 @@ class IndexRows:
 
 
 def pad_labels(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
-    """Return rows of labels, int32 (rows, ``width``), with nothing to predict after their end."""
+    """Returns labels padded with `IGNORE_INDEX`, int32 `(rows, width)`."""
     labels = np.full((len(rows), width), IGNORE_INDEX, np.int32)
-    for row, known in zip(labels, rows, strict=True):
-        row[: len(known)] = known
+    for row, row_labels in zip(labels, rows, strict=True):
+        row[: len(row_labels)] = row_labels
     return labels
 
 
 class Batches:
-    """Which rows make up the global batch of a step, a pure function of (seed, step).
+    """The rows of each step's batch, as a pure function of (seed, step).
 
-    ``batches[step]`` holds the rows' arrays and "valid"; steps go on from epoch to epoch. Every
-    epoch visits each row once, in an order of its own. Its last batch is filled up with rows marked
-    invalid, or left out with ``drop``.
+    `batches[step]` contains the arrays of the rows and "valid". Step numbers continue from epoch to
+    epoch. Every epoch visits each row once in a different order. Its last batch is filled with rows
+    that are marked as invalid, or dropped with `drop_last`.
+
+    Raises:
+        DataError: The rows do not fill a single batch.
     """
 
     def __init__(
@@ -256,15 +285,22 @@ class Batches:
         self.steps = len(rows) // batch_size if drop_last else -(-len(rows) // batch_size)
         if not self.steps:
             raise DataError(
-                f"{len(rows)} rows do not make one batch of {batch_size}; give a smaller batch"
+                f"{len(rows)} rows do not fill a batch of {batch_size}: use a smaller batch size"
             )
 
     def __len__(self) -> int:
-        """Steps per epoch."""
+        """Returns the number of steps per epoch."""
         return self.steps
 
     def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return row numbers, int64 (batch_size,), and which of them count, bool (batch_size,)."""
+        """Returns the rows of a step.
+
+        Args:
+            step: Step number, from 0.
+
+        Returns:
+            Row indices, int64 `(batch_size,)`, and which of them are valid, bool `(batch_size,)`.
+        """
         epoch, position = divmod(step, self.steps)
         order = np.arange(position * self.batch_size, (position + 1) * self.batch_size)
         valid = order < len(self.rows)
@@ -279,12 +315,12 @@ class Batches:
 
 
 class WindowBatches(Batches):
-    """Step *s* is window ``s % windows`` of the rows of sequence step ``s // windows``.
+    """Batches of consecutive windows of long rows.
 
-    Every epoch visits each row once, in an order of its own, and all windows of a row in turn; the
-    same row has the same place in the batch until its last window. Beside the columns of the
-    window, a batch has "previous_ids", the token before it (-1 at the beginning of a row),
-    "next_ids", the one after it, and "fresh", True where a row begins.
+    Step s is window `s % windows` of the rows of `Batches` step `s // windows`. A row keeps its
+    position in the batch until its last window. In addition to the columns of the window, a batch
+    has "previous_ids", the token before it (-1 at the start of a row), "next_ids", the token after
+    it, and "fresh", true where a row starts.
     """
 
     def __init__(self, rows: Rows, batch_size: int, seed: int, windows: int):
@@ -292,11 +328,11 @@ class WindowBatches(Batches):
         self.windows = windows
 
     def __len__(self) -> int:
-        """Steps per epoch."""
+        """Returns the number of steps per epoch."""
         return self.steps * self.windows
 
     def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row numbers of a step and which of them count, as its first window did."""
+        """Returns the row indices of a step and their validity, the same for all windows."""
         return super().indices(step // self.windows)
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
@@ -309,7 +345,7 @@ class WindowBatches(Batches):
         following = rows["next_ids"]
         if stop < ids.shape[1]:
             following = np.where(real[:, stop], ids[:, stop], following)
-            # A row that ends with this window is followed by what follows the row.
+            # For rows that end with this window, `following` stays the token after the row.
         return {
             name: array[:, start:stop] if array.shape == ids.shape else array
             for name, array in rows.items()
@@ -321,24 +357,28 @@ class WindowBatches(Batches):
 
 
 class ContinuousBatches(Batches):
-    """Each place of the batch reads on through the text, a row of ``rows`` a step, for ever.
+    """Batches in which each position reads continuously through the text, one row per step.
 
-    With *b* places the text is cut into *b* parts of equal length; place *i* begins with part *i*
-    and goes on with the part after it, so an epoch reads every row once and nobody skips. At the
-    end of the text a place begins anew: "fresh" is True there, and "previous_ids" is -1.
+    The text is divided into `batch_size` parts of equal length. Position i of the batch starts with
+    part i and continues with the next part, so that an epoch reads every row once. After the end of
+    the text a position starts again with its first row: there "fresh" is true and "previous_ids" is
+    -1.
+
+    Raises:
+        UsageError: The rows are not continuous text.
     """
 
     def __init__(self, rows: Rows, batch_size: int, seed: int):
         super().__init__(rows, batch_size, seed, shuffle=False)
         if not isinstance(rows, PackedRows):
             raise UsageError(
-                "--state_reset never needs a text to read on in; these rows have nothing to do "
-                "with each other (images): drop the flag"
+                "--state_reset never requires continuous text, but these rows are independent "
+                "(e.g. images): drop the flag"
             )
         self.text = rows
 
     def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row that each place reads, and whether there is one (the last part ends)."""
+        """Returns the row of each position, and its validity (the last part may be shorter)."""
         begins = np.arange(self.batch_size, dtype=np.int64) * self.steps
         order = (begins + step) % (self.batch_size * self.steps)
         valid = order < len(self.rows)
@@ -353,12 +393,16 @@ class ContinuousBatches(Batches):
 
 
 class RowRandom:
-    """Random numbers for the rows of a batch, each depending on (seed, step, row) only.
+    """Random numbers for the rows of a batch, as a function of (seed, step, row).
 
-    ``step`` is that of training, and 0 in evaluations; ``rows`` are row numbers within the global
-    batch. What a row draws depends neither on the other rows asked for nor on the length of the
-    draw (a longer one begins the same), but on how many draws came before. Counter-based: one
-    SplitMix64 stream per row and draw.
+    The numbers of a row depend neither on the other rows nor on the length of the draw (a longer
+    draw starts with the same numbers), but on the number of earlier draws. The generator is
+    counter-based: one SplitMix64 stream per row and draw.
+
+    Args:
+        seed: The seed.
+        step: The training step, 0 in evaluation.
+        rows: Row indices within the global batch.
     """
 
     def __init__(self, seed: int, step: int, rows: np.ndarray):
@@ -375,15 +419,15 @@ class RowRandom:
         return splitmix64(keys[:, None] + steps)
 
     def uniform(self, length: int) -> np.ndarray:
-        """Uniform numbers in [0, 1), float32 (rows, length)."""
+        """Returns uniform numbers in [0, 1), float32 `(rows, length)`."""
         bits = self._bits(length)
-        bits >>= np.uint64(40)  # 24 bits fill a float32
+        bits >>= np.uint64(40)  # a float32 represents 24 bits exactly
         numbers = bits.astype(np.float32)
         numbers *= np.float32(2**-24)
         return numbers
 
     def integers(self, high: int, length: int) -> np.ndarray:
-        """Uniform integers in [0, high), int32 (rows, length); high up to 2**31."""
+        """Returns uniform integers in [0, high), int32 `(rows, length)`; `high` <= 2**31."""
         bits = self._bits(length)
         bits >>= np.uint64(32)
         bits *= np.uint64(high)
@@ -391,14 +435,14 @@ class RowRandom:
         return bits.astype(np.int32)
 
     def generators(self) -> list[np.random.Generator]:
-        """A numpy generator per row, for draws that do not fit a rectangle."""
+        """Returns a NumPy generator per row, for draws of different lengths."""
         self._draws += 1
         keys = (derive_key(self._base, self._draws, row) for row in self.rows.tolist())
         return [np.random.Generator(np.random.Philox(key=key)) for key in keys]
 
 
 def derive_key(*parts: int | str) -> int:
-    """A 64-bit key that depends on every part."""
+    """Returns a 64-bit key that depends on all parts."""
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
@@ -407,10 +451,18 @@ GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 def permute(indices: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Map each index in [0, n) through a pseudo-random permutation of [0, n) chosen by ``key``.
+    """Maps indices through a pseudorandom permutation of [0, n).
 
-    A Feistel network over the next power of two, walked until the value falls below n (Black and
-    Rogaway 2002): memory of the size of ``indices``, whatever n is. Returns int64.
+    The permutation is a Feistel network over the next power of two, applied repeatedly until the
+    value is below n (Black and Rogaway, 2002). Memory is proportional to `indices`, not to n.
+
+    Args:
+        indices: Indices in [0, n).
+        n: Size of the permutation.
+        key: Key that selects the permutation.
+
+    Returns:
+        The permuted indices, int64.
     """
     bits = max(2, (n - 1).bit_length())
     low_bits = bits - bits // 2
@@ -420,7 +472,7 @@ def permute(indices: np.ndarray, n: int, key: int) -> np.ndarray:
     outside = np.ones(result.shape, bool)
     while outside.any():
         high, low = result[outside] >> np.uint64(low_bits), result[outside] & masks[1]
-        # An even number of rounds brings unequal halves back in place.
+        # After an even number of rounds, halves of different size are in their places again.
         for i, round_key in enumerate(keys):
             noise = splitmix64((low + np.uint64(1)) * np.uint64(GOLDEN_GAMMA) ^ round_key)
             high, low = low, high ^ (noise & masks[i % 2])
@@ -430,7 +482,7 @@ def permute(indices: np.ndarray, n: int, key: int) -> np.ndarray:
 
 
 def splitmix64(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), in place on a uint64 array."""
+    """Applies SplitMix64's finalizer (Steele, Lea and Flood, 2014) in place to uint64 values."""
     scratch = x >> np.uint64(30)
     x ^= scratch
     x *= np.uint64(0xBF58476D1CE4E5B9)
@@ -441,9 +493,15 @@ def splitmix64(x: np.ndarray) -> np.ndarray:
 
 
 def shift_right(labels: np.ndarray, pad_token_id: int, decoder_start_token_id: int) -> np.ndarray:
-    """Return decoder inputs: ``labels`` (batch, length) one place later, after the start token.
+    """Returns decoder inputs: labels shifted right by one position, after the start token.
 
-    Ignored labels become padding; the type of the labels is kept.
+    Args:
+        labels: Labels, `(batch, length)`.
+        pad_token_id: Replaces ignored labels.
+        decoder_start_token_id: The first decoder input.
+
+    Returns:
+        Decoder inputs with the shape and dtype of `labels`.
     """
     start = np.full_like(labels[:, :1], decoder_start_token_id)
     shifted = np.concatenate([start, labels[:, :-1]], axis=1)

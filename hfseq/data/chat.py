@@ -1,4 +1,4 @@
-"""Conversations, prompts with completions, and texts as tokens, and which of these are learned."""
+"""Conversations, prompts with completions, and texts as tokens with a loss mask."""
 
 from __future__ import annotations
 
@@ -27,27 +27,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROMPT_COMPLETION = ("prompt", "completion")
-#: What marks the answers of a chat template, as transformers looks for it.
+#: The tag that marks answers in a chat template, as in Transformers.
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-#: Names of roles in conversations of {"from", "value"}.
+#: Roles of conversations with "from" and "value".
 ROLE_NAMES = {"human": "user", "gpt": "assistant"}
 
 
 class InvalidExample(Exception):
-    """Why an example cannot be learned from."""
+    """An example cannot be trained on. The message contains the reason."""
 
 
 class TokenizedExample(NamedTuple):
-    """An example: its ids, int32 (tokens,), and which of them are learned, bool (tokens,)."""
+    """The tokens of an example.
+
+    Attributes:
+        ids: Token ids, int32 `(tokens,)`.
+        loss_mask: True for tokens that contribute to the loss, bool `(tokens,)`.
+    """
 
     ids: np.ndarray
     loss_mask: np.ndarray
 
 
 def configure_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: ChatArguments) -> None:
-    """Give a tokenizer the chat template and the end of turns that the flags name.
+    """Sets the chat template and the end-of-turn token of a tokenizer according to the flags.
 
-    **Raises:** UsageError for a template that cannot be read, or tokens that the tokenizer lacks.
+    Raises:
+        UsageError: The template cannot be read, or the tokenizer does not have the token.
     """
     path, end = arguments.chat_template_path, arguments.eos_token
     if path is not None and path.endswith((".jinja", ".j2")):
@@ -60,7 +66,7 @@ def configure_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: ChatArgum
 
         try:
             other = AutoTokenizer.from_pretrained(path)
-        except Exception as error:  # the Rust reader of tokenizer.json raises nothing more exact
+        except Exception as error:  # the Rust parser of tokenizer.json raises plain exceptions
             raise UsageError(
                 f"--chat_template_path {path} is neither a .jinja file nor a tokenizer "
                 f"({first_line(error)})"
@@ -74,20 +80,26 @@ def configure_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: ChatArgum
     if end not in tokenizer.get_vocab():
         source = "--eos_token" if arguments.eos_token else f"--chat_template_path {path} ends with"
         raise UsageError(
-            f"{source} {end}: the tokenizer has no such token; add it to the tokenizer, and its "
-            "row to the model, before training"
+            f"{source} {end}: the tokenizer does not have this token; add it to the tokenizer, "
+            "and its embedding to the model, before training"
         )
     tokenizer.eos_token = end
 
 
 class ChatEncoder:
-    """Turns examples into tokens, as TRL's SFTTrainer does.
+    """Tokenizes examples like TRL's `SFTTrainer`.
 
-    Conversations are written by the tokenizer's chat template, prompts ending with what opens an
-    answer; other texts and completions end with the end of text. What has a ``prompt`` and a
-    ``completion`` is learned from where the two and the prompt alone begin to differ.
+    Conversations are formatted with the tokenizer's chat template. A prompt ends with the
+    template's generation prompt. Plain texts and completions end with the end-of-text token. In
+    examples with `prompt` and `completion`, the loss starts where the tokens of both together
+    differ from the tokens of the prompt alone.
 
-    **Raises:** UsageError where flags, columns and chat template do not go together.
+    Attributes:
+        columns: The columns to read.
+        num_mismatched_prompts: Number of prompts whose last tokens differ if a completion follows.
+
+    Raises:
+        UsageError: Flags, columns and chat template contradict each other.
     """
 
     def __init__(
@@ -95,142 +107,160 @@ class ChatEncoder:
     ):
         self.tokenizer, self.arguments = tokenizer, arguments
         table = records.tables[0]
-        kinds = (
+        column_sets = (
             PROMPT_COMPLETION,
             ("messages",),
             ("conversations",),
             (arguments.dataset_text_field,),
         )
-        found = next((one for one in kinds if set(one) <= set(table.columns)), None)
-        if found is None:
-            raise UsageError(
-                f"{table.origin} has no column 'messages', none of texts called "
-                f"'{arguments.dataset_text_field}' (see --dataset_text_field), and not both "
-                f"'prompt' and 'completion', but {', '.join(table.columns)}"
-            )
-        for name in found:
-            records.column("dataset_text_field", None, (name,))  # all tables have it
-        self.columns = found
-        examples = (records[row] for row in range(len(records)))
-        self.conversational = found in kinds[1:3] or (
-            found == PROMPT_COMPLETION
-            and any(isinstance(one[PROMPT_COMPLETION[0]], list) for one in examples)
+        found_columns = next(
+            (group for group in column_sets if set(group) <= set(table.columns)), None
         )
-        if arguments.completion_only_loss and found != PROMPT_COMPLETION:
+        if found_columns is None:
             raise UsageError(
-                f"--completion_only_loss needs the columns prompt and completion, and "
-                f"{table.origin} has '{found[0]}': drop the flag, or give --assistant_only_loss "
-                "for conversations"
+                f"{table.origin} has the columns {', '.join(table.columns)}: expected "
+                "'messages', 'prompt' and 'completion', or a text column "
+                f"'{arguments.dataset_text_field}' (--dataset_text_field)"
+            )
+        for name in found_columns:
+            records.column("dataset_text_field", None, (name,))  # checks the other tables
+        self.columns = found_columns
+        examples = (records[row] for row in range(len(records)))
+        self.conversational = found_columns in column_sets[1:3] or (
+            found_columns == PROMPT_COMPLETION
+            and any(isinstance(example[PROMPT_COMPLETION[0]], list) for example in examples)
+        )
+        if arguments.completion_only_loss and found_columns != PROMPT_COMPLETION:
+            raise UsageError(
+                "--completion_only_loss requires the columns prompt and completion, but "
+                f"{table.origin} has '{found_columns[0]}': drop the flag, or use "
+                "--assistant_only_loss for conversations"
             )
         self.completion_only = (
-            found == PROMPT_COMPLETION and arguments.completion_only_loss is not False
+            found_columns == PROMPT_COMPLETION and arguments.completion_only_loss is not False
         )
         self.assistant_only = arguments.assistant_only_loss
         if self.assistant_only and not self.conversational:
             raise UsageError(
-                f"--assistant_only_loss is for conversations, and {table.origin} has texts: "
-                "drop the flag"
+                f"--assistant_only_loss requires conversations, but {table.origin} contains "
+                "texts: drop the flag"
             )
         if self.conversational:
             self._check_template()
-        #: Prompts whose end is written in another way where a completion follows.
         self.num_mismatched_prompts = 0
 
     def _check_template(self) -> None:
         try:
             template = self.tokenizer.get_chat_template()
-        except ValueError as error:  # it has none, or several of which none is the usual one
+        except ValueError as error:  # no template, or several without a default
             raise UsageError(
-                "conversations are written by a chat template, which this tokenizer has not: give "
+                "conversations require a chat template, but the tokenizer has none: use "
                 "--chat_template_path"
             ) from error
         if not self.assistant_only:
             return
         if not GENERATION_TAG.search(template):
             raise UsageError(
-                "--assistant_only_loss: the chat template does not mark what the assistant says by "
-                "{% generation %} ... {% endgeneration %}: give one that does with "
+                "--assistant_only_loss: the chat template does not mark assistant messages with "
+                "{% generation %} ... {% endgeneration %}: use one that does with "
                 "--chat_template_path"
             )
         if not self.tokenizer.is_fast:
             raise UsageError(
-                f"--assistant_only_loss: {type(self.tokenizer).__name__} does not say which "
-                "characters a token is of: give a fast tokenizer (a tokenizer.json)"
+                f"--assistant_only_loss: {type(self.tokenizer).__name__} provides no character "
+                "offsets: use a fast tokenizer (with a tokenizer.json)"
             )
 
     def __call__(self, example: Mapping[str, Any]) -> TokenizedExample:
-        """Return the tokens of an example.
+        """Tokenizes an example.
 
-        **Raises:** BadExample where there is no answer in it, or nothing that can be read.
+        Raises:
+            InvalidExample: The example has no answer or is malformed.
         """
         if self.columns != PROMPT_COMPLETION:
             value = example[self.columns[0]]
             if self.conversational:
                 messages = check_messages(value)
                 check_answers(messages)
-                return self._write(messages, example)
-            return self._all(self._ended(check_text(value, self.columns[0])))
+                return self._apply_template(messages, example)
+            return self._tokenize_text(self._append_eos(check_text(value, self.columns[0])))
         prompt, completion = (example[name] for name in PROMPT_COMPLETION)
         if isinstance(prompt, list):
-            asked, answers = check_messages(prompt), check_messages(completion)
-            check_answers(answers)
-            begun = self._write(asked, example, opens=True, marked=False).ids
-            whole = self._write([*asked, *answers], example)
+            prompt_messages, completion_messages = (
+                check_messages(prompt),
+                check_messages(completion),
+            )
+            check_answers(completion_messages)
+            prompt_ids = self._apply_template(
+                prompt_messages, example, generation_prompt=True, answers_only=False
+            ).ids
+            full = self._apply_template([*prompt_messages, *completion_messages], example)
         else:
-            before = check_text(prompt, PROMPT_COMPLETION[0], empty=True)
-            begun = self._all(before).ids
-            whole = self._all(before + self._ended(check_text(completion, PROMPT_COMPLETION[1])))
+            prompt_text = check_text(prompt, PROMPT_COMPLETION[0], empty=True)
+            prompt_ids = self._tokenize_text(prompt_text).ids
+            full = self._tokenize_text(
+                prompt_text + self._append_eos(check_text(completion, PROMPT_COMPLETION[1]))
+            )
         if not self.completion_only:
-            return whole
-        shared = min(len(begun), len(whole.ids))
-        differs = np.flatnonzero(begun[:shared] != whole.ids[:shared])
-        given = int(differs[0]) if len(differs) else shared
-        self.num_mismatched_prompts += given < len(begun)
-        return TokenizedExample(whole.ids, whole.loss_mask & (np.arange(len(whole.ids)) >= given))
+            return full
+        shared = min(len(prompt_ids), len(full.ids))
+        differs = np.flatnonzero(prompt_ids[:shared] != full.ids[:shared])
+        prompt_length = int(differs[0]) if len(differs) else shared
+        self.num_mismatched_prompts += prompt_length < len(prompt_ids)
+        return TokenizedExample(
+            full.ids, full.loss_mask & (np.arange(len(full.ids)) >= prompt_length)
+        )
 
-    def _ended(self, text: str) -> str:
+    def _append_eos(self, text: str) -> str:
         end = self.tokenizer.eos_token
         if end is None:
-            raise UsageError("the tokenizer has no end-of-text token: name one with --eos_token")
+            raise UsageError("the tokenizer has no end-of-text token: specify one with --eos_token")
         return text if text.endswith(end) else text + end
 
-    def _all(self, text: str) -> TokenizedExample:
+    def _tokenize_text(self, text: str) -> TokenizedExample:
         ids = np.array(self._encode(text)["input_ids"], np.int32)
         return TokenizedExample(ids, np.ones(len(ids), bool))
 
     def _encode(self, text: str, **options: bool) -> Mapping[str, Any]:
         if SURROGATE.search(text):
-            raise InvalidExample("it has half of a surrogate pair, which is no Unicode")
+            raise InvalidExample("it contains an unpaired surrogate, which is not valid Unicode")
         return self.tokenizer(text, verbose=False, **options)
 
-    def _write(
+    def _apply_template(
         self,
         messages: list[dict[str, Any]],
         example: Mapping[str, Any],
-        opens: bool = False,
-        marked: bool | None = None,
+        generation_prompt: bool = False,
+        answers_only: bool | None = None,
     ) -> TokenizedExample:
-        """Write messages by the chat template; with marks the answers alone are learned.
+        """Formats messages with the chat template and tokenizes the result.
 
-        ``opens`` writes what an answer begins with, too. A token is an answer's where it has a
-        character of it: transformers' own mask runs on to the end where an answer ends with a
-        space that is no part of a token (``trim_offsets``).
+        A token belongs to an answer if it contains one of its characters. The mask of Transformers
+        is not used because it continues to the end if an answer ends with a space that is not part
+        of a token (`trim_offsets`).
+
+        Args:
+            messages: The messages.
+            example: The example, for its "tools" and "chat_template_kwargs".
+            generation_prompt: Whether to append the generation prompt.
+            answers_only: Whether the loss mask contains answers only. Default: as the flags
+                specify.
         """
         from jinja2 import TemplateError, TemplateSyntaxError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        marked = self.assistant_only if marked is None else marked
+        answers_only = self.assistant_only if answers_only is None else answers_only
         tools = example.get("tools")
         try:
-            own = example.get("chat_template_kwargs") or {}
-            options = self.tokenizer.special_tokens_map | own
+            template_options = example.get("chat_template_kwargs") or {}
+            options = self.tokenizer.special_tokens_map | template_options
             tools = json.loads(tools) if isinstance(tools, str) else tools
-            written: Any = render_jinja_template(  # whose annotation says another thing
+            rendered: Any = render_jinja_template(  # its annotation is wrong
                 [messages],
                 tools=tools,
-                return_assistant_tokens_mask=marked,
+                return_assistant_tokens_mask=answers_only,
                 chat_template=self.tokenizer.get_chat_template(tools=tools),
-                add_generation_prompt=opens,
+                add_generation_prompt=generation_prompt,
                 **options,
             )
         except TemplateSyntaxError as error:
@@ -238,27 +268,34 @@ class ChatEncoder:
                 f"the chat template is not valid, line {error.lineno}: {error.message}"
             ) from error
         except (TemplateError, TypeError, ValueError) as error:
-            raise InvalidExample(f"the chat template refuses it: {first_line(error)}") from error
-        texts, spans = written
-        made = self._encode(texts[0], add_special_tokens=False, return_offsets_mapping=marked)
-        ids = np.array(made["input_ids"], np.int32)
-        if not marked:
+            raise InvalidExample(
+                f"the chat template raised an error: {first_line(error)}"
+            ) from error
+        texts, spans = rendered
+        encoded = self._encode(
+            texts[0], add_special_tokens=False, return_offsets_mapping=answers_only
+        )
+        ids = np.array(encoded["input_ids"], np.int32)
+        if not answers_only:
             return TokenizedExample(ids, np.ones(len(ids), bool))
-        learned, before = [], 0
-        for start, stop in made["offset_mapping"]:
-            start = before if start == stop else start  # of space that was trimmed away
-            learned.append(any(start < last and stop > first for first, last in spans[0]))
-            before = stop
-        return TokenizedExample(ids, np.array(learned, bool))
+        loss_mask, previous_end = [], 0
+        for start, stop in encoded["offset_mapping"]:
+            start = previous_end if start == stop else start  # of trimmed whitespace
+            loss_mask.append(any(start < last and stop > first for first, last in spans[0]))
+            previous_end = stop
+        return TokenizedExample(ids, np.array(loss_mask, bool))
 
     def end_of_turn(self) -> tuple[str | None, bool]:
-        """Return the token that ends an answer, if there is one, and whether it is learned."""
+        """Returns the token that ends an answer, and whether it is part of the loss.
+
+        The token is `None` if answers do not end with a special or added token.
+        """
         turns = [("user", "a"), ("assistant", "b"), ("user", "c")]
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
-            # Some templates do not end the last turn: what follows it may belong to it.
-            tokens = self._write(messages if self.assistant_only else messages[:2], {})
-        except InvalidExample:  # it has wishes that nobody can know
+            # Some templates end a turn only if another one follows.
+            tokens = self._apply_template(messages if self.assistant_only else messages[:2], {})
+        except InvalidExample:  # the template requires other messages
             return None, True
         ids = tokens.ids[tokens.loss_mask].tolist()
         while ids and not str(self.tokenizer.decode(ids[-1:])).strip():
@@ -270,121 +307,155 @@ class ChatEncoder:
 
 
 def check_text(value: object, column: str, empty: bool = False) -> str:
-    """Return a text; BadExample for what is none, or has nothing in it."""
+    """Returns a text. Raises `InvalidExample` if the value is not a string or is blank."""
     if not isinstance(value, str):
-        raise InvalidExample(f"the {column} is no text but {value!r:.60}")
+        raise InvalidExample(f"the {column} is not a string but {value!r:.60}")
     if not empty and not value.strip():
         raise InvalidExample(f"the {column} is empty")
     return value
 
 
 def check_messages(value: object) -> list[dict[str, Any]]:
-    """Return messages with a role and a content each; BadExample for what are none."""
+    """Returns messages with "role" and "content".
+
+    Messages with "from" and "value" are converted.
+
+    Raises:
+        InvalidExample: The value is not a list of messages.
+    """
     if not isinstance(value, list) or not value:
-        raise InvalidExample(f"messages are a list, and not {value!r:.60}")
+        raise InvalidExample(f"messages must be a list, not {value!r:.60}")
     messages = []
     for number, message in enumerate(value, 1):
         if not isinstance(message, dict):
-            raise InvalidExample(f"message {number} has no role and content but is {message!r:.60}")
-        # What a table has for a message that lacks a key.
-        known = {name: part for name, part in message.items() if part is not None}
-        if "from" in known:
-            known["role"] = ROLE_NAMES.get(str(known["from"]), known.pop("from"))
-        if "value" in known:
-            known["content"] = known.pop("value")
+            raise InvalidExample(
+                f"message {number} must have a role and a content, but is {message!r:.60}"
+            )
+        # Tables contain None for missing keys of a message.
+        present = {name: part for name, part in message.items() if part is not None}
+        if "from" in present:
+            present["role"] = ROLE_NAMES.get(str(present["from"]), present.pop("from"))
+        if "value" in present:
+            present["content"] = present.pop("value")
         for name in ("role", "content"):
-            if not isinstance(known.get(name), str) and not (
-                name == "content" and known.get("tool_calls")
+            if not isinstance(present.get(name), str) and not (
+                name == "content" and present.get("tool_calls")
             ):
-                told = f"{name} {known[name]!r:.60}" if name in known else f"no {name}"
-                raise InvalidExample(f"message {number} has {told}: a {name} is a text")
-        messages.append(known)
+                problem = f"{name} {present[name]!r:.60}" if name in present else f"no {name}"
+                raise InvalidExample(f"message {number} has {problem}: {name} must be a string")
+        messages.append(present)
     return messages
 
 
 def check_answers(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise BadExample where the assistant says nothing."""
-    answers = [one for one in messages if one["role"] == "assistant"]
+    """Raises `InvalidExample` if an assistant turn is missing or empty."""
+    answers = [answer for answer in messages if answer["role"] == "assistant"]
     if not answers:
-        raise InvalidExample("there is no assistant turn")
-    if not all(one.get("content", "").strip() or one.get("tool_calls") for one in answers):
+        raise InvalidExample("it has no assistant turn")
+    if not all(answer.get("content", "").strip() or answer.get("tool_calls") for answer in answers):
         raise InvalidExample("an assistant turn is empty")
 
 
 def encode_examples(
     encode: ChatEncoder, records: Records, split: str, max_length: int
 ) -> tuple[list[TokenizedExample], int]:
-    """Return the examples of a split as tokens, ``length`` at most, without bad ones.
+    """Tokenizes the examples of a split, without invalid examples.
 
-    Returns how many were cut, too. An example is bad where nothing that is learned is left of it:
-    the first token of a row is not, as nothing comes before it.
+    An example is invalid if its loss mask is empty after truncation. The first token of a row is
+    never part of the loss, because no token precedes it.
+
+    Args:
+        encode: The encoder.
+        records: The examples.
+        split: Name of the split, for messages.
+        max_length: Maximum number of tokens per example.
+
+    Returns:
+        The tokenized examples, and the number of truncated examples.
     """
-    made, problems, cut = [], {}, 0
+    encoded, problems, num_truncated = [], {}, 0
     for row in range(len(records)):
         try:
             tokens = encode(records[row])
             if not tokens.loss_mask[1:max_length].any():
-                long = tokens.loss_mask[max_length:].any()
+                beyond_limit = tokens.loss_mask[max_length:].any()
                 raise InvalidExample(
-                    f"nothing of the answer is among its first {max_length} tokens, of "
-                    f"{len(tokens.ids)} (--max_length)"
-                    if long
-                    else "no token of it is learned"
+                    f"its first {max_length} of {len(tokens.ids)} tokens contain no part of the "
+                    "answer (--max_length)"
+                    if beyond_limit
+                    else "none of its tokens is in the loss mask"
                 )
         except InvalidExample as bad:
             problems[row] = str(bad)
             continue
-        cut += len(tokens.ids) > max_length
-        made.append(TokenizedExample(tokens.ids[:max_length], tokens.loss_mask[:max_length]))
+        num_truncated += len(tokens.ids) > max_length
+        encoded.append(TokenizedExample(tokens.ids[:max_length], tokens.loss_mask[:max_length]))
     drop_invalid(records, split, problems, encode.arguments)
     if encode.num_mismatched_prompts:
         logger.warning(
-            "%d %s prompts end in another way where a completion follows; what is learned begins "
-            "where they differ. Let a prompt end where a token does, or give a chat template that "
-            "writes both alike (--chat_template_path)",
+            "%d %s prompts have different last tokens if a completion follows; the loss starts "
+            "where the tokens differ. End prompts at a token boundary, or use a chat template "
+            "that formats both equally (--chat_template_path)",
             encode.num_mismatched_prompts,
             split,
         )
-    return made, cut
+    return encoded, num_truncated
 
 
 def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Say which documents share a row: longest first, each into the fullest row with room for it.
+    """Packs documents into rows: longest first, each into the fullest row with enough space.
 
-    No length is above ``room``. Of rows that are equally full the one that was first is taken.
+    Among equally full rows, the row that reached this fill level first is used.
+
+    Args:
+        lengths: Length of each document, at most `capacity`.
+        capacity: Length of a row.
+
+    Returns:
+        The document indices of each row.
     """
     rows: list[list[int]] = []
-    with_room: list[deque[int]] = [deque() for _ in range(capacity + 1)]  # rows by what is free
-    known: list[int] = []  # the sizes of free parts that there are, in order
+    rows_by_space: list[deque[int]] = [deque() for _ in range(capacity + 1)]  # rows by free space
+    free_spaces: list[int] = []  # free spaces that occur, in ascending order
     for document in np.argsort(-np.asarray(lengths), kind="stable").tolist():
-        at = bisect_left(known, lengths[document])
-        if at == len(known):
+        at = bisect_left(free_spaces, lengths[document])
+        if at == len(free_spaces):
             free, row = capacity, len(rows)
             rows.append([])
         else:
-            free = known[at]
-            row = with_room[free].popleft()
-            if not with_room[free]:
-                del known[at]
+            free = free_spaces[at]
+            row = rows_by_space[free].popleft()
+            if not rows_by_space[free]:
+                del free_spaces[at]
         rows[row].append(document)
         free -= lengths[document]
-        if free and not with_room[free]:
-            insort(known, free)
-        with_room[free].append(row)
+        if free and not rows_by_space[free]:
+            insort(free_spaces, free)
+        rows_by_space[free].append(row)
     return rows
 
 
 class PackedChatRows(PackedRows):
-    """Rows of whole examples; "learned" is 1 at tokens that are learned, 0 elsewhere."""
+    """Rows of complete examples.
+
+    The rows have the additional array "learned": 1 for tokens in the loss mask, 0 elsewhere.
+
+    Args:
+        examples: The examples.
+        pad: The pad token id.
+        length: Row length in tokens.
+
+    Attributes:
+        row_offsets: Start of each row in the store, and the end of the last row.
+    """
 
     def __init__(self, examples: Sequence[TokenizedExample], pad: int, length: int):
-        rows = best_fit_decreasing([len(one.ids) for one in examples], length)
+        rows = best_fit_decreasing([len(example.ids) for example in examples], length)
         ordered = [examples[number] for row in rows for number in row]
-        offsets = np.array([0, *accumulate(len(one.ids) for one in ordered)], np.int64)
+        offsets = np.array([0, *accumulate(len(example.ids) for example in ordered)], np.int64)
         ids, learned = (np.concatenate(part) for part in zip(*ordered, strict=True))
         super().__init__(TokenStore(ids, offsets, pad), length)
         self.loss_mask = TokenStore(learned.astype(np.int32), offsets)
-        #: Where each row begins in the store, and the last one ends.
         self.row_offsets = offsets[[0, *accumulate(map(len, rows))]]
 
     def __len__(self) -> int:
@@ -392,15 +463,15 @@ class PackedChatRows(PackedRows):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of all rows, without padding."""
+        """The number of tokens in all rows, without padding."""
         return self.store.total_tokens
 
     def spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where in the store these rows begin, and how many tokens each has."""
+        """Returns the first token of these rows in the store, and their number of tokens."""
         starts = self.row_offsets[np.asarray(indices)]
         return starts, self.row_offsets[np.asarray(indices) + 1] - starts
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Copy these rows out."""
+        """Returns the arrays of these rows; see `Rows`."""
         gathered, _ = self.loss_mask.gather(*self.spans(indices), self.length)
         return super().fetch(indices, width) | {"learned": gathered["input_ids"]}

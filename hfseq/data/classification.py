@@ -1,4 +1,4 @@
-"""Labelled sentences and pairs of sentences: where they are, what labels mean, and their rows."""
+"""Labeled sentences and sentence pairs: loading, label encoding, and rows."""
 
 from __future__ import annotations
 
@@ -42,10 +42,15 @@ SENTENCE_COLUMNS = (
 
 @dataclass
 class Examples:
-    """The examples of a split in the order of the data; ``second`` is None for single sentences.
+    """The examples of a split in the order of the data.
 
-    ``labels`` are as the data has them, None where there is none. ``tables`` say where row i
-    stands: (first row, table). ``parts`` are ranges of rows by name, where there are several.
+    Attributes:
+        first: The (first) sentences.
+        second: The second sentences, or `None` for single sentences.
+        labels: Labels as stored in the data, `None` where missing.
+        tables: The tables with the index of their first row, to locate a row.
+        parts: Ranges of rows by name, if the split has several parts.
+        rows: Row indices in the tables, if only some of their rows are included.
     """
 
     first: list[str]
@@ -59,45 +64,54 @@ class Examples:
     def read(
         cls, tables: dict[str, Table], arguments: ClassificationArguments, require_labels: bool
     ) -> Examples:
-        """Put the parts of a split together; where not ``labelled`` labels may be missing."""
-        whole = cls([], None, [], [])
+        """Combines the tables of a split.
+
+        Args:
+            tables: The tables by name.
+            arguments: The data flags.
+            require_labels: Whether a missing label column is an error.
+
+        Raises:
+            DataError: A table is empty, or the tables have different numbers of sentence columns.
+        """
+        combined = cls([], None, [], [])
         for name, table in tables.items():
             first, second, label = choose_columns(table, arguments, require_labels)
-            start, count = len(whole), len(table)
+            start, count = len(combined), len(table)
             if not count:
-                raise DataError(f"{table.origin} has no examples")
-            if start and (whole.second is None) != (second is None):
+                raise DataError(f"{table.origin} contains no examples")
+            if start and (combined.second is None) != (second is None):
                 raise DataError(
                     f"{table.origin} has {'one column' if second is None else 'two columns'} of "
-                    "sentences, and the file before another number; name the columns with "
-                    "--sentence1_column and --sentence2_column"
+                    "sentences, but the previous files have a different number; specify the "
+                    "columns with --sentence1_column and --sentence2_column"
                 )
-            whole.first += table.texts(first)
+            combined.first += table.texts(first)
             if second is not None:
-                whole.second = (whole.second or []) + table.texts(second)
+                combined.second = (combined.second or []) + table.texts(second)
             task = arguments.task_name or table.task
-            whole.labels += table.labels(label, task) if label else [None] * count
-            whole.tables.append((start, table))
-            whole.parts[name] = range(start, start + count)
-        if len(whole.parts) == 1:
-            whole.parts = {}
-        return whole
+            combined.labels += table.labels(label, task) if label else [None] * count
+            combined.tables.append((start, table))
+            combined.parts[name] = range(start, start + count)
+        if len(combined.parts) == 1:
+            combined.parts = {}
+        return combined
 
     def __len__(self) -> int:
         return len(self.first)
 
     def contents(self) -> Iterator[str]:
-        """Yield what each example is, its label aside."""
+        """Yields the text of each example, without its label."""
         return map("\0".join, zip(self.first, self.second or repeat(""), strict=False))
 
     def place(self, row: int) -> str:
-        """Name an example in an error."""
+        """Describes the location of an example for messages."""
         row = row if self.rows is None else int(self.rows[row])
         start, table = next(item for item in reversed(self.tables) if item[0] <= row)
         return table.place(row - start)
 
     def select(self, rows: np.ndarray) -> Self:
-        """Return some of the examples, by ascending row; parts are cut likewise."""
+        """Returns the examples with the given row indices (ascending), and the matching parts."""
         bounds = {
             name: range(*np.searchsorted(rows, (part.start, part.stop)).tolist())
             for name, part in self.parts.items()
@@ -113,7 +127,12 @@ class Examples:
 
 
 class LabeledSplits(dict[str, Examples]):
-    """The splits by name (any may be absent), and the GLUE task."""
+    """Examples by split.
+
+    Args:
+        splits: Examples by split name. Any split may be absent.
+        task: The GLUE task, or `None`.
+    """
 
     def __init__(self, splits: Mapping[str, Examples], task: str | None):
         super().__init__(splits)
@@ -124,29 +143,34 @@ class LabeledSplits(dict[str, Examples]):
 def load_examples(
     arguments: ClassificationArguments, plugins: Plugins | None = None
 ) -> LabeledSplits:
-    """Load the examples that the flags ask for; loading them again gives the same object.
+    """Loads the examples that the flags specify.
 
-    A dataset name is offered to the plugins' ``load_dataset`` hook first and looked up on the Hub
-    then; files of a split are read one after the other, and each is a part of its own. What has no
-    split is cut off the training examples: a share by hash, equal examples on one side.
+    A dataset name is passed to the plugins' `load_dataset` hook first, and looked up on the Hub if
+    no plugin handles it. The files of a split are concatenated, and each file is a named part.
+    Missing splits are taken from the training examples by hash, so that equal examples are in the
+    same split. Repeated calls with the same arguments return the same object.
+
+    Raises:
+        UsageError: The flags specify no data.
+        DataError: The data cannot be read, or the splits do not match.
     """
-    named = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
-    if not (arguments.dataset_name or any(named.values())):
+    patterns_by_split = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
+    if not (arguments.dataset_name or any(patterns_by_split.values())):
         raise UsageError("no data: give --task_name, --train_file or --dataset_name")
     tables: dict[str, dict[str, Table]] = {}
     if arguments.dataset_name:
         # MNLI has two validation and two test splits.
         endings = GLUE[arguments.task_name].parts if arguments.task_name else ()
-        wanted = [*SPLITS, *(f"{split}_{part}" for split in SPLITS[1:] for part in endings)]
-        for name, dataset in load_dataset_splits(arguments, plugins, wanted).items():
+        split_names = [*SPLITS, *(f"{split}_{part}" for split in SPLITS[1:] for part in endings)]
+        for name, dataset in load_dataset_splits(arguments, plugins, split_names).items():
             split, _, part = name.partition("_")
             origin = f"--dataset_name {arguments.dataset_name}, split {name}"
             tables.setdefault(split, {})[part or name] = table_from_dataset(dataset, origin)
-    for split, patterns in named.items():
+    for split, patterns in patterns_by_split.items():
         if patterns:
             flag = f"--{split}_file"
             names = files.expand_patterns(patterns, flag)
-            # Parts have the stems of files, with their folders or numbers where those are equal.
+            # Parts are named like their files, with directory or number if file names are equal.
             paths = [PurePosixPath(name) for name in names]
             stems = [path.name.split(".")[0] for path in paths]
             if len(set(stems)) < len(stems):
@@ -165,20 +189,20 @@ def load_examples(
     }
     splits = LabeledSplits(read, task)
     if len({examples.second is None for examples in splits.values()}) > 1:
-        kinds = ", ".join(
+        sentence_counts = ", ".join(
             f"{split} {'single sentences' if examples.second is None else 'pairs'}"
             for split, examples in splits.items()
         )
         raise DataError(
-            f"the splits do not go together: {kinds}; name the columns with --sentence1_column and "
-            "--sentence2_column"
+            f"the splits have different numbers of sentences: {sentence_counts}; specify the "
+            "columns with --sentence1_column and --sentence2_column"
         )
     complete_splits(splits, arguments)
     return splits
 
 
 def table_from_dataset(dataset: Dataset, origin: str) -> Table:
-    """Return a ``datasets.Dataset`` as a table; labels that have names are told by them."""
+    """Converts a `datasets.Dataset` to a table, with the class names of its label column."""
     features: Mapping[str, Any] = dataset.features or {}
     classes = (getattr(features.get(name), "names", None) for name in LABEL_COLUMNS)
     columns = {name: list(dataset[name]) for name in dataset.column_names}
@@ -188,49 +212,56 @@ def table_from_dataset(dataset: Dataset, origin: str) -> Table:
 def choose_columns(
     table: Table, arguments: ClassificationArguments, require_labels: bool
 ) -> tuple[str, str | None, str | None]:
-    """Return the columns of first sentence, second sentence and label; either may be None."""
+    """Returns the columns of first sentence, second sentence and label. The last two may be `None`.
+
+    Raises:
+        UsageError: No column matches, or one column has two roles.
+        DataError: The task compares two sentences but the table has one.
+    """
     names, task = list(table.columns), GLUE.get(arguments.task_name or table.task or "")
     label = table.requested_column("label_column", arguments.label_column, required=require_labels)
     if label is None and arguments.label_column is None:
         label = next((name for name in LABEL_COLUMNS if name in names), None)
         if label is None and require_labels:
             raise UsageError(
-                f"{table.origin} has no column 'label' but {', '.join(names)}: say which one is "
-                "the label with --label_column NAME (a number for a file without a header)"
+                f"{table.origin} has no column 'label', only {', '.join(names)}: specify the "
+                "label with --label_column NAME (or its number, for a file without a header)"
             )
     first = table.requested_column("sentence1_column", arguments.sentence1_column)
     second = table.requested_column("sentence2_column", arguments.sentence2_column)
     if first is None:
-        # By their usual names, or what else there is of text.
+        # Columns with common names, otherwise the text columns of a table with few columns.
         texts = tuple(
             name
             for name, cells in table.columns.items()
             if name not in (label, second) and all(isinstance(cell, str) for cell in cells[:100])
         )
-        few = [texts] if len(texts) in (1, 2) and len(names) <= 3 else []
-        for group in (*([task.sentence_columns] if task else []), *SENTENCE_COLUMNS, *few):
+        remaining = [texts] if len(texts) in (1, 2) and len(names) <= 3 else []
+        for group in (*([task.sentence_columns] if task else []), *SENTENCE_COLUMNS, *remaining):
             if all(name in names and name not in (label, second) for name in group):
-                first, *others = group
-                second = second or next(iter(others), None)
+                first, *second_column = group
+                second = second or next(iter(second_column), None)
                 break
         else:
             raise UsageError(
-                f"{table.origin} has no column 'sentence' or 'text' but {', '.join(names)}: say "
-                "which holds the text with --sentence1_column (and --sentence2_column for pairs)"
+                f"{table.origin} has no column 'sentence' or 'text', only {', '.join(names)}: "
+                "specify the text with --sentence1_column (and --sentence2_column for pairs)"
             )
     elif second is None and task and len(task.sentence_columns) == 2:
         second = task.sentence_columns[1] if task.sentence_columns[1] in names else None
     if task and len(task.sentence_columns) == 2 and second is None:
         raise DataError(
-            f"--task_name {arguments.task_name} compares two sentences ({task.sentence_columns[0]}, "
-            f"{task.sentence_columns[1]}), and {table.origin} has one: its columns are "
-            f"{', '.join(names)}; give --sentence2_column"
+            f"--task_name {arguments.task_name} compares two sentences "
+            f"({task.sentence_columns[0]}, {task.sentence_columns[1]}), but {table.origin} has "
+            f"one; its columns are {', '.join(names)}. Specify the second one with "
+            "--sentence2_column"
         )
-    chosen = [name for name in (first, second, label) if name is not None]
-    if twice := next((name for name in chosen if chosen.count(name) > 1), None):
+    role_columns = [name for name in (first, second, label) if name is not None]
+    if repeated := next((name for name in role_columns if role_columns.count(name) > 1), None):
         raise UsageError(
-            f"{table.origin}: the column '{twice}' is chosen for two of first sentence, second "
-            "sentence and label; look at --sentence1_column, --sentence2_column and --label_column"
+            f"{table.origin}: the column '{repeated}' is used for two of first sentence, second "
+            "sentence and label; check --sentence1_column, --sentence2_column and "
+            "--label_column"
         )
     return first, second, label
 
@@ -241,7 +272,10 @@ FRACTION = re.compile(r"\s*[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)\s*")
 def is_regression(
     splits: LabeledSplits, arguments: ClassificationArguments, config: PreTrainedConfig
 ) -> bool:
-    """Tell whether numbers are predicted: as the flag, the task, the data or the model says."""
+    """Returns whether numbers are predicted.
+
+    In order of priority, the flag, the task, the training labels or the model decides.
+    """
     if arguments.task_type:
         return arguments.task_type == "regression"
     if splits.task:
@@ -257,55 +291,60 @@ def is_regression(
 
 
 def class_names(splits: LabeledSplits, config: PreTrainedConfig) -> list[str]:
-    """Return the classes in the order of their numbers.
+    """Returns the class names, ordered by class id.
 
-    They are those of the task, of the data set, or of the training labels (numbers in their order,
-    else by the alphabet). A model that has names for all of them keeps its own order.
+    They are the names of the task, of the dataset, or of the training labels (sorted as numbers if
+    all are integers, otherwise alphabetically). A model that has names for all of them keeps its
+    order.
+
+    Raises:
+        DataError: The training examples have less than two classes.
     """
     labels = splits["train"].labels if "train" in splits else []
     present = {class_name(label): None for label in labels if label is not None}
     classes = next((c for e in splits.values() if (c := e.tables[0][1].classes)), ())
     names = list(GLUE[splits.task].labels if splits.task else ()) or list(classes)
     names = names or sort_labels(present)
-    known = config_labels(config)
-    default = all(re.fullmatch(r"LABEL_\d+", name) for name in known)
-    if not names:  # an evaluation alone: the model knows
-        return list(map(str, range(len(known)))) if default else known
+    config_names = config_labels(config)
+    default = all(re.fullmatch(r"LABEL_\d+", name) for name in config_names)
+    if not names:  # evaluation only: use the classes of the model
+        return list(map(str, range(len(config_names)))) if default else config_names
     if "train" in splits:
         if len(present) < 2:
             only = f"the label '{next(iter(present))}'" if present else "no label"
             raise DataError(
-                f"every training example has {only}: there is nothing to tell apart; look at "
-                "--label_column, or give examples of at least two classes"
+                f"every training example has {only}, but classification requires at least two "
+                "classes; check --label_column, or add examples of other classes"
             )
-    return names if default or not set(names) <= set(known) else known
+    return names if default or not set(names) <= set(config_names) else config_names
 
 
 def config_labels(config: PreTrainedConfig) -> list[str]:
-    """Return the names of a model's classes in the order of their numbers."""
+    """Returns the class names of a model configuration, ordered by class id."""
     names = sorted((int(number), str(name)) for number, name in (config.id2label or {}).items())
     return [name for _, name in names]
 
 
 def sort_labels(labels: Iterable[str]) -> list[str]:
-    """Return the distinct labels: whole numbers in their order, others by the alphabet."""
+    """Returns the distinct labels, sorted as integers if possible."""
     names = set(labels)
     numbers = all(re.fullmatch(r"[-+]?\d{1,99}", name) for name in names)
     return sorted(names, key=(lambda name: (int(name), name)) if numbers else None)
 
 
 def class_name(label: str | float) -> str:
-    """Return the name of a class; 1.0 and 1 are one class."""
+    """Returns the class name of a label. 1.0 and 1 are the same class."""
     if isinstance(label, float) and label.is_integer():
         return str(int(label))
     return str(label).strip()
 
 
 class LabelEncoder:
-    """What the labels of the examples are to the model: classes by number, or numbers.
+    """Converts labels to class ids or, for regression, to numbers.
 
-    ``names`` are the classes in the order of their numbers; None for regression. With
-    ``by_number`` the data may have the numbers instead.
+    Args:
+        names: Class names, ordered by class id. `None` for regression.
+        by_number: Whether the data may contain class ids instead of names.
     """
 
     def __init__(self, names: Sequence[str] | None, by_number: bool = False):
@@ -315,9 +354,16 @@ class LabelEncoder:
             self._numbers = {str(i): i for i in self._numbers.values()} | self._numbers
 
     def encode_labels(self, examples: Examples, split: str) -> np.ndarray:
-        """Return int32 classes (-100 where there is none) or float32 numbers (NaN), (examples,)."""
-        none, kind = (math.nan, np.float32) if self.names is None else (IGNORE_INDEX, np.int32)
-        values = np.full(len(examples), none, kind)
+        """Returns the labels of a split as an array, `(examples,)`.
+
+        The array contains int32 class ids, with `IGNORE_INDEX` for missing labels, or float32
+        numbers, with NaN for missing labels.
+
+        Raises:
+            DataError: A label is unknown or not a number, or is missing in a split other than test.
+        """
+        missing, dtype = (math.nan, np.float32) if self.names is None else (IGNORE_INDEX, np.int32)
+        values = np.full(len(examples), missing, dtype)
         for row, label in enumerate(examples.labels):
             if label is not None:
                 values[row] = self._number(label, examples, row)
@@ -332,35 +378,38 @@ class LabelEncoder:
                 value = float(label)
             if not math.isfinite(value):
                 raise DataError(
-                    f"{examples.place(row)}: the label {label!r} is no number, which regression "
-                    "needs; correct it, or give --task_type classification"
+                    f"{examples.place(row)}: the label {label!r} is not a number, but "
+                    "regression requires numbers; correct it, or use --task_type classification"
                 )
             if abs(value) > float(np.finfo(np.float32).max):
                 raise DataError(
-                    f"{examples.place(row)}: the label {label!r} is beyond float32, in which "
-                    "models compute; scale the labels"
+                    f"{examples.place(row)}: the label {label!r} exceeds the range of float32; "
+                    "scale the labels"
                 )
             return value
         name = class_name(label)
         if name not in self._numbers:
             raise DataError(
-                f"{examples.place(row)}: the label '{name}' is not one of the classes that the "
-                f"model learns, {', '.join(self.names[:20])}; correct it, or add training examples "
-                "of it"
+                f"{examples.place(row)}: the label '{name}' is not one of the model's classes, "
+                f"{', '.join(self.names[:20])}; correct it, or add training examples with this "
+                "label"
             )
         return self._numbers[name]
 
 
-BATCH = 4096  # examples a call of the tokenizer
+BATCH = 4096  # examples per call of the tokenizer
 
 
 class ExampleRows(FieldRows):
-    """Row i is example i, cut to ``max_length`` tokens (the longer sentence of a pair first).
+    """One example per row, truncated to `max_length` tokens (the longer sentence of a pair first).
 
-    A batch is as wide as its longest row needs, in one of four widths that end with the longest
-    row's, so that a step compiles four times at most; with ``pad_to_max_length`` there is one,
-    ``max_length``. Rows have "labels" (rows,) and, with ``types``, "token_type_ids", 1 in a second
-    sentence.
+    A batch is as wide as its longest row, rounded up to one of four widths of which the largest
+    fits the longest example, so that the training step is compiled at most four times. With
+    `pad_to_max_length` it is always `max_length` wide. Rows have "labels" `(rows,)` and, with
+    `token_type_ids`, "token_type_ids", which are 1 for second sentences.
+
+    Attributes:
+        truncated: Number of truncated examples.
     """
 
     def __init__(
@@ -372,8 +421,8 @@ class ExampleRows(FieldRows):
         pad_to_max_length: bool = False,
         token_type_ids: bool = False,
     ):
-        ids, kinds, self.truncated = tokenize_examples(examples, tokenizer, max_length)
-        fields = {"token_type_ids": (kinds, 0)} if token_type_ids else {}
+        ids, type_ids, self.truncated = tokenize_examples(examples, tokenizer, max_length)
+        fields = {"token_type_ids": (type_ids, 0)} if token_type_ids else {}
         super().__init__(
             ids, pad_token_id(tokenizer), max_length, fields, {"labels": labels}, pad_to_max_length
         )
@@ -382,22 +431,34 @@ class ExampleRows(FieldRows):
 def tokenize_examples(
     examples: Examples, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[list[int]], list[list[int]], int]:
-    """Return ids and types of each example's tokens, and how many examples were cut.
+    """Tokenizes examples.
 
-    An example without a token gets one, unknown or padding: attention needs something to look at.
+    An example without any token gets an unknown or padding token, because attention requires at
+    least one key.
+
+    Args:
+        examples: The examples.
+        tokenizer: The tokenizer.
+        max_length: Maximum number of tokens per example.
+
+    Returns:
+        Token ids and token type ids of each example, and the number of truncated examples.
+
+    Raises:
+        UsageError: `max_length` leaves no space for text.
     """
     pair = examples.second is not None
     special = tokenizer.num_special_tokens_to_add(pair=pair)
     if max_length <= special + pair:
         raise UsageError(
-            f"--max_seq_length {max_length} leaves no room for text: the tokenizer adds {special} "
-            f"special tokens to {'a pair' if pair else 'a sentence'}"
+            f"--max_seq_length {max_length} leaves no space for text: the tokenizer adds "
+            f"{special} special tokens to {'a pair' if pair else 'a sentence'}"
         )
     unknown = tokenizer.unk_token_id
-    nothing = [pad_token_id(tokenizer) if unknown is None else unknown]
+    fallback_ids = [pad_token_id(tokenizer) if unknown is None else unknown]
     ids: list[list[int]] = []
-    kinds: list[list[int]] = []
-    cut = 0
+    token_type_ids: list[list[int]] = []
+    num_truncated = 0
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         backend.no_padding()
@@ -420,25 +481,33 @@ def tokenize_examples(
                 return_overflowing_tokens=False,
                 verbose=False,
             )
-            # A tokenizer in Python does not say what it cut.
+            # Python tokenizers do not report truncation.
             longest = [len(row) == max_length for row in encoded["input_ids"]]
             rows = zip(encoded["input_ids"], encoded["token_type_ids"], longest, strict=True)
-        for row, kind, longer in rows:
-            ids.append(row or nothing)
-            kinds.append(kind if row else [0])
-            cut += longer
+        for row, row_types, longer in rows:
+            ids.append(row or fallback_ids)
+            token_type_ids.append(row_types if row else [0])
+            num_truncated += longer
     if backend is not None:
         backend.no_truncation()
-    return ids, kinds, cut
+    return ids, token_type_ids, num_truncated
 
 
 def load_or_train_word_tokenizer(
     folder: Path, arguments: ClassificationArguments, load: Callable[[], Mapping[str, Examples]]
 ) -> PreTrainedTokenizerBase:
-    """Return the vocabulary of words in ``folder``; the first process that finds none makes it."""
+    """Returns the word tokenizer in `folder`, which is trained first if it does not exist.
 
-    def make(examples: Examples, temporary: Path) -> None:
+    If several processes call this function, one of them trains the tokenizer.
+
+    Args:
+        folder: Directory of the tokenizer.
+        arguments: The data flags, for the vocabulary size.
+        load: Returns the splits. Called only for training.
+    """
+
+    def train(examples: Examples, temporary: Path) -> None:
         texts = [*examples.first, *(examples.second or [])]
         save_generic(train_word_tokenizer(texts, arguments.vocab_size), temporary)
 
-    return load_or_train(folder, "examples", load, make)
+    return load_or_train(folder, "examples", load, train)

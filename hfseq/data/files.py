@@ -1,4 +1,4 @@
-"""Data files: finding, opening and unpacking them, and saying plainly what is wrong with one."""
+"""Data files: finding, opening and decompressing them, and locating errors in them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,22 @@ HEAD_BYTES, CHUNK_BYTES = 1 << 13, 1 << 24
 
 
 def expand_patterns(patterns: str | Sequence[str], flag: str) -> list[str]:
-    """Turn names, comma-separated lists and globs into the sorted list of files they name."""
+    """Returns the files that names, comma-separated lists and globs denote.
+
+    Args:
+        patterns: Paths, URLs, comma-separated lists or globs.
+        flag: The flag, for messages.
+
+    Raises:
+        DataError: A file does not exist, a glob matches no file, or a name is a directory.
+    """
     names: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         system, path = _locate(pattern, flag)
-        if system.exists(path):  # also a name that has a comma or a bracket in it
+        if system.exists(path):  # names may contain commas and brackets
             if system.isdir(path):
-                advice = f"give files, e.g. '{pattern}/*.txt'"
-                raise DataError(f"{flag} {pattern} is a directory; {advice}")
+                advice = f"specify files, e.g. '{pattern}/*.txt'"
+                raise DataError(f"{flag} {pattern} is a directory: {advice}")
             names.append(pattern)
         elif "," in pattern:
             names += expand_patterns(
@@ -49,19 +57,19 @@ def expand_patterns(patterns: str | Sequence[str], flag: str) -> list[str]:
 
 
 def is_directory(name: str, flag: str) -> bool:
-    """Tell whether ``name`` is a directory, here or behind a URL."""
+    """Returns whether `name` is a local or remote directory."""
     system, path = _locate(name, flag)
     return system.isdir(path)
 
 
 def list_files(folder: str, flag: str) -> list[str]:
-    """Return all files in a directory and those below it, sorted."""
+    """Returns all files in a directory and its subdirectories, sorted."""
     system, path = _locate(folder, flag)
     return _names(system, system.find(path), folder)
 
 
-def _names(system: AbstractFileSystem, paths: Iterable[str], given: str) -> list[str]:
-    return [system.unstrip_protocol(p) if "://" in given else p for p in sorted(paths)]
+def _names(system: AbstractFileSystem, paths: Iterable[str], pattern: str) -> list[str]:
+    return [system.unstrip_protocol(p) if "://" in pattern else p for p in sorted(paths)]
 
 
 def _locate(name: str, flag: str) -> tuple[AbstractFileSystem, str]:
@@ -69,153 +77,183 @@ def _locate(name: str, flag: str) -> tuple[AbstractFileSystem, str]:
 
     try:
         return fsspec.core.url_to_fs(name)
-    except (ImportError, ValueError) as error:  # the protocol's package, or the protocol itself
+    except (ImportError, ValueError) as error:  # missing package, or unknown protocol
         raise DataError(f"{flag} {name} cannot be opened: {error}") from error
 
 
 def find_files(
-    names: Iterable[str | os.PathLike[str]], endings: Sequence[str], what: str
+    names: Iterable[str | os.PathLike[str]], extensions: Sequence[str], label: str
 ) -> list[str]:
-    """Return the local files that ``names`` name: themselves, and those below folders, by name.
+    """Returns the local files in a list of files and directories.
 
-    Of folders those count that end in ``endings``; ``what`` they are is for messages.
+    Files are returned as given. Directories are searched recursively and their files sorted by
+    name.
 
-    **Raises:** DataError for a name that is nothing, and for folders without such files.
+    Args:
+        names: Files and directories.
+        extensions: File extensions to look for in directories.
+        label: Plural noun for the files, for messages.
+
+    Raises:
+        DataError: A path does not exist, or a directory contains no such files.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for name in names:
-        given = os.fspath(name)
-        if not os.path.isdir(given):
-            if not os.path.exists(given):
-                raise DataError(f"there is no file or folder '{given}'")
-            found.append(given)
+        file_path = os.fspath(name)
+        if not os.path.isdir(file_path):
+            if not os.path.exists(file_path):
+                raise DataError(f"no such file or directory: '{file_path}'")
+            paths.append(file_path)
             continue
         inside = [
             os.fspath(path)
-            for path in sorted(Path(given).rglob("*"))
-            if path.suffix.lower() in endings and path.is_file()
-            if not any(part.startswith(".") for part in path.relative_to(given).parts)
+            for path in sorted(Path(file_path).rglob("*"))
+            if path.suffix.lower() in extensions and path.is_file()
+            if not any(part.startswith(".") for part in path.relative_to(file_path).parts)
         ]
         if not inside:
-            raise DataError(f"'{given}' holds no {what} ({', '.join(endings[:4])} …)")
-        found += inside
-    return found
+            raise DataError(f"'{file_path}' contains no {label} ({', '.join(extensions[:4])} …)")
+        paths += inside
+    return paths
 
 
 def extension_of(file: str) -> str:
-    """Return the extension in lower case, that of the compression aside (".jsonl")."""
+    """Returns the extension in lower case, ignoring that of the compression (".jsonl")."""
     path = PurePosixPath(file.split("?")[0] if "://" in file else file)
     suffix = path.suffix.lower()
     return PurePosixPath(path.stem).suffix.lower() if suffix in COMPRESSED_EXTENSIONS else suffix
 
 
 def file_identity(file: str) -> list:
-    """Return what tells one version of a file from another: its place, size and time of change."""
+    """Returns values that change with the file: its location, size and modification time."""
     import fsspec
 
     system, path = fsspec.core.url_to_fs(file)
-    facts = system.info(path)
+    details = system.info(path)
     stamps = ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "etag")
-    return [system.unstrip_protocol(path), *(str(facts[name]) for name in stamps if name in facts)]
+    return [
+        system.unstrip_protocol(path),
+        *(str(details[name]) for name in stamps if name in details),
+    ]
 
 
 def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
-    """Return the ``datasets`` builder that reads ``files`` and its options."""
+    """Returns the `datasets` builder for files of a format, and its options.
+
+    Raises:
+        DataError: An extension is unknown, or the files have different formats.
+    """
     extensions = {extension_of(file) for file in files}
     unknown = sorted(extensions - DATASET_BUILDERS.keys())
     if unknown:
         file = next(file for file in files if extension_of(file) in unknown)
         raise DataError(
-            f"{flag} {file}: the extension '{unknown[0]}' is not known; use one of "
-            f"{', '.join(DATASET_BUILDERS)} (also with {', '.join(COMPRESSED_EXTENSIONS)}), or --sample_by raw, "
-            "which reads any file as one text"
+            f"{flag} {file}: unknown extension '{unknown[0]}'; use one of "
+            f"{', '.join(DATASET_BUILDERS)} (also with {', '.join(COMPRESSED_EXTENSIONS)}), or "
+            "--sample_by raw, which reads any file as one text"
         )
     if len(extensions) > 1 and (
         len({DATASET_BUILDERS[e] for e in extensions}) > 1 or ".tsv" in extensions
     ):
         raise DataError(
-            f"{flag} mixes {' and '.join(sorted(extensions))} files; give files of one format"
+            f"{flag} mixes {' and '.join(sorted(extensions))} files; use files of one format"
         )
     builder = DATASET_BUILDERS[extensions.pop()]
     if builder != "csv":
         return builder, {}
-    # "NA", "null" and "None" are words in a text column; only an empty cell is missing.
+    # "NA", "null" and "None" are text. Only empty cells are missing values.
     separator = "\t" if extension_of(files[0]) == ".tsv" else ","
     return builder, {"sep": separator, "keep_default_na": False, "na_values": [""]}
 
 
 def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
-    """Refuse files that are empty or binary, before anything is read in earnest."""
+    """Raises a `DataError` for files that are empty or binary, based on their first bytes."""
     for file in files:
         with explain_read_errors(f"{flag} {file}"), open_binary(file) as stream:
             head = stream.read(HEAD_BYTES)
         if len(head) < HEAD_BYTES and not head.strip():
-            raise DataError(f"{flag} {file} is empty; give a file with text in it")
+            raise DataError(f"{flag} {file} is empty; use a file that contains text")
         if builder != "parquet" and b"\0" in head:
-            utf16 = " (UTF-16? `iconv -f UTF-16 -t UTF-8` converts it)"
+            utf16 = " (UTF-16? Convert it with `iconv -f UTF-16 -t UTF-8`)"
             hint = utf16 if head[:1] in b"\xff\xfe" else ""
-            raise DataError(f"{flag} {file} is binary, not UTF-8 text: it holds zero bytes{hint}")
+            raise DataError(
+                f"{flag} {file} is binary, not UTF-8 text: it contains zero bytes{hint}"
+            )
 
 
-MAX_UNPACK_RATIO = (
-    100  # bytes for each packed one; text has 3 to 10, the most repetitive logs some 50
-)
-ALWAYS_ALLOWED_BYTES = 16 << 20  # bytes that any file may unpack to
-READ_BYTES = 1 << 18  # bytes that are unpacked at once, at most
+MAX_UNPACK_RATIO = 100  # per compressed byte: text has 3 to 10, repetitive logs up to 50
+
+ALWAYS_ALLOWED_BYTES = 16 << 20  # any file may decompress to this size
+READ_BYTES = 1 << 18  # maximum number of bytes to decompress at once
 
 
 @contextlib.contextmanager
 def open_binary(file: str) -> Iterator[Any]:
-    """Open ``file``, unpacked where its name says it is packed, and guarded against bombs."""
+    """Opens a file, decompresses it if its name has a compression extension, and limits its size.
+
+    See `GuardedStream` for the limit.
+    """
     import fsspec
     from fsspec.compression import compr
     from fsspec.utils import infer_compression
 
     with fsspec.open(file, "rb", compression=None) as stored:
-        kind = "zstd" if file.endswith(".zst") else infer_compression(file)
-        if kind is None:
+        codec = "zstd" if file.endswith(".zst") else infer_compression(file)
+        if codec is None:
             yield stored
             return
-        if kind not in compr:
-            raise ImportError(f"no package for {kind} is installed (.zst needs zstandard)")
-        with compr[kind](stored, mode="rb") as stream:
+        if codec not in compr:
+            raise ImportError(
+                f"no package for {codec} compression is installed (.zst requires zstandard)"
+            )
+        with compr[codec](stored, mode="rb") as stream:
             yield io.BufferedReader(GuardedStream(stream, stored, file), READ_BYTES)
 
 
 class GuardedStream(io.RawIOBase):
-    """The unpacked bytes of ``stream``; a DataError where they are far more than those packed."""
+    """A decompressed stream that raises if it is much larger than the compressed data.
+
+    Args:
+        stream: The decompressed stream.
+        packed: The compressed stream, whose position is the number of bytes read.
+        name: Name of the file, for messages.
+
+    Raises:
+        DataError: More than `MAX_UNPACK_RATIO` bytes per compressed byte were read, in addition to
+            `ALWAYS_ALLOWED_BYTES`.
+    """
 
     def __init__(self, stream: BinaryIO, packed: BinaryIO, name: str) -> None:
         super().__init__()
         self.stream, self.packed, self.name, self.count = stream, packed, name, 0
 
     def readable(self) -> bool:
-        """Tell that this can be read."""
+        """Returns true."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read into a buffer; 0 at the end."""
+        """Reads into a buffer and returns the number of bytes, 0 at the end."""
         try:
             data = self.stream.read(min(len(buffer), READ_BYTES))
         except (OSError, MemoryError):
             raise
-        except Exception as error:  # each format has errors of its own
-            raise OSError(f"it cannot be unpacked: {error}") from error
+        except Exception as error:  # each format has different exceptions
+            raise OSError(f"decompression failed: {error}") from error
         buffer[: len(data)] = data
         self.count += len(data)
         packed = self.packed.tell()
         if self.count > ALWAYS_ALLOWED_BYTES + MAX_UNPACK_RATIO * packed:
             raise DataError(
-                f"{self.name} unpacks to more than {MAX_UNPACK_RATIO} times its size "
-                f"({self.count >> 20} MB of the first {packed} bytes): no text does. "
-                "Where it is what you want, unpack it yourself and give the unpacked file"
+                f"{self.name} decompresses to more than {MAX_UNPACK_RATIO} times its size "
+                f"({self.count >> 20} MB from the first {packed} bytes), which is unusual for "
+                "text. If the file is correct, decompress it before use"
             )
         return len(data)
 
 
 @contextlib.contextmanager
 def explain_read_errors(label: str) -> Iterator[None]:
-    """Say of which file it is that it cannot be read."""
+    """Converts read errors in the context to a `DataError` that contains the label of the file."""
     try:
         yield
     except DataError:
@@ -225,7 +263,11 @@ def explain_read_errors(label: str) -> Iterator[None]:
 
 
 def read_lines(file: str, flag: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, ends included; only a line feed ends one."""
+    """Yields the lines of a UTF-8 file, including their line feeds.
+
+    Raises:
+        DataError: The file cannot be read or is not UTF-8.
+    """
     try:
         with (
             open_binary(file) as binary,
@@ -233,14 +275,14 @@ def read_lines(file: str, flag: str) -> Iterator[str]:
         ):
             yield from stream
     except UnicodeDecodeError:
-        check_utf8(file, flag)  # says where
+        check_utf8(file, flag)  # raises an error with the position
         raise
     except (ImportError, OSError, EOFError) as error:
         raise DataError(f"{flag} {file} cannot be read: {error}") from error
 
 
 def check_utf8(file: str, flag: str) -> None:
-    """Raise a DataError that says where ``file`` is not UTF-8: line and byte offset."""
+    """Raises a `DataError` with line and byte offset if the file is not UTF-8."""
     decoder, start, line = codecs.getincrementaldecoder("utf-8")(), 0, 1
     with open_binary(file) as stream:
         while True:
@@ -262,41 +304,48 @@ def check_utf8(file: str, flag: str) -> None:
 
 
 def check_null_rows(file: str, flag: str) -> None:
-    """Raise a DataError for a ``null`` in the place of a row, at which pyarrow's reader crashes."""
-    begin, number, whole = b"", 1, True
+    """Raises a `DataError` for a row that is `null`, because pyarrow's reader crashes on it."""
+    begin, number, is_line_start = b"", 1, True
     with open_binary(file) as stream:
         while line := stream.readline(CHUNK_BYTES):
-            row = line.strip() if whole else b""
+            row = line.strip() if is_line_start else b""
             begin = begin or row
-            if begin == b"{" or begin.startswith(b"["):  # one document over many lines
+            if begin == b"{" or begin.startswith(b"["):  # one JSON document over many lines
                 return
             if row.startswith(b"null"):
-                raise DataError(f"{flag} {file}:{number} is null where an object is due: remove it")
-            whole = line.endswith(b"\n")
-            number += whole
+                raise DataError(
+                    f"{flag} {file}:{number} is null instead of an object: remove the line"
+                )
+            is_line_start = line.endswith(b"\n")
+            number += is_line_start
 
 
-def check_unpacked_size(file: str, flag: str, whole: bool = True) -> None:
-    """Unpack a packed file, or its first part, for what others are to unpack without a limit."""
+def check_unpacked_size(file: str, flag: str, complete: bool = True) -> None:
+    """Decompresses a file to check its size, before it is passed to a reader without a limit.
+
+    Args:
+        file: The file. Uncompressed files are not read.
+        flag: The flag, for messages.
+        complete: Whether to check the complete file instead of its beginning.
+    """
     if PurePosixPath(file).suffix.lower() not in COMPRESSED_EXTENSIONS:
         return
     with explain_read_errors(f"{flag} {file}"), open_binary(file) as stream:
-        left = 2 * ALWAYS_ALLOWED_BYTES  # beyond what any file may unpack to
-        while left >= 0 and (chunk := stream.read(READ_BYTES)):
-            left -= 0 if whole else len(chunk)
+        remaining = 2 * ALWAYS_ALLOWED_BYTES  # more than is always allowed
+        while remaining >= 0 and (chunk := stream.read(READ_BYTES)):
+            remaining -= 0 if complete else len(chunk)
 
 
-SMALL_PARQUET_BYTES = (
-    64 << 20
-)  # bytes of a file that is looked through; larger ones only if they have odd counts
-MIN_BYTES_PER_ROW = 4  # text packs to more
-PARQUET_BATCH_ROWS = 1 << 16  # rows that are counted at once
+SMALL_PARQUET_BYTES = 64 << 20  # larger files are read only if their counts are unusual
+MIN_BYTES_PER_ROW = 4  # text needs more, even compressed
+PARQUET_BATCH_ROWS = 1 << 16
 
 
 def check_parquet(file: str, flag: str) -> None:
-    """Refuse a parquet file whose values take more memory than text of its size does.
+    """Raises a `DataError` for a parquet file with suspiciously large values.
 
-    Values are counted, not unpacked. What is no parquet file is left to the reader to say.
+    Such values need far more memory than text of the file's size. They are counted but not
+    decompressed. Files that are not valid parquet are left to the reader.
     """
     import pyarrow
 
@@ -307,13 +356,14 @@ def check_parquet(file: str, flag: str) -> None:
         return
     if total > ALWAYS_ALLOWED_BYTES + MAX_UNPACK_RATIO * size:
         raise DataError(
-            f"{flag} {file} unpacks to more than {MAX_UNPACK_RATIO} times its size ({total >> 20} MB of "
-            f"{size} bytes): no text does. Where it is what you want, give it as .txt or .jsonl"
+            f"{flag} {file} decompresses to more than {MAX_UNPACK_RATIO} times its size "
+            f"({total >> 20} MB from {size} bytes), which is unusual for text. If the file is "
+            "correct, convert it to .txt or .jsonl"
         )
 
 
 def _measure(stream: BinaryIO) -> tuple[int, int]:
-    """Return the bytes of the file and, where they are in doubt, those of its values."""
+    """Returns the size of the file in bytes and, if it may exceed the limit, that of its values."""
     import pyarrow
     from pyarrow import compute
     from pyarrow.parquet import ParquetFile
@@ -340,7 +390,7 @@ def _measure(stream: BinaryIO) -> tuple[int, int]:
             column = columns.pop()
             if pyarrow.types.is_struct(column.type):
                 columns += column.flatten()
-            elif pyarrow.types.is_dictionary(column.type):  # a value counts as often as it is there
+            elif pyarrow.types.is_dictionary(column.type):  # count repeated values
                 lengths = compute.binary_length(column.dictionary).cast("int64")
                 total += compute.sum(lengths.take(column.indices)).as_py() or 0
             else:
@@ -353,7 +403,7 @@ def _measure(stream: BinaryIO) -> tuple[int, int]:
 def explain_load_error(
     error: Exception, files: Sequence[str], builder: str, flag: str
 ) -> DataError:
-    """Find which of ``files`` made ``datasets`` fail, and say where and why."""
+    """Returns an error that locates the problem in one of `files` that made `datasets` fail."""
     for file in files:
         try:
             if builder != "parquet":
@@ -364,18 +414,19 @@ def explain_load_error(
                 array = stream.readline().lstrip().startswith(b"[")  # one array of objects
             with open_binary(file) as stream:
                 for number, text in enumerate([stream.read()] if array else stream, 1):
-                    where = f"{flag} {file}" if array else f"{flag} {file}, line {number}"
+                    source_label = f"{flag} {file}" if array else f"{flag} {file}, line {number}"
                     try:
                         record = errors.parse_json(text) if text.strip() else {}
                     except json.JSONDecodeError as problem:
                         reason = str(problem) if array else problem.msg
-                        raise DataError(f"{where} is not valid JSON: {reason}") from problem
+                        raise DataError(f"{source_label} is not valid JSON: {reason}") from problem
                     if not (array or isinstance(record, dict)):
-                        raise DataError(f"{where} is not a JSON object with named columns")
-        except DataError as refused:
-            return refused
+                        raise DataError(f"{source_label} is not a JSON object with named columns")
+        except DataError as data_error:
+            return data_error
     cause = error.__cause__ or error.__context__ or error
-    where = files[0] if len(files) == 1 else f"one of {files[0]} … {files[-1]}"
+    source_label = files[0] if len(files) == 1 else f"one of {files[0]} … {files[-1]}"
     return DataError(
-        f"{flag} {where} is not valid {builder}: {str(cause).strip() or type(cause).__name__}"
+        f"{flag} {source_label} is not valid {builder}: "
+        f"{str(cause).strip() or type(cause).__name__}"
     )

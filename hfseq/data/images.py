@@ -1,8 +1,8 @@
-"""Pictures with labels: where they are, how they are decoded, and the rows of their numbers.
+"""Image datasets: finding images, and decoding them for batches.
 
-They are decoded and resized in processes of their own (:class:`Decoder`), each a picture at a time,
-so memory is bounded by the workers and the batch. What cannot be read is left out, by name and
-reason: it never ends a run.
+Images are decoded and resized in worker processes (`ImageDecoder`), one image at a time per worker,
+so memory is bounded by the number of workers and the batch. Images that cannot be read are reported
+and skipped. They never stop a run.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
-#: Names of columns of pictures, and endings of their files.
+#: Common column names of images and captions, and file extensions.
 IMAGE_COLUMNS = ("image", "image_path", "path", "file_name", "file", "img", "picture")
 CAPTION_COLUMNS = ("caption", "captions", "text", "sentence", "description", "label")
 IMAGE_EXTENSIONS = (
     *(".png", ".jpg", ".jpeg", ".jpe", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
     *(".pnm", ".tga", ".ico", ".jp2", ".avif"),
 )
-#: Pixels of the largest picture that is decoded, where no flag says: half a gigabyte at most.
+#: Default limit of pixels per image. The decoded image has at most 512 MiB.
 MAX_PIXELS = 1 << 27
 
 
 class Crop(NamedTuple):
-    """What is cut out of a picture, in shares of its sides, and whether it is turned around."""
+    """A crop of an image as fractions of its sides, and whether it is flipped horizontally."""
 
     left: float
     top: float
@@ -67,47 +67,55 @@ class Crop(NamedTuple):
 
 
 def open_image(source: MediaSource, max_pixels: int = MAX_PIXELS) -> Image:
-    """Decode a picture to RGB, upright; Unreadable for what is none, or not an ordinary one.
+    """Decodes an image to RGB and applies its EXIF orientation.
 
-    Its size is read before its pixels are: one with more than ``most`` takes no memory.
+    The size is checked before any pixel is decoded.
+
+    Args:
+        source: The image.
+        max_pixels: Maximum number of pixels.
+
+    Raises:
+        UnreadableError: The file is not a valid image, is too large, is animated, or has more than
+            8 bits per channel.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    Image.MAX_IMAGE_PIXELS = None  # the bound is ours, and an error
+    Image.MAX_IMAGE_PIXELS = None  # checked below, as an error
     try:
         with contextlib.ExitStack() as stack:
             stream: Any = io.BytesIO(source.data) if source.data is not None else None
             if stream is None:
                 stream = stack.enter_context(files.open_binary(source.name))
-            picture = stack.enter_context(Image.open(stream))
-            width, height = picture.size
+            image = stack.enter_context(Image.open(stream))
+            width, height = image.size
             if width * height > max_pixels:
                 raise UnreadableError(f"{width} x {height} pixels, more than {max_pixels}")
-            frames = getattr(picture, "n_frames", 1)
+            frames = getattr(image, "n_frames", 1)
             if frames > 1:
-                raise UnreadableError(f"{frames} frames: an animation or several pages")
-            if picture.mode.startswith("I") or picture.mode == "F":
-                raise UnreadableError(f"more than 8 bits a channel (mode {picture.mode})")
-            upright = ImageOps.exif_transpose(picture)
+                raise UnreadableError(f"{frames} frames: an animation or multi-page image")
+            if image.mode.startswith("I") or image.mode == "F":
+                raise UnreadableError(f"more than 8 bits per channel (mode {image.mode})")
+            upright = ImageOps.exif_transpose(image)
             if "transparency" in upright.info and upright.mode == "P":
                 upright = upright.convert("RGBA")
             return upright.convert("RGB")
     except UnreadableError:
         raise
     except UnidentifiedImageError:
-        raise UnreadableError("it is no picture of a known kind") from None
+        raise UnreadableError("unsupported image format") from None
     except MemoryError:
-        raise UnreadableError("there is not enough memory to decode it") from None
-    except Exception as error:  # Pillow's readers raise a dozen types on broken files
-        told = first_line(error).replace(str(source.name), "it")
-        raise UnreadableError(told or type(error).__name__) from error
+        raise UnreadableError("not enough memory to decode it") from None
+    except Exception as error:  # Pillow raises many types of exceptions for broken files
+        message = first_line(error).replace(str(source.name), "it")
+        raise UnreadableError(message or type(error).__name__) from error
 
 
-def crop_and_resize(picture: Image, crop: Crop, size: tuple[int, int], resample: int) -> Image:
-    """Cut ``crop`` out of a picture, resized to ``size`` (height, width)."""
+def crop_and_resize(image: Image, crop: Crop, size: tuple[int, int], resample: int) -> Image:
+    """Crops an image and resizes the crop to `size` (height, width)."""
     from PIL import Image
 
-    width, height = picture.size
+    width, height = image.size
     left, top = crop.left * width, crop.top * height
     box = (
         left,
@@ -115,15 +123,18 @@ def crop_and_resize(picture: Image, crop: Crop, size: tuple[int, int], resample:
         min(left + crop.width * width, width),
         min(top + crop.height * height, height),
     )
-    made = picture.resize((size[1], size[0]), resample, box=box)
-    return made.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else made
+    resized = image.resize((size[1], size[0]), resample, box=box)
+    return resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else resized
 
 
 def random_crops(numbers: np.ndarray, sizes: Sequence[tuple[int, int]] | None = None) -> list[Crop]:
-    """Draw a crop of 8 to 100 % of each picture, its sides 3:4 to 4:3, and a mirror in half.
+    """Samples crops of 8% to 100% of each image's area, flipped horizontally with probability 0.5.
 
-    ``numbers`` are uniform in [0, 1), (pictures, 5). The shares are of the sides, as if pictures
-    were squares: what is cut does not depend on a size that is known only where it is decoded.
+    Aspect ratios are between 3:4 and 4:3, relative to the sides of the image: crops do not depend
+    on the image's size, which is unknown before decoding.
+
+    Args:
+        numbers: Uniform numbers in [0, 1), `(images, 5)`.
     """
     crops = []
     for area, ratio, left, top, mirror in np.asarray(numbers, np.float64).tolist():
@@ -137,7 +148,13 @@ def random_crops(numbers: np.ndarray, sizes: Sequence[tuple[int, int]] | None = 
 
 @dataclass
 class DecodedImages:
-    """A batch of pictures: float32 (pictures, channels, height, width), and why some are zero."""
+    """A batch of decoded images.
+
+    Attributes:
+        pixel_values: Model inputs, float32 `(images, channels, height, width)`. Zero for unreadable
+            images.
+        reasons: The reason why an image cannot be read, or `None`, for each image.
+    """
 
     pixel_values: np.ndarray
     reasons: list[str | None]
@@ -146,18 +163,18 @@ class DecodedImages:
 _PROCESSOR: tuple[Any, int] | None = None
 
 
-def _begin(processor: Any, most: int) -> None:
-    """Keep what a worker needs for all pictures."""
-    global _PROCESSOR  # noqa: PLW0603 a worker's only state
-    _PROCESSOR = processor, most
+def _init_worker(processor: Any, max_pixels: int) -> None:
+    """Stores the processor and the pixel limit in a worker process."""
+    global _PROCESSOR  # noqa: PLW0603 the only state of a worker
+    _PROCESSOR = processor, max_pixels
 
 
-def _numbers(
+def _preprocess_in_worker(
     source: MediaSource, crop: Crop | None, shape: tuple[int, int, int]
 ) -> np.ndarray | str:
     assert _PROCESSOR is not None
-    processor, most = _PROCESSOR
-    return preprocess_image(source, crop, processor, shape, most)
+    processor, max_pixels = _PROCESSOR
+    return preprocess_image(source, crop, processor, shape, max_pixels)
 
 
 def preprocess_image(
@@ -167,65 +184,70 @@ def preprocess_image(
     shape: tuple[int, int, int],
     max_pixels: int,
 ) -> np.ndarray | str:
-    """Return what a model reads of a picture, float32 ``shape``, or why there is nothing."""
+    """Returns the model inputs of an image, float32 `shape`, or the reason why there are none."""
     try:
-        picture = open_image(source, max_pixels)
+        image = open_image(source, max_pixels)
         options: dict[str, Any] = {}
         if crop is not None:
             resample = getattr(processor, "resample", None)
-            picture = crop_and_resize(
-                picture, crop, shape[1:], 2 if resample is None else int(resample)
+            image = crop_and_resize(
+                image, crop, shape[1:], 2 if resample is None else int(resample)
             )
             options = {"do_resize": False, "do_center_crop": False}
-        pixels = np.asarray(processor(picture, return_tensors="np", **options)["pixel_values"][0])
+        pixels = np.asarray(processor(image, return_tensors="np", **options)["pixel_values"][0])
     except UnreadableError as error:
         return str(error)
-    except Exception as error:  # a picture that the processor cannot take, of one pixel say
+    except Exception as error:  # unsupported by the processor, e.g. a single pixel
         return first_line(error) or type(error).__name__
     if pixels.shape != shape:
-        return f"the image processor makes {pixels.shape} of it, not {shape}"
+        return f"the image processor returns shape {pixels.shape} instead of {shape}"
     return pixels.astype(np.float32)
 
 
 class ImageDecoder:
-    """Pictures in, numbers out: by ``workers`` processes, or in this one without any.
+    """Decodes images with worker processes.
 
-    ``processor`` is an image processor of Transformers (Pillow's kind), whose numbers these are.
-    Each worker holds one picture at a time; a worker that dies of one leaves that one out.
+    A worker that dies is replaced, and the image that it decoded is reported as unreadable.
+
+    Args:
+        processor: An image processor of Transformers (Pillow backend).
+        num_workers: Number of processes. With 0 the calling process decodes.
+        max_pixels: Images with more pixels are not decoded.
     """
 
     def __init__(self, processor: Any, num_workers: int, max_pixels: int = MAX_PIXELS):
-        self.processor, self.workers, self.most = processor, num_workers, max_pixels
+        self.processor, self.num_workers, self.max_pixels = processor, num_workers, max_pixels
         self.shape = output_shape(processor)
         self._pool: ProcessPoolExecutor | None = None
 
     def __call__(
         self, sources: Sequence[MediaSource], crops: Sequence[Crop] | None = None
     ) -> DecodedImages:
-        """Decode pictures, of which ``crops`` are cut out where they are given."""
-        chosen: Sequence[Crop | None] = crops or [None] * len(sources)
-        pairs = list(zip(sources, chosen, strict=True))
-        found: list[np.ndarray | str]
-        if not self.workers:
-            found = [
-                preprocess_image(*pair, self.processor, self.shape, self.most) for pair in pairs
+        """Decodes images, cropped if `crops` are given."""
+        crop_list: Sequence[Crop | None] = crops or [None] * len(sources)
+        pairs = list(zip(sources, crop_list, strict=True))
+        results: list[np.ndarray | str]
+        if not self.num_workers:
+            results = [
+                preprocess_image(*pair, self.processor, self.shape, self.max_pixels)
+                for pair in pairs
             ]
         else:
             try:
                 pending = [self._submit(*pair) for pair in pairs]
-                found = [future.result() for future in pending]
-            except BrokenProcessPool:  # somebody's decoder died: one at a time, to see whose
+                results = [future.result() for future in pending]
+            except BrokenProcessPool:  # a worker died: retry one by one to find the image
                 self.close()
-                found = [self._alone(*pair) for pair in pairs]
+                results = [self._decode_alone(*pair) for pair in pairs]
         pixels = np.zeros((len(sources), *self.shape), np.float32)
         reasons: list[str | None] = []
-        for row, made in enumerate(found):
-            reasons.append(made if isinstance(made, str) else None)
-            if not isinstance(made, str):
-                pixels[row] = made
+        for row, decoded in enumerate(results):
+            reasons.append(decoded if isinstance(decoded, str) else None)
+            if not isinstance(decoded, str):
+                pixels[row] = decoded
         return DecodedImages(pixels, reasons)
 
-    def _alone(self, source: MediaSource, crop: Crop | None) -> np.ndarray | str:
+    def _decode_alone(self, source: MediaSource, crop: Crop | None) -> np.ndarray | str:
         try:
             return self._submit(source, crop).result()
         except BrokenProcessPool:
@@ -235,62 +257,75 @@ class ImageDecoder:
     def _submit(self, source: MediaSource, crop: Crop | None) -> Future[np.ndarray | str]:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
-                self.workers,
+                self.num_workers,
                 multiprocessing.get_context("spawn"),
-                _begin,
-                (self.processor, self.most),
+                _init_worker,
+                (self.processor, self.max_pixels),
             )
-        return self._pool.submit(_numbers, source, crop, self.shape)
+        return self._pool.submit(_preprocess_in_worker, source, crop, self.shape)
 
     def close(self) -> None:
-        """End the workers; the next call begins others."""
+        """Stops the workers. The next call starts new ones."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
 
 class ImageModel(Protocol):
-    """A model that reads pictures, or not."""
+    """A model that may have image inputs."""
 
     any_image_size: ClassVar[bool]
 
     def image_shape(self) -> tuple[int, int, int] | None:
-        """Channels, height and width of what it reads."""
+        """Returns channels, height and width of image inputs, or `None` if there are none."""
         ...
 
 
 def check_image_shape(model: ImageModel, decoder: ImageDecoder) -> None:
-    """Refuse a model that cannot read what a decoder's processor makes."""
-    wanted, made = model.image_shape(), decoder.shape
-    if wanted is None or wanted == made or (model.any_image_size and wanted[0] == made[0]):
+    """Raises a `UsageError` if a model does not support the images of a decoder."""
+    model_shape, decoded_shape = model.image_shape(), decoder.shape
+    if (
+        model_shape is None
+        or model_shape == decoded_shape
+        or (model.any_image_size and model_shape[0] == decoded_shape[0])
+    ):
         return
-    if wanted[0] != made[0]:
+    if model_shape[0] != decoded_shape[0]:
         raise UsageError(
-            f"the model reads {wanted[0]} channels and pictures have {made[0]}: give a "
-            f"configuration with num_channels={made[0]}"
+            f"the model requires {model_shape[0]} channels, but images have {decoded_shape[0]}: "
+            f"use a configuration with num_channels={decoded_shape[0]}"
         )
     raise UsageError(
-        f"the model reads pictures of {wanted} (channels, height, width), and "
-        f"{type(decoder.processor).__name__} makes {made}: give --image_size {wanted[1]}"
+        f"the model requires images of shape {model_shape} (channels, height, width), but "
+        f"{type(decoder.processor).__name__} returns {decoded_shape}: use --image_size "
+        f"{model_shape[1]}"
     )
 
 
 def find_images(names: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the files that ``names`` name: themselves, and all pictures below folders, by name.
+    """Returns the image files in a list of files and directories.
 
-    **Raises:** DataError for a name that is nothing, and for folders without pictures.
+    Directories are searched recursively and their files sorted by name. Files are returned as
+    given.
+
+    Raises:
+        DataError: A path does not exist, or a directory contains no images.
     """
-    return files.find_files(names, IMAGE_EXTENSIONS, "pictures")
+    return files.find_files(names, IMAGE_EXTENSIONS, "images")
 
 
 def num_decode_workers(arguments: ImageArguments) -> int:
-    """Return how many processes decode: as the flag says, else one a CPU, eight at most."""
-    given = arguments.decode_workers
-    return min(os.cpu_count() or 1, 8) if given is None else given
+    """Returns the number of decoding processes: by default one per CPU, at most 8."""
+    workers = arguments.decode_workers
+    return min(os.cpu_count() or 1, 8) if workers is None else workers
 
 
 def output_shape(processor: Any) -> tuple[int, int, int]:
-    """Return channels, height and width of what a processor makes; they must not depend on it."""
+    """Returns channels, height and width of a processor's outputs.
+
+    Raises:
+        UsageError: The shape depends on the image.
+    """
     from PIL import Image
 
     shapes = {
@@ -299,57 +334,66 @@ def output_shape(processor: Any) -> tuple[int, int, int]:
     }
     if len(shapes) > 1:
         raise UsageError(
-            f"{type(processor).__name__} makes pictures of different sizes ({shapes}), which make "
-            "no batch: give --image_size"
+            f"{type(processor).__name__} returns images of different sizes ({shapes}), which "
+            "cannot be batched: use --image_size"
         )
     return next(iter(shapes))
 
 
 def load_image_processor(name: str | None, image_size: int | None, **options: Any) -> Any:
-    """Return the image processor of a checkpoint, by Pillow alone, or a plain one without any.
+    """Loads the image processor of a checkpoint with the Pillow backend, or creates a default one.
 
-    ``image_size`` replaces its size; without a checkpoint it is 224, v4's.
+    Args:
+        name: Directory or Hub name of the checkpoint, or `None` for a plain ViT processor.
+        image_size: Replaces the size of the processor. Without a checkpoint the default is 224.
+        **options: Options of `from_pretrained`.
+
+    Raises:
+        UsageError: Pillow is not installed, or the checkpoint has no image processor.
     """
     try:
         import PIL  # noqa: F401
     except ImportError as error:
-        raise UsageError("pictures need Pillow: pip install 'hfseq[vision]'") from error
+        raise UsageError("images require Pillow: pip install 'hfseq[vision]'") from error
     from transformers import AutoImageProcessor, ViTImageProcessorPil
 
     size = image_size or 224
     if name is None:
         return ViTImageProcessorPil(size={"height": size, "width": size})
     try:
-        made = AutoImageProcessor.from_pretrained(name, backend="pil", **options)
-    except Exception as error:  # an OSError without a file, a ValueError of an unknown kind
+        processor = AutoImageProcessor.from_pretrained(name, backend="pil", **options)
+    except Exception as error:  # e.g. OSError without a file, ValueError for an unknown type
         raise UsageError(
-            f"'{name}' has no image processor ({first_line(error)}): give a directory with a "
+            f"'{name}' has no image processor ({first_line(error)}): use a directory with a "
             "preprocessor_config.json"
         ) from error
     if image_size:
         square = {"height": size, "width": size}
-        kept = dict(made.size)
-        made.size = {"shortest_edge": size} if "shortest_edge" in kept else square
-        if getattr(made, "crop_size", None):
-            made.crop_size = square
-    return made
+        current_size = dict(processor.size)
+        processor.size = {"shortest_edge": size} if "shortest_edge" in current_size else square
+        if getattr(processor, "crop_size", None):
+            processor.crop_size = square
+    return processor
 
 
-# -- where pictures are
+# -- datasets
 
 
 @dataclass
 class ImageDataset(Examples):
-    """The pictures of a split: ``first`` are their names, ``sources`` where they are.
+    """The images of a split.
 
-    ``captions`` are theirs, where they have some instead of labels.
+    Attributes:
+        first: Names for messages.
+        sources: Sources of the images.
+        captions: Captions, for data with captions instead of labels.
     """
 
     sources: Sequence[MediaSource] = field(default_factory=list)
     captions: Sequence[str] = ()
 
     def select(self, rows: np.ndarray) -> Self:
-        """Return some of the pictures, by ascending row."""
+        """Returns the images with the given row indices (ascending)."""
         return replace(
             super().select(rows),
             sources=SourceSubset(self.sources, np.asarray(rows)),
@@ -358,24 +402,29 @@ class ImageDataset(Examples):
 
 
 class SourceSubset(Sequence[MediaSource]):
-    """Some of a sequence, by number; nothing is read before it is asked for."""
+    """Some items of a sequence, which are read on access only."""
 
-    def __init__(self, whole: Sequence[MediaSource], rows: np.ndarray):
-        self.whole, self.rows = whole, rows
+    def __init__(self, sources: Sequence[MediaSource], rows: np.ndarray):
+        self.sources, self.rows = sources, rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.whole[int(self.rows[index])]
+        return self.sources[int(self.rows[index])]
 
 
 @cached_on_arguments
 def load_images(arguments: ImageArguments, plugins: Plugins | None = None) -> LabeledSplits:
-    """Load what the flags name; loading it again gives the same object.
+    """Loads the images that the flags specify, without decoding them.
 
-    A folder has a folder for each class; a table has a column of files, relative to itself, and one
-    of labels; a dataset has a column of pictures. Nothing is decoded here.
+    A directory has one subdirectory per class. A table has a column of files, relative to the
+    table, and a label column. A dataset has an image column. Repeated calls with the same arguments
+    return the same object.
+
+    Raises:
+        UsageError: The flags specify no data.
+        DataError: The data cannot be read or contains no images.
     """
     read: dict[str, ImageDataset] = {}
     if arguments.dataset_name:
@@ -383,7 +432,7 @@ def load_images(arguments: ImageArguments, plugins: Plugins | None = None) -> La
             origin = f"--dataset_name {arguments.dataset_name}, split {split}"
             read[split] = images_from_dataset(dataset, origin, arguments)
     for split in SPLITS:
-        folder, tables = (getattr(arguments, f"{split}_{kind}") for kind in ("dir", "file"))
+        folder, tables = (getattr(arguments, f"{split}_{ending}") for ending in ("dir", "file"))
         if folder:
             read[split] = images_from_folder(folder, f"--{split}_dir", split)
         elif tables:
@@ -396,16 +445,18 @@ def load_images(arguments: ImageArguments, plugins: Plugins | None = None) -> La
 
 
 def images_from_folder(folder: str, flag: str, split: str) -> ImageDataset:
-    """Read a folder with a folder for each class; of a test split pictures may lie beside them."""
+    """Reads a directory with one subdirectory per class. Test images may have no subdirectories."""
     if not files.is_directory(folder, flag):
-        raise DataError(f"{flag} {folder} is no folder: give one with a folder for each class")
-    found = [
+        raise DataError(
+            f"{flag} {folder} is not a directory: specify one with a subdirectory for each class"
+        )
+    paths = [
         name for name in files.list_files(folder, flag) if name.lower().endswith(IMAGE_EXTENSIONS)
     ]
     base = folder.rstrip("/")
     names, labels, sources = [], [], []
-    for name in found:
-        # The folder may be written in another way than in the names of its files.
+    for name in paths:
+        # The directory may be spelled differently in the file names (e.g. `./images`).
         below = name.startswith(f"{base}/")
         inside = name[len(base) + 1 :] if below else os.path.relpath(name, base)
         inside = inside.replace(os.sep, "/")
@@ -415,7 +466,7 @@ def images_from_folder(folder: str, flag: str, split: str) -> ImageDataset:
         label = parts[0] if len(parts) > 1 else None
         if label is None and split != "test":
             raise DataError(
-                f"{flag} {name} lies in no folder of a class: put it into one, "
+                f"{flag} {name} is not in the subdirectory of a class: move it into one, e.g. "
                 f"{PurePosixPath(folder) / 'CLASS' / PurePosixPath(inside).name}"
             )
         names.append(inside)
@@ -423,7 +474,8 @@ def images_from_folder(folder: str, flag: str, split: str) -> ImageDataset:
         sources.append(MediaSource(name))
     if not names:
         raise DataError(
-            f"{flag} {folder} holds no pictures ({', '.join(IMAGE_EXTENSIONS[:5])} …) in folders of classes"
+            f"{flag} {folder} contains no images ({', '.join(IMAGE_EXTENSIONS[:5])} …) in class "
+            "subdirectories"
         )
     table = Table({"image": list(names)}, f"{flag} {folder}")
     return ImageDataset(names, None, list(labels), [(0, table)], {}, None, sources)
@@ -432,7 +484,7 @@ def images_from_folder(folder: str, flag: str, split: str) -> ImageDataset:
 def images_from_tables(
     patterns: list[str], flag: str, split: str, arguments: ImageArguments
 ) -> ImageDataset:
-    """Read tables with a column of files and one of labels."""
+    """Reads tables with a column of files and a column of labels or captions."""
     names: list[str] = []
     labels: list[Label] = []
     sources: list[MediaSource] = []
@@ -441,21 +493,23 @@ def images_from_tables(
     for file in files.expand_patterns(patterns, flag):
         table: Table = read_table(file, flag, arguments)
         column = table.column("image_column", arguments.image_column, IMAGE_COLUMNS)
-        own = str(PurePosixPath(file).parent) if "://" in file else str(Path(file).parent)
-        base = (getattr(arguments, "data_dir", None) or own).rstrip("/")
-        found = table.texts(column)
+        table_directory = (
+            str(PurePosixPath(file).parent) if "://" in file else str(Path(file).parent)
+        )
+        base = (getattr(arguments, "data_dir", None) or table_directory).rstrip("/")
+        cells = table.texts(column)
         if isinstance(arguments, ImageTextArguments):
             rows, texts = read_captions(table, table.columns, arguments)
             captions += texts
         else:
-            label = choose_label_column(table, arguments, labelled=split != "test")
+            label = choose_label_column(table, arguments, require_labels=split != "test")
             labels += table.labels(label, None) if label else [None] * len(table)
             rows = list(range(len(table)))
         origins.append((len(names), table))
-        for name in (found[row] for row in rows):
-            whole = name if "://" in name or os.path.isabs(name) else f"{base}/{name}"
+        for name in (cells[row] for row in rows):
+            full_path = name if "://" in name or os.path.isabs(name) else f"{base}/{name}"
             names.append(name)
-            sources.append(MediaSource(whole))
+            sources.append(MediaSource(full_path))
     labels = labels or [None] * len(names)
     return ImageDataset(names, None, labels, origins, {}, None, sources, captions)
 
@@ -463,7 +517,10 @@ def images_from_tables(
 def read_captions(
     table: Table, columns: Mapping[str, Sequence[Any]], arguments: ImageTextArguments
 ) -> tuple[list[int], list[str]]:
-    """Return a row for each caption, and the captions; a cell is one or a list of them."""
+    """Returns the row index of each caption, and the captions.
+
+    A cell contains one caption or a list of them.
+    """
     column = table.column("caption_column", arguments.caption_column, CAPTION_COLUMNS)
     rows: list[int] = []
     texts: list[str] = []
@@ -477,24 +534,24 @@ def read_captions(
 
 
 def images_from_dataset(dataset: Any, origin: str, arguments: ImageArguments) -> ImageDataset:
-    """Read a ``datasets.Dataset`` with a column of pictures, which stays as it is stored."""
+    """Reads a `datasets.Dataset` with an image column, without decoding the images."""
     import datasets
 
     features: Mapping[str, Any] = dataset.features or {}
-    pictures = [n for n, kind in features.items() if isinstance(kind, datasets.Image)]
-    chosen = arguments.image_column or next(iter(pictures), None)
+    image_columns = [n for n, feature in features.items() if isinstance(feature, datasets.Image)]
+    requested = arguments.image_column or next(iter(image_columns), None)
     header = Table({name: [] for name in dataset.column_names}, origin)
-    column = header.column("image_column", chosen, IMAGE_COLUMNS)
+    column = header.column("image_column", requested, IMAGE_COLUMNS)
     sources: Sequence[MediaSource] = MediaColumn(dataset, column, origin)
     if isinstance(arguments, ImageTextArguments):
-        whole = {n: dataset[n] for n in dataset.column_names if n != column}
-        rows, texts = read_captions(header, whole, arguments)
+        other_columns = {n: dataset[n] for n in dataset.column_names if n != column}
+        rows, texts = read_captions(header, other_columns, arguments)
         names, chosen_rows = [f"{origin} {row}" for row in rows], np.asarray(rows)
         labels: list[Label] = [None] * len(rows)
         return ImageDataset(
             names, None, labels, [(0, header)], {}, None, SourceSubset(sources, chosen_rows), texts
         )
-    label = choose_label_column(header, arguments, labelled="split test" not in origin)
+    label = choose_label_column(header, arguments, require_labels="split test" not in origin)
     classes = tuple(getattr(features.get(label or ""), "names", None) or ())
     cells = list(dataset[label]) if label else [None] * len(dataset)
     table = Table({"label": cells}, origin, classes=classes)
@@ -502,9 +559,11 @@ def images_from_dataset(dataset: Any, origin: str, arguments: ImageArguments) ->
     return ImageDataset(names, None, table.labels("label", None), [(0, table)], {}, None, sources)
 
 
-def choose_label_column(table: Table, arguments: ImageArguments, labelled: bool) -> str | None:
-    """Return the column of labels, or nothing where there need be none."""
-    asked = arguments.label_column
-    if asked is None and not labelled and not set(LABEL_COLUMNS) & set(table.columns):
+def choose_label_column(
+    table: Table, arguments: ImageArguments, require_labels: bool
+) -> str | None:
+    """Returns the label column, or `None` if labels are optional and missing."""
+    requested = arguments.label_column
+    if requested is None and not require_labels and not set(LABEL_COLUMNS) & set(table.columns):
         return None
-    return table.column("label_column", asked, LABEL_COLUMNS)
+    return table.column("label_column", requested, LABEL_COLUMNS)

@@ -1,4 +1,4 @@
-"""Names of languages: codes and English names, as columns and file names spell them."""
+"""Language codes and English language names, in the spellings of columns and file names."""
 
 from __future__ import annotations
 
@@ -30,9 +30,16 @@ _REGION = re.compile(r"[-_]([a-z]{2}|[a-z]{4}|[0-9]{3})$")  # en-US, eng_Latn, e
 
 
 def language_code(name: str) -> str | None:
-    """Return the code of the language that ``name`` names ("English", "eng", "en-US": "en").
+    """Returns the ISO 639-1 code of a language.
 
-    A code counts in lower or upper case only: a cell that reads "It" is a word.
+    Codes are recognized in lower or upper case only, because a capitalized cell such as "It" is
+    more likely a word.
+
+    Args:
+        name: A code or an English name, e.g. "English", "eng" or "en-US" (all are "en").
+
+    Returns:
+        The code, or `None` for an unknown language.
     """
     lowered = name.strip().lower().replace(" ", "_")
     plain = _REGION.sub("", lowered)
@@ -42,7 +49,7 @@ def language_code(name: str) -> str | None:
 
 
 def same_language(name: str, language: str) -> bool:
-    """Tell whether ``name`` names ``language``, whatever either is written as."""
+    """Returns whether `name` and `language` denote the same language in any spelling."""
     if name.strip().lower() == language.strip().lower():
         return True
     code = language_code(name)
@@ -50,7 +57,7 @@ def same_language(name: str, language: str) -> bool:
 
 
 def find_language(names: Iterable[str], language: str) -> str | None:
-    """Return the name among ``names`` that names ``language``: exactly so, or in another way."""
+    """Returns the element of `names` that denotes `language`, preferring an exact match."""
     names = list(names)
     same = (name for name in names if same_language(name, language))
     return language if language in names else next(same, None)

@@ -1,4 +1,4 @@
-"""Parallel text without any download: numbers and dates, spelled by num2words and Babel."""
+"""Generated parallel text for the demonstration: numbers and dates from num2words and Babel."""
 
 from __future__ import annotations
 
@@ -15,54 +15,69 @@ from hfseq.data.tables import Origin, Pair, PairColumns, PairSource
 from hfseq.errors import UsageError
 
 SOURCE_LANG = "en"
-#: Languages to translate into: what num2words and Babel call them.
+#: Target languages, with their names in num2words and Babel.
 TARGET_LANGS = {"de": ("de", "de"), "es": ("es", "es"), "nb": ("no", "nb"), "no": ("no", "nb")}
 CORPUS_NAME, CACHE_KEY = (
     "generated numbers and dates",
     "numbers and dates",
-)  # in messages, of a cache
-HELD_OUT_PERCENT = 3  # percent of the items for validation, and as many for the test
+)  # in messages, in cache keys
+HELD_OUT_PERCENT = 3  # each for validation and for test
 CARDINALS, DAYS = 6_000, 6_000
 LARGEST, LARGEST_ORDINAL, YEARS = 9_999, 999, range(1500, 2100)
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2099, 12, 31)
 DATE_FORMATS = ("full", "long", "medium")
 FORMATS_PER_DAY = 2
-REVISION = "2"  # of this file's pairs; another one where they change
+REVISION = "2"  # increase when this module generates different pairs
 
 
 def target_language(source_lang: str | None, target_lang: str | None) -> str:
-    """Return the language to translate into from English; German by default."""
+    """Returns the target language of the generated pairs. The default is German.
+
+    Raises:
+        UsageError: The source is not English or the target is not supported.
+    """
     target = language_code(target_lang) if target_lang else "de"
     if (source_lang and language_code(source_lang) != SOURCE_LANG) or target not in TARGET_LANGS:
         raise UsageError(
-            f"no data for --source_lang {source_lang or SOURCE_LANG} --target_lang {target_lang}: give "
-            "--dataset_name or --train_file. Without them there are generated numbers and dates, "
-            "from en to de, es or nb (--reverse_translation for the other way)"
+            f"no data for --source_lang {source_lang or SOURCE_LANG} --target_lang "
+            f"{target_lang}: give --dataset_name or --train_file. Without data, hfseq generates "
+            "numbers and dates, but only from en to de, es or nb (use --reverse_translation "
+            "for the other direction)"
         )
     return target
 
 
 @lru_cache(maxsize=4)
 def generate_pairs(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
-    """Return about 20,000 pairs of English and ``target`` ("de", "es", "nb"), by split.
+    """Generates about 20,000 pairs of English text and its translation.
 
-    Cardinal and ordinal numbers and years in words, dates as the languages write them in full, long
-    and medium form. What is held out for validation and test is the item: no number and no date of
-    the test is in the training pairs in any form. Equal seeds give equal pairs, in random order.
+    The pairs are cardinal numbers, ordinal numbers and years in words, and dates in Babel's full,
+    long and medium formats. Validation and test hold out whole items: no number or date of the test
+    split occurs in the training split in any form.
+
+    Args:
+        target: Target language: "de", "es", "nb" or "no".
+        seed: Seed of the selection and the order. Equal seeds give equal pairs.
+
+    Returns:
+        Lists of `(source, target)` by split, in random order.
+
+    Raises:
+        UsageError: num2words or Babel is not installed.
     """
     try:
         from babel.dates import format_date
         from num2words import num2words
     except ImportError as error:
         raise UsageError(
-            "no data: give --dataset_name or --train_file. The demonstration, which generates "
-            "numbers and dates, needs num2words and Babel: "
-            f'pip install "hfseq[translation]" ({error})'
+            "no data: give --dataset_name or --train_file. The demonstration on generated "
+            "numbers and dates requires num2words and Babel: pip install 'hfseq[translation]' "
+            f"({error})"
         ) from error
-    chooser, (language, locale) = random.Random(seed), TARGET_LANGS[target]
+    rng, (language, locale) = random.Random(seed), TARGET_LANGS[target]
     pairs: list[tuple[str, str, str]] = []  # item, English, translation
     forms = {
-        "cardinal": sorted(chooser.sample(range(LARGEST + 1), CARDINALS)),
+        "cardinal": sorted(rng.sample(range(LARGEST + 1), CARDINALS)),
         "ordinal": range(1, LARGEST_ORDINAL + 1),
         "year": YEARS,
     }
@@ -72,31 +87,34 @@ def generate_pairs(target: str, seed: int = 0) -> dict[str, list[tuple[str, str]
                 num2words(number, to=form, lang=code) for code in (SOURCE_LANG, language)
             )
             pairs.append((f"number {number}", source, text))
-    for days in sorted(chooser.sample(range((LAST_DAY - FIRST_DAY).days + 1), DAYS)):
+    for days in sorted(rng.sample(range((LAST_DAY - FIRST_DAY).days + 1), DAYS)):
         day = FIRST_DAY + timedelta(days)
         dates = [
-            [format_date(day, f, locale=where) for where in (SOURCE_LANG, locale)]
-            for f in DATE_FORMATS
+            [
+                format_date(day, date_format, locale=locale_name)
+                for locale_name in (SOURCE_LANG, locale)
+            ]
+            for date_format in DATE_FORMATS
         ]
-        meant = dict(reversed(dates))  # "May 7, 2001" is long and medium: the first of them counts
-        for source, _ in chooser.sample(dates, FORMATS_PER_DAY):
-            pairs.append((f"date {day}", source, meant[source]))
-    chooser.shuffle(pairs)
+        translations = dict(reversed(dates))  # "May 7, 2001" is both long and medium: use the first
+        for source, _ in rng.sample(dates, FORMATS_PER_DAY):
+            pairs.append((f"date {day}", source, translations[source]))
+    rng.shuffle(pairs)
     splits: dict[str, list[tuple[str, str]]] = {name: [] for name in SPLITS}
-    seen = set()
+    used_sources = set()
     for item, source, text in pairs:
-        if source not in seen:  # English spells some years as it does the number
-            seen.add(source)
-            place = int(sha256(item.encode()).hexdigest()[:8], 16) % 100
-            rest = "validation" if place < 2 * HELD_OUT_PERCENT else "train"
-            splits["test" if place < HELD_OUT_PERCENT else rest].append((source, text))
+        if source not in used_sources:  # some years are spelled like the number
+            used_sources.add(source)
+            bucket = int(sha256(item.encode()).hexdigest()[:8], 16) % 100
+            other_split = "validation" if bucket < 2 * HELD_OUT_PERCENT else "train"
+            splits["test" if bucket < HELD_OUT_PERCENT else other_split].append((source, text))
     return splits
 
 
 def generated_origins(arguments: TranslationArguments) -> dict[str, Origin]:
-    """Return how to read the pairs of each split, and the languages."""
+    """Returns the origin of the generated pairs for each split."""
     target = target_language(arguments.source_lang, arguments.target_lang)
-    # What is tokenised is made anew where the pairs change: with this file, or with the packages.
+    # The key invalidates cached tokens when this module or one of the packages changes the pairs.
     versions: list[str | None] = [REVISION]
     for package in ("num2words", "Babel"):
         try:

@@ -1,4 +1,4 @@
-"""From parallel text to rows: both sides as tokens, one pair a row, or several (PackedPairs)."""
+"""Tokenized parallel text and its rows: one pair per row, or several (`PackedPairs`)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,21 @@ logger = logging.getLogger(__name__)
 
 
 class SideEncoder(DocumentEncoder):
-    """Turns the sentences of one side into ids; every sentence ends with the end token.
+    """Tokenizes the sentences of one side. Every sentence ends with the EOS token.
 
-    Targets are encoded as such (Marian has a vocabulary of its own for them, mBART another language
-    code). No sentence is left out, so that the two sides stay aligned.
+    Targets are encoded in the tokenizer's target mode (Marian has a separate target vocabulary,
+    mBART a different language code). No sentence is left out, so that both sides stay aligned.
+
+    Args:
+        tokenizer: The tokenizer.
+        side: "source" or "target".
+        prefix: Prefix of every sentence.
+
+    Attributes:
+        tail: Number of special tokens at the end of every sentence, which truncation keeps.
+
+    Raises:
+        UsageError: The tokenizer has no EOS token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, side: str, prefix: str = ""):
@@ -33,8 +44,8 @@ class SideEncoder(DocumentEncoder):
         self.uses_target_mode = side == "target" and hasattr(tokenizer, "_switch_to_target_mode")
         if tokenizer.eos_token_id is None:
             raise UsageError(
-                "translation needs a tokenizer with an eos_token, or no translation would ever "
-                "end; this one has none: set tokenizer.eos_token, or train one with "
+                "translation requires a tokenizer with an EOS token, because generation would "
+                "not end without it: set tokenizer.eos_token, or train a tokenizer with "
                 "scripts/train_tokenizer.py --model_type marian"
             )
         self.eos_ids: list[int] = []
@@ -42,13 +53,12 @@ class SideEncoder(DocumentEncoder):
         if tokenizer.eos_token_id not in sample:
             self.eos_ids = [tokenizer.eos_token_id]
         special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-        ordinary = [place for place, token in enumerate(sample) if token not in special]
-        #: Special tokens at the end of every sentence; truncation keeps them.
+        ordinary = [position for position, token in enumerate(sample) if token not in special]
         self.tail = len(sample) - 1 - max(ordinary, default=-1) + len(self.eos_ids)
 
     @property
     def options(self) -> list[Any]:
-        """What the ids depend on, beside text and tokenizer."""
+        """The values besides text and tokenizer that determine the ids; part of the cache key."""
         language = getattr(self.tokenizer, "tgt_lang", None) if self.uses_target_mode else None
         return [
             self.side if self.uses_target_mode else "sentence",
@@ -58,7 +68,7 @@ class SideEncoder(DocumentEncoder):
         ]
 
     def should_keep(self, text: str | None) -> bool:
-        """Keep every sentence."""
+        """Returns true, to keep both sides aligned."""
         return True
 
     def _rows(self, texts: list[str]) -> list[list[int]]:
@@ -79,22 +89,40 @@ def tokenize_pairs(
     num_proc: int | None = None,
     overwrite: bool = False,
     drop_long: bool = False,
-    description: str = "Tokenising",
+    description: str = "Tokenizing",
     source_prefix: str | None = None,
 ) -> PairStore:
-    """Tokenise the columns "source" and "target" of a dataset once, and keep both in a cache.
+    """Tokenizes the columns "source" and "target" of a dataset and caches both.
 
-    Pairs with a longer side than the limits are left out with ``drop_long``, otherwise that side is
-    cut; both are counted in ``facts`` and logged. ``source_prefix`` goes before every source. The
-    cache does not depend on the limits.
+    The cache does not depend on the maximum lengths.
+
+    Args:
+        dataset: The pairs.
+        tokenizer: The tokenizer.
+        max_source_length: Maximum source length in tokens.
+        max_target_length: Maximum target length in tokens.
+        cache_dir: Directory of cached tokens.
+        num_proc: Number of processes.
+        overwrite: Whether to ignore a cached result.
+        drop_long: Whether to leave out pairs that exceed a maximum length instead of truncating
+            them. Both are counted in `stats` and logged.
+        description: Label of the progress bar.
+        source_prefix: Prefix of every source sentence.
+
+    Returns:
+        The tokenized pairs.
+
+    Raises:
+        UsageError: A maximum length leaves no space for text.
+        DataError: No pair is left.
     """
     sides = []
     for name, limit in (("source", max_source_length), ("target", max_target_length)):
         encode = SideEncoder(tokenizer, name, (source_prefix or "") if name == "source" else "")
         if limit <= encode.tail:
             raise UsageError(
-                f"--max_{name}_length {limit} leaves no room for text beside {encode.tail} special "
-                f"tokens: give {encode.tail + 1} or more"
+                f"--max_{name}_length {limit} leaves no space for text next to {encode.tail} "
+                f"special tokens: use {encode.tail + 1} or more"
             )
         store = tokenize_column(
             encode,
@@ -111,9 +139,15 @@ def tokenize_pairs(
 
 @dataclass
 class PairSide:
-    """The tokens of one side, where sentences longer than ``max_length`` are cut.
+    """The tokens of one side.
 
-    What is cut is the text's end: the ``tail`` special tokens after it stay.
+    Truncation removes the end of the text and keeps the special tokens after it.
+
+    Attributes:
+        store: The tokens.
+        max_length: Maximum length of a sentence in tokens.
+        tail: Number of special tokens at the end of a sentence.
+        lengths: Length of each truncated sentence, int32.
     """
 
     store: TokenStore
@@ -127,18 +161,25 @@ class PairSide:
         self.lengths = np.minimum(full, self.max_length).astype(np.int32)
 
     def copy(self, pair: int, out: np.ndarray) -> None:
-        """Write the tokens of a sentence into ``out``, (``lengths[pair]``,)."""
+        """Copies the tokens of a sentence to `out`, `(lengths[pair],)`."""
         tokens = self.store[pair]
         out[:] = tokens[: len(out)]
         if len(tokens) > len(out):
             out[len(out) - self.tail :] = tokens[len(tokens) - self.tail :]
 
-    def place(
+    def fill_rows(
         self, rows: np.ndarray, starts: np.ndarray, pairs: np.ndarray, shape: tuple[int, int]
     ) -> np.ndarray:
-        """Write sentences into padded rows; returns ids of ``shape``.
+        """Copies sentences into padded rows.
 
-        ``rows``, ``starts`` and ``pairs`` are (sentences,): where each goes, and which it is.
+        Args:
+            rows: Row of each sentence, `(sentences,)`.
+            starts: First column of each sentence, `(sentences,)`.
+            pairs: Index of each sentence, `(sentences,)`.
+            shape: Shape of the result.
+
+        Returns:
+            Token ids, int32 of shape `shape`.
         """
         ids = np.full(shape, self.store.pad_token_id, np.int32)
         for row, start, pair in zip(rows.tolist(), starts.tolist(), pairs.tolist(), strict=True):
@@ -147,9 +188,14 @@ class PairSide:
 
 
 class PairSums(NamedTuple):
-    """What the arithmetic of training on pairs depends on, summed over them.
+    """Sums over pairs that determine the number of operations of a training step.
 
-    Tokens of both sides, what they attend to on their own side, and targets to sources.
+    Attributes:
+        source: Source tokens.
+        target: Target tokens.
+        source_squares: Squared source lengths, for self-attention in the encoder.
+        target_squares: Squared target lengths, for self-attention in the decoder.
+        products: Products of both lengths, for cross-attention.
     """
 
     source: float
@@ -161,12 +207,19 @@ class PairSums(NamedTuple):
 
 @dataclass
 class PairStore:
-    """Tokenised pairs: ``kept``, int64 (pairs,), are the sentences of both sides that count."""
+    """Tokenized pairs.
+
+    Attributes:
+        source: The source sentences.
+        target: The target sentences.
+        pair_indices: Indices of the sentences to use, int64 `(pairs,)`.
+        stats: Numbers for logs and model cards.
+    """
 
     source: PairSide
     target: PairSide
     pair_indices: np.ndarray
-    facts: dict[str, Any] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.pair_indices)
@@ -178,12 +231,12 @@ class PairStore:
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of each pair's source and target, int32 (pairs,)."""
+        """The number of tokens of each source and target, int32 `(pairs,)`."""
         return self.source.lengths[self.pair_indices], self.target.lengths[self.pair_indices]
 
     @property
     def sums(self) -> PairSums:
-        """Tokens of all pairs, and products of their lengths."""
+        """The sums of lengths and of their products over all pairs."""
         source, target = (lengths.astype(np.float64) for lengths in self.lengths)
         products = (source @ source, target @ target, source @ target)
         return PairSums(float(source.sum()), float(target.sum()), *map(float, products))
@@ -192,35 +245,41 @@ class PairStore:
 def select_pairs(
     source: PairSide, target: PairSide, drop_long: bool, description: str = "pairs"
 ) -> PairStore:
-    """Pair up two sides, without what is too long where ``drop_long`` says so."""
+    """Combines two sides to pairs, and leaves out long pairs if `drop_long` is set.
+
+    Raises:
+        DataError: The sides have different numbers of sentences, or no pair is left.
+    """
     if len(source.store) != len(target.store):
         raise DataError(
-            f"{description}: {len(source.store)} sources and {len(target.store)} targets are "
-            "cached; rebuild them with --overwrite_cache"
+            f"{description}: the cache contains {len(source.store)} sources and "
+            f"{len(target.store)} targets; rebuild it with --overwrite_cache"
         )
     long = source.long | target.long
-    kept = np.flatnonzero(~long) if drop_long else np.arange(len(long))
+    kept_indices = np.flatnonzero(~long) if drop_long else np.arange(len(long))
     count, total = int(long.sum()), len(long)
     limits = f"{source.max_length} source or {target.max_length} target tokens"
-    if not len(kept):
+    if not len(kept_indices):
         raise DataError(
-            f"{description}: every one of the {total} pairs is longer than {limits}; give a "
-            "greater --max_source_length and --max_target_length, or --truncate_long_pairs"
+            f"{description}: all {total} pairs are longer than {limits}; increase "
+            "--max_source_length and --max_target_length, or use --truncate_long_pairs"
         )
     if count:
-        remedy = "left out; --truncate_long_pairs keeps them, cut" if drop_long else "cut there"
+        remedy = (
+            "left out (use --truncate_long_pairs to truncate them)" if drop_long else "truncated"
+        )
         logger.warning(
-            "%s: %d of %d pairs are longer than %s: they are %s",
+            "%s: %d of %d pairs are longer than %s and are %s",
             description,
             count,
             total,
             limits,
             remedy,
         )
-    pairs = PairStore(source, target, kept)
+    pairs = PairStore(source, target, kept_indices)
     tokens = [int(lengths.sum()) for lengths in pairs.lengths]
-    pairs.facts = {
-        "documents": len(kept),
+    pairs.stats = {
+        "documents": len(kept_indices),
         "tokens": sum(tokens),
         "source_tokens": tokens[0],
         "target_tokens": tokens[1],
@@ -230,11 +289,18 @@ def select_pairs(
     return pairs
 
 
-WIDTH_QUANTILES = (0.3, 0.6, 0.85, 0.95, 0.995, 1.0)  # of the pairs, for which there is a width
+WIDTH_QUANTILES = (
+    0.3,
+    0.6,
+    0.85,
+    0.95,
+    0.995,
+    1.0,
+)  # fractions of the pairs that fit into each width
 
 
-class _Rows:
-    """What rows of pairs have in common: the numbers that training's arithmetic depends on."""
+class _PairRowsBase:
+    """Base class of rows of pairs, with the sums that determine the number of operations."""
 
     pairs: PairStore
 
@@ -242,29 +308,32 @@ class _Rows:
         raise NotImplementedError
 
     def width(self, indices: np.ndarray) -> tuple[int, int]:
-        """Columns of the source and of the target in a batch of these rows."""
+        """Returns the source and target columns of a batch of these rows."""
         raise NotImplementedError
 
     @property
     def sums(self) -> PairSums:
-        """The pairs' own lengths."""
+        """The sums of the lengths of all pairs."""
         return self.pairs.sums
 
     @property
     def padded_sums(self) -> PairSums:
-        """The same with padding, where every row is as wide as the widest and full."""
+        """The same sums including padding, if every row has the maximum width."""
         source, target = map(float, self.width(np.arange(len(self))))
         each = (source, target, source * source, target * target, source * target)
         return PairSums(*(len(self) * part for part in each))
 
 
-class PairRows(_Rows):
-    """One pair a row: row i is the i-th pair in order of length, ties in order of the data.
+class PairRows(_PairRowsBase):
+    """One pair per row, sorted by length. Ties keep the order of the data.
 
-    A batch is as wide as its longest pair needs, in one of six widths a side, which suit the data
-    and go together: a step compiles six times at most. With ``pad_to_max_length`` there is one.
-    Rows have "target_ids" and "target_segment_ids" beside "input_ids" and "segment_ids", but no
-    positions, which begin at 0.
+    A batch has one of six combinations of source and target width that are derived from the data,
+    so that the training step is compiled at most six times. With `pad_to_max_length` there is only
+    one. Rows have "target_ids" and "target_segment_ids" in addition to "input_ids" and
+    "segment_ids". They have no position ids, because every sequence starts at position 0.
+
+    Attributes:
+        widths: Widths of each side, int64 `(2, levels)`, in ascending order.
     """
 
     max_runs = 2  # the pair and its padding
@@ -272,10 +341,9 @@ class PairRows(_Rows):
     def __init__(self, pairs: PairStore, pad_to_max_length: bool = False):
         self.pairs = pairs
         source, target = pairs.lengths
-        #: Widths of each side, int64 (2, levels), the widest last.
         self.widths = np.array([[side.max_length] for side in pairs.sides])
         if not pad_to_max_length:
-            # Multiples of eight up to the longest, which these shares of the lengths fit.
+            # Multiples of eight, at most the maximum length, that fit these fractions of the pairs.
             needed = np.quantile(
                 np.stack(pairs.lengths), WIDTH_QUANTILES, axis=1, method="higher"
             ).T
@@ -288,32 +356,32 @@ class PairRows(_Rows):
         return len(self.order)
 
     def width(self, indices: np.ndarray) -> tuple[int, int]:
-        """Columns of the source and of the target in a batch of these rows."""
+        """Returns the source and target columns of a batch of these rows."""
         level = int(self.levels[np.asarray(indices)].max(initial=0))
         return int(self.widths[0, level]), int(self.widths[1, level])
 
     def fetch(
         self, indices: np.ndarray, width: tuple[int, int] | None = None
     ) -> dict[str, np.ndarray]:
-        """Copy these rows out."""
-        chosen = self.order[np.asarray(indices)]
-        rows, starts = np.arange(len(chosen)), np.zeros(len(chosen), np.int64)
+        """Returns the arrays of these rows."""
+        pair_indices = self.order[np.asarray(indices)]
+        rows, starts = np.arange(len(pair_indices)), np.zeros(len(pair_indices), np.int64)
         arrays: dict[str, np.ndarray] = {}
         widths = zip(self.pairs.sides, width or self.width(indices), ("", "target_"), strict=True)
         for side, columns, name in widths:
-            ids = side.place(rows, starts, chosen, (len(chosen), columns))
-            real = np.arange(columns) < side.lengths[chosen][:, None]
+            ids = side.fill_rows(rows, starts, pair_indices, (len(pair_indices), columns))
+            real = np.arange(columns) < side.lengths[pair_indices][:, None]
             arrays |= {f"{name or 'input_'}ids": ids, f"{name}segment_ids": real.astype(np.int32)}
         return arrays
 
 
-class PackedPairs(_Rows):
-    """Rows of several pairs, each of which has its source and its target in the same row.
+class PackedPairs(_PairRowsBase):
+    """Rows of several pairs, with the source and the target of a pair in the same row.
 
-    Pairs are shuffled (files are often sorted), cut into groups, and each group is packed by itself
-    so that both sides fit. The plan is a function of the lengths alone. Segments count the pairs of
-    a row from 1 on both sides; see ``Rows`` for the arrays, which "target_ids",
-    "target_segment_ids" and "target_position_ids" join.
+    Pairs are shuffled (files are often sorted) and divided into groups. Each group is packed
+    separately so that both sides fit. The result depends on the lengths only. Segment ids are the
+    numbers of the pairs within a row, from 1, on both sides. In addition to the arrays of `Rows`
+    there are "target_ids", "target_segment_ids" and "target_position_ids".
     """
 
     def __init__(self, pairs: PairStore):
@@ -329,49 +397,49 @@ class PackedPairs(_Rows):
 
     @property
     def max_runs(self) -> int:
-        """A bound of the runs of equal segments in any row, padding being one."""
+        """An upper bound of the number of segments in a row, including padding."""
         return 1 + int(np.diff(self.offsets).max())
 
     @property
     def fill_ratio(self) -> tuple[float, float]:
-        """Share of the rows' source and target columns that hold tokens."""
-        sums, room = self.sums, self.max_lengths
-        return sums.source / (len(self) * room[0]), sums.target / (len(self) * room[1])
+        """The fractions of source and target columns that contain tokens."""
+        sums, lengths = self.sums, self.max_lengths
+        return sums.source / (len(self) * lengths[0]), sums.target / (len(self) * lengths[1])
 
     def width(self, indices: np.ndarray) -> tuple[int, int]:
-        """Columns of the source and of the target: always the greatest lengths."""
+        """Returns the source and target columns of a batch: always the maximum lengths."""
         return self.max_lengths
 
     def fetch(
         self, indices: np.ndarray, width: tuple[int, int] | None = None
     ) -> dict[str, np.ndarray]:
-        """Copy these rows out."""
+        """Returns the arrays of these rows."""
         indices = np.asarray(indices)
         counts = self.offsets[indices + 1] - self.offsets[indices]
         rows = np.repeat(np.arange(len(indices)), counts)
         rank = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        chosen = self.order[self.offsets[indices][rows] + rank]
+        pair_indices = self.order[self.offsets[indices][rows] + rank]
         arrays: dict[str, np.ndarray] = {}
         for side, columns, name in zip(
             self.pairs.sides, self.max_lengths, ("", "target_"), strict=True
         ):
-            shape, lengths = (len(indices), columns), side.lengths[chosen].astype(np.int64)
-            before = np.cumsum(lengths) - lengths
-            starts = before - before[np.flatnonzero(rank == 0)][rows]
-            within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
+            shape, lengths = (len(indices), columns), side.lengths[pair_indices].astype(np.int64)
+            offsets_flat = np.cumsum(lengths) - lengths
+            starts = offsets_flat - offsets_flat[np.flatnonzero(rank == 0)][rows]
+            within = np.arange(int(lengths.sum())) - np.repeat(offsets_flat, lengths)
             flat = np.repeat(rows * columns + starts, lengths) + within
             segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
             segments.reshape(-1)[flat] = np.repeat(rank + 1, lengths)
             positions.reshape(-1)[flat] = within
             arrays |= {
-                f"{name or 'input_'}ids": side.place(rows, starts, chosen, shape),
+                f"{name or 'input_'}ids": side.fill_rows(rows, starts, pair_indices, shape),
                 f"{name}segment_ids": segments,
                 f"{name}position_ids": positions,
             }
         return arrays
 
 
-GROUP_SIZE = 2048  # pairs that share rows
+GROUP_SIZE = 2048  # pairs that are packed together
 
 
 def plan_rows(
@@ -380,19 +448,25 @@ def plan_rows(
     max_lengths: tuple[int, int],
     group_size: int = GROUP_SIZE,
 ) -> tuple[np.ndarray, int]:
-    """Say which row each pair goes to: first fit by falling length, in all groups at once.
+    """Assigns pairs to rows: first-fit decreasing, in all groups in parallel.
 
-    ``source`` and ``target`` are lengths (pairs,), none above ``room``. Returns rows, int64
-    (pairs,), and how many there are.
+    Args:
+        source: Source lengths, `(pairs,)`, at most the first of `max_lengths`.
+        target: Target lengths, `(pairs,)`, at most the second of `max_lengths`.
+        max_lengths: Source and target columns of a row.
+        group_size: Number of pairs per group.
+
+    Returns:
+        The row of each pair, int64 `(pairs,)`, and the number of rows.
     """
     total = len(source)
     groups = -(-total // group_size)
     each = -(-total // groups)
     order = permute(np.arange(total), total, derive_key("pairs"))
-    # Groups are columns; places that are left over in the last ones hold pairs of no length.
-    filled = np.full(groups * each, -1, np.int64)
-    filled[:total] = order
-    members = filled.reshape(groups, each)
+    # One row per group. Unused positions of the last groups are pairs of length 0.
+    slots = np.full(groups * each, -1, np.int64)
+    slots[:total] = order
+    members = slots.reshape(groups, each)
     lengths = [np.where(members < 0, 0, side[members]) for side in (source, target)]
     size = np.maximum(lengths[0] / max_lengths[0], lengths[1] / max_lengths[1])
     falling = np.argsort(-size, axis=1, kind="stable")
@@ -407,27 +481,33 @@ def plan_rows(
     return row_of, len(used)
 
 
-def _first_fit(source: np.ndarray, target: np.ndarray, room: tuple[int, int]) -> np.ndarray:
-    """Put the pairs of each group, (groups, pairs), into the first row with room for both sides."""
+def _first_fit(source: np.ndarray, target: np.ndarray, max_lengths: tuple[int, int]) -> np.ndarray:
+    """Assigns the pairs of each group to the first row with space for both sides.
+
+    Args:
+        source: Source lengths, `(groups, pairs)`.
+        target: Target lengths, `(groups, pairs)`.
+        max_lengths: Source and target columns of a row.
+    """
     groups, each = source.shape
     rows = np.zeros((groups, each), np.int64)
-    kind = np.int16 if max(room) < 2**15 else np.int32
-    source, target = source.astype(kind), target.astype(kind)
-    free = [np.full((groups, 64), size, kind) for size in room]
+    dtype = np.int16 if max(max_lengths) < 2**15 else np.int32
+    source, target = source.astype(dtype), target.astype(dtype)
+    free = [np.full((groups, 64), size, dtype) for size in max_lengths]
     opened, every = 1, np.arange(groups)
     for number in range(each):
         if opened == free[0].shape[1]:
             free = [
                 np.concatenate([left, np.full_like(left, size)], axis=1)
-                for left, size in zip(free, room, strict=True)
+                for left, size in zip(free, max_lengths, strict=True)
             ]
         needs = source[:, number], target[:, number]
         window = opened + 1
         fits = free[0][:, :window] >= needs[0][:, None]
         fits &= free[1][:, :window] >= needs[1][:, None]
-        chosen = fits.argmax(axis=1)
-        free[0][every, chosen] -= needs[0]
-        free[1][every, chosen] -= needs[1]
-        rows[:, number] = chosen
-        opened = max(opened, int(chosen.max()) + 1)
+        row = fits.argmax(axis=1)
+        free[0][every, row] -= needs[0]
+        free[1][every, row] -= needs[1]
+        rows[:, number] = row
+        opened = max(opened, int(row.max()) + 1)
     return rows

@@ -1,4 +1,5 @@
-"""Parallel text: from the flags to cleaned pairs of a source and a target sentence, on disk.
+"""Parallel text: loading pairs of source and target sentences, cleaning them, and storing them on
+disk.
 
 Pairs come from tables, aligned text files, prepared TFDS directories, the Hub or a plugin.
 """
@@ -30,18 +31,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 NO_SCRIPTS = (
-    "`datasets` no longer runs loading scripts, which is how {name} was distributed. Use parallel "
-    "text stored as parquet, e.g. `--dataset_name wmt/wmt14 --dataset_config_name de-en`, or your "
-    "own files with --train_file"
+    "`datasets` no longer supports loading scripts, which {name} uses. Use parallel text in "
+    "parquet format, e.g. `--dataset_name wmt/wmt14 --dataset_config_name de-en`, or local "
+    "files with --train_file"
 )
 
 
 class PairSplits(dict[str, "Dataset"]):
-    """The splits by name ("train", "validation", "test"; any may be absent).
+    """Pairs by split.
 
-    Each is a map-style ``datasets.Dataset`` with the string columns "source" and "target".
-    ``source_lang`` and ``target_lang`` are as asked for or as the data names them, else None;
-    ``description`` holds pairs a split and what was dropped.
+    Args:
+        splits: Datasets with the string columns "source" and "target", by split name. Any split may
+            be absent.
+        source_lang: Requested source language, otherwise its name in the data, or `None`.
+        target_lang: Likewise for the target.
+        description: Numbers of pairs and of dropped pairs per split.
     """
 
     def __init__(
@@ -58,16 +62,18 @@ class PairSplits(dict[str, "Dataset"]):
 
 @sources.cached_on_arguments
 def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) -> PairSplits:
-    """Load the pairs that the flags ask for, and generate some where they ask for none.
+    """Loads the pairs that the flags specify, or generates a demonstration if they specify none.
 
-    A dataset name is a prepared TFDS directory (``tfds:NAME/CONFIG``), or is offered to the
-    plugins' ``load_dataset`` hook and looked up on the Hub; files are tables, aligned text files,
-    or folders of those. Without a validation or test split, training pairs are set aside by the
-    SHA-256 of the source sentence, so that all translations of one sentence are on one side, in
-    every run. The key is the source as the data has it, with ``--reverse_translation`` too.
+    A dataset name is a prepared TFDS directory (`tfds:NAME/CONFIG`), or is passed to the plugins'
+    `load_dataset` hook and looked up on the Hub. Files are tables, aligned text files, or
+    directories of these. Missing splits are taken from the training pairs by the SHA-256 hash of
+    the source sentence, so that all translations of a sentence are in the same split in every run.
+    With `--reverse_translation` the hash is still that of the original source.
+
+    Repeated calls with the same arguments return the same object.
 
     Raises:
-        DataError: the data is missing, unreadable, empty, or lacks a side.
+        DataError: The data is missing, unreadable or empty, or lacks a side.
     """
     origins: dict[str, Origin] = {}
     if name := arguments.dataset_name:
@@ -75,10 +81,10 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
         if name.startswith(tfds.TFDS_PREFIX):
             origins = tfds.split_origins(name, flag, arguments)
         else:
-            named = sources.load_dataset_splits(arguments, plugins, SPLITS, NO_SCRIPTS)
+            dataset_splits = sources.load_dataset_splits(arguments, plugins, SPLITS, NO_SCRIPTS)
             origins = {
                 split: tables.dataset_origin(dataset, f"{flag} ({split})", arguments)
-                for split, dataset in named.items()
+                for split, dataset in dataset_splits.items()
             }
     for split in SPLITS:
         if patterns := getattr(arguments, f"{split}_file"):
@@ -87,13 +93,13 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
         origins = numbers_and_dates.generated_origins(arguments)
         sides = origins["train"][1]
         logger.warning(
-            "no --dataset_name and no --train_file: this is the demonstration, on generated "
-            "numbers and dates (%s to %s)",
+            "no --dataset_name and no --train_file: training on the demonstration data, "
+            "generated numbers and dates (%s to %s)",
             *(sides.source_lang, sides.target_lang),
         )
     stored = _store(origins, arguments)
-    whole = {split: pairs.dataset(split) for split, pairs in stored.items()}
-    splits = {split: dataset for split, dataset in whole.items() if dataset is not None}
+    all_splits = {split: pairs.dataset(split) for split, pairs in stored.items()}
+    splits = {split: dataset for split, dataset in all_splits.items() if dataset is not None}
     limits = (arguments.max_train_samples, arguments.max_eval_samples, arguments.max_test_samples)
     for name, limit in zip(SPLITS, limits, strict=True):
         if name in splits and limit:
@@ -111,8 +117,8 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
     dropped = {name: report["dropped"] for name, report in reports.items() if report["dropped"]}
     first = {name: reports[name]["first_dropped"] for name in dropped}
     for name, count in dropped.items():
-        shown = "; ".join(first[name])
-        logger.warning("left out %d %s pairs with an empty side: %s", count, name, shown)
+        examples = "; ".join(first[name])
+        logger.warning("left out %d %s pairs with an empty side: %s", count, name, examples)
     pairs = {name: len(split) for name, split in splits.items()}
     description: dict[str, Any] = {"pairs": pairs, "dropped": dropped, "first_dropped": first}
     if next(iter(origins.values()))[0][0].name == numbers_and_dates.CORPUS_NAME:
@@ -121,16 +127,16 @@ def load_pairs(arguments: TranslationArguments, plugins: Plugins | None = None) 
 
 
 def _common_sides(origins: list[Origin]) -> PairColumns:
-    """Return the sides of the first origin, after checking that the others go the same way."""
+    """Returns the sides of the first origin. Raises a `DataError` if other languages differ."""
     first = origins[0]
     for parts, sides in origins[1:]:
         for side in ("source_lang", "target_lang"):
-            here, there = getattr(first[1], side), getattr(sides, side)
-            if here and there and not same_language(here, there):
+            first_language, language = getattr(first[1], side), getattr(sides, side)
+            if first_language and language and not same_language(first_language, language):
                 raise DataError(
-                    f"{parts[0].name} would be translated from {sides.source_lang} into "
-                    f"{sides.target_lang}, but {first[0][0].name} from {first[1].source_lang} into "
-                    f"{first[1].target_lang}: say which with --source_lang and --target_lang"
+                    f"{parts[0].name} would be translated from {sides.source_lang} to "
+                    f"{sides.target_lang}, but {first[0][0].name} from {first[1].source_lang} "
+                    f"to {first[1].target_lang}: specify --source_lang and --target_lang"
                 )
     return first[1]
 
@@ -157,66 +163,107 @@ def _from_files(patterns: list[str], split: str, arguments: TranslationArguments
 
 
 MAX_REPORTED_FILES = 3
-_BREAKS = re.compile(r"\s*[\r\n]+\s*")
-_PLAIN = (".txt", ".text", ".snt", ".tok", ".clean")
-_LAST = re.compile(r"^(?:(?P<stem>.*)[._-])?(?P<side>[^._-]+)$", re.DOTALL)
-_SIDES = {name: side for side, names in SIDE_COLUMNS.items() for name in names}
+_LINE_BREAKS = re.compile(r"\s*[\r\n]+\s*")
+_TEXT_EXTENSIONS = (".txt", ".text", ".snt", ".tok", ".clean")
+_SIDE_SUFFIX = re.compile(r"^(?:(?P<stem>.*)[._-])?(?P<side>[^._-]+)$", re.DOTALL)
+_SIDE_BY_NAME = {name: side for side, names in SIDE_COLUMNS.items() for name in names}
 
 
 def aligned_origin(
     names: Sequence[str], flag: str, arguments: TranslationArguments, folder: bool = False
 ) -> Origin:
-    """Return how to read aligned files, paired by name, and the languages.
+    """Returns the origin of aligned text files, which are paired by name.
 
-    Two files are a pair if their names differ in nothing but the language (``corpus.en`` and
-    ``corpus.de``, ``doc_en.snt`` and ``doc_es.snt``, ``X.en-es.en`` and ``X.en-es.es``). Without
-    ``--source_lang`` and ``--target_lang`` the language of the first file is the source. Of a
-    ``folder``, files of other languages and without a partner are left out, and that is logged.
+    Two files are a pair if their names differ only in the language (`corpus.en` and `corpus.de`,
+    `doc_en.snt` and `doc_es.snt`, `X.en-es.en` and `X.en-es.es`). Without `--source_lang` and
+    `--target_lang` the language of the first file is the source.
+
+    Args:
+        names: The files.
+        flag: The flag, for messages.
+        arguments: The data flags.
+        folder: Whether the files are those of a directory. Files of other languages are ignored
+            then, and files without a partner are logged and left out.
+
+    Raises:
+        DataError: Files cannot be paired, or the languages cannot be determined.
     """
-    named = [(file, *split_file_name(file)) for file in names]
+    entries = [(file, *split_file_name(file)) for file in names]
     if folder:
-        named = [entry for entry in named if language_code(entry[2])]
-    sides = _languages([side for _, _, side in named], arguments, flag, names, folder)
-    pairs: dict[str, dict[str, str]] = {}
-    for file, stem, side in named:
-        role = next((r for r in SIDE_COLUMNS if find_language([side], getattr(sides, r))), None)
-        if role is None and not folder:
+        entries = [entry for entry in entries if language_code(entry[2])]
+    sides = _languages([side for _, _, side in entries], arguments, flag, names, folder)
+    pairs, unpaired = _pair_files(entries, sides, flag, folder)
+    reported = unpaired[:MAX_REPORTED_FILES]
+    if not pairs or (unpaired and not folder):
+        raise DataError(
+            f"{flag}: {' and '.join(reported) or 'no file'} of the languages {sides.source} and "
+            f"{sides.target} ha{'ve' if len(unpaired) > 1 else 's'} no partner; the names of a "
+            f"pair must differ in the language only, e.g. corpus.{sides.source} and "
+            f"corpus.{sides.target}"
+        )
+    if unpaired:
+        logger.warning(
+            "%s: %d files have no partner and are left out: %s",
+            flag,
+            len(unpaired),
+            ", ".join(reported),
+        )
+    if not folder:  # files of a directory may be empty
+        files.check_heads(names, "text", flag)
+    return [_pair_source(source, target, flag) for source, target in pairs], sides
+
+
+def _pair_files(
+    entries: list[tuple[str, str, str]], sides: PairColumns, flag: str, folder: bool
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Matches source and target files with the same stem.
+
+    Args:
+        entries: Path, stem and language of each file.
+        sides: The languages as spelled in the file names.
+        flag: The flag, for messages.
+        folder: Whether files of other languages are ignored instead of raising.
+
+    Returns:
+        The pairs of files, and the files without a partner.
+    """
+    by_stem: dict[str, dict[str, str]] = {}
+    for file, stem, language in entries:
+        side = next(
+            (side for side in SIDE_COLUMNS if find_language([language], getattr(sides, side))), None
+        )
+        if side is None:
+            if folder:
+                continue
             raise DataError(
                 f"{flag} {file}: its name ends neither in {sides.source} nor in {sides.target}; "
-                f"call the files of a pair corpus.{sides.source} and corpus.{sides.target}"
+                f"name the files of a pair corpus.{sides.source} and corpus.{sides.target}"
             )
-        if role and (other := pairs.setdefault(stem, {}).setdefault(role, file)) != file:
-            raise DataError(f"{flag}: {other} and {file} would be the {role} of the same pair")
-    whole = {stem: pair for stem, pair in pairs.items() if len(pair) == 2}
-    alone = [file for stem, pair in pairs.items() if stem not in whole for file in pair.values()]
-    shown = alone[:MAX_REPORTED_FILES]
-    if not whole or (alone and not folder):
-        raise DataError(
-            f"{flag}: {' and '.join(shown) or 'no file'} of the languages {sides.source} and "
-            f"{sides.target} ha{'ve' if len(alone) > 1 else 's'} no partner; the names of a pair "
-            f"differ in the language only, as corpus.{sides.source} and corpus.{sides.target} do"
-        )
-    if alone:
-        logger.warning(
-            "%s: %d files have no partner and are left out: %s", flag, len(alone), ", ".join(shown)
-        )
-    if not folder:  # which may well have a document without a sentence
-        files.check_heads(names, "text", flag)
-    return [_part(pair["source"], pair["target"], flag) for pair in whole.values()], sides
+        other = by_stem.setdefault(stem, {}).setdefault(side, file)
+        if other != file:
+            raise DataError(f"{flag}: {other} and {file} would be the {side} of the same pair")
+    pairs: list[tuple[str, str]] = []
+    unpaired: list[str] = []
+    for pair in by_stem.values():
+        if len(pair) == 2:
+            pairs.append((pair["source"], pair["target"]))
+        else:
+            unpaired += pair.values()
+    return pairs, unpaired
 
 
 def split_file_name(file: str) -> tuple[str, str]:
-    """Split a file's name into what a pair shares and what names its side.
+    """Splits a file name into the part that a pair shares and the part that identifies the side.
 
-    ``a/X.en-es.en.gz`` is ("a/X.en-es", "en"), ``doc_es.snt`` ("doc", "es"), ``en.txt`` ("", "en").
+    `a/X.en-es.en.gz` is ("a/X.en-es", "en"), `doc_es.snt` is ("doc", "es"), `en.txt` is ("", "en").
     """
     path = PurePosixPath(file)
     name = PurePosixPath(
         path.stem if path.suffix.lower() in files.COMPRESSED_EXTENSIONS else path.name
     )
-    while name.suffix.lower() in _PLAIN:
+    while name.suffix.lower() in _TEXT_EXTENSIONS:
         name = PurePosixPath(name.stem)
-    match = _LAST.match(name.name)
+    match = _SIDE_SUFFIX.match(name.name)
     stem, side = (match["stem"] or "", match["side"]) if match else (name.name, "")
     return str(path.with_name(stem)) if stem else str(path.parent) + "/", side
 
@@ -228,48 +275,61 @@ def _languages(
     names: Sequence[str],
     folder: bool,
 ) -> PairColumns:
-    spelled: dict[str, str] = {}  # by code
+    """Returns the source and target languages as spelled in file names, and their codes.
+
+    The first rule that applies decides:
+
+    1. The names contain "source" and "target" (or their abbreviations) instead of languages.
+    2. Both `--source_lang` and `--target_lang` are given.
+    3. The names contain exactly two languages. The first one is the source, unless one of the
+       flags is given and requires the other order.
+    """
+    spelling_by_code: dict[str, str] = {}
     for side in sides:
-        if code := language_code(side) or _SIDES.get(side.lower()):
-            spelled.setdefault(code, side)
-    asked = arguments.source_lang, arguments.target_lang
-    roles = set(spelled) == set(SIDE_COLUMNS)
-    if asked[0] and asked[1] and not roles:
-        return PairColumns(asked[0], asked[1], *asked)
-    if roles:
-        return PairColumns(spelled["source"], spelled["target"], *asked)
-    pair = tuple(spelled.values())
-    given = find_language(pair, asked[0] or asked[1] or "") if any(asked) else ""
-    if len(pair) != 2 or given is None:
-        what = ", ".join(names)
+        if code := language_code(side) or _SIDE_BY_NAME.get(side.lower()):
+            spelling_by_code.setdefault(code, side)
+    source_lang, target_lang = arguments.source_lang, arguments.target_lang
+    if set(spelling_by_code) == set(SIDE_COLUMNS):
+        source, target = spelling_by_code["source"], spelling_by_code["target"]
+        return PairColumns(source, target, source_lang, target_lang)
+    if source_lang and target_lang:
+        return PairColumns(source_lang, target_lang, source_lang, target_lang)
+    languages = tuple(spelling_by_code.values())
+    requested = source_lang or target_lang
+    matching = find_language(languages, requested) if requested else None
+    if len(languages) != 2 or (requested and matching is None):
+        location = ", ".join(names)
         if folder and names:
-            what = f"the folder {PurePosixPath(names[0]).parent}"
-        languages = f"names the languages {', '.join(pair)}" if pair else "names no language"
+            location = f"the directory {PurePosixPath(names[0]).parent}"
+        named_languages = f"the languages {', '.join(languages)}" if languages else "no language"
         raise DataError(
-            f"{flag} {what} {languages}: give a pair of files such as corpus.en and corpus.de, or "
-            "say which two languages with --source_lang and --target_lang"
+            f"{flag} {location} names {named_languages}: use a pair of files such as corpus.en and "
+            "corpus.de, or specify two languages with --source_lang and --target_lang"
         )
-    source, target = pair
-    if any(asked) and (given == target) == bool(asked[0]):  # the other one was not asked for
+    source, target = languages
+    if (source_lang and matching == target) or (target_lang and matching == source):
         source, target = target, source
     return PairColumns(
-        source, target, asked[0] or language_code(source), asked[1] or language_code(target)
+        source,
+        target,
+        source_lang or language_code(source),
+        target_lang or language_code(target),
     )
 
 
-def _part(source: str, target: str, flag: str) -> PairSource:
+def _pair_source(source: str, target: str, flag: str) -> PairSource:
     def read() -> Iterator[Pair]:
         sides = files.read_lines(source, flag), files.read_lines(target, flag)
         number = 0
-        for number, (one, other) in enumerate(zip_longest(*sides), 1):
-            if one is None or other is None:
-                longer = number + sum(1 for _ in sides[one is None])
-                counts = (longer, number - 1) if other is None else (number - 1, longer)
+        for number, (source_line, target_line) in enumerate(zip_longest(*sides), 1):
+            if source_line is None or target_line is None:
+                longer = number + sum(1 for _ in sides[source_line is None])
+                counts = (longer, number - 1) if target_line is None else (number - 1, longer)
                 raise DataError(
-                    f"{flag}: {source} has {counts[0]:,} lines and {target} {counts[1]:,}; line n "
-                    "of one is the translation of line n of the other, so remove or add lines"
+                    f"{flag}: {source} has {counts[0]:,} lines and {target} {counts[1]:,}; line "
+                    "n of one file must be the translation of line n of the other"
                 )
-            yield number, one, other
+            yield number, source_line, target_line
 
     key = [files.file_identity(source), files.file_identity(target)]
     return PairSource(f"{source} and {PurePosixPath(target).name}", key, read)
@@ -277,35 +337,43 @@ def _part(source: str, target: str, flag: str) -> PairSource:
 
 @dataclass(frozen=True)
 class SplitShares:
-    """Thousandths of the sources that test and that validate, and the split of the rest."""
+    """Distribution of sources over splits.
+
+    Attributes:
+        test: Thousandths of the sources for the test split.
+        validation: Thousandths of the sources for the validation split.
+        default: Name of the split for all others.
+    """
 
     test: int = 0
     validation: int = 0
-    rest: str = "train"
+    default: str = "train"
 
     def split_of(self, source: str) -> tuple[str, int]:
-        """Return the split of all translations of a sentence, and its place among a thousand."""
+        """Returns the split for all translations of a sentence, and its hash modulo 1000."""
         if not self.test + self.validation:
-            return self.rest, 0
-        place = int(sha256(source.encode()).hexdigest()[:8], 16) % 1000
-        if place < self.test:
-            return "test", place
-        return ("validation" if place < self.test + self.validation else self.rest), place
+            return self.default, 0
+        position = int(sha256(source.encode()).hexdigest()[:8], 16) % 1000
+        if position < self.test:
+            return "test", position
+        return ("validation" if position < self.test + self.validation else self.default), position
 
 
 def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[str, PairFiles]:
-    """Write every split, and divide the training pairs where another one is missing."""
+    """Stores all splits, and takes missing splits from the training pairs."""
 
     def store(name: str, shares: SplitShares) -> PairFiles:
         parts = origins[name][0]
         pairs = store_pairs(parts, shares, arguments.cache_directory, arguments.overwrite_cache)
         if not pairs.report["pairs"]:
             listing = "; ".join(pairs.report.get("first_dropped", ()))
-            where = f"{parts[0].name} …" if len(parts) > 1 else parts[0].name
-            raise DataError(f"{where} holds no pairs" + (f": {listing}" if listing else ""))
+            name_of_parts = f"{parts[0].name} …" if len(parts) > 1 else parts[0].name
+            raise DataError(
+                f"{name_of_parts} contains no pairs" + (f": {listing}" if listing else "")
+            )
         return pairs
 
-    stored = {name: store(name, SplitShares(rest=name)) for name in origins if name != "train"}
+    stored = {name: store(name, SplitShares(default=name)) for name in origins if name != "train"}
     if "train" in origins:
         percent = {
             name: 0 if name in origins else getattr(arguments, f"{name}_split_percentage")
@@ -314,13 +382,13 @@ def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[
         shares = SplitShares(10 * percent["test"], 10 * percent["validation"])
         pairs = store("train", shares)
         if shares.validation and "validation" not in pairs.report["pairs"]:
-            # Too few sentences for any to fall below the share: take the one that comes closest.
+            # No sentence has a hash below the limit: use the one with the lowest hash.
             lowest = pairs.report["lowest"]
             pairs = store("train", replace(shares, validation=lowest + 1 - shares.test))
         if "train" not in pairs.report["pairs"]:
             raise DataError(
-                f"{origins['train'][0][0].name} has too few sentences to set some aside for "
-                "validation; give --validation_file, or --validation_split_percentage 0"
+                f"{origins['train'][0][0].name} has too few sentences to hold out some for "
+                "validation; use --validation_file, or --validation_split_percentage 0"
             )
         stored |= {name: pairs for name in pairs.report["pairs"]}
     return {name: stored[name] for name in SPLITS if name in stored}
@@ -328,32 +396,32 @@ def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[
 
 VERSION = 1
 REPORT_FILE = "report.json"
-MAX_REPORTED_PAIRS = 5  # dropped pairs that are named
+MAX_REPORTED_PAIRS = 5  # dropped pairs to list in a message
 
 
 @dataclass(frozen=True)
 class PairFiles:
-    """What ``store_pairs`` wrote: a directory and its report."""
+    """Pairs stored by `store_pairs`: a directory and its report."""
 
     directory: Path
     report: dict[str, Any]
 
     @classmethod
     def open(cls, directory: Path) -> PairFiles:
-        """Read the report of a directory; DataError if it holds no pairs."""
+        """Opens a directory. Raises a `DataError` if it does not contain pairs."""
         try:
             report = errors.parse_json((directory / REPORT_FILE).read_bytes())
             if not all(isinstance(report[name], dict) for name in ("pairs", "fingerprints")):
-                raise ValueError("its report counts nothing")
+                raise ValueError("invalid report")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{directory} holds no pairs: {error}") from error
+            raise DataError(f"{directory} contains no pairs: {error}") from error
         return cls(directory, report)
 
     def dataset(self, split: str) -> Dataset | None:
-        """Return a split as a memory-mapped ``datasets.Dataset``, or None where it is empty.
+        """Returns a split as a memory-mapped `datasets.Dataset`, or `None` if it is empty.
 
-        Its fingerprint is a hash of its content, so that a token cache is found again wherever the
-        files lie.
+        Its fingerprint is a hash of the content, so that cached tokens do not depend on the
+        location.
         """
         if not self.report["pairs"].get(split):
             return None
@@ -367,10 +435,16 @@ class PairFiles:
 def store_pairs(
     parts: list[PairSource], shares: SplitShares, cache_dir: Path, overwrite: bool = False
 ) -> PairFiles:
-    """Read ``parts`` once, clean them, divide them by ``shares``, and keep them in ``cache_dir``.
+    """Reads and cleans pairs, divides them into splits, and stores them in `cache_dir`.
 
-    A side is stripped, line breaks within it become spaces; a pair with an empty side is dropped
-    and counted. Nothing grows with the number of pairs but the files.
+    Sides are stripped and line breaks within them are replaced by spaces. Pairs with an empty side
+    are dropped and counted. Memory does not depend on the number of pairs.
+
+    Args:
+        parts: The sources of pairs.
+        shares: The distribution over splits.
+        cache_dir: Directory of cached data.
+        overwrite: Whether to ignore a cached result.
     """
     content = [VERSION, *astuple(shares), [part.key for part in parts]]
     key = blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
@@ -378,7 +452,7 @@ def store_pairs(
     def write(directory: Path) -> None:
         splits: dict[str, _SplitFile] = {}
         dropped, lowest = 0, 1000
-        shown: list[str] = []
+        reported: list[str] = []
         for part in parts:
             number = 0
             try:
@@ -386,37 +460,37 @@ def store_pairs(
                     source, target = clean_sentence(raw_source), clean_sentence(raw_target)
                     if source and target:
                         split, thousandth = shares.split_of(source)
-                        if split == shares.rest:
+                        if split == shares.default:
                             lowest = min(lowest, thousandth)
                         if split not in splits:
                             splits[split] = _SplitFile(directory / f"{split}.arrow")
                         splits[split].add(source, target)
                         continue
                     dropped += 1
-                    if len(shown) < MAX_REPORTED_PAIRS:
+                    if len(reported) < MAX_REPORTED_PAIRS:
                         sides = "target" if source else "source" if target else "source and target"
-                        shown.append(f"{part.name}, {part.unit} {number}: empty {sides}")
-            except UnicodeDecodeError as error:  # parquet takes any bytes for text
+                        reported.append(f"{part.name}, {part.unit} {number}: empty {sides}")
+            except UnicodeDecodeError as error:  # parquet does not validate strings
                 raise DataError(
                     f"{part.name} is not UTF-8 after {part.unit} {number}: {error.reason}"
                 ) from error
         fingerprints = {name: split.close() for name, split in splits.items()}
         pairs = {name: split.count for name, split in splits.items()}
         report = {"pairs": pairs, "fingerprints": fingerprints, "lowest": lowest}
-        report |= {"dropped": dropped} | ({"first_dropped": shown} if shown else {})
+        report |= {"dropped": dropped} | ({"first_dropped": reported} if reported else {})
         (directory / REPORT_FILE).write_text(json.dumps(report, indent=2))
 
     return write_once(Path(cache_dir) / f"pairs-{key}", PairFiles.open, write, overwrite)
 
 
 def clean_sentence(text: str | None) -> str:
-    """Strip a side and put it on one line; a missing one is empty."""
+    """Strips a sentence and joins its lines. A missing one is empty."""
     text = text.strip() if text else ""
-    return _BREAKS.sub(" ", text) if "\n" in text or "\r" in text else text
+    return _LINE_BREAKS.sub(" ", text) if "\n" in text or "\r" in text else text
 
 
 class _SplitFile:
-    """An Arrow stream of the columns "source" and "target"."""
+    """An Arrow stream with the columns "source" and "target"."""
 
     def __init__(self, path: Path):
         import pyarrow

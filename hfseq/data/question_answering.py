@@ -1,4 +1,4 @@
-"""Answers that stand in a context: windows of it beside the question, and from scores to spans."""
+"""Extractive question answering: windows of contexts, and answer spans from logits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from hfseq.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: The columns of SQuAD.
+#: Columns of SQuAD.
 SQUAD_COLUMNS = ("id", "question", "context", "answers")
 
 
 @dataclass(frozen=True)
 class ContextWindows:
-    """Questions with parts of their contexts, a row each; windows of one context overlap.
+    """Questions with parts of their contexts, one window per row. Windows of a context overlap.
 
-    ids, types: of the tokens. offsets: (tokens, 2) characters of the context, -1 elsewhere.
-    words: (tokens,) the number of the word that a token of the context is of, -1 elsewhere.
-    example: the question of each window.
+    Attributes:
+        ids: Token ids of each window.
+        token_type_ids: Token types of each window, or `None`.
+        offsets: Character span of each token in the context, `(tokens, 2)`, -1 outside of the
+            context.
+        word_ids_of_tokens: Word index of each token of the context, `(tokens,)`, -1 elsewhere.
+        example_indices: Index of the question of each window, in ascending order.
     """
 
     ids: list[list[int]]
@@ -34,7 +38,7 @@ class ContextWindows:
     example_indices: np.ndarray
 
     def by_example(self, count: int) -> list[np.ndarray]:
-        """Return the windows of each of ``count`` questions."""
+        """Returns the window indices of each of `count` questions."""
         starts = np.searchsorted(self.example_indices, np.arange(count + 1))
         return [np.arange(a, b) for a, b in zip(starts, starts[1:], strict=False)]
 
@@ -46,41 +50,59 @@ def make_windows(
     max_length: int,
     stride: int,
 ) -> ContextWindows:
-    """Put questions and contexts together, cut into windows that share ``stride`` tokens.
+    """Combines questions with their contexts and divides long contexts into overlapping windows.
 
-    **Raises:** UsageError for a tokenizer that does not say where a token stands, and where a
-    question leaves no room for context.
+    Args:
+        tokenizer: A fast tokenizer.
+        questions: The questions.
+        contexts: The context of each question.
+        max_length: Maximum length of a window in tokens, including question and special tokens.
+        stride: Number of context tokens that consecutive windows share.
+
+    Returns:
+        The windows of all questions.
+
+    Raises:
+        UsageError: The tokenizer has no character offsets, or a question leaves no space for the
+            context.
     """
     if not tokenizer.is_fast:
         raise UsageError(
-            f"{type(tokenizer).__name__} does not say where tokens stand in the text: give a fast "
-            "tokenizer (a tokenizer.json)"
+            f"{type(tokenizer).__name__} provides no character offsets: use a fast tokenizer "
+            "(with a tokenizer.json)"
         )
-    first = tokenizer.padding_side == "right"  # the question, unless padding comes before
-    left = [question.lstrip() for question in questions]  # spaces would take a window's place
+    question_first = tokenizer.padding_side == "right"  # with left padding, the context is first
+    stripped_questions = [
+        question.lstrip() for question in questions
+    ]  # leading spaces would use up the window
     try:
         encoded = tokenizer(
-            *((left, list(contexts)) if first else (list(contexts), left)),
-            truncation="only_second" if first else "only_first",
+            *(
+                (stripped_questions, list(contexts))
+                if question_first
+                else (list(contexts), stripped_questions)
+            ),
+            truncation="only_second" if question_first else "only_first",
             max_length=max_length,
             stride=stride,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
             verbose=False,
         )
-    except BaseException as error:  # the Rust library panics where nothing of the context fits
+    except BaseException as error:  # the Rust library panics if no context fits
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise UsageError(
-            f"rows of {max_length} tokens, of which windows share {stride}, leave no room beside "
-            f"the longest question: give more tokens a row, or a smaller stride ({error})"
+            f"rows of {max_length} tokens with a stride of {stride} leave no space for context "
+            "after the longest question: increase --max_seq_length or reduce --doc_stride "
+            f"({error})"
         ) from error
     offsets, words = [], []
     for row, spans in enumerate(encoded["offset_mapping"]):
-        inside = np.array([side == int(first) for side in encoded.sequence_ids(row)])
-        offsets.append(np.where(inside[:, None], np.array(spans, np.int32), -1))
-        own = np.array([-1 if word is None else word for word in encoded.word_ids(row)])
-        words.append(np.where(inside, own, -1))
+        in_context = np.array([side == int(question_first) for side in encoded.sequence_ids(row)])
+        offsets.append(np.where(in_context[:, None], np.array(spans, np.int32), -1))
+        window_word_ids = np.array([-1 if word is None else word for word in encoded.word_ids(row)])
+        words.append(np.where(in_context, window_word_ids, -1))
     return ContextWindows(
         encoded["input_ids"],
         encoded.get("token_type_ids"),
@@ -91,7 +113,16 @@ def make_windows(
 
 
 def find_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] | None:
-    """Return the first and last token of the characters [start, end), if a window has them all."""
+    """Returns the first and last token of a span of characters.
+
+    Args:
+        offsets: Character span of each token, `(tokens, 2)`, -1 outside of the context.
+        start: First character of the span.
+        end: End of the span (exclusive).
+
+    Returns:
+        The tokens, or `None` if the window does not contain the complete span.
+    """
     inside = np.flatnonzero(offsets[:, 0] >= 0)
     if not len(inside) or offsets[inside[0], 0] > start or offsets[inside[-1], 1] < end:
         return None
@@ -102,7 +133,15 @@ def find_span(offsets: np.ndarray, start: int, end: int) -> tuple[int, int] | No
 
 @dataclass(frozen=True)
 class AnswerSpan:
-    """A span of a context: its characters, its score, and the logits that it is the sum of."""
+    """A span of a context.
+
+    Attributes:
+        start: First character.
+        end: End (exclusive).
+        score: Sum of the two logits.
+        start_logit: Logit of the first token.
+        end_logit: Logit of the last token.
+    """
 
     start: int
     end: int
@@ -118,62 +157,81 @@ def best_spans(
     n_best: int,
     max_answer_length: int,
 ) -> tuple[list[AnswerSpan], float]:
-    """Return the ``count`` best spans of all windows of a context, and the score of no answer.
+    """Finds the best answer spans of a context over all of its windows.
 
-    ``starts`` and ``ends`` are logits of the tokens of each window. Of each window ``count`` starts
-    and ends are tried; a span is in the context, in order and of ``longest`` tokens at most. That
-    there is no answer is what the first token says, in the window where it says so least.
+    A span lies within the context, ends at or after its start, and has at most `max_answer_length`
+    tokens.
+
+    Args:
+        start_logits: Start logits of the tokens of each window.
+        end_logits: End logits of the tokens of each window.
+        offsets: Character spans of the tokens of each window, see `ContextWindows`.
+        n_best: Number of spans to return, and of starts and ends per window to combine.
+        max_answer_length: Maximum span length in tokens.
+
+    Returns:
+        The spans, best first, and the score of no answer: the sum of the logits of the first token,
+        in the window where it is lowest.
     """
-    found, nothing = [], np.inf
+    spans_found, null_score = [], np.inf
     for start, end, spans in zip(start_logits, end_logits, offsets, strict=True):
         start, end = start[: len(spans)], end[: len(spans)]
-        nothing = min(nothing, float(start[0] + end[0]))
+        null_score = min(null_score, float(start[0] + end[0]))
         first, last = (np.argsort(-part, kind="stable")[:n_best] for part in (start, end))
         first, last = first[spans[first, 0] >= 0], last[spans[last, 0] >= 0]
         length = last[None, :] - first[:, None] + 1
         rows, columns = np.nonzero((length > 0) & (length <= max_answer_length))
         for a, b in zip(first[rows].tolist(), last[columns].tolist(), strict=True):
             logits = float(start[a]), float(end[b])
-            place = int(spans[a, 0]), int(spans[b, 1])
-            found.append(AnswerSpan(*place, sum(logits), *logits))
-    found.sort(key=lambda one: -one.score)
-    return found[:n_best], float(nothing)
+            characters = int(spans[a, 0]), int(spans[b, 1])
+            spans_found.append(AnswerSpan(*characters, sum(logits), *logits))
+    spans_found.sort(key=lambda span: -span.score)
+    return spans_found[:n_best], float(null_score)
 
 
 def answer_problem(example: dict[str, Any], allow_unanswerable: bool) -> str | None:
-    """Say why an example with "question", "context" and "answers" is of no use, if it is."""
+    """Returns a description of the problem with an example, or `None` if the example is valid.
+
+    Args:
+        example: An example with "question", "context" and "answers".
+        allow_unanswerable: Whether examples without an answer are valid.
+    """
     for name in SQUAD_COLUMNS[1:3]:
         text = example.get(name)
         if not isinstance(text, str) or not text.strip():
-            return f"there is no {name}"
+            return f"it has no {name}"
     context, answers = str(example["context"]), example.get("answers")
     if answers is ...:
         return None
     if not isinstance(answers, dict) or not isinstance(answers.get("text"), list):
-        return 'answers are {"text": [...], "answer_start": [...]}, and not ' + f"{answers!r:.60}"
+        return 'answers must be {"text": [...], "answer_start": [...]}, not ' + f"{answers!r:.60}"
     texts, starts = answers["text"], answers.get("answer_start")
     if not isinstance(starts, list) or len(starts) != len(texts):
-        return f"{len(texts)} answers and not as many places"
+        return f"it has {len(texts)} answers but a different number of 'answer_start' values"
     if not texts and not allow_unanswerable:
-        return "it has no answer (--version_2_with_negative learns from that, too)"
+        return "it has no answer (allowed with --version_2_with_negative)"
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or type(start) is not int or start < 0 or not text:
             return f"the answer {text!r:.60} at {start!r}"
         if context[start : start + len(text)] != text:
-            found = context[start : start + len(text)]
-            return f"the answer {text!r:.60} does not stand at {start}, where {found!r:.60} is"
+            actual_text = context[start : start + len(text)]
+            return (
+                f"the answer {text!r:.60} is not at character {start}, where the context has "
+                f"{actual_text!r:.60}"
+            )
     return None
 
 
 def flatten_squad(table: Table) -> Table:
-    """Return the questions of SQuAD's own files, of articles with paragraphs, as a table.
+    """Returns a table with one question per row.
 
-    Other tables are returned as they are, and so are version 4's: ``{"data": [questions]}``.
+    SQuAD's original files contain articles with paragraphs, which are flattened. Other tables and
+    the layout of the Transformers 4 script, `{"data": [questions]}`, are supported too.
     """
     if "data" not in table.columns or "question" in table.columns:
         return table
     rows: list[dict[str, Any]] = []
-    for article in (one for part in table.columns["data"] for one in part or ()):
+    for article in (entry for part in table.columns["data"] for entry in part or ()):
         for paragraph in article.get("paragraphs", ()):
             for question in paragraph["qas"]:
                 answers = question.get("answers", [])
@@ -183,8 +241,8 @@ def flatten_squad(table: Table) -> Table:
                         "question": question["question"],
                         "context": paragraph["context"],
                         "answers": {
-                            "text": [one["text"] for one in answers],
-                            "answer_start": [one["answer_start"] for one in answers],
+                            "text": [entry["text"] for entry in answers],
+                            "answer_start": [entry["answer_start"] for entry in answers],
                         },
                     }
                 )

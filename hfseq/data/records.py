@@ -1,4 +1,4 @@
-"""Examples with named columns, of texts, lists and objects: where they are, and which are bad."""
+"""Examples with named columns of texts, lists or objects, and the handling of invalid examples."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How many bad examples are named; the others are counted.
+#: Maximum number of invalid examples to list in a message.
 MAX_REPORTED = 5
 
 
 @dataclass(frozen=True)
 class Records:
-    """The examples of a split: tables one after the other, and which of their rows are here."""
+    """The examples of a split.
+
+    Attributes:
+        tables: The tables, in order.
+        rows: Indices of the included rows, counted over all tables.
+    """
 
     tables: tuple[Table, ...]
     rows: np.ndarray
@@ -44,43 +49,52 @@ class Records:
         raise IndexError(row)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """Return an example by its columns; what a table lacks is not there."""
+        """Returns an example by column. Columns that its table lacks are missing."""
         table, number = self._find(row)
         return {name: cells[number] for name, cells in table.columns.items()}
 
     def contents(self) -> Iterator[str]:
-        """Yield what each example is."""
+        """Yields a string with the content of each example."""
         return (json.dumps(self[row], sort_keys=True, default=str) for row in range(len(self)))
 
     def place(self, row: int) -> str:
-        """Name an example in an error."""
+        """Describes the location of an example for messages."""
         table, number = self._find(row)
         return table.place(number)
 
     def select(self, rows: np.ndarray) -> Records:
-        """Return some of the examples."""
+        """Returns the examples with the given indices."""
         return replace(self, rows=self.rows[rows])
 
     def column(self, flag: str, requested: str | None, usual: Iterable[str]) -> str:
-        """Return the column that a flag names, or the first of the ``usual`` ones that is there.
+        """Returns the column that a flag specifies, or the first common name that exists.
 
-        **Raises:** DataError for a name that is not there, UsageError where none is.
+        Args:
+            flag: Name of the flag.
+            requested: Value of the flag.
+            usual: Common names of the column.
+
+        Raises:
+            DataError: The requested column does not exist, or a later table lacks the column.
+            UsageError: None of the common names exists.
         """
         table = self.tables[0]
         names = list(table.columns)
         usual = list(usual)
-        found = table.requested_column(flag, requested) or next(
+        column_name = table.requested_column(flag, requested) or next(
             (name for name in usual if name in names), None
         )
-        if found is None:
+        if column_name is None:
             raise UsageError(
-                f"{table.origin} has no column '{' or '.join(usual[:2])}' but {', '.join(names)}: "
-                f"say which it is with --{flag}"
+                f"{table.origin} has no column '{' or '.join(usual[:2])}', only "
+                f"{', '.join(names)}: specify the column with --{flag}"
             )
         for other in self.tables[1:]:
-            if found not in other.columns:
-                raise DataError(f"{other.origin} has no column '{found}', which {table.origin} has")
-        return found
+            if column_name not in other.columns:
+                raise DataError(
+                    f"{other.origin} has no column '{column_name}', but {table.origin} has one"
+                )
+        return column_name
 
 
 @cached_on_arguments
@@ -89,29 +103,39 @@ def load_records(
     plugins: Plugins | None = None,
     transform: Callable[[Table], Table] | None = None,
 ) -> dict[str, Records]:
-    """Load the examples that the flags ask for, by split; loading them again gives the same object.
+    """Loads the examples that the flags specify, by split.
 
-    ``shape`` makes examples of the rows of a table, where they are none.
+    Missing splits are taken from the training examples by hash, so that equal examples are in the
+    same split. Repeated calls with the same arguments return the same object.
 
-    What has no split is cut off the training examples: a share by hash, equal examples on one side.
+    Args:
+        arguments: The data flags.
+        plugins: Plugins whose `load_dataset` hook may provide the dataset.
+        transform: Converts each table, for formats whose rows are not examples.
+
+    Raises:
+        UsageError: The flags specify no data.
+        DataError: The data cannot be read.
     """
-    named = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
-    if not (arguments.dataset_name or any(named.values())):
+    patterns_by_split = {split: getattr(arguments, f"{split}_file") for split in SPLITS}
+    if not (arguments.dataset_name or any(patterns_by_split.values())):
         raise UsageError("no data: give --train_file or --dataset_name")
     tables: dict[str, tuple[Table, ...]] = {}
     if arguments.dataset_name:
         for split, dataset in load_dataset_splits(arguments, plugins, SPLITS).items():
             columns = {name: list(dataset[name]) for name in dataset.column_names}
             origin = f"--dataset_name {arguments.dataset_name}, split {split}"
-            # The names behind numbers in a column of lists.
-            inner = (getattr(kind, "feature", None) for kind in (dataset.features or {}).values())
-            names = next(filter(None, (getattr(kind, "names", None) for kind in inner)), ())
+            # Class names of a column of lists of class ids.
+            inner = (
+                getattr(feature, "feature", None) for feature in (dataset.features or {}).values()
+            )
+            names = next(filter(None, (getattr(feature, "names", None) for feature in inner)), ())
             tables[split] = (Table(columns, origin, classes=tuple(names)),)
-    for split, patterns in named.items():
+    for split, patterns in patterns_by_split.items():
         if patterns:
             flag = f"--{split}_file"
-            found = files.expand_patterns(patterns, flag)
-            tables[split] = tuple(read_table(name, flag, arguments) for name in found)
+            paths = files.expand_patterns(patterns, flag)
+            tables[split] = tuple(read_table(name, flag, arguments) for name in paths)
     if transform is not None:
         tables = {split: tuple(map(transform, parts)) for split, parts in tables.items()}
     splits = {
@@ -124,25 +148,34 @@ def load_records(
 def drop_invalid(
     records: Records, split: str, problems: Mapping[int, str], arguments: RecordArguments
 ) -> Records:
-    """Leave out the examples with ``problems`` (row: why), named and counted; or refuse them.
+    """Returns the valid examples and logs the others, or raises with `--bad_examples error`.
 
-    **Raises:** DataError for the first with ``--bad_examples error``, and where none is left.
+    Args:
+        records: The examples of a split.
+        split: Name of the split, for messages.
+        problems: The problem of each invalid example, by row.
+        arguments: The data flags.
+
+    Raises:
+        DataError: There are invalid examples with `--bad_examples error`, or no valid examples.
     """
     if not problems:
         return records
-    told = [f"{records.place(row)}: {why}" for row, why in problems.items()]
+    messages = [f"{records.place(row)}: {why}" for row, why in problems.items()]
     if arguments.bad_examples == "error":
-        raise DataError(f"{told[0]}; correct it, or leave it out by --bad_examples skip")
+        raise DataError(
+            f"{messages[0]}; correct the example, or leave it out with --bad_examples skip"
+        )
     good = np.array([row for row in range(len(records)) if row not in problems], np.int64)
     if not len(good):
-        raise DataError(f"none of the {len(records)} {split} examples can be used: {told[0]}")
-    more = f"\n  and {len(told) - MAX_REPORTED} more" if told[MAX_REPORTED:] else ""
+        raise DataError(f"none of the {len(records)} {split} examples is valid: {messages[0]}")
+    suffix = f"\n  and {len(messages) - MAX_REPORTED} more" if messages[MAX_REPORTED:] else ""
     logger.warning(
-        "%d of %d %s examples are left out:\n  %s%s",
-        len(told),
+        "%d of %d %s examples are invalid and left out:\n  %s%s",
+        len(messages),
         len(records),
         split,
-        "\n  ".join(told[:MAX_REPORTED]),
-        more,
+        "\n  ".join(messages[:MAX_REPORTED]),
+        suffix,
     )
     return records.select(good)

@@ -1,4 +1,4 @@
-"""Where documents come from: a plugin, the Hub, files, or one raw text or array, as splits."""
+"""Sources of documents: plugins, the Hub, files, and raw text or arrays; divided into splits."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from hfseq.plugins import Plugins
-REFERENCE_COLUMN = "chinese_ref"  # transformers' name for whole-word reference positions
+REFERENCE_COLUMN = "chinese_ref"  # the name in Transformers for whole-word reference positions
 NO_SCRIPTS = (
-    "`datasets` no longer runs loading scripts, which is how {name} was distributed. Use a corpus "
-    "stored as parquet, e.g. `--dataset_name HuggingFaceFW/fineweb-2 --dataset_config_name "
-    "nob_Latn` or `--dataset_name wikimedia/wikipedia --dataset_config_name 20231101.no`, or your "
-    "own text with --train_file"
+    "`datasets` no longer supports loading scripts, which {name} uses. Use a dataset in "
+    "parquet format, e.g. `--dataset_name HuggingFaceFW/fineweb-2 --dataset_config_name "
+    "nob_Latn` or `--dataset_name wikimedia/wikipedia --dataset_config_name 20231101.no`, or "
+    "local text with --train_file"
 )
 DATASETS_WITH_SCRIPTS = (
     "oscar",
@@ -41,107 +41,127 @@ DATASETS_WITH_SCRIPTS = (
 
 
 class Splits(dict[str, Any]):
-    """The splits by name ("train", "validation", "test"; any may be absent) and the text column."""
+    """Documents by split.
+
+    Args:
+        splits: Documents by split name ("train", "validation", "test"). Any split may be absent.
+        text_column: The column of the text.
+    """
 
     def __init__(self, splits: dict[str, Any], text_column: str):
         super().__init__(splits)
         self.text_column = text_column
 
     def hold_out(self, arguments: TextArguments) -> None:
-        """Cut what has no split of its own off the training text; shares are those of all of it."""
-        whole, low = self["train"], 0
+        """Takes missing validation and test splits from the training documents.
+
+        Percentages refer to the original training split.
+
+        Raises:
+            DataError: The training split has too few documents.
+        """
+        train, low = self["train"], 0
         for split in ("validation", "test"):
             share = getattr(arguments, f"{split}_split_percentage", 0)
             if split in self or not share:
                 continue
-            rest = self["train"]
+            remaining = self["train"]
             if arguments.streaming:
                 goes, stays = (
-                    partial(_is_between, low=low, high=low + share, wanted=wanted)
-                    for wanted in (True, False)
+                    partial(_is_between, low=low, high=low + share, inside=inside)
+                    for inside in (True, False)
                 )
-                self[split] = rest.filter(goes, input_columns=self.text_column)
-                self["train"] = rest.filter(stays, input_columns=self.text_column)
-            elif len(rest) < 2:
+                self[split] = remaining.filter(goes, input_columns=self.text_column)
+                self["train"] = remaining.filter(stays, input_columns=self.text_column)
+            elif len(remaining) < 2:
                 left = " left" if split == "test" else ""
                 raise DataError(
-                    f"the training text has {len(rest)} document{left}, too few to split off "
-                    f"{share}% for {split}; give --{split}_file, --{split}_split_percentage 0, or "
-                    "for a .txt file --sample_by line"
+                    f"the training text has {len(remaining)} document{left}, too few to hold out "
+                    f"{share}% for {split}; use --{split}_file, --{split}_split_percentage 0, "
+                    "or for a .txt file --sample_by line"
                 )
             else:
-                border = min(max(1, round(len(whole) * share / 100)), len(rest) - 1)
-                self[split] = rest.select(range(border))
-                self["train"] = rest.select(range(border, len(rest)))
+                border = min(max(1, round(len(train) * share / 100)), len(remaining) - 1)
+                self[split] = remaining.select(range(border))
+                self["train"] = remaining.select(range(border, len(remaining)))
             low += share
 
     def limit_samples(self, arguments: TextArguments) -> Self:
-        """Keep as many documents of each split as the flags say."""
+        """Truncates each split to the number of documents that the flags specify."""
         names = {"train": "train", "validation": "eval", "test": "test"}
         for name, split in self.items():
             count = getattr(arguments, f"max_{names[name]}_samples", None)
             if count is not None and hasattr(split, "select"):
                 self[name] = split.select(range(min(count, len(split))))
-            elif count is not None:  # a stream, text or arrays
+            elif count is not None:  # a stream, raw text or arrays
                 self[name] = split.take(count)
         return self
 
 
 def load_splits(arguments: TextArguments, plugins: Plugins | None = None) -> Splits:
-    """Load the documents that the flags ask for.
+    """Loads the documents that the flags specify.
 
-    A dataset name is offered to the plugins' ``load_dataset`` hook first and looked up on the Hub
-    then; without one the files are read. Without a validation split the first
-    ``validation_split_percentage`` percent of the documents validate; of a stream, whose length
-    nobody knows, those whose hash falls below that share (the same ones in every run, and equal
-    documents always on the same side). Where the flags know a test split, the documents after
-    those of validation are set aside for it.
+    A dataset name is passed to the plugins' `load_dataset` hook first, and looked up on the Hub if
+    no plugin handles it. Without a dataset name, files are read. If the validation split is
+    missing, the first `validation_split_percentage` percent of the training documents are used. For
+    streams, whose length is unknown, these are the documents whose hash is below the percentage:
+    the same documents in every run, with equal documents in the same split. For objectives with a
+    test split, the documents after those for validation are held out for testing.
 
-    Returns ``datasets.Dataset`` splits, or ``IterableDataset`` with ``streaming``; what has no
-    documents comes as :mod:`hfseq.data.sources` has it.
+    Args:
+        arguments: The data flags.
+        plugins: Plugins whose `load_dataset` hook may provide the dataset.
+
+    Returns:
+        `datasets.Dataset` splits, or `IterableDataset` with `streaming`. Raw text and arrays are
+        returned as `RawText` and `ByteArrays`.
+
+    Raises:
+        UsageError: The flags specify no data, or contradict each other.
+        DataError: The data cannot be read.
     """
-    known = [split for split in SPLITS if hasattr(arguments, f"{split}_file")]
-    given = {split: getattr(arguments, f"{split}_file") for split in known}
-    if not (arguments.dataset_name or any(given.values())):
+    split_names = [split for split in SPLITS if hasattr(arguments, f"{split}_file")]
+    patterns_by_split = {split: getattr(arguments, f"{split}_file") for split in split_names}
+    if not (arguments.dataset_name or any(patterns_by_split.values())):
         raise UsageError("no data: give --dataset_name or --train_file")
     if is_raw(arguments):
         if arguments.dataset_name:
             raise UsageError(
-                f"--dataset_name {arguments.dataset_name} has documents, which --sample_by raw "
-                "does not read: give files with --train_file, or drop --sample_by"
+                f"--dataset_name {arguments.dataset_name} contains documents, but --sample_by "
+                "raw reads files: use --train_file, or drop --sample_by"
             )
         return Splits(load_raw(arguments), "text").limit_samples(arguments)
-    loaded = load_dataset_splits(arguments, plugins, known) if arguments.dataset_name else {}
-    for split, patterns in given.items():
+    loaded = load_dataset_splits(arguments, plugins, split_names) if arguments.dataset_name else {}
+    for split, patterns in patterns_by_split.items():
         if patterns:
             loaded[split] = _load_files(patterns, f"--{split}_file", arguments)
-    column = text_column(next(loaded[split] for split in known if split in loaded), arguments)
+    column = text_column(next(loaded[split] for split in split_names if split in loaded), arguments)
     splits = Splits(loaded, column)
     for split, dataset in splits.items():
         if file := getattr(arguments, f"{split}_ref_file", None):
             flag = f"--{split}_ref_file {file}"
-            # One JSON list of positions for each document that is not blank.
-            filled = [i for i, text in enumerate(dataset[column]) if not is_blank(text)]
+            # The file has one JSON list of positions for each document that is not blank.
+            filled_indices = [i for i, text in enumerate(dataset[column]) if not is_blank(text)]
             try:
                 lines = Path(file).read_text(encoding="utf-8").splitlines()
                 references = [errors.parse_json(line) for line in lines if line.strip()]
             except (OSError, ValueError) as error:
                 raise DataError(f"{flag} cannot be read: {error}") from error
-            if len(references) != len(filled):
+            if len(references) != len(filled_indices):
                 raise DataError(
-                    f"{flag} has {len(references)} lines for {len(filled)} documents; "
-                    "give one line a document"
+                    f"{flag} has {len(references)} lines for {len(filled_indices)} documents; it "
+                    "must have one line per document"
                 )
-            splits[split] = dataset.select(filled).add_column(REFERENCE_COLUMN, references)
+            splits[split] = dataset.select(filled_indices).add_column(REFERENCE_COLUMN, references)
     if "train" in splits:
         splits.hold_out(arguments)
     return splits.limit_samples(arguments)
 
 
-def _is_between(text: str | None, low: int, high: int, wanted: bool) -> bool:
-    """Tell whether the hash of a document is ``low`` to ``high`` percent of the way."""
+def _is_between(text: str | None, low: int, high: int, inside: bool) -> bool:
+    """Returns whether the hash of a document is between two percentages (`inside`), or not."""
     digest = blake2b((text or "").encode(errors="surrogatepass"), digest_size=8).digest()
-    return (low * 100 <= int.from_bytes(digest, "little") % 10_000 < high * 100) == wanted
+    return (low * 100 <= int.from_bytes(digest, "little") % 10_000 < high * 100) == inside
 
 
 def load_dataset_splits(
@@ -150,20 +170,29 @@ def load_dataset_splits(
     split_names: Sequence[str] = ("train", "validation"),
     no_scripts: str = NO_SCRIPTS,
 ) -> dict[str, Any]:
-    """Load those of the splits ``wanted`` that ``--dataset_name`` has.
+    """Loads splits of `--dataset_name`.
 
-    ``no_scripts`` is what to say of a dataset that is a loading script.
+    Args:
+        arguments: The data flags.
+        plugins: Plugins whose `load_dataset` hook may provide the dataset.
+        split_names: Names of the splits to return. Missing splits are ignored.
+        no_scripts: Message for datasets that are distributed as loading scripts.
+
+    Raises:
+        DataError: The dataset cannot be loaded, or has none of the splits.
     """
     from datasets import load_dataset, load_from_disk
 
     name, config = str(arguments.dataset_name), arguments.dataset_config_name
     label = f"--dataset_name {name}" + (f" --dataset_config_name {config}" if config else "")
-    whole = plugins.call_first("load_dataset", name=name, arguments=arguments) if plugins else None
+    dataset = (
+        plugins.call_first("load_dataset", name=name, arguments=arguments) if plugins else None
+    )
     try:
-        if whole is None and (Path(name) / "dataset_dict.json").exists():
-            whole = load_from_disk(name)
-        elif whole is None:
-            whole = load_dataset(
+        if dataset is None and (Path(name) / "dataset_dict.json").exists():
+            dataset = load_from_disk(name)
+        elif dataset is None:
+            dataset = load_dataset(
                 name,
                 config,
                 revision=arguments.dataset_revision,
@@ -175,17 +204,17 @@ def load_dataset_splits(
             raise DataError(f"{label}: {no_scripts.format(name=name)} ({error})") from error
         if isinstance(error, ConnectionError):
             raise DataError(
-                f"{label}: the Hub cannot be reached ({error}); check the network, or give local "
-                "text with --train_file"
+                f"{label}: cannot reach the Hub ({error}); check the network connection, or use "
+                "local text with --train_file"
             ) from error
         if isinstance(error, FileNotFoundError):
             raise DataError(f"{label}: no such dataset on the Hub or on disk ({error})") from error
         raise DataError(f"{label} cannot be loaded: {error.__cause__ or error}") from error
-    splits = {split: whole[split] for split in split_names if split in whole}
+    splits = {split: dataset[split] for split in split_names if split in dataset}
     if not splits:
         raise DataError(
-            f"--dataset_name {name} has the splits {', '.join(map(str, whole)) or 'none'}; "
-            f"{' or '.join(map(repr, split_names))} is needed"
+            f"--dataset_name {name} has the splits {', '.join(map(str, dataset)) or 'none'}; "
+            f"expected {' or '.join(map(repr, split_names))}"
         )
     return splits
 
@@ -200,12 +229,12 @@ def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any
         if builder == "json":
             data_files.check_null_rows(file, flag)
         if builder == "json" and not arguments.streaming:
-            # pyarrow stores what is not UTF-8 and only fails when the row is read
+            # pyarrow stores invalid UTF-8 and fails when the row is read
             data_files.check_utf8(file, flag)
         elif builder == "parquet":
             data_files.check_parquet(file, flag)
         else:
-            data_files.check_unpacked_size(file, flag, whole=not arguments.streaming)
+            data_files.check_unpacked_size(file, flag, complete=not arguments.streaming)
     if builder == "text":
         keep = getattr(arguments, "keep_linebreaks", False)
         options = {"sample_by": arguments.sample_by, "keep_linebreaks": keep}
@@ -222,7 +251,7 @@ def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any
     except Exception as error:
         raise data_files.explain_load_error(error, files, builder, flag) from error
     if first is None:
-        raise DataError(f"{flag} {files[0]} holds no documents")
+        raise DataError(f"{flag} {files[0]} contains no documents")
     return dataset
 
 
@@ -231,122 +260,147 @@ def _datasets_cache(arguments: TextArguments) -> str | None:
 
 
 def text_column(dataset: Dataset | IterableDataset, arguments: TextArguments) -> str:
-    """Return the column to read: the one asked for, else "text", else the first one of strings."""
+    """Returns the text column.
+
+    This is the requested column, otherwise "text", otherwise the first string column.
+
+    Raises:
+        DataError: The column does not exist or contains no text.
+    """
     if dataset.features:
-        kinds = {n: getattr(f, "dtype", type(f).__name__) for n, f in dataset.features.items()}
-        types = {name: "text" if "string" in kind else kind for name, kind in kinds.items()}
+        dtypes = {n: getattr(f, "dtype", type(f).__name__) for n, f in dataset.features.items()}
+        types = {name: "text" if "string" in dtype else dtype for name, dtype in dtypes.items()}
     else:
         example: dict[str, Any] = next(iter(dataset), {})
         types = {n: "text" if isinstance(v, str) else type(v).__name__ for n, v in example.items()}
-    asked = arguments.text_column_name
-    if asked and asked not in types:
+    flag_value = arguments.text_column_name
+    if flag_value and flag_value not in types:
         raise DataError(
-            f"--text_column_name {asked}: no such column; the data has "
-            f"{', '.join(types) or 'no columns'}{did_you_mean(asked, types)}"
+            f"--text_column_name {flag_value}: no such column; the data has "
+            f"{', '.join(types) or 'no columns'}{did_you_mean(flag_value, types)}"
         )
-    texts = [name for name, kind in types.items() if kind == "text"]
-    column = asked or ("text" if "text" in texts else next(iter(texts), None))
+    texts = [name for name, dtype in types.items() if dtype == "text"]
+    column = flag_value or ("text" if "text" in texts else next(iter(texts), None))
     if column not in texts:
-        listing = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-        if asked:
-            raise DataError(f"--text_column_name {asked} holds no text; the columns are {listing}")
-        raise DataError(f"no column holds text; the columns are {listing or 'none'}")
+        listing = ", ".join(f"{name} ({dtype})" for name, dtype in types.items())
+        if flag_value:
+            raise DataError(
+                f"--text_column_name {flag_value} does not contain text; the columns are {listing}"
+            )
+        raise DataError(f"no column contains text; the columns are {listing or 'none'}")
     return str(column)
 
 
 def is_blank(text: str | None) -> bool:
-    """True for a document that holds nothing to train on."""
+    """Returns whether a document contains nothing to train on."""
     return not text or text.isspace()
 
 
 def is_raw(arguments: TextArguments) -> bool:
-    """Tell whether the flags name one long text, or arrays."""
+    """Returns whether the flags specify raw text or arrays."""
     return arguments.sample_by == "raw" or has_arrays(arguments)
 
 
 def load_raw(arguments: TextArguments) -> dict[str, Any]:
-    """Read the files that the flags name and cut off what has no file of its own, by position.
+    """Reads raw text or arrays, and takes missing splits from the training data by position.
 
-    The text is training first, then validation, then test: the shares are
-    ``validation_split_percentage`` and ``test_split_percentage``.
+    The order is training, validation, test, with `validation_split_percentage` and
+    `test_split_percentage` of the data for the last two.
+
+    Raises:
+        UsageError: The objective does not support arrays.
+        DataError: The files cannot be read, or a split is empty.
     """
     if has_arrays(arguments) and not hasattr(arguments, "block_size"):
         raise UsageError(
-            "arrays (.npy, .npz) are no text: run_clm_flax.py trains on them, with a vocabulary "
-            "that train_tokenizer.py --vocabulary bytes makes without any data"
+            "arrays (.npy, .npz) are only supported by run_clm_flax.py, with a byte vocabulary "
+            "(train_tokenizer.py --vocabulary bytes)"
         )
-    kind = ByteArrays if has_arrays(arguments) else RawText
+    data_class = ByteArrays if has_arrays(arguments) else RawText
     splits = {}
     for split in SPLITS:
         if patterns := getattr(arguments, f"{split}_file", None):
             flag = f"--{split}_file"
-            splits[split] = kind.read(data_files.expand_patterns(patterns, flag), flag)
+            splits[split] = data_class.read(data_files.expand_patterns(patterns, flag), flag)
     if "train" not in splits:
         return splits
-    whole, end = splits["train"], splits["train"].stop
+    train, end = splits["train"], splits["train"].stop
     for split in ("test", "validation"):
         share = getattr(arguments, f"{split}_split_percentage", 0)
         if split not in splits and share:
-            start = end - round(len(whole) * share / 100)
-            splits[split] = dataclasses.replace(whole, start=start, stop=end)
+            start = end - round(len(train) * share / 100)
+            splits[split] = dataclasses.replace(train, start=start, stop=end)
             end = start
-    splits["train"] = dataclasses.replace(whole, stop=end)
+    splits["train"] = dataclasses.replace(train, stop=end)
     empty = [name for name, part in splits.items() if not len(part)]
     if empty:
         raise DataError(
-            f"{len(whole)} bytes or arrays leave nothing for {', '.join(empty)}: give a larger "
-            "file, or other percentages"
+            f"{len(train)} bytes or arrays are too few for {', '.join(empty)}: use a larger "
+            "file or other percentages"
         )
     return splits
 
 
-# -- examples, which are rows for themselves
+# -- separate examples
 
 
 Load = TypeVar("Load", bound=Callable[..., Any])
 
 
 def cached_on_arguments(load: Load) -> Load:
-    """Let ``load(arguments, ...)`` return what it returned before for the same ``arguments``."""
-    name = f"_{load.__name__}"  # beside the fields, so logs and cards do not see it
+    """Caches the result of `load(arguments, ...)` on the `arguments` object.
+
+    Later calls with the same object return the same result.
+    """
+    name = (
+        f"_{load.__name__}"  # not a dataclass field, so that logs and model cards do not include it
+    )
 
     @wraps(load)
-    def again(arguments: TextArguments, *others: Any, **options: Any) -> Any:
-        kept = vars(arguments)
-        if name not in kept:
-            kept[name] = load(arguments, *others, **options)
-        return kept[name]
+    def again(arguments: TextArguments, *args: Any, **options: Any) -> Any:
+        attributes = vars(arguments)
+        if name not in attributes:
+            attributes[name] = load(arguments, *args, **options)
+        return attributes[name]
 
     return cast(Load, again)
 
 
 def complete_splits(splits: dict[str, Any], arguments: TextArguments) -> None:
-    """Cut what has no split of its own off the training examples, and all to the counts asked for.
+    """Takes missing splits from the training examples, and truncates splits as the flags specify.
 
-    A share is of examples by the hash of what they are (``contents()``), so equal ones are on one
-    side, and the same ones in every run; ``select(rows)`` has to return some of a split.
+    Examples are selected by the hash of their content, so that the selection is the same in every
+    run and equal examples are in the same split.
+
+    Args:
+        splits: Examples by split, with the methods `contents()` and `select(rows)`. Modified in
+            place.
+        arguments: The data flags.
+
+    Raises:
+        DataError: The training split has too few examples.
     """
     shares = {split: getattr(arguments, f"{split}_split_percentage", 0) for split in SPLITS[1:]}
     shares = {split: share for split, share in shares.items() if share and split not in splits}
     if "train" in splits and shares:
-        whole = splits["train"]
-        contents = (text.encode("utf-8", "replace") for text in whole.contents())
+        train = splits["train"]
+        contents = (text.encode("utf-8", "replace") for text in train.contents())
         digests = (blake2b(content, digest_size=8).digest() for content in contents)
-        # Where each example lies between 0 and 1, always the same.
+        # A fixed position between 0 and 1 for each example.
         positions = np.array([int.from_bytes(digest, "little") / 2**64 for digest in digests])
-        kept = np.ones(len(whole), bool)
+        in_train = np.ones(len(train), bool)
         for split, share in shares.items():
-            left = np.sort(positions[kept])
-            count = min(max(1, round(len(whole) * share / 100)), len(left))
-            taken = kept & (positions <= left[count - 1])
-            kept &= ~taken
-            if not kept.any():
+            positions_left = np.sort(positions[in_train])
+            count = min(max(1, round(len(train) * share / 100)), len(positions_left))
+            selected = in_train & (positions <= positions_left[count - 1])
+            in_train &= ~selected
+            if not in_train.any():
                 raise DataError(
-                    f"the training data has {len(whole)} examples, too few to split off {share}% "
-                    f"for {split}; give --{split}_file or --{split}_split_percentage 0"
+                    f"the training data has {len(train)} examples, too few to hold out {share}% "
+                    f"for {split}; use --{split}_file or --{split}_split_percentage 0"
                 )
-            splits[split] = whole.select(np.flatnonzero(taken))
-        splits["train"] = whole.select(np.flatnonzero(kept))
+            splits[split] = train.select(np.flatnonzero(selected))
+        splits["train"] = train.select(np.flatnonzero(in_train))
     for split, name in (("train", "train"), ("validation", "eval"), ("test", "predict")):
         most = getattr(arguments, f"max_{name}_samples", None)
         if split in splits and most is not None and most < len(splits[split]):
@@ -354,27 +408,32 @@ def complete_splits(splits: dict[str, Any], arguments: TextArguments) -> None:
 
 
 class MediaSource(NamedTuple):
-    """Where a picture or sound is: a file or URL, or its bytes; ``name`` is for messages."""
+    """The location of an image or audio file.
+
+    Attributes:
+        name: Path or URL. With `data`, a name for messages.
+        data: The content, if it is in memory.
+    """
 
     name: str
     data: bytes | None = None
 
 
 class UnreadableError(Exception):
-    """A picture or sound that is left out, and why."""
+    """An image or audio file cannot be read. The message contains the reason."""
 
 
 class MediaColumn(Sequence[MediaSource]):
-    """A column of pictures or sound of ``datasets``, not decoded: bytes are read when asked for.
+    """A column of encoded images or audio of a `datasets.Dataset`, read on access.
 
-    Its own decoders are not used: that of sound needs PyTorch, and what one cannot read would end
-    the run.
+    The decoders of `datasets` are not used: the one for audio requires PyTorch, and an unreadable
+    item would stop the run.
     """
 
     def __init__(self, dataset: Dataset, column: str, origin: str):
-        kind: Any = (dataset.features or {}).get(column)
-        if hasattr(kind, "decode"):
-            dataset = dataset.cast_column(column, type(kind)(decode=False))
+        feature: Any = (dataset.features or {}).get(column)
+        if hasattr(feature, "decode"):
+            dataset = dataset.cast_column(column, type(feature)(decode=False))
         self.dataset, self.column, self.origin = dataset, column, origin
 
     def __len__(self) -> int:
@@ -393,15 +452,15 @@ class MediaColumn(Sequence[MediaSource]):
 # -- text and arrays without documents
 
 
-PIECE_BYTES = 1 << 20  # bytes that are tokenised at once
+PIECE_BYTES = 1 << 20  # bytes to tokenize at once
 BYTE_VOCABULARY_ADVICE = (
-    "a vocabulary of bytes (train_tokenizer.py --vocabulary bytes) takes any file"
+    "a byte vocabulary (train_tokenizer.py --vocabulary bytes) supports any file"
 )
 
 
 @dataclasses.dataclass
-class _Stretch:
-    """What lies from ``start`` to ``stop`` of ``content``, which was read whole."""
+class _ArrayRange:
+    """The part of `content` from `start` to `stop`."""
 
     content: np.ndarray
     start: int
@@ -411,16 +470,16 @@ class _Stretch:
         return self.stop - self.start
 
     def take(self, count: int) -> Self:
-        """Return the beginning, ``count`` long."""
+        """Returns the first `count` items."""
         return dataclasses.replace(self, stop=min(self.stop, self.start + count))
 
 
-class RawText(_Stretch):
-    """Bytes of a text."""
+class RawText(_ArrayRange):
+    """The bytes of a text."""
 
     @classmethod
     def read(cls, names: Sequence[str], flag: str) -> Self:
-        """Read files one after the other."""
+        """Reads and concatenates files."""
         parts = []
         for name in names:
             with (
@@ -430,7 +489,7 @@ class RawText(_Stretch):
                 parts.append(np.frombuffer(stream.read(), np.uint8))
         content = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if not len(content):
-            raise DataError(f"{flag} {names[0]} is empty; give a file with text in it")
+            raise DataError(f"{flag} {names[0]} is empty; use a file that contains text")
         return cls(content, 0, len(content))
 
     @property
@@ -441,16 +500,22 @@ class RawText(_Stretch):
     def pieces(
         self, flag: str = "--sample_by raw", advice: str = BYTE_VOCABULARY_ADVICE
     ) -> Iterator[str]:
-        """Yield the text in pieces that end with a line where lines are not huge.
+        """Yields the text in pieces, divided after line feeds unless lines are very long.
 
-        A character that a border cuts belongs to the part before it. ``flag`` and ``advice`` are
-        what an error says of bytes that are not text.
+        A character that crosses the boundary of a part belongs to the part in which it starts.
+
+        Args:
+            flag: The flag, for messages.
+            advice: What to do about bytes that are not UTF-8, for messages.
+
+        Raises:
+            DataError: The bytes are not UTF-8, or contain no complete character.
         """
         start, last = self._character(self.start), self._character(self.stop)
         if start >= last:
             raise DataError(
-                f"{flag}: bytes {self.start} to {self.stop} of the text hold no whole character: "
-                "give a larger file, or a larger share"
+                f"{flag}: bytes {self.start} to {self.stop} of the text contain no complete "
+                "character: use a larger file or a larger percentage"
             )
         while start < last:
             stop = self._character(min(start + PIECE_BYTES, last))
@@ -465,16 +530,16 @@ class RawText(_Stretch):
                 ) from error
             start = stop
 
-    def _character(self, place: int) -> int:
-        """The first place from ``place`` on that is not inside a character (of 4 bytes at most)."""
-        if not place:
-            return place  # what continues nothing is an error, not a part of a character
-        inside = self.content[place : place + 3] & 0xC0 == 0x80
-        return place + (len(inside) if inside.all() else int(inside.argmin()))
+    def _character(self, position: int) -> int:
+        """Returns the first position at or after `position` that is not inside of a character."""
+        if not position:
+            return position  # a continuation byte here is an error
+        inside = self.content[position : position + 3] & 0xC0 == 0x80
+        return position + (len(inside) if inside.all() else int(inside.argmin()))
 
     def count_words(self, line_ends: bool = True) -> int:
-        """Count words between whitespace, and line ends, see ``tokenize.count_words``."""
-        text = "".join(self.pieces("--word_perplexity", "words are those of text: drop the flag"))
+        """Counts words between whitespace, and line ends; see `tokenize.count_words`."""
+        text = "".join(self.pieces("--word_perplexity", "word counts require text: drop the flag"))
         ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
         return len(text.split()) + ends
 
@@ -484,11 +549,11 @@ def _load_array(name: str, label: str) -> np.ndarray:
         array = np.load(name, mmap_mode="r", allow_pickle=False)
         if isinstance(array, np.ndarray):
             return array
-        array.close()  # an archive under a wrong name
-        raise DataError(f"{label} is an archive of arrays: call it .npz")
+        array.close()  # an archive with the wrong extension
+        raise DataError(f"{label} is an archive of arrays: rename it to .npz")
     with Path(name).open("rb") as stream:  # .npz: an archive of named arrays
         archive = np.load(stream, allow_pickle=False)
-        if isinstance(archive, np.ndarray):  # under a wrong name
+        if isinstance(archive, np.ndarray):  # an array with the wrong extension
             return archive
         for member in archive.zip.infolist():
             if (
@@ -497,79 +562,95 @@ def _load_array(name: str, label: str) -> np.ndarray:
                 + data_files.MAX_UNPACK_RATIO * member.compress_size
             ):
                 raise DataError(
-                    f"{label} unpacks to {member.file_size >> 20} MB, more than {data_files.MAX_UNPACK_RATIO} "
-                    "times its size: save it with numpy.savez, which does not pack"
+                    f"{label} decompresses to {member.file_size >> 20} MB, more than "
+                    f"{data_files.MAX_UNPACK_RATIO} times its size: save it with numpy.savez, "
+                    "which does not compress"
                 )
         if len(archive.files) != 1:
-            held = ", ".join(archive.files) or "nothing"
-            raise DataError(f"{label} holds {held}: give a file with one array")
+            contents = ", ".join(archive.files) or "nothing"
+            raise DataError(f"{label} contains {contents}: use a file with one array")
         return archive[archive.files[0]]
 
 
-class ByteArrays(_Stretch):
-    """Arrays of bytes, all of one shape: uint8 (N, ...), memory-mapped where the file allows it."""
+class ByteArrays(_ArrayRange):
+    """Arrays of bytes with equal shapes: uint8 `(N, ...)`, memory-mapped if possible."""
 
     @classmethod
     def read(cls, names: Sequence[str], flag: str) -> Self:
-        """Open the one file of arrays that a flag names."""
+        """Opens the array file that a flag specifies.
+
+        Raises:
+            DataError: There are several files, or the file does not contain an array of bytes.
+        """
         label = f"{flag} {' '.join(names)}"
         if len(names) > 1:
-            raise DataError(f"{label}: give one file of arrays, .npy or .npz")
+            raise DataError(f"{label}: specify one array file (.npy or .npz)")
         if not names[0].lower().endswith(ARRAY_EXTENSIONS) or "://" in names[0]:
             raise DataError(
-                f"{label} beside files of arrays: give one local .npy or .npz file here, too"
+                f"{label}: all splits must be arrays if one is: use one local .npy or .npz file"
             )
         try:
             arrays = _load_array(names[0], label)
         except DataError:
             raise
-        except Exception as error:  # what reads headers of arrays raises a dozen types
+        except Exception as error:  # NumPy raises many types of exceptions for damaged headers
             raise DataError(f"{label} cannot be read as an array: {error}") from error
         if not arrays.size:
-            raise DataError(f"{label} is empty, of shape {arrays.shape}: give one with arrays")
+            raise DataError(
+                f"{label} is empty (shape {arrays.shape}): use a file that contains arrays"
+            )
         if arrays.dtype != np.uint8 or arrays.ndim < 2:
             raise DataError(
-                f"{label} holds {arrays.dtype} of shape {arrays.shape}: give uint8 of shape "
-                "(number of arrays, ...)"
+                f"{label} contains {arrays.dtype} of shape {arrays.shape}: expected uint8 of "
+                "shape (number of arrays, ...)"
             )
         return cls(arrays, 0, len(arrays))
 
     @property
     def size(self) -> int:
-        """Bytes of one array."""
+        """The number of bytes of an array."""
         return int(np.prod(self.content.shape[1:]))
 
 
 class ByteArrayRows:
-    """Row *i* is array *i*, flattened in row-major order, a token a byte."""
+    """One array per row, flattened in row-major order, with one token per byte.
+
+    Args:
+        arrays: The arrays.
+        tokenizer: A tokenizer with a byte vocabulary.
+        length: Row length in tokens.
+
+    Raises:
+        UsageError: The vocabulary or the row length does not match the arrays.
+    """
 
     max_runs = 1
 
-    def __init__(self, images: ByteArrays, tokenizer: PreTrainedTokenizerBase, length: int):
+    def __init__(self, arrays: ByteArrays, tokenizer: PreTrainedTokenizerBase, length: int):
         table = byte_ids(tokenizer)
         if table is None:
             raise UsageError(
-                "arrays of bytes need a vocabulary of bytes: make one with "
-                "train_tokenizer.py --model_type vq_transformer --vocabulary bytes"
+                "arrays require a byte vocabulary: create one with train_tokenizer.py "
+                "--model_type vq_transformer --vocabulary bytes"
             )
-        if length != images.size:
+        if length != arrays.size:
             raise UsageError(
-                f"rows have {length} tokens and arrays of shape {images.content.shape[1:]} have "
-                f"{images.size} bytes: give --block_size {images.size}"
+                f"rows have {length} tokens, but arrays of shape {arrays.content.shape[1:]} "
+                f"have {arrays.size} bytes: use --block_size {arrays.size}"
             )
-        self.images, self.length, self.table = images, length, table
+        self.arrays, self.length, self.table = arrays, length, table
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.arrays)
 
     def width(self, indices: np.ndarray) -> int:
-        """Columns of a batch: always the length."""
+        """Returns the number of columns of a batch, which is always the row length."""
         return self.length
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Copy these rows out; see ``Rows``."""
-        arrays = self.images.content[self.images.start + np.asarray(indices)]
-        ids = self.table[arrays.reshape(len(arrays), -1)]
+        """Returns the arrays of these rows; see `Rows`."""
+        selected = self.arrays.content[self.arrays.start + np.asarray(indices)]
+        ids = self.table[selected.reshape(len(selected), -1)]
         return {
             "input_ids": ids,
             "segment_ids": np.ones_like(ids),

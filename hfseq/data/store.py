@@ -1,4 +1,4 @@
-"""Tokenised documents on disk: one memory-mapped int32 file, and where each document begins."""
+"""Tokenized documents on disk: memory-mapped int32 tokens with the offset of each document."""
 
 from __future__ import annotations
 
@@ -30,11 +30,17 @@ HEADER_FILE, TOKENS_FILE, OFFSETS_FILE, CONTINUES_FILE = (
 
 @dataclass
 class TokenStore:
-    """All documents of a split, end to end.
+    """All documents of a split, concatenated.
 
-    tokens: int32 (total,). offsets: int64 (documents + 1,), document i is
-    ``tokens[offsets[i]:offsets[i + 1]]`` and never empty. continues: uint8 (total,), 1 where a
-    token continues the word before it, or None. Arrays that come from disk are memory maps.
+    Arrays that are loaded from disk are memory maps.
+
+    Attributes:
+        tokens: Token ids, int32 `(total,)`.
+        offsets: Document boundaries, int64 `(documents + 1,)`. Document i consists of
+            `tokens[offsets[i]:offsets[i + 1]]` and is never empty.
+        pad_token_id: The id for padding.
+        continues: 1 for tokens that continue a word, uint8 `(total,)`, or `None`.
+        header: The content of the header file.
     """
 
     tokens: np.ndarray
@@ -48,7 +54,7 @@ class TokenStore:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of all documents together."""
+        """The number of tokens in all documents."""
         return int(self.offsets[-1])
 
     def __getitem__(self, document: int) -> np.ndarray:
@@ -58,7 +64,17 @@ class TokenStore:
     def gather(
         self, starts: np.ndarray, lengths: np.ndarray, width: int
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Copy ``tokens[start:start + length]`` into rows; also say where a row holds a token."""
+        """Copies spans of tokens into padded rows.
+
+        Args:
+            starts: First token of each row, `(rows,)`.
+            lengths: Number of tokens of each row, `(rows,)`.
+            width: Number of columns.
+
+        Returns:
+            Int32 arrays `(rows, width)` by name ("input_ids" and, if available, "continues"), and a
+            boolean array of the same shape that is false for padding.
+        """
         rows = {"input_ids": np.full((len(starts), width), self.pad_token_id, np.int32)}
         flat = {"input_ids": self.tokens}
         if self.continues is not None:
@@ -71,7 +87,11 @@ class TokenStore:
 
     @classmethod
     def open(cls, path: str | Path) -> TokenStore:
-        """Map a store into memory."""
+        """Opens a store as memory maps.
+
+        Raises:
+            DataError: The directory does not contain a complete token store of this version.
+        """
         path = Path(path)
         try:
             header = errors.parse_json((path / HEADER_FILE).read_bytes())
@@ -79,39 +99,49 @@ class TokenStore:
             total, documents, pad = (header[n] for n in ("tokens", "documents", "pad_token_id"))
             limits = ((total, 2**48), (documents, 2**48), (pad, 2**31))
             if not all(type(n) is int and 0 <= n < limit for n, limit in limits):
-                raise ValueError("its header has counts that are no counts")
+                raise ValueError("invalid counts in its header")
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise DataError(f"{path} is not a token store: {error}") from error
         if version != VERSION:
-            raise DataError(f"{path} is a token store of version {version}, not {VERSION}")
+            raise DataError(f"{path} is a token store of version {version} (supported: {VERSION})")
         continues = (
-            _map(path / CONTINUES_FILE, np.uint8, total) if header.get("continues") else None
+            _memory_map(path / CONTINUES_FILE, np.uint8, total) if header.get("continues") else None
         )
-        tokens = _map(path / TOKENS_FILE, "<i4", total)
-        offsets = _map(path / OFFSETS_FILE, "<i8", documents + 1)
+        tokens = _memory_map(path / TOKENS_FILE, "<i4", total)
+        offsets = _memory_map(path / OFFSETS_FILE, "<i8", documents + 1)
         if offsets[0] != 0 or offsets[-1] != total or (offsets[1:] <= offsets[:-1]).any():
-            raise DataError(f"{path / OFFSETS_FILE} is damaged; rebuild it with --overwrite_cache")
+            raise DataError(f"{path / OFFSETS_FILE} is damaged: rebuild it with --overwrite_cache")
         return cls(tokens, offsets, header["pad_token_id"], continues, header)
 
 
-def _map(path: Path, dtype: DTypeLike, count: int) -> np.ndarray:
+def _memory_map(path: Path, dtype: DTypeLike, count: int) -> np.ndarray:
     expected = count * np.dtype(dtype).itemsize
     size = path.stat().st_size if path.exists() else 0
     if size != expected:
         raise DataError(
-            f"{path} has {size} bytes where {expected} are due; rebuild it with --overwrite_cache"
+            f"{path} has {size} bytes instead of {expected}: rebuild it with --overwrite_cache"
         )
     return np.asarray(np.memmap(path, dtype, mode="r", shape=(count,)))  # plain arrays slice faster
 
 
-# One chunk of documents: flat token ids, the length of each document, and optionally `continues`.
+# A chunk of documents: flat token ids, the length of each document, and `continues` or None.
 Chunk = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 def build_store(
     path: str | Path, chunks: Callable[[], Iterable[Chunk]], header: dict, overwrite: bool = False
 ) -> TokenStore:
-    """Open the store at ``path``, writing it from ``chunks()`` unless it is there and whole."""
+    """Opens the store at `path`, or writes it if it does not exist or is incomplete.
+
+    Args:
+        path: Directory of the store.
+        chunks: Returns an iterable of chunks of documents.
+        header: Additional content of the header file.
+        overwrite: Whether to replace an existing store.
+
+    Raises:
+        DataError: No document contains tokens, or the store cannot be written.
+    """
 
     def write(directory: Path) -> None:
         lengths: list[np.ndarray] = []
@@ -133,7 +163,7 @@ def build_store(
                 stream.flush()
                 os.fsync(stream.fileno())
         if not lengths:
-            raise DataError("no document is left: every one of them is blank or has no tokens")
+            raise DataError("no document is left: all of them are blank or have no tokens")
         if not has_continues:
             (directory / CONTINUES_FILE).unlink()
         offsets = np.zeros(sum(map(len, lengths)) + 1, "<i8")
@@ -160,41 +190,53 @@ def write_once(
     write: Callable[[Path], None],
     overwrite: bool = False,
 ) -> Opened:
-    """Return ``opened(path)``, after ``write(directory)`` if that raises a DataError at first.
+    """Opens the data in a directory, which is written first if it does not exist or is damaged.
 
-    The files are written to a temporary directory and renamed, so that a killed process or a full
-    disk leaves nothing that could be taken for whole. Processes that want the same directory wait
-    for each other; the second one finds it done.
+    The files are written to a temporary directory that is renamed at the end, so that a killed
+    process or a full disk never leaves incomplete data at `path`. If several processes call this
+    function, one of them writes and the others wait for it.
+
+    Args:
+        path: The directory.
+        opened: Opens the directory, or raises a `DataError` if it is not valid.
+        write: Writes the files into an empty directory.
+        overwrite: Whether to replace an existing directory.
+
+    Returns:
+        The result of `opened(path)`.
+
+    Raises:
+        DataError: The directory cannot be written.
     """
     from filelock import FileLock
 
-    def whole() -> Opened | None:
+    def open_stored() -> Opened | None:
         with contextlib.suppress(DataError):
             return None if overwrite else opened(path)
         return None
 
-    if (stored := whole()) is not None:
+    if (stored := open_stored()) is not None:
         return stored
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):  # freed by the system when its holder dies
-            if (stored := whole()) is not None:
+        with FileLock(f"{path}.lock"):  # the operating system releases it if the process dies
+            if (stored := open_stored()) is not None:
                 return stored
-            for leftover in path.parent.glob(f"{path.name}.tmp-*"):  # of a writer that was killed
+            for leftover in path.parent.glob(f"{path.name}.tmp-*"):  # from killed processes
                 shutil.rmtree(leftover, ignore_errors=True)
             temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex[:8]}")
             temporary.mkdir()
             try:
                 write(temporary)
                 if path.exists():
-                    path.rename(temporary / "replaced")  # readers keep their maps of it
+                    path.rename(temporary / "replaced")  # open memory maps stay valid
                 temporary.rename(path)
                 shutil.rmtree(path / "replaced", ignore_errors=True)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise DataError(
-            f"cannot write the cache {path}: {error.strerror or error}; free some space, or "
-            "name another place with --data_cache_dir or HFSEQ_CACHE"
+            f"cannot write the cache {path}: {error.strerror or error}. Free some disk space, "
+            "or choose another directory with --data_cache_dir or HFSEQ_CACHE"
         ) from error
     return opened(path)

@@ -1,4 +1,4 @@
-"""Batches of a stream: tokenised on the fly, shuffled in blocks, resumed to the very row."""
+"""Batches of a stream: tokenized on the fly, shuffled in blocks, and resumable at the exact row."""
 
 from __future__ import annotations
 
@@ -18,18 +18,35 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
 
-CHUNK_DOCUMENTS = 256  # documents read and tokenised at a time
+CHUNK_DOCUMENTS = 256  # documents to read and tokenize at a time
 
 
 class StreamingBatches:
-    """Batches of an ``IterableDataset``, one after another, for ever.
+    """Endless batches of an `IterableDataset`.
 
-    A block of ``block_rows`` rows is read, its rows are put in an order that (seed, epoch, block)
-    determine, and cut into batches; the shards of the source are visited in an order that (seed,
-    epoch) determine. (A ``datasets`` shuffle buffer would not come back the same after a resume.)
-    The last batch of an epoch is filled up with rows marked invalid. ``state()`` is JSON-safe, and
-    after ``restore(state)`` the same batches follow. Every process reads the whole stream and takes
-    its ``part`` of each batch, so the order does not depend on how many there are.
+    The stream is read in blocks of `block_rows` rows. The rows of a block are permuted by a
+    function of (seed, epoch, block) and divided into batches. The shards of the source are visited
+    in an order that depends on (seed, epoch). Unlike the shuffle buffer of `datasets`, this order
+    is reproducible after a resume. The last batch of an epoch is filled with rows that are marked
+    as invalid.
+
+    `state()` is JSON-serializable, and `restore(state)` continues with the batch after it. Every
+    process reads the complete stream and uses its part of each batch, so the order does not depend
+    on the number of processes.
+
+    Args:
+        dataset: The documents.
+        tokenizer: The tokenizer.
+        text_column: Column of the text.
+        length: Row length in tokens.
+        batch_size: Rows per batch, over all processes.
+        seed: Seed of the order.
+        shuffle: Whether to permute rows and shards.
+        line_by_line: Whether each document is one truncated row, instead of packing documents.
+        cross_documents: Whether a packed row is one sequence regardless of document boundaries.
+        keep_blank: Whether blank documents are part of the text.
+        append_eos: Whether each document ends with the end-of-text token.
+        block_rows: Rows per block, rounded down to full batches.
     """
 
     def __init__(
@@ -57,38 +74,48 @@ class StreamingBatches:
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.block_rows = max(1, block_rows // batch_size) * batch_size
         self.epoch = self.block = self.offset = 0
-        # Where the present block begins, and the next one (None: with the next epoch).
+        # Starts of the current and of the next block (None: the next block starts an epoch).
         self._start: dict[str, Any] = {"source": self.source.state(), "skip": 0}
         self._next: dict[str, Any] | None = None
         self._rows: PackedRows | LineRows | None = None
-        # Kept from block to block, since going back to a place can mean reading its shard again:
+        # Kept between blocks, because returning to a position may require reading its shard again:
         self._reader: Iterator | None = None
-        self._pending: list = []  # the chunk in which the present block ended
+        self._pending: list = []  # the chunk in which the current block ended
 
     def state(self) -> dict:
-        """The position after the last batch, for ``restore``."""
+        """Returns the position after the last batch, for `restore`."""
         counters = {"epoch": self.epoch, "block": self.block, "offset": self.offset}
         return {**counters, "start": self._start}
 
     def restore(self, state: dict) -> None:
-        """Go on after the batch at which ``state()`` was taken, with the same arguments."""
+        """Continues after the batch at which `state()` was called, with the same arguments."""
         self.epoch, self.block, self.offset = state["epoch"], state["block"], state["offset"]
         self._start, self._rows = state["start"], None
         self._reader, self._pending = None, []
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        """Yield batches without end."""
+        """Yields batches indefinitely."""
         while True:
             yield self.next()
 
     def epoch_batches(self) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the batches up to the end of the present epoch (an evaluation is one epoch)."""
+        """Yields the batches up to the end of the current epoch. An evaluation is one epoch."""
         epoch = self.epoch
         while self._prepare() and self.epoch == epoch:
             yield self.next()
 
     def next(self, part: slice = slice(None)) -> dict[str, np.ndarray]:
-        """Return ``part`` of the next batch: the arrays of ``Rows.fetch`` and "valid"."""
+        """Returns the next batch.
+
+        Args:
+            part: The rows of the batch to return.
+
+        Returns:
+            The arrays of `Rows.fetch` and "valid".
+
+        Raises:
+            DataError: The stream contains no text or cannot be read.
+        """
         rows = self._prepare()
         order = np.arange(self.offset, self.offset + self.batch_size)
         valid = order < len(rows)
@@ -101,12 +128,14 @@ class StreamingBatches:
         return rows.fetch(order[part], rows.width(order)) | {"valid": valid[part]}
 
     def _prepare(self) -> PackedRows | LineRows:
-        """The rows of the present block, or of the next one when it is used up."""
+        """Returns the rows of the current block, or of the next one if it is used up."""
         if self._rows is None:
             self._rows, self._next = self._load()
         while self.offset >= len(self._rows):
             if not len(self._rows) and not self.block:
-                raise DataError("the stream holds no text: every document is blank or it has none")
+                raise DataError(
+                    "the stream contains no text: it has no documents, or all of them are blank"
+                )
             self.offset = 0
             if self._next is not None:
                 self.block, self._start = self.block + 1, self._next
@@ -117,50 +146,57 @@ class StreamingBatches:
         return self._rows
 
     def _load(self) -> tuple[PackedRows | LineRows, dict | None]:
-        """Read the block that begins at ``self._start``; also say where the one after it begins.
+        """Reads the block that starts at `self._start`, and returns the start of the next block.
 
-        A place is the state of the source before a chunk of documents, and how many tokens (of
-        packed rows) or documents of what follows belong to earlier blocks.
+        A start is the state of the source before a chunk of documents, and the number of tokens (of
+        packed rows) or documents after it that belong to earlier blocks.
         """
-        need = self.block_rows * (1 if self.line_by_line else self.length)
-        skip, have, chunks, place = self._start["skip"], -self._start["skip"], [], None
+        block_size = self.block_rows * (1 if self.line_by_line else self.length)
+        skip, available, chunks, next_start = self._start["skip"], -self._start["skip"], [], None
         if self._reader is None:
             self._reader = (
                 (
-                    before,
+                    state,
                     *self.encode(
                         [text for text in texts if text and self.encode.should_keep(text)]
                     ),
                 )
-                for before, texts in self.source.read(self._start["source"], CHUNK_DOCUMENTS)
+                for state, texts in self.source.read(self._start["source"], CHUNK_DOCUMENTS)
             )
         for chunk in chain(self._pending, self._reader):
-            before, ids, lengths = chunk
+            state, ids, lengths = chunk
             lengths = lengths[lengths > 0]
             size = len(lengths) if self.line_by_line else len(ids)
             chunks.append((ids, lengths))
-            if have + size > need:  # strictly: a block that ends the epoch must know it
-                place, self._pending = {"source": before, "skip": need - have}, [chunk]
+            if (
+                available + size > block_size
+            ):  # >, not >=: the last block of an epoch must reach the end
+                next_start, self._pending = (
+                    {"source": state, "skip": block_size - available},
+                    [chunk],
+                )
                 break
-            have += size
+            available += size
         else:
             self._reader, self._pending = None, []
         tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in chunks)])
         offsets = np.cumsum(np.concatenate([np.zeros(1, np.int64), *(n for _, n in chunks)]))
-        # The last one of packed tokens is only predicted.
-        part = slice(skip, skip + need + 1 if place else None)
+        # The last of the packed tokens is a target only.
+        part = slice(skip, skip + block_size + 1 if next_start else None)
         if self.line_by_line:
             store = TokenStore(tokens, offsets[part], self.pad_token_id)
-            return LineRows(store, self.length, True), place
+            return LineRows(store, self.length, True), next_start
         tokens = tokens[part]
         offsets = np.unique(np.clip(offsets - skip, 0, len(tokens)))
         store = TokenStore(tokens, offsets, self.pad_token_id)
-        rows = PackedRows(store, self.length, self.cross_documents, need if place else None)
-        return rows, place
+        rows = PackedRows(
+            store, self.length, self.cross_documents, block_size if next_start else None
+        )
+        return rows, next_start
 
 
 class _Source:
-    """Documents of an IterableDataset, shard after shard, from any state that it has given."""
+    """The documents of an `IterableDataset`, shard by shard, from any earlier state."""
 
     def __init__(self, dataset: Dataset | IterableDataset, column: str, seed: int, shuffle: bool):
         if hasattr(dataset, "to_iterable_dataset"):
@@ -172,7 +208,7 @@ class _Source:
         return {"epoch": epoch, "shard": 0, "position": None}
 
     def read(self, state: dict, size: int) -> Iterator[tuple[dict, list[str | None]]]:
-        """Yield chunks of documents, each with the state before it."""
+        """Yields chunks of documents, each with the state before it."""
         epoch, position = state["epoch"], state["position"]
         order = permute(np.arange(self.shards), self.shards, derive_key("shards", self.seed, epoch))
         for shard in range(state["shard"], self.shards):
@@ -181,16 +217,16 @@ class _Source:
                 dataset.load_state_dict(position)
             documents = iter(dataset)
             while True:
-                before = {"epoch": epoch, "shard": shard, "position": position}
+                chunk_state = {"epoch": epoch, "shard": shard, "position": position}
                 try:
                     texts = [document[self.column] for document in islice(documents, size)]
                 except Exception as error:
                     raise DataError(
-                        f"the stream broke in epoch {epoch}, shard {shard}: "
+                        f"cannot read the stream in epoch {epoch}, shard {shard}: "
                         f"{type(error).__name__}: {error}"
                     ) from error
                 if not texts:
                     break
-                yield before, texts
+                yield chunk_state, texts
                 position = dataset.state_dict()
             position = None

@@ -1,7 +1,7 @@
-"""Tables: readers of CSV, TSV, JSON and parquet files, each row with its place in the file.
+"""Readers of CSV, TSV, JSON and parquet files that keep the location of each row.
 
-A :class:`TableFile` serves parallel text, whose pairs are read one by one (:func:`file_origin`),
-and labelled examples, which are held as columns (:func:`read_table`).
+A `TableFile` reads parallel text pair by pair (`file_origin`), and labeled examples as columns
+(`read_table`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BATCH_ROWS = 10_000  # rows a record batch
-SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write
-#: A class by name or number, or a number to predict; None where there is none.
+BATCH_ROWS = 10_000  # rows per record batch
+SURROGATE = re.compile("[\ud800-\udfff]")  # unpaired surrogates, which JSON can encode
+#: A class name or id, or a number for regression. None if missing.
 Label = str | float | None
 
 
 @dataclass
 class Table:
-    """Columns by name, where each row stands, and what told where the table is.
+    """Columns of examples, with the locations of the rows.
 
-    ``task`` is the GLUE task whose own file this was recognised as, ``classes`` the names behind
-    numbers in the label column.
+    Attributes:
+        columns: Lists of cells by column name.
+        origin: Location of the table, for messages.
+        line_numbers: Line number of each row, or `None` if the file has no lines.
+        task: The GLUE task whose original file format was recognized.
+        classes: Class names by class id, if the label column contains class ids.
     """
 
     columns: dict[str, list[Any]]
@@ -56,15 +60,21 @@ class Table:
         return len(next(iter(self.columns.values()), ()))
 
     def place(self, row: int) -> str:
-        """Name a row in an error."""
+        """Describes the location of a row for messages."""
         return f"{self.origin}, " + (
             f"line {self.line_numbers[row]}" if self.line_numbers else f"row {row + 1}"
         )
 
     def requested_column(self, flag: str, name: str | None, required: bool = True) -> str | None:
-        """Return the column that a flag names, by name or by number.
+        """Returns the column that a flag specifies by name or by number.
 
-        **Raises:** DataError for one that is not there, if it is ``required``.
+        Args:
+            flag: Name of the flag.
+            name: Value of the flag. `None` is returned unchanged.
+            required: Whether to raise instead of returning `None` if the column does not exist.
+
+        Raises:
+            DataError: The column does not exist.
         """
         names = list(self.columns)
         if name is None or name in names:
@@ -74,37 +84,50 @@ class Table:
         if not required:
             return None
         raise DataError(
-            f"--{flag} {name}: {self.origin} has no such column but {', '.join(names)}"
+            f"--{flag} {name}: {self.origin} has no such column, only {', '.join(names)}"
             + (f" (numbers 0 to {len(names) - 1})" if name.isdigit() else did_you_mean(name, names))
         )
 
     def column(self, flag: str, requested: str | None, usual: Sequence[str]) -> str:
-        """Return the column that a flag names, by name or number, or one of the usual names.
+        """Returns the column that a flag specifies, or the first common name that exists.
 
-        **Raises:** DataError where there is none.
+        Args:
+            flag: Name of the flag.
+            requested: Value of the flag, a name or a number.
+            usual: Common names of the column.
+
+        Raises:
+            DataError: The table does not have the column.
         """
         names = list(self.columns)
-        found = self.requested_column(flag, requested, required=False)
-        found = (
-            next((name for name in usual if name in names), None) if requested is None else found
+        column_name = self.requested_column(flag, requested, required=False)
+        column_name = (
+            next((name for name in usual if name in names), None)
+            if requested is None
+            else column_name
         )
-        if found is None:
+        if column_name is None:
             raise DataError(
-                f"{self.origin} has no column '{requested or usual[0]}' but {', '.join(names)}: say "
-                f"which it is with --{flag}" + (did_you_mean(requested, names) if requested else "")
+                f"{self.origin} has no column '{requested or usual[0]}', only "
+                f"{', '.join(names)}: specify it with --{flag}"
+                + (did_you_mean(requested, names) if requested else "")
             )
-        return found
+        return column_name
 
     def texts(self, column: str) -> list[str]:
-        """Return a column of sentences; DataError where a cell holds no text."""
+        """Returns a column of texts. Raises a `DataError` for cells without text."""
         for row, cell in enumerate(self.columns[column]):
             if not isinstance(cell, str) or SURROGATE.search(cell):
-                what = "nothing" if cell is None else f"{cell!r:.80}, which is no text,"
-                raise DataError(f"{self.place(row)} has {what} in the column '{column}'")
+                content = "nothing" if cell is None else f"{cell!r:.80}, which is not text,"
+                raise DataError(f"{self.place(row)} has {content} in the column '{column}'")
         return self.columns[column]
 
     def labels(self, column: str, task_name: str | None) -> list[Label]:
-        """Return labels as text without spaces around them, numbers with a fraction as they are."""
+        """Returns the labels of a column.
+
+        Labels are stripped strings, class names instead of class ids, or floating point numbers.
+        Missing labels are `None`.
+        """
         task = GLUE.get(task_name or "")
         names = self.classes or (task.labels if task else ())
         missing = ("-1", "-1.0") if task or self.classes else ()  # GLUE's test labels
@@ -119,13 +142,20 @@ class Table:
         return [read(cell) for cell in self.columns[column]]
 
 
-#: Number of the row, source, target; None where a side is missing.
+#: Row number, source and target. None if a side is missing.
 Pair = tuple[int, str | None, str | None]
 
 
 @dataclass(frozen=True)
 class PairSource:
-    """Pairs of one origin: what messages call it, what identifies its content, how it is read."""
+    """A source of pairs.
+
+    Attributes:
+        name: Name for messages.
+        key: Values that identify the content, for the cache.
+        read: Yields the pairs.
+        unit: Unit of the row numbers, for messages.
+    """
 
     name: str
     key: list[Any]
@@ -135,7 +165,7 @@ class PairSource:
 
 @dataclass(frozen=True)
 class PairColumns:
-    """What the source and the target are called where they come from, and their languages."""
+    """The names of the source and target columns, and their languages if known."""
 
     source: str
     target: str
@@ -143,17 +173,18 @@ class PairColumns:
     target_lang: str | None = None
 
 
-#: What a split is read from, and what its sides are called.
+#: The sources of a split, and the columns and languages of its sides.
 Origin = tuple[list[PairSource], PairColumns]
-#: The columns of the sides, how to read the pairs, and whether there is a header.
+#: The columns of the sides, a function that yields the pairs, and whether there is a header.
 PairReader = tuple[PairColumns, Callable[[], Iterator[Pair]], bool]
 
 
 class TableFile:
-    """The rows of a file, read in order and never held whole: lists of cells, dicts, or batches.
+    """The rows of a file, which are read in order and never all at once.
 
-    A row comes with its number: of the line it begins in, or of the row where a file has no lines
-    (parquet, one array of JSON objects), as ``unit`` says. Nothing unpacks without a limit.
+    Rows are numbered by the line in which they start or, in files without lines (parquet, JSON
+    arrays), by their position. `unit` is the unit of these numbers. The size of decompressed data
+    is limited.
     """
 
     unit = "line"
@@ -162,34 +193,37 @@ class TableFile:
         self.file, self.flag, self.origin = file, flag, f"{flag} {file}"
 
     def place(self, number: int) -> str:
-        """Name a row in an error."""
+        """Describes the location of a row for messages."""
         return f"{self.origin}, {self.unit} {number}"
 
     def table(self, arguments: TableArguments) -> Table:
-        """Read all rows into columns."""
+        """Reads all rows into columns."""
         raise NotImplementedError
 
     def pairs(self, arguments: TranslationArguments) -> PairReader:
-        """Say where the pairs are and how to read them."""
+        """Returns a reader of pairs, without reading them."""
         raise NotImplementedError
 
 
-#: The columns of CoLA's own files, which have no header (Warstadt et al., 2018).
+#: Columns of the original files of CoLA (Warstadt et al., 2018), which have no header.
 COLA_COLUMNS = ("source", "label", "mark", "sentence")
 
 
 class DelimitedTable(TableFile):
-    """CSV or TSV."""
+    """A CSV or TSV file."""
 
     def __init__(self, file: str, flag: str):
         super().__init__(file, flag)
         self.is_tsv = files.extension_of(file) == ".tsv"
 
     def cells(self, quoted: bool, strict: bool, advice: str) -> Iterator[tuple[int, list[str]]]:
-        """Yield the rows of a CSV or TSV file that are not blank lines.
+        """Yields the rows of the file with their line numbers.
 
-        Where " quotes cells (``quoted``) they may have several lines; ``strict`` refuses what
-        stands after a closing quotation mark. ``advice`` ends the error of a broken quotation.
+        Args:
+            quoted: Whether " quotes cells. Quoted cells may contain line breaks, and blank lines
+                are skipped.
+            strict: Whether text after a closing quotation mark is an error.
+            advice: What to do about invalid quotation, for messages.
         """
         lines, separator = files.read_lines(self.file, self.flag), "\t" if self.is_tsv else ","
         if not quoted:
@@ -207,73 +241,108 @@ class DelimitedTable(TableFile):
             raise DataError(f"{self.place(number)} is not valid CSV: {error}; {advice}") from error
 
     def table(self, arguments: TableArguments) -> Table:
-        """Read all rows; columns have the names of a header, CoLA's, or numbers."""
+        """Reads all rows. Column names come from the header or from CoLA, or are numbers."""
+        numbers, rows = self._read_rows(arguments)
+        is_cola = self._is_cola(rows, arguments)
+        if is_cola:
+            names: tuple[str, ...] = COLA_COLUMNS
+        elif self._has_header(numbers, rows, arguments):
+            names = tuple(cell.strip() for cell in rows[0])
+            numbers, rows = numbers[1:], rows[1:]
+        else:
+            names = tuple(str(number) for number in range(len(rows[0])))
+        if len(set(names)) < len(names):
+            raise DataError(
+                f"{self.origin}: column names are not unique: {', '.join(names)}; if the first "
+                "line is an example, use --header False and specify columns by number"
+            )
+        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=False))
+        return Table(columns, self.origin, numbers, "cola" if is_cola else None)
+
+    def _read_rows(self, arguments: TableArguments) -> tuple[list[int], list[list[str]]]:
+        """Returns the rows that are not empty, with their line numbers."""
         quoted = not self.is_tsv if arguments.quoting is None else arguments.quoting
         numbers, rows = [], []
-        advice = '--no_quoting takes " as any other character'
+        advice = '--no_quoting treats " as an ordinary character'
         for number, row in self.cells(quoted, strict=False, advice=advice):
             if not any(row):
                 continue
             numbers.append(number)
             rows.append(row)
             if len(row) != len(rows[0]):
-                hint = "--no_quoting" if quoted else "--quoting True"
+                flag = "--no_quoting" if quoted else "--quoting True"
+                meaning = "an ordinary character" if quoted else "a quotation mark"
                 raise DataError(
-                    f"{self.place(number)} has {len(row)} columns where the first line has "
-                    f'{len(rows[0])}; {hint} reads " as {"any character" if quoted else "quotes"}'
+                    f"{self.place(number)} has {len(row)} columns, but the first line has "
+                    f'{len(rows[0])}; {flag} treats " as {meaning}'
                 )
         if not rows:
-            raise DataError(f"{self.origin} is empty; give a file with examples in it")
-        # CoLA's own files: a source, 0 or 1, the author's mark, a sentence; no header.
-        cola = (
-            self.is_tsv
-            and not (
-                arguments.requested_columns
-                or arguments.header
-                or arguments.task_name not in (None, "cola")
-            )
-            and all(
-                len(row) == 4 and row[1] in ("0", "1") and not any(map(str.isalnum, row[2]))
-                for row in rows
-            )
+            raise DataError(f"{self.origin} is empty; use a file that contains examples")
+        return numbers, rows
+
+    def _is_cola(self, rows: list[list[str]], arguments: TableArguments) -> bool:
+        """Returns whether this is an original file of CoLA, which has no header.
+
+        Its columns are a source, 0 or 1, the mark of the author, and a sentence.
+        """
+        if not self.is_tsv or arguments.requested_columns or arguments.header:
+            return False
+        if arguments.task_name not in (None, "cola"):
+            return False
+        return all(
+            len(row) == 4 and row[1] in ("0", "1") and not any(map(str.isalnum, row[2]))
+            for row in rows
         )
-        if cola:
-            names: tuple[str, ...] = COLA_COLUMNS
-        elif arguments.header is False or (
-            arguments.header is None and arguments.columns_by_number
-        ):
-            names = tuple(map(str, range(len(rows[0]))))
-            label = column_number(arguments.label_column, len(names))
-            if arguments.header is None and label is not None:
-                # A label that no other line has may be a header's or an example's.
-                first, *others = (row[label].strip() for row in rows)
-                classes = len(set(others)) <= len(others) / 2  # not numbers of a regression
-                if classes and first not in others and re.search(r"[^\W\d]", first):
-                    raise DataError(
-                        f"{self.place(numbers[0])} has the label '{first}', and no other line has: "
-                        "say whether it names the columns (--header True) or is an example "
-                        "(--header False)"
-                    )
-        else:
-            names, numbers, rows = tuple(map(str.strip, rows[0])), numbers[1:], rows[1:]
-        if len(set(names)) < len(names):
+
+    def _has_header(
+        self, numbers: list[int], rows: list[list[str]], arguments: TableArguments
+    ) -> bool:
+        """Returns whether the first row contains the column names.
+
+        The first rule that applies decides:
+
+        1. `--header`.
+        2. A flag that specifies a column by its number: no header. Raises a `DataError` if the
+           first row looks like a header nevertheless.
+        3. Otherwise there is a header.
+        """
+        if arguments.header is not None:
+            return arguments.header
+        if not arguments.columns_by_number:
+            return True
+        self._check_first_label(numbers, rows, arguments)
+        return False
+
+    def _check_first_label(
+        self, numbers: list[int], rows: list[list[str]], arguments: TableArguments
+    ) -> None:
+        """Raises a `DataError` if the first label could be a column name or a class.
+
+        This is the case if it contains a letter and occurs in no other row, while the other labels
+        repeat, as classes do and regression targets do not.
+        """
+        column = column_number(arguments.label_column, len(rows[0]))
+        if column is None:
+            return
+        first, *labels = (row[column].strip() for row in rows)
+        are_classes = len(set(labels)) <= len(labels) / 2
+        if are_classes and first not in labels and re.search(r"[^\W\d]", first):
             raise DataError(
-                f"{self.origin}: two columns have one name in {', '.join(names)}; if the first "
-                "line is an example, give --header False and columns by number"
+                f"{self.place(numbers[0])} has the label '{first}', which occurs in no other line: "
+                "specify whether this line contains column names (--header True) or is an example "
+                "(--header False)"
             )
-        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=False))
-        return Table(columns, self.origin, numbers, "cola" if cola else None)
 
     def pairs(self, arguments: TranslationArguments) -> PairReader:
-        """Read CSV (with quotes) or TSV (without: a quotation mark is text there)."""
-        advice = 'a quotation mark within a cell is doubled (""), and the cell is quoted'
+        """Returns a reader of pairs. CSV files are quoted, TSV files are not."""
+        advice = 'quotation marks within a quoted cell must be doubled ("")'
         rows = partial(self.cells, quoted=not self.is_tsv, strict=True, advice=advice)
         _, first = next(rows(), (1, []))
         width = len(first)
         if width < 2:
             separator = "a tab" if self.is_tsv else "a comma"
             raise DataError(
-                f"{self.place(1)} has one cell: separate source and target with {separator}"
+                f"{self.place(1)} has one cell: separate source and target by {separator}"
             )
         header = is_header(first, arguments)
         names = [cell.strip() for cell in first] if header else ["0", "1"]
@@ -281,9 +350,9 @@ class DelimitedTable(TableFile):
             columns = choose_columns(names, arguments, self.origin)
         else:
             logger.warning(
-                "%s has no header (%s names no language): the first column is the source, the "
-                "second the target, and line 1 is a pair. Name the columns with --source_column "
-                "and --target_column if it has one",
+                "%s has no header (%s contains no language): using the first column as source, "
+                "the second as target, and line 1 as a pair. If line 1 is a header, specify "
+                "the columns with --source_column and --target_column",
                 *(self.origin, " | ".join(cell[:40] for cell in first[:2])),
             )
             columns = PairColumns("0", "1", arguments.source_lang, arguments.target_lang)
@@ -292,9 +361,9 @@ class DelimitedTable(TableFile):
         def read() -> Iterator[Pair]:
             for number, row in islice(rows(), int(header), None):
                 if len(row) > width:
-                    remedy = "remove the tab" if self.is_tsv else "quote cells that hold a comma"
+                    remedy = "remove the tab" if self.is_tsv else "quote cells that contain a comma"
                     raise DataError(
-                        f"{self.place(number)} has {len(row)} cells where the first line has "
+                        f"{self.place(number)} has {len(row)} cells, but the first line has "
                         f"{width}: {remedy}"
                     )
                 if len(row) == width or any(row):
@@ -305,7 +374,7 @@ class DelimitedTable(TableFile):
 
 
 class JsonTable(TableFile):
-    """JSON: a line for each object, or one array of them."""
+    """A JSON file with one object per line, or with an array of objects."""
 
     def __init__(self, file: str, flag: str):
         super().__init__(file, flag)
@@ -313,7 +382,7 @@ class JsonTable(TableFile):
         self.unit = "row" if first.lstrip().startswith("[") else "line"
 
     def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the objects of JSON lines, or of one array."""
+        """Yields the objects with their numbers."""
         lines: Iterable[str] = files.read_lines(self.file, self.flag)
         array = self.unit == "row"
         for start, text in enumerate(["".join(lines)] if array else lines, 1):
@@ -332,7 +401,7 @@ class JsonTable(TableFile):
                 yield number, record
 
     def table(self, arguments: TableArguments) -> Table:
-        """Read all objects; what one lacks is None."""
+        """Reads all objects. Missing values are `None`."""
         rows = list(self.records())
         names = dict.fromkeys(name for _, record in rows for name in record)
         columns = {name: [record.get(name) for _, record in rows] for name in names}
@@ -340,7 +409,10 @@ class JsonTable(TableFile):
         return Table(columns, self.origin, lines)
 
     def pairs(self, arguments: TranslationArguments) -> PairReader:
-        """Read columns, or a "translation" by language."""
+        """Returns a reader of pairs.
+
+        They are in two columns, or in a "translation" object with one text per language.
+        """
         _, first = next(self.records(), (0, {}))
         nested = isinstance(first.get("translation"), dict)
         first = first["translation"] if nested else first
@@ -351,13 +423,13 @@ class JsonTable(TableFile):
         def text(number: int, record: Mapping[str, Any], name: str) -> str | None:
             value = record.get(name)
             if not isinstance(value, str | None):
-                raise DataError(f"{self.place(number)}: '{name}' is no text but {value!r:.50}")
+                raise DataError(f"{self.place(number)}: '{name}' is not a string but {value!r:.50}")
             try:
                 (value or "").encode()
-            except UnicodeEncodeError as error:  # JSON can spell one half of a surrogate pair
+            except UnicodeEncodeError as error:  # JSON can encode unpaired surrogates
                 raise DataError(
-                    f"{self.place(number)}: '{name}' is not valid Unicode ({error.reason}); remove "
-                    "the lone \\ud800 … \\udfff escape"
+                    f"{self.place(number)}: '{name}' is not valid Unicode ({error.reason}); "
+                    "remove the unpaired \\ud800 … \\udfff escape"
                 ) from error
             return value
 
@@ -374,7 +446,7 @@ class JsonTable(TableFile):
 
 
 class ParquetTable(TableFile):
-    """Parquet."""
+    """A parquet file."""
 
     unit = "row"
 
@@ -384,20 +456,20 @@ class ParquetTable(TableFile):
 
     @contextmanager
     def parquet(self) -> Iterator[ParquetFile]:
-        """Open a parquet file; what goes wrong while it is open is the file's fault."""
+        """Opens the file and converts errors in the context to a `DataError`."""
         import pyarrow
         from pyarrow.parquet import ParquetFile
 
         try:
             with files.open_binary(self.file) as stream:
                 yield ParquetFile(stream)
-        except (UnicodeDecodeError, DataError):  # who reads text knows the row
+        except (UnicodeDecodeError, DataError):  # handled by callers that know the row
             raise
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{self.origin} is not valid parquet: {error}") from error
 
     def table(self, arguments: TableArguments) -> Table:
-        """Read all rows."""
+        """Reads all rows."""
         try:
             with self.parquet() as parquet:
                 columns = parquet.read().to_pydict()
@@ -406,7 +478,10 @@ class ParquetTable(TableFile):
         return Table(columns, self.origin)
 
     def pairs(self, arguments: TranslationArguments) -> PairReader:
-        """Read columns of strings, or a struct "translation" with one for each language."""
+        """Returns a reader of pairs.
+
+        They are in two string columns, or in a "translation" struct with one text per language.
+        """
         import pyarrow
 
         with self.parquet() as parquet:
@@ -415,13 +490,16 @@ class ParquetTable(TableFile):
         nested = inner is not None and pyarrow.types.is_struct(inner)
         if inner is not None and nested:
             fields = {field.name: field.type for field in inner}
-        texts = [name for name, kind in fields.items() if "string" in str(kind)]
+        texts = [name for name, dtype in fields.items() if "string" in str(dtype)]
         columns = choose_columns(texts, arguments, self.origin)
 
         def read() -> Iterator[Pair]:
-            wanted, number = ["translation"] if nested else [columns.source, columns.target], 1
+            column_names, number = (
+                ["translation"] if nested else [columns.source, columns.target],
+                1,
+            )
             with self.parquet() as parquet:
-                for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted):
+                for batch in parquet.iter_batches(BATCH_ROWS, columns=column_names):
                     yield from arrow_pairs(batch, columns, nested, number)
                     number += len(batch)
 
@@ -435,45 +513,57 @@ FORMATS: dict[str, type[TableFile]] = {
 
 
 def open_table(file: str, flag: str) -> TableFile:
-    """Return the reader of a file, by its extension."""
-    kind = files.extension_of(file)
-    if kind not in FORMATS:
+    """Returns the reader for a file, based on its extension.
+
+    Raises:
+        DataError: The extension is unknown, or the file is empty or binary.
+    """
+    suffix = files.extension_of(file)
+    if suffix not in FORMATS:
         raise DataError(
-            f"{flag} {file}: the extension '{kind}' is not known for tables of examples; "
-            "use .tsv, .csv, .json, .jsonl or .parquet"
+            f"{flag} {file}: unknown extension '{suffix}'; use .tsv, .csv, .json, .jsonl or "
+            ".parquet"
         )
-    files.check_heads([file], "parquet" if kind == ".parquet" else "text", flag)
-    return FORMATS[kind](file, flag)
+    files.check_heads([file], "parquet" if suffix == ".parquet" else "text", flag)
+    return FORMATS[suffix](file, flag)
 
 
 def read_table(file: str, flag: str, arguments: TableArguments) -> Table:
-    """Read a file of examples."""
+    """Reads a file of examples. Raises a `DataError` if it contains none."""
     source = open_table(file, flag)
     table = source.table(arguments)
     if not len(table):
-        raise DataError(f"{source.origin} has a header and no examples")
+        raise DataError(f"{source.origin} contains a header but no examples")
     return table
 
 
 def file_origin(file: str, flag: str, arguments: TranslationArguments) -> Origin:
-    """Return how to read the pairs of a table, and which columns they are in."""
+    """Returns the origin of the pairs in a table file."""
     table = open_table(file, flag)
     columns, read, header = table.pairs(arguments)
     key = [files.file_identity(file), [columns.source, columns.target], header]
     return [PairSource(table.origin, key, read, table.unit)], columns
 
 
-def dataset_origin(dataset: Dataset, where: str, arguments: TranslationArguments) -> Origin:
-    """Return how to read a dataset: its "translation" by language, or two columns of strings."""
+def dataset_origin(dataset: Dataset, location: str, arguments: TranslationArguments) -> Origin:
+    """Returns the origin of the pairs in a dataset.
+
+    They are in a "translation" column by language, or in two string columns.
+
+    Raises:
+        DataError: The dataset is a stream, or a column is missing.
+    """
     if not hasattr(dataset, "_fingerprint"):
-        raise DataError(f"{where} is a stream: a map-style dataset is needed, with all of its rows")
+        raise DataError(f"{location} is a stream: a map-style dataset is required")
     features = dict(dataset.features)
     inner = features.get("translation")
     languages = list(
         getattr(inner, "languages", None) or (inner if isinstance(inner, dict) else [])
     )
-    texts = [name for name, kind in features.items() if "string" in str(getattr(kind, "dtype", ""))]
-    sides = choose_columns(languages or texts, arguments, where)
+    texts = [
+        name for name, feature in features.items() if "string" in str(getattr(feature, "dtype", ""))
+    ]
+    sides = choose_columns(languages or texts, arguments, location)
     columns = ["translation"] if languages else [sides.source, sides.target]
 
     def read() -> Iterator[Pair]:
@@ -483,11 +573,11 @@ def dataset_origin(dataset: Dataset, where: str, arguments: TranslationArguments
             first += len(rows)
 
     key = [dataset._fingerprint, sides.source, sides.target]
-    return [PairSource(where, key, read, "row")], sides
+    return [PairSource(location, key, read, "row")], sides
 
 
 def column_number(name: str | None, count: int) -> int | None:
-    """Return which of ``count`` columns a flag means, where it gives a number of one."""
+    """Returns the column index that a flag specifies, or `None` if it is not a valid index."""
     number = int(name) if name and re.fullmatch(r"[0-9]{1,9}", name) else count
     return number if number < count else None
 
@@ -495,7 +585,7 @@ def column_number(name: str | None, count: int) -> int | None:
 def arrow_pairs(
     batch: RecordBatch | ArrowTable, columns: PairColumns, nested: bool, first: int
 ) -> Iterator[Pair]:
-    """Yield the pairs of an Arrow table or record batch, numbered from ``first`` on."""
+    """Yields the pairs of an Arrow table or record batch, numbered from `first`."""
     import pyarrow.compute
 
     def texts(name: str) -> list[str | None]:
@@ -509,74 +599,102 @@ def arrow_pairs(
 
 
 def choose_columns(
-    names: Sequence[str], arguments: TranslationArguments, where: str
+    names: Sequence[str], arguments: TranslationArguments, location: str
 ) -> PairColumns:
-    """Choose the source and the target among the columns ``names`` of ``where``.
+    """Chooses the source and the target column.
 
-    A side is the column that its flag names, else the one that is called like its language ("de",
-    "german"), else "source" or "target". What is still open goes to the first columns that are
-    left, those named after a language before the others; but never a column of a third language to
-    a side whose language was asked for.
+    For each side, the first rule that finds a column decides:
+
+    1. The column that `--source_column` or `--target_column` specifies.
+    2. The column that is named after the language in `--source_lang` or `--target_lang`, e.g. "de"
+       or "german".
+    3. The first column with a common name of the side, e.g. "source".
+    4. The first column that is left. If the side has no requested language, columns that are named
+       after a language come first. Otherwise they are excluded, because their language is a
+       different one.
+
+    Args:
+        names: The text columns.
+        arguments: The data flags.
+        location: Location of the data, for messages.
+
+    Raises:
+        DataError: A requested column does not exist, no column is left for a side, or both sides
+            have the same column.
     """
-    chosen: dict[str, str | None] = {}
     listing = ", ".join(names) or "none"
-    for side, usual in arguments.roles.items():
-        asked = getattr(arguments, f"{side}_column")
-        if asked and asked not in names:
-            raise DataError(
-                f"--{side}_column {asked}: no such text column in {where}; the columns are "
-                f"{listing}{did_you_mean(asked, names)}"
-            )
-        language = getattr(arguments, f"{side}_lang")
-        chosen[side] = (
-            asked
-            or (find_language(names, language) if language else None)
-            or next((name for name in names if name.lower() in usual), None)
-        )
-    if chosen["source"] and chosen["source"] == chosen["target"]:
+    columns = {side: _find_column(side, names, arguments, location) for side in arguments.roles}
+    if columns["source"] and columns["source"] == columns["target"]:
         raise DataError(
-            f"{where}: column {chosen['source']} would be both source and target; choose two of "
-            f"{listing} with --source_column and --target_column"
+            f"{location}: column {columns['source']} would be both source and target; choose "
+            f"two of {listing} with --source_column and --target_column"
         )
-
-    def language_of(name: str) -> str | None:
-        return None if name.lower() == "id" else language_code(name)  # Indonesian only if asked for
-
-    for side in arguments.roles:
-        if chosen[side] is None:
+    for side, column in columns.items():
+        if column is None:
             language = getattr(arguments, f"{side}_lang")
-            left = [name for name in names if name not in chosen.values()]
-            left = [name for name in left if not (language and language_of(name))]
-            left.sort(key=lambda name: language_of(name) is None)  # stable, so otherwise in order
-            if not left:
-                asked = f" for --{side}_lang {language}" if language else f" for the {side}"
+            left = [name for name in names if name not in columns.values()]
+            columns[side] = _first_column_left(left, language)
+            if columns[side] is None:
+                purpose = f" for --{side}_lang {language}" if language else f" for the {side}"
                 raise DataError(
-                    f"{where}: no text column{asked}; the columns are {listing}. Name it with "
-                    f"--{side}_column"
+                    f"{location}: no text column{purpose}; the columns are {listing}. Specify "
+                    f"it with --{side}_column"
                 )
-            chosen[side] = left[0]
-    source, target = str(chosen["source"]), str(chosen["target"])
-    languages = (
-        arguments.source_lang or language_code(source),
-        arguments.target_lang or language_code(target),
-    )
-    return PairColumns(source, target, *languages)
+    source, target = str(columns["source"]), str(columns["target"])
+    source_lang = arguments.source_lang or language_code(source)
+    target_lang = arguments.target_lang or language_code(target)
+    return PairColumns(source, target, source_lang, target_lang)
+
+
+def _find_column(
+    side: str, names: Sequence[str], arguments: TranslationArguments, location: str
+) -> str | None:
+    """Returns the column of a side by its flag, its language or its common names."""
+    column = getattr(arguments, f"{side}_column")
+    if column:
+        if column not in names:
+            raise DataError(
+                f"--{side}_column {column}: no such text column in {location}; the columns are "
+                f"{', '.join(names) or 'none'}{did_you_mean(column, names)}"
+            )
+        return column
+    language = getattr(arguments, f"{side}_lang")
+    if language and (column := find_language(names, language)):
+        return column
+    return next((name for name in names if name.lower() in arguments.roles[side]), None)
+
+
+def _first_column_left(names: list[str], language: str | None) -> str | None:
+    """Returns the column for a side that no rule matched, see `choose_columns`."""
+
+    def names_language(name: str) -> bool:
+        # "id" is more often an identifier than Indonesian.
+        return name.lower() != "id" and language_code(name) is not None
+
+    if language:
+        return next((name for name in names if not names_language(name)), None)
+    return next(filter(names_language, names), next(iter(names), None))
 
 
 def is_header(cells: Sequence[str], arguments: TranslationArguments) -> bool:
-    """Tell whether the first line of a table names columns, rather than being a pair already.
+    """Returns whether the first row of a table of pairs contains the column names.
 
-    It does if two of its cells are names that are known: languages, "source" and "target", or what
-    the flags ask for. A flag that names a column says that there is a header.
+    The first rule that applies decides:
+
+    1. A flag that specifies a column requires a header.
+    2. A header has at least two different cells that are known names: languages, values of
+       `--source_lang` and `--target_lang`, or common names of a side such as "source". Spellings of
+       one language count once.
     """
     if arguments.source_column or arguments.target_column:
         return True
-    usual = {arguments.source_lang, arguments.target_lang}
-    roles = {name for names in arguments.roles.values() for name in names}
-    plain = {cell: cell.strip().lower() for cell in cells}
-    known = {
-        language_code(cell) or name
-        for cell, name in plain.items()
-        if language_code(cell) or cell in usual or name in roles
-    }
-    return len(known) > 1
+    requested_languages = {arguments.source_lang, arguments.target_lang}
+    side_names = {name for names in arguments.roles.values() for name in names}
+    known_names = set()
+    for cell in cells:
+        name = cell.strip().lower()
+        if code := language_code(cell):
+            known_names.add(code)
+        elif cell in requested_languages or name in side_names:
+            known_names.add(name)
+    return len(known_names) > 1

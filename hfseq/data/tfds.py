@@ -1,6 +1,6 @@
 """Parallel text in directories that TensorFlow Datasets prepared.
 
-TFRecord files are read without TensorFlow, other formats by ``tensorflow_datasets`` itself.
+TFRecord files are read without TensorFlow, other formats with `tensorflow_datasets`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from hfseq.errors import DataError, UsageError, did_you_mean
 
 
 def read_tfrecords(file: str, flag: str) -> Iterator[bytes]:
-    """Yield the records of a TFRecord file."""
+    """Yields the records of a TFRecord file. Raises a `DataError` if it is damaged."""
     number = 0
     try:
         with files.open_binary(file) as stream:
             while header := stream.read(12):
                 number += 1
-                known = struct.pack("<I", masked_crc32c(header[:8]))
-                if len(header) < 12 or header[8:] != known:
-                    raise DataError(f"{flag} {file} is damaged at record {number}: wrong header")
+                checksum = struct.pack("<I", masked_crc32c(header[:8]))
+                if len(header) < 12 or header[8:] != checksum:
+                    raise DataError(f"{flag} {file} is damaged: invalid header of record {number}")
                 (length,) = struct.unpack("<Q", header[:8])
                 record = stream.read(length + 4)
                 if len(record) < length + 4:
-                    raise DataError(f"{flag} {file} ends within record {number}: copy it anew")
+                    raise DataError(f"{flag} {file} is truncated in record {number}: copy it again")
                 yield record[:length]
     except (ImportError, OSError) as error:
         raise DataError(f"{flag} {file} cannot be read: {error}") from error
@@ -40,11 +40,13 @@ def read_tfrecords(file: str, flag: str) -> Iterator[bytes]:
 
 _TABLE = list(range(256))
 for _ in range(8):
-    _TABLE = [(x >> 1) ^ (0x82F63B78 if x & 1 else 0) for x in _TABLE]  # Castagnoli, reflected
+    _TABLE = [
+        (x >> 1) ^ (0x82F63B78 if x & 1 else 0) for x in _TABLE
+    ]  # reflected Castagnoli polynomial
 
 
 def masked_crc32c(data: bytes) -> int:
-    """CRC-32C, rotated and offset as TFRecord has it."""
+    """Returns the CRC-32C checksum, rotated and offset as in TFRecord files."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
@@ -53,7 +55,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def parse_example(record: bytes) -> dict[str, str]:
-    """Return the features of a ``tf.train.Example`` that are one byte string, as text."""
+    """Returns the features of a `tf.train.Example` that contain one byte string, as text."""
     texts: dict[str, str] = {}
     for _, start, end in _fields(record, 0, len(record)):  # Example.features
         for _, begin, stop in _fields(record, start, end):  # Features.feature, a map
@@ -71,7 +73,7 @@ def parse_example(record: bytes) -> dict[str, str]:
 
 
 def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
-    """Return number, begin and end of the length-delimited fields of a message."""
+    """Returns number, start and end of the length-delimited fields of a protocol buffer message."""
     fields = []
     while at < end:
         tag, at = _varint(data, at)
@@ -81,7 +83,7 @@ def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
             elif tag & 7 in (1, 5):
                 at += 8 if tag & 7 == 1 else 4
             else:
-                raise ValueError(f"a field of the unknown kind {tag & 7}")
+                raise ValueError(f"unknown field type {tag & 7}")
             continue
         length, at = _varint(data, at)
         if at + length > end:
@@ -113,7 +115,7 @@ _NAME = re.compile(
 
 
 def split_origins(name: str, flag: str, arguments: TranslationArguments) -> dict[str, Origin]:
-    """Return how to read the splits of ``tfds:NAME/CONFIG[:VERSION]``."""
+    """Returns the origins of all splits of `tfds:NAME/CONFIG[:VERSION]`."""
     dataset, split = _find(name, flag)
     splits = [name for name in SPLITS if name in dataset.splits]
     if split or not splits:
@@ -122,51 +124,55 @@ def split_origins(name: str, flag: str, arguments: TranslationArguments) -> dict
 
 
 def split_origin(name: str, flag: str, arguments: TranslationArguments, split: str) -> Origin:
-    """Return how to read one split: the one after ``#`` in ``name``, else ``split``."""
-    dataset, asked = _find(name, flag)
-    return dataset.origin(asked or split, arguments)
+    """Returns the origin of the split after `#` in `name`, or of `split`."""
+    dataset, requested_split = _find(name, flag)
+    return dataset.origin(requested_split or split, arguments)
 
 
-def _find(name: str, flag: str) -> tuple[_Prepared, str | None]:
+def _find(name: str, flag: str) -> tuple[_PreparedDataset, str | None]:
     match = _NAME.match(name)
     if not match:
-        raise UsageError(f"{flag}: write {TFDS_PREFIX}NAME/CONFIG[:VERSION][#SPLIT]")
+        raise UsageError(f"{flag}: expected {TFDS_PREFIX}NAME/CONFIG[:VERSION][#SPLIT]")
     root = os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
     path = match["path"].rstrip("/")
-    places = [path, f"{root.rstrip('/')}/{path}"] if "/" in path else [f"{root}/{path}"]
-    for place in places:
-        if directory := _version(place, match["version"], flag):
-            return _Prepared(directory, flag), match["split"]
+    directories = [path, f"{root.rstrip('/')}/{path}"] if "/" in path else [f"{root}/{path}"]
+    for candidate in directories:
+        if directory := _version(candidate, match["version"], flag):
+            return _PreparedDataset(directory, flag), match["split"]
     version = f" of version {match['version']}" if match["version"] else ""
     raise DataError(
-        f"{flag}: no prepared dataset{version} at {places[-1]}. Prepare it where "
-        f"tensorflow_datasets is installed (`tfds build {path} --data_dir {root}`), and set "
-        "TFDS_DATA_DIR to its data_dir"
+        f"{flag}: no prepared dataset{version} at {directories[-1]}. Prepare it on a machine with "
+        f"tensorflow_datasets (`tfds build {path} --data_dir {root}`), and set TFDS_DATA_DIR to "
+        "its data_dir"
     )
 
 
-def _version(place: str, version: str | None, flag: str) -> str | None:
-    """Return the directory of the version asked for, or the newest one; None if there is none."""
+def _version(path_or_url: str, version: str | None, flag: str) -> str | None:
+    """Returns the directory of the requested or newest version, or `None` if it does not exist."""
     import fsspec
 
     try:
-        system, path = fsspec.core.url_to_fs(place)
+        system, path = fsspec.core.url_to_fs(path_or_url)
         if version:
-            return f"{place}/{version}" if system.exists(f"{path}/{version}/{INFO_FILE}") else None
+            return (
+                f"{path_or_url}/{version}"
+                if system.exists(f"{path}/{version}/{INFO_FILE}")
+                else None
+            )
         if system.exists(f"{path}/{INFO_FILE}"):
-            return place
+            return path_or_url
         names = [entry.rstrip("/").split("/")[-1] for entry in system.ls(path, detail=False)]
     except FileNotFoundError:
         return None
     except (ImportError, OSError, ValueError) as error:
-        raise DataError(f"{flag}: {place} cannot be read: {error}") from error
+        raise DataError(f"{flag}: {path_or_url} cannot be read: {error}") from error
     versions = [name for name in names if re.fullmatch(r"\d+\.\d+\.\d+", name)]
     newest = max(versions, key=lambda name: [*map(int, name.split("."))], default=None)
-    return newest and f"{place}/{newest}"
+    return newest and f"{path_or_url}/{newest}"
 
 
-class _Prepared:
-    """A prepared dataset: what ``dataset_info.json`` says of its files."""
+class _PreparedDataset:
+    """A prepared dataset, as described by its `dataset_info.json`."""
 
     def __init__(self, directory: str, flag: str):
         self.directory, self.flag = directory, flag
@@ -175,22 +181,29 @@ class _Prepared:
             self.info = errors.parse_json("".join(files.read_lines(file, flag)))
             self.splits = {split["name"]: split for split in self.info["splits"]}
             if not all(isinstance(name, str) for name in self.splits):
-                raise TypeError("a split's name is no text")
+                raise TypeError("a split name is not a string")
         except (ValueError, KeyError, TypeError) as error:
-            raise self._unclear() from error
+            raise self._invalid_description() from error
         self.format = self.info.get("fileFormat", "tfrecord")
 
-    def _unclear(self) -> DataError:
+    def _invalid_description(self) -> DataError:
         return DataError(
-            f"{self.flag}: {self.directory}/{INFO_FILE} is not the description of a dataset"
+            f"{self.flag}: {self.directory}/{INFO_FILE} is not a valid dataset description"
         )
 
     def origin(self, split: str, arguments: TranslationArguments) -> Origin:
-        """Return how to read a split, and its languages; the dataset's own source comes first."""
+        """Returns the origin of a split.
+
+        The supervised keys of the dataset precede other features.
+
+        Raises:
+            DataError: The split does not exist, or the description is not valid.
+        """
         if split not in self.splits:
             raise DataError(
-                f"{self.flag}: {self.directory} has no split '{split}' but "
-                f"{', '.join(self.splits) or 'none'}{did_you_mean(split, self.splits)}; name one after #"
+                f"{self.flag}: {self.directory} has no split '{split}', only "
+                f"{', '.join(self.splits) or 'none'}{did_you_mean(split, self.splits)}; specify "
+                "one after #"
             )
         try:
             shards = self._shards(split)
@@ -199,16 +212,16 @@ class _Prepared:
         except DataError:
             raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self._unclear() from error
+            raise self._invalid_description() from error
         first = next(shards[0].examples(), {}) if shards else {}
         names = [name for name in supervised if name in first]
         names += [name for name in first if name not in names]
         sides = choose_columns(names, arguments, f"{self.flag} ({split})")
         return [shard.part(sides) for shard in shards], sides
 
-    def _shards(self, split: str) -> Sequence[_Records | _Foreign]:
+    def _shards(self, split: str) -> Sequence[_RecordFile | _OtherFormat]:
         if self.format != "tfrecord":
-            return [_Foreign(self.directory, split, self.format, self.flag)]
+            return [_OtherFormat(self.directory, split, self.format, self.flag)]
         entry = self.splits[split]
         lengths = [int(length) for length in entry.get("shardLengths", [])]
         count, shards = f"{len(lengths):05d}", []
@@ -222,21 +235,21 @@ class _Prepared:
                 "SHARD_INDEX": index,
                 "NUM_SHARDS": count,
             }
-            # Not with str.format, which reads attributes and pads to any width.
+            # str.format is not safe here: it evaluates attributes and pads to any width.
             template = entry.get("filepathTemplate") or FILE_TEMPLATE
             name = re.sub(r"\{(\w+)\}", lambda match, values=values: values[match[1]], template)
             if re.search(r"[/\\\0]|^\.*$", name):
                 raise DataError(
-                    f"{self.flag}: {self.directory}/{INFO_FILE} names the file {name!r:.80}: files "
-                    "must lie beside it"
+                    f"{self.flag}: {self.directory}/{INFO_FILE} refers to the file "
+                    f"{name!r:.80}, which must be in the same directory"
                 )
-            shards.append(_Records(f"{self.directory}/{name}", self.flag, length))
+            shards.append(_RecordFile(f"{self.directory}/{name}", self.flag, length))
         return shards
 
 
 @dataclass(frozen=True)
-class _Records:
-    """A TFRecord file of so many examples."""
+class _RecordFile:
+    """A TFRecord file with `length` examples."""
 
     file: str
     flag: str
@@ -247,12 +260,12 @@ class _Records:
             key = [*files.file_identity(self.file), sides.source, sides.target]
         except FileNotFoundError:
             raise DataError(
-                f"{self.flag}: {self.file} is missing; prepare the dataset anew"
+                f"{self.flag}: {self.file} is missing; prepare the dataset again"
             ) from None
         return PairSource(f"{self.flag} {self.file}", key, partial(_pairs, self, sides), "record")
 
     def examples(self) -> Iterator[dict[str, str]]:
-        """Yield the features of each example that hold one text."""
+        """Yields the text features of each example."""
         number = 0
         for number, record in enumerate(read_tfrecords(self.file, self.flag), 1):
             try:
@@ -263,18 +276,18 @@ class _Records:
                 ) from error
             except (ValueError, IndexError) as error:
                 raise DataError(
-                    f"{self.flag} {self.file}, record {number} is no tf.train.Example"
+                    f"{self.flag} {self.file}, record {number} is not a valid tf.train.Example"
                 ) from error
         if number != self.length:
             raise DataError(
-                f"{self.flag} {self.file} has {number} records where {INFO_FILE} says {self.length}; "
-                "prepare the dataset anew"
+                f"{self.flag} {self.file} has {number} records, but {INFO_FILE} specifies "
+                f"{self.length}; prepare the dataset again"
             )
 
 
 @dataclass(frozen=True)
-class _Foreign:
-    """A split in a format that ``tensorflow_datasets`` reads (array_record, riegeli, parquet)."""
+class _OtherFormat:
+    """A split in a format that `tensorflow_datasets` reads (array_record, riegeli, parquet)."""
 
     directory: str
     split: str
@@ -288,7 +301,7 @@ class _Foreign:
         return PairSource(name, key, partial(_pairs, self, sides), "record")
 
     def examples(self) -> Iterator[dict[str, str]]:
-        """Yield the features of each example that hold one text."""
+        """Yields the text features of each example."""
         try:
             import tensorflow_datasets
 
@@ -296,18 +309,18 @@ class _Foreign:
             source = builder.as_data_source(split=self.split)
         except ImportError as error:
             raise DataError(
-                f"{self.flag}: {self.directory} is stored as {self.format}, which "
-                f'`pip install "hfseq[tfds]"` can read ({error}); TFRecord needs nothing'
+                f"{self.flag}: {self.directory} is stored as {self.format}, which requires pip "
+                f"install 'hfseq[tfds]' ({error}); the tfrecord format has no requirements"
             ) from error
         except NotImplementedError as error:
             raise DataError(
-                f"{self.flag}: {self.directory} is stored as {self.format}, which cannot be read "
-                "one by one; prepare it as tfrecord or array_record"
+                f"{self.flag}: {self.directory} is stored as {self.format}, which does not "
+                "support reading single examples; prepare it as tfrecord or array_record"
             ) from error
         for example in source:
             yield {name: v.decode() for name, v in example.items() if isinstance(v, bytes)}
 
 
-def _pairs(records: _Records | _Foreign, sides: PairColumns) -> Iterator[Pair]:
+def _pairs(records: _RecordFile | _OtherFormat, sides: PairColumns) -> Iterator[Pair]:
     for number, example in enumerate(records.examples(), 1):
         yield number, example.get(sides.source), example.get(sides.target)

@@ -1,4 +1,4 @@
-"""From documents to tokens: in parallel to a TokenStore, or on the fly for a stream."""
+"""Tokenization of documents: in parallel to a `TokenStore`, or on the fly for streams."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from hfseq.errors import DataError, UsageError, exit_with_parent
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
-BATCH_DOCUMENTS = 1000  # documents a task, at most
-MAX_CALL_CHARACTERS = 1 << 23  # a call of the tokenizer, which needs some 100 bytes for each
+BATCH_DOCUMENTS = 1000  # maximum number of documents per task
+MAX_CALL_CHARACTERS = 1 << 23  # per tokenizer call, which uses about 100 bytes for each
 
 
 def tokenize(
@@ -41,17 +41,36 @@ def tokenize(
     overwrite: bool = False,
     keep_blank: bool = False,
     append_eos: bool = False,
-    description: str = "Tokenising",
+    description: str = "Tokenizing",
 ) -> TokenStore:
-    """Tokenise every document of a map-style dataset once, and keep the result in ``cache_dir``.
+    """Tokenizes the documents of a map-style dataset and caches the result.
 
-    Documents get the tokenizer's special tokens (``<s> … </s>``), and with ``append_eos`` the end
-    of text after them; with ``line_by_line`` they are truncated to ``max_length`` tokens, specials
-    included. Blank documents are left out, unless ``keep_blank`` makes them text (a line break
-    alone, say). The store is found again as long as data, tokenizer and options are the same.
+    The cached store is reused as long as data, tokenizer and options are the same.
+
+    Args:
+        dataset: The documents.
+        tokenizer: The tokenizer. It adds its special tokens to each document (`<s> … </s>`).
+        text_column: Column of the text.
+        cache_dir: Directory of cached tokens.
+        line_by_line: Whether to truncate each document to `max_length` tokens, including special
+            tokens.
+        max_length: The length for `line_by_line`.
+        num_proc: Number of processes.
+        overwrite: Whether to ignore a cached result.
+        keep_blank: Whether blank documents (e.g. a line break) are part of the text. Otherwise they
+            are left out.
+        append_eos: Whether to append the end-of-text token to each document.
+        description: Label of the progress bar.
+
+    Returns:
+        The tokens.
+
+    Raises:
+        UsageError: `line_by_line` without `max_length`.
+        DataError: The documents cannot be read, or contain no text.
     """
     if line_by_line and not max_length:
-        raise UsageError("--line_by_line needs --max_seq_length, the length to truncate to")
+        raise UsageError("--line_by_line requires --max_seq_length, the length to truncate to")
     limit = max_length if line_by_line else None
     encode = DocumentEncoder(tokenizer, limit, keep_blank, append_eos)
     return tokenize_column(
@@ -73,9 +92,9 @@ def tokenize_column(
     cache_dir: str | Path,
     num_proc: int | None = None,
     overwrite: bool = False,
-    description: str = "Tokenising",
+    description: str = "Tokenizing",
 ) -> TokenStore:
-    """Run ``encode`` over a column of a dataset once, and keep the result in ``cache_dir``."""
+    """Encodes a column of a dataset with `encode` and caches the result; see `tokenize`."""
     state = tokenizer_state(encode.tokenizer)
     content = [store.VERSION, dataset._fingerprint, column, *encode.options, state]
     key = blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
@@ -99,10 +118,10 @@ def tokenize_raw(
     cache_dir: str | Path,
     overwrite: bool = False,
 ) -> TokenStore:
-    """Return the tokens of a text that was read whole, one document without special tokens.
+    """Tokenizes a raw text as one document without special tokens.
 
-    A vocabulary of bytes needs no tokenizing and no cache; others keep their tokens in
-    ``cache_dir``.
+    With a byte vocabulary the tokens are looked up in a table. Other tokenizers' results are cached
+    in `cache_dir`.
     """
     table = byte_ids(tokenizer)
     pad = tokenizer.pad_token_id or 0
@@ -122,7 +141,17 @@ def tokenize_raw(
 
 
 class DocumentEncoder:
-    """Turns documents into (ids, lengths); can be sent to another process."""
+    """Tokenizes lists of documents. Can be sent to other processes.
+
+    Args:
+        tokenizer: The tokenizer.
+        max_length: Maximum number of tokens per document, or `None`.
+        keep_blank: Whether blank documents are part of the text.
+        append_eos: Whether to append the end-of-text token to each document.
+
+    Raises:
+        UsageError: `append_eos` with a tokenizer that has no end-of-text token.
+    """
 
     def __init__(
         self,
@@ -135,27 +164,31 @@ class DocumentEncoder:
         self.append_eos = append_eos
         if append_eos and tokenizer.eos_token_id is None:
             raise UsageError("--append_eos: the tokenizer has no end-of-text token; drop the flag")
-        # A vocabulary of bytes in which no text is a special token is a table.
+        # A byte vocabulary that never parses special tokens in texts is a lookup table.
         verbatim = getattr(tokenizer, "split_special_tokens", False)
         self.bytes = byte_ids(tokenizer) if verbatim else None
 
     @property
     def options(self) -> list[Any]:
-        """What the ids depend on, beside text and tokenizer."""
+        """The values besides text and tokenizer that determine the ids; part of the cache key."""
         flags = {"keep_blank": self.keep_blank, "append_eos": self.append_eos}
         return [self.max_length, *(name for name, on in flags.items() if on)]
 
     def should_keep(self, text: str | None) -> bool:
-        """Tell whether a document has anything to train on."""
+        """Returns whether a document contains anything to train on."""
         return bool(text) if self.keep_blank else not is_blank(text)
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all texts, int32 (total,), and their lengths, int64 (texts,)."""
-        end = [self.tokenizer.eos_token_id] if self.append_eos else []
-        room = None if self.max_length is None else self.max_length - len(end)
+        """Tokenizes texts.
+
+        Returns:
+            The ids of all texts, int32 `(total,)`, and the length of each text, int64 `(texts,)`.
+        """
+        eos_ids = [self.tokenizer.eos_token_id] if self.append_eos else []
+        max_tokens = None if self.max_length is None else self.max_length - len(eos_ids)
         if self.bytes is not None:
-            codes = (np.frombuffer(text.encode()[:room], np.uint8) for text in texts)
-            tables = [np.append(self.bytes[code], np.array(end, np.int32)) for code in codes]
+            codes = (np.frombuffer(text.encode()[:max_tokens], np.uint8) for text in texts)
+            tables = [np.append(self.bytes[code], np.array(eos_ids, np.int32)) for code in codes]
             lengths = np.fromiter(map(len, tables), np.int64, len(tables))
             return np.concatenate([np.zeros(0, np.int32), *tables]), lengths
         rows: list[list[int]] = []
@@ -166,11 +199,11 @@ class DocumentEncoder:
             size += len(text)
             if size >= MAX_CALL_CHARACTERS or number == len(
                 texts
-            ):  # a thousand books would not fit
+            ):  # a full batch of books would not fit into memory
                 rows += self._rows(batch)
                 batch, size = [], 0
-        if end:
-            rows = [[*row[:room], *end] for row in rows]
+        if eos_ids:
+            rows = [[*row[:max_tokens], *eos_ids] for row in rows]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         flat = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
         return flat, lengths
@@ -180,7 +213,7 @@ class DocumentEncoder:
         if backend is None:
             options = {"truncation": True, "max_length": self.max_length} if self.max_length else {}
             return self.tokenizer(texts, verbose=False, **options)["input_ids"]
-        # Straight to the Rust tokenizer: no offsets, masks or dictionaries are built on the way.
+        # Call the Rust tokenizer directly: this builds no offsets, masks or dictionaries.
         backend.no_padding()
         backend.no_truncation()
         if self.max_length:
@@ -191,7 +224,7 @@ class DocumentEncoder:
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return what the ids depend on, by which caches are found again."""
+    """Returns a JSON-serializable value that determines the tokenizer's ids, for cache keys."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         name = type(tokenizer).__qualname__
@@ -206,37 +239,37 @@ def _parallel(
     size = min(BATCH_DOCUMENTS, -(-len(dataset) // (4 * (num_proc or 1))) or 1)
     tasks = [range(i, min(i + size, len(dataset))) for i in range(0, len(dataset), size)]
     workers = min(num_proc or 1, len(tasks))
-    if workers < 2:  # the Rust tokenizer still uses every core
+    if workers < 2:  # the Rust tokenizer uses all cores by itself
         yield from (_encode_range(dataset, encode, column, task) for task in tasks)
         return
-    # Forking is quick, but not safe once jax has started its threads.
+    # Forking is faster, but not safe after jax has started its threads.
     forks = sys.platform == "linux" and "jax" not in sys.modules
     context = multiprocessing.get_context("fork" if forks else "spawn")
     work = (dataset, encode, column)
     with ProcessPoolExecutor(workers, context, _start_worker, (os.getpid(), *work)) as pool:
         try:
-            yield from pool.map(_run, tasks)
+            yield from pool.map(_encode_in_worker, tasks)
         except BrokenProcessPool as error:
             raise DataError(
-                "a process that tokenises died, most likely for lack of memory; give fewer "
-                "--preprocessing_num_workers"
+                "a tokenization process died, probably because the machine ran out of memory; "
+                "use fewer --preprocessing_num_workers"
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-_work: tuple[Any, DocumentEncoder, str]
+_worker_state: tuple[Any, DocumentEncoder, str]
 
 
 def _start_worker(parent: int, dataset: Dataset, encode: DocumentEncoder, column: str) -> None:
-    global _work
+    global _worker_state
     exit_with_parent(parent)
-    _work = dataset, encode, column
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core already
+    _worker_state = dataset, encode, column
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is already one process per core
 
 
-def _run(documents: range) -> Chunk:
-    dataset, encode, column = _work
+def _encode_in_worker(documents: range) -> Chunk:
+    dataset, encode, column = _worker_state
     return _encode_range(dataset, encode, column, documents)
 
 
@@ -247,40 +280,40 @@ def _encode_range(
         batch = dataset[documents.start : documents.stop]
     except UnicodeDecodeError as error:
         raise DataError(
-            f"a document from number {documents.start} on is not valid UTF-8: {error}"
+            f"a document at or after number {documents.start} is not valid UTF-8: {error}"
         ) from error
-    kept = [i for i, text in enumerate(batch[column]) if encode.should_keep(text)]
-    ids, lengths = encode([batch[column][i] for i in kept])
+    kept_indices = [i for i, text in enumerate(batch[column]) if encode.should_keep(text)]
+    ids, lengths = encode([batch[column][i] for i in kept_indices])
     if REFERENCE_COLUMN not in batch:
         return ids, lengths, None
     starts, continues = np.cumsum(lengths) - lengths, np.zeros(len(ids), np.uint8)
-    for start, length, i in zip(starts, lengths, kept, strict=True):
+    for start, length, i in zip(starts, lengths, kept_indices, strict=True):
         inside = np.asarray(batch[REFERENCE_COLUMN][i], np.int64)
-        continues[start + inside[inside < length]] = 1  # the rest was truncated
+        continues[start + inside[inside < length]] = 1  # positions beyond the length were truncated
     return ids, lengths, continues
 
 
 def count_words(
     dataset: Dataset, column: str, keep_blank: bool = False, line_ends: bool = True
 ) -> int:
-    """Count what word-level perplexity divides by: words between whitespace, and line ends.
+    """Counts the units of word-level perplexity: words between whitespace, and line ends.
 
-    Every line ends once, its last one too, whether or not the text ends with a line break. This is
-    the count of WikiText (Merity et al., 2016), where each line has an ``<eos>``. Without
-    ``line_ends`` words alone count, as for PG-19 (Rae et al., 2020).
+    Every line has one line end, including the last line of a text without a final line break. This
+    is the count of WikiText (Merity et al., 2016), where each line ends with `<eos>`. Without
+    `line_ends` only words count, as for PG-19 (Rae et al., 2020).
     """
     words = 0
-    for text in _kept(dataset, column, keep_blank):
+    for text in _kept_texts(dataset, column, keep_blank):
         ends = text.count("\n") + (not text.endswith("\n")) if line_ends else 0
         words += len(text.split()) + ends
     return words
 
 
 def count_bytes(dataset: Dataset, column: str, keep_blank: bool = False) -> int:
-    """Count the bytes of UTF-8 of the documents that are tokenised."""
-    return sum(len(text.encode()) for text in _kept(dataset, column, keep_blank))
+    """Counts the UTF-8 bytes of the documents that are tokenized."""
+    return sum(len(text.encode()) for text in _kept_texts(dataset, column, keep_blank))
 
 
-def _kept(dataset: Dataset, column: str, keep_blank: bool) -> Iterator[str]:
+def _kept_texts(dataset: Dataset, column: str, keep_blank: bool) -> Iterator[str]:
     for batch in dataset.select_columns([column]).iter(BATCH_DOCUMENTS):
         yield from (text for text in batch[column] if (text if keep_blank else not is_blank(text)))

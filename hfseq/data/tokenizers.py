@@ -1,4 +1,4 @@
-"""Train tokenizers for each model family, and the tables that training reads off a tokenizer."""
+"""Training of tokenizers for model families, and tables derived from a tokenizer."""
 
 from __future__ import annotations
 
@@ -30,19 +30,23 @@ if TYPE_CHECKING:
 Split = TypeVar("Split")
 logger = logging.getLogger(__name__)
 ALGORITHMS = ("bpe", "unigram", "wordpiece", "bytes")
-UNLIMITED = 10**30  # transformers' number for a model that takes texts of any length
+UNLIMITED = 10**30  # Transformers' model_max_length without a limit
 
 
 @dataclass(frozen=True)
 class TokenizerFamily:
-    """The special tokens of a model family: their roles, ids, and where they go around a text.
+    """The special tokens of a model family and their positions around a text.
 
-    ``algorithm`` is what :func:`train_tokenizer` trains by default. ``first`` are the tokens with
-    the ids 0, 1, …, ``last`` those with the last ids; ``roles`` are the names that Transformers
-    gives to them ("pad_token", …; "unk_token" is needed), ``single`` and ``pair`` the templates of
-    the post-processor around one text and two. ``max_length`` is the tokenizer's own limit.
-    ``lstrip`` are the tokens that take the space before them, and ``segments`` says that the model
-    reads token_type_ids.
+    Attributes:
+        algorithm: Default algorithm of `train_tokenizer`.
+        first: Tokens with the ids 0, 1, ….
+        roles: Tokens by their names in Transformers, e.g. "pad_token". "unk_token" is required.
+        single: Template of the post-processor for a text.
+        pair: Template of the post-processor for a pair of texts.
+        last: Tokens with the last ids.
+        max_length: Maximum length of the tokenizer in tokens.
+        lstrip: Special tokens that include the space before them.
+        segments: Whether the model has `token_type_ids`.
     """
 
     algorithm: str
@@ -57,7 +61,7 @@ class TokenizerFamily:
 
     @property
     def unknown(self) -> str:
-        """The token for what the vocabulary lacks."""
+        """The token for unknown text."""
         return self.roles["unk_token"]
 
 
@@ -71,7 +75,7 @@ ROBERTA = TokenizerFamily(
     },
     single="<s> $A </s>",
     pair="<s> $A </s> </s> $B </s>",
-    lstrip=("<mask>",),  # the other way round it would predict a lone space
+    lstrip=("<mask>",),  # otherwise the model predicts a separate space
 )
 GPT2 = TokenizerFamily(
     algorithm="bpe",
@@ -141,36 +145,46 @@ def train_tokenizer(
     normalizer: str | Normalizer | None = None,
     model_max_length: int | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Train a tokenizer with the special tokens of ``family`` and save it in ``output_dir``.
+    """Trains a tokenizer with the special tokens of a family.
 
-    Families are those that plugins register ("roberta", "gpt2", …; see ``register_tokenizers``).
-    ``algorithm`` is "bpe" (byte-level), "unigram", "wordpiece", or "bytes", which needs no texts
-    (the special tokens and 256 bytes); by default the family's own. ``vocab_size`` counts every
-    token, special ones and T5's 100 sentinels too; a small corpus can yield fewer.
-    ``min_frequency`` does not apply to unigram. ``normalizer`` is a name ("nfc", "nfkc", "nfd",
-    "nfkd") or an object of ``tokenizers.normalizers``.
+    The tokenizer is saved with the generic tokenizer class, because the tokenizer classes of the
+    families rebuild the tokenizer on loading and lose its normalizer, its sentinels and the space
+    before `<mask>`.
 
-    Returns what ``AutoTokenizer.from_pretrained(output_dir)`` gives; ``len`` of it is the model's
-    vocab_size. (The files name the generic tokenizer class, since the family's own classes rebuild
-    the tokenizer and silently lose its normalizer, its sentinels and the space before ``<mask>``.)
+    Args:
+        texts: Texts, or lists of texts.
+        family: A family that plugins register ("roberta", "gpt2", …; see `register_tokenizers`).
+        algorithm: "bpe" (byte-level), "unigram", "wordpiece", or "bytes" (special tokens and 256
+            bytes, without training). Default: the algorithm of the family.
+        vocab_size: Number of tokens including special tokens and T5's 100 sentinels. A small corpus
+            can result in fewer.
+        output_dir: Directory for the tokenizer. Without it nothing is saved.
+        min_frequency: Minimum frequency of merged tokens. Ignored by unigram.
+        lowercase: Whether to lowercase texts.
+        normalizer: "nfc", "nfkc", "nfd", "nfkd" or an object of `tokenizers.normalizers`.
+        model_max_length: Maximum length in tokens. Default: that of the family.
+
+    Returns:
+        The tokenizer, as loaded by `AutoTokenizer.from_pretrained(output_dir)`. Its length is the
+        `vocab_size` of the model.
 
     Raises:
-        UsageError: an unknown family or algorithm, or a vocab_size that cannot hold its tokens.
+        UsageError: The family or algorithm is unknown, or `vocab_size` is too small.
     """
     spec = plugins.load().tokenizers.get(family)
     if not isinstance(spec, TokenizerFamily):
         raise PluginError(
-            f"the tokenizer family '{family}' is {spec!r:.80}; register a "
+            f"the tokenizer family '{family}' is {spec!r:.80}, not a "
             "hfseq.data.tokenizers.TokenizerFamily"
         )
     algorithm = algorithm or spec.algorithm
     if algorithm not in ALGORITHMS:
-        raise UsageError(f"algorithm '{algorithm}': one of {', '.join(ALGORITHMS)}")
+        raise UsageError(f"algorithm '{algorithm}': expected one of {', '.join(ALGORITHMS)}")
     if algorithm == "bytes":
         if lowercase or normalizer or spec.last or spec.single != "$A":
             raise UsageError(
-                f"a vocabulary of bytes takes a text as it is: '{family}' has tokens around or "
-                "after it, or --lowercase or --normalizer is given; use --model_type "
+                f"a byte vocabulary does not change texts, but '{family}' adds tokens around or "
+                "after them, or --lowercase or --normalizer is given; use --model_type "
                 "vq_transformer or gpt2"
             )
         tokenizer = wrap_backend(byte_backend(spec.first), spec, model_max_length, verbatim=True)
@@ -191,13 +205,13 @@ def train_backend(
     lowercase: bool = False,
     normalizer: str | Normalizer | None = None,
 ) -> Tokenizer:
-    """Train a ``tokenizers.Tokenizer``; see ``train_tokenizer``."""
+    """Trains a `tokenizers.Tokenizer`; see `train_tokenizer`."""
     import tokenizers as hf
 
     if isinstance(normalizer, str):
         names = ("nfc", "nfkc", "nfd", "nfkd")
         if normalizer.lower() not in names:
-            raise UsageError(f"--normalizer {normalizer}: one of {', '.join(names)}")
+            raise UsageError(f"--normalizer {normalizer}: expected one of {', '.join(names)}")
         normalizer = getattr(hf.normalizers, normalizer.upper())()
     steps = [normalizer] if normalizer else []
     trainer_class: Callable[..., Any]
@@ -228,7 +242,8 @@ def train_backend(
     least = len(spec.first) + len(spec.last) + len(options.get("initial_alphabet", ()))
     if vocab_size <= least:
         raise UsageError(
-            f"--vocab_size {vocab_size} is too small: special tokens and alphabet take {least}"
+            f"--vocab_size {vocab_size} is too small: special tokens and alphabet require more "
+            f"than {least}"
         )
     special = [hf.AddedToken(t, lstrip=t in spec.lstrip, special=True) for t in spec.first]
     trainer = trainer_class(
@@ -239,9 +254,9 @@ def train_backend(
     )
     try:
         tokenizer.train_from_iterator(split_long_words(texts), trainer)
-    except Exception as error:  # the Rust trainers raise nothing more exact
+    except Exception as error:  # the Rust trainers raise plain exceptions
         raise UsageError(
-            f"a {algorithm} vocabulary of {vocab_size} cannot be trained: {error}"
+            f"cannot train a {algorithm} vocabulary of {vocab_size} tokens: {error}"
         ) from error
     tokenizer.add_special_tokens(list(spec.last))
     if spec.single != "$A":
@@ -256,20 +271,20 @@ def train_backend(
     return tokenizer
 
 
-LONGEST_WORD = 10_000  # characters; trainers take a time that grows with the square of it
-_LONG = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD + 1},}}|(?<!\s)\s{{{LONGEST_WORD + 1},}}")
+LONGEST_WORD = 10_000  # characters; the training time is quadratic in it
+_LONG_WORD = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD + 1},}}|(?<!\s)\s{{{LONGEST_WORD + 1},}}")
 
 
 def split_long_words(texts: Iterable[str] | Iterable[list[str]]) -> Iterator[list[str]]:
-    """Yield texts, or lists of texts, as lists in which no word is longer than ``LONGEST_WORD``.
+    """Yields lists of texts without words of more than `LONGEST_WORD` characters.
 
-    A text is cut where one is: what is without spaces for that long, a line of digits or of base64,
-    teaches a tokenizer no more than its parts do.
+    Texts are divided within such words. Long strings without spaces, such as digits or base64, are
+    as useful for training in parts.
     """
     for batch in texts:
         parts = []
         for text in [batch] if isinstance(batch, str) else batch:
-            words = (range(*match.span(), LONGEST_WORD) for match in _LONG.finditer(text))
+            words = (range(*match.span(), LONGEST_WORD) for match in _LONG_WORD.finditer(text))
             cuts = [cut for word in words for cut in word[1:]]
             parts += [text[i:j] for i, j in pairwise([0, *cuts, len(text)])]
         yield parts
@@ -281,9 +296,16 @@ def wrap_backend(
     model_max_length: int | None = None,
     verbatim: bool = False,
 ) -> PreTrainedTokenizerBase:
-    """Make a tokenizer of transformers that knows the roles of the special tokens.
+    """Creates a tokenizer of Transformers with the special tokens of a family.
 
-    With ``verbatim`` their names in a text are text.
+    Args:
+        backend: The trained tokenizer.
+        spec: The family.
+        model_max_length: Maximum length in tokens. Default: that of the family.
+        verbatim: Whether special tokens that occur in a text are tokenized as text.
+
+    Raises:
+        UsageError: The vocabulary lacks a special token.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -298,17 +320,21 @@ def wrap_backend(
     size = len(tokenizer)
     if size != backend.get_vocab_size() or max(backend.get_vocab().values()) >= size:
         raise UsageError(
-            f"the vocabulary lacks one of its special tokens, {', '.join(spec.first + spec.last)}: "
-            "train with a larger corpus"
+            "the vocabulary lacks one of its special tokens, "
+            f"{', '.join(spec.first + spec.last)}: use a larger corpus"
         )
     return tokenizer
 
 
 def write_v4_config(folder: Path, generic: bool = False) -> None:
-    """Let Transformers 4 read the settings of a tokenizer that version 5 wrote in ``folder``.
+    """Makes the settings of a tokenizer that Transformers 5 saved readable for Transformers 4.
 
-    What version 5 calls a tokenizer of no family (``generic``: whatever it was) has the older name,
-    which both know, and its further special tokens have the older key.
+    Generic tokenizers get the class name that both versions know, and additional special tokens the
+    key of version 4.
+
+    Args:
+        folder: Directory of the tokenizer.
+        generic: Whether to write the generic class name for any tokenizer.
     """
     file = folder / "tokenizer_config.json"
     if not file.exists():
@@ -318,13 +344,20 @@ def write_v4_config(folder: Path, generic: bool = False) -> None:
         config.pop(key, None)
     if generic or config.get("tokenizer_class") == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(config.get("extra_special_tokens"), list):  # version 4 has a dictionary there
+    if isinstance(config.get("extra_special_tokens"), list):  # a dictionary in version 4
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
     file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def save_generic(tokenizer: PreTrainedTokenizerBase, directory: Path) -> PreTrainedTokenizerBase:
-    """Save ``tokenizer`` as one of no family, and return what ``AutoTokenizer`` makes of it."""
+    """Saves a tokenizer with the generic tokenizer class.
+
+    Returns:
+        The tokenizer, as loaded by `AutoTokenizer`.
+
+    Raises:
+        UsageError: The loaded tokenizer returns different ids.
+    """
     from transformers import AutoTokenizer
 
     tokenizer.save_pretrained(directory)
@@ -334,7 +367,8 @@ def save_generic(tokenizer: PreTrainedTokenizerBase, directory: Path) -> PreTrai
     ids, other = (t(sample)["input_ids"] for t in (tokenizer, loaded))
     if ids != other or len(loaded) != len(tokenizer):
         raise UsageError(
-            f"AutoTokenizer reads {directory} as {type(loaded).__name__}, with other ids"
+            f"AutoTokenizer loads {directory} as {type(loaded).__name__}, which returns "
+            "different ids"
         )
     return loaded
 
@@ -347,10 +381,9 @@ JOINT_FAMILY = TokenizerFamily(
     pair="$A $B </s>",
 )
 JOINT_ALGORITHMS = ("unigram", "bpe")
-PRUNED_SCORE_STEP = (
-    1e-4  # between the scores that the unigram trainer gives to characters it would have pruned
-)
-SCORE_DIGITS = 6  # of a score; the order of additions, which varies, changes the 15th
+PRUNED_SCORE_STEP = 1e-4  # between the scores of characters that the unigram trainer keeps
+
+SCORE_DIGITS = 6  # of a score; the varying order of additions changes the 15th digit
 
 
 def train_joint_tokenizer(
@@ -360,23 +393,34 @@ def train_joint_tokenizer(
     output_dir: str | Path | None = None,
     max_corpus_chars: int = 10_000_000,
 ) -> PreTrainedTokenizerBase:
-    """Train one vocabulary on sentences of both languages and save it in ``output_dir``.
+    """Trains a tokenizer with a joint vocabulary for the sentences of two languages.
 
-    ``texts`` are lists of sentences, the languages in turns, since only the first
-    ``max_corpus_chars`` characters count. ``algorithm`` is "unigram" (SentencePiece's, pieces with
-    ``▁`` for a space; every character of the texts is in the vocabulary) or "bpe" (byte-level,
-    nothing is unknown). Ids are ``<pad>`` 0, ``<s>`` 1, ``</s>`` 2, ``<unk>`` 3; a text is its
-    pieces and ``</s>``. Decoding gives back what was written: composed characters (NFC), single
-    spaces. Equal texts give an equal vocabulary.
+    The ids are `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3. A text is encoded as its tokens and `</s>`.
+    Decoding restores the text with composed characters (NFC) and single spaces. Equal texts give
+    equal vocabularies.
 
-    Returns what ``AutoTokenizer.from_pretrained(output_dir)`` gives, whatever ``config.json`` is
-    there; ``len`` of it is the model's vocab_size, less than asked for where the texts are few.
+    Args:
+        texts: Lists of sentences, with alternating languages.
+        algorithm: "unigram" (as in SentencePiece, with `▁` for spaces; contains every character of
+            the texts) or "bpe" (byte-level, without unknown tokens).
+        vocab_size: Number of tokens. Few texts can result in fewer.
+        output_dir: Directory for the tokenizer. Without it nothing is saved.
+        max_corpus_chars: Number of characters to train on.
+
+    Returns:
+        The tokenizer, as loaded by `AutoTokenizer.from_pretrained(output_dir)` for any
+        `config.json`. Its length is the `vocab_size` of the model.
+
+    Raises:
+        UsageError: The algorithm is unknown, or `vocab_size` is too small.
     """
     from tokenizers import decoders, normalizers, pre_tokenizers
 
     if algorithm not in JOINT_ALGORITHMS:
-        raise UsageError(f"--tokenizer_algorithm {algorithm}: one of {', '.join(JOINT_ALGORITHMS)}")
-    # Not NFKC: it would turn "…" into "...", "½" into "1⁄2", and references are not so written.
+        raise UsageError(
+            f"--tokenizer_algorithm {algorithm}: expected one of {', '.join(JOINT_ALGORITHMS)}"
+        )
+    # Not NFKC, which replaces "…" by "..." and "½" by "1⁄2", unlike reference translations.
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFC()])
 
     def beginning() -> Iterator[str]:
@@ -389,19 +433,19 @@ def train_joint_tokenizer(
 
     backend = train_backend(beginning(), JOINT_FAMILY, algorithm, vocab_size, normalizer=normalizer)
     if algorithm == "unigram":
-        backend = _reproducible(backend)
-    else:  # a text begins with a space, so that a word is the same piece wherever it stands
+        backend = _make_reproducible(backend)
+    else:  # a leading space makes the tokens of a word independent of its position
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     tokenizer = wrap_backend(backend, JOINT_FAMILY)
     return tokenizer if output_dir is None else save_generic(tokenizer, Path(output_dir))
 
 
-def _reproducible(backend: Tokenizer) -> Tokenizer:
-    """Sort the pieces by score and text, after undoing what hash tables and threads did to scores.
+def _make_reproducible(backend: Tokenizer) -> Tokenizer:
+    """Sorts tokens by score and text, and removes nondeterminism from the scores.
 
-    The trainer adds the characters that it pruned in the order of a hash table, each ``STEP`` above
-    the one before; they all get the lowest score.
+    The trainer adds pruned characters in the order of a hash table, with scores that increase by
+    `PRUNED_SCORE_STEP`. They all get the lowest score.
     """
     state = json.loads(backend.to_str())
     pieces = state["model"]["vocab"]
@@ -433,10 +477,15 @@ WORD_FAMILY = TokenizerFamily(
 def train_word_tokenizer(
     texts: Iterable[str], vocab_size: int | None = None
 ) -> PreTrainedTokenizerBase:
-    """Make a vocabulary of the words of ``texts``, the most frequent first.
+    """Creates a tokenizer with the most frequent words of the texts.
 
-    Words are runs of letters and digits, or of other characters. Ids are ``<pad>`` 0, ``<unk>`` 1,
-    ``<sep>`` 2 between the sentences of a pair, then the words; there is nothing around a text.
+    Words are sequences of letters and digits, or of other characters. The ids are `<pad>` 0,
+    `<unk>` 1, `<sep>` 2 (between the texts of a pair), followed by the words. No tokens are added
+    around a text.
+
+    Args:
+        texts: The texts.
+        vocab_size: Number of tokens, by default all words.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
@@ -444,8 +493,8 @@ def train_word_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     if vocab_size is not None and vocab_size <= len(WORD_FAMILY.first):
         raise UsageError(
-            f"--vocab_size {vocab_size} leaves no room for a word: {len(WORD_FAMILY.first)} entries are "
-            f"{', '.join(WORD_FAMILY.first)}"
+            f"--vocab_size {vocab_size} leaves no space for words: it includes "
+            f"{len(WORD_FAMILY.first)} special tokens, {', '.join(WORD_FAMILY.first)}"
         )
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size or 2**31 - 1,
@@ -461,76 +510,92 @@ def train_word_tokenizer(
 
 
 TOKENIZER_FILE = "tokenizer.json"
-BATCH_PAIRS = 1000  # pairs at a time
+BATCH_PAIRS = 1000
 
 
 def load_or_train_joint_tokenizer(
     folder: Path, arguments: TranslationArguments, load: Callable[[], Mapping[str, Dataset]]
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in ``folder``; the first process that finds none there trains it.
+    """Returns the tokenizer in `folder`, which is trained first if it does not exist.
 
-    ``arguments`` say of which size and kind, ``load`` returns the splits of pairs.
+    If several processes call this function, one of them trains the tokenizer.
+
+    Args:
+        folder: Directory of the tokenizer.
+        arguments: The data flags, for algorithm and size.
+        load: Returns the pairs by split. Called only for training.
     """
 
-    def make(pairs: Dataset, temporary: Path) -> None:
-        # Both sides in turns, so that a limit takes as much of either; files are often sorted.
+    def train(pairs: Dataset, temporary: Path) -> None:
+        # Alternating sides, so that a limit applies equally; shuffled, as files are often sorted.
         batches = -(-len(pairs) // BATCH_PAIRS)
         order = permute(np.arange(batches), batches, derive_key("vocabulary")).tolist()
-        chosen = (pairs[number * BATCH_PAIRS : (number + 1) * BATCH_PAIRS] for number in order)
+        batches_in_order = (
+            pairs[number * BATCH_PAIRS : (number + 1) * BATCH_PAIRS] for number in order
+        )
         train_joint_tokenizer(
-            (batch[side] for batch in chosen for side in ("source", "target")),
+            (batch[side] for batch in batches_in_order for side in ("source", "target")),
             arguments.tokenizer_algorithm,
             arguments.vocab_size,
             output_dir=temporary,
             max_corpus_chars=arguments.max_corpus_chars,
         )
 
-    return load_or_train(folder, "pairs", load, make)
+    return load_or_train(folder, "pairs", load, train)
 
 
 def load_or_train(
     folder: Path,
-    what: str,
+    examples_name: str,
     load: Callable[[], Mapping[str, Split]],
-    make: Callable[[Split, Path], None],
+    train_and_save: Callable[[Split, Path], None],
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in ``folder``; the first process that finds none has it made.
+    """Returns the tokenizer in `folder`, which is created first if it does not exist.
 
-    ``make`` gets the training split of what ``load`` returns, and writes to a folder of its own.
-    The main file appears last, so a killed run leaves none.
+    If several processes call this function, one of them creates the tokenizer. The main file is
+    written last, so that an interrupted run leaves no incomplete tokenizer.
+
+    Args:
+        folder: Directory of the tokenizer.
+        examples_name: Description of the training data, for messages.
+        load: Returns the splits. Called only if the tokenizer does not exist.
+        train_and_save: Trains on the training split and saves the tokenizer in a directory.
+
+    Raises:
+        DataError: There is neither a tokenizer nor a training split.
     """
     from filelock import FileLock
     from transformers import AutoTokenizer
 
     if (folder / TOKENIZER_FILE).exists():
-        logger.info("the vocabulary in %s is used; remove it to have another trained", folder)
+        logger.info("using the tokenizer in %s; remove it to train a new one", folder)
         return AutoTokenizer.from_pretrained(str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / "tokenizer.lock"
     with FileLock(str(lock)):
-        if not (folder / TOKENIZER_FILE).exists():  # another process may have been quicker
+        if not (folder / TOKENIZER_FILE).exists():  # another process may have created it
             temporary = folder / "tokenizer.tmp"
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             splits = load()
             if "train" not in splits:
                 raise DataError(
-                    f"there are no training {what} to make a vocabulary of, and {folder} has none: "
-                    "give --train_file or --tokenizer_name"
+                    f"cannot build a vocabulary without a training split of {examples_name}, "
+                    f"and {folder} contains no tokenizer: use --train_file or --tokenizer_name"
                 )
-            make(splits["train"], temporary)
+            train_and_save(splits["train"], temporary)
             for file in sorted(temporary.iterdir(), key=lambda file: file.name == TOKENIZER_FILE):
                 os.replace(file, folder / file.name)
             temporary.rmdir()
-            logger.info("a vocabulary of the training data is saved in %s", folder)
+            logger.info("saved a vocabulary built from the training data in %s", folder)
     lock.unlink(missing_ok=True)
     return AutoTokenizer.from_pretrained(str(folder))
 
 
 def byte_backend(specials: Sequence[str]) -> Tokenizer:
-    """Return a ``tokenizers.Tokenizer``: special tokens first, then byte *b* as ``specials`` + *b*.
+    """Returns a byte-level tokenizer without merges.
 
-    A byte-level BPE without merges, which takes a text as it is; plain ``tokenizers`` reads it.
+    The special tokens have the first ids, followed by the 256 bytes in order.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -542,18 +607,18 @@ def byte_backend(specials: Sequence[str]) -> Tokenizer:
 
 
 def byte_characters() -> list[str]:
-    """Return the character that stands for each byte in byte-level vocabularies.
+    """Returns the character that represents each byte in byte-level vocabularies.
 
-    Visible characters of Latin-1 stand for themselves, the others for those from U+0100 on (the
-    table of GPT-2, which ``tokenizers`` uses).
+    Visible Latin-1 characters represent themselves, other bytes are represented by the characters
+    from U+0100 (the table of GPT-2, which `tokenizers` uses).
     """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = count(0x100)
-    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
+    other_characters = count(0x100)
+    return [chr(byte if byte in visible else next(other_characters)) for byte in range(256)]
 
 
 def byte_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
-    """Return the id of each byte, int32 (256,), or None where a token can be more than a byte."""
+    """Returns the id of each byte, int32 `(256,)`, or `None` if tokens may have several bytes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -567,35 +632,40 @@ def byte_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id that fills rows up; any id will do where the tokenizer has none (GPT-2)."""
+    """Returns the id for padding, 0 for tokenizers without a pad token (GPT-2)."""
     return 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Refuse a tokenizer with ids beyond the model's embedding, which would train on NaN."""
+    """Checks that a tokenizer is usable with a model.
+
+    Raises:
+        UsageError: The tokenizer is not valid, or its ids exceed the model's vocabulary, which
+            would result in NaN.
+    """
     longest = getattr(tokenizer, "model_max_length", 0)
-    # What NaN is compared with is false, too.
+    # `not >=` also rejects NaN.
     if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest >= 0:
         raise UsageError(
             f"the tokenizer of '{tokenizer.name_or_path}' has model_max_length {longest!r:.80}, "
-            "which is no length: correct tokenizer_config.json"
+            "which is not a valid length: correct tokenizer_config.json"
         )
-    if (~special_ids(tokenizer)).sum() <= 1:  # T5 makes a lone "▁" of nothing
+    if (~special_ids(tokenizer)).sum() <= 1:  # an empty T5 vocabulary contains "▁"
         raise UsageError(
-            f"the tokenizer of '{tokenizer.name_or_path}' has no tokens but special ones; "
-            "--tokenizer_name needs a directory or model with tokenizer files"
+            f"the tokenizer of '{tokenizer.name_or_path}' has only special tokens; "
+            "--tokenizer_name requires a directory or model with tokenizer files"
         )
     largest = max(tokenizer.get_vocab().values())
     if largest >= config.vocab_size:
         raise UsageError(
             f"the tokenizer's largest id is {largest}, but config.vocab_size is "
-            f"{config.vocab_size}; set --config_overrides vocab_size={largest + 1}, or use the "
-            "tokenizer the model was made with"
+            f"{config.vocab_size}; use --config_overrides vocab_size={largest + 1}, or the "
+            "original tokenizer of the model"
         )
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> np.ndarray:
-    """True for the ids of special tokens; bool (``size`` or the tokenizer's vocabulary,)."""
+    """Returns true for the ids of special tokens, bool `(size,)`; see `table_size`."""
     table = np.zeros(table_size(tokenizer, size), bool)
     table[tokenizer.all_special_ids] = True
     table[[i for i, token in tokenizer.added_tokens_decoder.items() if token.special]] = True
@@ -603,16 +673,19 @@ def special_ids(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> 
 
 
 def word_start_table(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> np.ndarray:
-    """True for the ids that begin a word; bool (``size`` or the tokenizer's vocabulary,).
+    """Returns true for the ids of tokens that start a word, bool `(size,)`; see `table_size`.
 
-    Byte-level vocabularies mark the space before a word (``Ġ``), SentencePiece likewise (``▁``),
-    WordPiece marks what does not begin one (``##``).
+    Byte-level (`Ġ`) and SentencePiece (`▁`) vocabularies mark the space before a word, WordPiece
+    (`##`) marks tokens that do not start a word.
+
+    Raises:
+        UsageError: The vocabulary does not mark words.
     """
     vocabulary = tokenizer.get_vocab()
     mark, starts = word_marks(vocabulary)
     if not mark:
         raise UsageError(
-            "--whole_word_masking: the tokenizer's vocabulary does not mark where words begin"
+            "--whole_word_masking: the tokenizer's vocabulary does not mark the start of words"
         )
     table = np.zeros(table_size(tokenizer, size), bool)
     for token, i in vocabulary.items():
@@ -621,18 +694,19 @@ def word_start_table(tokenizer: PreTrainedTokenizerBase, size: int | None = None
 
 
 def word_marks(vocabulary: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the mark of a vocabulary ("" if none), and what tokens that begin a word begin with.
+    """Returns the mark of a vocabulary, and the first characters of tokens that start a word.
 
-    The second is empty where the mark (``##``) is on the tokens that do not begin one.
+    The mark is "" if there is none. The first characters are empty if the mark is on tokens that do
+    not start a word (`##`).
     """
     marks = {mark: sum(token.startswith(mark) for token in vocabulary) for mark in ("Ġ", "▁", "##")}
     mark = max(marks, key=lambda candidate: marks[candidate])
     if not marks[mark]:
         return "", ()
-    # Of byte-level vocabularies: space, line feed, tab, carriage return.
+    # Byte-level vocabularies: space, line feed, tab, carriage return.
     return mark, {"Ġ": tuple("ĠĊĉč"), "▁": ("▁",)}.get(mark, ())
 
 
 def table_size(tokenizer: PreTrainedTokenizerBase, size: int | None) -> int:
-    """Entries of a table by token id: of the tokenizer, and at least ``size``."""
+    """Returns the size of a table by token id: that of the tokenizer, at least `size`."""
     return max(size or 0, max(tokenizer.get_vocab().values()) + 1)

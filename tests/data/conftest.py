@@ -13,7 +13,7 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 @pytest.fixture(autouse=True)
 def own_caches(tmp_path_factory, monkeypatch):
-    """Keep datasets' and our caches out of the user's home."""
+    """Keeps the caches of datasets and hfseq out of the home directory."""
     import datasets
 
     directory = tmp_path_factory.mktemp("cache")
@@ -48,5 +48,5 @@ def corpus(tmp_path, texts):
 @pytest.fixture
 def shared_data():
     if not SHARED.is_dir():
-        pytest.skip(f"no shared data beside the repository ({SHARED.name} is absent)")
+        pytest.skip(f"no shared data next to the repository ({SHARED.name} does not exist)")
     return SHARED

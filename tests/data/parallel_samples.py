@@ -6,7 +6,7 @@ PAIRS = [(f"House number {i}", f"Haus «{i}»") for i in range(40)]
 
 
 def flags(*train, **options) -> TranslationArguments:
-    """Data flags; files may be paths, and nothing is split off unless asked for."""
+    """Returns data flags. Files may be paths, and no split is held out by default."""
     for name in ("train_file", "validation_file", "test_file"):
         if name in options:
             options[name] = [str(file) for file in options[name]]
@@ -17,5 +17,5 @@ def flags(*train, **options) -> TranslationArguments:
 
 
 def pairs(split) -> list[tuple[str, str]]:
-    """A split as a list of pairs."""
+    """Returns a split as a list of pairs."""
     return list(zip(split["source"], split["target"], strict=True))

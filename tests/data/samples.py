@@ -1,4 +1,4 @@
-"""Small texts that are the same in every run."""
+"""Short texts that are the same in every run."""
 
 import random
 

@@ -31,7 +31,7 @@ def test_every_flag_has_help():
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("flags", "options"),
     [
         ({"validation_split_percentage": 100}, "--validation_split_percentage 100"),
         ({"mlm_probability": 0.0}, "--mlm_probability 0.0"),
@@ -42,13 +42,13 @@ def test_every_flag_has_help():
         ({"streaming": True, "train_ref_file": "r"}, "--streaming"),
     ],
 )
-def test_impossible_values_are_usage_errors_that_name_the_flag(flags, named):
-    with pytest.raises(UsageError, match=named):
+def test_impossible_values_are_usage_errors_that_name_the_flag(flags, options):
+    with pytest.raises(UsageError, match=options):
         DataArguments(**flags)
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("flags", "options"),
     [
         ({"train_file": ["a.npy"], "streaming": True}, "arrays .* drop --streaming"),
         ({"validation_file": ["a.NPZ"], "line_by_line": True}, "and --line_by_line"),
@@ -56,8 +56,8 @@ def test_impossible_values_are_usage_errors_that_name_the_flag(flags, named):
         ({"train_file": ["a"], "sample_by": "raw", "append_eos": True}, "--append_eos ends each"),
     ],
 )
-def test_what_has_no_documents_takes_no_flags_of_documents(flags, named):
-    with pytest.raises(UsageError, match=named):
+def test_what_has_no_documents_takes_no_flags_of_documents(flags, options):
+    with pytest.raises(UsageError, match=options):
         CausalArguments(**flags)
 
 

@@ -1,4 +1,4 @@
-"""Files of sound: any part at a wanted rate, and what cannot be read."""
+"""Audio files: reading parts at any sampling rate, and files that cannot be read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ soundfile = pytest.importorskip("soundfile")
 
 
 def tones(rate, seconds, seed=0):
-    """A few tones, and a little noise."""
+    """A few tones and some noise."""
     random, time = np.random.default_rng(seed), np.arange(round(rate * seconds)) / rate
     wave = sum(np.sin(2 * np.pi * hertz * time) for hertz in random.integers(100, 3000, 5))
     return (0.1 * wave + 0.01 * random.normal(size=time.shape)).astype(np.float32)
@@ -27,13 +27,15 @@ def test_parts_are_those_of_the_whole_at_any_rate(rate, tmp_path):
     sound = audio.AudioFile(tmp_path / "a.wav")
     divisor = np.gcd(rate, 16000)
     expected = resample_poly(0.75 * wave, 16000 // divisor, rate // divisor)
-    whole = sound.read()
-    assert len(whole) == sound.length == len(expected) and abs(sound.seconds - 2.3) < 1e-3
-    assert np.abs(whole - expected).max() < 1e-6
+    complete = sound.read()
+    assert len(complete) == sound.length == len(expected) and abs(sound.seconds - 2.3) < 1e-3
+    assert np.abs(complete - expected).max() < 1e-6
     for start, count in [(0, 100), (777, 5000), (sound.length - 50, 100), (sound.length, 5)]:
-        assert np.abs(sound.read(start, count) - whole[start : start + count]).max(initial=0) < 1e-6
+        assert (
+            np.abs(sound.read(start, count) - complete[start : start + count]).max(initial=0) < 1e-6
+        )
     if rate != 16000:
-        with pytest.raises(audio.UnreadableError, match=f"{rate} samples a second, not 16000"):
+        with pytest.raises(audio.UnreadableError, match=f"{rate} Hz, not 16000 Hz"):
             audio.AudioFile(tmp_path / "a.wav", resample=False)
 
 
@@ -42,25 +44,25 @@ def test_other_formats_and_bytes_are_read(ending, tmp_path):
     wave, path = tones(16000, 1.0), tmp_path / f"a.{ending}"
     soundfile.write(path, wave, 16000)
     expected = audio.AudioFile(path).read(2000, 8000)
-    found = audio.AudioFile(audio.MediaSource("it", path.read_bytes())).read(2000, 8000)
-    assert np.array_equal(found, expected)
+    actual = audio.AudioFile(audio.MediaSource("it", path.read_bytes())).read(2000, 8000)
+    assert np.array_equal(actual, expected)
     assert np.abs(expected - wave[2000:10000]).mean() < 0.02
 
 
 def test_what_cannot_be_read_is_told(tmp_path):
     soundfile.write(tmp_path / "none.wav", np.zeros(0, np.float32), 16000)
     soundfile.write(tmp_path / "nan.wav", np.full(99, np.nan, np.float32), 16000, subtype="FLOAT")
-    (tmp_path / "text.wav").write_text("this is no sound")
+    (tmp_path / "text.wav").write_text("this is not audio")
     (tmp_path / "zero.wav").write_bytes(b"")
     for name, message in [
         ("none", "it is empty"),
         ("zero", "it is empty"),
-        ("absent", "there is no such file"),
-        ("text", "no sound of a known kind"),
+        ("absent", "the file does not exist"),
+        ("text", "unsupported audio format"),
     ]:
         with pytest.raises(audio.UnreadableError, match=message):
             audio.AudioFile(tmp_path / f"{name}.wav")
-    with pytest.raises(audio.UnreadableError, match="no numbers"):
+    with pytest.raises(audio.UnreadableError, match="not finite"):
         audio.AudioFile(tmp_path / "nan.wav").read()
 
 
@@ -68,16 +70,16 @@ def test_folders_are_searched(tmp_path):
     (tmp_path / "b").mkdir()
     for name in ("z.wav", "b/a.FLAC", "b/notes.txt", "b/.hidden.wav"):
         (tmp_path / name).write_bytes(b"")
-    found = audio.find_audio([tmp_path, tmp_path / "b" / "notes.txt"])
-    assert [name[len(str(tmp_path)) + 1 :] for name in found] == [
+    actual = audio.find_audio([tmp_path, tmp_path / "b" / "notes.txt"])
+    assert [name[len(str(tmp_path)) + 1 :] for name in actual] == [
         "b/a.FLAC",
         "z.wav",
         "b/notes.txt",
     ]
-    with pytest.raises(DataError, match="no file or folder"):
+    with pytest.raises(DataError, match="no such file or directory"):
         audio.find_audio([tmp_path / "gone"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no sound"):
+    with pytest.raises(DataError, match="contains no audio files"):
         audio.find_audio([tmp_path / "empty"])
 
 
@@ -85,8 +87,8 @@ def test_a_column_of_datasets_is_not_decoded(tmp_path):
     datasets = pytest.importorskip("datasets")
     wave = tones(16000, 0.5)
     soundfile.write(tmp_path / "a.flac", wave, 16000)
-    made = datasets.Dataset.from_dict({"audio": [str(tmp_path / "a.flac")]})
-    column = audio.MediaColumn(made.cast_column("audio", datasets.Audio()), "audio", "here")
+    created = datasets.Dataset.from_dict({"audio": [str(tmp_path / "a.flac")]})
+    column = audio.MediaColumn(created.cast_column("audio", datasets.Audio()), "audio", "here")
     assert len(column) == 1 and audio.AudioFile(column[0]).length == 8000
 
 
@@ -95,10 +97,10 @@ def test_windows_of_spectrograms_are_those_of_the_feature_extractor(tmp_path):
 
     extractor, wave = WhisperFeatureExtractor(chunk_length=2), tones(16000, 3.0)
     soundfile.write(tmp_path / "a.wav", wave, 16000, subtype="FLOAT")
-    made = audio.Spectrograms([audio.AudioFile(tmp_path / "a.wav")], extractor)
-    assert made.shape == (1, 80, 300) and made.ends.tolist() == [300]
+    created = audio.Spectrograms([audio.AudioFile(tmp_path / "a.wav")], extractor)
+    assert created.shape == (1, 80, 300) and created.ends.tolist() == [300]
     for start in (0, 100, 250):
         part = wave[start * 160 : start * 160 + 32000]
-        whole = extractor(part, sampling_rate=16000, return_tensors="np")["input_features"][0]
-        found = made.window(0, start, 200)
-        assert found.shape == (80, 200) and np.array_equal(found, whole)
+        complete = extractor(part, sampling_rate=16000, return_tensors="np")["input_features"][0]
+        actual = created.window(0, start, 200)
+        assert actual.shape == (80, 200) and np.array_equal(actual, complete)

@@ -17,8 +17,8 @@ def test_permutations_are_bijections(n):
 
 
 def test_an_index_maps_alike_whatever_else_is_asked():
-    whole = permute(np.arange(1009), 1009, 5)
-    assert permute(np.array([17, 900]), 1009, 5).tolist() == whole[[17, 900]].tolist()
+    full = permute(np.arange(1009), 1009, 5)
+    assert permute(np.array([17, 900]), 1009, 5).tolist() == full[[17, 900]].tolist()
 
 
 def test_ten_million_rows_are_permuted_without_a_table():
@@ -47,13 +47,13 @@ def test_permutations_leave_neighbours_uncorrelated():
 def test_an_epoch_visits_every_row_once(count, size):
     batches = Batches(make_rows(count), size, seed=7)
     for epoch in range(3):
-        seen = []
+        visited = []
         for step in range(epoch * len(batches), (epoch + 1) * len(batches)):
             indices, valid = batches.indices(step)
             assert indices.shape == valid.shape == (size,) and indices.dtype == np.int64
             assert indices.max() < count
-            seen += indices[valid].tolist()
-        assert sorted(seen) == list(range(count))
+            visited += indices[valid].tolist()
+        assert sorted(visited) == list(range(count))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():
@@ -84,19 +84,19 @@ def test_drop_leaves_the_partial_batch_out():
 def test_too_few_rows_are_an_error():
     with pytest.raises(DataError, match="0 rows"):
         Batches(make_rows(0), 4, 0)
-    with pytest.raises(DataError, match="3 rows do not make one batch of 4"):
+    with pytest.raises(DataError, match="3 rows do not fill a batch of 4"):
         Batches(make_rows(3), 4, 0, drop_last=True)
 
 
 def test_parts_of_a_batch_make_up_the_whole():
     batches = Batches(make_rows(10), 4, 3)
-    whole, (indices, valid) = batches[2], batches.indices(2)
+    full, (indices, valid) = batches[2], batches.indices(2)
     width = batches.rows.width(indices)
     parts = [batches.rows.fetch(indices[part], width) for part in (slice(0, 2), slice(2, 4))]
     for name in parts[0]:
-        np.testing.assert_array_equal(whole[name], np.concatenate([part[name] for part in parts]))
-    assert np.array_equal(whole["valid"], valid)
-    assert whole["valid"].tolist() == [True, True, False, False]
+        np.testing.assert_array_equal(full[name], np.concatenate([part[name] for part in parts]))
+    assert np.array_equal(full["valid"], valid)
+    assert full["valid"].tolist() == [True, True, False, False]
 
 
 def draws(rows, seed=1, step=2, length=64):
@@ -105,8 +105,8 @@ def draws(rows, seed=1, step=2, length=64):
 
 
 def test_a_row_draws_alike_whatever_other_rows_are_asked():
-    for whole, part in zip(draws(range(8)), draws([5, 2]), strict=True):
-        np.testing.assert_array_equal(whole[[5, 2]], part)
+    for full, part in zip(draws(range(8)), draws([5, 2]), strict=True):
+        np.testing.assert_array_equal(full[[5, 2]], part)
 
 
 def test_a_longer_draw_begins_like_a_shorter_one():

@@ -1,4 +1,4 @@
-"""The vocabulary of bytes: the reference's ids, and any text comes back exactly."""
+"""Byte vocabulary: the ids of the reference, and lossless decoding of any text."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_transformers_alone_reads_it(saved):
         "assert t('</s>')['input_ids'] == [b + 3 for b in b'</s>'] and len(t) == 259;"
         "assert 'hfseq' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert process.returncode == 0, process.stderr
 
 
 def test_the_characters_are_those_of_byte_level_vocabularies():
@@ -100,7 +100,7 @@ def test_a_megabyte_takes_seconds(saved):
 def test_families_with_tokens_around_a_text_have_no_vocabulary_of_bytes():
     with pytest.raises(UsageError, match="use --model_type vq_transformer"):
         train_tokenizer([], "t5", "bytes")
-    with pytest.raises(UsageError, match="takes a text as it is"):
+    with pytest.raises(UsageError, match="byte vocabulary does not change texts"):
         train_tokenizer([], "vq_transformer", "bytes", lowercase=True)
 
 

@@ -1,4 +1,4 @@
-"""What of conversations, prompts with completions and texts is learned; how examples share rows."""
+"""Loss masks of conversations, prompts with completions and texts, and packing of examples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def encoder(folder, tmp_path):
-    """A function from examples (and flags) to what encodes them, and the examples."""
+    """Returns a function from examples and flags to an encoder and the examples."""
 
     def make(examples: list[dict[str, Any]], template: str | None = TEMPLATE, **flags: Any):
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -54,24 +54,24 @@ def encoder(folder, tmp_path):
 
 
 def learned(encoder, examples, template=TEMPLATE, **flags) -> list[str]:
-    """What is learned of each example, as text."""
+    """Returns the text of the loss mask of each example."""
     encode, records = encoder(examples, template, **flags)
-    made = (encode(records[row]) for row in range(len(records)))
-    return [encode.tokenizer.decode(one.ids[one.loss_mask].tolist()) for one in made]
+    created = (encode(records[row]) for row in range(len(records)))
+    return [encode.tokenizer.decode(item.ids[item.loss_mask].tolist()) for item in created]
 
 
 def test_answers_alone_are_learned_with_what_ends_them(encoder):
     two = [*TALK, turn("user", "what is not up"), turn("assistant", "down")]
-    given = [{"messages": TALK}, {"messages": two}]
-    assert learned(encoder, given, assistant_only_loss=True) == [
+    inputs = [{"messages": TALK}, {"messages": two}]
+    assert learned(encoder, inputs, assistant_only_loss=True) == [
         f"cold{END_TOKEN}",
         f"cold{END_TOKEN}down{END_TOKEN}",
     ]
-    assert learned(encoder, given)[0].startswith("<|im_start|>user\nwhat is not hot"), "as in TRL"
+    assert learned(encoder, inputs)[0].startswith("<|im_start|>user\nwhat is not hot"), "as in TRL"
 
 
 def test_other_names_of_roles_and_contents_are_known(encoder):
-    given = [
+    inputs = [
         {
             "conversations": [
                 {"from": "human", "value": "what is not hot"},
@@ -79,7 +79,7 @@ def test_other_names_of_roles_and_contents_are_known(encoder):
             ]
         }
     ]
-    assert learned(encoder, given, assistant_only_loss=True) == [f"cold{END_TOKEN}"]
+    assert learned(encoder, inputs, assistant_only_loss=True) == [f"cold{END_TOKEN}"]
 
 
 def test_completions_are_learned_and_prompts_are_not(encoder):
@@ -97,26 +97,26 @@ def test_completions_are_learned_and_prompts_are_not(encoder):
 
 
 def test_the_end_of_text_is_there_once(encoder):
-    given = [{"prompt": "not hot is ?", "completion": " cold<|endoftext|>"}]
-    assert learned(encoder, given) == [" cold<|endoftext|>"]
+    inputs = [{"prompt": "not hot is ?", "completion": " cold<|endoftext|>"}]
+    assert learned(encoder, inputs) == [" cold<|endoftext|>"]
 
 
 def test_a_prompt_whose_last_token_goes_on_is_told(encoder, caplog):
     encode, records = encoder([{"prompt": "s", "completion": "mall"}])
     with caplog.at_level(logging.WARNING):
         encode_examples(encode, records, "train", 64)
-    assert "1 train prompts end in another way where a completion follows" in caplog.text
+    assert "1 train prompts have different last tokens if a completion follows" in caplog.text
 
 
 @pytest.mark.parametrize("trim", [False, True])
 @pytest.mark.parametrize("answer", ["cold ", " cold", "cold\n", "kälte 🥶"])
 def test_no_token_after_an_answer_is_learned_whatever_it_ends_with(encoder, trim, answer):
-    """The mask of transformers runs on to the end where the last character is in no token."""
+    """The mask of Transformers continues to the end if the last character is in no token."""
     from tokenizers.processors import ByteLevel
 
     bare = OPEN_TEMPLATE.replace("{{ '<|im_end|>' }}", "")
-    given = [turn("user", "not hot is ?"), turn("assistant", answer), turn("user", "really ?")]
-    encode, records = encoder([{"messages": given}], bare, assistant_only_loss=True)
+    inputs = [turn("user", "not hot is ?"), turn("assistant", answer), turn("user", "really ?")]
+    encode, records = encoder([{"messages": inputs}], bare, assistant_only_loss=True)
     encode.tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=trim)
     tokens = encode(records[0])
     text = encode.tokenizer.decode(tokens.ids[tokens.loss_mask].tolist())
@@ -125,32 +125,32 @@ def test_no_token_after_an_answer_is_learned_whatever_it_ends_with(encoder, trim
 
 def test_tools_and_options_of_the_template_are_passed_on(encoder):
     template = "{{ tools[0].name if tools else '' }}{{ mood }}" + TEMPLATE
-    given = [
+    inputs = [
         {
             "messages": TALK,
             "tools": json.dumps([{"name": "clock"}]),
             "chat_template_kwargs": {"mood": "glad"},
         }
     ]
-    assert learned(encoder, given, template)[0].startswith("clockglad<|im_start|>")
+    assert learned(encoder, inputs, template)[0].startswith("clockglad<|im_start|>")
 
 
 BAD = {
-    "messages are a list": {"messages": "hello"},
-    "messages are a list, and not None": {"messages": None},
-    "message 1 has no role and content": {"messages": ["hello"]},
+    "messages must be a list, not 'hello'": {"messages": "hello"},
+    "messages must be a list, not None": {"messages": None},
+    "message 1 must have a role and a content": {"messages": ["hello"]},
     "message 1 has no role": {"messages": [{"content": "hello"}]},
     "message 2 has no content": {"messages": [TALK[0], {"role": "assistant"}]},
     "message 1 has content 7": {"messages": [{"role": "user", "content": 7}]},
-    "there is no assistant turn": {"messages": TALK[:1]},
+    "it has no assistant turn": {"messages": TALK[:1]},
     "an assistant turn is empty": {"messages": [TALK[0], turn("assistant", " ")]},
     "the completion is empty": {"prompt": "not hot is ?", "completion": " "},
-    "the completion is no text": {"prompt": "not hot is ?", "completion": None},
-    "the prompt is no text": {"prompt": 3, "completion": "cold"},
-    "messages are a list, and not 'cold'": {"prompt": TALK[:1], "completion": "cold"},
+    "the completion is not a string": {"prompt": "not hot is ?", "completion": None},
+    "the prompt is not a string": {"prompt": 3, "completion": "cold"},
+    "messages must be a list, not 'cold'": {"prompt": TALK[:1], "completion": "cold"},
     "the text is empty": {"text": ""},
-    "half of a surrogate pair": {"text": "cold \ud83e"},
-    "the chat template refuses it: unsupported": {
+    "unpaired surrogate": {"text": "cold \ud83e"},
+    "the chat template raised an error: unsupported": {
         "messages": TALK,
         "chat_template_kwargs": "none",
     },
@@ -168,51 +168,54 @@ def test_bad_examples_are_counted_and_named_with_their_line_or_refused(encoder, 
     long = [turn("user", "what is not hot " * 20), TALK[1]]
     refused = [turn("user", "no"), turn("user", "no"), TALK[1]]
     template = "{% if messages[1].role == 'user' %}{{ raise_exception('twice') }}{% endif %}"
-    given = [{"messages": one} for one in (TALK, TALK[:1], long, refused, TALK)]
+    inputs = [{"messages": item} for item in (TALK, TALK[:1], long, refused, TALK)]
     options = {"assistant_only_loss": True}
-    encode, records = encoder(given, template + TEMPLATE, **options)
+    encode, records = encoder(inputs, template + TEMPLATE, **options)
     with caplog.at_level(logging.WARNING):
-        made, cut = encode_examples(encode, records, "train", 24)
-    assert len(made) == 2 and cut == 0
-    assert "3 of 5 train examples are left out" in caplog.text
-    assert "train.jsonl, line 2: there is no assistant turn" in caplog.text
-    assert "line 3: nothing of the answer is among its first 24 tokens" in caplog.text
-    assert "line 4: the chat template refuses it: twice" in caplog.text
-    encode, records = encoder(given, template + TEMPLATE, bad_examples="error", **options)
-    with pytest.raises(DataError, match="line 2: there is no assistant turn"):
+        created, cut = encode_examples(encode, records, "train", 24)
+    assert len(created) == 2 and cut == 0
+    assert "3 of 5 train examples are invalid" in caplog.text
+    assert "train.jsonl, line 2: it has no assistant turn" in caplog.text
+    assert "line 3: its first 24 of " in caplog.text
+    assert "line 4: the chat template raised an error: twice" in caplog.text
+    encode, records = encoder(inputs, template + TEMPLATE, bad_examples="error", **options)
+    with pytest.raises(DataError, match="line 2: it has no assistant turn"):
         encode_examples(encode, records, "train", 24)
     encode, records = encoder([{"messages": TALK[:1]}])
-    with pytest.raises(DataError, match="none of the 1 train examples can be used"):
+    with pytest.raises(DataError, match="none of the 1 train examples is valid"):
         encode_examples(encode, records, "train", 24)
 
 
 def test_long_examples_keep_their_start(encoder):
-    given = [{"messages": TALK * 5}]
-    encode, records = encoder(given, assistant_only_loss=True)
-    whole = encode(records[0])
-    (made,), cut = encode_examples(encode, records, "train", 20)
-    assert cut == 1 and len(made.ids) == 20
-    assert (made.ids == whole.ids[:20]).all() and (made.loss_mask == whole.loss_mask[:20]).all()
+    inputs = [{"messages": TALK * 5}]
+    encode, records = encoder(inputs, assistant_only_loss=True)
+    full = encode(records[0])
+    (created,), cut = encode_examples(encode, records, "train", 20)
+    assert cut == 1 and len(created.ids) == 20
+    assert (created.ids == full.ids[:20]).all() and (created.loss_mask == full.loss_mask[:20]).all()
 
 
 def test_the_token_that_ends_an_answer_is_looked_for(encoder):
-    given = [{"messages": TALK}]
-    assert encoder(given, assistant_only_loss=True)[0].end_of_turn() == (END_TOKEN, True)
-    assert encoder(given, OPEN_TEMPLATE, assistant_only_loss=True)[0].end_of_turn() == (None, False)
-    assert encoder(given, PLAIN_TEMPLATE)[0].end_of_turn() == (END_TOKEN, True)
-    assert encoder(given, "{{ raise_exception('no') }}")[0].end_of_turn() == (None, True)
+    inputs = [{"messages": TALK}]
+    assert encoder(inputs, assistant_only_loss=True)[0].end_of_turn() == (END_TOKEN, True)
+    assert encoder(inputs, OPEN_TEMPLATE, assistant_only_loss=True)[0].end_of_turn() == (
+        None,
+        False,
+    )
+    assert encoder(inputs, PLAIN_TEMPLATE)[0].end_of_turn() == (END_TOKEN, True)
+    assert encoder(inputs, "{{ raise_exception('no') }}")[0].end_of_turn() == (None, True)
 
 
 def test_flags_columns_and_templates_that_do_not_go_together_are_refused(encoder, tmp_path):
     talk, texts = [{"messages": TALK}], [{"prompt": "not hot is ?", "completion": "cold"}]
-    for match, given, template, flags in (
+    for match, inputs, template, flags in (
         ("--chat_template_path", talk, PLAIN_TEMPLATE, {"assistant_only_loss": True}),
-        ("which this tokenizer has not: give --chat_template_path", talk, None, {}),
-        ("--assistant_only_loss is for conversations", texts, TEMPLATE,
+        ("tokenizer has none: use --chat_template_path", talk, None, {}),
+        ("--assistant_only_loss requires conversations", texts, TEMPLATE,
          {"assistant_only_loss": True}),
-        ("needs the columns prompt and completion", talk, TEMPLATE, {"completion_only_loss": True}),
-        ("has no column 'messages'.*but prompt", [{"prompt": "cold"}], TEMPLATE, {}),
-        ("--eos_token <end>: the tokenizer has no such token", talk, TEMPLATE,
+        ("requires the columns prompt and", talk, TEMPLATE, {"completion_only_loss": True}),
+        ("has the columns prompt: expected 'messages'", [{"prompt": "cold"}], TEMPLATE, {}),
+        ("--eos_token <end>: the tokenizer does not", talk, TEMPLATE,
          {"eos_token": "<end>"}),
         ("--chat_template_path .*none.jinja", talk, TEMPLATE,
          {"chat_template_path": str(tmp_path / "none.jinja")}),
@@ -222,7 +225,7 @@ def test_flags_columns_and_templates_that_do_not_go_together_are_refused(encoder
          {"max_length": 5, "max_seq_length": 6}),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=match):
-            encoder(given, template, **flags)
+            encoder(inputs, template, **flags)
     with pytest.raises(UsageError, match="the chat template is not valid, line 1"):
         encoder(talk, "{% for %}")[0](talk[0])
 
@@ -247,29 +250,29 @@ def test_documents_share_rows_best_fit_first_and_none_is_lost():
 
 
 def test_packed_rows_have_each_example_as_it_is(encoder):
-    given = [{"messages": chat} for chat in chats.conversations(50)]
-    encode, records = encoder(given, assistant_only_loss=True)
-    made, _ = encode_examples(encode, records, "train", 64)
-    rows = PackedChatRows(made, 0, 64)
-    assert len(rows) < 50 and rows.total_tokens == sum(len(one.ids) for one in made)
+    inputs = [{"messages": chat} for chat in chats.conversations(50)]
+    encode, records = encoder(inputs, assistant_only_loss=True)
+    created, _ = encode_examples(encode, records, "train", 64)
+    rows = PackedChatRows(created, 0, 64)
+    assert len(rows) < 50 and rows.total_tokens == sum(len(item.ids) for item in created)
     fetched = rows.fetch(np.arange(len(rows)))
-    found = []
+    actual = []
     for ids, marks, segments, positions in zip(
         *(fetched[name] for name in ("input_ids", "learned", "segment_ids", "position_ids")),
         strict=True,
     ):
         for segment in range(1, segments.max() + 1):
-            own = segments == segment
-            assert positions[own].tolist() == list(range(own.sum()))
-            found.append((ids[own].tolist(), marks[own].tolist()))
+            custom = segments == segment
+            assert positions[custom].tolist() == list(range(custom.sum()))
+            actual.append((ids[custom].tolist(), marks[custom].tolist()))
         assert not marks[segments == 0].any()
         assert segments.max() < rows.max_runs
-    expected = [(one.ids.tolist(), one.loss_mask.astype(int).tolist()) for one in made]
-    assert sorted(found) == sorted(expected)
+    expected = [(item.ids.tolist(), item.loss_mask.astype(int).tolist()) for item in created]
+    assert sorted(actual) == sorted(expected)
 
 
 def prepared_by_trl(tokenizer, examples: list[dict], packing: bool, **flags: Any) -> Any:
-    """The rows that TRL's trainer makes of examples."""
+    """Returns the rows that TRL's trainer creates from examples."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trl = pytest.importorskip("trl")
@@ -299,7 +302,7 @@ def prepared_by_trl(tokenizer, examples: list[dict], packing: bool, **flags: Any
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [256, 30])
 @pytest.mark.parametrize(
-    ("kind", "flags"),
+    ("case", "flags"),
     [
         ("messages", {"assistant_only_loss": True}),
         ("messages", {}),
@@ -310,21 +313,23 @@ def prepared_by_trl(tokenizer, examples: list[dict], packing: bool, **flags: Any
         ("text", {}),
     ],
 )
-def test_masks_are_those_of_trl(encoder, kind, flags, length):
+def test_masks_are_those_of_trl(encoder, case, flags, length):
     talk = chats.conversations(200)
-    given: list[dict] = {
-        "messages": [{"messages": one} for one in talk],
+    inputs: list[dict] = {
+        "messages": [{"messages": item} for item in talk],
         "pairs": chats.pairs(200),
-        "chat pairs": [{"prompt": one[:-1], "completion": one[-1:]} for one in talk],
-        "text": [{"text": " ".join(one["content"] for one in chat)} for chat in talk],
-    }[kind]
-    encode, records = encoder(given, max_length=length, **flags)
-    made, _ = encode_examples(encode, records, "train", length)
-    ours = [(one.ids.tolist(), np.where(one.loss_mask, one.ids, -100).tolist()) for one in made]
+        "chat pairs": [{"prompt": item[:-1], "completion": item[-1:]} for item in talk],
+        "text": [{"text": " ".join(item["content"] for item in chat)} for chat in talk],
+    }[case]
+    encode, records = encoder(inputs, max_length=length, **flags)
+    created, _ = encode_examples(encode, records, "train", length)
+    ours = [
+        (item.ids.tolist(), np.where(item.loss_mask, item.ids, -100).tolist()) for item in created
+    ]
     options = {"max_length": length, **flags}
-    theirs = prepared_by_trl(encode.tokenizer, given, False, **options)
+    theirs = prepared_by_trl(encode.tokenizer, inputs, False, **options)
     assert ours == [(row["input_ids"], row["labels"]) for row in theirs]
-    packed = prepared_by_trl(encode.tokenizer, given, True, **options)
-    rows = PackedChatRows(made, 0, length)
-    if length == 256:  # TRL packs what has no label, too
+    packed = prepared_by_trl(encode.tokenizer, inputs, True, **options)
+    rows = PackedChatRows(created, 0, length)
+    if length == 256:  # TRL also packs examples without labels
         assert len(rows) == len(packed)

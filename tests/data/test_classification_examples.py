@@ -1,4 +1,4 @@
-"""Examples: splits, parts, labels by name and number, regression, and data that cannot work."""
+"""Examples: splits, parts, labels by name and number, regression, and invalid data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hfseq.errors import DataError, UsageError
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a TSV with the columns sentence and label; returns its path."""
+    """Writes a TSV file with the columns sentence and label, and returns its path."""
 
     def make(name, labels, texts=None, head="sentence\tlabel"):
         texts = texts or [f"text {name} {i}" for i in range(len(labels))]
@@ -36,10 +36,10 @@ def load(**flags):
     return load_examples(ClassificationArguments(**{"validation_split_percentage": 0} | flags))
 
 
-def fresh(**more):
+def fresh(**extra):
     from transformers import BertConfig
 
-    return BertConfig(**more)
+    return BertConfig(**extra)
 
 
 def test_colas_development_files_are_glues_validation_set(shared):
@@ -78,14 +78,16 @@ def test_a_limit_cuts_the_parts_too(write):
 
 
 def test_validation_and_test_are_cut_off_without_leaks_and_always_the_same(write):
-    texts = [f"text {i % 60}" for i in range(200)]  # most texts are there several times
+    texts = [f"text {i % 60}" for i in range(200)]  # most texts are repeated
     file = write("all.tsv", ["ab"[i % 2] for i in range(200)], texts)
     flags = {"train_file": [file], "validation_split_percentage": 20, "test_split_percentage": 10}
     splits = load(**flags)
     sizes = {name: len(examples) for name, examples in splits.items()}
     assert sum(sizes.values()) == 200 and 40 <= sizes["validation"] < 44 and sizes["test"] >= 20
-    seen = [set(examples.first) for examples in splits.values()]
-    assert not seen[0] & seen[1] and not seen[0] & seen[2] and not seen[1] & seen[2]
+    visited = [set(examples.first) for examples in splits.values()]
+    assert (
+        not visited[0] & visited[1] and not visited[0] & visited[2] and not visited[1] & visited[2]
+    )
     again = load(**flags)
     assert all(again[name].first == splits[name].first for name in sizes)
     row = splits["validation"].place(0)
@@ -106,18 +108,18 @@ def test_labels_may_be_numbers_or_names(write):
 
 def test_a_model_keeps_its_own_order_of_the_same_classes(write):
     splits = load(train_file=[write("a.tsv", ["yes", "no"])])
-    own = fresh(id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1})
-    assert class_names(splits, own) == ["yes", "no"]
+    custom = fresh(id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1})
+    assert class_names(splits, custom) == ["yes", "no"]
     other = fresh(id2label={0: "up", 1: "down"}, label2id={"up": 0, "down": 1})
     assert class_names(splits, other) == ["no", "yes"]
 
 
 def test_an_evaluation_alone_takes_the_classes_of_the_model(write):
     splits = load(validation_file=[write("a.tsv", ["1", "yes"])])
-    own = fresh(id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1})
-    names = class_names(splits, own)
-    found = LabelEncoder(names, by_number=True).encode_labels(splits["validation"], "validation")
-    assert found.tolist() == [1, 0]
+    custom = fresh(id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1})
+    names = class_names(splits, custom)
+    actual = LabelEncoder(names, by_number=True).encode_labels(splits["validation"], "validation")
+    assert actual.tolist() == [1, 0]
     assert class_names(splits, fresh(num_labels=3)) == ["0", "1", "2"]
 
 
@@ -137,8 +139,8 @@ def test_fractions_make_a_regression(write, labels, flags, expected):
     splits = load(**flags)
     assert is_regression(splits, ClassificationArguments(**flags), fresh()) == expected
     if expected:
-        found = LabelEncoder(None).encode_labels(splits["train"], "train")
-        assert found.dtype == np.float32 and found.tolist() == pytest.approx(
+        actual = LabelEncoder(None).encode_labels(splits["train"], "train")
+        assert actual.dtype == np.float32 and actual.tolist() == pytest.approx(
             list(map(float, labels))
         )
 
@@ -146,10 +148,10 @@ def test_fractions_make_a_regression(write, labels, flags, expected):
 def test_test_examples_need_no_label(write):
     splits = load(test_file=[write("a.tsv", ["yes", ""])])
     assert LabelEncoder(["no", "yes"]).encode_labels(splits["test"], "test").tolist() == [1, -100]
-    found = LabelEncoder(None).encode_labels(
+    actual = LabelEncoder(None).encode_labels(
         load(test_file=[write("b.tsv", ["0.5", ""])])["test"], "test"
     )
-    assert found[0] == 0.5 and np.isnan(found[1])
+    assert actual[0] == 0.5 and np.isnan(actual[1])
     glue = load(test_file=[write("c.tsv", ["-1", "-1"])], task_name="cola")
     assert glue["test"].labels == [None, None]
 
@@ -159,9 +161,13 @@ def test_test_examples_need_no_label(write):
     [
         (["yes", "maybe"], False, r"a.tsv, line 3: the label 'maybe' is not one of .* no, yes"),
         (["yes", ""], False, "a.tsv, line 3 has no label"),
-        (["0.5", "much"], True, "line 3: the label 'much' is no number, which regression needs"),
-        (["0.5", "inf"], True, "line 3: the label 'inf' is no number"),
-        (["0.5", "1e300"], True, "line 3: the label '1e300' is beyond float32"),
+        (
+            ["0.5", "much"],
+            True,
+            "line 3: the label 'much' is not a number, but regression requires",
+        ),
+        (["0.5", "inf"], True, "line 3: the label 'inf' is not a number"),
+        (["0.5", "1e300"], True, "line 3: the label '1e300' exceeds the range of float32"),
     ],
 )
 def test_a_label_that_cannot_be_learnt_is_named_with_its_line(write, labels, regression, message):
@@ -173,7 +179,7 @@ def test_a_label_that_cannot_be_learnt_is_named_with_its_line(write, labels, reg
 def test_half_a_character_is_no_text(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a", "label": 1}\n{"text": "b \\ud800", "label": 0}\n')
-    with pytest.raises(DataError, match=r"line 2 has 'b \\ud800', which is no text"):
+    with pytest.raises(DataError, match=r"line 2 has 'b \\ud800', which is not text"):
         load(train_file=[str(path)])
 
 
@@ -198,7 +204,7 @@ def test_splits_that_do_not_go_together_are_refused(tmp_path, write):
         load(train_file=[single], validation_file=[pairs])
     with pytest.raises(DataError, match="pairs.tsv has two columns of sentences"):
         load(validation_file=[single, pairs])
-    with pytest.raises(DataError, match="too few to split off 50% for test"):
+    with pytest.raises(DataError, match="too few to hold out 50% for test"):
         load(train_file=[single], validation_split_percentage=49, test_split_percentage=50)
 
 
@@ -209,12 +215,12 @@ def test_no_data_and_a_missing_text_are_said(tmp_path):
     with pytest.raises(DataError, match="line 2 has nothing in the column 'text'"):
         load(train_file=[str(tmp_path / "a.jsonl")])
     (tmp_path / "b.jsonl").write_text('{"text": "a", "label": 1}\n{"text": 3, "label": 1}\n')
-    with pytest.raises(DataError, match="line 2 has 3, which is no text"):
+    with pytest.raises(DataError, match="line 2 has 3, which is not text"):
         load(train_file=[str(tmp_path / "b.jsonl")])
 
 
 class Plugins:
-    """A plugin that has a dataset under GLUE's name."""
+    """A plugin that provides a dataset with the name of GLUE."""
 
     def __init__(self, splits):
         self.splits, self.asked = splits, []
@@ -227,8 +233,8 @@ class Plugins:
 def glue(columns, labels, names):
     from datasets import ClassLabel, Dataset, Features, Value
 
-    kind = ClassLabel(names=list(names)) if names else Value("float32")
-    features = Features({name: Value("string") for name in columns} | {"label": kind})
+    case = ClassLabel(names=list(names)) if names else Value("float32")
+    features = Features({name: Value("string") for name in columns} | {"label": case})
     data = {name: [f"{name} {i}" for i in range(len(labels))] for name in columns}
     return Dataset.from_dict(data | {"label": labels}, features=features)
 

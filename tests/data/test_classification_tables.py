@@ -1,4 +1,4 @@
-"""Tables of examples: formats, headers, quotes, columns, and what is said of other files."""
+"""Tables of examples: formats, headers, quotes, columns, and invalid files."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_quoting_can_be_turned_on_and_off(tmp_path):
 def test_without_a_header_columns_have_numbers(tmp_path, flags):
     table = read(tmp_path / "a.tsv", "good\tfine text\nbad\tother text\n", **flags)
     assert table.columns == {"0": ["good", "bad"], "1": ["fine text", "other text"]}
-    wanted = {"sentence1_column": "1", "label_column": "0"}
-    assert columns(table, **wanted) == ("1", None, "0")
+    expected_value = {"sentence1_column": "1", "label_column": "0"}
+    assert columns(table, **expected_value) == ("1", None, "0")
 
 
 def test_numbers_name_columns_of_a_header_too(tmp_path):
@@ -62,7 +62,7 @@ def test_numbers_name_columns_of_a_header_too(tmp_path):
 def test_blank_lines_are_no_examples_and_no_header(tmp_path):
     for quoting in (False, True):
         table = read(tmp_path / "a.tsv", "\n\nlabel\tsentence\n\n1\ta\n", quoting=quoting)
-        assert table.columns == {"label": ["1"], "sentence": ["a"]} and table.lines == [5]
+        assert table.columns == {"label": ["1"], "sentence": ["a"]} and table.line_numbers == [5]
 
 
 def test_a_first_line_that_may_be_a_header_is_asked_about(tmp_path):
@@ -72,7 +72,7 @@ def test_a_first_line_that_may_be_a_header_is_asked_about(tmp_path):
         read(tmp_path / "a.tsv", text, **numbers)
     assert read(tmp_path / "a.tsv", text, header=False, **numbers).columns["0"][0] == "kind"
     assert read(tmp_path / "a.tsv", text, header=True, **numbers).columns["kind"][0] == "good"
-    # A class that others have too, and the numbers of a regression, are examples.
+    # A repeated class or a number for regression is an example, not a header.
     for line in ("good\tx", "7\tx"):
         assert len(read(tmp_path / "b.tsv", text.replace("kind\tbody", line), **numbers)) == 5
 
@@ -80,20 +80,20 @@ def test_a_first_line_that_may_be_a_header_is_asked_about(tmp_path):
 @pytest.mark.parametrize("name", ["²", "9" * 5000])
 def test_only_numbers_of_columns_are_numbers(tmp_path, name):
     table = read(tmp_path / "a.tsv", "label\tsentence\n1\ta\n", sentence1_column=name)
-    with pytest.raises(DataError, match="has no such column but label, sentence"):
+    with pytest.raises(DataError, match="has no such column, only label, sentence"):
         columns(table, sentence1_column=name)
 
 
 def test_a_column_is_one_thing_alone(tmp_path):
     table = read(tmp_path / "a.tsv", "label\ta\tb\n1\tx\ty\n")
     for flags in ({"sentence2_column": "a"}, {"label_column": "a"}):
-        with pytest.raises(UsageError, match="'a' is chosen for two of"):
+        with pytest.raises(UsageError, match="'a' is used for two of"):
             columns(table, sentence1_column="a", **flags)
 
 
 def test_colas_own_files_are_recognised(tmp_path):
     table = read(tmp_path / "in_domain_train.tsv", COLA)
-    assert table.task == "cola" and table.lines == [1, 2]
+    assert table.task == "cola" and table.line_numbers == [1, 2]
     assert columns(table) == ("sentence", None, "label")
     assert table.columns["sentence"] == ['The dog "ran.', "Dog the ran."]
     assert read(tmp_path / "b.tsv", COLA, header=True).task is None
@@ -128,11 +128,11 @@ def test_parquet_is_read(tmp_path):
     [
         ("a.tsv", "", "is empty"),
         ("a.tsv", "\n" * 9000, "is empty"),
-        ("a.tsv", "label\tsentence\n", "has a header and no examples"),
-        ("a.tsv", "label\tsentence\n1\ta\tb\n", r"line 2 has 3 columns where .* has 2; --quoting"),
-        ("a.csv", "label,sentence\n1,a,b\n", "line 2 has 3 columns .* --no_quoting"),
-        ("a.tsv", "1\t1\n0\tb\n", "two columns have one name .* --header False"),
-        ("a.txt", "text", r"extension '.txt' is not known .* use .tsv"),
+        ("a.tsv", "label\tsentence\n", "contains a header but no examples"),
+        ("a.tsv", "label\tsentence\n1\ta\tb\n", r"line 2 has 3 columns, but .* has 2; --quoting"),
+        ("a.csv", "label,sentence\n1,a,b\n", "line 2 has 3 columns, .* --no_quoting"),
+        ("a.tsv", "1\t1\n0\tb\n", "not unique: 1, 1.* --header False"),
+        ("a.txt", "text", r"unknown extension '.txt'.* use .tsv"),
         ("a.jsonl", '{"label": 1}\n{"label": 1,\n', "line 2 is not valid JSON"),
         ("a.jsonl", '{"label": %s}\n' % ("9" * 5000), "line 1 is not valid JSON: Exceeds"),
         ("a.json", "[" * 100000, "line 1 is not valid JSON: it is nested too deeply"),
@@ -163,10 +163,10 @@ def test_usual_columns_are_found(tmp_path, header, expected):
 
 
 @pytest.mark.parametrize(
-    ("header", "flags", "kind", "message"),
+    ("header", "flags", "case", "message"),
     [
-        ("text\tkind", {}, UsageError, "no column 'label' but text, kind: .*--label_column NAME"),
-        ("a\tb\tc\tlabel", {}, UsageError, "no column 'sentence' or 'text' but a, b, c, label"),
+        ("text\tkind", {}, UsageError, "no column 'label', only text, kind: .*--label_column NAME"),
+        ("a\tb\tc\tlabel", {}, UsageError, "no column 'sentence' or 'text', only a, b, c, label"),
         ("text\tlabel", {"label_column": "lable"}, DataError, "did you mean 'label'"),
         ("text\tlabel", {"label_column": "7", "header": True}, DataError, "numbers 0 to 1"),
         ("text\tlabel", {"sentence2_column": "other"}, DataError, "--sentence2_column other"),
@@ -179,12 +179,12 @@ def test_usual_columns_are_found(tmp_path, header, expected):
     ],
 )
 def test_a_missing_column_is_named_with_those_that_are_there(
-    tmp_path, header, flags, kind, message
+    tmp_path, header, flags, case, message
 ):
     table = read(
         tmp_path / "a.tsv", f"{header}\n" + "\t".join("x" * len(header.split())) + "\n", **flags
     )
-    with pytest.raises(kind, match=message):
+    with pytest.raises(case, match=message):
         columns(table, **flags)
 
 
@@ -197,10 +197,10 @@ def test_a_test_file_needs_no_label(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"task_name": "colla"}, "--task_name colla: give one of cola, sst2"),
-        ({"task_type": "ranking"}, "give classification or regression"),
-        ({"task_name": "cola", "task_type": "regression"}, "disagree: that is classification"),
-        ({"vocabulary": "letters"}, "give words, or a tokenizer"),
+        ({"task_name": "colla"}, "--task_name colla: expected one of cola, sst2"),
+        ({"task_type": "ranking"}, "expected classification or regression"),
+        ({"task_name": "cola", "task_type": "regression"}, "disagree: this task is classification"),
+        ({"vocabulary": "letters"}, "expected words .*--tokenizer_name"),
         ({"streaming": True}, "every example is a row"),
         ({"max_predict_samples": 0}, "--max_predict_samples 0"),
         ({"test_split_percentage": 96}, "leave no training examples"),
@@ -212,6 +212,6 @@ def test_flags_that_cannot_work_are_named(flags, message):
 
 
 def test_a_task_is_a_configuration_of_glue_unless_files_are_given():
-    found = ClassificationArguments(task_name="SST-2")
-    assert (found.dataset_name, found.dataset_config_name) == ("nyu-mll/glue", "sst2")
+    actual = ClassificationArguments(task_name="SST-2")
+    assert (actual.dataset_name, actual.dataset_config_name) == ("nyu-mll/glue", "sst2")
     assert ClassificationArguments(task_name="sst2", train_file=["a"]).dataset_name is None

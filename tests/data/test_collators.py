@@ -22,18 +22,18 @@ def test_rows_are_padded_to_a_multiple(tokenizer, examples):
 def test_masks_follow_the_recipe(tokenizer, examples):
     collator = FlaxDataCollatorForLanguageModeling(tokenizer, mlm_probability=0.5, seed=0)
     plain = tokenizer.pad(examples, pad_to_multiple_of=16, return_tensors="np")
-    chosen, masked, total = 0, 0, 0
+    selected, masked, total = 0, 0, 0
     for _ in range(20):
         batch = collator(examples)
         targets = batch["labels"] != -100
         np.testing.assert_array_equal(batch["labels"][targets], plain["input_ids"][targets])
         np.testing.assert_array_equal(batch["input_ids"][~targets], plain["input_ids"][~targets])
         assert not (targets & (plain["special_tokens_mask"] == 1)).any()
-        chosen += targets.sum()
+        selected += targets.sum()
         masked += (batch["input_ids"][targets] == tokenizer.mask_token_id).sum()
         total += (plain["special_tokens_mask"] == 0).sum()
-    assert abs(chosen / total - 0.5) < 5 * (0.25 / total) ** 0.5
-    assert abs(masked / chosen - 0.8) < 5 * (0.16 / chosen) ** 0.5 + 1 / len(tokenizer)
+    assert abs(selected / total - 0.5) < 5 * (0.25 / total) ** 0.5
+    assert abs(masked / selected - 0.8) < 5 * (0.16 / selected) ** 0.5 + 1 / len(tokenizer)
 
 
 def test_special_tokens_are_found_without_their_mask(tokenizer):

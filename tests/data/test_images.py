@@ -1,4 +1,4 @@
-"""Pictures: where they are found, their numbers, and those that cannot be read."""
+"""Images: finding and decoding them, and images that cannot be read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def digits(tmp_path_factory):
 
 
 def photographs(folder):
-    """Pictures as they come: of all sizes and modes, one turned by its EXIF, from Pillow alone."""
+    """Images of different sizes and modes, one rotated by EXIF, with Pillow's result."""
     random = np.random.default_rng(1)
     low = random.integers(0, 256, (6, 8, 3), np.uint8)
     smooth = Image.fromarray(low).resize((320, 240), Image.Resampling.BICUBIC)
@@ -83,27 +83,31 @@ def test_a_processor_comes_from_a_checkpoint_by_pillow_alone(tmp_path):
     import transformers
 
     transformers.BeitImageProcessorPil(size={"height": 30, "width": 30}).save_pretrained(tmp_path)
-    made = load_image_processor(str(tmp_path), None)
-    assert type(made).__name__ == "BeitImageProcessorPil" and output_shape(made) == (3, 30, 30)
+    created = load_image_processor(str(tmp_path), None)
+    assert type(created).__name__ == "BeitImageProcessorPil" and output_shape(created) == (
+        3,
+        30,
+        30,
+    )
     assert output_shape(load_image_processor(str(tmp_path), 18)) == (3, 18, 18)
     assert output_shape(load_image_processor(None, None)) == (3, 224, 224)
     with pytest.raises(UsageError, match="has no image processor"):
         load_image_processor(str(tmp_path / "nothing"), None)
 
 
-# -- what cannot be read
+# -- unreadable images
 # ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_cannot_be_read_is_left_out_with_its_reason(workers, tmp_path, digits):
-    told = write_bad_images(tmp_path)
-    sources = [MediaSource(str(tmp_path / name)) for name in told]
+    messages = write_bad_images(tmp_path)
+    sources = [MediaSource(str(tmp_path / name)) for name in messages]
     sources += [MediaSource(str(digits / "0" / "0.png")), MediaSource(str(tmp_path / "absent.png"))]
     decoder = ImageDecoder(load_image_processor(None, 16), workers)
     decoded = decoder(sources)
     decoder.close()
-    for reason, expected in zip(decoded.reasons, told.values(), strict=False):
+    for reason, expected in zip(decoded.reasons, messages.values(), strict=False):
         assert expected in reason and "\n" not in reason
     assert decoded.reasons[-2] is None and "No such file" in decoded.reasons[-1]
     assert decoded.pixel_values[-2].any() and not decoded.pixel_values[:-2].any()
@@ -119,7 +123,7 @@ def test_a_picture_of_a_thousand_million_pixels_takes_no_memory(tmp_path):
 
 
 class Dying:
-    """An image processor that ends its process where a picture is white."""
+    """An image processor that kills its process for a white image."""
 
     size, resample = {"height": 8, "width": 8}, 2
 
@@ -159,17 +163,17 @@ def test_crops_are_parts_of_the_picture_and_half_of_them_mirrored(digits):
         ImageDecoder(load_image_processor(None, 16), 0),
         MediaSource(str(digits / "2" / "0.png")),
     )
-    one, two = decoder([source, source], crops[:2]).pixel_values
-    assert np.array_equal(one, decoder([source], crops[:1]).pixel_values[0])
-    assert not np.array_equal(one, two)
+    item, two = decoder([source, source], crops[:2]).pixel_values
+    assert np.array_equal(item, decoder([source], crops[:1]).pixel_values[0])
+    assert not np.array_equal(item, two)
 
 
-# -- where pictures are
+# -- datasets
 # ------------------------------------------------------------------------------------
 
 
-def arguments(**given):
-    return ImageArguments(**{"validation_split_percentage": 0, **given})
+def arguments(**inputs):
+    return ImageArguments(**{"validation_split_percentage": 0, **inputs})
 
 
 def test_a_folder_has_a_folder_for_each_class(digits, tmp_path):
@@ -178,17 +182,19 @@ def test_a_folder_has_a_folder_for_each_class(digits, tmp_path):
     assert pictures.first[0] == "0/0.png" and pictures.sources[0].name.endswith("0/0.png")
     split = load_images(arguments(train_dir=str(digits), validation_split_percentage=25))
     assert len(split["validation"]) == 3 and len(split["train"]) == 9
-    taken = {*split["validation"].first} & {*split["train"].first}
-    assert not taken and split["validation"].sources[0].name.endswith(split["validation"].first[0])
+    received = {*split["validation"].first} & {*split["train"].first}
+    assert not received and split["validation"].sources[0].name.endswith(
+        split["validation"].first[0]
+    )
     few = load_images(arguments(train_dir=str(digits), max_train_samples=2))["train"]
     assert [source.name for source in few.sources] == [s.name for s in pictures.sources][:2]
     flat = digits / "0"
     assert load_images(arguments(test_dir=str(flat)))["test"].labels == [None] * 3
-    with pytest.raises(DataError, match="lies in no folder of a class: put it into one"):
+    with pytest.raises(DataError, match="is not in the subdirectory of a class: move it into one"):
         load_images(arguments(train_dir=str(flat)))
-    with pytest.raises(DataError, match="holds no pictures"):
+    with pytest.raises(DataError, match="contains no images"):
         load_images(arguments(train_dir=str(tmp_path)))
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a directory"):
         load_images(arguments(train_dir=str(flat / "0.png")))
 
 
@@ -196,15 +202,15 @@ def test_tables_have_files_relative_to_themselves(digits):
     (digits / "train.csv").write_text("path,label\n0/0.png,zero\n1/0.png,one\n2/1.png,zero\n")
     rows = [{"img": "3/0.png", "is": 1}, {"img": str(digits / "0" / "1.png"), "is": 0}]
     (digits / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = load_images(arguments(train_file=[str(digits / "train.csv")]))["train"]
-    assert found.labels == ["zero", "one", "zero"]
-    assert found.sources[2].name == f"{digits}/2/1.png" and "line 4" in found.place(2)
-    named = {"image_column": "img", "label_column": "is"}
-    found = load_images(arguments(train_file=[str(digits / "more.jsonl")], **named))["train"]
-    assert found.labels == ["1", "0"] and found.sources[1].name == rows[1]["img"]
-    with pytest.raises(DataError, match="no column 'file' but path, label.*--image_column"):
+    actual = load_images(arguments(train_file=[str(digits / "train.csv")]))["train"]
+    assert actual.labels == ["zero", "one", "zero"]
+    assert actual.sources[2].name == f"{digits}/2/1.png" and "line 4" in actual.place(2)
+    flag_values = {"image_column": "img", "label_column": "is"}
+    actual = load_images(arguments(train_file=[str(digits / "more.jsonl")], **flag_values))["train"]
+    assert actual.labels == ["1", "0"] and actual.sources[1].name == rows[1]["img"]
+    with pytest.raises(DataError, match="no column 'file', only path, label.*--image_column"):
         load_images(arguments(train_file=[str(digits / "train.csv")], image_column="file"))
-    with pytest.raises(DataError, match="no column 'label' but img, is.*--label_column"):
+    with pytest.raises(DataError, match="no column 'label', only img, is.*--label_column"):
         load_images(arguments(train_file=[str(digits / "more.jsonl")]))
     for name in ("train.csv", "more.jsonl"):
         (digits / name).unlink()
@@ -217,28 +223,28 @@ def test_datasets_are_read_without_their_decoder(digits, tmp_path):
     features = datasets.Features(
         {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])}
     )
-    made = datasets.Dataset.from_dict({"image": paths, "label": [0, 1, 2, 1]}, features=features)
-    stored = made.cast_column("image", datasets.Image(decode=False))
+    created = datasets.Dataset.from_dict({"image": paths, "label": [0, 1, 2, 1]}, features=features)
+    stored = created.cast_column("image", datasets.Image(decode=False))
     packed = stored.map(
         lambda row: {"image": row["image"] | {"bytes": Path(row["image"]["path"]).read_bytes()}}
     )
-    for kind, data in (("paths", made), ("bytes", packed.cast(features))):
-        folder = tmp_path / kind
+    for case, data in (("paths", created), ("bytes", packed.cast(features))):
+        folder = tmp_path / case
         datasets.DatasetDict({"train": data}).save_to_disk(folder)
-        found = load_images(arguments(dataset_name=str(folder)))["train"]
-        assert found.labels == ["a", "b", "c", "b"] and found.tables[0][1].classes == (
+        actual = load_images(arguments(dataset_name=str(folder)))["train"]
+        assert actual.labels == ["a", "b", "c", "b"] and actual.tables[0][1].classes == (
             "a",
             "b",
             "c",
         )
-        decoded = ImageDecoder(load_image_processor(None, 16), 0)([*found.sources])
+        decoded = ImageDecoder(load_image_processor(None, 16), 0)([*actual.sources])
         assert [reason is None for reason in decoded.reasons] == [True, True, True, False]
 
 
 def test_flags_that_exclude_each_other_are_told():
-    with pytest.raises(UsageError, match="--train_dir and --train_file exclude each other"):
+    with pytest.raises(UsageError, match="--train_dir and --train_file are mutually exclusive"):
         ImageArguments(train_dir="a", train_file=["b"])
-    with pytest.raises(UsageError, match="are for running text"):
+    with pytest.raises(UsageError, match="apply to plain text; here every image"):
         ImageArguments(train_dir="a", streaming=True)
     with pytest.raises(UsageError, match="no data: give --train_dir"):
         load_images(ImageArguments())

@@ -14,7 +14,7 @@ from hfseq.data.languages import find_language, language_code, same_language
         ("eng_Latn", "en"),
         ("pt_BR", "pt"),
         ("Norwegian Bokmål", "nb"),
-        ("It", None),  # a word at the beginning of a sentence
+        ("It", None),  # a word at the start of a sentence
         ("hello", None),
         ("", None),
         ("text_a", None),

@@ -12,7 +12,7 @@ MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 
 @pytest.fixture
 def packages():
-    """What generates, without pairs that another test made of other numbers."""
+    """Skips without num2words and Babel, and clears cached pairs."""
     pytest.importorskip("num2words")
     pytest.importorskip("babel")
     generate_pairs.cache_clear()
@@ -22,14 +22,14 @@ def packages():
 
 @pytest.fixture
 def few(packages, monkeypatch):
-    """Fewer items than the demonstration has."""
+    """Generates fewer items than the demonstration."""
     sizes = {"CARDINALS": 800, "LARGEST": 1_000, "YEARS": range(1500, 1600), "DAYS": 600}
     for name, value in sizes.items():
         monkeypatch.setattr(numbers_and_dates, name, value)
 
 
 def day_of(text):
-    """(year, month, day) of an English date, or None."""
+    """Returns (year, month, day) of an English date, or None."""
     match = re.fullmatch(r"(?:\w+day, )?(\w{3})\w* (\d+), (\d{4})", text)
     return match and (int(match[3]), MONTHS.index(match[1]), int(match[2]))
 
@@ -44,16 +44,16 @@ def test_there_are_about_twenty_thousand_pairs_of_short_sentences(packages):
 
 
 @pytest.mark.parametrize(
-    "target, known",
+    "target, expected_names",
     [
         ("de", {"twenty-first": "einundzwanzigste", "fifteen oh-nine": "fünfzehnhundertneun"}),
         ("es", {"twenty-first": "vigésimo primero", "fifteen oh-nine": "mil quinientos nueve"}),
         ("nb", {"twenty-first": "tjueførste", "fifteen oh-nine": "femten hundre og ni"}),
     ],
 )
-def test_known_translations(few, target, known):
+def test_known_translations(few, target, expected_names):
     pairs = dict(pair for split in generate_pairs(target).values() for pair in split)
-    assert {source: pairs[source] for source in known} == known
+    assert {source: pairs[source] for source in expected_names} == expected_names
 
 
 def test_a_date_has_the_same_day_on_both_sides(few):
@@ -90,9 +90,9 @@ def test_no_number_of_the_test_is_in_the_training_pairs_in_any_form(few):
         for n in numbers
         if f != "year" or n >= 1500
     }
-    found = {name: {forms[s] for s, _ in pairs if s in forms} for name, pairs in splits.items()}
-    assert len(found["test"]) > 15
-    assert not found["test"] & found["train"]
+    actual = {name: {forms[s] for s, _ in pairs if s in forms} for name, pairs in splits.items()}
+    assert len(actual["test"]) > 15
+    assert not actual["test"] & actual["train"]
 
 
 def test_a_source_has_one_translation_and_is_in_one_split(few):
@@ -122,5 +122,5 @@ def test_languages():
 def test_a_missing_package_is_named_with_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "num2words", None)
     generate_pairs.cache_clear()
-    with pytest.raises(UsageError, match=r'no data.*pip install "hfseq\[translation\]"'):
+    with pytest.raises(UsageError, match=r"no data.*pip install 'hfseq\[translation\]'"):
         generate_pairs("de")

@@ -15,18 +15,18 @@ def make_store(lengths, continues=False):
 
 
 def packed_slowly(store, length, row):
-    """The definition, token by token."""
+    """Packs token by token, as defined."""
     ids, segments, positions = [], [], []
     segment, position = 0, 0
     for column in range(length):
-        place = row * length + column
-        if place >= store.total_tokens:
+        index = row * length + column
+        if index >= store.total_tokens:
             ids.append(PAD), segments.append(0), positions.append(0)
             continue
-        begins = place in store.offsets
+        begins = index in store.offsets
         segment += begins or column == 0
         position = 0 if begins or column == 0 else position + 1
-        ids.append(int(store.tokens[place])), segments.append(segment), positions.append(position)
+        ids.append(int(store.tokens[index])), segments.append(segment), positions.append(position)
     return ids, segments, positions
 
 
@@ -87,9 +87,9 @@ def test_a_part_of_a_batch_can_be_as_wide_as_the_batch():
 
 
 def next_slowly(store, length, row, cross_documents):
-    place = min((row + 1) * length, store.total_tokens)
-    ends = place >= store.total_tokens or (place in store.offsets and not cross_documents)
-    return -1 if ends else int(store.tokens[place])
+    index = min((row + 1) * length, store.total_tokens)
+    ends = index >= store.total_tokens or (index in store.offsets and not cross_documents)
+    return -1 if ends else int(store.tokens[index])
 
 
 @pytest.mark.parametrize("cross_documents", [False, True])
@@ -98,8 +98,8 @@ def test_a_row_knows_the_token_that_follows_it_in_its_document(seed, cross_docum
     chooser = np.random.default_rng(seed)
     store = make_store(chooser.integers(1, 9, 30))
     rows = PackedRows(store, int(chooser.integers(1, 12)), cross_documents)
-    found = rows.fetch(np.arange(len(rows)))["next_ids"].tolist()
-    assert found == [
+    actual = rows.fetch(np.arange(len(rows)))["next_ids"].tolist()
+    assert actual == [
         next_slowly(store, rows.length, row, cross_documents) for row in range(len(rows))
     ]
 

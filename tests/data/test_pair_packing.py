@@ -1,4 +1,4 @@
-"""Packing pairs: every pair once, both sides fit, and little room is left."""
+"""Packing of pairs: every pair once, both sides fit, and little padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOM = (64, 48)
 
 
 def lengths(count=3000, seed=0):
-    """Skewed lengths of both sides, which go together, sorted as files often are."""
+    """Skewed, correlated lengths of both sides, sorted as files often are."""
     draw = np.random.default_rng(seed)
     base = draw.lognormal(np.log(12), 0.6, count)
     source = np.clip(base * draw.normal(1, 0.15, count), 1, ROOM[0]).astype(np.int64)
@@ -33,7 +33,7 @@ def pairs_of(count=300):
 
 
 def next_fit(source, target):
-    """Rows of the reference's packing: one open row, pairs in the order of the data."""
+    """Packs like the reference implementation: one open row, pairs in the order of the data."""
     rows, left = 1, list(ROOM)
     for sizes in zip(source.tolist(), target.tolist(), strict=True):
         if any(size > free for size, free in zip(sizes, left, strict=True)):
@@ -75,31 +75,31 @@ def test_rows_hold_the_same_pairs_on_both_sides_each_once():
     packed = PackedPairs(store)
     rows = packed.fetch(np.arange(len(packed)))
     assert rows["input_ids"].shape == (len(packed), 64) and rows["target_ids"].shape[1] == 48
-    seen = {}
+    visited = {}
     for name, side in zip(("", "target_"), store.sides, strict=True):
         ids, segments = rows[f"{name}ids" if name else "input_ids"], rows[f"{name}segment_ids"]
         assert (ids[segments == 0] == 0).all()
         for row in range(len(packed)):
-            kept = segments[row] > 0
-            assert not kept[int(kept.sum()) :].any()  # padding is at the end
+            remaining = segments[row] > 0
+            assert not remaining[int(remaining.sum()) :].any()  # padding is at the end
             for segment in range(1, segments[row].max() + 1):
                 inside = segments[row] == segment
                 tokens = ids[row][inside]
                 pair = int(np.searchsorted(side.store.offsets, tokens[0] - 1))
                 np.testing.assert_array_equal(tokens, side.store[pair])
-                places = rows[f"{name}position_ids"][row][inside]
-                np.testing.assert_array_equal(places, np.arange(len(tokens)))
-                seen.setdefault(pair, []).append((row, segment))
-    assert len(seen) == len(store) and all(
-        len(places) == 2 and places[0] == places[1] for places in seen.values()
+                positions = rows[f"{name}position_ids"][row][inside]
+                np.testing.assert_array_equal(positions, np.arange(len(tokens)))
+                visited.setdefault(pair, []).append((row, segment))
+    assert len(visited) == len(store) and all(
+        len(positions) == 2 and positions[0] == positions[1] for positions in visited.values()
     )
 
 
 def test_a_part_of_the_rows_is_that_part_of_all_rows():
     packed = PackedPairs(pairs_of())
-    whole, some = packed.fetch(np.arange(len(packed))), packed.fetch(np.array([5, 2, 5]))
+    full, some = packed.fetch(np.arange(len(packed))), packed.fetch(np.array([5, 2, 5]))
     for name, array in some.items():
-        np.testing.assert_array_equal(array, whole[name][[5, 2, 5]])
+        np.testing.assert_array_equal(array, full[name][[5, 2, 5]])
         assert array.dtype == np.int32
 
 
@@ -108,8 +108,8 @@ def test_sums_and_fill_are_those_of_the_rows():
     store = pairs_of()
     packed = PackedPairs(store)
     rows = packed.fetch(np.arange(len(packed)))
-    filled = [(rows[f"{name}segment_ids"] > 0).mean() for name in ("", "target_")]
-    assert packed.fill_ratio == pytest.approx(filled)
+    fill_ratios = [(rows[f"{name}segment_ids"] > 0).mean() for name in ("", "target_")]
+    assert packed.fill_ratio == pytest.approx(fill_ratios)
     source, target = (lengths.astype(float) for lengths in store.lengths)
     assert packed.sums == (
         source.sum(),

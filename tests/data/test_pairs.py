@@ -1,4 +1,4 @@
-"""Pairs as tokens: the two sides stay aligned, what is too long, and rows of one pair."""
+"""Tokenized pairs: aligned sides, long pairs, and rows of one pair."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def tokenized(dataset, marian, tmp_path):
 
 
 def sentences(side, store):
-    """The tokens of every kept sentence, as rows hold them."""
-    found = []
+    """Returns the tokens of every sentence in the store."""
+    actual = []
     for pair in store.pair_indices:
         ids = np.empty(side.lengths[pair], np.int32)
         side.copy(pair, ids)
-        found.append(ids.tolist())
-    return found
+        actual.append(ids.tolist())
+    return actual
 
 
 def test_sides_stay_aligned_even_where_one_is_blank(tokenized, marian):
@@ -76,7 +76,7 @@ def test_a_tokenizer_that_adds_no_end_gets_one_added(tokenized):
 
 def test_a_tokenizer_without_an_end_token_is_refused(tokenized):
     bert = train_tokenizer(make_texts(100), "bert", vocab_size=200)
-    with pytest.raises(UsageError, match="needs a tokenizer with an eos_token"):
+    with pytest.raises(UsageError, match="tokenizer with an EOS token"):
         tokenized(bert)
 
 
@@ -100,28 +100,28 @@ def test_targets_are_encoded_as_targets():
 def test_long_pairs_are_left_out_or_cut_before_the_end_token_and_counted(
     tokenized, marian, dataset, messages
 ):
-    whole = tokenized(max_source_length=99, max_target_length=99)
-    full = [sentences(side, whole) for side in whole.sides]
+    complete = tokenized(max_source_length=99, max_target_length=99)
+    full = [sentences(side, complete) for side in complete.sides]
     fits = [len(a) <= 24 and len(b) <= 16 for a, b in zip(*full, strict=True)]
     assert 10 < sum(fits) < 110 and messages() == ""
-    kept = tokenized(drop_long=True)
-    assert kept.pair_indices.tolist() == np.flatnonzero(fits).tolist()
-    assert kept.facts["dropped"] == 120 - sum(fits) and kept.facts["truncated"] == 0
+    remaining = tokenized(drop_long=True)
+    assert remaining.pair_indices.tolist() == np.flatnonzero(fits).tolist()
+    assert remaining.stats["dropped"] == 120 - sum(fits) and remaining.stats["truncated"] == 0
     assert f"{120 - sum(fits)} of 120 pairs are longer than 24 source or 16 target" in messages()
-    assert "--truncate_long_pairs keeps them" in messages()
+    assert "--truncate_long_pairs" in messages()
     cut = tokenized()
-    assert len(cut) == 120 and cut.facts["truncated"] == 120 - sum(fits)
-    for side, limit, before in zip(cut.sides, (24, 16), full, strict=True):
-        for short, long in zip(sentences(side, cut), before, strict=True):
+    assert len(cut) == 120 and cut.stats["truncated"] == 120 - sum(fits)
+    for side, limit, previous in zip(cut.sides, (24, 16), full, strict=True):
+        for short, long in zip(sentences(side, cut), previous, strict=True):
             expected = [*long[: limit - 1], marian.eos_token_id] if len(long) > limit else long
             assert short == expected
-    assert cut.facts["tokens"] == sum(int(lengths.sum()) for lengths in cut.lengths)
+    assert cut.stats["tokens"] == sum(int(lengths.sum()) for lengths in cut.lengths)
 
 
 def test_errors_say_what_would_work(tokenized):
-    with pytest.raises(DataError, match="every one of the 120 pairs is longer than 2 source"):
+    with pytest.raises(DataError, match="all 120 pairs are longer than 2 source"):
         tokenized(max_source_length=2, drop_long=True)
-    with pytest.raises(UsageError, match="--max_target_length 1 leaves no room"):
+    with pytest.raises(UsageError, match="--max_target_length 1 leaves no space"):
         tokenized(max_target_length=1)
 
 
@@ -143,22 +143,22 @@ def test_every_pair_has_a_row_and_batches_come_in_few_widths(tokenized):
     batches = [np.arange(i, min(i + 7, len(rows))) for i in range(0, len(rows), 7)]
     shapes, padded = set(), 0
     for batch in batches:
-        found = rows.fetch(batch)
-        shapes.add((found["input_ids"].shape[1], found["target_ids"].shape[1]))
-        padded += found["input_ids"].size
-        for place, pair in enumerate(rows.order[batch]):
+        actual = rows.fetch(batch)
+        shapes.add((actual["input_ids"].shape[1], actual["target_ids"].shape[1]))
+        padded += actual["input_ids"].size
+        for index, pair in enumerate(rows.order[batch]):
             for side, name in zip(store.sides, ("input_ids", "target_ids"), strict=True):
-                segments = found[
+                segments = actual[
                     name.replace("input_ids", "segment_ids").replace(
                         "target_ids", "target_segment_ids"
                     )
-                ][place]
+                ][index]
                 assert segments.sum() == side.lengths[pair]
                 np.testing.assert_array_equal(
-                    found[name][place][segments > 0], side.store[int(pair)][: segments.sum()]
+                    actual[name][index][segments > 0], side.store[int(pair)][: segments.sum()]
                 )
     assert len(shapes) <= 6 and all(a <= 60 and b <= 50 for a, b in shapes)
-    assert padded < 1.6 * store.facts["source_tokens"]
+    assert padded < 1.6 * store.stats["source_tokens"]
     wide = PairRows(store, pad_to_max_length=True)
     assert wide.width(np.array([0])) == (60, 50)
 

@@ -148,7 +148,7 @@ def test_pairs_with_an_empty_side_are_left_out_and_reported(tmp_path, messages):
 
 def test_a_file_with_empty_pairs_only_is_an_error_that_shows_some(tmp_path):
     (tmp_path / "a.csv").write_text("english,german\none,\n")
-    with pytest.raises(DataError, match=r"a\.csv holds no pairs.*line 2: empty target"):
+    with pytest.raises(DataError, match=r"a\.csv contains no pairs.*line 2: empty target"):
         load_pairs(flags(tmp_path / "a.csv"))
 
 
@@ -185,7 +185,7 @@ def test_a_changed_file_is_read_again(table):
 
 def test_splits_that_go_different_ways_are_refused(table, tmp_path):
     (tmp_path / "v.csv").write_text("german,english\nneu,new\n")
-    with pytest.raises(DataError, match="from de into en, but .* from en into de.*--source_lang"):
+    with pytest.raises(DataError, match="from de to en, but .* from en to de.*--source_lang"):
         load_pairs(flags(table, validation_file=[tmp_path / "v.csv"]))
     splits = load_pairs(flags(table, validation_file=[tmp_path / "v.csv"], source_lang="en"))
     assert pairs(splits["validation"]) == [("new", "neu")]
@@ -216,15 +216,15 @@ def test_a_dataset_directory_with_translations(tmp_path):
 def test_a_plugin_is_asked_before_the_hub(table):
     from datasets import Dataset
 
-    asked = []
+    requested = []
 
     def call_first(hook, name, arguments):
-        asked.append((hook, name))
+        requested.append((hook, name))
         columns = {"id": [1], "english": ["house"], "german": ["Haus"]}
         return {"train": Dataset.from_dict(columns)}
 
     splits = load_pairs(flags(dataset_name="ours"), SimpleNamespace(call_first=call_first))
-    assert asked == [("load_dataset", "ours")]
+    assert requested == [("load_dataset", "ours")]
     assert pairs(splits["train"]) == [("house", "Haus")]
 
 

@@ -65,9 +65,9 @@ def test_without_languages_the_first_file_is_the_source(tmp_path):
 
 
 def test_several_pairs_are_matched_by_name_and_not_by_order(tmp_path):
-    one = pair_of(tmp_path, "b.en", "b.de")
+    item = pair_of(tmp_path, "b.en", "b.de")
     other = write(tmp_path / "a.en", ["first"]), write(tmp_path / "a.de", ["erste"])
-    splits = load_pairs(flags(one[0], other[0], other[1], one[1]))
+    splits = load_pairs(flags(item[0], other[0], other[1], item[1]))
     assert pairs(splits["train"]) == [*PAIRS, ("first", "erste")]
     splits = load_pairs(flags(f"{tmp_path}/*.en", f"{tmp_path}/*.de"))
     assert sorted(pairs(splits["train"])) == sorted([*PAIRS, ("first", "erste")])
@@ -95,7 +95,7 @@ def test_names_that_do_not_belong_together_are_refused(tmp_path):
 
 
 def test_a_lone_file_is_refused(tmp_path):
-    with pytest.raises(DataError, match="names the languages en: give a pair"):
+    with pytest.raises(DataError, match="names the languages en: use a pair"):
         load_pairs(flags(write(tmp_path / "corpus.en", SOURCES)))
 
 
@@ -116,7 +116,7 @@ def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path):
 
 
 def test_a_multiun_folder_is_paired_by_document(tmp_path):
-    for i in range(3):  # Spanish is written first, and sorts otherwise
+    for i in range(3):  # Spanish is written first, but sorts last
         write(tmp_path / "un" / f"doc{i}_es.snt", [f"frase {i}.{k}" for k in range(i + 1)])
         write(tmp_path / "un" / f"doc{i}_en.snt", [f"sentence {i}.{k}" for k in range(i + 1)])
     write(tmp_path / "un" / "README", ["about"])

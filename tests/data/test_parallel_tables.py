@@ -11,7 +11,7 @@ GERMAN_FIRST = {"source_lang": "de", "target_lang": "en"}
 
 
 def write(directory, name, header=("english", "german")):
-    """Write PAIRS in the format that the name's extension says."""
+    """Writes PAIRS in the format of the file extension."""
     file = directory / name
     if ".csv" in name:
         text = ",".join(header) + "\n" + "".join(f'"{s}",{t}\n' for s, t in PAIRS)
@@ -98,7 +98,7 @@ def test_without_a_header_the_first_line_is_a_pair_and_that_is_said(tmp_path, me
     file = write(tmp_path, name, header=("Hello there", "Guten Tag"))
     splits = load_pairs(flags(file, source_lang="en", target_lang="de"))
     assert pairs(splits["train"]) == [("Hello there", "Guten Tag"), *PAIRS]
-    assert "has no header (Hello there | Guten Tag names no language)" in messages()
+    assert "has no header (Hello there | Guten Tag contains no language)" in messages()
 
 
 def test_short_words_are_no_header(tmp_path):
@@ -130,23 +130,26 @@ def test_a_byte_order_mark_is_no_part_of_the_header(tmp_path):
 
 
 BAD = {
-    "cells.csv": (b"en,de\na,b\nHello, you,Hallo\n", r"line 3 has 3 cells .* 2: quote cells"),
-    "cells.tsv": (b"en\tde\na\tb\tc\n", "line 2 has 3 cells .*remove the tab"),
-    "one.csv": (b"en;de\na;b\n", "line 1 has one cell: .* with a comma"),
-    "one.tsv": (b"en,de\na,b\n", "line 1 has one cell: .* with a tab"),
+    "cells.csv": (b"en,de\na,b\nHello, you,Hallo\n", r"line 3 has 3 cells, .* 2: quote cells"),
+    "cells.tsv": (b"en\tde\na\tb\tc\n", "line 2 has 3 cells, .*remove the tab"),
+    "one.csv": (b"en;de\na;b\n", "line 1 has one cell: .* by a comma"),
+    "one.tsv": (b"en,de\na,b\n", "line 1 has one cell: .* by a tab"),
     "open.csv": (b'en,de\na,b\n"c,d\ne,f\n', "line 3 is not valid CSV"),
     "quote.csv": (b'en,de\n"No" he said,b\n', "line 2 is not valid CSV.*doubled"),
     "latin.csv": (b"en,de\na,b\nc,\xe5\n", r"latin.csv is not UTF-8: .*0xe5 .*\(line 3\).*iconv"),
     "latin.jsonl": (b'{"en": "a", "de": "\xe5"}\n', r"not UTF-8.*\(line 1\)"),
     "oops.jsonl": (b'{"en": "a", "de": "b"}\n\n{oops\n', "line 3 is not valid JSON"),
     "list.jsonl": (b'{"en": "a", "de": "b"}\n3\n', "line 2 is not a JSON object"),
-    "number.jsonl": (b'{"en": "a", "de": "b"}\n{"en": 1, "de": "b"}\n', "line 2: 'en' is no text"),
+    "number.jsonl": (
+        b'{"en": "a", "de": "b"}\n{"en": 1, "de": "b"}\n',
+        "line 2: 'en' is not a string",
+    ),
     "half.jsonl": (b'{"en": "a", "de": "\\ud800"}\n', r"line 1: 'de' is not valid Unicode"),
     "array.json": (b'[{"en": "a", "de": "b"}, {"en"]', "not valid JSON"),
     "flat.jsonl": (b'{"translation": {"en": "a", "de": "b"}}\n{"translation": "x"}\n', "line 2"),
     "lone.jsonl": (b'{"en": "a"}\n', "no text column for the target; the columns are en"),
     "empty.csv": (b"", "empty.csv is empty"),
-    "head.csv": (b"en,de\n", "holds no pairs"),
+    "head.csv": (b"en,de\n", "contains no pairs"),
     "zero.tsv": ("en\tde\n".encode("utf-16"), "binary, not UTF-8.*UTF-16"),
     "not.parquet": (b"no parquet at all", "not valid parquet"),
 }

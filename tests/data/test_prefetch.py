@@ -18,18 +18,18 @@ def test_batches_come_in_order_with_their_steps():
 
 
 def test_batches_are_made_ahead_but_not_without_bound():
-    made, fourth = [], threading.Event()
+    created, fourth = [], threading.Event()
 
     def make(step):
-        made.append(step)
-        if len(made) == 4:
+        created.append(step)
+        if len(created) == 4:
             fourth.set()
 
     iterator = prefetch(make, 0, 100, depth=2)
     next(iterator)
     assert fourth.wait(60)
-    time.sleep(0.05)  # a fifth would be made meanwhile
-    assert made == [0, 1, 2, 3]  # one taken, two in the queue, one waiting for room
+    time.sleep(0.05)  # enough time for a fifth item
+    assert created == [0, 1, 2, 3]  # one consumed, two in the queue, one waiting
     iterator.close()
 
 
@@ -39,19 +39,19 @@ def test_an_error_reaches_the_consumer_after_the_batches_before_it():
             raise ValueError("row 7 is broken")
         return step
 
-    seen = []
+    visited = []
     with pytest.raises(ValueError, match="row 7 is broken") as caught:
         for step, _ in prefetch(fails_at_two, 0, 5):
-            seen.append(step)
-    assert seen == [0, 1]
+            visited.append(step)
+    assert visited == [0, 1]
     assert "fails_at_two" in "".join(traceback.format_tb(caught.value.__traceback__))
     assert not workers()
 
 
-@pytest.mark.parametrize("taken", [1, 3])
-def test_stopping_early_ends_the_thread(taken):
+@pytest.mark.parametrize("received", [1, 3])
+def test_stopping_early_ends_the_thread(received):
     iterator = prefetch(lambda step: step, 0, 1000)
-    for _ in range(taken):
+    for _ in range(received):
         next(iterator)
     assert workers()
     iterator.close()

@@ -1,4 +1,4 @@
-"""Files without documents: one long text cut by position, and arrays of bytes."""
+"""Data without documents: a long text that is split by position, and arrays of bytes."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_a_text_is_cut_by_position_into_training_validation_and_test(tmp_path, b
         "validation": (900, 950),
         "test": (950, 1000),
     }
-    rows, facts = rows_of(splits, "validation", bytes_tokenizer, 16)
-    assert facts == {"documents": 1, "tokens": 50, "bytes": 50}
+    rows, stats = rows_of(splits, "validation", bytes_tokenizer, 16)
+    assert stats == {"documents": 1, "tokens": 50, "bytes": 50}
     fetched = rows.fetch(np.arange(len(rows)))
-    found = fetched["input_ids"][fetched["segment_ids"] > 0]
-    assert bytes((found - 3).tolist()) == content[900:950]  # any byte, UTF-8 or not
+    actual = fetched["input_ids"][fetched["segment_ids"] > 0]
+    assert bytes((actual - 3).tolist()) == content[900:950]  # any byte, UTF-8 or not
 
 
 def test_files_of_their_own_are_not_cut_and_packed_ones_are_read(tmp_path):
@@ -70,12 +70,12 @@ def test_other_vocabularies_read_whole_characters(tmp_path, tokenizer):
     )
     parts = ["".join(splits[name].pieces()) for name in ("train", "validation")]
     assert "".join(parts) == text
-    rows, facts = rows_of(
+    rows, stats = rows_of(
         splits, "validation", tokenizer, 8, data_cache_dir=str(tmp_path), word_perplexity=True
     )
     ids = tokenizer(parts[1], add_special_tokens=False)["input_ids"]
-    assert facts["tokens"] == len(ids) and facts["bytes"] == len(splits["validation"])
-    assert facts["words"] == len(parts[1].split()) + parts[1].count("\n")
+    assert stats["tokens"] == len(ids) and stats["bytes"] == len(splits["validation"])
+    assert stats["words"] == len(parts[1].split()) + parts[1].count("\n")
     fetched = rows.fetch(np.arange(len(rows)))
     assert fetched["input_ids"][fetched["segment_ids"] > 0].tolist() == ids
     assert (fetched["segment_ids"] <= 1).all()  # one document
@@ -104,7 +104,7 @@ def test_bytes_that_continue_no_character_are_not_dropped(content):
 def test_a_part_of_a_character_is_no_text(tokenizer, tmp_path):
     content = np.frombuffer("\U0001f600".encode(), np.uint8)
     assert "".join(RawText(content, 0, 1).pieces()) == "\U0001f600"
-    with pytest.raises(DataError, match="bytes 1 to 3 of the text hold no whole character"):
+    with pytest.raises(DataError, match="bytes 1 to 3 of the text contain no complete character"):
         tokenize_raw(RawText(content, 1, 3), tokenizer, tmp_path, False)
 
 
@@ -133,8 +133,8 @@ def test_an_array_of_images_is_a_row_an_image_a_token_a_byte(images, bytes_token
     folder, arrays = images
     splits = splits_of(train_file=[str(folder / name)], validation_split_percentage=10)
     assert (len(splits["train"]), len(splits["validation"])) == (18, 2)
-    rows, facts = make_text_rows(CausalArguments(), bytes_tokenizer, splits, "validation", 18, True)
-    assert facts == {"documents": 2, "tokens": 36, "bytes": 36}
+    rows, stats = make_text_rows(CausalArguments(), bytes_tokenizer, splits, "validation", 18, True)
+    assert stats == {"documents": 2, "tokens": 36, "bytes": 36}
     fetched = rows.fetch(np.array([1, 0]))
     assert np.array_equal(fetched["input_ids"] - 3, arrays[[19, 18]].reshape(2, -1))
     assert (fetched["segment_ids"] == 1).all() and (fetched["next_ids"] == -1).all()
@@ -144,9 +144,9 @@ def test_images_need_rows_of_their_size_and_a_vocabulary_of_bytes(
     images, bytes_tokenizer, tokenizer
 ):
     splits = splits_of(train_file=[str(images[0] / "images.npy")])
-    with pytest.raises(UsageError, match="have 18 bytes: give --block_size 18"):
+    with pytest.raises(UsageError, match="have 18 bytes: use --block_size 18"):
         ByteArrayRows(splits["train"], bytes_tokenizer, 16)
-    with pytest.raises(UsageError, match="need a vocabulary of bytes"):
+    with pytest.raises(UsageError, match="require a byte vocabulary"):
         ByteArrayRows(splits["train"], tokenizer, 18)
 
 
@@ -158,12 +158,12 @@ def test_what_is_no_array_of_bytes_is_refused(tmp_path):
     np.savez(tmp_path / "none.npz")
     np.save(tmp_path / "empty.npy", np.zeros((0, 2, 2), np.uint8))
     for name, message in (
-        ("floats.npy", "float64 of shape .* give uint8"),
+        ("floats.npy", "float64 of shape .* expected uint8"),
         ("broken.npy", "cannot be read as an array"),
-        ("two.npz", "holds a, b: give a file with one array"),
+        ("two.npz", "contains a, b: use a file with one array"),
         ("cut.npz", "cannot be read as an array"),
-        ("none.npz", "holds nothing: give a file with one array"),
-        ("empty.npy", r"is empty, of shape \(0, 2, 2\)"),
+        ("none.npz", "contains nothing: use a file with one array"),
+        ("empty.npy", r"is empty .shape \(0, 2, 2\)"),
     ):
         with pytest.raises(DataError, match=message):
             splits_of(train_file=[str(tmp_path / name)])
@@ -173,7 +173,7 @@ def test_a_file_beside_arrays_has_to_be_one_too(images):
     folder, _ = images
     (folder / "valid.txt").write_text("text")
     np.save(folder / "empty.npy", np.zeros((0, 18), np.uint8))
-    for name, message in (("valid.txt", "beside files of arrays"), ("empty.npy", "is empty")):
+    for name, message in (("valid.txt", "all splits must be arrays"), ("empty.npy", "is empty")):
         with pytest.raises(DataError, match=f"--validation_file .*{message}"):
             splits_of(train_file=[str(folder / "images.npy")], validation_file=[str(folder / name)])
 
@@ -183,20 +183,20 @@ def test_images_are_rows_of_their_size_where_no_flag_says_so(images, bytes_token
     objective = CausalLM(flags, bytes_tokenizer, None)
     assert objective.choose_length(None) == 18
     assert len(objective.load_splits(None)["train"]) == 19
-    with pytest.raises(UsageError, match="--block_size 18 is longer than the position table"):
+    with pytest.raises(UsageError, match="--block_size 18 exceeds the .* positions"):
         objective.choose_length(16)
 
 
 def test_other_objectives_do_not_take_arrays(images):
-    with pytest.raises(UsageError, match="are no text: run_clm_flax.py trains on them"):
+    with pytest.raises(UsageError, match="only supported by run_clm_flax.py"):
         load_splits(DataArguments(train_file=[str(images[0] / "images.npy")]))
 
 
 def test_mistakes_about_raw_text_are_named(tmp_path):
     (tmp_path / "tiny").write_bytes(b"ab")
-    with pytest.raises(DataError, match="leave nothing for validation"):
+    with pytest.raises(DataError, match="too few for validation"):
         splits_of(train_file=[str(tmp_path / "tiny")], sample_by="raw")
-    with pytest.raises(UsageError, match="has documents, which --sample_by raw does not read"):
+    with pytest.raises(UsageError, match="contains documents, but --sample_by raw reads files"):
         splits_of(dataset_name="x", sample_by="raw")
     with pytest.raises(UsageError, match="drop --streaming"):
         CausalArguments(train_file=["x"], sample_by="raw", streaming=True)

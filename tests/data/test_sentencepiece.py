@@ -1,4 +1,4 @@
-"""The tokenizer class of the T5 example: its recipe works, AutoTokenizer returns it."""
+"""The tokenizer class of the T5 example: its recipe works, and AutoTokenizer returns it."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 from hfseq.data.tokenizers import train_tokenizer
 from hfseq.objectives.denoising import build_sentence_tables
 
-# '|' marks the ends that are to be found.
+# '|' marks the expected ends.
 MARKED = {
     "norwegian": "Loven gjelder fra 1. januar.| Hvem leser den?| Alle, f.eks. du!| Slutt.",
     "numbers": "Prisen er 3.50 kroner.| Den var 2.75.| Ja",
@@ -25,7 +25,7 @@ def pieces(marked):
 
 def found(tokenizer, text):
     ids = np.array([tokenizer(text, add_special_tokens=False)["input_ids"]])
-    ends = build_sentence_tables(tokenizer).ends(ids, np.ones_like(ids, bool))[0]
+    ends = build_sentence_tables(tokenizer).sentence_ends(ids, np.ones_like(ids, bool))[0]
     borders = [0, *(np.flatnonzero(ends) + 1).tolist(), ids.shape[1]]
     parts = [tokenizer.decode(ids[0, a:b]) for a, b in zip(borders, borders[1:], strict=False)]
     return [part.strip() for part in parts]
@@ -40,12 +40,14 @@ def tokenizer(request):
 @pytest.mark.parametrize("name", MARKED)
 def test_ends_are_found(tokenizer, name):
     text = MARKED[name].replace("|", "")
-    # The normaliser of T5's vocabularies writes an ellipsis as three stops.
+    # The normalizer of T5's vocabularies replaces an ellipsis by three periods.
     parts = [part.replace("...", "…") for part in found(tokenizer, text)]
     assert parts == [piece.strip() for piece in pieces(MARKED[name])]
 
 
-@pytest.mark.parametrize("tokenizer", ["roberta"], indirect=True)  # the other has no line breaks
+@pytest.mark.parametrize(
+    "tokenizer", ["roberta"], indirect=True
+)  # the other one has no line breaks
 def test_a_line_break_after_a_stop_belongs_to_the_sentence_before(tokenizer):
     assert found(tokenizer, "Slutt.\nLoven gjelder\nHvem?\n\nAlle") == [
         "Slutt.",
@@ -73,9 +75,9 @@ def test_ideographic_stops_need_no_space():
 def test_neither_padding_nor_special_tokens_are_sentences(tokenizer):
     ids = np.array([tokenizer("Slutt. Alle.")["input_ids"]])
     text = ~np.isin(ids, tokenizer.all_special_ids)
-    ends = build_sentence_tables(tokenizer).ends(ids, text)
+    ends = build_sentence_tables(tokenizer).sentence_ends(ids, text)
     assert ends.sum() == 1 and not ends[~text].any()
-    assert not build_sentence_tables(tokenizer).ends(ids, np.zeros_like(text)).any()
+    assert not build_sentence_tables(tokenizer).sentence_ends(ids, np.zeros_like(text)).any()
 
 
 def test_a_real_vocabulary_is_read(shared_data):

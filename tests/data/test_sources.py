@@ -59,7 +59,7 @@ def test_any_fsspec_url_is_read(monkeypatch):
     import datasets
     import fsspec
 
-    # Offline, datasets 5.2 refuses every URL, also one that is only memory.
+    # Offline, datasets 5.2 rejects every URL, even one that is in memory.
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setattr(datasets.config, name, False, raising=False)
     with fsspec.open("memory://bucket/corpus.txt", "w") as stream:
@@ -130,7 +130,7 @@ def test_the_share_of_the_test_split_is_one_of_the_whole_text(tmp_path):
 def test_too_few_documents_for_a_test_split_are_told_with_its_flags(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     flags = CausalArguments(train_file=[str(tmp_path / "a.txt")], test_split_percentage=5)
-    with pytest.raises(DataError, match="1 document left, .* for test; give --test_file"):
+    with pytest.raises(DataError, match="1 document left, .* for test; use --test_file"):
         load_splits(flags)
 
 
@@ -151,8 +151,8 @@ def test_text_files_can_be_cut_at_blank_lines(tmp_path):
 def test_the_first_column_of_strings_is_the_text(tmp_path, streaming):
     (tmp_path / "a.jsonl").write_text('{"id": 1, "body": "x", "title": "y"}\n' * 3)
     assert load(tmp_path / "a.jsonl", streaming=streaming).text_column == "body"
-    chosen = load(tmp_path / "a.jsonl", text_column_name="title", streaming=streaming)
-    assert chosen.text_column == "title"
+    selected = load(tmp_path / "a.jsonl", text_column_name="title", streaming=streaming)
+    assert selected.text_column == "title"
 
 
 def test_words_like_na_survive_csv(tmp_path):
@@ -183,9 +183,9 @@ class Plugins:
 def test_a_plugin_answers_before_the_hub():
     from datasets import Dataset
 
-    found = {"train": Dataset.from_dict({"text": ["a", "b"]}), "test": None}
+    actual = {"train": Dataset.from_dict({"text": ["a", "b"]}), "test": None}
     splits = load_splits(
-        DataArguments(dataset_name="private", validation_split_percentage=0), Plugins(found)
+        DataArguments(dataset_name="private", validation_split_percentage=0), Plugins(actual)
     )
     assert documents(splits["train"]) == ["a", "b"]
     with pytest.raises(DataError, match="--dataset_name private has the splits test"):
@@ -212,17 +212,19 @@ def fail_with(monkeypatch, error):
 def test_an_unreachable_hub_is_named(monkeypatch):
     fail_with(monkeypatch, ConnectionError("Couldn't reach 'org/corpus' on the Hub"))
     with pytest.raises(
-        DataError, match="--dataset_name org/corpus.*cannot be reached.*--train_file"
+        DataError, match="--dataset_name org/corpus.*cannot reach the Hub.*--train_file"
     ):
         load_splits(DataArguments(dataset_name="org/corpus"))
 
 
 def test_loading_scripts_are_explained(monkeypatch):
     fail_with(monkeypatch, RuntimeError("Dataset scripts are no longer supported, but found x.py"))
-    with pytest.raises(DataError, match="org/scripted.*no longer runs loading scripts.*parquet"):
+    with pytest.raises(
+        DataError, match="org/scripted.*no longer supports loading scripts.*parquet"
+    ):
         load_splits(DataArguments(dataset_name="org/scripted"))
     fail_with(monkeypatch, ConnectionError("offline"))
-    with pytest.raises(DataError, match="oscar.*no longer runs loading scripts"):
+    with pytest.raises(DataError, match="oscar.*no longer supports loading scripts"):
         load_splits(DataArguments(dataset_name="oscar"))
 
 
@@ -246,8 +248,8 @@ BAD_FILES = {
     "bad.csv": (b"text,n\na,1\nb,2,3,4\n", "bad.csv is not valid csv.*line 3"),
     "bad.parquet": (b"not parquet", "bad.parquet is not valid parquet"),
     "bad.txt.gz": (b"not gzip", "bad.txt.gz cannot be read"),
-    "notes.docx": (b"hei", r"notes.docx: the extension '.docx' is not known.*\.jsonl"),
-    "numbers.csv": (b"a,b\n1,2\n3,4\n", r"no column holds text; the columns are a \(int64\), b"),
+    "notes.docx": (b"hei", r"notes.docx: unknown extension '.docx'.*\.jsonl"),
+    "numbers.csv": (b"a,b\n1,2\n3,4\n", r"no column contains text; the columns are a \(int64\), b"),
 }
 
 
@@ -277,7 +279,9 @@ def test_missing_files_directories_and_mixtures_are_named(tmp_path):
 def test_a_missing_column_lists_those_there_are(corpus):
     with pytest.raises(DataError, match="--text_column_name txt.*id, text; did you mean 'text'"):
         load(corpus, text_column_name="txt")
-    with pytest.raises(DataError, match=r"id holds no text; the columns are id \(int64\), text"):
+    with pytest.raises(
+        DataError, match=r"id does not contain text; the columns are id \(int64\), text"
+    ):
         load(corpus, text_column_name="id")
 
 

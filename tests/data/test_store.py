@@ -82,7 +82,7 @@ def test_a_killed_writer_leaves_no_store_and_blocks_nobody(tmp_path):
     process.join()
     assert list(tmp_path.glob("s.tmp-*")) and not (tmp_path / "s").exists()
     assert build(tmp_path / "s", [chunk([7])]).tokens.tolist() == [7]
-    assert not list(tmp_path.glob("s.tmp-*"))  # the dead writer's files are gone
+    assert not list(tmp_path.glob("s.tmp-*"))  # the files of the killed process are removed
 
 
 def _race(path, value, ready, results):
@@ -106,10 +106,10 @@ def test_processes_that_race_end_with_one_store(tmp_path):
         process.start()
     time.sleep(0.5)
     ready.set()
-    seen = [results.get(timeout=60)[1] for _ in processes]
+    visited = [results.get(timeout=60)[1] for _ in processes]
     for process in processes:
         process.join()
-    assert seen[0] == seen[1]
+    assert visited[0] == visited[1]
 
 
 @pytest.mark.parametrize("name", [store.TOKENS_FILE, store.OFFSETS_FILE, store.HEADER_FILE])
@@ -117,7 +117,7 @@ def test_a_damaged_store_is_refused_and_rebuilt(tmp_path, name):
     build(tmp_path / "s", [chunk([1, 2, 3])])
     file = tmp_path / "s" / name
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(DataError, match="is not a token store|bytes where"):
+    with pytest.raises(DataError, match="is not a token store|bytes instead of"):
         TokenStore.open(tmp_path / "s")
     assert build(tmp_path / "s", [chunk([4])]).tokens.tolist() == [4]
 

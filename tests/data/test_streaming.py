@@ -70,8 +70,8 @@ def test_without_shuffling_a_stream_gives_the_rows_of_the_store(
     expected = rows.fetch(np.arange(len(rows)))
     batches = list(make(shards, tokenizer, shuffle=False, **options).epoch_batches())
     for name, array in expected.items():
-        found = np.concatenate([batch[name][batch["valid"]] for batch in batches])
-        np.testing.assert_array_equal(found, array)
+        actual = np.concatenate([batch[name][batch["valid"]] for batch in batches])
+        np.testing.assert_array_equal(actual, array)
 
 
 def test_each_epoch_gives_every_token_in_an_order_of_its_own(shards, tokenizer):
@@ -128,10 +128,10 @@ def test_the_last_batch_is_filled_up_and_marked(shards, tokenizer):
 
 
 def test_parts_of_a_batch_make_up_the_whole(shards, tokenizer):
-    whole = make(shards, tokenizer).next()
+    full = make(shards, tokenizer).next()
     parts = [make(shards, tokenizer).next(slice(i, i + 2)) for i in (0, 2)]
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in whole}
-    assert same(whole, joined)
+    combined = {name: np.concatenate([part[name] for part in parts]) for name in full}
+    assert same(full, combined)
 
 
 def test_a_map_style_dataset_can_be_streamed(tokenizer):
@@ -146,7 +146,7 @@ def test_a_stream_without_text_is_an_error(tokenizer):
     from datasets import Dataset
 
     dataset = Dataset.from_dict({"text": ["", " "]})
-    with pytest.raises(DataError, match="the stream holds no text"):
+    with pytest.raises(DataError, match="the stream contains no text"):
         StreamingBatches(dataset, tokenizer, "text", LENGTH, BATCH, seed=0).next()
 
 
@@ -155,6 +155,6 @@ def test_a_broken_stream_says_where(tmp_path, tokenizer):
     (tmp_path / "b.txt").write_bytes(b"god dag\nbl\xe5b\xe6r\n")
     dataset = open_stream(str(tmp_path / "*.txt"))
     stream = StreamingBatches(dataset, tokenizer, "text", LENGTH, BATCH, seed=0)
-    with pytest.raises(DataError, match="broke in epoch 0, shard [01]: UnicodeDecodeError"):
+    with pytest.raises(DataError, match="in epoch 0, shard [01]: UnicodeDecodeError"):
         while stream.epoch == 0:
             stream.next()

@@ -1,4 +1,4 @@
-"""Prepared directories of TensorFlow Datasets; the files below were written by it (4.9, TF 2.x)."""
+"""Directories prepared by TensorFlow Datasets. It wrote the files below (4.9, TF 2.x)."""
 
 import base64
 import json
@@ -97,7 +97,7 @@ def test_names_that_lead_nowhere_say_what_to_do(root):
         load_pairs(flags(dataset_name="tfds:tiny/fr-en"))
     with pytest.raises(DataError, match="no prepared dataset of version 3.0.0"):
         load_pairs(flags(dataset_name="tfds:tiny/de-en:3.0.0"))
-    with pytest.raises(DataError, match="no split 'tset' but test; did you mean 'test'"):
+    with pytest.raises(DataError, match="no split 'tset', only test; did you mean 'test'"):
         load_pairs(flags(validation_file=["tfds:tiny/de-en#tset"]))
     with pytest.raises(DataError, match="--target_lang fr; the columns are de, en"):
         load_pairs(flags(dataset_name="tfds:tiny/de-en", source_lang="de", target_lang="fr"))
@@ -107,7 +107,7 @@ def test_names_that_lead_nowhere_say_what_to_do(root):
 
 def test_damaged_files_are_named_with_the_record(root):
     shard = prepare(root) / "tiny-test.tfrecord-00001-of-00003"
-    whole = shard.read_bytes()
+    full = shard.read_bytes()
 
     def failure(content):
         shard.write_bytes(content)
@@ -115,16 +115,18 @@ def test_damaged_files_are_named_with_the_record(root):
             load_pairs(flags(dataset_name="tfds:tiny/de-en"))
         return str(caught.value).split("tiny-test.")[1]
 
-    assert failure(whole[:-3]) == "tfrecord-00001-of-00003 ends within record 3: copy it anew"
-    assert "damaged at record 2" in failure(whole[:66] + b"\1" + whole[67:])
-    assert "record 1 is no tf.train.Example" in failure(whole[:12] + b"\xff" * 50 + whole[62:])
-    assert "record 1 is not UTF-8" in failure(whole.replace(b"\xc3\x9f", b"\xff\xff", 1))
-    assert "has 2 records where dataset_info.json says 3" in failure(whole[: 2 * 66 - 1])
+    assert failure(full[:-3]) == "tfrecord-00001-of-00003 is truncated in record 3: copy it again"
+    assert "damaged: invalid header of record 2" in failure(full[:66] + b"\1" + full[67:])
+    assert "record 1 is not a valid tf.train.Example" in failure(
+        full[:12] + b"\xff" * 50 + full[62:]
+    )
+    assert "record 1 is not UTF-8" in failure(full.replace(b"\xc3\x9f", b"\xff\xff", 1))
+    assert "has 2 records, but dataset_info.json specifies 3" in failure(full[: 2 * 66 - 1])
     shard.unlink()
     with pytest.raises(DataError, match="00001-of-00003 is missing"):
         load_pairs(flags(dataset_name="tfds:tiny/de-en"))
     (shard.parent / "dataset_info.json").write_text("{}")
-    with pytest.raises(DataError, match="is not the description of a dataset"):
+    with pytest.raises(DataError, match="is not a valid dataset description"):
         load_pairs(flags(dataset_name="tfds:tiny/de-en"))
 
 
@@ -136,7 +138,7 @@ def test_other_formats_ask_for_the_package(root, monkeypatch):
 
 
 def delimited(number, content):
-    """A field of a protocol buffer, written another way than it is read."""
+    """Encodes a field of a protocol buffer, independently of the parser."""
     length, size = b"", len(content)
     while size > 127:
         length, size = length + bytes([size % 128 + 128]), size // 128
@@ -155,7 +157,7 @@ def test_examples_with_numbers_lists_and_long_texts():
         + feature("many", delimited(1, delimited(1, b"a") + delimited(1, b"b")))
         + feature("none", delimited(1, b"")),
     )
-    skipped = b"\x38\x96\x01" + b"\x3d" + b"1234" + b"\x39" + b"12345678"  # fields of other kinds
+    skipped = b"\x38\x96\x01" + b"\x3d" + b"1234" + b"\x39" + b"12345678"  # fields of other types
     assert parse_example(skipped + example) == {"text": long}
     with pytest.raises(ValueError, match="longer than its message"):
         parse_example(example[:-4])

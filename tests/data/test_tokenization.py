@@ -31,7 +31,7 @@ def run(dataset, tokenizer, tmp_path, **options):
 
 def test_documents_are_those_the_tokenizer_gives(dataset, tokenizer, texts, tmp_path):
     store = run(dataset, tokenizer, tmp_path)
-    assert len(store) == len(texts)  # blank ones are gone
+    assert len(store) == len(texts)  # blank ones are left out
     for i, text in enumerate(texts):
         assert store[i].tolist() == tokenizer(text)["input_ids"]
     assert store.tokens.dtype == np.int32
@@ -44,9 +44,7 @@ def test_lines_are_truncated_with_their_closing_token(dataset, tokenizer, texts,
     for i, text in enumerate(texts):
         expected = tokenizer(text, truncation=True, max_length=8)["input_ids"]
         assert store[i].tolist() == expected
-    assert (
-        len(tokenizer(" ".join(texts))["input_ids"]) > 8
-    )  # the tokenizer itself is left as it was
+    assert len(tokenizer(" ".join(texts))["input_ids"]) > 8  # the tokenizer is not modified
 
 
 def test_long_documents_give_no_warning(tokenizer, tmp_path, recwarn, caplog):
@@ -69,10 +67,10 @@ def test_processes_give_the_same_store(tokenizer, tmp_path, monkeypatch, method)
     context = multiprocessing.get_context(method)
     monkeypatch.setattr(module.multiprocessing, "get_context", lambda *_: context)
     dataset = Dataset.from_dict({"text": make_texts(2500, seed=4)})
-    one = run(dataset, tokenizer, tmp_path)
+    item = run(dataset, tokenizer, tmp_path)
     two = tokenize(dataset, tokenizer, "text", cache_dir=tmp_path / "other", num_proc=2)
-    np.testing.assert_array_equal(one.tokens, two.tokens)
-    np.testing.assert_array_equal(one.offsets, two.offsets)
+    np.testing.assert_array_equal(item.tokens, two.tokens)
+    np.testing.assert_array_equal(item.offsets, two.offsets)
 
 
 def test_the_store_is_found_again_until_something_changes(
@@ -80,14 +78,14 @@ def test_the_store_is_found_again_until_something_changes(
 ):
     from hfseq.data import tokenize as module
 
-    made = []
+    created = []
     original = module._encode_range
-    monkeypatch.setattr(module, "_encode_range", lambda *a: made.append(1) or original(*a))
+    monkeypatch.setattr(module, "_encode_range", lambda *a: created.append(1) or original(*a))
 
     def count(*args, **options):
-        made.clear()
+        created.clear()
         run(*args, tmp_path, **options)
-        return bool(made)
+        return bool(created)
 
     assert count(dataset, tokenizer)
     assert not count(dataset, tokenizer)
@@ -245,7 +243,7 @@ def test_processes_that_tokenise_end_with_a_killed_parent(tmp_path, method):
     finally:
         parent.kill()
         parent.wait()
-    limit = time.monotonic() + 30  # within a second, on a machine that is not busy
+    limit = time.monotonic() + 30  # takes less than a second on an idle machine
     while alive := [file.name for file in workers if is_running(file.name)]:
         assert time.monotonic() < limit, f"processes {alive} outlive their parent"
         time.sleep(0.05)

@@ -16,7 +16,7 @@ from tests.data.samples import make_texts
 
 TEXTS = make_texts(400, seed=2)
 SIZE = 400
-TWINS = ("roberta-prelayernorm", "mt5", "mbart", "blenderbot-small")  # of one that is tested
+TWINS = ("roberta-prelayernorm", "mt5", "mbart", "blenderbot-small")  # same as a tested family
 FAMILIES = {
     entry.name: entry.resolve()
     for entry in plugins.load().tokenizers.entries()
@@ -26,7 +26,7 @@ FAMILIES = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Every family and algorithm once: (tokenizer, directory)."""
+    """Trains every family and algorithm once: (tokenizer, directory)."""
     directory = tmp_path_factory.mktemp("tokenizers")
     return {
         (family, algorithm): (
@@ -49,7 +49,7 @@ def test_auto_tokenizer_reads_back_the_same_ids(trained, key):
 
     tokenizer, directory = trained[key]
     config = AutoConfig.for_model(key[0], vocab_size=len(tokenizer))
-    config.save_pretrained(directory)  # with a config the family's own class could step in
+    config.save_pretrained(directory)  # a config could select the class of the family
     loaded = AutoTokenizer.from_pretrained(directory)
     sample = f"en lov om å bygge {tokenizer.mask_token or ''} språkmodeller"
     assert loaded(sample)["input_ids"] == tokenizer(sample)["input_ids"]
@@ -143,7 +143,9 @@ def test_the_files_name_a_class_that_transformers_4_knows(trained):
 def test_impossible_wishes_are_usage_errors():
     with pytest.raises(UsageError, match="model type 'robberta'.*did you mean 'roberta'"):
         train_tokenizer(TEXTS, "robberta")
-    with pytest.raises(UsageError, match="algorithm 'bbpe': one of bpe, unigram, wordpiece"):
+    with pytest.raises(
+        UsageError, match="algorithm 'bbpe': expected one of bpe, unigram, wordpiece"
+    ):
         train_tokenizer(TEXTS, "roberta", "bbpe")
     with pytest.raises(UsageError, match="--vocab_size 200 is too small.*261"):
         train_tokenizer(TEXTS, "roberta", vocab_size=200)
@@ -166,7 +168,7 @@ def test_a_directory_without_tokenizer_files_is_refused(tmp_path, family):
 
     config = AutoConfig.for_model(family)
     config.save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match=f"{tmp_path}' has no tokens but special ones"):
+    with pytest.raises(UsageError, match=f"{tmp_path}' has only special tokens"):
         check_vocabulary(AutoTokenizer.from_pretrained(tmp_path), config)
 
 
@@ -213,12 +215,12 @@ def test_word_starts_of_published_tokenizers(shared_data, name, text, words):
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram", "wordpiece"])
 def test_a_word_of_200_kb_teaches_what_its_parts_teach(algorithm):
-    # The trainers' time grows with the square of a word's length: this one took a minute.
-    whole, parts = (
+    # The training time is quadratic in the length of a word.
+    full, parts = (
         train_tokenizer(texts, "roberta", algorithm, SIZE)
         for texts in (["a" * 200_000], [["a" * 10_000] * 20])
     )
-    assert whole.get_vocab() == parts.get_vocab()
+    assert full.get_vocab() == parts.get_vocab()
 
 
 def test_texts_are_cut_within_long_words_only():
@@ -235,5 +237,5 @@ def test_texts_are_cut_within_long_words_only():
 @pytest.mark.parametrize("longest", ["512", [512], None, True, float("nan"), -1])
 def test_a_tokenizer_whose_longest_input_is_no_length_is_refused(longest):
     tokenizer = SimpleNamespace(model_max_length=longest, name_or_path="mine")
-    with pytest.raises(UsageError, match="'mine' has model_max_length .* is no length"):
+    with pytest.raises(UsageError, match="'mine' has model_max_length .* is not a valid length"):
         check_vocabulary(tokenizer, SimpleNamespace(vocab_size=9))

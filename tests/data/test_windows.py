@@ -1,4 +1,4 @@
-"""Windows of rows and streams: which tokens a step gets, as a function of the step alone."""
+"""Windows of rows, and continuous streams: the tokens of each step as a function of the step."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ def test_a_step_gets_the_next_window_of_the_same_rows():
     batches = WindowBatches(rows, batch_size=3, seed=1, windows=4)
     assert len(batches) == 12
     for epoch in range(2):
-        seen = []
+        visited = []
         for sequence in range(3):
             first = epoch * 12 + sequence * 4
             parts = [batches[step] for step in range(first, first + 4)]
             order, valid = batches.indices(first)
-            whole = rows.fetch(order)
+            full = rows.fetch(order)
             ids = np.concatenate([part["input_ids"] for part in parts], 1)
-            assert np.array_equal(ids, whole["input_ids"])
+            assert np.array_equal(ids, full["input_ids"])
             assert [part["fresh"].all() for part in parts] == [True, False, False, False]
             assert all(np.array_equal(part["valid"], valid) for part in parts)
             assert (parts[0]["previous_ids"] == -1).all()
-            for before, after in zip(parts, parts[1:], strict=False):
-                assert np.array_equal(after["previous_ids"], before["input_ids"][:, -1])
-                assert np.array_equal(before["next_ids"], after["input_ids"][:, 0])
-            assert np.array_equal(parts[-1]["next_ids"], whole["next_ids"])
-            seen += order[valid].tolist()
-        assert sorted(seen) == list(range(7))
+            for previous, following in zip(parts, parts[1:], strict=False):
+                assert np.array_equal(following["previous_ids"], previous["input_ids"][:, -1])
+                assert np.array_equal(previous["next_ids"], following["input_ids"][:, 0])
+            assert np.array_equal(parts[-1]["next_ids"], full["next_ids"])
+            visited += order[valid].tolist()
+        assert sorted(visited) == list(range(7))
     assert not np.array_equal(batches.indices(0)[0], batches.indices(12)[0])
 
 
 def test_nothing_follows_the_last_token_of_a_short_row():
     rows = packed(8 + 4, 8)  # the second row has four tokens
     batches = WindowBatches(rows, batch_size=2, seed=0, windows=2)
-    place = batches.indices(0)[0].tolist().index(1)
+    position = batches.indices(0)[0].tolist().index(1)
     first, second = batches[0], batches[1]
-    assert first["next_ids"][place] == -1
-    assert (second["segment_ids"][place] == 0).all()
+    assert first["next_ids"][position] == -1
+    assert (second["segment_ids"][position] == 0).all()
 
 
 def test_streams_read_on_and_begin_anew_at_the_end_of_the_text():
@@ -58,21 +58,22 @@ def test_streams_read_on_and_begin_anew_at_the_end_of_the_text():
     numbers = np.stack([order for order, _ in read])
     valid = np.stack([real for _, real in read])
     text = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, None, None]
-    for place in range(3):
-        found = [
-            int(n) if v else None for n, v in zip(numbers[:, place], valid[:, place], strict=True)
+    for position in range(3):
+        actual = [
+            int(n) if v else None
+            for n, v in zip(numbers[:, position], valid[:, position], strict=True)
         ]
-        assert found == text[place * 4 :] + text[: place * 4]
+        assert actual == text[position * 4 :] + text[: position * 4]
     first, second = batches[0], batches[1]
     assert first["fresh"].tolist() == [True, False, False]
     assert first["previous_ids"].tolist() == [-1, 115, 131]
     assert np.array_equal(second["previous_ids"], first["input_ids"][:, -1])
-    again = batches[8]  # the second place has read the two rows that are not there
+    again = batches[8]  # the second position has passed the two missing rows
     assert again["fresh"].tolist() == [False, True, False] and again["previous_ids"][1] == -1
 
 
 def test_images_have_no_stream():
     images = ByteArrayRows.__new__(ByteArrayRows)
-    images.images = np.zeros((4, 2))
-    with pytest.raises(UsageError, match="rows have nothing to do with each other"):
+    images.arrays = np.zeros((4, 2))
+    with pytest.raises(UsageError, match="rows are independent"):
         ContinuousBatches(images, 2, 0)

@@ -109,7 +109,7 @@ def test_a_worker_that_dies_while_tokenising_is_named_and_nothing_half_done_is_k
     tokenizer = train_tokenizer([], "vq_transformer", "bytes")
     dataset = Dataset.from_dict({"text": [f"text {i}" for i in range(400)]})
 
-    monkeypatch.setattr(tokenize, "_run", killers.kill)
+    monkeypatch.setattr(tokenize, "_encode_in_worker", killers.kill)
     with pytest.raises(DataError, match="tokenization process died.*fewer"):
         tokenize.tokenize(dataset, tokenizer, "text", cache_dir=tmp_path, num_proc=2)
     assert [p for p in tmp_path.iterdir() if p.suffix != ".lock"] == []

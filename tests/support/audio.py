@@ -1,4 +1,4 @@
-"""Small sounds: words of tones, each tone a letter, in files of their own."""
+"""Short audio files: words of tones, one tone per letter."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 SAMPLING_RATE = 16000
-#: The tones of a letter, in hertz.
+#: Tones of each letter, in Hz.
 LETTER_TONES = {"a": (300, 900), "b": (500, 1500), "c": (800, 2200), "d": (400, 3000)}
 
 
 def synthesize_word(word: str, seed: int = 0, seconds: float = 0.06) -> np.ndarray:
-    """Return the samples of a word: a tone a letter, a little noise, silence between letters."""
+    """Returns the samples of a word: one tone per letter, some noise, silence between letters."""
     random, time = (
         np.random.default_rng(seed),
         np.arange(round(SAMPLING_RATE * seconds)) / SAMPLING_RATE,
@@ -30,7 +30,7 @@ def synthesize_word(word: str, seed: int = 0, seconds: float = 0.06) -> np.ndarr
 def write_words(
     folder: Path, count: int, seed: int = 0, longest: int = 8, seconds: float = 0.06
 ) -> list[str]:
-    """Write sounds of random words into ``folder``; the words by the number of the file."""
+    """Writes audio of random words into `folder`, and returns the words by file number."""
     soundfile = pytest.importorskip("soundfile")
     random = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,15 +45,15 @@ def write_words(
 
 
 def write_bad_audio(folder: Path) -> dict[str, str]:
-    """Write files that are no sound to train on, and say what is told of each."""
+    """Writes invalid audio files, and returns the expected reason for each."""
     soundfile = pytest.importorskip("soundfile")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "text.wav").write_text("no sound")
+    (folder / "text.wav").write_text("not audio")
     (folder / "zero.wav").write_bytes(b"")
     soundfile.write(folder / "none.wav", np.zeros(0, np.float32), SAMPLING_RATE)
     soundfile.write(folder / "short.wav", np.zeros(500, np.float32), SAMPLING_RATE)
     return {
-        "text.wav": "no sound of a known kind",
+        "text.wav": "unsupported audio format",
         "zero.wav": "it is empty",
         "none.wav": "it is empty",
         "short.wav": "0.0312 seconds, less than 0.1",

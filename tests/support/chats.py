@@ -1,4 +1,4 @@
-"""Conversations about opposites, a tokenizer that knows them, and chat templates."""
+"""Conversations about opposites, a tokenizer for them, and chat templates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPPOSITES = {
     "dark": "light",
     "fast": "slow",
 }
-#: ChatML, where the end of a turn is the assistant's too.
+#: ChatML. The end of a turn belongs to the assistant's message.
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
     "{% if message.role == 'assistant' %}"
@@ -26,7 +26,7 @@ TEMPLATE = (
     "{% else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-#: The same without marks, and with the end of a turn outside of them.
+#: Without generation tags, and with the end of a turn outside of them.
 PLAIN_TEMPLATE = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 OPEN_TEMPLATE = TEMPLATE.replace(
     "{{ message.content + '<|im_end|>' }}{% endgeneration %}",
@@ -40,19 +40,19 @@ def turn(role: str, content: str) -> dict[str, str]:
 
 
 def conversations(count: int, seed: int = 0) -> list[list[dict[str, str]]]:
-    """Made conversations of one to three questions, a third of them with a system's turn."""
-    draw, made = random.Random(seed), []
+    """Returns conversations of one to three questions, a third of them with a system message."""
+    draw, created = random.Random(seed), []
     for number in range(count):
         messages = [turn("system", "be short")] if number % 3 == 0 else []
         for word in draw.sample(sorted(OPPOSITES), draw.randint(1, 3)):
-            asked = f"what is not {word}" if draw.random() < 0.5 else f"not {word} is ?"
-            messages += [turn("user", asked), turn("assistant", OPPOSITES[word])]
-        made.append(messages)
-    return made
+            requested = f"what is not {word}" if draw.random() < 0.5 else f"not {word} is ?"
+            messages += [turn("user", requested), turn("assistant", OPPOSITES[word])]
+        created.append(messages)
+    return created
 
 
 def pairs(count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Prompts with completions, as texts."""
+    """Returns prompts with completions, as texts."""
     return [
         {"prompt": f"{chat[-2]['content']} :", "completion": f" {chat[-1]['content']}"}
         for chat in conversations(count, seed)
@@ -60,10 +60,10 @@ def pairs(count: int, seed: int = 0) -> list[dict[str, str]]:
 
 
 def write_tokenizer(folder: Path, template: str | None = TEMPLATE, family: str = "gpt2") -> Path:
-    """Train a tokenizer on conversations, and give it the tokens and a template of ChatML."""
+    """Trains a tokenizer on conversations, with the special tokens and a template of ChatML."""
     from hfseq.data.tokenizers import train_tokenizer
 
-    texts = [f"{one['role']}\n{one['content']}" for chat in conversations(100) for one in chat]
+    texts = [f"{item['role']}\n{item['content']}" for chat in conversations(100) for item in chat]
     tokenizer = train_tokenizer(texts, family, vocab_size=300, min_frequency=1)
     tokenizer.add_tokens(["<|im_start|>", END_TOKEN], special_tokens=True)
     tokenizer.chat_template = template
@@ -72,5 +72,5 @@ def write_tokenizer(folder: Path, template: str | None = TEMPLATE, family: str =
 
 
 def write_lines(path: Path, examples: Iterable[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(f"{json.dumps(one)}\n" for one in examples))
+    path.write_text("".join(f"{json.dumps(item)}\n" for item in examples))
     return path

@@ -1,4 +1,4 @@
-"""Pictures of digits, drawn with Pillow's own font: a folder for each class."""
+"""Images of digits, drawn with Pillow's font, with one directory per class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLASSES = ("0", "1", "2", "3")
 
 
 def draw_digits(folder: Path, count: int, seed: int = 0, size: int = 32) -> Path:
-    """Write ``count`` pictures of each class into folders of ``folder``."""
+    """Writes `count` images of each class into subdirectories of `folder`."""
     image = pytest.importorskip("PIL.Image")
     from PIL import ImageDraw, ImageFont
 
@@ -20,24 +20,24 @@ def draw_digits(folder: Path, count: int, seed: int = 0, size: int = 32) -> Path
         (folder / name).mkdir(parents=True, exist_ok=True)
         for number in range(count):
             picture = image.new("L", (size, size), int(random.integers(0, 80)))
-            place = size * random.integers(6, 11) // 32, size * random.integers(2, 6) // 32
+            index = size * random.integers(6, 11) // 32, size * random.integers(2, 6) // 32
             font = ImageFont.load_default(size=int(size * random.integers(20, 24)) // 32)
             ink = int(random.integers(150, 255))
-            ImageDraw.Draw(picture).text(tuple(map(int, place)), name, fill=ink, font=font)
+            ImageDraw.Draw(picture).text(tuple(map(int, index)), name, fill=ink, font=font)
             picture.save(folder / name / f"{number}.png")
     return folder
 
 
 def write_bad_images(folder: Path) -> dict[str, str]:
-    """Write pictures that cannot be read as one, and say what is told of each."""
+    """Writes unreadable images, and returns the expected reason for each."""
     image = pytest.importorskip("PIL.Image")
     folder.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
-    (folder / "text.png").write_text("no picture")
+    (folder / "text.png").write_text("not an image")
     (folder / "empty.png").write_bytes(b"")
     image.fromarray(noise).save(folder / "whole.jpg")
-    whole = (folder / "whole.jpg").read_bytes()
-    (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    full = (folder / "whole.jpg").read_bytes()
+    (folder / "cut.jpg").write_bytes(full[: len(full) // 2])
     (folder / "whole.jpg").unlink()
     frames = [image.fromarray(np.roll(noise, shift, 0)) for shift in range(3)]
     frames[0].save(folder / "moving.gif", save_all=True, append_images=frames[1:])
@@ -45,23 +45,23 @@ def write_bad_images(folder: Path) -> dict[str, str]:
     image.fromarray(deep).save(folder / "deep.png")
     write_bomb(folder / "bomb.png", 40_000, 25_000)
     return {
-        "text.png": "no picture of a known kind",
-        "empty.png": "no picture of a known kind",
+        "text.png": "unsupported image format",
+        "empty.png": "unsupported image format",
         "cut.jpg": "truncated",
         "moving.gif": "3 frames",
-        "deep.png": "more than 8 bits",
+        "deep.png": "more than 8 bits per channel",
         "bomb.png": "40000 x 25000 pixels",
     }
 
 
 def write_bomb(path: Path, width: int, height: int) -> None:
-    """Write a PNG of so many pixels, which is small as a file."""
+    """Writes a small PNG file with many pixels."""
     import struct
     import zlib
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        check = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + check
+    def chunk(case: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(case + data))
+        return struct.pack(">I", len(data)) + case + data + check
 
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     packed = zlib.compress(b"\0" * ((width // 8 + 1) * 1000))
