@@ -1,4 +1,4 @@
-"""What docs/architecture.md promises about rooms and imports."""
+"""The rules of docs/architecture.md about packages and imports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOMS = (
     *("errors", "plugins", "checkpoints", "nn", "generation", "modeling", "data", "pipelines"),
     *("objectives", "reports", "training", "testing", "v4", "cli"),
 )
-#: Rooms and files that the command line loads to answer ``--help``.
+#: Files that the command line imports for ``--help``.
 LIGHT = [
     *(ROOT / "hfseq" / "errors.py", ROOT / "hfseq" / "__init__.py"),
     *(
@@ -37,16 +37,16 @@ HEAVY = ("jax", "flax", "optax", "orbax", "transformers", "datasets", "torch", "
 
 
 def imports(path: Path, everywhere: bool = True) -> set[str]:
-    """The modules that a file imports; without ``everywhere`` those at its top level only."""
+    """Returns the modules that a file imports, or only those at the top level."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = ast.walk(tree) if everywhere else _top_level(tree)
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            modules |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
 
 
 def _top_level(tree: ast.Module) -> Iterator[ast.AST]:
@@ -75,17 +75,17 @@ def test_the_library_has_the_rooms_that_the_documentation_lists_in_that_order():
 
 def test_imports_run_down_the_order_of_rooms_and_in_no_circle():
     pytest.importorskip("importlinter")
-    # A process of its own: its console holds on to the standard output that it finds.
+    # Run in a separate process: its console keeps a reference to standard output.
     code = "import sys; from importlinter import cli; sys.exit(cli.lint_imports(no_cache=True))"
     folders = os.pathsep.join((str(ROOT), str(ROOT / "plugins")))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": folders},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_plugins_use_only_what_a_third_party_can_use():
             {
                 *("hfseq/testing/torch.py", "hfseq/checkpoints/files.py"),
                 "hfseq/v4/pytorch_utils.py",
-                "hfseq/cli/consumers.py",  # which hfseq starts and never imports
-                # shipped with checkpoints, imported by Transformers alone
+                "hfseq/cli/consumers.py",  # run in a subprocess, never imported
+                # saved with checkpoints, imported only by Transformers
                 *(f"{TWIN}/{name}_vq_transformer.py" for name in ("attention", "codebook")),
                 *(f"{TWIN}/{name}_vq_transformer.py" for name in ("layers", "modeling", "state")),
             },
@@ -130,7 +130,7 @@ def test_plugins_use_only_what_a_third_party_can_use():
             "jax._src",
             {
                 "hfseq/training/processes.py",
-                "hfseq/training/described.py",
+                "hfseq/training/aot.py",
                 "hfseq/nn/kernels/cudnn.py",
             },
         ),

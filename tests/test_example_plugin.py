@@ -1,4 +1,4 @@
-"""The example of an architecture in the documentation: one file, used as ``hfseqfile.py``."""
+"""The example architecture of the documentation, used as ``hfseqfile.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags from dataclasses: help and mistakes."""
+"""Flags from dataclasses: help and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hfseq.training.arguments import flag_names, make_parser, parse_flags
 
 @dataclass
 class Some:
-    """A flag of each kind."""
+    """A flag of each type."""
 
     run_name: str = field(metadata={"help": "What it is called."})
     save_steps: int = option(500, "How often.")

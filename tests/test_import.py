@@ -1,4 +1,4 @@
-"""What ``import hfseq`` offers, and what it does not import."""
+"""The public names of hfseq, and modules that ``import hfseq`` does not import."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HEAVY = {"jax", "flax", "torch", "transformers", "datasets", "numpy", "pluggy"}
 
 
 def run(code: str, *flags: str) -> str:
-    """Run ``code`` in a fresh interpreter and return what it prints."""
+    """Runs ``code`` in a new interpreter and returns its output."""
     command = [sys.executable, *flags, "-c", code]
     folders = os.pathsep.join((str(ROOT), str(ROOT / "plugins")))
     environment = {**os.environ, "PYTHONPATH": folders}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_importing_hfseq_imports_no_heavy_module():
@@ -108,7 +108,7 @@ def test_a_star_import_is_harmless():
     run("from hfseq import *")
 
 
-#: Loads what ``code`` loads and prints the modules of architectures among it, and the families.
+#: Program that runs ``code`` and prints the imported architecture modules and the families.
 LOADED = """
 import sys
 {code}
@@ -200,5 +200,5 @@ def test_flax_imports_after_hfseq_which_prepares_jax_first():
         "from flax import nnx; nnx.Module\n"
         "import flax; print('hfseq' in type(flax.__loader__).__module__)"
     )
-    # Its module exists, nothing in it has run yet; asking whether flax is there imports nothing.
+    # The module exists but has not been executed: checking for flax does not import it.
     assert run(code).split() == ["True", "False", "False"]

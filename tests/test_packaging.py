@@ -1,4 +1,4 @@
-"""The distribution: what ``setup.cfg`` lists, and a wheel built from it."""
+"""The packages in ``setup.cfg``, and a wheel that is built from it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def listed(section: str, option: str) -> list[str]:
 
 
 def packages_on_disk() -> set[str]:
-    found = set()
+    paths = set()
     for root, name in ((ROOT, "hfseq"), (ROOT / "plugins", "hfseq_plugins")):
         for file in (root / name).rglob("*.py"):
-            found.add(".".join(file.parent.relative_to(root).parts))
-    return found
+            paths.add(".".join(file.parent.relative_to(root).parts))
+    return paths
 
 
 def data_files() -> set[Path]:
-    found = {path for path in (ROOT / "hfseq").rglob("*") if path.is_file()}
-    return {path for path in found if path.suffix != ".py" and "__pycache__" not in path.parts}
+    paths = {path for path in (ROOT / "hfseq").rglob("*") if path.is_file()}
+    return {path for path in paths if path.suffix != ".py" and "__pycache__" not in path.parts}
 
 
 def test_every_package_on_disk_is_listed():
@@ -44,7 +44,7 @@ def test_every_package_on_disk_is_listed():
 
 @pytest.mark.parametrize("package", sorted(packages_on_disk()))
 def test_every_package_has_an_init_file(package):
-    # a namespace package is importable from a checkout and easily lost in an installation
+    # a namespace package works in a source tree but may be missing in an installation
     root = ROOT / "plugins" if package.startswith("hfseq_plugins") else ROOT
     assert (root / Path(*package.split(".")) / "__init__.py").is_file()
 
@@ -54,7 +54,9 @@ def test_every_in_tree_plugin_has_an_entry_point():
         map(str.strip, line.split("=")) for line in listed("options.entry_points", "hfseq")
     )
     on_disk = {name for name in packages_on_disk() if name.count(".") == 1 and "plugins." in name}
-    assert on_disk - set(points.values()) == {"hfseq_plugins.decoder"}  # what Llama's kind shares
+    assert on_disk - set(points.values()) == {
+        "hfseq_plugins.decoder"
+    }  # shared by Llama-like families
     assert set(points.values()) <= on_disk
 
 
@@ -93,7 +95,7 @@ def test_the_version_is_that_of_the_package():
 def test_the_wheel_has_every_module_and_finds_its_plugins(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    # setuptools is here already, so the build needs no network
+    # setuptools is installed, so the build needs no network
     build = [
         *pip,
         "wheel",
@@ -115,13 +117,13 @@ def test_the_wheel_has_every_module_and_finds_its_plugins(tmp_path):
     subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True)
     environment = {**os.environ, "PYTHONPATH": str(target)}
     for command in ("env", "plugins"):
-        done = run_in(tmp_path, environment, "-m", "hfseq.cli", command)
-        assert "bert" in done and "error" not in done
+        process = run_in(tmp_path, environment, "-m", "hfseq.cli", command)
+        assert "bert" in process and "error" not in process
     train_with(tmp_path, environment)
 
 
 def train_with(folder: Path, environment: dict[str, str]) -> None:
-    """Train with what is installed, by scripts that were copied out of the tree."""
+    """Trains with the installed package, by scripts that were copied from the source tree."""
     for name in ("train_tokenizer.py", "run_mlm_flax.py"):
         shutil.copy(ROOT / "scripts" / name, folder)
     (folder / "corpus.txt").write_text("the wheel turns without the tree\n" * 40, encoding="utf-8")
@@ -147,11 +149,11 @@ def train_with(folder: Path, environment: dict[str, str]) -> None:
 
 
 def run_in(folder: Path, environment: dict[str, str], *command: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 @pytest.mark.slow
@@ -177,11 +179,11 @@ def test_the_licence_is_apache_2_everywhere():
 
 
 def test_the_citation_has_what_its_format_asks_for_and_the_version():
-    found = citation()
-    assert {"cff-version", "title", "message", "authors"} <= set(found)
-    assert found["cff-version"] == "1.2.0" and found["type"] == "software"
-    assert all(author["name"] for author in found["authors"])
-    assert found["version"] == hfseq.__version__
+    metadata = citation()
+    assert {"cff-version", "title", "message", "authors"} <= set(metadata)
+    assert metadata["cff-version"] == "1.2.0" and metadata["type"] == "software"
+    assert all(author["name"] for author in metadata["authors"])
+    assert metadata["version"] == hfseq.__version__
 
 
 def citation() -> dict:
@@ -208,7 +210,7 @@ def test_what_the_contributing_guide_names_exists():
 
 
 def copy(folder: Path) -> Path:
-    """Copy the sources: setuptools leaves build products beside them."""
+    """Copies the sources, because setuptools writes build files next to them."""
     target = folder / "source"
     target.mkdir()
     texts = ("LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md")

@@ -1,4 +1,4 @@
-"""Importing, loading, calling and saving never import PyTorch, with and without it installed."""
+"""Importing, loading, calling and saving never import PyTorch, whether it is installed or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Makes torch look absent: nothing finds it, and importing it fails.
+#: Hides torch: it is not found, and importing it fails.
 BLOCKER = """
 import importlib.util, sys
 
@@ -64,7 +64,7 @@ def test_everything_works_where_torch_cannot_be_imported(tmp_path):
 
 
 def test_hfseq_itself_never_asks_for_torch(tmp_path):
-    """With torch installed, transformers may import it; no frame of hfseq may be what asks."""
+    """Transformers may import an installed torch, but hfseq must not."""
     pytest.importorskip("torch")
     watcher = """
 import builtins, sys

@@ -286,7 +286,7 @@ def files_to_push(
         yield name, path
 
 
-# -- pushing as training goes
+# -- background pushes during training
 
 
 class BackgroundPusher:
@@ -430,7 +430,7 @@ def push_command(
     return shlex.join([*words, *["--hub_private_repo"] * private, *["--checkpoint"] * checkpoint])
 
 
-# -- time-outs, trying again, and saying what went wrong
+# -- timeouts, retries and error messages
 
 
 def set_timeout(seconds: float) -> None:

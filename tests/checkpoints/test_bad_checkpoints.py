@@ -1,4 +1,4 @@
-"""from_pretrained of what is damaged, incomplete or of another architecture."""
+"""Loading damaged and incomplete checkpoints, and those of other architectures."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def test_checkpoint_of_another_architecture(saved):
     rewrite_tensors(
         saved / "model.safetensors", lambda _: {"h.0.ln_1.weight": np.ones(3, np.float32)}
     )
-    with pytest.raises(
-        WeightsError, match=r"no tensor of FlaxBertForMaskedLM .*h\.0"
-    ):
+    with pytest.raises(WeightsError, match=r"no tensor of FlaxBertForMaskedLM .*h\.0"):
         FlaxBertForMaskedLM.from_pretrained(saved)
 
 
@@ -62,12 +60,12 @@ def test_another_family_of_the_same_shape_is_not_taken(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["int64", "int8", "float8_e4m3fn", "float8_e5m2"])
 def test_wrong_types_are_named(saved, dtype):
-    kind = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
+    numpy_dtype = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
 
     def change(tensors):
         tensors["bert.pooler"] = np.zeros(2, np.float32)
         name = "cls.predictions.transform.dense.bias"
-        tensors[name] = tensors[name].astype(kind)
+        tensors[name] = tensors[name].astype(numpy_dtype)
 
     rewrite_tensors(saved / "model.safetensors", change)
     with pytest.raises((WeightsError, CheckpointError)) as error:

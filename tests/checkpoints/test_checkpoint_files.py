@@ -1,4 +1,4 @@
-"""Weight files: what can be read, what is refused and how, and saves that lose nothing old."""
+"""Reading valid and damaged weight files, and atomic saves."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_tensors_are_read_whole_and_by_slices(tmp_path, dtype):
     write(tmp_path, {"a": values})
     tensor = opened(tmp_path).tensors["a"]
     assert (tensor.shape, tensor.dtype) == ((4, 6), np.dtype(dtype).name)
-    whole, part = tensor.read(...), tensor.read((slice(1, 3), slice(None)))
-    assert whole.dtype == part.dtype == dtype
-    assert np.array_equal(whole, values) and np.array_equal(part, values[1:3])
+    full, part = tensor.read(...), tensor.read((slice(1, 3), slice(None)))
+    assert full.dtype == part.dtype == dtype
+    assert np.array_equal(full, values) and np.array_equal(part, values[1:3])
 
 
 def test_scalars_are_read(tmp_path):
@@ -60,8 +60,8 @@ def test_whole_tensors_leave_no_pages_of_the_file_in_memory(tmp_path):
     tensors = opened(tmp_path).tensors
     assert sum(tensor.read(...).sum() for tensor in tensors.values()) == 4_000_000
     maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
-    ours = [one for one in maps if str(tmp_path) in one]
-    resident = sum(int(kb) for one in ours for kb in re.findall(r"^Rss: +(\d+)", one, flags=re.M))
+    ours = [line for line in maps if str(tmp_path) in line]
+    resident = sum(int(kb) for line in ours for kb in re.findall(r"^Rss: +(\d+)", line, flags=re.M))
     assert ours and resident < 1_000  # of 16,000 kB
 
 
@@ -69,15 +69,17 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path):
     write(tmp_path, ONE)
     tensor = opened(tmp_path).tensors["a"]
     os.truncate(tmp_path / files.SAFETENSORS, 80)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors was truncated while it was read"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors was truncated while it was read"
+    ):
         tensor.read(...)
 
 
 def test_msgpack_wins_over_safetensors(tmp_path):
     write(tmp_path, ONE)
     files.write_msgpack(tmp_path, {("b", "kernel"): ONE["a"]}, "5GB")
-    found = opened(tmp_path)
-    assert found.native and list(found.tensors) == ["b.kernel"]
+    opened_weights = opened(tmp_path)
+    assert opened_weights.native and list(opened_weights.tensors) == ["b.kernel"]
 
 
 def test_format_flax_has_native_names(tmp_path):
@@ -180,8 +182,8 @@ def test_damaged_msgpack_is_named(tmp_path, data):
 
 def test_truncated_msgpack_is_named(tmp_path):
     files.write_msgpack(tmp_path, {("a",): ONE["a"]}, "5GB")
-    whole = (tmp_path / files.MSGPACK).read_bytes()
-    (tmp_path / files.MSGPACK).write_bytes(whole[:-4])
+    full = (tmp_path / files.MSGPACK).read_bytes()
+    (tmp_path / files.MSGPACK).write_bytes(full[:-4])
     with pytest.raises(CheckpointError, match=r"flax_model\.msgpack is damaged"):
         opened(tmp_path)
 
@@ -189,8 +191,8 @@ def test_truncated_msgpack_is_named(tmp_path):
 # -- shards ----------------------------------------------------------------------------------------
 
 
-def index(path: Path, where: object) -> None:
-    (path / files.SAFETENSORS_INDEX).write_text(json.dumps({"weight_map": where}))
+def index(path: Path, weight_map: object) -> None:
+    (path / files.SAFETENSORS_INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
 def test_shards_are_read_together(tmp_path):
@@ -216,7 +218,9 @@ def test_missing_shard_is_named(tmp_path):
 def test_shard_of_another_save_is_noticed(tmp_path):
     write(tmp_path, ONE, "one.safetensors")
     index(tmp_path, {"a": "one.safetensors", "b": "one.safetensors"})
-    with pytest.raises(CheckpointError, match=r"lists b in .*one\.safetensors, which does not contain it"):
+    with pytest.raises(
+        CheckpointError, match=r"lists b in .*one\.safetensors, which does not contain it"
+    ):
         opened(tmp_path)
 
 
@@ -286,26 +290,26 @@ def test_full_disk_leaves_the_old_files_and_nothing_else(tmp_path, monkeypatch, 
     import safetensors.numpy
 
     save(tmp_path, MANY, limit)
-    before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}
-    written = []
+    files_before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}
+    written_files = []
 
     def full(tensors, path, metadata=None):
         Path(path).write_bytes(b"half")
-        written.append(path)
-        if len(written) == (3 if limit == 64 else 1):
+        written_files.append(path)
+        if len(written_files) == (3 if limit == 64 else 1):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(safetensors.numpy, "save_file", full)
     with pytest.raises(CheckpointError, match="No space left.*unchanged: free disk space"):
         save(tmp_path, MANY, limit)
-    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
+    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == files_before
 
 
 def test_interrupt_leaves_the_old_files_and_nothing_else(tmp_path, monkeypatch):
     import safetensors.numpy
 
     save(tmp_path, MANY)
-    before = names(tmp_path)
+    files_before = names(tmp_path)
 
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
@@ -313,7 +317,7 @@ def test_interrupt_leaves_the_old_files_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(safetensors.numpy, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, MANY)
-    assert names(tmp_path) == before
+    assert names(tmp_path) == files_before
 
 
 KILLED = """
@@ -343,17 +347,17 @@ def test_kill_in_the_middle_of_a_save_loses_nothing(tmp_path):
     assert result.returncode == -signal.SIGKILL
     tensors = opened(tmp_path).tensors
     assert all(np.array_equal(tensors[name].read(...), MANY[name]) for name in MANY)
-    save(tmp_path, MANY, 64)  # and the next save sweeps up what the killed one left
+    save(tmp_path, MANY, 64)  # the next save removes the leftovers of the killed one
     assert not [name for name in names(tmp_path) if name.startswith(".")]
 
 
 def test_shards_are_loaded_one_at_a_time(tmp_path):
-    asked = []
+    requested = []
 
     def load(keys):
-        asked.append(list(keys))
+        requested.append(list(keys))
         return {key: MANY[key] for key in keys}
 
     with files.staging_directory(tmp_path) as stage:
         files.write_safetensors(stage, dict.fromkeys(MANY, 64), load, 128, {"format": "pt"})
-    assert asked == [["t0", "t1"], ["t2", "t3"], ["t4"]]
+    assert requested == [["t0", "t1"], ["t2", "t3"], ["t4"]]

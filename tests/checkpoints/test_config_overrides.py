@@ -1,4 +1,4 @@
-"""Changes to a configuration by flag, with what follows from them."""
+"""Configuration overrides by flag, and the attributes that are derived from them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hfseq.errors import UsageError
 
 
 def test_values_have_their_types():
-    found = parse_overrides("a=1,b=gelu,c=0.5,d=false,e=null")
-    assert found == {"a": 1, "b": "gelu", "c": 0.5, "d": False, "e": None}
+    overrides = parse_overrides("a=1,b=gelu,c=0.5,d=false,e=null")
+    assert overrides == {"a": 1, "b": "gelu", "c": 0.5, "d": False, "e": None}
     assert parse_overrides(None) == {}
     assert parse_overrides("a=[1,2],b=3,c=[]") == {"a": [1, 2], "b": 3, "c": []}
 

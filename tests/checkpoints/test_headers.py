@@ -1,4 +1,4 @@
-"""Headers of weight files: what they say, and what is wrong with a damaged one."""
+"""Headers of valid and damaged weight files."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_both_formats_say_the_same_of_the_same_tensors(tmp_path):
 
     flat = {"a.kernel": TREE["a"]["kernel"], "a.0": TREE["a"]["0"], "b": TREE["b"]}
     save_file(flat, tmp_path / "model.safetensors", {"format": "pt"})
-    one = read_header(tmp_path / "model.safetensors")
-    other = read_header(msgpack(tmp_path / "flax_model.msgpack", TREE))
-    known = {("a.kernel", "F32", (3, 4)), ("a.0", "BF16", (300, 40)), ("b", "I32", ())}
-    for header in (one, other):
-        assert {(t.name, t.dtype_code, t.shape) for t in header.tensors} == known
+    safetensors_header = read_header(tmp_path / "model.safetensors")
+    msgpack_header = read_header(msgpack(tmp_path / "flax_model.msgpack", TREE))
+    expected = {("a.kernel", "F32", (3, 4)), ("a.0", "BF16", (300, 40)), ("b", "I32", ())}
+    for header in (safetensors_header, msgpack_header):
+        assert {(t.name, t.dtype_code, t.shape) for t in header.tensors} == expected
         assert header.problems == []
-    assert (one.native, other.native) == (False, True)
-    assert one.metadata == {"format": "pt"}
+    assert (safetensors_header.native, msgpack_header.native) == (False, True)
+    assert safetensors_header.metadata == {"format": "pt"}
 
 
 def test_values_are_where_the_header_says(tmp_path):
@@ -101,8 +101,8 @@ def test_every_cut_of_a_msgpack_file_is_a_problem_and_no_crash(tmp_path):
     for length in range(len(content)):
         path.write_bytes(content[:length])
         assert read_header(path).problems, length
-    for place in range(len(content)):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :])
+    for offset in range(len(content)):
+        path.write_bytes(content[:offset] + bytes([content[offset] ^ 0xFF]) + content[offset + 1 :])
         read_header(path)
     path.write_bytes(content + b"\x00")
     assert "1 bytes follow the tree" in read_header(path).problems[0]

@@ -1,4 +1,4 @@
-"""Pushing: the real client against a local server that speaks the Hub's protocol."""
+"""Pushes with the real client to a local server that implements the protocol of the Hub."""
 
 from __future__ import annotations
 
@@ -177,8 +177,8 @@ def test_wrong_token_is_explained_and_never_shown(
     hub.fail("POST", CREATE, status=401, error=f"Invalid token {planted} and s3cr3t-token")
     with pytest.raises(HubError, match="hf auth login") as caught:
         push_folder(folder, "user/m", token="s3cr3t-token")
-    shown = str(caught.value) + "\n".join(r.getMessage() for r in caplog.records)
-    assert "s3cr3t-token" not in shown and planted not in shown
+    text = str(caught.value) + "\n".join(r.getMessage() for r in caplog.records)
+    assert "s3cr3t-token" not in text and planted not in text
 
 
 def test_unreachable_hub_is_explained(
@@ -213,8 +213,8 @@ def test_a_snapshot_of_the_cache_is_published_through_its_links(
 ) -> None:
     blob = tmp_path / "models--a--b" / "blobs" / "0a1b"
     snapshot = tmp_path / "models--a--b" / "snapshots" / "1234"
-    for place in (blob.parent, snapshot):
-        place.mkdir(parents=True)
+    for directory in (blob.parent, snapshot):
+        directory.mkdir(parents=True)
     blob.write_text('{"model_type": "bert"}')
     (snapshot / "config.json").symlink_to("../../blobs/0a1b")
     push_folder(snapshot, "user/m")

@@ -1,4 +1,4 @@
-"""Pushing while training goes on: snapshots, a thread, and failures that stop nothing."""
+"""Background pushes: snapshots, the thread, and failures that do not stop training."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def folder(model_folder: Path) -> Path:
 
 
 def test_background_push_does_not_wait_for_the_upload(hub: FakeHub, folder: Path) -> None:
-    held = hub.fail("POST", COMMIT, action="hold")
+    fault = hub.fail("POST", COMMIT, action="hold")
     pusher = BackgroundPusher(folder, "user/m")
     pusher.push("step 1")
-    assert held.met.wait(60) and commits(hub) == []
+    assert fault.met.wait(60) and commits(hub) == []
     hub.release.set()
     assert pusher.finish() is None
     assert commits(hub) == ["step 1"]
@@ -165,9 +165,9 @@ def test_finish_without_any_push_has_nothing_to_report(tmp_path: Path) -> None:
 
 
 def saved(folder: Path, step: int) -> None:
-    place = folder / "checkpoints" / str(step) / "state"
-    place.mkdir(parents=True)
-    (place / f"array-{step}").write_bytes(b"state" * step)
+    state_dir = folder / "checkpoints" / str(step) / "state"
+    state_dir.mkdir(parents=True)
+    (state_dir / f"array-{step}").write_bytes(b"state" * step)
 
 
 def on_the_hub(hub: FakeHub) -> set[str]:
@@ -217,4 +217,4 @@ def test_what_is_left_to_do_names_the_checkpoint_too(hub: FakeHub, folder: Path)
 @pytest.mark.slow
 def test_a_process_that_ends_does_not_wait_for_a_push_that_hangs(folder: Path) -> None:
     hang = "hub.push_folder = lambda *given, **options: time.sleep(600)"
-    assert "it hangs" in push_in_subprocess(folder, timeout=0.1, before=hang)
+    assert "it hangs" in push_in_subprocess(folder, timeout=0.1, setup=hang)

@@ -1,4 +1,4 @@
-"""A Hub, or a remote directory, that hangs: time-outs, what is left, and what goes on."""
+"""Timeouts for stalled transfers to the Hub and to remote directories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from tests.support.pushed_folder import commits, push_in_subprocess
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
-    pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux tells what moves"),
+    pytest.mark.skipif(
+        not Path("/proc/self/fd").is_dir(), reason="only Linux reports the traffic of connections"
+    ),
 ]
 COMMIT = "/commit/main"
 
@@ -41,19 +43,19 @@ def test_traffic_is_what_connections_move_but_those_of_the_processes_of_a_run(
 ) -> None:
     monkeypatch.setattr(network, "_ignored", frozenset())
     with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
+        with socket.create_connection(server.getsockname()) as client, server.accept()[0] as other:
             clock = iter(range(100))
             monkeypatch.setattr(network.time, "monotonic", lambda: next(clock))
             traffic = network.TrafficMonitor()
 
             def silence_after(size: int) -> float:
-                one.sendall(b"x" * size)
+                client.sendall(b"x" * size)
                 received = 0
                 while received < size:
                     received += len(other.recv(size))
                 return traffic.idle_seconds()
 
-            assert [silence_after(size) for size in (10, 10)] == [1, 2]  # a drip
+            assert [silence_after(size) for size in (10, 10)] == [1, 2]  # a trickling response
             assert silence_after(network.MIN_PROGRESS_BYTES) == 1
             network.ignore_open_connections()
             assert [silence_after(network.MIN_PROGRESS_BYTES) for _ in range(2)] == [2, 3]
@@ -63,7 +65,7 @@ def test_traffic_is_what_connections_move_but_those_of_the_processes_of_a_run(
     ("method", "path"),
     [
         ("POST", "/api/repos/create"),
-        ("GET", "/api/models/user/m$"),  # asked without any time-out, explicitly
+        ("GET", "/api/models/user/m$"),  # explicitly without timeouts
         ("POST", "/preupload/"),
         ("PUT", "/lfs-upload/"),
         ("POST", COMMIT),
@@ -107,7 +109,7 @@ def test_a_slow_large_upload_is_not_cut(hub: FakeHub, folder: Path) -> None:
 def test_a_process_ends_whose_upload_was_cut_in_its_second_part_and_then_hangs(
     hub: FakeHub, folder: Path
 ) -> None:
-    """Several files have a pool of threads, for which Python would wait."""
+    """Uploads of several files use a thread pool, for which Python would wait at exit."""
     (folder / "flax_model.msgpack").write_bytes(b"others" * 1000)
     hub.multipart_over, hub.part_size = 1000, 4000
     hub.fail("PUT", "/lfs-part/.*/2", action="cut")
@@ -120,13 +122,13 @@ def test_hfseq_push_ends_with_the_command_that_goes_on(
     hub: FakeHub, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.fail("POST", COMMIT, action="hang")
-    given = ["push", str(folder), "--hub_model_id", "user/m"]
-    assert cli.main([*given, "--hub_timeout", "0.2"]) == 1
+    command = ["push", str(folder), "--hub_model_id", "user/m"]
+    assert cli.main([*command, "--hub_timeout", "0.2"]) == 1
     error = capsys.readouterr().err
     assert "no network traffic for 0.2 s" in error
     assert f"hfseq push {folder} --hub_model_id user/m" in error
-    assert cli.main([*given, "--hub_timeout", "0"]) == 2
-    assert cli.main(given) == 0
+    assert cli.main([*command, "--hub_timeout", "0"]) == 2
+    assert cli.main(command) == 0
 
 
 @pytest.mark.parametrize(("method", "action"), [("HEAD", "hang"), ("GET", "drip")])
@@ -144,7 +146,7 @@ def test_a_download_that_hangs_is_left(
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """In-memory storage whose uploads wait for this event, and downloads too."""
+    """In-memory storage whose uploads and downloads wait for this event."""
     from fsspec.implementations.memory import MemoryFileSystem
 
     release = threading.Event()
@@ -152,9 +154,9 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     def until_released(name: str) -> None:
         original = getattr(MemoryFileSystem, name)
 
-        def waits(*given: object, **options: object) -> object:
+        def waits(*args: object, **options: object) -> object:
             release.wait(20)
-            return original(*given, **options)
+            return original(*args, **options)
 
         monkeypatch.setattr(MemoryFileSystem, name, waits)
 
@@ -173,7 +175,9 @@ def test_a_remote_directory_that_hangs_is_left_and_what_wakes_up_writes_no_more(
     (workspace.path / "config.json").write_text("{}")
     assert not workspace.push()
     assert "no network traffic" in caplog.text and "next save retries" in caplog.text
-    with pytest.raises(CheckpointError, match="files are kept in .*copy.*same command on this machine"):
+    with pytest.raises(
+        CheckpointError, match="files are kept in .*copy.*same command on this machine"
+    ):
         workspace.push(strict=True)
     with pytest.raises(CheckpointError, match="cannot read memory://.*same command.*resume"):
         workspace.pull()

@@ -1,4 +1,4 @@
-"""Finding files by repository name, and loading what was pushed with everybody's loaders."""
+"""Downloads by repository name, and loading of pushed models with other libraries."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_file_of_a_local_directory(model: Path) -> None:
 def test_file_by_repository_name(hub: FakeHub, model: Path) -> None:
     hub.seed("user/m", model)
     for name in ("config.json", "model.safetensors"):
-        path = resolve_file("user/m", name)
-        assert path and Path(path).read_bytes() == (model / name).read_bytes()
+        file = resolve_file("user/m", name)
+        assert file and Path(file).read_bytes() == (model / name).read_bytes()
     small = resolve_file("user/m", "config.json", subfolder="small")
     assert small and json.loads(Path(small).read_text())["model_type"] == "roberta"
     assert resolve_file("user/m", "absent.json") is None
@@ -114,8 +114,8 @@ def test_passing_fault_is_survived(
     hub.seed("user/m", model)
     fault = hub.fail(method, path, **how)
     for name in ("config.json", "model.safetensors"):
-        found = resolve_file("user/m", name)
-        assert found and Path(found).read_bytes() == (model / name).read_bytes()
+        file = resolve_file("user/m", name)
+        assert file and Path(file).read_bytes() == (model / name).read_bytes()
     assert fault.times == 0
 
 
@@ -138,10 +138,10 @@ def test_offline_serves_the_cache_and_explains_what_is_not_there(hub: FakeHub, m
     hub.seed("user/m", model)
     with pytest.raises(CheckpointError, match="not in the local cache"):
         resolve_file("user/m", "config.json", local_files_only=True)
-    cached, before = resolve_file("user/m", "config.json"), len(hub.requests)
+    cached, num_requests = resolve_file("user/m", "config.json"), len(hub.requests)
     assert resolve_file("user/m", "config.json", local_files_only=True) == cached
     assert resolve_file("user/m", "absent.json", local_files_only=True) is None
-    assert len(hub.requests) == before
+    assert len(hub.requests) == num_requests
 
 
 @pytest.mark.slow
@@ -153,14 +153,14 @@ def test_pushing_and_finding_files_import_neither_torch_nor_jax(hub: FakeHub, mo
     )
     paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", code, str(model)]
-    done = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).read_text() == (model / "config.json").read_text()
+    process = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert Path(process.stdout.strip()).read_text() == (model / "config.json").read_text()
 
 
 @pytest.fixture
 def pushed(hub: FakeHub, tmp_path: Path) -> Path:
-    """A tiny BERT with tokenizer and card in a directory, and pushed as user/m."""
+    """A tiny BERT with tokenizer and model card, in a directory and on the Hub as user/m."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -191,7 +191,7 @@ def test_what_is_pushed_loads_in_transformers_by_name(pushed: Path) -> None:
         transformers.AutoModelForMaskedLM.from_pretrained(name) for name in ("user/m", pushed)
     )
     pairs = zip(loaded.parameters(), local.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
+    assert all(torch.equal(first, second) for first, second in pairs)
 
 
 def test_pushed_card_is_read_from_the_hub(pushed: Path) -> None:

@@ -1,4 +1,4 @@
-"""Output directories: remote ones through a local copy, and what may lie in one."""
+"""Remote output directories with a local copy, and validation of output directories."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def local(path: Path) -> set[str]:
 
 
 def save(path: Path, step: int, text: str = "") -> None:
-    """What a run leaves after a save: a checkpoint, the weights and a longer log."""
+    """Writes the files of a save: a checkpoint, the weights and a longer log."""
     for name in (f"checkpoints/{step}/state/array", f"checkpoints/{step}/record"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(f"{step}{text}")
@@ -51,7 +51,7 @@ STATE = {
 
 
 def fail_after(fs: Any, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """The storage accepts ``count`` more files, then the connection is gone."""
+    """Makes the storage fail after ``count`` more files."""
     left, real = [count], type(fs).put_file
 
     def put_file(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,9 +72,9 @@ def test_local_directory_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 def test_scratch_directory_is_stable_per_url_and_in_the_cache(tmp_path: Path) -> None:
-    one, same, other = (Workspace(u).path for u in (URL, URL + "/", "memory://other/run"))
-    assert one == same != other
-    assert one.is_relative_to(tmp_path / "cache") and one.name.startswith("run-")
+    path, same, other = (Workspace(u).path for u in (URL, URL + "/", "memory://other/run"))
+    assert path == same != other
+    assert path.is_relative_to(tmp_path / "cache") and path.name.startswith("run-")
 
 
 def test_run_goes_on_on_another_machine(tmp_path: Path, bucket: Any) -> None:
@@ -296,7 +296,7 @@ def test_unreadable_storage_is_a_clear_error(
         workspace.pull()
 
 
-# What may lie in an output directory
+# -- validation of output directories
 
 
 def fill(path: Path, *names: str) -> None:
@@ -313,28 +313,28 @@ def test_absent_empty_and_prepared_directories_are_fine(tmp_path: Path) -> None:
     check_output_dir(tmp_path / "absent")
     check_output_dir(tmp_path)
     fill(tmp_path, *PREPARED, "vocab.json", "merges.txt", "generation_config.json", "train.log")
-    before = local(tmp_path)
+    files_before = local(tmp_path)
     check_output_dir(tmp_path)
     check_output_dir(tmp_path, overwrite=True)
-    assert local(tmp_path) == before
+    assert local(tmp_path) == files_before
 
 
 def test_run_of_ours_is_fine_and_stays_as_it_is(tmp_path: Path) -> None:
     fill(tmp_path, *PREPARED, *OLD_RUN, "learning_curve.png", "eval_results.json", "run.json")
     fill(tmp_path, "generated_predictions.txt", "generated_references.txt")  # of --do_predict
     fill(tmp_path, "test_results_mnli_matched.tsv", "test_results.tsv", "fp8_params.safetensors")
-    before = local(tmp_path)
+    files_before = local(tmp_path)
     check_output_dir(tmp_path)
-    assert local(tmp_path) == before
+    assert local(tmp_path) == files_before
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_anything_else_is_named_and_untouched(tmp_path: Path, overwrite: bool) -> None:
     fill(tmp_path, *PREPARED, *OLD_RUN, "thesis.tex", "photos/me.jpg")
-    before = local(tmp_path)
+    files_before = local(tmp_path)
     with pytest.raises(UsageError, match=r"unrelated files \(photos, thesis.tex\)"):
         check_output_dir(tmp_path, overwrite)
-    assert local(tmp_path) == before
+    assert local(tmp_path) == files_before
 
 
 def test_many_foreign_files_are_counted(tmp_path: Path) -> None:
@@ -373,5 +373,5 @@ def test_overwriting_twice_keeps_both_old_runs(tmp_path: Path) -> None:
     for _ in range(3):
         fill(tmp_path, *OLD_RUN)
         check_output_dir(tmp_path, overwrite=True)
-    kept = sorted(tmp_path.glob("previous-*"))
-    assert len(kept) == 3 and all(local(path) == set(OLD_RUN) for path in kept)
+    previous = sorted(tmp_path.glob("previous-*"))
+    assert len(previous) == 3 and all(local(path) == set(OLD_RUN) for path in previous)

@@ -1,6 +1,6 @@
-"""What is saved is the same model in Transformers 4, and in what reads as it does.
+"""Saved models compute the same outputs in Transformers 4 and in readers of its keys.
 
-The slow test takes a Python with Transformers 4.57 and PyTorch from HFSEQ_TRANSFORMERS_4, or makes
+The slow test uses a Python with Transformers 4.57 and PyTorch from HFSEQ_TRANSFORMERS_4, or creates
 one with pip.
 """
 
@@ -53,7 +53,7 @@ SIZES = {
 }
 HEADS = {"num_key_value_heads": 2, "head_dim": 16}
 
-#: Class of PyTorch, configuration, and the keys of Transformers 4 that are due.
+#: PyTorch class, configuration, and the expected keys of Transformers 4.
 ROTARY = {
     "llama": ("LlamaForCausalLM", HEADS, DEFAULT),
     "llama-llama3": ("LlamaForCausalLM", HEADS, LLAMA3),
@@ -102,9 +102,9 @@ KEYS = {
 
 def rotary_config(name):
     cls, sizes, rope = ROTARY[name]
-    kind = name.partition("-")[0]
+    family = name.partition("-")[0]
     config = transformers.AutoConfig.for_model(
-        "gemma3_text" if kind == "gemma3" else kind,
+        "gemma3_text" if family == "gemma3" else family,
         **{**SIZES, **sizes, "rope_parameters": json.loads(json.dumps(rope))},
     )
     config.architectures, config.dtype = [cls], "float32"
@@ -120,7 +120,7 @@ def test_a_configuration_that_cannot_be_written_leaves_the_one_that_was_there(
     tmp_path, monkeypatch
 ):
     config = rotary_config("llama")
-    before = written(config, tmp_path)
+    previous = written(config, tmp_path)
 
     def full(self, text, **options):
         self.write_bytes(text[:9].encode())
@@ -132,15 +132,15 @@ def test_a_configuration_that_cannot_be_written_leaves_the_one_that_was_there(
         with pytest.raises(OSError, match="No space left"):
             write_config(config, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    assert json.loads((tmp_path / "config.json").read_bytes()) == before
+    assert json.loads((tmp_path / "config.json").read_bytes()) == previous
 
 
 @pytest.mark.parametrize("name", ROTARY)
 def test_rotary_positions_are_written_for_both_generations(name, tmp_path):
     config = rotary_config(name)
     stored = written(config, tmp_path)
-    due = KEYS.get(name, {"rope_theta": config.rope_parameters.get("rope_theta")})
-    assert {key: stored[key] for key in due} == due
+    expected_keys = KEYS.get(name, {"rope_theta": config.rope_parameters.get("rope_theta")})
+    assert {key: stored[key] for key in expected_keys} == expected_keys
     assert (stored["dtype"], stored["torch_dtype"]) == ("float32", "float32")
     assert "rope_scaling" not in stored or "modernbert" not in name
     again = type(config).from_pretrained(tmp_path)
@@ -185,7 +185,7 @@ def test_what_transformers_4_cannot_express_is_said(change, tmp_path, caplog):
 
 
 def test_a_decoder_of_two_bases_is_one_of_a_single_base_in_transformers_4(tmp_path, caplog):
-    # Version 4 makes both tables of positions from the configuration's first base.
+    # Transformers 4 computes both rotary tables from the first rope_theta.
     sizes = SIZES | {"local_attention": 8, "layer_types": [FULL, WINDOWED] * 3}
     config = transformers.AutoConfig.for_model("modernbert-decoder", **sizes)
     config.rope_parameters = {FULL: DEFAULT, WINDOWED: DEFAULT}
@@ -226,7 +226,7 @@ for folder in map(Path, sys.argv[1:]):
 
 
 def in_tree():
-    """A model of each family that PyTorch has a class for, or a twin."""
+    """A model of each family that has a PyTorch class or a stock architecture."""
     from hfseq_plugins.bart.modeling import FlaxBartForConditionalGeneration
     from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM
     from hfseq_plugins.fp8_encoder.modeling import FlaxFp8EncoderForMaskedLM
@@ -252,7 +252,7 @@ def in_tree():
 
 
 def example():
-    """The Llama of the documentation, for each kind of rotary positions that it knows."""
+    """The Llama example of the documentation, for each type of rotary embeddings."""
     from hfseq_llama import FlaxLlamaForCausalLM  # type: ignore[import-not-found]
 
     yield "example", FlaxLlamaForCausalLM(rotary_config("llama"))
@@ -262,38 +262,41 @@ SHELF = Path(__file__).parents[1] / "plugins" / "v4_files"
 
 
 def save_shelf(root):
-    """The families of Transformers 4's Flax classes, from the files that these wrote."""
+    """The families of Transformers 4's Flax classes, from files that these classes wrote."""
     from safetensors.numpy import load_file
 
     for source in sorted(path.parent for path in SHELF.glob("*/config.json")):
-        (named,) = json.loads((source / "config.json").read_bytes())["architectures"]
-        model, folder = getattr(hfseq, f"Flax{named}").from_pretrained(source), root / source.name
+        (class_name,) = json.loads((source / "config.json").read_bytes())["architectures"]
+        model, folder = (
+            getattr(hfseq, f"Flax{class_name}").from_pretrained(source),
+            root / source.name,
+        )
         model.save_pretrained(folder)
-        given = {
+        arrays = {
             name.removeprefix("input."): value
             for name, value in load_file(source / "numbers.safetensors").items()
             if name.startswith("input.")
         }
-        np.savez(folder / "inputs.npz", **given)
-        output = model(**given)
+        np.savez(folder / "inputs.npz", **arrays)
+        output = model(**arrays)
         np.save(folder / "expected.npy", np.asarray(output.get("logits", output[0])))
 
 
-def save_ours(made, root):
+def save_ours(named_models, root):
     inputs = {"input_ids": models.ids(), "attention_mask": np.ones((2, 12), np.int64)}
     inputs["attention_mask"][1, 9:] = 0
-    for name, model in made:
+    for name, model in named_models:
         folder = root / name
         model.save_pretrained(folder)
-        given = {key: np.asarray(value, np.int64) for key, value in inputs.items()}
+        arrays = {key: np.asarray(value, np.int64) for key, value in inputs.items()}
         if model.config.is_encoder_decoder:
-            given["decoder_input_ids"] = given["input_ids"][:, ::-1].copy()
-        np.savez(folder / "inputs.npz", **given)
-        np.save(folder / "expected.npy", np.asarray(model(**given).logits))
+            arrays["decoder_input_ids"] = arrays["input_ids"][:, ::-1].copy()
+        np.savez(folder / "inputs.npz", **arrays)
+        np.save(folder / "expected.npy", np.asarray(model(**arrays).logits))
 
 
 def save_stock(root):
-    """Models that hfseq's hook writes the configuration of, and PyTorch the weights."""
+    """Models with a configuration from hfseq's hook and weights from PyTorch."""
     import torch
 
     ids = np.random.default_rng(0).integers(3, 64, (2, 40))
@@ -309,9 +312,9 @@ def save_stock(root):
         again = cls.from_pretrained(root / name, attn_implementation="eager").eval()
         inputs = {"input_ids": ids, "attention_mask": mask}
         np.savez(root / name / "inputs.npz", **inputs)
-        given = {key: torch.from_numpy(value) for key, value in inputs.items()}
+        arrays = {key: torch.from_numpy(value) for key, value in inputs.items()}
         with torch.no_grad():
-            outputs = [one(**given) for one in (model, again)]
+            outputs = [loaded(**arrays) for loaded in (model, again)]
         first, second = ((o.logits if "logits" in o else o[0]).numpy() for o in outputs)
         assert np.array_equal(first, second), name
         np.save(root / name / "expected.npy", first)
@@ -330,10 +333,10 @@ def test_logits_in_transformers_4_are_ours(python_4, tmp_path, monkeypatch):
     subprocess.run([python_4, "-c", READ, *folders], check=True)
     differences = {}
     for folder in folders:
-        expected, given = np.load(folder / "expected.npy"), np.load(folder / "v4.npy")
+        expected, arrays = np.load(folder / "expected.npy"), np.load(folder / "v4.npy")
         mask = np.load(folder / "inputs.npz").get("attention_mask")
         by_token = mask is not None and expected.shape[:2] == mask.shape and expected.ndim > 2
         by_token &= "decoder_input_ids" not in np.load(folder / "inputs.npz")
-        shown = mask[..., None] == 1 if by_token else 1
-        differences[folder.name] = float(np.abs((expected - given) * shown).max())
+        visible = mask[..., None] == 1 if by_token else 1
+        differences[folder.name] = float(np.abs((expected - arrays) * visible).max())
     assert {name: far for name, far in differences.items() if not far < 1e-4} == {}

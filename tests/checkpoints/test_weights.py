@@ -1,4 +1,4 @@
-"""The weight map: names both ways, prefixes, ties, old names, templates and stacked layers."""
+"""The weight map: names in both directions, prefixes, ties, old names, templates, stacks."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def as_file(tensors):
 
 
 def filled(names, tensors, **options):
-    found, report = names.match(as_file(tensors), **options)
+    matched, report = names.match(as_file(tensors), **options)
     native = options.get("native", False)
     missing = set(report.missing)
     return {
-        p: names.read_param(found, p, native=native) for p in names.shapes if p not in missing
+        p: names.read_param(matched, p, native=native) for p in names.shapes if p not in missing
     }, report
 
 
@@ -131,10 +131,10 @@ def test_kernels_of_convolutions_have_pytorchs_order_whole_and_cut(native):
     assert equal(filled(names, tensors)[0], params)
     if native:
         tensors = {".".join(path): value for path, value in names.unstack(params).items()}
-    found, _ = names.match(as_file(tensors), native=native)
+    matched, _ = names.match(as_file(tensors), native=native)
     for path, shape in KERNELS.items():
         index = tuple(slice(1, size - at % 2) for at, size in enumerate(shape))
-        part = names.read_param(found, path, index, native=native)
+        part = names.read_param(matched, path, index, native=native)
         assert np.array_equal(part, params[path][index])
 
 
@@ -181,27 +181,27 @@ def test_slices_are_cut_out_of_the_file(native):
     tensors = names.to_torch(params)
     if native:
         tensors = {".".join(path): value for path, value in names.unstack(params).items()}
-    found, _ = names.match(as_file(tensors), native=native)
+    matched, _ = names.match(as_file(tensors), native=native)
     index = (slice(1, 2), slice(0, 2), slice(2, 4))
-    part = names.read_param(found, ("layer", "dense", "kernel"), index, native=native)
+    part = names.read_param(matched, ("layer", "dense", "kernel"), index, native=native)
     assert np.array_equal(part, params["layer", "dense", "kernel"][index])
 
 
 def test_only_the_asked_part_is_read():
-    asked = []
+    requests = []
     shapes = {("dense", "kernel"): (4, 6)}
     names = WeightMap(shapes)
     tensors = as_file(names.to_torch(random_params(shapes)))
     read = tensors["dense.weight"].read
 
     def spy(index):
-        asked.append(index)
+        requests.append(index)
         return read(index)
 
     tensors["dense.weight"] = type(tensors["dense.weight"])((6, 4), "float32", spy)
-    found, _ = names.match(tensors)
-    names.read_param(found, ("dense", "kernel"), (slice(0, 2), slice(3, 6)))
-    assert asked == [(slice(3, 6), slice(0, 2))]  # transposed on disk
+    matched, _ = names.match(tensors)
+    names.read_param(matched, ("dense", "kernel"), (slice(0, 2), slice(3, 6)))
+    assert requests == [(slice(3, 6), slice(0, 2))]  # transposed on disk
 
 
 def test_everything_wrong_is_reported_together():
@@ -240,13 +240,13 @@ def test_missing_names_come_with_the_nearest_left_over():
 
 def test_what_a_file_lacks_is_read_from_its_fallback():
     shapes = {("base", name, "embedding"): (5, 3) for name in ("table", "one", "two")}
-    given = {"base.table.weight": np.ones((5, 3), np.float32)}
-    more = {f"base.{name}.weight": "base.table.weight" for name in ("one", "two")}
-    names = WeightMap(shapes, prefix="base", fallbacks=more)
-    params, report = filled(names, given)
+    file_tensors = {"base.table.weight": np.ones((5, 3), np.float32)}
+    aliases = {f"base.{name}.weight": "base.table.weight" for name in ("one", "two")}
+    names = WeightMap(shapes, prefix="base", fallbacks=aliases)
+    params, report = filled(names, file_tensors)
     assert params.keys() == shapes.keys() and not report.missing and not report.unexpected
-    own = {**given, "base.one.weight": np.zeros((5, 3), np.float32)}
-    params, _ = filled(names, own)
+    both = {**file_tensors, "base.one.weight": np.zeros((5, 3), np.float32)}
+    params, _ = filled(names, both)
     assert not params["base", "one", "embedding"].any()
     assert params["base", "two", "embedding"].all()
 

@@ -1,4 +1,4 @@
-"""``hfseq chat``: turns from a terminal, a pipe or a file, and answers as text or JSON."""
+"""``hfseq chat``: messages from a terminal, a pipe or a file, and answers as text or JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def turns(tmp_path) -> Path:
-    """A file of turns, one of which begins anew."""
+    """A file of messages that also starts a new conversation."""
     path = tmp_path / "turns.txt"
     path.write_text(
         "who reads?\n\nblåbær\n/clear\nwho reads?\n/exit\nnever said\n", encoding="utf-8"
@@ -34,7 +34,7 @@ def turns(tmp_path) -> Path:
 
 @pytest.fixture
 def typed(monkeypatch):
-    """A function that has lines typed in a terminal; an exception is raised where it stands."""
+    """Returns a function that simulates typed lines. An exception among them is raised."""
 
     def type_lines(*lines: str | type[BaseException]) -> list[str]:
         left, prompts = [*lines, EOFError], []
@@ -83,7 +83,7 @@ def test_standard_input_is_read_without_prompts(folder, turns, capsys, monkeypat
     assert (
         len(captured.out) > 0 and captured.err == "" and ">" not in captured.out.split("\n")[0][:2]
     )
-    assert captured.out != "".join(f"{one}\n" for one in replies(folder, "who reads?"))
+    assert captured.out != "".join(f"{text}\n" for text in replies(folder, "who reads?"))
 
 
 def test_lines_are_typed_until_the_end(folder, typed, capsys, monkeypatch):
@@ -98,10 +98,10 @@ def test_lines_are_typed_until_the_end(folder, typed, capsys, monkeypatch):
 
 
 def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(folder, typed, capsys, monkeypatch):
-    reply, asked = Chat.reply, []
+    reply, conversations = Chat.reply, []
 
     def interrupted(self, text):
-        asked.append([one["content"] for one in self.messages])
+        conversations.append([message["content"] for message in self.messages])
         for piece in reply(self, text):
             yield piece
             if text == "stop":
@@ -111,8 +111,8 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(folder, typed, caps
     typed("stop", "blåbær")
     assert run(folder) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first and second and len(asked) == 2
-    assert asked[1] == ["stop", first]
+    assert first and second and len(conversations) == 2
+    assert conversations[1] == ["stop", first]
     path = Path(folder).parent / "stop.txt"
     path.write_text("stop\n")
     assert run(folder, "--input_file", str(path)) == 130
@@ -144,18 +144,18 @@ def test_drawing_is_asked_for_by_its_flags(folder, turns, capsys):
         assert run(folder, "--input_file", str(turns), *flags) == 0
         return capsys.readouterr().out
 
-    drawn = ["--temperature", "2", "--top_p", "0.99", "--top_k", "0"]
-    assert said(*drawn) == said(*drawn) != said(*drawn, "--seed", "5")
-    assert said("--temperature", "0") == said() != said(*drawn)
+    sampling = ["--temperature", "2", "--top_p", "0.99", "--top_k", "0"]
+    assert said(*sampling) == said(*sampling) != said(*sampling, "--seed", "5")
+    assert said("--temperature", "0") == said() != said(*sampling)
 
 
 def test_a_template_may_come_from_a_file(folder, turns, tmp_path, capsys):
     (tmp_path / "template.jinja").write_text(TEMPLATE.replace("assistant:", "user:"))
     assert run(folder, "--input_file", str(turns)) == 0
-    own = capsys.readouterr().out
+    first_output = capsys.readouterr().out
     template = ["--chat_template", str(tmp_path / "template.jinja")]
     assert run(folder, "--input_file", str(turns), *template) == 0
-    assert capsys.readouterr().out != own
+    assert capsys.readouterr().out != first_output
 
 
 @pytest.mark.parametrize(

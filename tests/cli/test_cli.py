@@ -23,7 +23,7 @@ HEAVY = {"jax", "flax", "torch", "transformers", "datasets", "numpy"}
 
 @pytest.fixture(autouse=True)
 def project(tmp_path, monkeypatch):
-    """An empty working directory and plugins discovered anew."""
+    """An empty working directory, with plugins discovered again."""
     monkeypatch.chdir(tmp_path)
     plugins.unload()
     yield tmp_path
@@ -35,12 +35,12 @@ def run(*arguments: str) -> int:
 
 
 def python(code: str, *arguments: str) -> str:
-    """Run ``code`` in a fresh interpreter and return what it prints."""
+    """Runs ``code`` in a new interpreter and returns its output."""
     command = [sys.executable, "-c", code, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def broken(path: Path) -> Path:
@@ -228,7 +228,7 @@ def test_new_writes_an_architecture_that_passes_the_battery(kind, project):
     assert config.model_type == "tiny-bird"
     quick = {"heads": ["ForCausalLM"]} if kind == "decoder" else {}
     report = check_architecture("tiny-bird", config, **quick)
-    # What is left out: PyTorch, which has no such class, and the caches of encoders.
+    # Skipped checks: PyTorch has no such class, and encoders have no cache.
     allowed = {"torch_loads_it", "torch_tree", "torch_parity"}
     allowed |= {"cached_decoding"} if kind == "encoder" else set()
     assert {label.rpartition(".")[2] for label in report.skipped} == allowed

@@ -1,4 +1,4 @@
-"""``hfseq compare``: numbers beside each other, the flags that differ, curves in one picture."""
+"""``hfseq compare``: the table of results, the flags that differ, and the plot."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def runs(tmp_path) -> list[Path]:
 
 
 def drawn(monkeypatch, logs, **options):
-    """The figure of a comparison, instead of a file."""
-    kept = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: kept.append(figure) or path)
+    """Captures the figure of a comparison instead of writing it."""
+    figures = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure) or path)
     plots.draw_comparison(logs, "x.png", **options)
-    FigureCanvasAgg(kept[0]).draw()
-    return kept[0]
+    FigureCanvasAgg(figures[0]).draw()
+    return figures[0]
 
 
 def test_the_table_has_every_run_and_the_flags_that_differ(runs, capsys, tmp_path):
@@ -53,13 +53,13 @@ def test_the_table_has_every_run_and_the_flags_that_differ(runs, capsys, tmp_pat
 def test_json_has_it_all(runs, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["compare", *map(str, runs), "--json", "--no_plot"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["runs"]["base"]["best"] == {
+    report = json.loads(capsys.readouterr().out)
+    assert report["runs"]["base"]["best"] == {
         "metric": "eval_loss",
         "value": pytest.approx(2.1404, abs=1e-3),
         "step": 100,
     }
-    assert found["different_flags"] == {"learning_rate": {"base": 1e-3, "wide": 3e-3}}
+    assert report["different_flags"] == {"learning_rate": {"base": 1e-3, "wide": 3e-3}}
     assert not (tmp_path / "comparison.png").exists()
 
 
@@ -100,8 +100,8 @@ def test_no_two_labels_overlap(tmp_path, monkeypatch):
     texts = [panel.xaxis.label, panel.yaxis.label, *panel.get_legend().get_texts()]
     texts += [t for t in panel.get_yticklabels() if low <= t.get_position()[1] <= high]
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts if text.get_text()]
-    for (first, one), (second, other) in combinations(boxes, 2):
-        assert not one.overlaps(other), (first, second)
+    for (first, first_box), (second, other) in combinations(boxes, 2):
+        assert not first_box.overlaps(other), (first, second)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,11 @@ def test_no_two_labels_overlap(tmp_path, monkeypatch):
     [
         (["base"], 2, "at least two runs"),
         (["base", "nowhere"], 1, "'nowhere' does not exist"),
-        (["base", "wide", "--metric", "eval_blue"], 1, "none of the runs has finite values of eval_blue"),
+        (
+            ["base", "wide", "--metric", "eval_blue"],
+            1,
+            "none of the runs has finite values of eval_blue",
+        ),
         (["base", "bare", "--x", "tokens"], 1, "no tokens_seen: use --x step"),
     ],
 )

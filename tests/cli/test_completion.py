@@ -1,4 +1,4 @@
-"""``hfseq completion``: scripts that real shells take, and what they then complete."""
+"""``hfseq completion``: real shells load the scripts and complete commands and flags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory) -> Path:
-    """A folder with the script of each shell."""
+    """A folder with the completion script of each shell."""
     from contextlib import redirect_stdout
 
     folder = tmp_path_factory.mktemp("completion")
@@ -33,13 +33,13 @@ def need(shell: str) -> str:
 
 
 def output(*command: str) -> list[str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    return done.stdout.split("\n")
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0 and not process.stderr, process.stderr
+    return process.stdout.split("\n")
 
 
 def bash(scripts: Path, *words: str) -> list[str]:
-    """What bash offers for the last of ``words``."""
+    """Returns bash's completions for the last of ``words``."""
     quoted = " ".join(f"'{word}'" for word in words)
     code = (
         f"source {scripts / 'bash'}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
@@ -73,8 +73,8 @@ def test_commands_flags_and_values_are_offered(scripts, shell, words, offered):
 
 @pytest.mark.parametrize("shell", [bash, fish])
 def test_every_command_is_offered(scripts, shell):
-    found = set(shell(scripts, "hfseq", ""))
-    assert {name for name, *_ in cli.COMMANDS} <= found
+    completions = set(shell(scripts, "hfseq", ""))
+    assert {name for name, *_ in cli.COMMANDS} <= completions
 
 
 def test_bash_offers_files_where_files_are_wanted(scripts, tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_bash_offers_files_where_files_are_wanted(scripts, tmp_path, monkeypatch
     assert bash(scripts, "hfseq", "report", "--plot", "my") == ["my-run"]
 
 
-# The child is zsh at once: what jax says of forks is not its concern.
+# The child immediately executes zsh, so JAX's warning about forks does not apply.
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_zsh_completes_at_its_prompt(scripts, tmp_path):
@@ -97,12 +97,12 @@ def test_zsh_completes_at_its_prompt(scripts, tmp_path):
         os.execvp("zsh", ["zsh", "-f", "-i"])
 
     def wait_for(text: str) -> str:
-        seen, end = "", time.monotonic() + 30
-        while text not in seen and time.monotonic() < end:
+        output, end = "", time.monotonic() + 30
+        while text not in output and time.monotonic() < end:
             if select.select([terminal], [], [], 0.2)[0]:
-                seen += os.read(terminal, 65536).decode(errors="replace")
-        assert text in seen, seen
-        return seen
+                output += os.read(terminal, 65536).decode(errors="replace")
+        assert text in output, output
+        return output
 
     try:
         script = f'eval "$(<{scripts / "zsh"})"'

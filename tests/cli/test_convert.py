@@ -1,4 +1,4 @@
-"""``hfseq convert``: the same numbers in another format, whole or not at all."""
+"""``hfseq convert``: equal values in another format, and atomic writes."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ FAMILIES = {
         models.wmt_transformer_config,
     ),
 }
-#: What these show is shown by the others, too.
+#: Slow cases, which are covered by the others too.
 OTHERS_COVER = ("bert", "gpt2", "bart", "t5")
 
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """The command silences the warnings of loading, which it reports itself."""
+    """Restores the log level: the command silences loading warnings, which it reports itself."""
     logger = logging.getLogger("hfseq.modeling")
-    before = logger.level
+    level_before = logger.level
     yield
-    logger.setLevel(before)
+    logger.setLevel(level_before)
 
 
 @pytest.fixture
 def saved(tmp_path):
-    """Save a tiny model of a family, with a tokenizer's files; returns model and directory."""
+    """Saves a tiny model of a family with tokenizer files; returns the model and the directory."""
     import hfseq
 
     def save(family: str, name: str = "source"):
@@ -65,10 +65,10 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(tensor.read(...)) for name, tensor in opened.tensors.items()}
 
 
-def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and one[name].tobytes() == other[name].tobytes()
-        for name in one
+def equal(first: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return first.keys() == other.keys() and all(
+        first[name].dtype == other[name].dtype and first[name].tobytes() == other[name].tobytes()
+        for name in first
     )
 
 
@@ -104,12 +104,12 @@ def test_pytorch_reads_what_came_back_and_gives_the_same_logits(saved, family, t
     inputs = {"input_ids": torch.tensor(models.ids())}
     if family == "t5":
         inputs["decoder_input_ids"] = inputs["input_ids"]
-    found = []
+    dtypes = []
     for folder in (source, tmp_path / "back"):
         network = getattr(modeling_auto, auto).from_pretrained(folder).eval()
         with torch.no_grad():
-            found.append(network(**inputs).logits)
-    assert torch.equal(*found)
+            dtypes.append(network(**inputs).logits)
+    assert torch.equal(*dtypes)
 
 
 def test_a_pickle_is_read_with_the_restricted_loader_only(saved, tmp_path, capsys):
@@ -138,12 +138,12 @@ def test_another_type_is_written_and_named_in_the_configuration(saved, tmp_path,
     model, source = saved("gpt2")
     out = tmp_path / "half"
     assert cli.main(["convert", str(source), str(out), "--dtype", "bfloat16", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["dtypes"] == {"bfloat16": len(tensors(source))}
-    assert told["initialised"] == told["dropped"] == []
+    report = json.loads(capsys.readouterr().out)
+    assert report["dtypes"] == {"bfloat16": len(tensors(source))}
+    assert report["initialised"] == report["dropped"] == []
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
-    halves, whole = tensors(out), tensors(source)
-    assert all(np.array_equal(halves[n], whole[n].astype(halves[n].dtype)) for n in whole)
+    halves, full = tensors(out), tensors(source)
+    assert all(np.array_equal(halves[n], full[n].astype(halves[n].dtype)) for n in full)
 
 
 def test_a_head_is_left_out_or_made_anew_and_both_are_told(saved, tmp_path, capsys):
@@ -157,8 +157,8 @@ def test_a_head_is_left_out_or_made_anew_and_both_are_told(saved, tmp_path, caps
     task = ["--task", "ForSequenceClassification"]
     assert cli.main(["convert", str(source), str(tmp_path / "c"), *task]) == 0
     assert "newly initialized: bert.pooler" in capsys.readouterr().err
-    named = ["--model_class", "BertForMaskedLM", "--strict"]
-    assert cli.main(["convert", str(source), str(tmp_path / "m"), *named]) == 0
+    flags = ["--model_class", "BertForMaskedLM", "--strict"]
+    assert cli.main(["convert", str(source), str(tmp_path / "m"), *flags]) == 0
 
 
 def test_strict_names_everything_that_does_not_fit_and_writes_nothing(saved, tmp_path, capsys):
@@ -171,7 +171,7 @@ def test_strict_names_everything_that_does_not_fit_and_writes_nothing(saved, tmp
     )
     state["bert.embeddings.LayerNorm.bias"] = np.zeros(5, np.float32)
     save_file(state, source / "model.safetensors", {"format": "pt"})
-    before = set(tmp_path.iterdir())
+    files_before = set(tmp_path.iterdir())
     assert cli.main(["convert", str(source), str(tmp_path / "out"), "--strict"]) == 1
     err = capsys.readouterr().err
     for text in (
@@ -181,7 +181,7 @@ def test_strict_names_everything_that_does_not_fit_and_writes_nothing(saved, tmp
         "unexpected: bert.encoder.layer.0.output.dense.wight",
     ):
         assert text in err, text
-    assert set(tmp_path.iterdir()) == before
+    assert set(tmp_path.iterdir()) == files_before
 
 
 def test_a_destination_is_replaced_only_when_told_and_only_by_a_whole_model(
@@ -189,7 +189,7 @@ def test_a_destination_is_replaced_only_when_told_and_only_by_a_whole_model(
 ):
     _, source = saved("gpt2")
     _, target = saved("bert", "target")
-    before = {p.name: p.read_bytes() for p in target.iterdir() if p.is_file()}
+    files_before = {p.name: p.read_bytes() for p in target.iterdir() if p.is_file()}
     assert cli.main(["convert", str(source), str(target)]) == 2
     assert "is not empty" in (error := capsys.readouterr().err) and "--overwrite" in error
 
@@ -200,7 +200,7 @@ def test_a_destination_is_replaced_only_when_told_and_only_by_a_whole_model(
         patch.setattr(convert.shutil, "copyfile", full)
         assert cli.main(["convert", str(source), str(target), "--overwrite"]) == 1
         assert "No space left" in capsys.readouterr().err
-        assert {p.name: p.read_bytes() for p in target.iterdir() if p.is_file()} == before
+        assert {p.name: p.read_bytes() for p in target.iterdir() if p.is_file()} == files_before
         assert cli.main(["convert", str(source), str(tmp_path / "new")]) == 1
         assert sorted(p.name for p in tmp_path.iterdir()) == ["source", "target"]
     assert cli.main(["convert", str(source), str(target), "--overwrite", "--to", "msgpack"]) == 0
@@ -268,8 +268,8 @@ def test_a_model_on_the_hub_is_converted_with_its_small_files(hub, saved, tmp_pa
 
     _, source = saved("gpt2")
     push_folder(source, "user/tiny")
-    done = convert.convert("user/tiny", tmp_path / "out", to="msgpack", strict=True)
-    assert {"tokenizer.json", "README.md"} <= set(done.carried)
+    conversion = convert.convert("user/tiny", tmp_path / "out", to="msgpack", strict=True)
+    assert {"tokenizer.json", "README.md"} <= set(conversion.carried)
     convert.convert(str(tmp_path / "out"), tmp_path / "back")
     assert equal(tensors(source), tensors(tmp_path / "back"))
 
@@ -278,9 +278,12 @@ def test_the_command_merges_an_adapter_into_its_base(tmp_path, capfd):
     import hfseq
     from hfseq.modeling.lora import LoraConfig
 
-    kind, given = hfseq.FlaxAutoModelForSequenceClassification, {"input_ids": models.ids(2, 9)}
-    kind.from_config(models.bert_config()).save_pretrained(tmp_path / "base")
-    model = kind.from_pretrained(
+    auto_class, inputs = (
+        hfseq.FlaxAutoModelForSequenceClassification,
+        {"input_ids": models.ids(2, 9)},
+    )
+    auto_class.from_config(models.bert_config()).save_pretrained(tmp_path / "base")
+    model = auto_class.from_pretrained(
         tmp_path / "base", peft_config=LoraConfig(2, lora_alpha=8, target_modules=("query",))
     )
     shaken = {path: leaf + 0.1 for path, leaf in trees.flatten(model.params).items()}
@@ -292,6 +295,6 @@ def test_the_command_merges_an_adapter_into_its_base(tmp_path, capfd):
     assert "adapter_config.json" in capfd.readouterr().err
     assert cli.main(["convert", adapter, merged, "--merge"]) == 0
     assert "FlaxBertForSequenceClassification" in capfd.readouterr().out
-    whole = hfseq.FlaxAutoModelForSequenceClassification.from_pretrained(merged)
-    right = kind.from_pretrained(adapter)(**given).logits
-    np.testing.assert_allclose(whole(**given).logits, right, rtol=3e-5, atol=3e-5)
+    merged_model = hfseq.FlaxAutoModelForSequenceClassification.from_pretrained(merged)
+    right = auto_class.from_pretrained(adapter)(**inputs).logits
+    np.testing.assert_allclose(merged_model(**inputs).logits, right, rtol=3e-5, atol=3e-5)

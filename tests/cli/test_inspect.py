@@ -1,4 +1,4 @@
-"""``hfseq inspect``: what it says of good checkpoints, and what it finds in bad ones."""
+"""``hfseq inspect``: reports of valid and damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """A tiny GPT-2 with a tokenizer of as many entries as it has rows, in two formats."""
+def saved(tmp_path_factory) -> Path:
+    """A tiny GPT-2 with a tokenizer of its vocabulary size, in two formats and in shards."""
     import hfseq
     from hfseq.data.tokenizers import train_tokenizer
 
@@ -37,22 +37,22 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def copy(made, tmp_path):
-    """Copy one of the made directories and change it."""
+def copy(saved, tmp_path):
+    """Returns a function that copies one of the saved models, to be modified."""
 
     def make(name: str = "gpt2") -> Path:
-        return Path(shutil.copytree(made.parent / name, tmp_path / name))
+        return Path(shutil.copytree(saved.parent / name, tmp_path / name))
 
     return make
 
 
 def quick(folder: Path, **options: Any) -> dict[str, Any]:
-    """Inspect without the comparison of names, for which jax has to build the model."""
+    """Inspects without the comparison of names, for which JAX has to build the model."""
     return inspect_checkpoint(str(folder), names=False, **options)
 
 
-def test_a_sound_model_is_described(made, capsys):
-    assert cli.main(["inspect", str(made)]) == 0
+def test_a_sound_model_is_described(saved, capsys):
+    assert cli.main(["inspect", str(saved)]) == 0
     out = capsys.readouterr().out
     for text in (
         *("gpt2 (plugin gpt2)", "GPT2LMHeadModel", "FlaxAutoModelForCausalLM", "no problem found"),
@@ -63,42 +63,42 @@ def test_a_sound_model_is_described(made, capsys):
     assert "\033" not in out
 
 
-def test_json_has_it_all(made, capsys):
-    assert cli.main(["inspect", str(made), "--json", "--values"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["problems"] == [] and found["not_finite"] == {}
-    rows = found["embedding_rows"]["transformer.wte.weight"]
-    assert found["tokenizer"]["entries"] == rows == found["tokenizer"]["largest_id"] + 1
-    assert found["names"] == {
+def test_json_has_it_all(saved, capsys):
+    assert cli.main(["inspect", str(saved), "--json", "--values"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["problems"] == [] and report["not_finite"] == {}
+    rows = report["embedding_rows"]["transformer.wte.weight"]
+    assert report["tokenizer"]["entries"] == rows == report["tokenizer"]["largest_id"] + 1
+    assert report["names"] == {
         "class": "FlaxGPT2LMHeadModel",
         "missing": 0,
         "unexpected": 0,
         "tied": {"lm_head.weight": "transformer.wte.weight"},
     }
-    assert sum(found["parameters"]["modules"].values()) == found["parameters"]["total"]
-    assert found["parameters"]["dtypes"]["F32"]["bytes"] == 4 * found["parameters"]["total"]
+    assert sum(report["parameters"]["modules"].values()) == report["parameters"]["total"]
+    assert report["parameters"]["dtypes"]["F32"]["bytes"] == 4 * report["parameters"]["total"]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "flax", "shards"])
-def test_every_format_has_the_same_parameters(made, name):
-    found = inspect_checkpoint(str(made.parent / name))
-    assert found["problems"] == []
-    assert found["parameters"]["total"] == inspect_checkpoint(str(made))["parameters"]["total"]
-    assert (len(found["files"]) > 1) == (name == "shards")
+def test_every_format_has_the_same_parameters(saved, name):
+    report = inspect_checkpoint(str(saved.parent / name))
+    assert report["problems"] == []
+    assert report["parameters"]["total"] == inspect_checkpoint(str(saved))["parameters"]["total"]
+    assert (len(report["files"]) > 1) == (name == "shards")
 
 
 @pytest.mark.slow
-def test_headers_only_starts_neither_jax_nor_transformers_and_reads_no_values(made, tmp_path):
+def test_headers_only_starts_neither_jax_nor_transformers_and_reads_no_values(saved, tmp_path):
     large = tmp_path / "large"
     large.mkdir()
     for name in ("config.json", "tokenizer.json"):
-        shutil.copy(made / name, large)
+        shutil.copy(saved / name, large)
     count = 2_500_000_000
     header = {"x": {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}
     content = json.dumps(header).encode()
     with (large / "model.safetensors").open("wb") as file:
         file.write(len(content).to_bytes(8, "little") + content)
-        file.truncate(8 + len(content) + 4 * count)  # ten gigabytes of holes
+        file.truncate(8 + len(content) + 4 * count)  # a sparse file of 10 GB
     code = (
         "import sys; from hfseq import cli\n"
         "cli.main(['inspect', sys.argv[1], '--headers_only', '--json'])\n"
@@ -108,15 +108,15 @@ def test_headers_only_starts_neither_jax_nor_transformers_and_reads_no_values(ma
         "for peak in (line for line in lines if line.startswith('VmHWM')):\n"
         "    assert int(peak.split()[1]) < 300_000, peak"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, str(large)],
         capture_output=True,
         text=True,
         timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["parameters"]["total"] == count
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout)["parameters"]["total"] == count
 
 
 def test_names_that_do_not_fit_the_class_are_problems(copy, capsys):
@@ -150,9 +150,9 @@ def test_nan_and_infinities_are_found_when_values_are_read(copy, name):
     model.params["transformer"]["ln_f"]["bias"] = bias
     model.save_pretrained(folder, safe_serialization=name == "gpt2")
     assert quick(folder)["problems"] == []
-    found = quick(folder, read_values=True)
-    assert found["not_finite"] == {"transformer.ln_f.bias": 3}
-    assert found["problems"] == ["transformer.ln_f.bias contains 3 NaN or infinite values"]
+    report = quick(folder, read_values=True)
+    assert report["not_finite"] == {"transformer.ln_f.bias": 3}
+    assert report["problems"] == ["transformer.ln_f.bias contains 3 NaN or infinite values"]
 
 
 def _no_shard(folder: Path) -> None:
@@ -174,19 +174,19 @@ def _index(change: Any) -> Any:
 
 
 BROKEN_SHARDS = {
-    "which is not there": _no_shard,
+    "which does not exist": _no_shard,
     "model-00009-of-00009.safetensors is a shard that": _stray_shard,
-    "names tensors that their shards do not hold: new": _index(
+    "lists tensors that are not in their shards: new": _index(
         lambda index: index["weight_map"].update(new=next(iter(index["weight_map"].values())))
     ),
-    "does not name transformer.ln_f.bias": _index(
+    "does not list transformer.ln_f.bias": _index(
         lambda index: index["weight_map"].pop("transformer.ln_f.bias")
     ),
-    "says 7 bytes in all": _index(lambda index: index["metadata"].update(total_size=7)),
-    "shards must lie beside their index": _index(
+    "total size of 7 bytes": _index(lambda index: index["metadata"].update(total_size=7)),
+    "'../../etc/passwd': shards must be in the directory": _index(
         lambda index: index["weight_map"].update(new="../../etc/passwd")
     ),
-    "is no index of weight shards": _index(lambda index: index.pop("weight_map")),
+    "is not an index of weight shards": _index(lambda index: index.pop("weight_map")),
 }
 
 
@@ -200,12 +200,12 @@ def test_an_index_and_its_shards_that_disagree_are_problems(copy, message):
 def test_shards_without_an_index_and_pickles_alone_are_named(copy):
     folder = copy("shards")
     (folder / "model.safetensors.index.json").unlink()
-    assert "but no index that names them" in quick(folder)["problems"][0]
+    assert "but no index that lists them" in quick(folder)["problems"][0]
     for path in folder.glob("model*"):
         path.unlink()
     assert quick(folder)["problems"][0].startswith("no weights: none of")
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
-    assert "only pytorch_model.bin, a pickle, which is not read" in quick(folder)["problems"][0]
+    assert "only pytorch_model.bin, a pickle" in quick(folder)["problems"][0]
 
 
 def test_a_vocabulary_larger_than_the_embedding_is_a_problem(copy):
@@ -216,8 +216,8 @@ def test_a_vocabulary_larger_than_the_embedding_is_a_problem(copy):
 
     models.rewrite_tensors(folder / "model.safetensors", cut)
     problems = quick(folder)["problems"]
-    assert any("the tokenizer's largest id is" in problem for problem in problems)
-    assert any("config.json says vocab_size" in problem for problem in problems)
+    assert any("the tokenizer's largest ID is" in problem for problem in problems)
+    assert any("config.json has vocab_size" in problem for problem in problems)
 
 
 def test_what_lies_beside_the_weights_is_described(copy):
@@ -227,9 +227,9 @@ def test_what_lies_beside_the_weights_is_described(copy):
     for step in ("20", "60", "tmp"):
         (folder / "checkpoints" / step).mkdir(parents=True)
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
-    found = quick(folder)
-    assert found["training"] == {"checkpoints": [20, 60], "logged_step": 60}
-    assert found["not_read"] == ["pytorch_model.bin"] and found["problems"] == []
+    report = quick(folder)
+    assert report["training"] == {"checkpoints": [20, 60], "logged_step": 60}
+    assert report["not_read"] == ["pytorch_model.bin"] and report["problems"] == []
 
 
 @pytest.mark.slow
@@ -239,9 +239,9 @@ def test_an_architecture_stored_as_its_twin_is_both(tmp_path):
     config = models.wmt_transformer_config()
     model = hfseq.FlaxWMTTransformerForConditionalGeneration(config)
     model.save_pretrained(tmp_path)
-    found = inspect_checkpoint(str(tmp_path))
-    assert (found["model_type"], found["stored_as"]) == ("wmt_transformer", "pegasus")
-    assert "AutoModelForSeq2SeqLM" in found["pytorch_classes"] and found["problems"] == []
+    report = inspect_checkpoint(str(tmp_path))
+    assert (report["model_type"], report["stored_as"]) == ("wmt_transformer", "pegasus")
+    assert "AutoModelForSeq2SeqLM" in report["pytorch_classes"] and report["problems"] == []
 
 
 def test_a_directory_with_fp8_scales_says_by_which_recipe(copy):
@@ -262,10 +262,13 @@ def test_a_directory_with_fp8_scales_says_by_which_recipe(copy):
         (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
         (lambda f: (f / "config.json").write_text("[]"), "config.json cannot be read"),
         (lambda f: (f / "config.json").unlink(), "no config.json"),
-        (lambda f: (f / "config.json").write_text('{"model_type": "x"}'), "no plugin registers the model type 'x'"),
+        (
+            lambda f: (f / "config.json").write_text('{"model_type": "x"}'),
+            "no plugin registers the model type 'x'",
+        ),
         (lambda f: (f / "config.json").write_text("{}"), "no model_type"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be read"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "cannot be read: it names a"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "cannot be read: its header length is"),
     ],
 )
 def test_damaged_parts_are_problems_and_the_rest_is_shown(copy, capsys, change, message):
@@ -293,16 +296,16 @@ def test_what_is_no_checkpoint_is_one_line(tmp_path, monkeypatch, capsys, name, 
 
 # huggingface_hub uploads files through a deprecated argument of its HTTP library.
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-def test_a_model_on_the_hub_is_inspected_without_its_weights(hub, made):
+def test_a_model_on_the_hub_is_inspected_without_its_weights(hub, saved):
     from huggingface_hub import try_to_load_from_cache
 
     from hfseq.checkpoints.hub import push_folder
 
-    push_folder(made.parent / "shards", "user/shards")
-    found = inspect_checkpoint("user/shards")
-    assert found["problems"] == [] and len(found["files"]) > 1
-    assert found["parameters"]["total"] == quick(made)["parameters"]["total"]
-    assert try_to_load_from_cache("user/shards", found["files"][0]["name"]) is None
+    push_folder(saved.parent / "shards", "user/shards")
+    report = inspect_checkpoint("user/shards")
+    assert report["problems"] == [] and len(report["files"]) > 1
+    assert report["parameters"]["total"] == quick(saved)["parameters"]["total"]
+    assert try_to_load_from_cache("user/shards", report["files"][0]["name"]) is None
 
 
 @pytest.mark.parametrize("value", [["gpt2"], {"a": 1}, 5, True, None, ""])
@@ -313,10 +316,10 @@ def test_a_configuration_with_values_of_other_types_is_described(copy, capsys, n
     (folder / "config.json").write_text(json.dumps({**stored, name: value}))
     for flags in ((), ("--json",)):
         code = cli.main(["inspect", str(folder), "--headers_only", *flags])
-        shown = capsys.readouterr()
-        assert code in (0, 1) and not shown.err and shown.out
+        captured = capsys.readouterr()
+        assert code in (0, 1) and not captured.err and captured.out
     if name == "model_type":
-        assert "no model_type" in shown.out
+        assert "no model_type" in captured.out
 
 
 @pytest.mark.parametrize(
@@ -338,17 +341,17 @@ def test_an_array_in_msgpack_that_is_described_wrongly_is_a_problem(tmp_path, sh
     array = msgpack.ExtType(1, msgpack.packb((shape, kind, bytes(8))))
     (tmp_path / "flax_model.msgpack").write_bytes(msgpack.packb({"w": array}))
     problems = quick(tmp_path, read_values=True)["problems"]
-    assert any("flax_model.msgpack cannot be read: an array of the type" in p for p in problems)
+    assert any("flax_model.msgpack cannot be read: invalid array of dtype" in p for p in problems)
 
 
 def test_half_a_pair_of_an_escape_is_printed_as_the_escape(copy):
     folder = copy()
     stored = json.loads((folder / "config.json").read_bytes())
     (folder / "config.json").write_text(json.dumps({**stored, "model_type": "a\ud800b"}))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "hfseq.cli", "inspect", str(folder), "--headers_only"],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert done.returncode == 1 and "a\\ud800b" in done.stdout and not done.stderr
+    assert process.returncode == 1 and "a\\ud800b" in process.stdout and not process.stderr

@@ -53,17 +53,17 @@ def test_fill_mask_prints_the_likeliest_tokens_of_every_mask(model, capsys):
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     network = hfseq.FlaxAutoModelForMaskedLM.from_pretrained(model)
-    found = []
+    lines_expected = []
     for text in TEXTS:  # one at a time, so without padding
         inputs = tokenizer(text, return_tensors="np")
-        for place in np.flatnonzero(inputs["input_ids"][0] == tokenizer.mask_token_id):
-            logits = np.asarray(network(**inputs).logits[0, place], np.float64)
+        for position in np.flatnonzero(inputs["input_ids"][0] == tokenizer.mask_token_id):
+            logits = np.asarray(network(**inputs).logits[0, position], np.float64)
             shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
-            found += [
+            lines_expected += [
                 f"  {shares[i]:6.1%}  {tokenizer.decode([int(i)]).strip()}"
                 for i in np.argsort(-shares)[:2]
             ]
-    assert [line for line in lines if "%" in line] == found
+    assert [line for line in lines if "%" in line] == lines_expected
 
 
 def test_fill_mask_as_json(model, capsys):
@@ -123,8 +123,8 @@ def test_fill_mask_knows_the_architecture_of_a_plugin_file(tmp_path, monkeypatch
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 @pytest.mark.parametrize("name", [None, "user/another"])
 def test_push_uploads_the_directory_as_one_commit(hub: FakeHub, model, name, capsys):
-    named = ["--hub_model_id", name] if name else []
-    assert cli.main(["push", str(model), *named, "--message", "the weights"]) == 0
+    flags = ["--hub_model_id", name] if name else []
+    assert cli.main(["push", str(model), *flags, "--message", "the weights"]) == 0
     repository = hub.repo(name or "user/tiny")
     assert [commit.title for commit in repository.history()].count("the weights") == 1
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(

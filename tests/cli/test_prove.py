@@ -1,4 +1,4 @@
-"""``hfseq prove``: what other programs compute from a directory, each in a process of its own."""
+"""``hfseq prove``: outputs of other programs, each in a separate process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hfseq.nn import trees
 from tests.support import models, parallel
 
 pytest.importorskip("torch")
-#: hfseq's own, which PyTorch has no class of, or which are stored as a stock twin.
+#: Native architectures without a PyTorch class, or stored as a stock architecture.
 OWN = {"vq_transformer"}
 NAMES = sorted(set(plugins.load().architectures) - OWN)
 
@@ -38,16 +38,16 @@ def test_every_consumer_has_its_function():
 
 
 def test_pytorch_computes_the_same_and_a_difference_is_seen(bert, capfd):
-    code, found = told(capfd, bert, "--only", "torch", "peft")
-    first, second = found["consumers"]
-    assert code == 0 and found["model_class"] == "BertForMaskedLM"
+    code, report = told(capfd, bert, "--only", "torch", "peft")
+    first, second = report["consumers"]
+    assert code == 0 and report["model_class"] == "BertForMaskedLM"
     assert first["status"] == "equal" and first["difference"] < 1e-5
     assert second == {"name": "peft", "status": "not compared", "detail": "not an adapter"}
     inputs = prove.make_inputs(prove.load_model(str(bert)))
     right = np.asarray(prove.load_model(str(bert))(**inputs).logits)
     np.savez(bert / "given.npz", **inputs, **{"output:logits": right + 0.01})
-    seen = consumers.main("torch", str(bert), str(bert / "given.npz"))
-    assert seen["difference"] > 1e-3
+    comparison = consumers.main("torch", str(bert), str(bert / "given.npz"))
+    assert comparison["difference"] > 1e-3
 
 
 @pytest.mark.slow
@@ -57,9 +57,9 @@ def test_a_parameter_that_the_file_lacks_is_no_match(bert, capfd):
     tensors = load_file(bert / "model.safetensors")
     del tensors["bert.encoder.layer.0.output.dense.weight"]
     save_file(tensors, bert / "model.safetensors", {"format": "pt"})
-    code, found = told(capfd, bert, "--only", "torch")
-    assert found["consumers"][0]["status"] == "refused"
-    assert "missing in the file: ['bert.encoder.layer.0" in found["consumers"][0]["detail"]
+    code, report = told(capfd, bert, "--only", "torch")
+    assert report["consumers"][0]["status"] == "refused"
+    assert "missing in the file: ['bert.encoder.layer.0" in report["consumers"][0]["detail"]
 
 
 @pytest.mark.slow
@@ -69,16 +69,16 @@ def test_peft_opens_an_adapter(bert, tmp_path, capfd):
     model = hfseq.FlaxBertForMaskedLM.from_pretrained(bert, peft_config=config)
     shaken = {path: leaf + 0.1 for path, leaf in trees.flatten(model.params).items()}
     model.save_pretrained(tmp_path / "adapter", params=trees.unflatten(shaken))
-    code, found = told(capfd, tmp_path / "adapter", "--only", "torch", "peft")
+    code, report = told(capfd, tmp_path / "adapter", "--only", "torch", "peft")
     assert code == 0
-    assert [one["status"] for one in found["consumers"]] == ["not compared", "equal"]
+    assert [consumer["status"] for consumer in report["consumers"]] == ["not compared", "equal"]
 
 
 @pytest.mark.slow
 def test_a_difference_is_exit_code_1_and_what_is_not_there_is_said(bert, capfd, monkeypatch):
     monkeypatch.setattr(prove, "TOLERANCE", -1.0)
-    code, found = told(capfd, bert, "--only", "torch")
-    assert code == 1 and found["consumers"][0]["status"] == "differs"
+    code, report = told(capfd, bert, "--only", "torch")
+    assert code == 1 and report["consumers"][0]["status"] == "differs"
     assert cli.main(["prove", str(bert), "--python", "/no/such/python"]) == 2
     assert "--python /no/such/python: " in capfd.readouterr().err
     assert cli.main(["prove", "/no/such/model"]) == 1
@@ -92,8 +92,8 @@ def test_pytorch_of_both_generations_computes_what_a_family_does(name, tmp_path)
     params, extra = parallel.variables(name, head)
     parallel.make_model(name, head).save_pretrained(tmp_path, params=params, extra=extra)
     older = [python] if (python := os.environ.get("HFSEQ_TRANSFORMERS_4")) else []
-    found = prove.prove(str(tmp_path), ("torch",), older, 300)
-    first, *others = found["consumers"]
+    report = prove.prove(str(tmp_path), ("torch",), older, 300)
+    first, *older_results = report["consumers"]
     assert first["status"] == "equal", first
-    for other in others:  # families that are younger than 4.57 are refused
+    for other in older_results:  # Transformers 4.57 lacks newer families
         assert other["status"] in ("equal", "not compared", "refused"), other

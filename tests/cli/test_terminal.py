@@ -1,4 +1,4 @@
-"""What all commands do the same way: colours, closed pipes, full disks, Ctrl-C."""
+"""Common behavior of all commands: colors, closed pipes, full disks, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def test_a_reader_that_has_had_enough_ends_a_command_quietly(tmp_path):
 def test_a_full_disk_behind_standard_output_is_one_line(tmp_path):
     folder = write_log(tmp_path, records())
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
+        process = subprocess.run(
             [*COMMAND, "report", str(folder)],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
             env=ENVIRONMENT,
         )
-    assert done.returncode == 1
-    assert done.stderr == "error: [Errno 28] No space left on device\n"
+    assert process.returncode == 1
+    assert process.stderr == "error: [Errno 28] No space left on device\n"
 
 
 def test_ctrl_c_is_one_word(tmp_path, monkeypatch, capsys):
@@ -87,11 +87,11 @@ def test_every_help_has_an_example_and_imports_nothing_heavy():
         "heavy = {'jax', 'flax', 'torch', 'transformers', 'numpy', 'matplotlib', 'tokenizers'}\n"
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT
     )
-    assert done.returncode == 0, done.stderr
-    helps = dict(text.split("\n", 1) for text in done.stdout.split("=== ")[1:])
+    assert process.returncode == 0, process.stderr
+    helps = dict(text.split("\n", 1) for text in process.stdout.split("=== ")[1:])
     assert list(helps) == [command[0] for command in cli.COMMANDS]
     for name, text in helps.items():
         assert f"hfseq {name}" in text.split("examples:\n  ")[1]

@@ -1,4 +1,4 @@
-"""``hfseq translate``: lines in equal lines out, whatever is wrong with one of them."""
+"""``hfseq translate``: each input line has an output line, even if the line is invalid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hfseq.pipelines.lines import count_lines, read_lines
 from tests.support.translators import echo, save_tiny_t5
 
 ROOT = Path(__file__).resolve().parents[2]
-#: ``hfseq translate`` into capitals: a program that starts fast.
+#: A fast program that runs ``hfseq translate`` with a translation to upper case.
 CAPITALS = """
 import signal
 import sys
@@ -40,15 +40,15 @@ sys.exit(cli.main(["translate", "m", *sys.argv[1:]]))
 
 
 @pytest.fixture
-def asked(monkeypatch) -> list:
-    """Translation into capitals; the list holds what the model was asked to be."""
+def model_arguments(monkeypatch) -> list:
+    """Replaces translation by upper case; the list has the arguments of the model."""
     from hfseq.pipelines.translation import Translator
 
     calls = []
 
     def from_pretrained(name, source_lang, target_lang, source_prefix, precision, **options):
-        given = {"source_lang": source_lang, "target_lang": target_lang, "precision": precision}
-        calls.append({"name": name, "source_prefix": source_prefix, **given, **options})
+        settings = {"source_lang": source_lang, "target_lang": target_lang, "precision": precision}
+        calls.append({"name": name, "source_prefix": source_prefix, **settings, **options})
         return echo(source_prefix=source_prefix or "", positions=48, **options)
 
     monkeypatch.setattr(Translator, "from_pretrained", staticmethod(from_pretrained))
@@ -64,24 +64,24 @@ def put(path: Path, content: bytes) -> Path:
     return path
 
 
-def test_texts_come_out_line_by_line(asked, capfd):
+def test_texts_come_out_line_by_line(model_arguments, capfd):
     assert run("one", "two\nthree", "", "four") == 0
     assert capfd.readouterr() == ("ONE\nTWO\nTHREE\n\nFOUR\n", "")
 
 
-def test_texts_may_stand_before_and_behind_flags(asked, capfd):
+def test_texts_may_stand_before_and_behind_flags(model_arguments, capfd):
     assert run("a", "--num_beams", 1, "b", "--batch_size", 3, "c") == 0
     assert capfd.readouterr().out == "A\nB\nC\n"
-    assert (asked[0]["num_beams"], asked[0]["batch_size"]) == (1, 3)
+    assert (model_arguments[0]["num_beams"], model_arguments[0]["batch_size"]) == (1, 3)
 
 
-def test_flags_that_do_not_exist_are_wrong_usage(asked, capfd):
+def test_flags_that_do_not_exist_are_wrong_usage(model_arguments, capfd):
     with pytest.raises(SystemExit) as stop:
         run("a", "--beams", "b")
     assert stop.value.code == 2 and "--beams b" in capfd.readouterr().err
 
 
-def test_every_flag_on_the_model_reaches_the_translator(asked):
+def test_every_flag_on_the_model_reaches_the_translator(model_arguments):
     given = {
         "num_return_sequences": 2,
         "num_beams": 3,
@@ -97,22 +97,22 @@ def test_every_flag_on_the_model_reaches_the_translator(asked):
         "source_prefix": "x",
     }
     assert run("a", *[word for name, value in given.items() for word in (f"--{name}", value)]) == 0
-    assert asked == [{"name": "m", **given}]
+    assert model_arguments == [{"name": "m", **given}]
 
 
-def test_a_file_is_translated_line_by_line(asked, tmp_path, capfd):
+def test_a_file_is_translated_line_by_line(model_arguments, tmp_path, capfd):
     content = "\ufeffone\r\n\r\n  \ntwo\u2028three\x0bfour\nlast".encode()
     source = put(tmp_path / "in.txt", content)
     assert run("--input_file", source) == 0
     assert capfd.readouterr() == ("ONE\n\n\nTWO\u2028THREE\x0bFOUR\nLAST\n", "")
 
 
-def test_json_says_all_of_a_line(asked, tmp_path, capfd):
+def test_json_says_all_of_a_line(model_arguments, tmp_path, capfd):
     source = put(tmp_path / "in.txt", b"a\n\xff\n" + b"b" * 60)
     flags = ["--json", "--num_beams", 2, "--num_return_sequences", 2, "--max_new_tokens", 47]
     assert run("--input_file", source, *flags) == 1
-    one, two, three = map(json.loads, capfd.readouterr().out.splitlines())
-    assert one == {
+    first, two, three = map(json.loads, capfd.readouterr().out.splitlines())
+    assert first == {
         "line": 1,
         "source": "a",
         "warnings": [],
@@ -133,13 +133,13 @@ def test_json_says_all_of_a_line(asked, tmp_path, capfd):
     assert three["translations"][0] == {"text": "B" * 47, "score": 0.0, "ended": False}
 
 
-def test_n_best_are_as_many_lines_for_every_line(asked, capfd):
+def test_n_best_are_as_many_lines_for_every_line(model_arguments, capfd):
     flags = ["--scores", "--num_beams", 2, "--num_return_sequences", 2]
     assert run("a", "", "$", *flags) == 1
     assert capfd.readouterr().out == "0.0000\tA\n-1.0000\tA'\n\t\n\t\n\n\n"
 
 
-def test_ten_thousand_lines_survive_a_bad_one(asked, tmp_path, capfd):
+def test_ten_thousand_lines_survive_a_bad_one(model_arguments, tmp_path, capfd):
     lines = [b"line %d" % number for number in range(1, 10_001)]
     lines[4321] = b"caf\xe9 au lait"
     source = put(tmp_path / "in.txt", b"\n".join(lines) + b"\n")
@@ -164,21 +164,21 @@ def test_ten_thousand_lines_survive_a_bad_one(asked, tmp_path, capfd):
         ("stop", 1, "A\n"),
     ],
 )
-def test_what_happens_to_bad_lines_is_a_choice(asked, tmp_path, capfd, choice, code, out):
+def test_what_happens_to_bad_lines_is_a_choice(model_arguments, tmp_path, capfd, choice, code, out):
     source = put(tmp_path / "in.txt", b"a\nx\xffy\nb\n")
     assert run("--input_file", source, "--on_bad_line", choice) == code
     printed = capfd.readouterr()
     assert printed.out == out and f"{source}:2: invalid UTF-8" in printed.err
 
 
-def test_a_line_on_which_the_model_fails_is_reported(asked, capfd):
+def test_a_line_on_which_the_model_fails_is_reported(model_arguments, capfd):
     assert run("a", "5 $", "b") == 1
     printed = capfd.readouterr()
     assert printed.out == "A\n\nB\n"
     assert "error: text:2: the model failed: a dollar\n" in printed.err
 
 
-def test_a_long_line_is_translated_with_a_warning_that_says_which(asked, tmp_path, capfd):
+def test_a_long_line_is_translated_with_a_warning_that_says_which(model_arguments, tmp_path, capfd):
     source = put(tmp_path / "in.txt", b"a\n" + b"b" * 60 + b"\n")
     assert run("--input_file", source) == 0
     printed = capfd.readouterr()
@@ -186,14 +186,14 @@ def test_a_long_line_is_translated_with_a_warning_that_says_which(asked, tmp_pat
     assert f"warning: {source}:2: 61 tokens exceed the limit of 48: trunc" in printed.err
 
 
-def test_translations_without_an_end_are_counted(asked, capfd):
+def test_translations_without_an_end_are_counted(model_arguments, capfd):
     assert run("abcdef", "a", "--max_new_tokens", 4) == 0
     printed = capfd.readouterr()
     assert printed.out == "ABCD\nA\n"
     assert printed.err.startswith("1 of 2 translations reached the maximum length")
 
 
-def test_a_file_gets_its_name_when_it_is_complete(asked, tmp_path, capfd):
+def test_a_file_gets_its_name_when_it_is_complete(model_arguments, tmp_path, capfd):
     target = put(tmp_path / "out.txt", b"old\n")
     source = put(tmp_path / "in.txt", b"a\nb\n\xff\n")
     assert run("--input_file", source, "--output_file", target, "--on_bad_line", "stop") == 1
@@ -210,7 +210,7 @@ def test_a_failure_before_the_first_line_leaves_nothing(tmp_path, capfd):
     assert capfd.readouterr().err.startswith("error: ")
 
 
-def test_a_device_is_written_to_and_not_replaced(asked):
+def test_a_device_is_written_to_and_not_replaced(model_arguments):
     assert run("a", "--output_file", "/dev/null") == 0
     assert not Path("/dev/null").is_file() and not Path("/dev/null.part").exists()
 
@@ -228,7 +228,7 @@ def test_a_device_is_written_to_and_not_replaced(asked):
     ],
 )
 def test_wrong_usage_is_said_before_anything_is_done(
-    asked, tmp_path, monkeypatch, capfd, arguments, message
+    model_arguments, tmp_path, monkeypatch, capfd, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 2
@@ -236,7 +236,7 @@ def test_wrong_usage_is_said_before_anything_is_done(
     assert line.startswith("error: ") and message in line and list(tmp_path.iterdir()) == []
 
 
-def test_utf_16_is_named(asked, tmp_path, capfd):
+def test_utf_16_is_named(model_arguments, tmp_path, capfd):
     source = put(tmp_path / "in.txt", "über\n".encode("utf-16"))
     assert run("--input_file", source) == 1
     assert f"{source}:1: the text is UTF-16, not UTF-8" in capfd.readouterr().err
@@ -330,8 +330,10 @@ def test_the_guide_has_every_flag_and_no_other(capsys):
         cli.main(["translate", "--help"])
     flags = set(re.findall(r"--[a-z_]+", capsys.readouterr().out))
     guide = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"--[a-z_]+", guide.split("## hfseq translate")[1].split("\n## ")[0]))
-    assert shown == flags - {"--help", "--plugin", "--debug"}
+    documented = set(
+        re.findall(r"--[a-z_]+", guide.split("## hfseq translate")[1].split("\n## ")[0])
+    )
+    assert documented == flags - {"--help", "--plugin", "--debug"}
 
 
 @pytest.mark.slow
@@ -348,7 +350,7 @@ def test_help_of_translate_imports_nothing_heavy():
 def test_the_reference_spellings_of_the_script():
     parse = translate_command.script_arguments
     assert vars(parse(["m", "a", "--num_beams", "2", "b"]))["texts"] == ["a", "b"]
-    found = parse(["--english-query", "The cat.", "--checkpoint-file", "m"])
-    assert (found.model, found.texts) == ("m", ["The cat."])
+    arguments = parse(["--english-query", "The cat.", "--checkpoint-file", "m"])
+    assert (arguments.model, arguments.texts) == ("m", ["The cat."])
     with pytest.raises(UsageError, match="no model"):
         parse([])

@@ -1,4 +1,4 @@
-"""Read one hostile file after another and say how each ended (see `tests.hostile.guard`)."""
+"""Reads hostile files and reports the outcome of each (see `tests.hostile.guard`)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.hostile import subjects
 from tests.hostile.command_subjects import COMPILING
 from tests.hostile.guard import SECONDS
 
-ALLOWANCE = 64 << 20  # bytes of memory beside twice the file
-#: The same where programs are compiled.
+ALLOWANCE = 64 << 20  # bytes of memory in addition to twice the file size
+#: Limits for subjects that compile programs.
 COMPILING_SECONDS, COMPILING_ALLOWANCE = 60.0, 1 << 30
 RUNS = (
     "subprocess.Popen",
@@ -48,14 +48,14 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Watch:
-    """Notes what code that reads a file has no business to do, while ``on``."""
+    """Records actions that must not happen while a file is read."""
 
     def __init__(self, folder: Path):
         self.inside, self.on, self.found = str(folder), False, ""
         sys.addaudithook(self)
 
     def __call__(self, event: str, values: tuple[Any, ...]) -> None:
-        """Look at one event of the interpreter."""
+        """Checks one audit event of the interpreter."""
         if not self.on or self.found:
             return
         if event in RUNS:
@@ -71,14 +71,14 @@ class Watch:
         if isinstance(path, int):
             return False
         path = os.fsdecode(path)
-        if isinstance(folder, int) and folder > 2:  # the name is relative to a descriptor
+        if isinstance(folder, int) and folder > 2:  # the path is relative to a file descriptor
             path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path)
         path = os.path.abspath(path)
         return not path.startswith((self.inside, "/dev/null", "/dev/shm", "/proc/self"))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch within the body."""
+        """Records actions within the body."""
         self.on, self.found = True, ""
         try:
             yield
@@ -87,7 +87,7 @@ class Watch:
 
 
 def memory(name: str) -> int:
-    """Return a line of /proc/self/status in bytes; 0 where there is no such file."""
+    """Returns a value of /proc/self/status in bytes, or 0 if the file does not exist."""
     try:
         text = Path("/proc/self/status").read_text()
     except OSError:
@@ -96,18 +96,18 @@ def memory(name: str) -> int:
 
 
 def forget_peak() -> None:
-    """Let the peak of memory begin anew, where the system can."""
+    """Resets the peak of the memory usage if the system supports it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def read(subject: subjects.Subject, folder: Path, watch: Watch, size: int) -> tuple[str, str]:
-    """Load what lies in ``folder`` and judge it."""
+    """Loads the files in ``folder`` and returns the outcome and a detail."""
     from hfseq.errors import HfseqError
 
-    gc.collect()  # quick: what was there before the first case is frozen
+    gc.collect()  # fast, because the objects before the first case are frozen
     forget_peak()
-    before, started = memory("VmRSS"), time.process_time()
+    memory_before, started = memory("VmRSS"), time.process_time()
     how, detail = "read", ""
     with watch.watching():
         try:
@@ -116,9 +116,9 @@ def read(subject: subjects.Subject, folder: Path, watch: Watch, size: int) -> tu
             how, detail = "refused", str(error)
             if not detail.strip():
                 how, detail = "mute", type(error).__name__
-        except BaseException as error:  # whatever it is, it is no message
+        except BaseException as error:  # any other exception is not a message for users
             how, detail = "escaped", f"{type(error).__name__}: {str(error)[:300]}"
-    seconds, grown = time.process_time() - started, memory("VmHWM") - before
+    seconds, grown = time.process_time() - started, memory("VmHWM") - memory_before
     if watch.found:
         return "acted", watch.found
     compiles = subject.name in COMPILING
@@ -130,41 +130,43 @@ def read(subject: subjects.Subject, folder: Path, watch: Watch, size: int) -> tu
 
 
 def send(*values: Any) -> None:
-    """Tell the parent."""
+    """Sends a record to the parent."""
     os.write(out, json.dumps(values).encode() + b"\n")
 
 
 def main() -> None:
-    """Read the cases that standard input names."""
+    """Reads the cases from standard input and runs them."""
     root = Path(sys.argv[1])
     todo = json.loads(sys.stdin.buffer.readline())
     watch = Watch(root)
     for name in ("outside", "temporary"):
         (root / name).mkdir(exist_ok=True)
-    tempfile.tempdir = str(root / "temporary")  # where a writer may work, leaving nothing
-    before = sorted(os.listdir(root))
-    made: dict[str, subjects.Subject] = {}
+    tempfile.tempdir = str(root / "temporary")  # temporary files are allowed, but must be removed
+    memory_before = sorted(os.listdir(root))
+    created: dict[str, subjects.Subject] = {}
     for name, number in todo:
-        if name not in made:
-            made[name] = subjects.make(name, root / "made")
-            made[name].write_files(empty_folder(root))
-            made[name].load(root / "case")  # the good file is read, and what that imports is there
-            before = sorted({*before, "made", "case", "stderr"})
+        if name not in created:
+            created[name] = subjects.make(name, root / "made")
+            created[name].write_files(empty_folder(root))
+            created[name].load(
+                root / "case"
+            )  # read the valid files first, which imports all modules
+            memory_before = sorted({*memory_before, "made", "case", "stderr"})
             gc.collect()
             gc.freeze()
-        subject = made[name]
+        subject = created[name]
         size = subject.write_files(empty_folder(root), number)
         send("begin", name, number)
         how, detail = read(subject, root / "case", watch, size)
         left = {*os.listdir(root / "outside"), *os.listdir(root / "temporary")}
-        strange = set(os.listdir(root)) - set(before) or left
+        strange = set(os.listdir(root)) - set(memory_before) or left
         if strange:
             how, detail = "wrote", str(strange)
         send("end", name, number, how, detail)
 
 
 def empty_folder(root: Path) -> Path:
-    """Return an empty folder."""
+    """Returns an empty folder."""
     shutil.rmtree(root / "case", ignore_errors=True)
     (root / "case").mkdir()
     return root / "case"
@@ -172,5 +174,5 @@ def empty_folder(root: Path) -> Path:
 
 if __name__ == "__main__":
     out = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no message to the parent
+    os.dup2(2, 1)  # output of libraries must not reach the parent
     main()

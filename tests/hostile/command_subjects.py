@@ -1,4 +1,4 @@
-"""What the commands read, directories of runs and of models, and the commands on them."""
+"""Inputs of the commands: directories of runs and models, and commands that read them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.hostile.data_subjects import TEXTS
 
 
 def command(*words: object) -> None:
-    """Run ``hfseq`` in this process; what it raises is not turned into an exit code."""
+    """Runs ``hfseq`` in this process, without converting errors to exit codes."""
     from hfseq.cli import build_parser
 
     arguments = build_parser().parse_args(list(map(str, words)))
-    # What can be written to a terminal is written, as `run_command` sets it.
+    # Use the error handler that `run_command` sets for output.
     with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")):
         arguments.run(arguments)
 
 
 def commands(*lines: str) -> Callable[[Path], None]:
-    """Return what runs commands in whose words ``DIR`` is the folder, each to its end or error."""
+    """Returns a function that runs commands, in which ``DIR`` is replaced by the folder."""
 
     def run(folder: Path) -> None:
         failed: Exception | None = None
@@ -33,7 +33,7 @@ def commands(*lines: str) -> Callable[[Path], None]:
             shutil.rmtree(folder / "out", ignore_errors=True)
             try:
                 command(*(word.replace("DIR", str(folder)) for word in line.split("|")))
-            except OSError as error:  # as errors of hfseq are
+            except OSError as error:  # HfseqError is often an OSError
                 failed = error
             except Exception as error:
                 from hfseq.errors import HfseqError
@@ -90,7 +90,7 @@ def write_runs(folder: Path) -> None:
 
 
 def save_reader(folder: Path) -> None:
-    """A masked language model, which `fill-mask` and `inspect` read."""
+    """Saves a masked language model, which `fill-mask` and `inspect` read."""
     from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM
     from tests.support.models import bert_config
 
@@ -127,7 +127,7 @@ SAFETENSORS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
-#: Commands that only read: as the subjects of the loaders.
+#: Commands that only read files. The values are as in `subjects.SUBJECTS`.
 READING: dict[str, tuple[str, tuple[str, ...], Callable[[Path], None], Callable]] = {
     "report": ("lines", ("metrics.jsonl",), write_run, commands(*REPORT)),
     "report-flags": ("json", ("training_args.json",), write_run, commands(*REPORT[:2])),
@@ -190,5 +190,5 @@ RUNNING: dict[str, tuple[str, tuple[str, ...], Callable[[Path], None], Callable]
     ),
 }
 
-#: Commands for which programs are traced and compiled, which takes time and memory of its own.
+#: Commands that trace and compile programs, which takes additional time and memory.
 COMPILING = (*RUNNING, *(n for n in READING if n.startswith(("convert", "plan"))))

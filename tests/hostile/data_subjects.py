@@ -1,4 +1,4 @@
-"""Data files, and what runs leave: good ones of each kind, and how they are read."""
+"""Valid data files and run files of each type, and functions that read them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_parquet(folder: Path) -> None:
 
 
 def load_text(folder: Path) -> None:
-    """Read documents as language modelling does, all of them."""
+    """Reads all documents as for language modeling."""
     from hfseq.data.arguments import DataArguments
     from hfseq.data.sources import load_splits
 
@@ -213,7 +213,7 @@ def load_arrays(folder: Path) -> None:
         assert images.content.reshape(len(images), -1).sum() >= 0
 
 
-# -- what runs leave
+# -- files of runs
 
 
 def save_checkpoint(folder: Path) -> None:
@@ -230,7 +230,7 @@ def save_checkpoint(folder: Path) -> None:
 
 
 def save_unsealed(folder: Path) -> None:
-    """A checkpoint of a run that was killed before its sums were noted."""
+    """Saves a checkpoint of a run that was killed before the checksums were written."""
     save_checkpoint(folder)
     (folder / "checkpoints" / "3" / "checksums.json").unlink()
 
@@ -246,12 +246,12 @@ def load_checkpoint(folder: Path) -> None:
         checkpoints.verify_checksums(step)
         checkpoints.read_progress(step)
         shapes = {"params": {"kernel": (4, 8), "bias": (8,)}}
-        place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         params = {
-            name: jax.ShapeDtypeStruct(shape, "float32", sharding=place)
+            name: jax.ShapeDtypeStruct(shape, "float32", sharding=sharding)
             for name, shape in shapes["params"].items()
         }
-        number = jax.ShapeDtypeStruct((), "int32", sharding=place)
+        number = jax.ShapeDtypeStruct((), "int32", sharding=sharding)
         abstract = TrainState(params, (), {}, number, {})  # type: ignore[arg-type]
         checkpoints.restore(step, abstract)
 
@@ -283,5 +283,5 @@ def load_arguments(folder: Path) -> None:
     for name in ("run.json", "run.yaml"):
         try:
             parse([str(folder / name)])
-        except SystemExit as end:  # how argparse ends, after one line
+        except SystemExit as end:  # argparse exits after an error message
             assert end.code == 2

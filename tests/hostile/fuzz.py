@@ -1,12 +1,12 @@
-"""Fuzz what reads a file, led by the coverage of hfseq's own code (atheris, libFuzzer).
+"""Fuzzes file readers, guided by the code coverage of hfseq (atheris, libFuzzer).
 
     pip install atheris
     python tests/hostile/fuzz.py safetensors --seconds 60
     python tests/hostile/fuzz.py all --seconds 60
 
-The subjects are those of `tests.hostile.subjects` that take a fraction of a millisecond or so; one
-file is mutated, the others stay as they are. A finding (an exception that is no message, more than
-5 s, more than 2 GB) ends the run with the file's name; docs/security.md has what was run.
+The subjects are those of `tests.hostile.subjects` that take at most about a millisecond. One file
+is mutated, the others are unchanged. A finding (an unexpected exception, more than 5 s or more than
+2 GB) ends the run and prints the name of the file. docs/security.md lists the runs so far.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ QUICK = (
 
 
 def main() -> int:
-    """Fuzz one subject in this process, or all of them in one process each."""
+    """Fuzzes one subject in this process, or each subject in a separate process."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("subject", choices=(*QUICK, "all"))
-    parser.add_argument("--seconds", type=int, default=60, help="how long, each subject (60)")
-    parser.add_argument("--seed", type=int, default=1, help="of the mutations (1)")
+    parser.add_argument("--seconds", type=int, default=60, help="Seconds per subject. Default: 60.")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="Random seed of the mutations. Default: 1."
+    )
     arguments = parser.parse_args()
     if arguments.subject == "all":
         options = [f"--seconds={arguments.seconds}", f"--seed={arguments.seed}"]
@@ -46,7 +48,7 @@ def main() -> int:
 
 
 def fuzz(name: str, seconds: int, seed: int) -> None:
-    """Fuzz until the time is over; libFuzzer ends the process."""
+    """Fuzzes until the time limit; libFuzzer ends the process."""
     import atheris
 
     sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
@@ -112,7 +114,7 @@ def fuzz(name: str, seconds: int, seed: int) -> None:
 
 @contextlib.contextmanager
 def no_output():
-    """Let nothing out that the parser of the flags prints."""
+    """Suppresses the output of the flag parser."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         yield
 

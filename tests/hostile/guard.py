@@ -1,7 +1,7 @@
-"""Hostile files are read in a child process, where a crash, a hang or a bomb ends nothing else.
+"""Reads hostile files in a child process, which may crash, hang or exhaust its memory.
 
-The child says what it begins and how it ended; the parent kills what takes too long, notes a death
-by its signal, and starts another child after the case that did it.
+The child reports the start and the outcome of each case. The parent kills a child that takes too
+long, records crashes, and starts another child after the case.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS, WAIT = 5.0, 90.0
-START = 600.0  # to import everything and to make and read a good file, on a busy machine
+START = 600.0  # for imports, and to create and read valid files on a busy machine
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a case ended: "refused" and "read" are well, all else is a finding."""
+    """The outcome of a case: "refused" and "read" are expected, others are findings."""
 
     subject: str
     number: int
@@ -31,23 +31,23 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the promise was kept."""
+        """Whether the outcome is expected."""
         return self.how in ("refused", "read")
 
 
 def run(subjects: Sequence[str], first: int, count: int, folder: Path) -> Iterator[Outcome]:
-    """Read the cases ``first`` to ``first + count`` of each subject; yield how each ended."""
+    """Reads the cases ``first`` to ``first + count - 1`` of each subject; yields the outcomes."""
     todo = [(subject, number) for subject in subjects for number in range(first, first + count)]
     while todo:
-        done = 0
+        num_done = 0
         for outcome in _child(todo, folder):
-            done += 1
+            num_done += 1
             yield outcome
-        todo = todo[done:]
+        todo = todo[num_done:]
 
 
 def _child(todo: list[tuple[str, int]], folder: Path) -> Iterator[Outcome]:
-    own = {
+    variables = {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins"), *sys.path]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "XLA_FLAGS": "",
@@ -58,7 +58,7 @@ def _child(todo: list[tuple[str, int]], folder: Path) -> Iterator[Outcome]:
         "HFSEQ_CACHE": str(folder / "made" / "cache"),
         "MPLCONFIGDIR": str(folder / "made" / "matplotlib"),
         "JAX_PLATFORMS": "cpu",
-        # That of the tests lies outside of the folder, where nothing may be written.
+        # The cache of the tests is outside the folder, where writes are findings.
         "JAX_COMPILATION_CACHE_DIR": str(folder / "made" / "jax"),
     }
     command = [sys.executable, "-m", "tests.hostile.child", str(folder)]
@@ -66,7 +66,7 @@ def _child(todo: list[tuple[str, int]], folder: Path) -> Iterator[Outcome]:
     with (
         (folder / "stderr").open("ab") as noise,
         subprocess.Popen(
-            command, env=os.environ | own, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=noise
+            command, env=os.environ | variables, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=noise
         ) as child,
     ):
         assert child.stdin and child.stdout
@@ -76,12 +76,12 @@ def _child(todo: list[tuple[str, int]], folder: Path) -> Iterator[Outcome]:
 
 
 def _watch(child: subprocess.Popen[bytes], todo: list[tuple[str, int]]) -> Iterator[Outcome]:
-    """Yield the outcomes of one child, the last of which may be its death."""
+    """Yields the outcomes of one child, the last of which may be a crash."""
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
-        rest, current = b"", None
+        buffer, current = b"", None
         while True:
-            # The child measures what it computes; a wait is longer where others compute, too.
+            # The child measures CPU time; wall-clock time is longer on a busy machine.
             patience = START if current is None else WAIT
             if not selector.select(patience):
                 child.kill()
@@ -91,7 +91,7 @@ def _watch(child: subprocess.Popen[bytes], todo: list[tuple[str, int]]) -> Itera
             chunk = os.read(child.stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
             if not chunk:
                 break
-            *lines, rest = (rest + chunk).split(b"\n")
+            *lines, buffer = (buffer + chunk).split(b"\n")
             for line in lines:
                 word, *values = json.loads(line)
                 if word == "begin":

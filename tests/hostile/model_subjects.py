@@ -1,4 +1,4 @@
-"""Models and tokenizers: good ones of each kind, and how they are read."""
+"""Valid models and tokenizers of each type, and functions that read them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def save_fp8(folder: Path) -> None:
 
 
 def load_tensors(folder: Path) -> None:
-    """Open the weights and read every tensor, without building the model."""
+    """Opens the weights and reads every tensor, without building the model."""
     from hfseq.checkpoints import config as resolve
 
     opened = resolve.open_checkpoint(str(folder), {}, (folder / "pytorch_model.bin").exists())
@@ -105,7 +105,7 @@ def load_fp8(folder: Path) -> None:
 
 
 def load_config(folder: Path) -> None:
-    """Read a configuration as the training scripts do."""
+    """Reads a configuration as the training scripts do."""
     from types import SimpleNamespace
 
     from hfseq.training import setup
@@ -123,7 +123,7 @@ def load_config(folder: Path) -> None:
 
 
 class _Vocabulary:
-    """As much of a tokenizer as the check of a configuration wants."""
+    """The part of a tokenizer that the check of a configuration requires."""
 
     name_or_path, all_special_ids, added_tokens_decoder = "small", (0,), {}  # type: ignore[var-annotated]
 

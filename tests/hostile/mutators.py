@@ -1,7 +1,7 @@
-"""What a hostile or damaged file looks like: mutations that know the structure of a format.
+"""Mutations that use the structure of a file format.
 
-Each takes the bytes of a good file and a ``random.Random`` and returns other bytes; the same
-generator gives the same bytes, so that a finding can be made again from its number.
+Each accepts the bytes of a valid file and a ``random.Random``, and returns other bytes. The result
+only depends on the generator, so that a finding can be reproduced from its number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 Mutator = Callable[[bytes, random.Random], bytes]
 
 DEEP = "[" * 3000 + "]" * 3000
-#: Values that a reader may take for something else than they are; texts stand in JSON as they are.
+#: Values that readers may misinterpret, as JSON text.
 HOSTILE = (
     "null", "true", "-1", "0", "1", "1e308", "1e999", "NaN", "-Infinity", str(2**31), str(2**63),
     str(10**12), str(10**30), "-9223372036854775808", "0.5", '""', '"\\ud800"', '"\\u0000"',
@@ -26,7 +26,7 @@ NUMBERS = (0, 1, 2, 7, 8, 127, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**40
 
 
 def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
-    """Bytes flipped, cut, doubled, moved, or replaced by numbers at the edge of a type."""
+    """Flips, removes, duplicates or moves bytes, or inserts numbers at the limits of a type."""
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 1, 2, 4, 16))):
         at = draw.randrange(len(out) + 1)
@@ -55,14 +55,14 @@ def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
 
 
 def mutate_json(data: bytes, draw: random.Random) -> bytes:
-    """A value replaced by a hostile one, a key lost, renamed or doubled; or damaged bytes."""
+    """Replaces a value, or removes, renames or duplicates a key; or mutates bytes."""
     if not draw.randrange(4):
         return mutate_bytes(data, draw)
     return _changed(json.loads(data), draw).encode()
 
 
 def mutate_lines(data: bytes, draw: random.Random) -> bytes:
-    """JSON lines, one or more of them changed as JSON or replaced by what is no object."""
+    """Changes lines of a JSON lines file as JSON, or replaces them by other values."""
     lines = data.splitlines()
     for _ in range(draw.choice((1, 1, 3))):
         at = draw.randrange(len(lines))
@@ -77,13 +77,13 @@ def mutate_lines(data: bytes, draw: random.Random) -> bytes:
             case _:
                 try:
                     lines[at] = _changed(json.loads(lines[at]), draw).encode()
-                except (ValueError, RecursionError):  # it was changed before
+                except (ValueError, RecursionError):  # the line was changed before
                     lines[at] = b""
     return b"\n".join(lines) + b"\n"
 
 
 def mutate_text(data: bytes, draw: random.Random) -> bytes:
-    """Text, CSV and the like: quotes, separators and line ends where none belong, other codes."""
+    """Inserts quotes, separators and line ends into text or CSV, or changes the encoding."""
     pieces = (
         b'"', b'""', b"\t", b",", b"\r", b"\r\n", b"\n\n", b"\0", b"\xff\xfe", b"\xef\xbb\xbf",
         b"\xed\xa0\x80", b"\xc3", "\u2028".encode(), b"A" * 70_000, b'"' + b"B\n" * 500, b"\x85",
@@ -106,15 +106,15 @@ def mutate_text(data: bytes, draw: random.Random) -> bytes:
 
 
 def mutate_safetensors(data: bytes, draw: random.Random) -> bytes:
-    """A header that lies: about its length, names, types, shapes or places; or damaged bytes."""
+    """Changes length, names, dtypes, shapes or offsets of a header; or mutates bytes."""
     (size,) = struct.unpack("<Q", data[:8])
     header, body = data[8 : 8 + size], data[8 + size :]
-    if (kind := draw.randrange(8)) == 0:
+    if (choice := draw.randrange(8)) == 0:
         return mutate_bytes(data, draw)
-    if kind == 1:
+    if choice == 1:
         length = draw.choice((*NUMBERS, size - 1, size + 1, len(data), len(data) - 8))
         return struct.pack("<Q", length % 2**64) + header + body
-    if kind < 4:
+    if choice < 4:
         text = _changed(json.loads(header), draw).encode()
     else:
         entries = json.loads(header)
@@ -149,7 +149,7 @@ def _lie(entries: dict[str, Any], draw: random.Random, size: int) -> None:
 
 
 def mutate_msgpack(data: bytes, draw: random.Random) -> bytes:
-    """Lengths that lie, extension types, nesting without end; or damaged bytes."""
+    """Inserts wrong lengths, extension types or deep nesting; or mutates bytes."""
     heads = (
         b"\xdd\xff\xff\xff\xff",
         b"\xdf\x7f\xff\xff\xff",
@@ -175,7 +175,7 @@ def mutate_msgpack(data: bytes, draw: random.Random) -> bytes:
 
 
 def _changed(tree: Any, draw: random.Random) -> str:
-    """Return JSON text with one or two hostile places in it."""
+    """Returns JSON text with one or two hostile changes."""
     marks: dict[str, str] = {}
     for number in range(draw.choice((1, 1, 2))):
         parent, key = _pick(tree, draw)
@@ -187,7 +187,7 @@ def _changed(tree: Any, draw: random.Random) -> str:
                 parent[draw.choice(("", "__class__", "../x", "auto_map", f"{key} "))] = parent.pop(
                     key
                 )
-            case 2:  # the same key twice
+            case 2:  # a duplicate key
                 marks[f'"{mark}": 0'] = f"{json.dumps(key)}: {draw.choice(HOSTILE)}"
                 parent[mark] = 0
             case _ if parent is not None:
@@ -202,7 +202,7 @@ def _changed(tree: Any, draw: random.Random) -> str:
 
 
 def _pick(tree: Any, draw: random.Random) -> tuple[Any, Any]:
-    """Return a container and a key in it; (None, None) stands for the whole."""
+    """Returns a container and a key in it, or (None, None) for the whole value."""
     parent, key, node = None, None, tree
     while isinstance(node, dict | list) and node and (parent is None or draw.randrange(3)):
         parent = node

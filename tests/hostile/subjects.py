@@ -1,6 +1,6 @@
-"""The files that hfseq reads and others write: a good one of each, and how it is read.
+"""Types of files that hfseq reads: functions that write a valid file, and that read it.
 
-What is heavy is imported when a subject is made or read.
+Modules that are slow to import are imported when a subject is created or read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.hostile.mutators import MUTATORS
 
 @dataclass
 class Subject:
-    """Files in a folder, those that are mutated and how, and what reads the folder."""
+    """Files in a folder, which of them are mutated and how, and a function that reads them."""
 
     name: str
     kind: str
@@ -28,12 +28,12 @@ class Subject:
     files: dict[str, bytes] = field(default_factory=dict)
 
     def write_files(self, folder: Path, number: int | None = None) -> int:
-        """Write the files of a case (of the good one without a number); return their bytes."""
+        """Writes the files of a case, or the valid files without a number; returns their size."""
         draw = random.Random(f"{self.name}/{number}")
-        chosen = draw.choice(self.mutated) if number is not None else None
+        selected = draw.choice(self.mutated) if number is not None else None
         size = 0
         for name, content in self.files.items():
-            if name == chosen:
+            if name == selected:
                 good = self.kind == "number"
                 content = str(number).encode() if good else MUTATORS[self.kind](content, draw)
             path = folder / name
@@ -44,7 +44,7 @@ class Subject:
 
 
 def make(name: str, scratch: Path) -> Subject:
-    """Return a subject; ``scratch`` is a folder where its good files may be made."""
+    """Creates a subject. Its valid files are written to a folder in ``scratch``."""
     if name == "misbehaving":
         return Subject(name, "number", ("number",), misbehave, {"number": b"good"})
     kind, mutated, files, load = SUBJECTS[name]
@@ -52,16 +52,16 @@ def make(name: str, scratch: Path) -> Subject:
     if not folder.exists():
         folder.mkdir(parents=True)
         files(folder)
-    found = {
+    contents = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    return Subject(name, kind, mutated or tuple(found), load, found)
+    return Subject(name, kind, mutated or tuple(contents), load, contents)
 
 
 def misbehave(folder: Path) -> None:
-    """Do what the number in a file says, as bad code would; the guard has to notice."""
+    """Misbehaves according to the number in a file. The guard must detect it."""
     import os
     import pickle
     import subprocess
@@ -85,7 +85,7 @@ def misbehave(folder: Path) -> None:
 
 SAFETENSORS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
-#: Name: mutator, the files that are mutated (all if none is named), how they are made and read.
+#: By name: mutator, mutated files (all files if empty), functions that write and read the files.
 SUBJECTS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], None], Callable]] = {
     "safetensors": ("safetensors", (SAFETENSORS,), models.save_bert, models.load_tensors),
     "safetensors-model": ("safetensors", (SAFETENSORS,), models.save_bert, models.load_bert),

@@ -1,7 +1,7 @@
-"""Headers, indices and JSON that hypothesis makes up: a right result or an error that is ours.
+"""Headers, indices and JSON from Hypothesis: a correct result or an error of hfseq.
 
-Where `test_mutations.py` damages good files, these are made from the formats' own alphabet, and
-what is found is made small.
+`test_mutations.py` damages valid files. These files are generated from the elements of the formats,
+and Hypothesis minimizes the findings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hfseq import errors
 from hfseq.checkpoints import files
 from hfseq.errors import CheckpointError
 
-# The same examples in every run, and no folder of findings in the tree.
+# Use the same examples in every run, and write no database to the source tree.
 PLAIN = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 DATA = bytes(range(64))
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1, "I64": 8, "F64": 8}
@@ -68,8 +68,8 @@ def test_a_header_is_refused_or_its_tensors_are_those_of_the_file(header, lie, s
         path = Path(folder) / "model.safetensors"
         path.write_bytes(max(len(text) + lie, 0).to_bytes(8, "little") + text + data)
         try:
-            found = files.open_file(str(path)).tensors
-            values = {name: np.asarray(tensor.read(...)) for name, tensor in found.items()}
+            parsed = files.open_file(str(path)).tensors
+            values = {name: np.asarray(tensor.read(...)) for name, tensor in parsed.items()}
         except CheckpointError as error:
             assert str(path) in str(error)
             return
@@ -83,10 +83,10 @@ def test_a_header_is_refused_or_its_tensors_are_those_of_the_file(header, lie, s
 @PLAIN
 @given(st.dictionaries(st.text(max_size=3), st.text(max_size=12) | VALUES, max_size=3) | VALUES)
 def test_an_index_never_leads_out_of_its_folder(weight_map):
-    asked = []
+    requests = []
 
     def fetch(name):
-        asked.append(name)
+        requests.append(name)
         return None
 
     with tempfile.TemporaryDirectory() as folder:
@@ -95,8 +95,8 @@ def test_an_index_never_leads_out_of_its_folder(weight_map):
         try:
             files.open_file(str(path), fetch=fetch)
         except CheckpointError as error:
-            assert "index" in str(error) or any(repr(name)[1:-1] in str(error) for name in asked)
-    assert all(name and not set(name) & set("/\\") and name.strip(".") for name in asked)
+            assert "index" in str(error) or any(repr(name)[1:-1] in str(error) for name in requests)
+    assert all(name and not set(name) & set("/\\") and name.strip(".") for name in requests)
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_an_index_never_leads_out_of_its_folder(weight_map):
 @given(st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_json_has_one_kind_of_error(data):
     try:
-        found = errors.parse_json(data, unique_keys=True)
+        parsed = errors.parse_json(data, unique_keys=True)
     except json.JSONDecodeError:
         return
-    assert json.dumps(found) == json.dumps(json.loads(data))
+    assert json.dumps(parsed) == json.dumps(json.loads(data))

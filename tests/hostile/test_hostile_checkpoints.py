@@ -1,4 +1,4 @@
-"""Checkpoints that were made to deceive, one trick each."""
+"""Malicious checkpoints, one attack each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WEIGHTS = "model.safetensors"
 
 
 def load(folder: Path):
-    """Return the model and its parameters, which are not put on a device: that takes longer."""
+    """Returns the model and its parameters, which stay on the host because that is faster."""
     return FlaxAutoModelForMaskedLM.from_pretrained(folder, _do_init=False)
 
 
@@ -66,7 +66,7 @@ def test_shards_lie_beside_their_index(sharded, saved, shard):
     content = json.loads(index.read_text())
     content["weight_map"]["cls.predictions.bias"] = shard
     index.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="shards must lie beside their index"):
+    with pytest.raises(CheckpointError, match="shards must be in the directory of the index"):
         load(sharded)
 
 
@@ -144,10 +144,10 @@ TRICKS = {
 @pytest.mark.parametrize("trick", TRICKS)
 def test_headers_that_lie_are_refused(saved, trick):
     header, body = header_of(saved / WEIGHTS)
-    one, two = sorted((n for n in header if n != "__metadata__"), key=lambda n: header[n]["shape"])[
-        :2
-    ]
-    TRICKS[trick](header, one, two)
+    name, two = sorted(
+        (n for n in header if n != "__metadata__"), key=lambda n: header[n]["shape"]
+    )[:2]
+    TRICKS[trick](header, name, two)
     write(saved / WEIGHTS, header, body)
     with pytest.raises((CheckpointError, WeightsError)):
         load(saved)
@@ -202,7 +202,7 @@ def test_msgpack_that_lies_is_refused(tmp_path, bomb):
 
 
 class Evil:
-    """Unpickling it makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -221,7 +221,7 @@ def test_a_pickle_in_pytorch_model_bin_never_runs(saved, tmp_path):
         lambda path: torch.save({"a": Evil(ran)}, path, _use_new_zipfile_serialization=False),
     ):
         dump(saved / files.TORCH_BIN)
-        with pytest.raises(CheckpointError, match="holds only PyTorch .bin weights"):
+        with pytest.raises(CheckpointError, match="only PyTorch .bin weights"):
             load(saved)
         with pytest.raises(CheckpointError, match="damaged or not a plain PyTorch state dict"):
             FlaxBertForMaskedLM.from_pretrained(saved, from_pt=True)
@@ -264,9 +264,7 @@ def test_files_of_other_libraries_beside_the_weights_are_not_opened(saved, tmp_p
             marks=pytest.mark.slow,
         ),
         ({"vocab_size": 2**31 - 1}, "differ in shape"),
-        pytest.param(
-            {"hidden_size": 33}, "is not valid|differ in shape", marks=pytest.mark.slow
-        ),
+        pytest.param({"hidden_size": 33}, "is not valid|differ in shape", marks=pytest.mark.slow),
         pytest.param({"num_attention_heads": 0}, "is not valid", marks=pytest.mark.slow),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan"),
         pytest.param(
@@ -308,7 +306,7 @@ def test_what_is_no_object_is_no_configuration(saved, text):
 
 
 def test_a_table_of_places_is_not_computed_for_a_file_that_has_none(tmp_path):
-    """Marian computes its places: 2**28 of them would take 100 GB before anything is compared."""
+    """Marian computes its position table: 2**28 positions would need 100 GB before any check."""
     from hfseq_plugins.marian.modeling import FlaxMarianMTModel
     from tests.support.models import marian_config
 
@@ -340,7 +338,7 @@ def test_a_huge_model_is_not_made_of_one_small_tensor(saved):
         FlaxAutoModelForMaskedLM.from_pretrained(saved)
 
 
-# -- code that a checkpoint ships
+# -- code in a checkpoint
 
 
 def with_code(folder: Path, ran: Path, name: str = "FlaxAutoModelForMaskedLM") -> None:
@@ -358,7 +356,9 @@ def with_code(folder: Path, ran: Path, name: str = "FlaxAutoModelForMaskedLM") -
 def test_code_is_not_run_unless_it_is_trusted_and_is_named(saved, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     with_code(saved, tmp_path / "ran")
-    assert type(load(saved)[0]) is FlaxBertForMaskedLM  # a plugin has it: the code is not needed
+    assert (
+        type(load(saved)[0]) is FlaxBertForMaskedLM
+    )  # a plugin registers it, so the code is not needed
     text = (saved / "config.json").read_text()
     (saved / "config.json").write_text(text.replace('"bert"', '"evil"'))
     with pytest.raises(HfseqError, match=r"evil\.py.*trust_remote_code=True"):

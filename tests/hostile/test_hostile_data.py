@@ -1,4 +1,4 @@
-"""Data files that were made to deceive, one trick each."""
+"""Malicious data files, one attack each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def table(path):
 
 @pytest.fixture
 def peak():
-    """Call it with a function: the most memory of Python objects meanwhile, in bytes."""
+    """Returns a function that calls another one and returns the peak of Python memory in bytes."""
 
     def measure(function):
         tracemalloc.start()
@@ -58,12 +58,12 @@ def peak():
     return measure
 
 
-# -- packed files
+# -- compressed files
 
 
 @pytest.fixture(scope="module")
 def bomb():
-    """64 MB of one letter, without a line end, in each packing."""
+    """64 MB of one letter without a line end, in each compression format."""
     return {suffix: pack(b"a" * BOMB) for suffix, pack in PACK.items()}
 
 
@@ -71,7 +71,7 @@ def bomb():
 def test_a_decompression_bomb_is_refused_before_it_has_unpacked(tmp_path, bomb, suffix, peak):
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(bomb[suffix])
-    text = "unpacks to more than 100 times its size .* unpack it yourself"
+    text = "to more than 100 times its size .* decompress it"
     for read in (texts, pairs, table):
         with pytest.raises(DataError, match=text):
             read(path)
@@ -91,7 +91,7 @@ def test_a_decompression_bomb_is_refused_before_it_has_unpacked(tmp_path, bomb, 
 def test_a_bomb_is_not_handed_to_others_that_unpack_it(tmp_path, bomb, streaming):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(bomb[".gz"])
-    with pytest.raises(DataError, match="unpacks to more than 100 times its size"):
+    with pytest.raises(DataError, match="more than 100 times its size"):
         texts(path, streaming=streaming, data_cache_dir=str(tmp_path / "cache"))
 
 
@@ -125,7 +125,7 @@ def test_an_archive_of_arrays_that_unpacks_to_too_much_is_refused(tmp_path, peak
     np.savez_compressed(tmp_path / "x.npz", np.zeros((BOMB // 64, 8, 8), np.uint8))
 
     def read():
-        with pytest.raises(DataError, match="unpacks to 64 MB, more than 100 times its size"):
+        with pytest.raises(DataError, match="to 64 MB, more than 100 times its size"):
             sources.ByteArrays.read([str(tmp_path / "x.npz")], "--train_file")
 
     assert peak(read) < BOMB // 4
@@ -142,15 +142,15 @@ def write_parquet(path: Path, **columns) -> None:
 
 
 def test_parquet_that_unpacks_to_too_much_is_refused(tmp_path):
-    """Equal texts are stored once and counted: a few kB become as many GB as one likes."""
+    """Equal texts are stored once, so that a few kB can expand to any number of GB."""
     path = tmp_path / "a.parquet"
     write_parquet(path, text=["a" * 1000] * 200_000, label=[1] * 200_000)
     assert path.stat().st_size < 100_000
     for read in (texts, table):
-        with pytest.raises(DataError, match="unpacks to more than 100 times its size"):
+        with pytest.raises(DataError, match="more than 100 times its size"):
             read(path)
     write_parquet(path, en=["a" * 1000] * 200_000, de=["b"] * 200_000)
-    with pytest.raises(DataError, match="unpacks to more than 100 times its size"):
+    with pytest.raises(DataError, match="more than 100 times its size"):
         pairs(path)
 
 
@@ -184,7 +184,7 @@ def test_lines_that_deceive_are_read_or_named(tmp_path, name, read):
     try:
         assert read(path)
     except HfseqError as error:
-        assert str(path) in str(error) or "no column holds text" in str(error)
+        assert str(path) in str(error) or "no column contains text" in str(error)
 
 
 @pytest.mark.parametrize("text", [DEEP, "1" * 10_000, '{"a": 1, "a": 2}', b"\xff", "", "\ufeff1"])
@@ -201,7 +201,7 @@ def test_equal_keys_are_python_s_business_unless_it_matters():
 
 
 class Evil:
-    """Unpickling it makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -224,7 +224,7 @@ def test_arrays_of_pickled_objects_never_run(tmp_path):
 def test_an_archive_under_a_wrong_name_is_told(tmp_path):
     np.savez(tmp_path / "x.npz", np.zeros((2, 2), np.uint8))
     (tmp_path / "x.npz").rename(tmp_path / "x.npy")
-    with pytest.raises(DataError, match="is an archive of arrays: call it .npz"):
+    with pytest.raises(DataError, match="is an archive of arrays.*npz"):
         sources.ByteArrays.read([str(tmp_path / "x.npy")], "--train_file")
 
 
@@ -271,7 +271,7 @@ def test_offsets_that_lead_elsewhere_are_refused(tmp_path):
             store.TokenStore.open(tmp_path / "s")
 
 
-# -- names that lead out of a directory
+# -- paths outside a directory
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,9 @@ def test_files_of_a_prepared_dataset_lie_beside_its_description(tmp_path, templa
     info = test_tfds.info("train")
     info["splits"][0]["filepathTemplate"] = template
     (tmp_path / "dataset_info.json").write_text(json.dumps(info))
-    with pytest.raises(DataError, match="lie beside it|is missing|cannot be read|not the de"):
+    with pytest.raises(
+        DataError, match="in the same directory|is missing|cannot be read|not the de"
+    ):
         load_pairs(TranslationArguments(dataset_name=f"tfds:{tmp_path}"))
 
 
@@ -322,11 +324,11 @@ def test_checkpoints_on_another_disk_are_welcome(tmp_path):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_rows_that_are_null_are_refused(tmp_path, streaming):
-    """pyarrow's reader ends the process at some of them."""
+    """The reader of pyarrow crashes the process for some of these files."""
     rows = [json.dumps({"text": f"text number {i}"}) for i in range(9)]
     for at in (0, 4):
         (tmp_path / "a.jsonl").write_text("\n".join([*rows[:at], " null", *rows[at:]]) + "\n")
-        with pytest.raises(DataError, match=rf"a.jsonl:{at + 1} is null where an object is due"):
+        with pytest.raises(DataError, match=rf"a.jsonl:{at + 1} is null"):
             load_splits(
                 DataArguments(
                     train_file=[str(tmp_path / "a.jsonl")],

@@ -1,7 +1,7 @@
-"""Files that were damaged or made to deceive: read rightly or refused with a message.
+"""Damaged and malicious files are read correctly or rejected with a message.
 
-Never a crash, a hang over 5 s, memory beyond twice the file and 64 MB, a write outside the folder,
-or code that runs. A finding is made again by its subject and number, which are its seed.
+Findings are crashes, more than 5 s, more memory than twice the file size plus 64 MB, writes outside
+the folder, and code that runs. Subject and number are the seed of a case and reproduce it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUICK = (
     "examples-jsonl", "examples-tsv", "examples-parquet", "store", "store-header", "arrays", "log",
     "arguments",
 )  # fmt: skip
-#: Subjects that lay out a model for every file, which takes a hundred times as long.
+#: Subjects that build a model for each file, which takes a hundred times as long.
 MODELS = (
     "safetensors-model",
     "msgpack-model",
@@ -35,16 +35,16 @@ MODELS = (
     "checkpoint",
     "checkpoint-unsealed",
 )
-#: A log loses the lines that are torn; nothing of it is refused. (Commands that read say what is
-#: wrong, and end.)
+#: Subjects that ignore damaged lines instead of rejecting the file, and commands that report
+#: problems.
 FORGIVING = ("log",)
 A_FEW, SOME, MANY = 10, 80, 300
-#: Of a command: those that build a model, or run it.
+#: Commands that build or run a model.
 BUILDING, RUNS = 100, 170
 
 
 def count(subject):
-    """How many files of a subject are read with `-m slow`."""
+    """Returns the number of files of a subject with `-m slow`."""
     if subject in RUNNING:
         return RUNS
     if subject in READING and subject.startswith(
@@ -102,12 +102,12 @@ def _safetensors():
 
 
 class TestTheGuard:
-    """What it is there to find, it finds."""
+    """The guard detects all kinds of misbehavior."""
 
     @pytest.fixture
     def outcomes(self, tmp_path):
-        found = guard.run(("misbehaving",), 0, 8, tmp_path)
-        return {outcome.number: outcome for outcome in found}
+        cases = guard.run(("misbehaving",), 0, 8, tmp_path)
+        return {outcome.number: outcome for outcome in cases}
 
     @pytest.mark.slow
     def test_every_kind_of_finding(self, outcomes):

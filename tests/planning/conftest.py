@@ -1,4 +1,4 @@
-"""Plans are compared with short runs of the real loop, the one that the training tests have."""
+"""Fixtures for plans, and for the short runs of the training tests that they are compared with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GPT2 = "n_embd=32,n_layer=1,n_head=4,n_positions=40,vocab_size=128,bos_token_id=
 
 @pytest.fixture
 def options() -> Callable[..., Options]:
-    """Options of a plan for a tiny GPT-2 on eight devices; keywords add or replace some."""
+    """Returns a function that creates options for a tiny GPT-2 on eight devices."""
 
     def make(**changes: Any) -> Options:
         values = {

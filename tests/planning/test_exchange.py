@@ -1,4 +1,4 @@
-"""What the devices exchange: by the rules, in a compiled step, and on the wire."""
+"""Communication of devices by the sharding rules, in a compiled step, and its wire time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from hfseq.training.hardware import get_accelerator
 MESH = {"data": 8, "fsdp": 8, "tensor": 1, "sequence": 1}
 
 
-def of_kind(found, kind, *axes):
-    return next(one for one in found if (one["kind"], one["axes"]) == (kind, list(axes)))
+def of_kind(collectives, kind, *axes):
+    return next(
+        collective
+        for collective in collectives
+        if (collective["kind"], collective["axes"]) == (kind, list(axes))
+    )
 
 
 def test_gradients_are_summed_over_data_as_the_compiled_step_does_it(options):
@@ -22,10 +26,10 @@ def test_gradients_are_summed_over_data_as_the_compiled_step_does_it(options):
     run = build(options, abstract_mesh("data=8", 8))
     rule = of_kind(exchange_by_rules(run), "all-reduce", "data")
     assert rule["bytes"] == 4 * sum(x.size for x in jax.tree.leaves(run.abstract_state().params))
-    found = step_compiler.compile_step(options, 2, False, jax.devices())["collectives"]
-    # XLA may sum the two gradients of a tied table, of look-up and head, one by one.
+    collectives = step_compiler.compile_step(options, 2, False, jax.devices())["collectives"]
+    # XLA may all-reduce the two gradients of a tied table (lookup and head) separately.
     table = 4 * 128 * 32
-    size = of_kind(found, "all-reduce", "data")["bytes"]
+    size = of_kind(collectives, "all-reduce", "data")["bytes"]
     assert rule["bytes"] <= size <= 1.02 * (rule["bytes"] + table)
 
 
@@ -33,9 +37,9 @@ def test_gradients_are_summed_over_data_as_the_compiled_step_does_it(options):
 def test_weights_are_put_together_over_fsdp_as_the_compiled_step_does_it(options):
     options = options(mesh="fsdp=8")
     rules = exchange_by_rules(build(options, abstract_mesh("fsdp=8", 8)))
-    found = step_compiler.compile_step(options, 2, False, jax.devices())["collectives"]
+    collectives = step_compiler.compile_step(options, 2, False, jax.devices())["collectives"]
     gathered = of_kind(rules, "all-gather", "fsdp")["bytes"]
-    assert of_kind(found, "all-gather", "fsdp")["bytes"] == pytest.approx(gathered, rel=0.05)
+    assert of_kind(collectives, "all-gather", "fsdp")["bytes"] == pytest.approx(gathered, rel=0.05)
 
 
 def test_recomputed_layers_gather_their_weights_again(options):
@@ -53,11 +57,11 @@ def test_a_ring_moves_what_it_must_at_the_speed_of_its_slowest_part():
     summed = {"kind": "all-reduce", "axes": ["fsdp"], "bytes": 8e9}
     gathered = {"kind": "all-gather", "axes": ["fsdp"], "bytes": 8e9}
     scattered = {"kind": "reduce-scatter", "axes": ["fsdp"], "bytes": 1e9}
-    # Seven eighths of 8 GB within a machine, at 450 GB/s; a sum is both of the others.
+    # Seven eighths of 8 GB within a machine, at 450 GB/s. An all-reduce is both of the others.
     assert wire_seconds(gathered, MESH, h200) == pytest.approx(7e9 / 450e9)
     assert wire_seconds(scattered, MESH, h200) == pytest.approx(7e9 / 450e9)
     assert wire_seconds(summed, MESH, h200) == pytest.approx(14e9 / 450e9)
-    # `data` is the outer axis: its groups reach over eight machines.
+    # `data` is the outer axis: its groups span eight machines.
     outer = summed | {"axes": ["data"]}
     assert wire_seconds(outer, MESH, h200) == pytest.approx(14e9 / 50e9)
     assert wire_seconds(outer, MESH, h200, network=100e9) == pytest.approx(14e9 / 100e9)

@@ -1,4 +1,4 @@
-"""A plan says of a real run what its arrays and its compiled step say."""
+"""Plans agree with the arrays and the compiled steps of real runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hfseq.training.loader import Loader
 
 
 def local_bytes(tree) -> int:
-    """What the first device really has of arrays."""
+    """Returns the bytes of arrays on the first device."""
     first = jax.devices()[0]
     shards = (s for leaf in jax.tree.leaves(tree) for s in leaf.addressable_shards)
     return sum(shard.data.nbytes for shard in shards if shard.device == first)
 
 
 def planned(loop, **changes) -> Options:
-    """The options of a plan of the run that ``loop`` made."""
+    """Returns the options of a plan for the run of ``loop``."""
     training = loop.run.arguments.training
     return Options(
         config=str(loop.folder),
@@ -76,9 +76,9 @@ def test_bytes_on_a_device_are_those_of_the_arrays_of_a_run(train, mesh, objecti
     for planned_leaf, leaf in zip(jax.tree.leaves(shapes), jax.tree.leaves(state), strict=True):
         assert (planned_leaf.shape, planned_leaf.dtype) == (leaf.shape, leaf.dtype)
         assert planned_leaf.sharding.spec == leaf.sharding.spec
-    batch, found = first_batch(loop), abstract_batch(run, rows_per_shard(run))
+    batch, planned_batch = first_batch(loop), abstract_batch(run, rows_per_shard(run))
     assert {k: (x.shape, x.dtype) for k, x in batch.items()} == {
-        k: (x.shape, x.dtype) for k, x in found.items()
+        k: (x.shape, x.dtype) for k, x in planned_batch.items()
     }
     assert plan["bytes"]["batch"]["device"] == local_bytes(batch)
 
@@ -91,11 +91,11 @@ def test_a_program_of_the_plan_is_that_of_the_run(train):
     batch = first_batch(loop)
     memory = loop.run.step_function().lower(loop.state, {}, batch).compile().memory_analysis()
     options = planned(loop)
-    found = step_compiler.compile_step(options, loop.run.batch.rows // 8, False, jax.devices())
-    assert found["arguments"] == memory.argument_size_in_bytes
-    assert found["temporary"] == memory.temp_size_in_bytes
+    program = step_compiler.compile_step(options, loop.run.batch.rows // 8, False, jax.devices())
+    assert program["arguments"] == memory.argument_size_in_bytes
+    assert program["temporary"] == memory.temp_size_in_bytes
     arrays = local_bytes(loop.state) + local_bytes(batch)
-    assert found["arguments"] == pytest.approx(arrays, abs=64 * len(jax.tree.leaves(loop.state)))
+    assert program["arguments"] == pytest.approx(arrays, abs=64 * len(jax.tree.leaves(loop.state)))
 
 
 @pytest.mark.slow
@@ -103,10 +103,10 @@ def test_fsdp_leaves_a_device_an_eighth_and_what_no_axis_splits(options):
     plan = make_plan(options(mesh="fsdp=8", no_compile=True))
     parts = plan["bytes"]
     assert parts["parameters"]["all"] == 4 * plan["run"]["parameters"]
-    everything, mine = (
-        parts["parameters"][where] + parts["optimizer"][where] for where in ("all", "device")
+    total, mine = (
+        parts["parameters"][scope] + parts["optimizer"][scope] for scope in ("all", "device")
     )
-    whole = parts["whole"]["device"]
-    assert abs(mine - whole - everything / 8) <= 0.1 * everything / 8
-    # What is stated to be whole is: the counters of the optimizer, and nothing of a parameter.
-    assert whole < 0.01 * everything / 8
+    unsharded = parts["whole"]["device"]
+    assert abs(mine - unsharded - total / 8) <= 0.1 * total / 8
+    # Only the counters of the optimizer are not sharded.
+    assert unsharded < 0.01 * total / 8

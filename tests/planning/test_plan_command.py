@@ -1,4 +1,4 @@
-"""``hfseq plan`` as a command: what it prints, and what it refuses."""
+"""The command ``hfseq plan``: its output and its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TINY = ["plan", "--config", "gpt2", "--config_overrides", GPT2, "--length", "16"
 
 
 def plan(capsys, *flags: str, code: int = 0) -> tuple[str, str]:
-    """Run the command without compiling; returns what it printed, and its errors."""
+    """Runs the command without compiling; returns its output and its errors."""
     assert cli.main([*TINY, "--no_compile", *flags]) == code
     out, err = capsys.readouterr()
     return out, " ".join(err.split())
@@ -44,11 +44,11 @@ def test_flags_of_the_training_script_may_follow(capsys):
 @pytest.mark.slow
 def test_recomputing_keeps_less_and_a_second_micro_batch_keeps_no_more(capsys):
     base, _ = plan(capsys, "--devices", "h200:8", "--json")
-    found, _ = plan(capsys, "--devices", "h200:8", "--json", "--gradient_accumulation_steps", "2")
-    one, two = json.loads(base), json.loads(found)
-    assert one["activations"]["recomputed"] < one["activations"]["kept"]
-    assert two["activations"] == one["activations"]
-    assert two["time"]["flops"] == 2 * one["time"]["flops"]
+    doubled, _ = plan(capsys, "--devices", "h200:8", "--json", "--gradient_accumulation_steps", "2")
+    plain, two = json.loads(base), json.loads(doubled)
+    assert plain["activations"]["recomputed"] < plain["activations"]["kept"]
+    assert two["activations"] == plain["activations"]
+    assert two["time"]["flops"] == 2 * plain["time"]["flops"]
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,19 @@ def test_a_run_that_does_not_fit_says_by_how_much_and_what_would(capsys):
 @pytest.mark.slow
 def test_sixty_four_devices_are_compiled_for_and_no_accelerator_is_looked_for():
     command = [sys.executable, "-m", "hfseq.cli", *TINY, "--devices", "h200:64", "--json"]
-    environment = os.environ | {"JAX_PLATFORMS": "cuda"}  # which is not there
-    done = subprocess.run(
+    environment = os.environ | {"JAX_PLATFORMS": "cuda"}  # not available
+    process = subprocess.run(
         [*command, "--mesh", "data=8,fsdp=8"], env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["compiled"]["problem"] == "" and found["fit"]["source"] == "compiled"
-    programs = found["compiled"]["programs"]
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout)
+    assert report["compiled"]["problem"] == "" and report["fit"]["source"] == "compiled"
+    programs = report["compiled"]["programs"]
     assert [(p["rows"], p["remat"]) for p in programs] == [(8, False), (16, False), (8, True)]
-    parts = found["bytes"]
+    parts = report["bytes"]
     state = sum(parts[name]["device"] for name in ("parameters", "optimizer", "other", "batch"))
     assert programs[0]["arguments"] == pytest.approx(state, rel=0.05)
-    assert found["exchange"]["compiled"]
+    assert report["exchange"]["compiled"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Plans by the accelerators' own compilers, without a device; who answers where they do not."""
+"""Plans with the compilers of accelerators, without a device, and the fallback to CPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hfseq.cli.plan.run import FUSED_KERNELS
 from hfseq.cli.plan.step_compiler import Programs
 from hfseq.training import aot
 
-#: Base sizes with their scripts' objectives.
+#: Families in base size, and their overrides.
 FAMILIES = {
     "bart": None,
     "bert": None,
@@ -29,18 +29,18 @@ def needs(name: str) -> None:
 
 
 def test_attention_is_chosen_for_the_devices_of_the_plan(options, monkeypatch):
-    found = {
+    choices = {
         name: make_plan(options(devices=name, no_compile=True, precision="bfloat16"))["attention"]
         for name in ("h200:8", "tpu-v5e:8")
     }
-    (on_gpu,), (on_tpu,) = found.values()
+    (on_gpu,), (on_tpu,) = choices.values()
     assert on_gpu["name"] in FUSED_KERNELS and on_tpu["name"] not in (
         "few_queries",
         "blocked",
         "xla",
     )
     assert on_gpu["of"].startswith("16 x 4 heads of 8 in bfloat16, 16 queries")
-    assert all(why for one in (on_gpu, on_tpu) for why in one["refused"].values())
+    assert all(why for choice in (on_gpu, on_tpu) for why in choice["refused"].values())
 
 
 def test_attention_that_was_named_and_cannot_serve_is_wrong_usage(capsys):
@@ -74,11 +74,11 @@ def test_attention_that_was_named_and_cannot_serve_is_wrong_usage(capsys):
 def test_who_is_asked_next_says_why_the_first_did_not_speak(
     options, monkeypatch, real, host, speaker
 ):
-    asked = []
+    compilers = []
 
     def compiled(options, variants, compiler, end):
-        asked.append(compiler)
-        found = real if compiler == "real" else host
+        compilers.append(compiler)
+        indices = real if compiler == "real" else host
         programs = [
             variants[i]
             | {
@@ -89,14 +89,14 @@ def test_who_is_asked_next_says_why_the_first_did_not_speak(
                 "attention": [],
                 "seconds": 1.0,
             }
-            for i, _ in enumerate(found)
+            for i, _ in enumerate(indices)
         ]
-        return Programs(programs, compiler, "" if found else f"{compiler} failed")
+        return Programs(programs, compiler, "" if indices else f"{compiler} failed")
 
     monkeypatch.setattr(step_compiler, "compiler_for", lambda accelerator: "real")
     monkeypatch.setattr(step_compiler, "_measure_apart", compiled)
     plan = make_plan(options())
-    assert asked == (["real"] if real else ["real", step_compiler.HOST_COMPILER])
+    assert compilers == (["real"] if real else ["real", step_compiler.HOST_COMPILER])
     if speaker:
         assert plan["compiled"]["compiler"] == speaker
         assert (plan["fit"]["needed"], plan["fit"]["row"]) == (120, 10)
@@ -112,15 +112,16 @@ def test_who_is_asked_next_says_why_the_first_did_not_speak(
 def test_without_the_packages_the_reason_is_told(options, monkeypatch):
     monkeypatch.setattr(aot, "_package_folder", lambda module: None)
     monkeypatch.setattr(step_compiler, "_measure_apart", lambda *_: Programs(problem="slow"))
-    found = step_compiler.compile_in_subprocess(options(), [])
-    assert "pip install 'hfseq[aot]'" in found.skip_reason and found.problem == "slow"
+    programs = step_compiler.compile_in_subprocess(options(), [])
+    assert "pip install 'hfseq[aot]'" in programs.skip_reason and programs.problem == "slow"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", ["h200:4", "v5e:4"])
 def test_the_real_compiler_answers(devices, capsys):
     needs(devices.partition(":")[0])
-    sizes = "n_embd=256,n_layer=1,n_head=4,n_positions=128,vocab_size=2048"  # whole tiles of a TPU
+    # The sizes are multiples of the tile size of a TPU.
+    sizes = "n_embd=256,n_layer=1,n_head=4,n_positions=128,vocab_size=2048"
     words = ["plan", "--config", "gpt2", "--length", "128", "--batch", "2", "--devices", devices,
              "--mesh", "data=2,fsdp=2",
              "--config_overrides", f"{sizes},bos_token_id=0,eos_token_id=0"]  # fmt: skip
@@ -134,7 +135,7 @@ def test_the_real_compiler_answers(devices, capsys):
     state = sum(plan["bytes"][name]["device"] for name in ("parameters", "optimizer", "batch"))
     assert first["arguments"] == pytest.approx(state, rel=0.05)
     assert 0 < first["alias"] <= first["arguments"]
-    assert {tuple(one["axes"]) for one in plan["exchange"]["compiled"]} >= {("fsdp",)}
+    assert {tuple(choice["axes"]) for choice in plan["exchange"]["compiled"]} >= {("fsdp",)}
     assert plan["attention"] and not plan["activations"]
 
 
@@ -151,8 +152,8 @@ def test_windows_of_modernbert_reach_the_kernels_as_windows(devices, kernel, cap
     compiled = json.loads(capsys.readouterr().out)["compiled"]
     assert compiled["real"] and not compiled["problem"]
     attention = compiled["programs"][0]["attention"]
-    assert [one["name"] for one in attention] == [kernel, kernel]
-    assert ["window (64, 64)" in one["of"] for one in attention] == [False, True]
+    assert [choice["name"] for choice in attention] == [kernel, kernel]
+    assert ["window (64, 64)" in choice["of"] for choice in attention] == [False, True]
 
 
 @pytest.mark.slow
@@ -185,7 +186,7 @@ def test_a_program_that_is_larger_than_a_tpu_is_measured_all_the_same(options):
         per_device_train_batch_size=128,
         precision="bfloat16",
     )
-    found = step_compiler.compile_in_subprocess(run, [{"rows": 128, "remat": False}])
-    assert found.is_accelerator and not found.problem
-    (program,) = found.results
+    programs = step_compiler.compile_in_subprocess(run, [{"rows": 128, "remat": False}])
+    assert programs.is_accelerator and not programs.problem
+    (program,) = programs.results
     assert program["arguments"] + program["temporary"] > 15.75 * 2**30

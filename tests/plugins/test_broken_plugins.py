@@ -1,4 +1,4 @@
-"""A plugin that is broken, or claims what another one has, is named; the others go on."""
+"""Broken and conflicting plugins are reported, and the others are loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ BROKEN = {
         "@hookimpl\ndef register_optimizers(registre): pass",
         r"parameter 'registre', but the hook only has \(register\); did you mean 'register'",
     ),
-    "undecorated": ("def register_optimizers(register): pass", "register_optimizers needs the decorator @hookimpl"),
+    "undecorated": (
+        "def register_optimizers(register): pass",
+        "register_optimizers needs the decorator @hookimpl",
+    ),
     "empty": ("", "implements no hook"),
     "wrapper": (
         "@hookimpl(wrapper=True)\ndef load_dataset(name):\n    yield",

@@ -1,4 +1,4 @@
-"""The nine hooks: each is documented with an example, and the example does what it says."""
+"""Each hook has an example in the documentation, and the example works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plugins are found wherever they may be, and their hooks are called in the right order."""
+"""Discovery of plugins, and the order in which their hooks are called."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def test_a_named_plugin_wins_over_hfseqs_family_of_that_model_type_and_says_so_o
     assert loaded.registrations("bert") == {} and loaded.registrations("mine") == {
         "architectures": ["bert"]
     }
-    said = [r.getMessage() for r in caplog.records]
-    assert said == [f"plugin 'mine' ({path}) replaces the in-tree architecture 'bert'"]
+    messages = [r.getMessage() for r in caplog.records]
+    assert messages == [f"plugin 'mine' ({path}) replaces the in-tree architecture 'bert'"]
     import math
 
     from transformers import BertConfig
@@ -210,9 +210,9 @@ def test_the_plugin_loaded_last_answers_first_and_arguments_may_be_left_out(proj
 
 
 def test_a_failing_plugin_does_not_stop_another_from_answering(project):
-    one = write(project / "one.py", ANSWER.format("return 'one'"))
+    first = write(project / "one.py", ANSWER.format("return 'one'"))
     bad = write(project / "bad.py", ANSWER.format("raise KeyError(name)"))
-    assert plugins.load([one, bad]).call_first("load_dataset", name="x", arguments=None) == "one"
+    assert plugins.load([first, bad]).call_first("load_dataset", name="x", arguments=None) == "one"
 
 
 def test_a_failure_is_raised_with_the_plugins_name_where_nobody_answers(project):

@@ -1,4 +1,4 @@
-"""Registries and what is kept in them."""
+"""Registries and their entries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def test_a_head_that_no_auto_class_loads_goes_by_the_end_of_its_name():
     heads = {"Model": int, "WithProjection": "clip:FlaxCLIPTextModelWithProjection"}
     spec = ArchitectureSpec("clip", config=SimpleNamespace, heads=heads)
     assert list(spec.heads) == ["Model", "WithProjection"]
-    with pytest.raises(PluginError, match="unknown task 'WithProjektion'.*not the end of the class name"):
+    with pytest.raises(
+        PluginError, match="unknown task 'WithProjektion'.*not the end of the class name"
+    ):
         ArchitectureSpec("x", config=int, heads={"WithProjektion": heads["WithProjection"]})
     with pytest.raises(PluginError, match="unknown task ''"):
         ArchitectureSpec("x", config=int, heads={"": "clip:FlaxCLIPTextModelWithProjection"})

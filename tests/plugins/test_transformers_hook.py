@@ -1,4 +1,4 @@
-"""transformers' own Auto classes after ``import hfseq``."""
+"""The Auto classes of Transformers after ``import hfseq``."""
 
 from __future__ import annotations
 
@@ -199,11 +199,11 @@ def test_the_hook_leaves_no_trace_in_the_modules(project):
 
 
 def test_install_is_idempotent():
-    before = list(sys.meta_path)
+    finders_before = list(sys.meta_path)
     transformers_hook.install()
     hfseq.register_auto_classes()
-    assert sys.meta_path == before
-    assert sum(isinstance(f, transformers_hook._Finder) for f in before) == 1
+    assert sys.meta_path == finders_before
+    assert sum(isinstance(f, transformers_hook._Finder) for f in finders_before) == 1
 
 
 @pytest.mark.parametrize("first", ["hfseq", pytest.param("transformers", marks=pytest.mark.slow)])
@@ -223,10 +223,10 @@ def test_tokenizers_decode_arrays_of_jax_as_in_version_4(first, tmp_path):
         assert words.batch_decode(rows) == texts, words.batch_decode(rows)
         assert words.batch_decode(list(rows)) == texts and words.decode(rows[0]) == texts[0]
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr

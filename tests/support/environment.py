@@ -1,7 +1,6 @@
 """The environment of the tests: eight host devices, one compilation cache, no network by default.
 
-It is set before jax is imported, which reads it then, and inherited by the subprocesses that tests
-start.
+It is set before JAX is imported, which reads it at import, and subprocesses inherit it.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ import tempfile
 CACHE = os.environ.get("HFSEQ_TEST_CACHE") or f"{tempfile.gettempdir()}/hfseq-tests-{os.getuid()}"
 FLAGS = ["--xla_force_host_platform_device_count=8"]
 
-# Most of the suite's time is XLA's, which compiles programs that run once: so it optimises little,
-# and in the plain way, which takes a third of the time. It aborts at a flag that it does not know.
+# XLA takes most of the time of the tests to compile programs that run once. Without optimizations
+# and with simple code generation it takes a third. XLA aborts if it does not know a flag.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # 0 turns optimisation on
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # 0 enables optimizations
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{CACHE}/jax")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-# No test may reach the network; the ``hub`` fixture turns this off for its own server.
+# Tests must not use the network. The ``hub`` fixture disables this for its local server.
 for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
     os.environ.setdefault(name, "1")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -1,9 +1,9 @@
-"""A small Hugging Face Hub in this process, kept in memory, with faults on demand.
+"""A small in-memory Hugging Face Hub in this process, with injected faults.
 
-It speaks what ``huggingface_hub`` 2.x sends with Xet off: repository creation, pre-upload, Git LFS
-(basic and multipart), commits, revisions, trees and downloads with LFS redirected to another host
-name, as the real Hub redirects to its CDN. ``hub.fail(...)`` injects errors, delays and cut
-connections.
+It supports the requests of ``huggingface_hub`` 2.x without Xet: repository creation, pre-upload,
+Git LFS (basic and multipart), commits, revisions, trees and downloads. LFS downloads are redirected
+to another host name, like those of the real Hub to its CDN. ``hub.fail(...)`` injects errors,
+delays and closed connections.
 """
 
 from __future__ import annotations
@@ -24,14 +24,21 @@ from tests.support.hub_store import Blob, Commit, HubError, Repo, is_lfs
 
 @dataclass
 class Fault:
-    """What happens instead of a normal answer to the next ``times`` matching requests.
+    """A fault for the next ``times`` matching requests.
 
-    ``action`` is "status" (answer ``status`` with ``headers``), "drop" (close the connection before
-    answering), "cut" (close it in the middle of the body that is being sent or received), "lost"
-    (do the work, then close instead of answering), "delay" (wait, then answer normally), "hold"
-    (so, for ``hub.release`` to be set), "hang" (be silent until then, and close), "drip" (so, but
-    for a byte every ``seconds``) or "slow" (read what is sent in pieces of 100 kB, ``seconds``
-    apart). ``met`` is set when it happens.
+    Attributes:
+        action: One of these faults:
+
+            - "status": respond with ``status`` and ``headers``.
+            - "drop": close the connection before the response.
+            - "cut": close it in the middle of the request or response body.
+            - "lost": process the request, then close the connection without a response.
+            - "delay": wait ``seconds``, then respond normally.
+            - "hold": wait for ``hub.release``, then respond normally.
+            - "hang": send nothing until ``hub.release``, then close the connection.
+            - "drip": like "hang", but send a byte every ``seconds``.
+            - "slow": read the request in pieces of 100 kB with pauses of ``seconds``.
+        met: Set when the fault occurs.
     """
 
     method: str
@@ -46,7 +53,7 @@ class Fault:
 
 
 class FakeHub:
-    """The server; use as a context manager. ``url`` is what HF_ENDPOINT should be."""
+    """The server, a context manager. ``url`` is the value for HF_ENDPOINT."""
 
     def __init__(self, multipart_over: int = 20_000_000, part_size: int = 6_000_000) -> None:
         self.multipart_over, self.part_size = multipart_over, part_size
@@ -67,7 +74,7 @@ class FakeHub:
         self.server.daemon_threads = True
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.cdn = f"http://localhost:{self.port}"  # another host name, as with the real CDN
+        self.cdn = f"http://localhost:{self.port}"  # another host name, like the real CDN
 
     def __enter__(self) -> FakeHub:
         poll = {"poll_interval": 0.01}
@@ -80,7 +87,7 @@ class FakeHub:
         self.server.server_close()
 
     def fail(self, method: str, path: str, **how: object) -> Fault:
-        """Inject a fault for requests whose path matches the regular expression ``path``."""
+        """Injects a fault for requests whose path matches the regular expression ``path``."""
         fault = Fault(method, path, **how)  # type: ignore[arg-type]
         self.faults.append(fault)
         return fault
@@ -101,7 +108,7 @@ class FakeHub:
         return repo
 
     def seed(self, repo_id: str, folder: str | Path, **create: object) -> Repo:
-        """Create a repository that holds the files of ``folder``."""
+        """Creates a repository with the files of ``folder``."""
         repo, root = self.create(repo_id, **create), Path(folder)  # type: ignore[arg-type]
         paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
         files = {
@@ -185,7 +192,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             while not self.hub.release.wait(seconds):
                 self.wfile.write(b"H")
-        except OSError:  # the other side has had enough
+        except OSError:  # the client closed the connection
             pass
 
     def hang_up(self) -> None:

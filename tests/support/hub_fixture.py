@@ -1,7 +1,7 @@
-"""The ``hub`` fixture: a fake Hub that this process' Hugging Face libraries talk to.
+"""The ``hub`` fixture: a fake Hub for the Hugging Face libraries in this process.
 
-``huggingface_hub`` reads HF_ENDPOINT when it is imported, so the environment is set for libraries
-imported later and for subprocesses, and the copies of those imported already are patched.
+``huggingface_hub`` reads HF_ENDPOINT at import. The environment is set for libraries that are
+imported later and for subprocesses, and modules that are already imported are patched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def use_fake_hub(url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the Hugging Face libraries use ``url``, with an empty cache under ``home``."""
+    """Makes the Hugging Face libraries use ``url``, with an empty cache under ``home``."""
     for name, value in {**ENVIRONMENT, "HF_ENDPOINT": url, "HF_HOME": str(home)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
@@ -45,7 +45,7 @@ def use_fake_hub(url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants, hf_api
     from huggingface_hub.utils import close_session
 
-    close_session()  # a client made before the environment changed keeps its proxies
+    close_session()  # existing clients keep the proxies of the old environment
     template = url + "/{repo_id}/resolve/{revision}/{filename}"
     patches = {
         "ENDPOINT": url,
@@ -68,7 +68,7 @@ def use_fake_hub(url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FastClock:
-    """Stands in for the client's ``time`` module: remembers waits instead of sleeping them."""
+    """Replaces the client's ``time`` module; records waits instead of sleeping."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -84,7 +84,7 @@ class FastClock:
 
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> FastClock:
-    """Retries of huggingface_hub and of hfseq happen at once; the fixture lists the waits."""
+    """Makes retries of huggingface_hub and hfseq immediate. The fixture lists the waits."""
     from huggingface_hub.utils import _http
 
     from hfseq.checkpoints import hub as hub_retry

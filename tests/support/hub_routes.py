@@ -1,4 +1,4 @@
-"""The addresses of the fake Hub and what each answers: (body, status, headers)."""
+"""The routes of the fake Hub, which return (body, status, headers)."""
 
 from __future__ import annotations
 
@@ -75,8 +75,10 @@ def refs(request: Handler, kind: str, id: str) -> tuple:
     repo = request.repo(kind, id)
     names = {"branches": ("heads", repo.branches), "tags": ("tags", repo.tags)}
     answer = {
-        key: [{"name": n, "ref": f"refs/{ref}/{n}", "targetCommit": o} for n, o in named.items()]
-        for key, (ref, named) in names.items()
+        key: [
+            {"name": n, "ref": f"refs/{ref}/{n}", "targetCommit": o} for n, o in commit_id.items()
+        ]
+        for key, (ref, commit_id) in names.items()
     }
     return ({**answer, "converts": []},)
 
@@ -174,9 +176,9 @@ def commit(request: Handler, kind: str, id: str, rev: str) -> tuple:
         raise HubError(412, "A commit has happened since. Please refresh and try again.")
     for line in lines[1:]:
         apply_operation(request.hub, files, line["key"], line["value"])
-    made = repo.commit(rev, header["summary"], files)
-    url = f"{request.hub.url}/{id}/commit/{made.oid}"
-    return ({"success": True, "commitOid": made.oid, "commitUrl": url},)
+    new_commit = repo.commit(rev, header["summary"], files)
+    url = f"{request.hub.url}/{id}/commit/{new_commit.oid}"
+    return ({"success": True, "commitOid": new_commit.oid, "commitUrl": url},)
 
 
 def apply_operation(hub: FakeHub, files: dict[str, Blob], key: str, value: dict) -> None:
@@ -213,8 +215,8 @@ def resolve(request: Handler, kind: str, id: str, rev: str, path: str) -> tuple:
 def lfs_download(request: Handler, oid: str) -> tuple:
     data = request.hub.lfs[oid]
     headers = {"ETag": f'"{oid}"', "Accept-Ranges": "bytes"}
-    if wanted := re.match(r"bytes=(\d+)-", request.headers.get("Range", "")):
-        start = int(wanted[1])
+    if byte_range := re.match(r"bytes=(\d+)-", request.headers.get("Range", "")):
+        start = int(byte_range[1])
         span = f"bytes {start}-{len(data) - 1}/{len(data)}"
         return data[start:], 206, {**headers, "Content-Range": span}
     return data, 200, headers

@@ -1,4 +1,4 @@
-"""What a fake Hub keeps: repositories, their commits and their files."""
+"""The contents of a fake Hub: repositories, commits and files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Commit:
 
 @dataclass
 class Repo:
-    """A repository: its commits and the branches and tags that name them."""
+    """A repository with its commits, branches and tags."""
 
     id: str
     private: bool = False
@@ -59,7 +59,7 @@ class Repo:
         return self.commits.get(oid)
 
     def history(self, revision: str = "main") -> list[Commit]:
-        """Commits of a branch, newest first, without the empty first one."""
+        """Returns the commits of a branch, newest first, without the empty initial commit."""
         commits, commit = [], self.at(revision)
         while commit and commit.parent:
             commits.append(commit)
@@ -78,7 +78,7 @@ def is_lfs(name: str, size: int) -> bool:
 
 
 def tree(files: dict[str, Blob], folder: str, recursive: bool) -> list[dict]:
-    """List a folder as the Hub does: files and directories, LFS details where they apply."""
+    """Lists a folder as the Hub does: files with their LFS details, and directories."""
     prefix = folder.strip("/") + "/" if folder.strip("/") else ""
     entries: dict[str, dict] = {}
     for path, blob in files.items():

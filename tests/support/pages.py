@@ -1,4 +1,4 @@
-"""Run what a page of the documentation shows, as its reader would."""
+"""Runs the code blocks of documentation pages."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def code_blocks(page: Path) -> list[tuple[str, str]]:
-    """The ``bash`` and ``python`` blocks of a page in order: the language and the code.
+    """Returns language and code of the ``bash`` and ``python`` blocks of a page in order.
 
-    Each stands behind as many empty lines as come before it, so that errors name the page's lines.
+    The code starts with empty lines, so that its line numbers are those of the page.
     """
     text = page.read_text(encoding="utf-8")
-    found = re.finditer(r"^```(bash|python)\n(.*?)^```", text, flags=re.M | re.S)
-    return [(match[1], "\n" * text[: match.start(2)].count("\n") + match[2]) for match in found]
+    matches = re.finditer(r"^```(bash|python)\n(.*?)^```", text, flags=re.M | re.S)
+    return [(match[1], "\n" * text[: match.start(2)].count("\n") + match[2]) for match in matches]
 
 
 def run(page: Path, folder: Path, data: Path | str, shorten: bool = True) -> dict:
-    """Run a page's blocks in ``folder``, with our scripts and examples, and return the names.
+    """Runs the blocks of a page in ``folder`` and returns the Python namespace.
 
-    ``shorten`` cuts trainings to four steps. ``$DATA`` is ``data``.
+    ``shorten`` limits trainings to four steps. ``$DATA`` is ``data``.
     """
     for name in ("scripts", "docs"):
         (folder / name).symlink_to(ROOT / name)
@@ -39,7 +39,7 @@ def run(page: Path, folder: Path, data: Path | str, shorten: bool = True) -> dic
 
 
 def shorten_code(code: str) -> str:
-    """The same commands with four steps and few examples to judge by."""
+    """Limits the commands to four training steps and few evaluation examples."""
     code = re.sub(r'(--max_(?:eval|test|generate)_samples[= ]"?)\d+', r"\g<1>4", code)
     code = re.sub(r'--max_steps[= ]"?\d+"?', "--max_steps 4 --max_eval_samples 4", code)
     code = re.sub(r"--do_predict(?!.*--max_test)", "--do_predict --max_test_samples 4", code)
@@ -48,14 +48,14 @@ def shorten_code(code: str) -> str:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """Returns an unused port of this machine."""
     with socket.socket() as server:
         server.bind(("localhost", 0))
         return int(server.getsockname()[1])
 
 
 def shell(code: str, folder: Path, data: Path | str) -> None:
-    """Run a shell block, on one device unless it says otherwise; a failure shows its output."""
+    """Runs a shell block on one device unless it sets XLA_FLAGS. A failure shows its output."""
     environment = {
         **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
         "DATA": str(data),
@@ -63,13 +63,13 @@ def shell(code: str, folder: Path, data: Path | str) -> None:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins")]),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", code],
         cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, f"{code.strip()}\n{done.stdout}\n{done.stderr}"
+    assert process.returncode == 0, f"{code.strip()}\n{process.stdout}\n{process.stderr}"
     if os.environ.get("HFSEQ_SHOW_PAGES"):
-        print(done.stdout, done.stderr, sep="\n")
+        print(process.stdout, process.stderr, sep="\n")

@@ -1,6 +1,6 @@
-"""Plugins that tests write to files, and the fixtures around them.
+"""Plugins that tests write to files, and fixtures for them.
 
-A test module takes a fixture with ``project = plugin_files.project``, which is then autouse there.
+A test module enables the autouse fixture with ``project = plugin_files.project``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GUIDE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 
 @pytest.fixture(autouse=True)
 def project(tmp_path, monkeypatch):
-    """An empty working directory, no settings in the environment, and plugins discovered anew."""
+    """An empty working directory without plugin variables, with plugins discovered again."""
     for variable in ("HFSEQ_PLUGINS", "HFSEQ_DISABLE_PLUGINS", "HFSEQ_TRACE_PLUGINS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -44,7 +44,7 @@ def optimizer(name: str, target: str = "optax:adam") -> str:
 
 @pytest.fixture
 def distribute(tmp_path, monkeypatch):
-    """Install a fake distribution that offers one plugin module."""
+    """Returns a function that installs a fake distribution with one plugin module."""
 
     def install(project: str, plugin: str, body: str, version: str = "1.0") -> None:
         site = tmp_path / f"site_{project}"
@@ -62,7 +62,7 @@ def distribute(tmp_path, monkeypatch):
 
 
 def write_documented_plugin(hook: str) -> Path:
-    """Write the example of ``hook`` from the guide to a file."""
+    """Writes the example of ``hook`` from docs/plugins.md to a file."""
     section = re.search(rf"^### {hook}$(.*?)(?=^##)", GUIDE, re.M | re.S)
     assert section, f"docs/plugins.md has no section '### {hook}'"
     example = re.search(r"```python\n(.*?)```", section[1], re.S)

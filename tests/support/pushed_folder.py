@@ -1,4 +1,4 @@
-"""A model folder as a run leaves it, and what of it belongs on the Hub."""
+"""A model folder of a training run, and the files of it that belong on the Hub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ README = "---\nlicense: apache-2.0\n---\n# a model\n"
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """A complete model folder, with things beside it that must not be pushed."""
+    """A complete model folder that also contains files that must not be pushed."""
     root = tmp_path / "model"
     files = {
         "config.json": b'{"model_type": "bert"}',
@@ -48,23 +48,23 @@ def commits(hub: FakeHub, name: str = "user/m") -> list[str]:
     return [commit.title for commit in hub.repo(name).history()]
 
 
-def push_in_subprocess(folder: Path, timeout: float, before: str = "") -> str:
-    """Push in a process of its own, which must end; returns what ``finish`` said.
+def push_in_subprocess(folder: Path, timeout: float, setup: str = "") -> str:
+    """Pushes in a separate process, which must end; returns the result of ``finish``.
 
-    ``before`` runs ahead of the push, and finds the module ``hub``.
+    ``setup`` is code that runs before the push and can use the module ``hub``.
     """
     code = (
-        f"import sys, time; from hfseq.checkpoints import hub; {before}\n"
+        f"import sys, time; from hfseq.checkpoints import hub; {setup}\n"
         "pusher = hub.BackgroundPusher(sys.argv[1], 'user/m'); pusher.push('last')\n"
         f"print(pusher.finish(timeout={timeout}))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, str(folder)],
         env=environment,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout

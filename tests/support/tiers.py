@@ -1,4 +1,4 @@
-"""Matrices of which a part runs at every change."""
+"""Test matrices of which only a part runs without ``-m slow``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-#: What the battery checks at every change of a family whose sibling has all of it then.
+#: Checks that run without ``-m slow`` for a family if all checks run for a similar family.
 CHECKS = ["save_and_load", "torch_loads_it", "torch_tree", "torch_parity"]
 
 
 def first(values: Iterable[Any], *default: Any) -> list[Any]:
-    """``values`` as parameters of a test; all but ``default`` belong to the slow tier."""
+    """Returns ``values`` as test parameters; all but ``default`` are slow."""
     return [
         value if value in default else pytest.param(*_row(value), marks=pytest.mark.slow)
         for value in values
@@ -20,7 +20,7 @@ def first(values: Iterable[Any], *default: Any) -> list[Any]:
 
 
 def battery(heads: Iterable[str], quick: str) -> list[Any]:
-    """Heads with what is checked of them: `CHECKS` of ``quick``; all of all in the slow tier."""
+    """Returns heads with checks: `CHECKS` for ``quick``, and all checks of all heads as slow."""
     return first([(quick, CHECKS), *((head, None) for head in heads)], (quick, CHECKS))
 
 

@@ -80,7 +80,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 
 def check_fit(plan: dict[str, Any]) -> None:
-    """Raises `HfseqError` if the run does not fit, with the shortfall and what would fit."""
+    """Raises `HfseqError` if the run does not fit, with the shortfall and a batch that fits."""
     fit, devices = plan["fit"], plan["devices"]
     if fit["left"] >= 0:
         return

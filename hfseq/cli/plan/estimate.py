@@ -181,7 +181,8 @@ def wire_seconds(
     group_size = math.prod(mesh[axis] for axis in axes)
     if group_size == 1 or not num_bytes:
         return 0.0
-    # Relative to the bytes left on a device: all of a sum, but only a part of a scattered sum.
+    # Relative to the bytes left on a device, which are the whole sum for all-reduce, but only one
+    # part of it for reduce-scatter.
     sent_shares = {
         "all-reduce": 2 * (group_size - 1) / group_size,
         "reduce-scatter": group_size - 1.0,
@@ -383,8 +384,8 @@ def _fit(
 ) -> dict[str, Any]:
     """Returns the memory that the run needs per device, and the largest batch.
 
-    Two compiled programs with different numbers of rows give the memory and its slope per row. What
-    they do not give comes from the trace.
+    Two compiled programs with different numbers of rows give the memory and its slope per row.
+    Missing numbers come from the trace.
 
     Args:
         plan: The plan so far.

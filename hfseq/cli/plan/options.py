@@ -1,4 +1,4 @@
-"""The flags of ``hfseq plan``. Flags of the training scripts keep their names here."""
+"""The flags of ``hfseq plan``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def option_field(group: str, metavar: str | None, text: str, default: Any = None
 class Options(CheckedArguments):
     """The flags of ``hfseq plan`` as plain values, which can be sent to another process.
 
-    Flags that the training scripts have too keep the names that they have there.
+    Flags that the training scripts also have keep the same names.
 
     Attributes:
         accelerator: The accelerator named by ``devices``.
