@@ -1,4 +1,4 @@
-"""Training steps of base sizes compiled for accelerators that are not here: a suite of run.py."""
+"""The suite compile of run.py: training steps compiled for accelerators that are not present."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import harness
-from harness import Case, Contestant, Options, Rows, Running, Suite
+from harness import Case, Contestant, Options, Rows, Suite, Workload
 
-#: Model, its length, rows a device and the flag of attention dropout, which is 0.1 by default.
+#: Model type, length, rows per device, and field of attention dropout, which is 0.1 by default.
 MODELS = {
     "RoBERTa base, mlm": ("roberta", 512, 8, "attention_probs_dropout_prob"),
     "GPT-2 124M, clm": ("gpt2", 1024, 4, "attn_pdrop"),
@@ -39,9 +39,10 @@ TARGETS = {
 
 
 def compile_cases(options: Options) -> list[Case]:
-    chosen = list(MODELS)[:1] if options.profile != "full" else list(MODELS)
+    """Returns a case per model and attention dropout rate."""
+    titles = list(MODELS)[:1] if options.profile != "full" else list(MODELS)
     cases = []
-    for title in chosen:
+    for title in titles:
         model, length, rows, flag = MODELS[title]
         for rate in (0.1, 0.0):
             name = f"{title}, attention dropout {rate:g}"
@@ -62,7 +63,7 @@ def compile_cases(options: Options) -> list[Case]:
                     {"JAX_PLATFORMS": "cpu"},
                 )
                 for label, (target, count, package) in TARGETS.items()
-                # Nothing is fused on a TPU where weights are dropped.
+                # TPUs have no fused attention with dropout.
                 if rate == 0 or target == "h200"
             )
             cases.append(Case(name, members, rounds=1, warmup=0))
@@ -71,11 +72,14 @@ def compile_cases(options: Options) -> list[Case]:
 
 def program(
     model: str, length: int, rows: int, rate: str, sizes: str, target: str, count: int
-) -> Running:
-    """Compile the training loop's own step; TPUs' with few optimisations, which take minutes."""
+) -> Workload:
+    """Builds a workload that compiles the step of the training loop.
+
+    The compilation for TPUs uses few optimizations, since all of them would take minutes.
+    """
     from hfseq.cli.plan.options import Options as Plan
     from hfseq.cli.plan.run import abstract_batch, build
-    from hfseq.nn.context import RowGuarantees as Known
+    from hfseq.nn.context import RowGuarantees
     from hfseq.training import aot, collectives
 
     devices = aot.describe(target, count)
@@ -93,8 +97,8 @@ def program(
             config_overrides=overrides,
         )
         run = build(plan, devices, scan_layers=True)
-        run.objective.row_layout = Known(max_runs=16)
-        made = aot.compile_for(
+        run.objective.row_guarantees = RowGuarantees(max_runs=16)
+        compiled = aot.compile_for(
             devices[0],
             run.step_function(),
             run.abstract_state(),
@@ -102,7 +106,7 @@ def program(
             abstract_batch(run, rows),
             fast_compile=tpu,
         )
-        memory, text = made.memory_analysis(), made.as_text() or ""
+        memory, text = compiled.memory_analysis(), compiled.as_text() or ""
         targets = re.findall(r'custom_call_target="([^"]+)"', text)
         shapes = re.findall(r"\w+\[([\d,]+)\]", text)
         exchanged = collectives.find_collectives(text, run.mesh)
@@ -113,18 +117,18 @@ def program(
             "Triton": sum(name.endswith("gpu.triton") for name in targets),
             "splash": targets.count("tpu_custom_call"),
             "squares": sum(shape.split(",").count(str(length)) > 1 for shape in shapes),
-            "exchanged": sum(one.size * one.times for one in exchanged),
+            "exchanged": sum(collective.size * collective.times for collective in exchanged),
         }
 
-    return Running(step, lambda: 0, {"device": f"{count} x {target}, described"})
+    return Workload(step, lambda: 0, {"device": f"{count} x {target}, described"})
 
 
 def _value(name: str, show: Any) -> Any:
-    def shown(row: dict[str, Any]) -> str:
-        found = row["values"][-1].get(name) if row["values"] else None
-        return "" if found is None else show(found)
+    def format_cell(row: dict[str, Any]) -> str:
+        number = row["values"][-1].get(name) if row["values"] else None
+        return "" if number is None else show(number)
 
-    return shown
+    return format_cell
 
 
 def _seconds(row: dict[str, Any]) -> str:
@@ -132,8 +136,8 @@ def _seconds(row: dict[str, Any]) -> str:
 
 
 def _kernels(row: dict[str, Any]) -> str:
-    found = row["values"][-1] if row["values"] else {}
-    return ", ".join(f"{found[k]} {k}" for k in ("cuDNN", "Triton", "splash") if found.get(k))
+    counts = row["values"][-1] if row["values"] else {}
+    return ", ".join(f"{counts[k]} {k}" for k in ("cuDNN", "Triton", "splash") if counts.get(k))
 
 
 def _size(count: float) -> str:
@@ -141,21 +145,25 @@ def _size(count: float) -> str:
 
 
 def compile_problems(rows: Rows) -> list[str]:
-    """Say where scores of all pairs are written down; T5's learned bias is such an array."""
+    """Returns a message per program that stores the attention scores of all pairs of positions.
+
+    T5 is ignored, since its learned bias is an array of that shape.
+    """
     return [
-        f"{row['name']}: {row['values'][-1]['squares']} results of all pairs in {row['case']}"
+        f"{row['name']}: {row['values'][-1]['squares']} arrays of all pairs in {row['case']}"
         for row in rows
         if row["values"] and row["values"][-1]["squares"] and not row["case"].startswith("T5")
     ]
 
 
 COMPILE = Suite(
-    "Training steps compiled for accelerators that are not here",
-    "The loop's own step by the real compilers (extra `aot`), rows packed with up to 16 documents, "
-    "bfloat16, AdamW, layers scanned; GPUs by data, TPUs by fsdp: bytes a device, the "
-    "kernels of attention in the program (layers are one scanned one), what devices exchange. "
-    "Without cuDNN's workspace. TPUs' are compiled for their structure, which says nothing of "
-    "temporary memory. No device has run them.",
+    "Training steps compiled for accelerators that are not present",
+    "The step of the training loop, compiled by the compilers of the accelerators (extra `aot`). "
+    "Rows are packed with up to 16 documents, in bfloat16, with AdamW and scanned layers. GPUs use "
+    "data parallelism and TPUs use `fsdp`. The table reports bytes per device, the attention "
+    "kernels of the program (all layers share those of the scanned layer), and the bytes that "
+    "devices exchange. The workspace of cuDNN is not included. TPU programs are compiled with few "
+    "optimizations, so their temporary memory is not meaningful. The programs have not been run.",
     compile_cases,
     (
         harness.CASE,

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-r"""What a device does with hfseq: is it right, and how fast.
+r"""Checks the results and measures the speed of hfseq on an accelerator.
 
     bash scripts/validate_device.sh                        # all parts, at most nine minutes
-    python scripts/benchmarks/device.py --only attention   # one of them
-    python scripts/benchmarks/device.py --toy --output try # anywhere, in small
+    python scripts/benchmarks/device.py --only attention   # one part
+    python scripts/benchmarks/device.py --toy --output try # small sizes, on any machine
 
-Each part is a process with a time limit of its own, and no other holds the device meanwhile. Each
-row is written at once to docs/benchmarks/device_KIND.json (or below --output), beside what other
-parts found before, the table at the end to docs/benchmarks.md. Exit code 1 where a result is wrong
-or a part failed.
+Each part runs in a separate process with a time limit, and has the device to itself. Rows are
+written to docs/benchmarks/device_KIND.json (or below --output) as soon as they are measured. The
+file keeps the results of other parts. The table is written to docs/benchmarks.md at the end. The
+exit code is 1 if a result is wrong or a part failed.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from typing import Any
 
 import harness
 
-#: Seconds that each part may take.
+#: Time limits of the parts in seconds.
 PARTS = {"facts": 20, "attention": 100, "training": 120, "speed": 200, "fp8": 60, "flags": 40}
 ROOT = Path(__file__).resolve().parents[2]
-#: Largest errors relative to the largest number of the reference: outputs, then gradients.
+#: Maximum errors of outputs and gradients, relative to the largest number of the reference.
 LIMITS = {"float32": (1e-5, 1e-5), "bfloat16": (2e-2, 4e-2)}
 Rows = list[dict[str, Any]]
 
 
 def timed(call: Callable[[], Any], warmup: int = 3, rounds: int = 10) -> float:
-    """Return the median seconds of a call that is waited for."""
+    """Returns the median seconds of a call, including the wait for its result."""
     import jax
 
     seconds = []
@@ -56,8 +56,8 @@ def timed(call: Callable[[], Any], warmup: int = 3, rounds: int = 10) -> float:
     return statistics.median(seconds)
 
 
-def facts(toy: bool) -> Rows:
-    """The device, and the rates of a large product and of a copy."""
+def measure_facts(toy: bool) -> Rows:
+    """Returns the device, its software, and the rates of a large product and of a copy."""
     import jax
     import jax.numpy as jnp
 
@@ -88,7 +88,7 @@ def facts(toy: bool) -> Rows:
     ]
 
 
-#: What is visible, and how many heads of keys there are to twelve of queries.
+#: Visibility, and number of key heads for twelve query heads.
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
@@ -102,19 +102,19 @@ SHAPES: dict[str, dict[str, Any]] = {
     "dropout": {"packed": True, "rate": 0.1},
     "packed, to 64": {"packed": True, "max_runs": 64},
 }
-#: Lengths that kernels are not made for.
+#: Cases whose lengths are not multiples of the block sizes of kernels.
 UNEVEN = [
     (length, 64, "bfloat16", name) for length in (510, 509) for name in ("plain", "packed", "bias")
 ]
 
 
-def attention(toy: bool) -> Iterator[dict[str, Any]]:
-    """Every implementation of this platform against the explicit form in float32.
+def measure_attention(toy: bool) -> Iterator[dict[str, Any]]:
+    """Compares every implementation of this platform with the explicit one in float32.
 
-    Short rows first: what there is no time for is said.
+    Short rows come first. Cases for which no time remains yield a row with ``not_run``.
     """
     lengths, widths = ((64,), (16,)) if toy else ((512, 2048, 8192), (64, 128))
-    time_left = harness.Allowance(3600 if toy else 0.85 * PARTS["attention"])
+    time_left = harness.TimeBudget(3600 if toy else 0.85 * PARTS["attention"])
     cases = [
         (length, width, dtype, name)
         for length, width, dtype, name in itertools.product(lengths, widths, LIMITS, SHAPES)
@@ -123,7 +123,7 @@ def attention(toy: bool) -> Iterator[dict[str, Any]]:
     first = sum(length <= 512 for length, *_ in cases)
     cases[first:first] = [(67, 16, *case[2:]) for case in UNEVEN[:2]] if toy else UNEVEN
     for length, width, dtype, name in cases:
-        if time_left.left() > 0:
+        if time_left.remaining() > 0:
             yield from attention_case(length, width, dtype, name, rounds=1 if toy else 10)
         else:
             yield {
@@ -131,12 +131,12 @@ def attention(toy: bool) -> Iterator[dict[str, Any]]:
                 "length": length,
                 "width": width,
                 "dtype": dtype,
-                "not_run": "no time was left",
+                "not_run": "no time remained",
             }
 
 
 def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) -> Rows:
-    """All implementations on one kind of rows."""
+    """Compares all implementations for one visibility, length, head width and dtype."""
     import jax
     import jax.numpy as jnp
 
@@ -167,29 +167,36 @@ def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) 
 
     def run(attention: Any, q: Any, k: Any, v: Any, change: Any, *bias: Any) -> Any:
         def attend(q: Any, k: Any, v: Any, *bias: Any) -> Any:
-            given = {"bias": bias[0]} if bias else {}
+            bias_option = {"bias": bias[0]} if bias else {}
             rngs = nn.make_keys(jax.random.key(1))
             with nn.options(Options(attention=attention)):
-                return nn.attend(q, k, v, mask=visible, dropout_rate=rate, rngs=rngs, **given)[0]
+                return nn.attend(
+                    q, k, v, mask=visible, dropout_rate=rate, rngs=rngs, **bias_option
+                )[0]
 
-        mixed, back = jax.vjp(attend, q, k, v, *bias)
-        return mixed, *back(change.astype(mixed.dtype))
+        outputs, backward = jax.vjp(attend, q, k, v, *bias)
+        return outputs, *backward(change.astype(outputs.dtype))
 
     single = [leaf.astype(jnp.float32) for leaf in arrays]
     candidates = (*IMPLEMENTATIONS_BY_PLATFORM.get(platform(), XLA)[:-1], EXPLICIT)
-    # By default GPUs multiply float32 in TF32, which is off by more than the limit.
+    # By default, GPUs multiply float32 in TF32, whose error exceeds the limit.
     exact = "highest" if dtype == "float32" and platform() == "cuda" else None
 
     def compiled(job: tuple[Any, Any, str | None]) -> Any:
-        """Return the program, or why there is none; compilers work beside each other."""
-        implementation, given, precision = job
+        """Compiles a job in a thread. Returns the program, or the exception."""
+        implementation, job_arrays, precision = job
         try:
             with jax.default_matmul_precision(precision):
-                return jax.jit(functools.partial(run, (implementation,))).lower(*given).compile()
+                return (
+                    jax.jit(functools.partial(run, (implementation,))).lower(*job_arrays).compile()
+                )
         except Exception as error:
             return error
 
-    jobs = [(EXPLICIT, single, "highest"), *((one, arrays, exact) for one in candidates)]
+    jobs = [
+        (EXPLICIT, single, "highest"),
+        *((candidate, arrays, exact) for candidate in candidates),
+    ]
     with ThreadPoolExecutor() as pool:
         reference, *programs = pool.map(compiled, jobs)
     limits = LIMITS["bfloat16" if platform() == "tpu" else dtype]
@@ -197,8 +204,8 @@ def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) 
     try:
         if isinstance(reference, Exception):
             raise reference
-        wanted = reference(*single)
-    except Exception as error:  # of the compiler, or memory
+        expected = reference(*single)
+    except Exception as error:  # from the compiler, or out of memory
         return [case | {"failed": f"the reference: {str(error).splitlines()[0][:200]}"}]
     rows: Rows = []
     for candidate, program in zip(candidates, programs, strict=True):
@@ -209,7 +216,7 @@ def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) 
                 raise program
             errors = [
                 float(abs(a.astype(jnp.float32) - b).max() / (abs(b).max() + 1e-9))
-                for a, b in zip(program(*arrays), wanted, strict=True)
+                for a, b in zip(program(*arrays), expected, strict=True)
             ]
             milliseconds = timed(functools.partial(program, *arrays), 2, rounds) * 1e3
         except UsageError as error:
@@ -218,26 +225,26 @@ def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) 
         except Exception as error:
             row["failed"] = str(error).splitlines()[0][:200]
             continue
-        row |= judged(errors, limits) | {
+        row |= check_errors(errors, limits) | {
             "ms": milliseconds,
             "temporary_mb": program.memory_analysis().temp_size_in_bytes / 1e6,
         }
     return rows
 
 
-def judged(errors: list[float], limits: tuple[float, float]) -> dict[str, Any]:
-    """Say whether the errors of the output and of all gradients are within their limits.
+def check_errors(errors: list[float], limits: tuple[float, float]) -> dict[str, Any]:
+    """Compares the errors of the output and of all gradients with their limits.
 
-    One that is no number is not, wherever it stands: ``max`` would pass over it.
+    A NaN at any position is wrong. `max` alone would ignore it.
     """
-    first, *others = errors
-    right = first <= limits[0] and all(error <= limits[1] for error in others)
-    worst = next((error for error in others if error != error), max(others))
-    return {"error": first, "gradient_error": worst, "right": right}
+    output_error, *gradient_errors = errors
+    right = output_error <= limits[0] and all(error <= limits[1] for error in gradient_errors)
+    worst = next((error for error in gradient_errors if error != error), max(gradient_errors))
+    return {"error": output_error, "gradient_error": worst, "right": right}
 
 
 _LAYERS = "hidden_size=64,num_hidden_layers=2,intermediate_size=128"
-#: A small model of every kind: its objective, the flag of its length, sizes, rates of dropout.
+#: Small models: objective, length flag, sizes and fields of dropout rates.
 MODELS = {
     "roberta": ("mlm", "max_seq_length", f"{_LAYERS},num_attention_heads=2,"
                 "max_position_embeddings=130",
@@ -252,102 +259,116 @@ MODELS = {
                    ("attention_dropout", "mlp_dropout", "embedding_dropout")),
 }  # fmt: skip
 
-#: Products of float32 as a CPU has them, and sums always in the same order.
+#: float32 products as exact as on a CPU, and sums in a deterministic order.
 EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-ALWAYS_ALIKE = "--xla_gpu_deterministic_ops=true"
-#: How far losses may be from the CPU's in float32.
-FAR = {"float32": 1e-4, "bfloat16": 2e-2}
+DETERMINISTIC_FLAG = "--xla_gpu_deterministic_ops=true"
+#: Maximum relative difference from the losses of the CPU in float32.
+LOSS_LIMITS = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
-def training(toy: bool) -> Iterator[dict[str, Any]]:
-    """Losses of small models here and on the CPU, with and without dropout; repeated and resumed.
+def measure_training(toy: bool) -> Iterator[dict[str, Any]]:
+    """Compares losses of small models with those of the CPU, with and without dropout.
 
-    Several at a time on a GPU; a TPU has one holder.
+    It also compares them with a repeated and a resumed run. On a GPU, several models train at the
+    same time. A TPU only supports one process.
     """
     from hfseq.training import accelerator_flags
 
-    kind = accelerator_flags.local_accelerator()
-    given = os.environ.get("XLA_FLAGS", "") + (f" {ALWAYS_ALIKE}" if kind == "cuda" else "")
+    accelerator = accelerator_flags.local_accelerator()
+    xla_flags = os.environ.get("XLA_FLAGS", "") + (
+        f" {DETERMINISTIC_FLAG}" if accelerator == "cuda" else ""
+    )
     environment = (
         os.environ
         | EXACT
         | {
-            "XLA_FLAGS": given,
+            "XLA_FLAGS": xla_flags,
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         }
     )
-    time_left = harness.Allowance(3600 if toy else 0.7 * PARTS["training"])
+    time_left = harness.TimeBudget(3600 if toy else 0.7 * PARTS["training"])
 
-    def child(told: dict[str, Any], **more: str) -> dict[str, list[float]]:
-        command = [sys.executable, __file__, "--losses", json.dumps(told)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment | more)
-        if done.returncode:
-            raise RuntimeError((done.stderr.strip().splitlines() or ["?"])[-1][:200])
-        return json.loads(done.stdout.splitlines()[-1])
+    def child(job: dict[str, Any], **variables: str) -> dict[str, list[float]]:
+        command = [sys.executable, __file__, "--losses", json.dumps(job)]
+        process = subprocess.run(
+            command, capture_output=True, text=True, env=environment | variables
+        )
+        if process.returncode:
+            raise RuntimeError((process.stderr.strip().splitlines() or ["?"])[-1][:200])
+        return json.loads(process.stdout.splitlines()[-1])
 
     def row(model: str, rate: float) -> dict[str, Any]:
         row: dict[str, Any] = {"model": model, "dropout": rate}
-        if time_left.left() <= 0:
-            return row | {"not_run": "no time was left"}
-        told = {"model": model, "rate": rate, "steps": 4 if toy else 20}
+        if time_left.remaining() <= 0:
+            return row | {"not_run": "no time remained"}
+        job = {"model": model, "rate": rate, "steps": 4 if toy else 20}
         try:
-            found = child(told | {"whole_only": False})
-            cpu = child(told | {"whole_only": True}, JAX_PLATFORMS="cpu")["whole"]
+            losses = child(job | {"whole_only": False})
+            cpu = child(job | {"whole_only": True}, JAX_PLATFORMS="cpu")["whole"]
         except RuntimeError as error:
             return row | {"failed": str(error)}
-        return row | compared_losses(found, cpu)
+        return row | compare_losses(losses, cpu)
 
     jobs = list(itertools.product(list(MODELS)[: 2 if toy else None], (0.0, 0.1)))
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1) if kind == "cuda" else 1) as pool:
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1) if accelerator == "cuda" else 1) as pool:
         yield from pool.map(lambda job: row(*job), jobs)
 
 
-def compared_losses(found: dict[str, list[float]], cpu: list[float]) -> dict[str, Any]:
-    """Compare a run with the CPU's, with itself in half precision, repeated, and resumed."""
+def compare_losses(losses: dict[str, list[float]], cpu: list[float]) -> dict[str, Any]:
+    """Compares a run with that of the CPU, one in half precision, a repeated and a resumed one."""
 
     def farthest(losses: list[float]) -> float:
         far = [abs(a - b) / max(abs(b), 1.0) for a, b in zip(losses, cpu, strict=True)]
         return next((x for x in far if x != x), max(far))
 
-    whole = found["whole"]
-    told = {
-        "against_cpu": farthest(whole),
-        "half_against_cpu": farthest(found["half"]),
-        "repeated_equal": found["again"] == whole,
-        "resumed_equal": found["resumed"] == whole,
+    uninterrupted = losses["whole"]
+    comparison = {
+        "against_cpu": farthest(uninterrupted),
+        "half_against_cpu": farthest(losses["half"]),
+        "repeated_equal": losses["again"] == uninterrupted,
+        "resumed_equal": losses["resumed"] == uninterrupted,
     }
-    right = told["against_cpu"] <= FAR["float32"] and told["half_against_cpu"] <= FAR["bfloat16"]
-    return told | {"right": right and told["repeated_equal"] and told["resumed_equal"]}
+    right = (
+        comparison["against_cpu"] <= LOSS_LIMITS["float32"]
+        and comparison["half_against_cpu"] <= LOSS_LIMITS["bfloat16"]
+    )
+    return comparison | {
+        "right": right and comparison["repeated_equal"] and comparison["resumed_equal"]
+    }
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of the numbers below 977."""
+    """Writes a tokenizer whose words are the numbers below 977."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = {f"{role}_token": f"<{role}>" for role in ("bos", "pad", "eos", "unk", "mask")}
     words = [*special.values(), *map(str, range(977)), *(f"<extra_id_{n}>" for n in range(50))]
     vocabulary = {word: number for number, word in enumerate(words)}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
 
 
-def losses(told: str) -> None:
-    """Print the losses of a small run; repeated, ended and resumed half way, in half precision."""
+def losses(job_json: str) -> None:
+    """Prints the losses of small runs as JSON.
+
+    These are an uninterrupted run, a repeated one, one in half precision, and one that is resumed
+    after half of the steps. The job is a JSON object.
+    """
     from hfseq.training.arguments import parse
     from hfseq.training.callbacks import StepInfo
     from hfseq.training.run import main
 
-    given = json.loads(told)
-    model, steps = given["model"], given["steps"]
+    job = json.loads(job_json)
+    model, steps = job["model"], job["steps"]
     objective, length, sizes, rates = MODELS[model]
-    dropped = ",".join(f"{rate}={given['rate']}" for rate in rates)
-    found: list[float] = []
+    dropout_overrides = ",".join(f"{rate}={job['rate']}" for rate in rates)
+    step_losses: list[float] = []
 
     def note(info: StepInfo) -> None:
         assert info.step_metrics is not None
-        found.append(float(info.step_metrics["loss"]))
+        step_losses.append(float(info.step_metrics["loss"]))
 
     def train(folder: str, last: int, precision: str = "float32") -> list[float]:
         flags = [
@@ -355,7 +376,7 @@ def losses(told: str) -> None:
             f"--train_file={text}",
             f"--tokenizer_name={words}",
             f"--model_type={model}",
-            f"--config_overrides={sizes},{dropped}",
+            f"--config_overrides={sizes},{dropout_overrides}",
             f"--{length}=128",
             "--per_device_train_batch_size=4",
             f"--max_steps={last}",
@@ -365,9 +386,9 @@ def losses(told: str) -> None:
             "--lr_scheduler_type=constant",
             f"--precision={precision}",
         ]
-        found.clear()
+        step_losses.clear()
         main(parse(flags, objective=objective), objective, callbacks=[note])
-        return found.copy()
+        return step_losses.copy()
 
     with tempfile.TemporaryDirectory() as root:
         text = Path(root, "text.txt")
@@ -375,12 +396,12 @@ def losses(told: str) -> None:
         text.write_text("\n".join(lines), encoding="utf-8")
         words = Path(root, "tokenizer")
         save_tokenizer(words)
-        made = {"whole": train("whole", steps)}
-        if not given["whole_only"]:
-            made["again"] = train("again", steps)
-            made["half"] = train("half", steps, "bfloat16")
-            made["resumed"] = train("parts", steps // 2) + train("parts", steps)
-    print(json.dumps(made))
+        result = {"whole": train("whole", steps)}
+        if not job["whole_only"]:
+            result["again"] = train("again", steps)
+            result["half"] = train("half", steps, "bfloat16")
+            result["resumed"] = train("parts", steps // 2) + train("parts", steps)
+    print(json.dumps(result))
 
 
 _T5_BASE = {
@@ -390,7 +411,7 @@ _T5_BASE = {
     "num_decoder_layers": 12,
     "num_heads": 12,
 }
-#: Model, title, rows on an H200, length, length of targets, size.
+#: Model, title, rows on an H200, length, target length, size.
 STEPS: tuple[tuple[str, str, int, int, int, dict[str, Any]], ...] = (
     ("roberta", "RoBERTa-base", 32, 512, 0, {}),
     ("gpt2", "GPT-2 124M", 16, 1024, 0, {}),
@@ -398,14 +419,18 @@ STEPS: tuple[tuple[str, str, int, int, int, dict[str, Any]], ...] = (
     ("modernbert", "ModernBERT-base", 16, 1024, 0, {}),
     ("modernbert", "ModernBERT-base", 2, 8192, 0, {}),
 )
-#: What others say they reach, tokens a second; not measured here, nor checked.
+#: Tokens per second that other projects report. They are not verified here.
 PUBLISHED = {"GPT-2 124M": "468,000 (llm.c, H100)", "ModernBERT-base": "304,000 (H100)"}
-#: Tokens a second of one H100 or H200.
-AIMS = {"GPT-2 124M": 350_000}
+#: Target tokens per second on one H100 or H200.
+SPEED_TARGETS = {"GPT-2 124M": 350_000}
 
 
 def speed_cases(toy: bool, gpu: bool, torch: bool) -> Iterator[harness.Case]:
-    """Steps without dropout of attention weights, which all can fuse; documents; and with it."""
+    """Yields cases without attention dropout, which all peers can fuse.
+
+    Additional hfseq contestants use XLA attention, several documents per row, and attention
+    dropout.
+    """
     import training as steps
 
     options = harness.Options("tiny" if toy else "full", "gpu" if gpu else "cpu", dtypes=None)
@@ -414,9 +439,9 @@ def speed_cases(toy: bool, gpu: bool, torch: bool) -> Iterator[harness.Case]:
     for model, title, rows, length, targets, size in STEPS[:1] if toy else STEPS:
         if toy:
             rows, length, targets, size = 2, 32, targets and 16, options.size(model)
-        # T5 has one rate for everything.
-        weights = [rate for rate in steps.SUBJECTS[model].rates if "att" in rate]
-        case = steps.case_of(
+        # T5 has a single dropout rate, so this list is empty.
+        weights = [rate for rate in steps.TRAINING_MODELS[model].dropout_keys if "att" in rate]
+        case = steps.training_case(
             options,
             model,
             steps.shape_name(title, rows, length, targets, dtype),
@@ -428,69 +453,71 @@ def speed_cases(toy: bool, gpu: bool, torch: bool) -> Iterator[harness.Case]:
             size | dict.fromkeys(weights, 0.0),
             rounds=1 if toy else 20,
             warmup=1 if toy else 5,
-            facts={"title": title},
+            info={"title": title},
         )
-        (ours,) = (one for one in case.contestants if one.name == "hfseq")
+        (ours,) = (contestant for contestant in case.contestants if contestant.name == "hfseq")
         changes: dict[str, dict[str, Any]] = {
             "hfseq, xla": {"attention": "xla"},
-            "hfseq, 8 documents a row": {"documents": 8},
-            "hfseq, weights dropped": {"size": size},
+            "hfseq, 8 documents per row": {"documents": 8},
+            "hfseq, attention dropout": {"size": size},
         }
         if not weights:
-            del changes["hfseq, weights dropped"], changes["hfseq, xla"]
-        more = [
+            del changes["hfseq, attention dropout"], changes["hfseq, xla"]
+        variants = [
             dataclasses.replace(ours, name=name, settings=ours.settings | change)
             for name, change in changes.items()
         ]
-        yield dataclasses.replace(case, contestants=(*case.contestants, *more))
+        yield dataclasses.replace(case, contestants=(*case.contestants, *variants))
 
 
-def speed(toy: bool) -> Iterator[dict[str, Any]]:
-    """Training steps beside PyTorch: tokens a second, MFU, memory and what the compiler said."""
+def measure_speed(toy: bool) -> Iterator[dict[str, Any]]:
+    """Compares training steps with PyTorch: tokens per second, MFU, peak and planned memory."""
     from hfseq.training import hardware
 
-    platform, kind = here()
-    known = hardware.find_accelerator(kind)
-    ask = "import torch; assert torch.cuda.is_available()"
-    torch = toy or not subprocess.run([sys.executable, "-c", ask], capture_output=True).returncode
-    time_left = harness.Allowance(3600 if toy else 0.85 * PARTS["speed"])
+    platform, device_kind = local_device()
+    accelerator = hardware.find_accelerator(device_kind)
+    code = "import torch; assert torch.cuda.is_available()"
+    torch = toy or not subprocess.run([sys.executable, "-c", code], capture_output=True).returncode
+    time_left = harness.TimeBudget(3600 if toy else 0.85 * PARTS["speed"])
     with tempfile.TemporaryDirectory() as folder:
         runner = harness.Runner(len(os.sched_getaffinity(0)), Path(folder))
         for case in speed_cases(toy, platform == "gpu", torch):
-            rows = runner.rows(case, time_left)
-            flops = next((r.facts["model_flops"] for r in rows if "model_flops" in r.facts), None)
+            rows = runner.run_case(case, time_left)
+            flops = next((r.info["model_flops"] for r in rows if "model_flops" in r.info), None)
             for row in rows:
-                told = harness.summary(row, case, rows, {})
+                summary = harness.summarize(row, case, rows, {})
                 yield (
-                    suite_row(told)
-                    | case.facts
+                    suite_row(summary)
+                    | case.info
                     | {
-                        "mfu": flops / row.median / known.peak_flops(2)
-                        if known and flops and row.median
+                        "mfu": flops / row.median / accelerator.peak_flops(2)
+                        if accelerator and flops and row.median
                         else None,
-                        "planned_gb": row.facts.get("planned_bytes", 0) / harness.GB or None,
+                        "planned_gb": row.info.get("planned_bytes", 0) / harness.GB or None,
                     }
                 )
 
 
 def suite_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what is kept of a row of the harness; one that failed says so."""
+    """Returns the stored part of a record of the harness, with ``failed`` if it failed."""
     keys = ("name", "case", "status", "median_seconds", "rate", "ratio", "peak_memory_gb")
-    kept = {key: row[key] for key in keys}
+    record = {key: row[key] for key in keys}
     if row["values"]:
-        kept["loss"] = row["values"][-1].get("loss")
+        record["loss"] = row["values"][-1].get("loss")
     failed = row["status"].startswith("failed")
-    return kept | ({"failed": f"{row['case']}: {row['name']} {row['status']}"} if failed else {})
+    return record | ({"failed": f"{row['case']}: {row['name']} {row['status']}"} if failed else {})
 
 
-def fp8(toy: bool) -> Iterator[dict[str, Any]]:
-    """FP8 recipes beside bfloat16, where the device has such units: tokens a second and losses."""
+def measure_fp8(toy: bool) -> Iterator[dict[str, Any]]:
+    """Compares tokens per second and losses of FP8 recipes and bfloat16, if there are FP8 units."""
     import fp8 as recipes
 
     from hfseq.training import hardware
 
-    known = hardware.find_accelerator(here()[1])
-    if not toy and (known is None or not known.fp8_flops or known.name.startswith("tpu")):
+    accelerator = hardware.find_accelerator(local_device()[1])
+    if not toy and (
+        accelerator is None or not accelerator.fp8_flops or accelerator.name.startswith("tpu")
+    ):
         yield {"refused": "no FP8 units that these recipes use"}
         return
     size = "--widths 64 --layers 1 --batch_size 2 --length 32 --vocab_size 200 --rounds 1"
@@ -499,11 +526,11 @@ def fp8(toy: bool) -> Iterator[dict[str, Any]]:
     runner = harness.Runner(
         len(os.sched_getaffinity(0)), Path(), suite_time=3600 if toy else 0.85 * PARTS["fp8"]
     )
-    for row in runner.suite("fp8", recipes.step_cases(options)):
+    for row in runner.run_suite("fp8", recipes.step_cases(options)):
         yield suite_row(row)
 
 
-#: Beside those that are recommended: what else the binaries know and may pay.
+#: Flags that may improve the speed, in addition to the recommended ones.
 OTHER_FLAGS = (
     "xla_gpu_enable_triton_gemm=false",
     "xla_gpu_enable_cudnn_layer_norm=true",
@@ -512,14 +539,17 @@ OTHER_FLAGS = (
 )
 
 
-def flags(toy: bool) -> Rows:
-    """GPT-2's step with one flag at a time; two layers, all processes compile at once."""
+def measure_flags(toy: bool) -> Rows:
+    """Measures a step of a two-layer GPT-2 with one XLA flag at a time.
+
+    On a GPU, all processes compile at the same time.
+    """
     import training as steps
 
     from hfseq.training import accelerator_flags
 
-    platform, _ = here()
-    tried = {
+    platform, _ = local_device()
+    candidate_flags = {
         "gpu": (*accelerator_flags.GPU_FLAGS, *OTHER_FLAGS),
         "tpu": accelerator_flags.TPU_FLAGS,
         "cpu": ("xla_gpu_deterministic_ops=true",),
@@ -528,7 +558,7 @@ def flags(toy: bool) -> Rows:
     size = options.size("gpt2") if toy else {"n_layer": 2}
     rows, length = (2, 32) if toy else (16, 1024)
     name = "GPT-2, 2 layers"
-    case = steps.case_of(
+    case = steps.training_case(
         options,
         "gpt2",
         name,
@@ -541,63 +571,64 @@ def flags(toy: bool) -> Rows:
         rounds=2 if toy else 20,
         warmup=2,
     )
-    (plain,) = case.contestants
-    members = [plain]
-    for flag in tried:
+    (default_contestant,) = case.contestants
+    members = [default_contestant]
+    for flag in candidate_flags:
         variable = accelerator_flags.variable_for(flag)
         value = f"{os.environ.get(variable, '')} --{flag}".strip()
         members.append(
             dataclasses.replace(
-                plain,
+                default_contestant,
                 name=flag,
                 environment={variable: value},
-                group=name if platform == "gpu" else f"{name}, {flag}",  # a TPU has one holder
+                group=name if platform == "gpu" else f"{name}, {flag}",  # one process per TPU
             )
         )
     case = dataclasses.replace(case, contestants=tuple(members), baseline="hfseq")
-    time_left = harness.Allowance(3600 if toy else 0.85 * PARTS["flags"])
+    time_left = harness.TimeBudget(3600 if toy else 0.85 * PARTS["flags"])
     with tempfile.TemporaryDirectory() as folder:
         runner = harness.Runner(len(os.sched_getaffinity(0)), Path(folder))
-        found = runner.rows(case, time_left)
-    told = [suite_row(harness.summary(row, case, found, {})) for row in found]
-    for row in told[1:]:
-        if problem := row.pop("failed", None):  # XLA ends at a flag that it does not know
+        rows_of_case = runner.run_case(case, time_left)
+    records = [suite_row(harness.summarize(row, case, rows_of_case, {})) for row in rows_of_case]
+    for row in records[1:]:
+        if problem := row.pop("failed", None):  # XLA exits on an unknown flag
             row["refused"] = problem
-    return told
+    return records
 
 
 # -- all parts
 
 
-def wrong(results: dict[str, Any]) -> list[str]:
-    """Say what is not right, and what failed."""
-    found = []
+def find_problems(results: dict[str, Any]) -> list[str]:
+    """Returns a message per wrong result, failed row and failed part."""
+    problems = []
     for part, result in results.items():
         if problem := result.get("problem"):
-            found.append(f"{part}: {problem}")
+            problems.append(f"{part}: {problem}")
         for row in result.get("rows", []):
             name = " ".join(str(row[k]) for k in ("implementation", "shape", "model") if k in row)
             if row.get("right") is False:
-                found.append(f"{part}: {name} is wrong: {json.dumps(row)}")
+                problems.append(f"{part}: {name} is wrong: {json.dumps(row)}")
             if "failed" in row:
-                found.append(f"{part}: {name} failed: {row['failed']}")
-    return found
+                problems.append(f"{part}: {name} failed: {row['failed']}")
+    return problems
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return what was found as Markdown."""
+    """Returns the results as Markdown tables."""
     lines = []
-    (fact,) = results.get("facts", {}).get("rows") or [{}]
-    if fact:
+    (device_facts,) = results.get("facts", {}).get("rows") or [{}]
+    if device_facts:
         lines += [
-            f"{fact['count']} x {fact['device']}, jax {fact['jax']}: a product of bfloat16 at "
-            f"{fact['tflops']:.1f} TFLOP/s, a copy at {fact['copy_gbs']:.0f} GB/s.",
+            f"{device_facts['count']} x {device_facts['device']}, jax {device_facts['jax']}: "
+            f"bfloat16 product at {device_facts['tflops']:.1f} TFLOP/s, copy at "
+            f"{device_facts['copy_gbs']:.0f} GB/s.",
             "",
         ]
     rows = [row for row in results.get("attention", {}).get("rows", []) if "ms" in row]
     if rows:
         lines += [
-            "| attention | visible | length x width | type | error | of gradients | ms |",
+            "| attention | visibility | length x width | dtype | error | gradient error | ms |",
             "|---|---|---|---|---:|---:|---:|",
         ]
         lines += [
@@ -620,12 +651,13 @@ def table(results: dict[str, Any]) -> str:
     rows = [r for r in results.get("speed", {}).get("rows", []) if r.get("rate")]
     if rows:
         lines += [
-            "| training step | who | tokens/s | MFU | GB | as compiled | published |",
+            "| training step | contestant | tokens/s | MFU | peak GB | planned GB | published |",
             "|---|---|---:|---:|---:|---:|---:|",
         ]
         lines += [
-            f"| {r['case']} | {r['name']} | {r['rate']:,.0f} | {shown(r['mfu'], '.1%')} | "
-            f"{shown(r['peak_memory_gb'], '.2f')} | {shown(r['planned_gb'], '.2f')} | "
+            f"| {r['case']} | {r['name']} | {r['rate']:,.0f} | {format_value(r['mfu'], '.1%')} | "
+            f"{format_value(r['peak_memory_gb'], '.2f')} | "
+            f"{format_value(r['planned_gb'], '.2f')} | "
             f"{PUBLISHED.get(r['title'], '–')} |"
             for r in rows
         ] + [""]
@@ -633,15 +665,15 @@ def table(results: dict[str, Any]) -> str:
         rows = [r for r in results.get(part, {}).get("rows", []) if r.get("rate")]
         if rows:
             lines += [
-                f"| {first} | of | tokens/s | times the first | last loss |",
+                f"| {first} | model | tokens/s | relative speed | last loss |",
                 "|---|---|---:|---:|---:|",
             ]
             lines += [
-                f"| {r['name']} | {r['case']} | {r['rate']:,.0f} | {shown(r['ratio'], '.2f')} | "
-                f"{shown(r.get('loss'), '.4f')} |"
+                f"| {r['name']} | {r['case']} | {r['rate']:,.0f} | "
+                f"{format_value(r['ratio'], '.2f')} | {format_value(r.get('loss'), '.4f')} |"
                 for r in rows
             ] + [""]
-    lines += [f"Missed: {told}." for told in missed(results)]
+    lines += [f"Missed: {target}." for target in missed_targets(results)]
     return "\n".join(lines).strip()
 
 
@@ -649,45 +681,61 @@ def equal(value: bool) -> str:
     return "equal" if value else "NOT equal"
 
 
-def shown(value: float | None, form: str) -> str:
+def format_value(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def missed(results: dict[str, Any]) -> list[str]:
-    """Say which aims of speed were missed: of H100 and H200, beside torch.compile and XLA."""
-    (fact,) = results.get("facts", {}).get("rows") or [{}]
+def missed_targets(results: dict[str, Any]) -> list[str]:
+    """Returns a message per missed speed target.
+
+    Targets are tokens per second on H100 and H200, and the speed relative to torch.compile and to
+    XLA's attention.
+    """
+    (device_facts,) = results.get("facts", {}).get("rows") or [{}]
     rows = [row for row in results.get("speed", {}).get("rows", []) if row.get("rate")]
-    found = []
+    missed = []
     for case in dict.fromkeys(row["case"] for row in rows):
         rates = {row["name"]: row["rate"] for row in rows if row["case"] == case}
         title = next(row["title"] for row in rows if row["case"] == case)
-        ours, aim = rates.get("hfseq"), AIMS.get(title)
+        ours, target = rates.get("hfseq"), SPEED_TARGETS.get(title)
         if ours is None:
             continue
-        if aim and ours < aim and re.search("H[12]00", fact.get("device", "")):
-            found.append(f"{case}: {ours:,.0f} tokens/s of {aim:,}")
-        for other, least in (("torch.compile", 0.9), ("hfseq, xla", 0.97)):
-            if other in rates and ours < least * rates[other]:
-                found.append(f"{case}: {ours / rates[other]:.2f} times {other}")
-    return found
+        if target and ours < target and re.search("H[12]00", device_facts.get("device", "")):
+            missed.append(f"{case}: {ours:,.0f} tokens/s of {target:,}")
+        for other, minimum in (("torch.compile", 0.9), ("hfseq, xla", 0.97)):
+            if other in rates and ours < minimum * rates[other]:
+                missed.append(f"{case}: {ours / rates[other]:.2f} times {other}")
+    return missed
 
 
-def here() -> tuple[str, str]:
-    """Return platform and kind of the first device; asked elsewhere, as a device has one holder."""
-    ask = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind, sep='|')"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit((done.stderr.strip().splitlines() or ["jax does not start"])[-1])
-    platform, _, kind = done.stdout.strip().splitlines()[-1].partition("|")
-    return platform, kind
+def local_device() -> tuple[str, str]:
+    """Returns the platform and the kind of the first device.
+
+    A separate process determines them, since a device may only support one process at a time.
+    """
+    code = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind, sep='|')"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if process.returncode:
+        raise SystemExit((process.stderr.strip().splitlines() or ["jax could not start"])[-1])
+    platform, _, device_kind = process.stdout.strip().splitlines()[-1].partition("|")
+    return platform, device_kind
 
 
 def run_part(part: str, toy: bool, result: dict[str, Any], keep: Callable[[], Any]) -> None:
-    """Add what a part says to ``result``, kept row by row; its whole family ends with its time."""
+    """Runs a part in a process and adds its rows to ``result``.
+
+    At the time limit, the process and all its children are killed.
+
+    Args:
+        part: Name of the part.
+        toy: Whether to use small sizes.
+        result: Result of the part. Gets ``rows``, ``seconds`` and, on failure, ``problem``.
+        keep: Function that saves the results. Called after each row.
+    """
     command = [sys.executable, __file__, "--part", part, *(["--toy"] if toy else [])]
-    started, over = time.perf_counter(), threading.Event()
-    # A program that was compiled once serves again: also, its kernels are then the same ones.
-    cached = {
+    started, timed_out = time.perf_counter(), threading.Event()
+    # With a compilation cache, repeated runs are faster and use the same kernels.
+    cache_variables = {
         "JAX_COMPILATION_CACHE_DIR": f"{tempfile.gettempdir()}/hfseq-device-{os.getuid()}",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
@@ -699,12 +747,12 @@ def run_part(part: str, toy: bool, result: dict[str, Any], keep: Callable[[], An
             stderr=errors,
             text=True,
             start_new_session=True,
-            env=cached | os.environ,
+            env=cache_variables | os.environ,
         ) as process,
     ):
 
         def end() -> None:
-            over.set()
+            timed_out.set()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
@@ -718,7 +766,7 @@ def run_part(part: str, toy: bool, result: dict[str, Any], keep: Callable[[], An
         code = process.wait()
         timer.cancel()
         errors.seek(0)
-        if over.is_set():
+        if timed_out.is_set():
             result["problem"] = f"took more than {PARTS[part]} seconds"
         elif code:
             last = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
@@ -727,10 +775,10 @@ def run_part(part: str, toy: bool, result: dict[str, Any], keep: Callable[[], An
     keep()
 
 
-def main(given: list[str] | None = None) -> int:
-    """Run the parts, each in a process, and write what they found."""
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument(
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the parts and writes their results. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
         "--only",
         nargs="+",
         choices=PARTS,
@@ -738,34 +786,39 @@ def main(given: list[str] | None = None) -> int:
         metavar="PART",
         help=", ".join(PARTS),
     )
-    made.add_argument("--toy", action="store_true", help="small, also without a device")
-    made.add_argument("--output", type=Path, help="a folder instead of docs/")
+    parser.add_argument(
+        "--toy", action="store_true", help="small sizes, also without an accelerator"
+    )
+    parser.add_argument("--output", type=Path, help="output folder instead of docs/")
     for name in ("--part", "--losses"):
-        made.add_argument(name, help=argparse.SUPPRESS)
-    options = made.parse_args(given)
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
     if options.losses:
         losses(options.losses)
         return 0
     if options.part:
-        for row in globals()[options.part](options.toy):
+        for row in globals()[f"measure_{options.part}"](options.toy):
             print(json.dumps(row), flush=True)
         return 0
-    platform, device = here()
+    platform, device = local_device()
     toy = options.toy or platform == "cpu"
     if toy and not options.toy:
-        print("no accelerator is here: a toy run, whose numbers mean nothing", flush=True)
-    kind = re.sub(r"\W+", "_", device.lower()).strip("_")
+        print(
+            "no accelerator found: running with toy sizes, whose times are not meaningful",
+            flush=True,
+        )
+    device_name = re.sub(r"\W+", "_", device.lower()).strip("_")
     docs = options.output or (Path(tempfile.mkdtemp()) if toy else ROOT / "docs")
-    path = docs / "benchmarks" / f"device_{kind}.json"
+    path = docs / "benchmarks" / f"device_{device_name}.json"
     results = json.loads(path.read_text()) if path.exists() else {}
     for part in options.only:
         results[part] = result = {"rows": []}
         run_part(part, toy, result, functools.partial(harness.write_json, path, results))
-        told = f"{part}: {len(result['rows'])} rows in {result['seconds']:.0f} s"
-        print(told, flush=True)
-    tables, problems = table(results), wrong(results)
+        summary = f"{part}: {len(result['rows'])} rows in {result['seconds']:.0f} s"
+        print(summary, flush=True)
+    tables, problems = table(results), find_problems(results)
     if tables:
-        harness.write_section(docs / "benchmarks.md", f"device_{kind}", tables)
+        harness.write_section(docs / "benchmarks.md", f"device_{device_name}", tables)
     print(f"\n{tables}\n\nwritten to {path}", *problems, sep="\n", flush=True)
     return 1 if problems else 0
 

@@ -1,12 +1,13 @@
-"""One way to measure, store and print: the harness of all benchmarks, and the command run.py.
+"""The harness that measures, stores and prints all benchmarks, and the command run.py.
 
-A benchmark names its contestants. One process is started for each of a group, so that no two share
-threads, memory or an allocator, and they step in turn: what disturbs the machine disturbs all of
-them alike. A contestant's factory is ``"module:function"`` in this folder; called with its settings
-in the contestant's process, it returns a :class:`Running`.
+A benchmark defines contestants, which belong to groups. The harness starts one process per
+contestant of a group, so that no two share threads, memory or an allocator. The contestants of a
+group take their steps in turn, so that a disturbance of the machine affects all of them. The
+factory of a contestant is ``"module:function"`` in this folder. The contestant's process calls it
+with the contestant's settings, and it returns a :class:`Workload`.
 
-What is only listed needs the standard library alone. Whatever a contestant needs besides is checked
-first, and a row whose packages are missing says so.
+Listing the rows requires only the standard library. The harness checks for the packages of a
+contestant before it starts it. If packages are missing, the row reports them.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-sys.path[:0] = [p for p in map(str, (HERE, ROOT, ROOT / "plugins")) if p not in sys.path]
+BENCHMARKS_DIR = Path(__file__).resolve().parent
+ROOT = BENCHMARKS_DIR.parent.parent
+sys.path[:0] = [p for p in map(str, (BENCHMARKS_DIR, ROOT, ROOT / "plugins")) if p not in sys.path]
 
 DOCS = ROOT / "docs"
 VERSIONS = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "numpy")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-#: Units that multiply bfloat16, as /proc/cpuinfo names them: x86 (AVX-512, AMX), then Arm.
+#: Flags in /proc/cpuinfo of bfloat16 multiplication units: x86 (AVX-512, AMX), then Arm.
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16", "smebf16")
 GB = 1e9
-#: Folders that are searched for packages behind all others, so that an image's own jax and torch
-#: win over the copies there.
+#: Environment variable with folders of additional packages. They come last in the search path, so
+#: that jax and torch of the installed environment take precedence over copies in these folders.
 EXTRA_PACKAGES = "HFSEQ_BENCHMARK_PACKAGES"
-#: The checkout whose hfseq and whose factories a contestant takes, instead of this one's.
+#: Environment variable with a checkout that replaces this one's hfseq and factories.
 CHECKOUT = "HFSEQ_BENCHMARK_CHECKOUT"
-#: The suites of run.py, and the file that holds each.
+#: Suites of run.py and the module that defines each of them.
 SUITES = {
     "limits": "harness",
     "train": "training",
@@ -71,7 +72,17 @@ ALIASES = {"training": "train", "checkpoints": "checkpoint"}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contestant:
-    """One row: a name, what runs it, and the group whose members step in turn."""
+    """A contestant of a benchmark, which becomes one row of its table.
+
+    Attributes:
+        name: Name in the table.
+        group: Group whose members take their steps in turn.
+        factory: Function that builds the workload, ``"module:function"``.
+        settings: Keyword arguments of the factory.
+        requires: Packages that must be installed.
+        environment: Additional environment variables of the process.
+        programs: Programs that must be on the ``PATH``.
+    """
 
     name: str
     group: str
@@ -82,24 +93,42 @@ class Contestant:
     programs: tuple[str, ...] = ()
 
     def missing(self) -> list[str]:
+        """Returns the names of the missing packages and programs."""
         packages = [name for name in self.requires if importlib.util.find_spec(name) is None]
         return packages + [name for name in self.programs if shutil.which(name) is None]
 
 
 @dataclasses.dataclass
-class Running:
-    """A contestant at work: ``step`` waits for the device, ``memory`` is the peak in bytes."""
+class Workload:
+    """A workload that a factory has built in the process of a contestant.
+
+    Attributes:
+        step: Runs a step, waits for the device, and returns values of the step.
+        memory: Returns the peak memory in bytes.
+        info: Properties of the workload, such as its device and the FLOPs of a step.
+        close: Removes the files that the workload has written.
+    """
 
     step: Callable[[], dict[str, Any]]
     memory: Callable[[], int]
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    #: Removes what it wrote.
+    info: dict[str, Any] = dataclasses.field(default_factory=dict)
     close: Callable[[], None] = lambda: None
 
 
 @dataclasses.dataclass
 class Row:
-    """What one contestant did: seconds of each timed step, or the reason why there are none."""
+    """The result of a contestant.
+
+    Attributes:
+        name: Name of the contestant.
+        group: Group of the contestant.
+        status: ``"ok"``, or the reason why the times are missing.
+        start_seconds: Seconds from the start of the process until the workload was built.
+        seconds: Seconds of each timed step.
+        values: Values of all steps, including untimed ones.
+        peak_bytes: Peak memory in bytes.
+        info: Properties of the workload.
+    """
 
     name: str
     group: str
@@ -108,14 +137,16 @@ class Row:
     seconds: list[float] = dataclasses.field(default_factory=list)
     values: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     peak_bytes: int = 0
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    info: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def median(self) -> float | None:
+        """Median seconds of a step."""
         return statistics.median(self.seconds) if self.seconds else None
 
     @property
     def spread(self) -> float | None:
+        """Half of the interquartile range, relative to the median."""
         if len(self.seconds) < 2 or not self.median:
             return None
         low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
@@ -123,41 +154,54 @@ class Row:
 
 
 def ratio(row: Row, baseline: Row) -> float | None:
-    """How many times faster than ``baseline``: the median over rounds, each within itself.
+    """Returns the speed of a row relative to ``baseline``.
 
-    Steps that say how much they did may differ in it: times of as much are compared.
+    This is the median over rounds of the ratio of both times in the same round. If both rows report
+    the amount of work of a step, the ratio is that of the times for the same amount of work.
     """
     pairs = [b / a for a, b in zip(row.seconds, baseline.seconds, strict=False) if a]
-    work, other = (each.values[-1].get("work") if each.values else None for each in (row, baseline))
-    return statistics.median(pairs) * (work / other if work and other else 1.0) if pairs else None
+    work, baseline_work = (
+        each.values[-1].get("work") if each.values else None for each in (row, baseline)
+    )
+    return (
+        statistics.median(pairs) * (work / baseline_work if work and baseline_work else 1.0)
+        if pairs
+        else None
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class Allowance:
-    """The seconds that something may take from now on; without end by default."""
+class TimeBudget:
+    """A time limit in seconds, counted from the creation of the object. Unlimited by default."""
 
     seconds: float = math.inf
-    begun: float = dataclasses.field(default_factory=time.monotonic)
+    start: float = dataclasses.field(default_factory=time.monotonic)
 
-    def left(self) -> float:
-        return self.begun + self.seconds - time.monotonic()
+    def remaining(self) -> float:
+        """Returns the remaining seconds, which are negative after the end."""
+        return self.start + self.seconds - time.monotonic()
 
     @property
-    def over(self) -> str:
-        return f"the {self.seconds:g} s of the suite were over"
+    def exhausted_message(self) -> str:
+        """The status of rows for which no time remained."""
+        return f"the time limit of the suite ({self.seconds:g} s) was reached"
 
 
-class TimeIsOver(RuntimeError):
-    """The allowance ended before an answer came."""
+class TimeBudgetExceeded(RuntimeError):
+    """The time budget ended before the process answered."""
 
 
 # -- processes
 
 
 class Process:
-    """The parent's end of a contestant's process: a command down the pipe, an answer up.
+    """The parent's handle of a contestant's process, which answers each command through a pipe.
 
-    One that is silent for ``patience`` seconds, or until the ``allowance`` is used up, is ended.
+    Args:
+        contestant: The contestant to run.
+        threads: Number of CPU threads.
+        patience: Seconds without an answer after which the process is killed.
+        time_budget: Time limit after which the process is killed.
     """
 
     def __init__(
@@ -165,37 +209,41 @@ class Process:
         contestant: Contestant,
         threads: int,
         patience: float | None = None,
-        allowance: Allowance | None = None,
+        time_budget: TimeBudget | None = None,
     ):
         from unittest import mock  # slow to import, and contestants import this file
 
-        self._patience, self._allowance = patience or math.inf, allowance or Allowance()
+        self._patience, self._time_budget = patience or math.inf, time_budget or TimeBudget()
         spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        given = theirs, contestant.factory, contestant.settings, threads
-        self._process = spawn.Process(target=worker, args=given)
+        self._pipe, worker_pipe = spawn.Pipe()
+        worker_args = worker_pipe, contestant.factory, contestant.settings, threads
+        self._process = spawn.Process(target=worker, args=worker_args)
         environment = {
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
-            # All contestants of a group are in memory at once: none may take the whole device.
+            # All contestants of a group share the device, so none may preallocate its memory.
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-            # Nothing waits for a network.
             "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
         }
         with mock.patch.dict(os.environ, environment | contestant.environment):
             self._process.start()
-        theirs.close()
+        worker_pipe.close()
 
-    def read(self, allowance: Allowance | None = None) -> dict[str, Any]:
-        """Return the next answer; RuntimeError if the contestant failed, is gone or too slow."""
-        allowance = allowance or self._allowance
-        left = max(allowance.left(), 0.0)
+    def read(self, time_budget: TimeBudget | None = None) -> dict[str, Any]:
+        """Returns the next answer of the process.
+
+        Raises:
+            TimeBudgetExceeded: The time budget ended. The process is killed.
+            RuntimeError: The contestant failed, its process ended, or ``patience`` was exceeded.
+        """
+        time_budget = time_budget or self._time_budget
+        left = max(time_budget.remaining(), 0.0)
         wait = min(self._patience, left)
         try:
             if not self._pipe.poll(None if wait == math.inf else wait):
                 self._process.kill()
                 if left <= self._patience:
-                    raise TimeIsOver(allowance.over)
+                    raise TimeBudgetExceeded(time_budget.exhausted_message)
                 raise RuntimeError(f"no answer within {self._patience:g} s")
             answer = self._pipe.recv()
         except (EOFError, ConnectionError):
@@ -206,11 +254,14 @@ class Process:
         return answer
 
     def ask(self, command: str) -> dict[str, Any]:
-        with contextlib.suppress(OSError):  # the answer or the exit code says what is wrong
+        """Sends ``"step"`` or ``"memory"`` and returns the answer."""
+        with contextlib.suppress(OSError):  # `read` reports the error or the exit code
             self._pipe.send(command)
-        return self.read(Allowance() if command == "memory" else None)  # which takes no time
+        # Reading the peak memory is fast, so it has no time limit.
+        return self.read(TimeBudget() if command == "memory" else None)
 
     def close(self) -> None:
+        """Ends the process, which is killed if it does not end within 20 seconds."""
         self._pipe.close()
         self._process.join(20)
         if self._process.exitcode is None:
@@ -227,103 +278,123 @@ def run(
     threads: int | None = None,
     report: Callable[[str], None] = lambda line: None,
     patience: float | None = None,
-    allowance: Allowance | None = None,
+    time_budget: TimeBudget | None = None,
 ) -> list[Row]:
-    """Run each group in turn, its members step by step; returns a row for every contestant.
+    """Runs one group after the other. The contestants of a group take their steps in turn.
 
-    Before each timed step come ``settle`` others: caches are then its own, as they are in training.
-    One that lacks a package, fails, or is silent for ``patience`` seconds gets a row that says so;
-    the others go on. When the ``allowance`` is used up no step begins and those at work are ended:
-    a row keeps the rounds before, and one without any says that there was no time.
+    A contestant that lacks a package, fails, or exceeds ``patience`` gets a row with the reason,
+    and the others continue. At the end of the time budget, no further step starts and running
+    contestants are killed. A row keeps its completed rounds. If it has none, its status contains
+    the reason.
+
+    Args:
+        contestants: The contestants of all groups.
+        rounds: Timed steps per contestant.
+        warmup: Untimed rounds before them.
+        settle: Untimed steps before each step, which fill the caches with the contestant's own
+            data, as in training.
+        threads: CPU threads per contestant. All cores by default.
+        report: Function that receives a line of progress per step.
+        patience: Seconds without an answer after which a contestant is killed.
+        time_budget: Time limit for all groups.
+
+    Returns:
+        A row per contestant.
     """
-    threads, allowance = threads or len(os.sched_getaffinity(0)), allowance or Allowance()
+    threads, time_budget = threads or len(os.sched_getaffinity(0)), time_budget or TimeBudget()
     rows = {c: Row(c.name, c.group) for c in contestants}
-    running: dict[Contestant, Process] = {}
+    processes: dict[Contestant, Process] = {}
 
     @contextlib.contextmanager
-    def noting(contestant: Contestant) -> Iterator[None]:
-        """Write a failure down in the row, and take the contestant out."""
+    def record_failure(contestant: Contestant) -> Iterator[None]:
+        """Records a failure in the row and removes the contestant."""
         try:
             yield
         except RuntimeError as error:
             row = rows[contestant]
-            running.pop(contestant, None)
-            if not isinstance(error, TimeIsOver):
+            processes.pop(contestant, None)
+            if not isinstance(error, TimeBudgetExceeded):
                 row.status, row.seconds = f"failed: {error}", []
             elif not row.seconds:
                 row.status = f"not run: {error}"
             report(f"{row.name} {row.status}")
 
     for group in dict.fromkeys(c.group for c in contestants):
-        running.clear()
+        processes.clear()
         with contextlib.ExitStack() as stack:
             for contestant in (c for c in contestants if c.group == group):
-                row, lacking = rows[contestant], contestant.missing()
-                if lacking or allowance.left() <= 0:
-                    why = f"no {', '.join(lacking)}" if lacking else allowance.over
-                    row.status = f"not run: {why}"
+                row, missing = rows[contestant], contestant.missing()
+                if missing or time_budget.remaining() <= 0:
+                    reason = (
+                        f"no {', '.join(missing)}" if missing else time_budget.exhausted_message
+                    )
+                    row.status = f"not run: {reason}"
                     continue
-                process = Process(contestant, threads, patience, allowance)
+                process = Process(contestant, threads, patience, time_budget)
                 stack.callback(process.close)
-                started = time.perf_counter()
-                with noting(contestant):
-                    row.facts = process.read()["facts"]
-                    row.start_seconds = time.perf_counter() - started
-                    running[contestant] = process
-            for number in range(-warmup, rounds):
-                # Each order as often as the other: no one always follows the same neighbour.
-                for contestant in list(running)[:: 1 if number % 2 else -1]:
+                start = time.perf_counter()
+                with record_failure(contestant):
+                    row.info = process.read()["facts"]
+                    row.start_seconds = time.perf_counter() - start
+                    processes[contestant] = process
+            for round_number in range(-warmup, rounds):
+                # The order alternates, so that no contestant always follows the same one.
+                for contestant in list(processes)[:: 1 if round_number % 2 else -1]:
                     row = rows[contestant]
-                    if row.seconds and allowance.left() <= 0:
+                    if row.seconds and time_budget.remaining() <= 0:
                         continue
-                    with noting(contestant):
-                        for left in reversed(range(settle + 1)):
-                            answer = running[contestant].ask("step")
+                    with record_failure(contestant):
+                        for steps_left in reversed(range(settle + 1)):
+                            answer = processes[contestant].ask("step")
                             row.values.append(answer["values"])
-                            timed = number >= 0 and left == 0
+                            timed = round_number >= 0 and steps_left == 0
                             row.seconds += [answer["seconds"]] if timed else []
-                            label = f"round {number}" if timed else "untimed"
-                            told = f"{answer['seconds']:.3f} s {answer['values']}"
-                            report(f"{label}: {row.name} {told}")
-            for contestant, process in list(running.items()):
-                with noting(contestant):
+                            label = f"round {round_number}" if timed else "untimed"
+                            result_text = f"{answer['seconds']:.3f} s {answer['values']}"
+                            report(f"{label}: {row.name} {result_text}")
+            for contestant, process in list(processes.items()):
+                with record_failure(contestant):
                     rows[contestant].peak_bytes = process.ask("memory")["peak_bytes"]
     return list(rows.values())
 
 
 def worker(pipe: Connection, factory: str, settings: dict[str, Any], threads: int) -> None:
-    """Build a contestant and obey the commands ``step`` and ``memory`` until the pipe is closed.
+    """Builds a workload and answers the commands ``step`` and ``memory`` until the pipe is closed.
 
-    A step whose values have ``seconds`` took that long; others are timed from outside.
+    If the values of a step contain ``seconds``, these are its time. Otherwise this function
+    measures the time.
     """
-    os.dup2(2, 1)  # standard output is for the table
+    os.dup2(2, 1)  # standard output is reserved for the table
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     use_extra_packages()
-    if other := os.environ.get(CHECKOUT):
-        sys.path[:0] = [f"{other}/scripts/benchmarks", other, f"{other}/plugins"]
+    if checkout := os.environ.get(CHECKOUT):
+        sys.path[:0] = [f"{checkout}/scripts/benchmarks", checkout, f"{checkout}/plugins"]
+        sys.modules.pop("harness", None)  # the other checkout has its own
     try:
         module, _, name = factory.partition(":")
-        running = getattr(importlib.import_module(module), name)(**settings)
-        pipe.send({"facts": running.facts})
+        workload = getattr(importlib.import_module(module), name)(**settings)
+        # Checkouts before the renaming call this attribute `facts`.
+        info = workload.info if hasattr(workload, "info") else workload.facts
+        pipe.send({"facts": info})
         with contextlib.suppress(EOFError):
             while command := pipe.recv():
                 if command == "memory":
-                    pipe.send({"peak_bytes": running.memory()})
+                    pipe.send({"peak_bytes": workload.memory()})
                     continue
-                started = time.perf_counter()
-                values = running.step()
-                elapsed = time.perf_counter() - started
+                start = time.perf_counter()
+                values = workload.step()
+                elapsed = time.perf_counter() - start
                 pipe.send({"seconds": values.pop("seconds", elapsed), "values": values})
-        running.close()
+        workload.close()
     except Exception as error:
         pipe.send({"error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]})
         traceback.print_exc()
-    # Taking down thread pools and devices can take seconds, which nobody needs to wait for.
+    # Skip the shutdown of thread pools and devices, which can take seconds.
     os._exit(0)
 
 
 def use_extra_packages() -> None:
-    """Search the folders of ``HFSEQ_BENCHMARK_PACKAGES`` behind all others."""
+    """Appends the folders of ``HFSEQ_BENCHMARK_PACKAGES`` to the search path."""
     sys.path += filter(None, os.environ.get(EXTRA_PACKAGES, "").split(os.pathsep))
 
 
@@ -331,60 +402,77 @@ def use_extra_packages() -> None:
 
 
 def process_bytes(field: str, file: str = "self/status") -> int:
-    """Return a size from /proc, which gives it in kB; OSError where there is none."""
-    found = re.search(rf"^{field}:\s*(\d+)", Path("/proc", file).read_text(), re.M)
-    if found is None:
+    """Returns a size from /proc in bytes.
+
+    Raises:
+        OSError: The file does not exist or does not contain the field.
+    """
+    match = re.search(rf"^{field}:\s*(\d+)", Path("/proc", file).read_text(), re.M)
+    if match is None:
         raise OSError(f"/proc/{file} has no {field}")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024
 
 
 def host_peak_bytes() -> int:
-    """Return the most memory this process ever held, its start and compilation included."""
+    """Returns the peak resident memory of this process, including startup and compilation."""
     return process_bytes("VmHWM")
 
 
 def import_torch() -> dict[str, float]:
-    """Import PyTorch where it is installed, and return the bytes that it takes.
+    """Imports PyTorch if it is installed, and returns the memory that the import takes.
 
-    Transformers' configuration classes import it in any case; here it is seen apart from them.
+    The configuration classes of Transformers import PyTorch in any case. This function measures it
+    separately.
+
+    Returns:
+        ``{"torch_bytes": bytes}``, or an empty dictionary if PyTorch was already imported.
     """
     pages = Path("/proc/self/statm")
     if "torch" in sys.modules or not pages.exists():
         return {}
-    before = int(pages.read_text().split()[1])
+    pages_before = int(pages.read_text().split()[1])
     with contextlib.suppress(ImportError):
         import torch  # noqa: F401
-    taken = int(pages.read_text().split()[1]) - before
-    return {"torch_bytes": taken * os.sysconf("SC_PAGE_SIZE")}
+    new_pages = int(pages.read_text().split()[1]) - pages_before
+    return {"torch_bytes": new_pages * os.sysconf("SC_PAGE_SIZE")}
 
 
-def device_bytes(what: str) -> int | None:
-    """Return a number of jax's own statistics of its device; a CPU has none."""
+def device_memory_stat(key: str) -> int | None:
+    """Returns an entry of jax's memory statistics of the first device, or `None` on a CPU."""
     import jax
 
-    return (jax.local_devices()[0].memory_stats() or {}).get(what)
+    return (jax.local_devices()[0].memory_stats() or {}).get(key)
 
 
 def jax_peak_bytes() -> int:
-    return device_bytes("peak_bytes_in_use") or host_peak_bytes()
+    """Returns the peak memory of the device, or that of the process on a CPU."""
+    return device_memory_stat("peak_bytes_in_use") or host_peak_bytes()
 
 
-def planned_bytes(program: Any) -> dict[str, int]:
-    """Return what XLA says a compiled program needs: its temporary arrays, and all of it."""
-    found = program.memory_analysis()
-    held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    temporary = found.temp_size_in_bytes
-    return {"temporary_bytes": temporary, "compiled_bytes": temporary + held}
+def compiled_memory(program: Any) -> dict[str, int]:
+    """Returns the memory that XLA plans for a compiled program, in bytes.
+
+    Returns:
+        ``temporary_bytes``, the temporary arrays, and ``compiled_bytes``, which also includes
+        arguments and outputs.
+    """
+    memory = program.memory_analysis()
+    array_bytes = (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    )
+    temporary = memory.temp_size_in_bytes
+    return {"temporary_bytes": temporary, "compiled_bytes": temporary + array_bytes}
 
 
 def torch_peak_bytes() -> int:
+    """Returns the peak memory of the GPU, or that of the process without one."""
     import torch
 
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else host_peak_bytes()
 
 
-def torch_wait() -> None:
-    """Wait for what PyTorch's GPU still does, where there is one."""
+def torch_synchronize() -> None:
+    """Waits until PyTorch's GPU, if there is one, has finished all work."""
     import torch
 
     if torch.cuda.is_available():
@@ -392,33 +480,39 @@ def torch_wait() -> None:
 
 
 def jax_device() -> str:
+    """Returns the platform and the kind of the first jax device."""
     import jax
 
     return f"{jax.devices()[0].platform} {jax.devices()[0].device_kind}"
 
 
 def torch_device() -> str:
+    """Returns the name of PyTorch's GPU, or ``"cpu"``."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def read_cpuinfo() -> str:
-    path = Path("/proc/cpuinfo")  # where there is no such file, no units are known
+    """Returns /proc/cpuinfo, or an empty string if it does not exist."""
+    path = Path("/proc/cpuinfo")
     return path.read_text() if path.exists() else ""
 
 
 def cpu_flags(cpuinfo: str) -> list[str]:
-    found = re.search(r"^(?:flags|features)\s*:(.*)", cpuinfo, re.M | re.I)  # x86, Arm
-    return found[1].split() if found else []
+    """Returns the feature flags of the CPU."""
+    match = re.search(r"^(?:flags|features)\s*:(.*)", cpuinfo, re.M | re.I)  # x86, Arm
+    return match[1].split() if match else []
 
 
 def bfloat16_units(cpuinfo: str) -> list[str]:
+    """Returns the CPU's feature flags that stand for bfloat16 units."""
     flags = cpu_flags(cpuinfo)
     return [flag for flag in BFLOAT16_FLAGS if flag in flags]
 
 
-def machine_facts() -> dict[str, Any]:
+def machine_info() -> dict[str, Any]:
+    """Returns the properties of the machine and the versions that affect the measurements."""
     info = read_cpuinfo()
     model = re.search(r"^model name\s*:\s*(.*\S)", info, re.M)
     versions = {}
@@ -436,11 +530,11 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-# -- what a suite is made of
+# -- suites and cases
 
 PROFILES = ("full", "quick", "tiny")
 PEERS = ("torch", "torch_compile", "hfseq")
-NAMES = {"torch": "PyTorch", "torch_compile": "torch.compile", "hfseq": "hfseq"}
+PEER_NAMES = {"torch": "PyTorch", "torch_compile": "torch.compile", "hfseq": "hfseq"}
 PYTORCH = ("torch", "transformers")
 HFSEQ = ("jax", "flax", "optax", "transformers", "safetensors", "pluggy")
 PACKAGES = {"torch": PYTORCH, "torch_compile": PYTORCH, "hfseq": HFSEQ}
@@ -448,7 +542,16 @@ PACKAGES = {"torch": PYTORCH, "torch_compile": PYTORCH, "hfseq": HFSEQ}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What ``run.py`` was asked for; ``tiny`` is for tests: the numbers mean nothing."""
+    """Options of ``run.py``.
+
+    Attributes:
+        profile: Size of the models. ``tiny`` is for tests, and its times are not meaningful.
+        device: ``cpu`` or ``gpu``, which selects the sizes.
+        peers: Libraries to compare.
+        dtypes: Dtypes to measure, or `None` for the defaults of each suite.
+        rounds: Timed steps per contestant, or `None` for the default of each case.
+        threads: CPU threads per contestant.
+    """
 
     profile: str = "full"
     device: str = "cpu"
@@ -466,39 +569,57 @@ class Options:
         return self.device == "gpu"
 
     @property
-    def eager(self) -> tuple[str, ...]:
+    def eager_peers(self) -> tuple[str, ...]:
+        """The peers without ``torch_compile``."""
         return tuple(peer for peer in self.peers if peer != "torch_compile")
 
     def choose(self, cpu: Any, gpu: Any, quick: Any, tiny: Any) -> Any:
+        """Returns the value for the profile and, for the profile ``full``, the device."""
         return {"full": gpu if self.gpu else cpu, "quick": quick, "tiny": tiny}[self.profile]
 
     def size(self, model: str) -> dict[str, Any]:
-        """Return what makes a configuration small (minutes on a CPU; tests): nothing where full.
+        """Returns the size of a small model, or an empty dictionary for the profile ``full``.
 
-        ``NAMES`` of training.py has the names that all configurations share.
+        ``SIZE_KEYS`` of training.py maps the keys to the fields of each configuration.
         """
         if self.profile == "full":
             return {}
         width, wide, layers, vocab = (32, 64, 1, 120) if self.tiny else (256, 1024, 2, 8000)
-        own = {
+        model_size = {
             "t5": {"d_kv": 8 if self.tiny else 64},
             "llama": {"num_key_value_heads": 2, "head_dim": width // 4},
         }.get(model, {})
-        words = {} if model == "vit" else {"vocab_size": vocab}
-        return {"width": width, "wide": wide, "heads": 4, "layers": layers} | words | own
+        vocabulary = {} if model == "vit" else {"vocab_size": vocab}
+        return (
+            {"width": width, "wide": wide, "heads": 4, "layers": layers} | vocabulary | model_size
+        )
 
-    def types(self, *default: str) -> tuple[str, ...]:
-        """Return the types to measure: those asked for, else ``default``, or the device's own."""
+    def dtypes_or_default(self, *default: str) -> tuple[str, ...]:
+        """Returns the dtypes to measure.
+
+        These are the requested dtypes. If none are requested, they are ``default`` if given, and
+        the usual dtype of the device otherwise.
+        """
         return self.dtypes or default or (self.choose("float32", "bfloat16", *["float32"] * 2),)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Contestants that step in turn, and what a step of them does.
+    """Contestants that take their steps in turn.
 
-    ``amount`` counts ``unit`` in a step, and ``baseline`` is whom the others are compared with;
-    ``weights`` is the model and size whose weights are written first and named to the contestants
-    in ``settings["weights"]``.
+    Attributes:
+        name: Name of the case in the table.
+        contestants: The contestants, in the order of the table.
+        amount: Number of units (tokens, for example) that a step processes.
+        unit: Name of the unit.
+        dtype: Dtype of the computation.
+        rounds: Timed steps per contestant.
+        warmup: Untimed rounds before them.
+        settle: Untimed steps before each step.
+        weights: Model and size whose weights are saved first. The contestants receive their folder
+            as ``settings["weights"]``.
+        baseline: Name of the contestant that the others are compared with.
+        info: Properties of the case, which are stored with its rows.
     """
 
     name: str
@@ -510,62 +631,79 @@ class Case:
     warmup: int = 1
     settle: int = 0
     weights: tuple[str, dict[str, Any]] | None = None
-    baseline: str = NAMES["torch"]
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    baseline: str = PEER_NAMES["torch"]
+    info: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-#: A title, and what a row shows below it.
+#: Title of a table column, and the function that formats its cell for a row.
 Column = tuple[str, Callable[[dict[str, Any]], str]]
 Rows = list[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """A part of run.py: its cases by the options, what is shown of their rows, what must hold.
+    """A suite of run.py.
 
-    ``summary`` is what benchmarks/tables.md says above the table. ``picture`` is a key of ``BARS``,
-    or "curves" of what ``curves`` returns; ``finish`` adds to the rows.
+    Attributes:
+        title: Title of the section in benchmarks/tables.md.
+        summary: Text above the table.
+        cases: Function from the options to the cases.
+        columns: Columns of the table.
+        plot: Key of ``BARS``, or ``"curves"`` to plot the result of ``curves``.
+        finish: Function that adds derived values to the rows.
+        problems: Function that returns the failed checks of the rows.
+        remarks: Function that returns paragraphs to print below the table.
+        curves: Function that returns the panels of the plot, see :func:`curves`.
     """
 
     title: str
     summary: str
     cases: Callable[[Options], list[Case]]
     columns: Sequence[Column] = ()
-    picture: str | None = None
+    plot: str | None = None
     finish: Callable[[Rows], None] = lambda rows: None
     problems: Callable[[Rows], list[str]] = lambda rows: []
     remarks: Callable[[Rows], list[str]] = lambda rows: []
     curves: Callable[[Rows], list[dict[str, Any]]] = lambda rows: []
 
 
-def suite(name: str) -> Suite:
+def load_suite(name: str) -> Suite:
+    """Imports a suite by its name."""
     return getattr(importlib.import_module(SUITES[name]), name.upper())
 
 
-def rivals(
+def make_contestants(
     options: Options,
     factories: Mapping[str, str],
     settings: dict[str, Any],
     group: str,
     peers: Sequence[str] | None = None,
 ) -> tuple[Contestant, ...]:
-    """Return a contestant for each wanted peer; PyTorch, if there, first.
+    """Returns a contestant per peer. PyTorch, if it takes part, comes first.
 
-    The factory of ``torch`` serves ``torch_compile``, too, with ``compiled=True``.
+    Args:
+        options: Options of the command.
+        factories: Factories of ``torch`` and ``hfseq``. The peer ``torch_compile`` uses that of
+            ``torch`` with ``compiled=True``.
+        settings: Settings of all contestants.
+        group: Group of the contestants.
+        peers: Peers that take part. Those of ``options`` by default.
     """
     members = []
     for peer in options.peers if peers is None else peers:
         compiled = peer == "torch_compile"
-        given = settings | ({"compiled": True} if compiled else {})
-        # What torch.compile starts: C for Triton on a GPU, C++ on a CPU.
+        peer_settings = settings | ({"compiled": True} if compiled else {})
+        # torch.compile requires a C compiler for Triton on a GPU, and a C++ compiler on a CPU.
         programs = ("gcc" if options.gpu else "g++",) if compiled else ()
         factory = factories[peer.removesuffix("_compile")]
-        contestant = Contestant(NAMES[peer], group, factory, given, PACKAGES[peer], {}, programs)
+        contestant = Contestant(
+            PEER_NAMES[peer], group, factory, peer_settings, PACKAGES[peer], {}, programs
+        )
         members.append(contestant)
     return tuple(members)
 
 
-def compared(
+def comparison_case(
     options: Options,
     factories: Mapping[str, str],
     settings: dict[str, Any],
@@ -574,10 +712,13 @@ def compared(
     peers: Sequence[str] | None = None,
     **turns: Any,
 ) -> Case:
-    """Return a case of rivals that begin with the same weights of ``settings``' model and size."""
+    """Returns a case whose contestants start with the same weights.
+
+    The model and size of the weights, and the dtype of the case, come from ``settings``.
+    """
     return Case(
         name,
-        rivals(options, factories, settings, name, peers),
+        make_contestants(options, factories, settings, name, peers),
         amount,
         dtype=settings["dtype"],
         weights=(settings["model"], settings["size"]),
@@ -585,58 +726,73 @@ def compared(
     )
 
 
-# -- what is measured of a case
+# -- measurement of a case
 
 
 def write_weights(folder: str, model: str, size: dict[str, Any], **options: Any) -> list[str]:
-    """Write weights in a process of their own, which no memory shows; returns what went wrong."""
+    """Saves random weights in a separate process, so that no contestant's peak memory includes it.
+
+    Returns:
+        The problems, which is an empty list on success.
+    """
     settings = {"folder": folder, "model": model, "size": size}
     writer = Contestant("weights", "", "training:save_weights", settings, ("transformers",))
     (row,) = run([writer], rounds=0, warmup=0, **options)
     if row.status == "ok":
         return []
-    return [f"{row.status.partition(':')[0]}: no weights could be written: {row.status}"]
+    return [f"{row.status.partition(':')[0]}: could not write the weights: {row.status}"]
 
 
 @dataclasses.dataclass
 class Runner:
-    """Runs cases; ``folder`` gets the weights, each written once."""
+    """Runs cases.
+
+    Attributes:
+        threads: CPU threads per contestant.
+        folder: Folder for weights. Each model is saved once.
+        patience: Seconds without an answer after which a contestant is killed.
+        suite_time: Time limit of a suite in seconds.
+        limits: Measured rates by resource, see :func:`best_rates`.
+        weights_folders: Folder and problems of the weights that have been saved, by model and size.
+    """
 
     threads: int
     folder: Path
     patience: float | None = None
     suite_time: float | None = None
     limits: dict[str, float] = dataclasses.field(default_factory=dict)
-    written: dict[str, tuple[str, list[str]]] = dataclasses.field(default_factory=dict)
+    weights_folders: dict[str, tuple[str, list[str]]] = dataclasses.field(default_factory=dict)
 
-    def suite(self, name: str, cases: Sequence[Case]) -> Rows:
-        allowance, shown = Allowance(self.suite_time or math.inf), Rows()
+    def run_suite(self, name: str, cases: Sequence[Case]) -> Rows:
+        """Runs the cases of a suite and returns the rows of its record."""
+        time_budget, results = TimeBudget(self.suite_time or math.inf), Rows()
         for number, case in enumerate(cases, 1):
-            tell(f"{name} {number}/{len(cases)}: {case.name}")
-            rows = self.rows(case, allowance)
+            log_progress(f"{name} {number}/{len(cases)}: {case.name}")
+            rows = self.run_case(case, time_budget)
             if name == "limits":
-                self.limits |= rates(rows)
-            shown += [summary(row, case, rows, self.limits) for row in rows]
-        return shown
+                self.limits |= best_rates(rows)
+            results += [summarize(row, case, rows, self.limits) for row in rows]
+        return results
 
-    def rows(self, case: Case, allowance: Allowance | None = None) -> list[Row]:
-        contestants, allowance = case.contestants, allowance or Allowance()
+    def run_case(self, case: Case, time_budget: TimeBudget | None = None) -> list[Row]:
+        """Saves the weights of a case, if necessary, and runs its contestants."""
+        contestants, time_budget = case.contestants, time_budget or TimeBudget()
         shared: dict[str, Any] = {
             "threads": self.threads,
-            "report": tell,
+            "report": log_progress,
             "patience": self.patience,
-            "allowance": allowance,
+            "time_budget": time_budget,
         }
         absent = {c: c.missing() for c in contestants}
-        if case.weights and allowance.left() > 0 and not all(absent.values()):
+        if case.weights and time_budget.remaining() > 0 and not all(absent.values()):
             key = json.dumps(case.weights, sort_keys=True)
-            if key not in self.written:
-                folder = str(self.folder / f"weights{len(self.written)}")
-                self.written[key] = folder, write_weights(folder, *case.weights, **shared)
-            folder, problems = self.written[key]
+            if key not in self.weights_folders:
+                folder = str(self.folder / f"weights{len(self.weights_folders)}")
+                self.weights_folders[key] = folder, write_weights(folder, *case.weights, **shared)
+            folder, problems = self.weights_folders[key]
             if problems:
-                if problems[0].startswith("not run"):  # for another suite there may be time
-                    del self.written[key]
+                if problems[0].startswith("not run"):  # another suite may have time
+                    del self.weights_folders[key]
                 return [
                     Row(c.name, c.group, f"not run: no {', '.join(no)}" if no else problems[0])
                     for c, no in absent.items()
@@ -649,18 +805,20 @@ class Runner:
         return run(contestants, **turns, **shared)
 
 
-def summary(
+def summarize(
     row: Row, case: Case, rows: Sequence[Row], limits: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return the numbers of a row, as JSON; what did not run has ``None``.
+    """Returns the record of a row for the JSON file. Missing measurements are `None`.
 
-    FLOPs and bytes of a step are those that the row states, or another one of its case: what has to
-    be done is the same for all.
+    The FLOPs and bytes of a step are taken from the row, or from another row of its case, since all
+    contestants of a case have to do the same computation.
     """
-    first = next((other for other in rows if other.name == case.baseline and other.seconds), None)
-    facts = {}
+    baseline = next(
+        (other for other in rows if other.name == case.baseline and other.seconds), None
+    )
+    needs = {}
     for other in (*rows, row):
-        facts |= {k: v for k, v in other.facts.items() if k in ("flops", "bytes")}
+        needs |= {k: v for k, v in other.info.items() if k in ("flops", "bytes")}
     amount = case.amount or (row.values[-1].get("work", 0.0) if row.values else 0.0)
     return {
         "name": row.name,
@@ -674,49 +832,53 @@ def summary(
         "spread": row.spread,
         "start_seconds": row.start_seconds,
         "rate": amount / row.median if row.median and amount else None,
-        "ratio": ratio(row, first) if first else None,
-        "limit": limit(facts, case.dtype, row.median, limits),
+        "ratio": ratio(row, baseline) if baseline else None,
+        "limit": binding_limit(needs, case.dtype, row.median, limits),
         "peak_memory_gb": row.peak_bytes / GB or None,
-        # What is no number is left out: tokens of a generation.
+        # Only numbers are stored, not the generated tokens.
         "values": [
             {k: v for k, v in values.items() if isinstance(v, int | float)}
             for values in row.values[-len(row.seconds) or None :]
         ],
-        "facts": row.facts,
-        "case_facts": case.facts,
+        "facts": row.info,
+        "case_facts": case.info,
     }
 
 
-def limit(
-    facts: Mapping[str, float], dtype: str, seconds: float | None, limits: Mapping[str, float]
+def binding_limit(
+    needs: Mapping[str, float], dtype: str, seconds: float | None, limits: Mapping[str, float]
 ) -> dict[str, Any] | None:
-    """Return which limit binds and the share of it that was reached, if both are known.
+    """Returns the limit that binds a step, and the share of it that the step reaches.
 
-    A step needs ``flops`` at the rate of a large product, and moves at least ``bytes`` at the rate
-    of the triad; the longer of the two times is the least that the step could take.
+    A step computes ``flops`` at most at the rate of a large matrix product, and moves ``bytes`` at
+    most at the rate of the triad. The longer of the two times is the lower bound of its time.
+
+    Returns:
+        ``binding`` (the name of the limit), ``share``, ``least_seconds`` and ``of`` (the share of
+        each limit), or `None` if the limits or the time are unknown.
     """
-    pairs = {"compute": ("flops", dtype), "bandwidth": ("bytes", "bandwidth")}
-    least = {
-        name: facts[work] / limits[rate]
-        for name, (work, rate) in pairs.items()
-        if facts.get(work) and limits.get(rate)
+    quantities = {"compute": ("flops", dtype), "bandwidth": ("bytes", "bandwidth")}
+    least_seconds = {
+        name: needs[work] / limits[rate]
+        for name, (work, rate) in quantities.items()
+        if needs.get(work) and limits.get(rate)
     }
-    if not least or not seconds:
+    if not least_seconds or not seconds:
         return None
-    binding = max(least, key=lambda name: least[name])
+    binding = max(least_seconds, key=lambda name: least_seconds[name])
     return {
         "binding": binding,
-        "share": least[binding] / seconds,
-        "least_seconds": least[binding],
-        "of": {k: v / seconds for k, v in least.items()},
+        "share": least_seconds[binding] / seconds,
+        "least_seconds": least_seconds[binding],
+        "of": {k: v / seconds for k, v in least_seconds.items()},
     }
 
 
-# -- the limits of the machine: a large product and STREAM's triad, by whichever library is faster
+# -- the limits of the machine: a large product and STREAM's triad, in the faster of both libraries
 
 
-def working(call: Callable[[], Any], work: float | None = None) -> Callable[[], dict[str, float]]:
-    """Return a step that says how much ``call`` does, if that is known."""
+def make_step(call: Callable[[], Any], work: float | None = None) -> Callable[[], dict[str, float]]:
+    """Returns a step that runs ``call`` and reports its amount of work, if that is known."""
 
     def step() -> dict[str, float]:
         call()
@@ -725,45 +887,59 @@ def working(call: Callable[[], Any], work: float | None = None) -> Callable[[], 
     return step
 
 
-#: Most rows of a matrix, or bytes of an array (far above any cache), on a CPU and on a GPU.
+#: Maximum rows of a matrix, and bytes of an array (far larger than any cache), on CPU and GPU.
 LIMIT_SIZES = {"matmul": (2048, 8192), "triad": (1 << 28, 1 << 30)}
-#: The most seconds that a product of that size may take; else it has fewer rows.
-LONGEST_PRODUCT = 1.0
+#: Maximum seconds of a matrix product. A smaller matrix is used if it takes longer.
+MAX_PRODUCT_SECONDS = 1.0
 
 
-def rows_of_product(seconds: Callable[[int], float], most: int, least: int = 256) -> int:
-    """Return how many rows, up to ``most``, a product has that takes no longer than a second.
+def product_rows(seconds: Callable[[int], float], most: int, least: int = 256) -> int:
+    """Returns the largest number of rows for which a matrix product takes at most a second.
 
-    ``seconds`` measures one. Bfloat16 without units for it is emulated, a hundred times as slow.
+    Without bfloat16 units, a bfloat16 product is emulated and about a hundred times slower.
+
+    Args:
+        seconds: Function that measures the product of a number of rows.
+        most: Maximum number of rows.
+        least: Minimum number of rows.
     """
     rows = min(least, most)
-    while 2 * rows <= most and 8 * seconds(rows) <= LONGEST_PRODUCT:
+    while 2 * rows <= most and 8 * seconds(rows) <= MAX_PRODUCT_SECONDS:
         rows *= 2
     return rows
 
 
-def limit_of(
-    kind: str,
+def limit_step(
+    resource: str,
     size: int | None,
     most: int,
     product: Callable[[int], Callable[[], Any]],
     triad: Callable[[int], Callable[[], Any]],
 ) -> Callable[[], dict[str, float]]:
-    """Return a step of the limit ``kind``; product and triad make what is called for a size."""
-    if kind == "triad":
+    """Returns a step that measures a limit.
+
+    Args:
+        resource: ``"matmul"`` or ``"triad"``.
+        size: Rows of the matrix, or bytes of an array. Determined here by default.
+        most: Maximum size.
+        product: Function from a number of rows to a callable that computes a matrix product.
+        triad: Function from a number of elements to a callable that computes the triad.
+    """
+    if resource == "triad":
         size = size or most
-        return working(triad(size // 4), 3 * size)
+        return make_step(triad(size // 4), 3 * size)
 
     def seconds(rows: int) -> float:
         call = product(rows)
-        call()  # which compiles
+        call()  # compiles
         return timeit.timeit(call, number=1)
 
-    size = size or rows_of_product(seconds, most)
-    return working(product(size), 2 * size**3)
+    size = size or product_rows(seconds, most)
+    return make_step(product(size), 2 * size**3)
 
 
-def jax_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
+def jax_limit(resource: str, size: int | None, dtype: str = "float32") -> Workload:
+    """Builds the measurement of a limit in jax."""
     import jax
     import jax.numpy as jnp
 
@@ -782,13 +958,13 @@ def jax_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
 
         return call
 
-    most = LIMIT_SIZES[kind][jax.default_backend() == "gpu"]
-    step = limit_of(kind, size, most, product, triad)
-    return Running(step, jax_peak_bytes, {"device": jax_device()})
+    most = LIMIT_SIZES[resource][jax.default_backend() == "gpu"]
+    step = limit_step(resource, size, most, product, triad)
+    return Workload(step, jax_peak_bytes, {"device": jax_device()})
 
 
-def torch_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
-    """The same in PyTorch; float32 may use the TF32 units."""
+def torch_limit(resource: str, size: int | None, dtype: str = "float32") -> Workload:
+    """Builds the measurement of a limit in PyTorch. Products in float32 may use TF32 units."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -798,39 +974,41 @@ def torch_limit(kind: str, size: int | None, dtype: str = "float32") -> Running:
 
     def product(rows: int) -> Callable[[], Any]:
         x = torch.randn((rows, rows), device=device).to(getattr(torch, dtype))
-        return lambda: (torch.matmul(x, x), torch_wait())
+        return lambda: (torch.matmul(x, x), torch_synchronize())
 
     def triad(count: int) -> Callable[[], Any]:
         a, b, c = (torch.full((count,), value, device=device) for value in (0.0, 1.0, 2.0))
-        return lambda: (torch.add(b, c, alpha=3.0, out=a), torch_wait())
+        return lambda: (torch.add(b, c, alpha=3.0, out=a), torch_synchronize())
 
-    step = limit_of(kind, size, LIMIT_SIZES[kind][cuda], product, triad)
-    return Running(step, torch_peak_bytes, {"device": torch_device()})
+    step = limit_step(resource, size, LIMIT_SIZES[resource][cuda], product, triad)
+    return Workload(step, torch_peak_bytes, {"device": torch_device()})
 
 
 def limit_cases(
     dtypes: Sequence[str], rounds: int, size: int | None = None, triad_bytes: int | None = None
 ) -> list[Case]:
-    """Return a product in each of ``dtypes`` and the triad; the work of a step says what it does.
+    """Returns a case per dtype that measures a product, and one that measures the triad.
 
-    The name of a group is that of the limit: a type, or bandwidth.
+    A step reports its work in FLOPs or bytes. The group is the name of the limit, which is the
+    dtype or ``bandwidth``.
     """
 
     def case(name: str, group: str, unit: str, **settings: Any) -> Case:
         members = tuple(
-            Contestant(shown, group, f"harness:{library}_limit", settings, (library,))
-            for library, shown in (("torch", "PyTorch"), ("jax", "jax"))
+            Contestant(label, group, f"harness:{library}_limit", settings, (library,))
+            for library, label in (("torch", "PyTorch"), ("jax", "jax"))
         )
         return Case(name, members, unit=unit, rounds=rounds, warmup=2)
 
     products = [
-        case(f"product, {dtype}", dtype, "FLOP", kind="matmul", dtype=dtype, size=size)
+        case(f"product, {dtype}", dtype, "FLOP", resource="matmul", dtype=dtype, size=size)
         for dtype in dtypes
     ]
-    return [*products, case("memory", "bandwidth", "B", kind="triad", size=triad_bytes)]
+    return [*products, case("memory", "bandwidth", "B", resource="triad", size=triad_bytes)]
 
 
-def rates(rows: Sequence[Row]) -> dict[str, float]:
+def best_rates(rows: Sequence[Row]) -> dict[str, float]:
+    """Returns the highest measured rate per limit, in FLOP/s or bytes per second."""
     best: dict[str, float] = {}
     for row in (row for row in rows if row.seconds):
         rate = row.values[-1]["work"] / min(row.seconds)
@@ -839,9 +1017,9 @@ def rates(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def matmul_rates(dtypes: Sequence[str], threads: int) -> dict[str, float]:
-    """Measure the FLOP/s of a large product in each type, the best of the libraries there are."""
+    """Measures the FLOP/s of a large product per dtype, in the fastest installed library."""
     contestants = [c for case in limit_cases(dtypes, 20)[:-1] for c in case.contestants]
-    return rates(run(contestants, rounds=20, threads=threads))
+    return best_rates(run(contestants, rounds=20, threads=threads))
 
 
 # -- tables
@@ -850,74 +1028,82 @@ ABSENT = "-"
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a Markdown table whose columns, except the first, are right-aligned."""
     rule = [":---", *["---:"] * (len(columns) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *rows))
 
 
 def table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
+    """Returns the Markdown table of records. A row without times shows its status."""
+
     def cells(row: dict[str, Any]) -> list[str]:
         if row["status"] != "ok" or not row["seconds"]:
-            why = row["status"] if row["status"] != "ok" else "not timed"
-            named = f"{row['name']} ({why})".replace("|", "/")
-            return [named, columns[0][1](row), *[ABSENT] * (len(columns) - 1)]
+            reason = row["status"] if row["status"] != "ok" else "not timed"
+            label = f"{row['name']} ({reason})".replace("|", "/")
+            return [label, columns[0][1](row), *[ABSENT] * (len(columns) - 1)]
         return [row["name"], *(show(row) for _, show in columns)]
 
     return markdown(["", *(title for title, _ in columns)], [cells(row) for row in rows])
 
 
 def spread(row: dict[str, Any]) -> str:
+    """Formats the spread of a record."""
     return f" ± {row['spread']:.0%}" if row["spread"] is not None else ""
 
 
 def rate(row: dict[str, Any]) -> str:
-    """Units a second, with the unit where it is not tokens."""
+    """Formats the units per second of a record, with the unit unless it is tokens."""
     unit, value = "" if row["unit"] == "tokens" else f" {row['unit']}", row["rate"]
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}{unit}"
 
 
 def milliseconds(row: dict[str, Any]) -> str:
+    """Formats the median milliseconds of a record and their spread."""
     value = row["median_seconds"] * 1000
     return f"{value:.{0 if value >= 10 else 2}f}{spread(row)}"
 
 
-def times(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
+    """Formats a ratio as ``1.23x``."""
     return f"{value:.2f}x" if value else ABSENT
 
 
 def share(row: dict[str, Any]) -> str:
-    """The share of the limit that binds, and its name."""
+    """Formats the share of the binding limit and the name of the limit."""
     limit = row["limit"]
     return f"{limit['share']:.0%} of {limit['binding']}" if limit else ABSENT
 
 
 def median_of(row: dict[str, Any], name: str) -> float | None:
-    found = [values[name] for values in row["values"] if values.get(name) is not None]
-    return statistics.median(found) if found else None
+    """Returns the median of a value over the steps of a record, or `None` without values."""
+    numbers = [values[name] for values in row["values"] if values.get(name) is not None]
+    return statistics.median(numbers) if numbers else None
 
 
-def value(title: str, name: str, show: Callable[[float], str]) -> Column:
-    """Return a column of the median of what each step said under ``name``."""
+def median_column(title: str, name: str, show: Callable[[float], str]) -> Column:
+    """Returns a column with the median over the steps of their value ``name``."""
     return title, lambda row: ABSENT if (x := median_of(row, name)) is None else show(x)
 
 
 def gigabytes(size: float | None) -> str:
+    """Formats bytes as gigabytes."""
     return f"{size / GB:.2f} GB" if size else ABSENT
 
 
-def beside_first(rows: Rows, have: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield each row that has something under ``have``, and the first such of its case."""
-    first: dict[str, dict[str, Any]] = {}
+def rows_with_baseline(rows: Rows, key: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yields each record with a non-empty ``key``, and the first such record of its case."""
+    baselines: dict[str, dict[str, Any]] = {}
     for row in rows:
-        if row[have]:
-            yield row, first.setdefault(row["case"], row)
+        if row[key]:
+            yield row, baselines.setdefault(row["case"], row)
 
 
 CASE: Column = ("case", lambda row: row["case"])
 TOKENS: Column = ("tokens/s", rate)
-TIME: Column = ("ms a step", milliseconds)
-RATIO: Column = ("against PyTorch", lambda row: times(row["ratio"]))
+TIME: Column = ("ms per step", milliseconds)
+RATIO: Column = ("against PyTorch", lambda row: format_ratio(row["ratio"]))
 SHARE: Column = ("share of the limit", share)
-#: The share of the rate of a large product.
+#: Model FLOPs utilization: share of the rate of a large product.
 MFU: Column = (
     "MFU",
     lambda row: f"{row['limit']['of']['compute']:.0%}" if row["limit"] else ABSENT,
@@ -926,88 +1112,104 @@ MEMORY: Column = ("peak memory", lambda row: gigabytes(GB * (row["peak_memory_gb
 
 
 TORCH_MEMORY: Column = (
-    "of it PyTorch's",
+    "PyTorch import",
     lambda row: gigabytes(row.get("facts", {}).get("torch_bytes")),
 )
-DEFAULT = (CASE, TOKENS, TIME, RATIO, SHARE, MEMORY)
+DEFAULT_COLUMNS = (CASE, TOKENS, TIME, RATIO, SHARE, MEMORY)
 
 
-# -- what is stored and printed
+# -- stored and printed results
 
 
-def tell(line: str) -> None:
-    """Print progress where it does not mix with the result; lists of tokens are left out."""
+def log_progress(line: str) -> None:
+    """Prints a line of progress to stderr, without lists of tokens."""
     print(line.split(" {'tokens")[0], file=sys.stderr, flush=True)
 
 
-def head(
-    name: str, script: str, given: Sequence[str], options: argparse.Namespace, **more: Any
+def result_header(
+    name: str, script: str, arguments: Sequence[str], options: argparse.Namespace, **extra: Any
 ) -> dict[str, Any]:
-    """Return how a result begins: what ran (without places of this machine), and on what."""
-    machine = machine_facts()
+    """Returns the first entries of a result: the command, the machine and the options."""
+    machine = machine_info()
     return {
         "benchmark": name,
-        "command": command(script, given),
+        "command": command(script, arguments),
         "machine": machine,
         "threads": options.threads or machine["cores"],
         "options": options_dict(options),
-        **more,
+        **extra,
     }
 
 
-def command(script: str, given: Sequence[str], leave_out: Sequence[str] = ("--output",)) -> str:
-    """Return the command to repeat, without places of this machine (``leave_out``)."""
-    words = list(given)
+def command(script: str, arguments: Sequence[str], leave_out: Sequence[str] = ("--output",)) -> str:
+    """Returns the command that repeats a benchmark.
+
+    Args:
+        script: Name of the script, with its subcommand.
+        arguments: Command-line arguments.
+        leave_out: Flags to omit with their value, such as paths on this machine.
+    """
+    words = list(arguments)
     for flag in leave_out:
         if flag in words:
-            at = words.index(flag)
-            del words[at : at + 2]
+            index = words.index(flag)
+            del words[index : index + 2]
     return shlex.join(["python", *f"scripts/benchmarks/{script}".split(), *words])
 
 
 def machine_line(result: dict[str, Any]) -> str:
-    """Say what the numbers were measured on, and what it can do at most."""
+    """Returns a sentence with the machine, the versions and the measured limits."""
     machine, limits = result["machine"], ""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     devices = {row["facts"]["device"] for row in result["rows"] if "device" in row.get("facts", {})}
-    on = f"on {', '.join(sorted(devices))}; " if devices - {"cpu"} else ""
+    device_text = f"on {', '.join(sorted(devices))}; " if devices - {"cpu"} else ""
     if "limits" in result:
-        can = [
-            f"{rate / 1e9:.0f} {'GB/s' if kind == 'bandwidth' else f'GFLOP/s in {kind}'}"
-            for kind, rate in result["limits"].items()
+        limit_texts = [
+            f"{rate / 1e9:.0f} {'GB/s' if resource == 'bandwidth' else f'GFLOP/s in {resource}'}"
+            for resource, rate in result["limits"].items()
         ]
-        limits = f"; measured limits: {', '.join(can) or 'none'}"
+        limits = f"; measured limits: {', '.join(limit_texts) or 'none'}"
     return (
         f"{machine['cpu']}, {result['threads']} threads, load {machine['load']:g} at the start "
-        f"({', '.join(machine['features']) or 'no AVX2'}); {on}{versions}{limits}."
+        f"({', '.join(machine['features']) or 'no AVX2'}); {device_text}{versions}{limits}."
     )
 
 
 def section(
-    result: dict[str, Any], columns: Sequence[Column], picture: tuple[str, str] | None = None
+    result: dict[str, Any], columns: Sequence[Column], plot: tuple[str, str] | None = None
 ) -> str:
-    """Return what benchmarks/tables.md shows of a result; ``picture`` is a title and a path."""
-    return page(result, table(result["rows"], columns), picture)
+    """Returns the section of benchmarks/tables.md for a result.
+
+    Args:
+        result: The result.
+        columns: Columns of the table.
+        plot: Title and path of a plot.
+    """
+    return format_section(result, table(result["rows"], columns), plot)
 
 
-def page(result: dict[str, Any], shown: str, picture: tuple[str, str] | None = None) -> str:
-    """Return the same around a table that is ``shown``."""
-    parts = [shown]
-    if picture:
-        parts.append(f"![{picture[0]}]({picture[1]})")
+def format_section(
+    result: dict[str, Any], table_text: str, plot: tuple[str, str] | None = None
+) -> str:
+    """Returns the section of a result with a table that is already formatted."""
+    parts = [table_text]
+    if plot:
+        parts.append(f"![{plot[0]}]({plot[1]})")
     parts += result.get("remarks", [])
     if result.get("profile", "full") != "full":
-        parts.append(f"Small models (--{result['profile']}): this is not the speed of real ones.")
+        parts.append(
+            f"Small models (--{result['profile']}), so these are not the speeds of real models."
+        )
     if "rounds" in result and any(row.get("ratio") for row in result["rows"]):
         parts.append(
-            f"{result['rounds']}: medians, ± half of the interquartile range; a ratio is the "
-            "median over rounds, each compared within itself."
+            f"{result['rounds']}. Times are medians ± half of the interquartile range. Ratios are "
+            "medians over rounds of the ratio within a round."
         )
     return "\n\n".join([*parts, machine_line(result), f"`{result['command']}`"])
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as readable JSON, whole or not at all."""
+    """Writes ``value`` as indented JSON, atomically."""
     from hfseq.errors import write_atomically
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -1015,9 +1217,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_section(path: Path, name: str, text: str) -> None:
-    """Replace what stands between ``<!-- name -->`` and ``<!-- /name -->`` in ``path``.
+    """Replaces the text between ``<!-- name -->`` and ``<!-- /name -->`` in a file.
 
-    A file without the markers, or no file, gets them at its end. ValueError if only one is there.
+    If the file lacks the markers or does not exist, the section is appended.
+
+    Raises:
+        ValueError: The file has only one of the markers.
     """
     start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     old = path.read_text() if path.exists() else ""
@@ -1025,18 +1230,26 @@ def write_section(path: Path, name: str, text: str) -> None:
         raise ValueError(f"{path} has only one of the markers {start} and {end}: add the other")
     if start not in old:
         old = (f"{old.rstrip()}\n\n" if old.strip() else "") + f"{start}{end}\n"
-    before, rest = old.split(start, 1)
+    head, tail = old.split(start, 1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{before}{start}\n\n{text.strip()}\n\n{end}{rest.split(end, 1)[1]}")
+    path.write_text(f"{head}{start}\n\n{text.strip()}\n\n{end}{tail.split(end, 1)[1]}")
 
 
 def publish(
     result: dict[str, Any], text: str, output: Path | None, failed: bool | None = None
 ) -> int:
-    """Write JSON and the section of the docs, print it and the problems; returns the exit code.
+    """Writes the JSON file and the section of the docs, and prints the section and the problems.
 
-    A contestant that fails is a problem, one whose packages are missing is none; it has failed if
-    nothing ran, unless ``failed`` says otherwise.
+    A contestant that failed is a problem. One whose packages are missing is not.
+
+    Args:
+        result: The result.
+        text: The section.
+        output: Folder that contains ``benchmarks``. Nothing is written if it is `None`.
+        failed: Whether the benchmark failed. By default, it failed if no contestant ran.
+
+    Returns:
+        The exit code.
     """
     if failed is None:
         failed = not any(row["seconds"] for row in result["rows"])
@@ -1050,14 +1263,14 @@ def publish(
         write_section(output / "benchmarks" / "tables.md", result["benchmark"], text)
     print(text, flush=True)
     for problem in result["problems"]:
-        tell(problem)
+        log_progress(problem)
     return 1 if failed or result["problems"] else 0
 
 
-# -- pictures
+# -- plots
 
 COLORS = ("#9a9a9a", "#b08a3e", "#3b76af", "#4f9d69", "#8a6bb1")
-#: What a suite's ``picture`` may name: the number of a row, and what the axis says.
+#: Bar charts by ``Suite.plot``: key of a record, and label of the axis.
 BARS = {
     "ratio": ("ratio", "times as fast as PyTorch"),
     "seconds": ("median_seconds", "seconds"),
@@ -1066,46 +1279,51 @@ BARS = {
 
 
 def figure(title: str, size: tuple[float, float], *shape: int, **options: Any) -> tuple[Any, Any]:
+    """Returns a titled matplotlib figure of ``size`` inches and the flat array of its axes."""
     from matplotlib.figure import Figure
 
     from hfseq.reports import plots
 
-    made = Figure(figsize=size, facecolor="white", layout="constrained")
-    panels = made.subplots(*shape, squeeze=False, **options).reshape(-1)
+    figure = Figure(figsize=size, facecolor="white", layout="constrained")
+    panels = figure.subplots(*shape, squeeze=False, **options).reshape(-1)
     for panel in panels:
         plots.style_axes(panel)
-    made.suptitle(title, x=0.01, ha="left", fontsize=12, color=plots.TEXT_COLOR, weight="bold")
-    return made, panels
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=plots.TEXT_COLOR, weight="bold")
+    return figure, panels
 
 
-def draw(made: Suite, result: dict[str, Any], path: Path) -> Path | str | None:
-    """Draw what the suite asks for; returns the path, or the reason why there is no picture."""
+def plot_suite(suite: Suite, result: dict[str, Any], path: Path) -> Path | str | None:
+    """Plots a result of a suite.
+
+    Returns:
+        The path of the plot, the reason why there is none, or `None` if the suite has no plot.
+    """
     rows = [row for row in result["rows"] if row["median_seconds"]]
-    if made.picture is None:
+    if suite.plot is None:
         return None
     try:
-        if made.picture == "curves":
-            panels = made.curves(rows)
+        if suite.plot == "curves":
+            panels = suite.curves(rows)
             if not panels:
                 return "too few rows"
-            drawn, _ = curves(made.title, panels)
+            figure, _ = curves(suite.title, panels)
         else:
-            rows = [row for row in rows if row[BARS[made.picture][0]]]
+            rows = [row for row in rows if row[BARS[suite.plot][0]]]
             if not rows:
                 return "nothing to compare"
-            drawn = _bars(made.title, rows, *BARS[made.picture])
+            figure = _bars(suite.title, rows, *BARS[suite.plot])
     except ImportError:
         return "matplotlib is not installed"
     from hfseq.reports import plots
 
-    return plots.save_figure(drawn, path)
+    return plots.save_figure(figure, path)
 
 
 def _bars(title: str, rows: Rows, number: str, label: str) -> Any:
     cases = list(dict.fromkeys(row["case"] for row in rows))
     names = list(dict.fromkeys(row["name"] for row in rows))
     height = 0.8 / len(names)
-    drawn, (panel,) = figure(title, (9, 1.3 + 0.26 * len(cases) * max(len(names), 2)), 1, 1)
+    chart, (panel,) = figure(title, (9, 1.3 + 0.26 * len(cases) * max(len(names), 2)), 1, 1)
     panel.grid(False)
     for rank, name in enumerate(names):
         members = [row for row in rows if row["name"] == name]
@@ -1124,8 +1342,8 @@ def _bars(title: str, rows: Rows, number: str, label: str) -> Any:
     panel.invert_yaxis()
     panel.margins(x=0.1)
     panel.set_xlabel(label)
-    drawn.legend(loc="outside lower left", ncols=len(names), frameon=False, fontsize=9)
-    return drawn
+    chart.legend(loc="outside lower left", ncols=len(names), frameon=False, fontsize=9)
+    return chart
 
 
 def curves(
@@ -1135,20 +1353,26 @@ def curves(
     shape: tuple[int, int] | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Return a figure of lines and its panels.
+    """Returns a figure of line plots and its axes.
 
-    A part has ``x``, ``y`` (what the axes say) and ``lines``: name to (xs, ys), or (xs, ys, style).
-    Names that begin with "_" stay out of the legend; ``log`` False has both axes linear.
+    Args:
+        title: Title of the figure.
+        parts: One dictionary per panel: the axis labels ``x`` and ``y``, and ``lines``, which maps
+            a name to ``(xs, ys)`` or ``(xs, ys, style)``. Names that begin with ``_`` are not in
+            the legend. Both axes are logarithmic unless ``log`` is false.
+        size: Size in inches.
+        shape: Rows and columns of panels. One row by default.
+        **options: Options of ``Figure.subplots``.
     """
     from hfseq.reports.plots import TEXT_COLOR
 
     shape = shape or (1, len(parts))
-    drawn, panels = figure(title, size or (4.6 * len(parts), 3.8), *shape, **options)
+    chart, panels = figure(title, size or (4.6 * len(parts), 3.8), *shape, **options)
     for panel, part in zip(panels, parts, strict=True):
         log, lines = part.get("log", True), part["lines"]
-        for place, (name, (xs, ys, *style)) in enumerate(lines.items()):
-            usual = {"color": COLORS[(place + 2) % len(COLORS)], "linewidth": 1.5}
-            panel.plot(xs, ys, label=name, **usual | part.get("style", {}) | dict(*style))
+        for number, (name, (xs, ys, *style)) in enumerate(lines.items()):
+            defaults = {"color": COLORS[(number + 2) % len(COLORS)], "linewidth": 1.5}
+            panel.plot(xs, ys, label=name, **defaults | part.get("style", {}) | dict(*style))
         if log:
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
@@ -1160,42 +1384,48 @@ def curves(
         panel.set_xlabel(part["x"], color=TEXT_COLOR)
         panel.set_ylabel(part["y"], color=TEXT_COLOR)
         if any(not name.startswith("_") for name in lines):
-            place = "upper left" if log else "upper right"  # searching for the best one is slow
-            panel.legend(loc=place, frameon=False, fontsize=9, labelcolor=TEXT_COLOR)
-    return drawn, panels
+            location = "upper left" if log else "upper right"  # "best" is slow to compute
+            panel.legend(loc=location, frameon=False, fontsize=9, labelcolor=TEXT_COLOR)
+    return chart, panels
 
 
 # -- flags
 
 
-def parser(about: str, sizes: bool = False, **numbers: tuple[Any, str]) -> argparse.ArgumentParser:
-    """Return a parser with the flags that benchmarks share.
+def make_parser(
+    description: str, sizes: bool = False, **flags: tuple[Any, str]
+) -> argparse.ArgumentParser:
+    """Returns a parser with the flags that all benchmarks share.
 
-    ``numbers`` are more, each by its default (or a type, if it has none) and its help; ``sizes``
-    adds those that change a model.
+    Args:
+        description: Description of the command.
+        sizes: Whether to add the flags that change a model.
+        **flags: Additional flags: default (or type, for a flag without a default) and help text.
     """
-    made = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, (default, text) in numbers.items():
+    for name, (default, text) in flags.items():
         if isinstance(default, type):
-            made.add_argument(f"--{name}", type=default, help=text)
+            parser.add_argument(f"--{name}", type=default, help=text)
         else:
-            told = f"{text} ({default})"
-            made.add_argument(f"--{name}", type=type(default), default=default, help=told)
+            help_text = f"{text} (default: {default})"
+            parser.add_argument(f"--{name}", type=type(default), default=default, help=help_text)
     if sizes:
-        made.add_argument("--layers", type=int, help="layers of every stack")
-        overrides = "changes to the configuration, e.g. hidden_size=256,n_inner=512"
-        made.add_argument("--config_overrides", help=overrides)
-        made.add_argument("--no_check", action="store_true", help="do not compare results first")
-    made.add_argument("--threads", type=int, help="cores for each; all by default")
-    told = "gets benchmarks/tables.md and benchmarks/*.json"
-    made.add_argument("--output", type=Path, default=DOCS, help=told)
-    return made
+        parser.add_argument("--layers", type=int, help="number of layers per stack")
+        overrides = "configuration changes, e.g. hidden_size=256,n_inner=512"
+        parser.add_argument("--config_overrides", help=overrides)
+        parser.add_argument(
+            "--no_check", action="store_true", help="skip the initial comparison of results"
+        )
+    parser.add_argument("--threads", type=int, help="CPU cores per contestant (default: all)")
+    help_text = "folder for benchmarks/tables.md and benchmarks/*.json"
+    parser.add_argument("--output", type=Path, default=DOCS, help=help_text)
+    return parser
 
 
-def size_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what ``--layers`` and ``--config_overrides`` change in the configuration."""
+def size_from_flags(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the configuration changes of ``--layers`` and ``--config_overrides``."""
     from hfseq.checkpoints.config import parse_overrides
     from hfseq.errors import UsageError
 
@@ -1207,135 +1437,172 @@ def size_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def size_text(options: Mapping[str, Any]) -> str:
+    """Returns the changed size of a model for the remarks of a table."""
     layers, overrides = options["layers"], options["config_overrides"]
-    told = "" if layers is None else f" ({layers} layers)"
-    return told + (f" ({overrides})" if overrides else "")
+    text = "" if layers is None else f" ({layers} layers)"
+    return text + (f" ({overrides})" if overrides else "")
 
 
 def options_dict(options: argparse.Namespace, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the options to record, without ``--output`` and the flags in ``leave_out``."""
     return {k: v for k, v in vars(options).items() if k not in ("output", *leave_out)}
 
 
 def dispatch(
-    commands: Mapping[str, Callable[[list[str]], int]], about: str, given: Sequence[str]
+    commands: Mapping[str, Callable[[list[str]], int]], usage: str, arguments: Sequence[str]
 ) -> int:
-    """Run the command that the first word names, or else the one without a name."""
-    words = list(given)
+    """Runs a subcommand.
+
+    Args:
+        commands: Functions by subcommand. The empty name is the command without a subcommand.
+        usage: Text to print if the subcommand does not exist.
+        arguments: Command-line arguments.
+
+    Returns:
+        The exit code.
+    """
+    words = list(arguments)
     name = words.pop(0) if words and words[0] in commands else ""
     if name in commands:
         return commands[name](words)
-    asked = bool({"--help", "-h"} & set(words))
-    print(about.strip(), file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 2
+    help_requested = bool({"--help", "-h"} & set(words))
+    print(usage.strip(), file=sys.stdout if help_requested else sys.stderr)
+    return 0 if help_requested else 2
 
 
 # -- run.py
 
 
-def parse(given: Sequence[str], about: str = "") -> argparse.Namespace:
-    made = parser(
-        about,
-        rounds=(int, "timed steps of each contestant"),
-        suite_time=(float, "seconds that a suite may take; what is at work then is ended"),
-        patience=(900.0, "seconds after which a silent contestant is ended"),
+def parse(arguments: Sequence[str], description: str = "") -> argparse.Namespace:
+    parser = make_parser(
+        description,
+        rounds=(int, "timed steps per contestant"),
+        suite_time=(float, "time limit of a suite in seconds; running contestants are killed"),
+        patience=(900.0, "seconds without an answer after which a contestant is killed"),
     )
-    made.set_defaults(output=None)
-    add = made.add_argument
+    parser.set_defaults(output=None)
+    add = parser.add_argument
     add("suites", nargs="*", metavar="suite", help=", ".join(SUITES))
-    add("--list", action="store_true", help="print the rows and run nothing")
-    add("--only", metavar="REGEX", help="rows whose 'suite/case/name' matches")
-    sizes = made.add_mutually_exclusive_group()
-    sizes.add_argument("--quick", action="store_true", help="small models, minutes on a CPU")
-    sizes.add_argument("--tiny", action="store_true", help="tests only: the numbers mean nothing")
-    add("--peers", nargs="+", choices=PEERS, default=PEERS, help="who takes part")
-    add("--dtypes", nargs="+", choices=("float32", "bfloat16"), help="types to compute in")
-    add("--device", choices=["cpu", "gpu"], help="whose sizes; found by default")
-    add("--packages", help="folder of packages that this Python lacks, behind its own")
-    add("--tag", help="a word in the names of what is written, e.g. h200")
-    add("--against", metavar="DIR", help="another checkout, whose hfseq takes part, too")
-    add("--join", action="store_true", help="keep what an earlier run here measured beside it")
-    flags = made.parse_args(given)
+    add("--list", action="store_true", help="list the rows without running them")
+    add("--only", metavar="REGEX", help="run only rows whose 'suite/case/name' matches")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument(
+        "--quick", action="store_true", help="small models that take minutes on a CPU"
+    )
+    sizes.add_argument(
+        "--tiny", action="store_true", help="tiny models for tests; the times are not meaningful"
+    )
+    add("--peers", nargs="+", choices=PEERS, default=PEERS, help="libraries to compare")
+    add("--dtypes", nargs="+", choices=("float32", "bfloat16"), help="dtypes of the computation")
+    add("--device", choices=["cpu", "gpu"], help="device whose sizes to use (default: detected)")
+    add("--packages", help="folder with additional packages; installed packages take precedence")
+    add("--tag", help="suffix of the names of written files and sections, e.g. h200")
+    add("--against", metavar="DIR", help="another checkout whose hfseq to compare with")
+    add("--join", action="store_true", help="keep the rows of an earlier run on this machine")
+    flags = parser.parse_args(arguments)
     flags.suites = [ALIASES.get(name, name) for name in flags.suites]
     unknown = [name for name in flags.suites if name not in SUITES]
     if unknown:
-        made.error(f"no suite {', '.join(unknown)}: there are {', '.join(SUITES)}")
+        parser.error(f"unknown suite {', '.join(unknown)} (available: {', '.join(SUITES)})")
     for name in ("rounds", "threads", "suite_time", "patience"):
         if getattr(flags, name) is not None and getattr(flags, name) <= 0:
-            made.error(f"--{name} {getattr(flags, name)}: give a number above 0")
+            parser.error(f"--{name} {getattr(flags, name)}: must be greater than 0")
     try:
         re.compile(flags.only or "")
     except re.error as error:
-        made.error(f"--only {flags.only}: {error}")
+        parser.error(f"--only {flags.only}: {error}")
     if flags.tag and not re.fullmatch(r"\w+", flags.tag):
-        made.error(f"--tag {flags.tag}: give letters, digits and _")
+        parser.error(f"--tag {flags.tag}: use only letters, digits and _")
     for name in ("packages", "against"):
         if (folder := getattr(flags, name)) and not Path(folder).is_dir():
-            made.error(f"--{name} {folder}: there is no such directory")
+            parser.error(f"--{name} {folder}: no such directory")
     if flags.against and not Path(flags.against, "scripts/benchmarks/training.py").is_file():
-        made.error(f"--against {flags.against}: that is no checkout of hfseq of this layout")
-    if flags.against:  # another table than that beside PyTorch
+        parser.error(
+            f"--against {flags.against}: not an hfseq checkout with scripts/benchmarks/training.py"
+        )
+    if flags.against:  # do not overwrite the comparison with PyTorch
         flags.tag = flags.tag or "against"
     return flags
 
 
-def chosen(name: str, options: Options, only: str | None) -> list[Case]:
-    """Return the cases of a suite with the contestants that ``only`` lets through."""
+def select_cases(name: str, options: Options, only: str | None) -> list[Case]:
+    """Returns the cases of a suite with the contestants whose full name matches ``only``."""
     cases = []
-    for case in suite(name).cases(options):
-        begin = f"{name}/{case.name}/"
-        kept = tuple(c for c in case.contestants if re.search(only or "", begin + c.name))
-        if kept:
+    for case in load_suite(name).cases(options):
+        prefix = f"{name}/{case.name}/"
+        contestants = tuple(c for c in case.contestants if re.search(only or "", prefix + c.name))
+        if contestants:
             rounds = options.rounds or case.rounds
-            cases.append(dataclasses.replace(case, contestants=kept, rounds=rounds))
+            cases.append(dataclasses.replace(case, contestants=contestants, rounds=rounds))
     return cases
 
 
-def against(case: Case, checkout: Path) -> Case:
-    """Return the case with hfseq of ``checkout`` beside each of this one; it is the baseline."""
+def add_checkout(case: Case, checkout: Path) -> Case:
+    """Returns the case with the hfseq contestants of another checkout added as the baseline."""
     members: list[Contestant] = []
-    for one in case.contestants:
-        if one.name.startswith("hfseq"):
-            environment = one.environment | {CHECKOUT: str(checkout.resolve())}
-            name = f"{one.name}, {checkout.name}"
-            members.append(dataclasses.replace(one, name=name, environment=environment))
-        members.append(one)
-    baseline = next((one.name for one in members if CHECKOUT in one.environment), case.baseline)
+    for contestant in case.contestants:
+        if contestant.name.startswith("hfseq"):
+            environment = contestant.environment | {CHECKOUT: str(checkout.resolve())}
+            name = f"{contestant.name}, {checkout.name}"
+            members.append(dataclasses.replace(contestant, name=name, environment=environment))
+        members.append(contestant)
+    baseline = next(
+        (contestant.name for contestant in members if CHECKOUT in contestant.environment),
+        case.baseline,
+    )
     return dataclasses.replace(case, contestants=tuple(members), baseline=baseline)
 
 
-def earlier_run(path: Path, begun: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what ``path`` holds of an earlier run, if that was on this machine."""
+def load_earlier_result(path: Path, header: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the result of an earlier run, or `None` if the file does not exist.
+
+    Raises:
+        SystemExit: The earlier run used another machine or other versions.
+    """
     if not path.exists():
         return None
     earlier = json.loads(path.read_text(encoding="utf-8"))
-    same = ("cpu", "cores", "versions")
-    if any(earlier["machine"].get(key) != begun["machine"].get(key) for key in same):
-        tell(f"--join: {path} comes from another machine or other versions: leave --join out")
+    keys = ("cpu", "cores", "versions")
+    if any(earlier["machine"].get(key) != header["machine"].get(key) for key in keys):
+        log_progress(
+            f"--join: {path} was measured on another machine or with other versions. Omit --join"
+        )
         raise SystemExit(2)
     return earlier
 
 
-def join(result: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Put the rows of cases that only an earlier run measured before those of ``result``."""
+def join_results(result: dict[str, Any], earlier: dict[str, Any]) -> None:
+    """Prepends the rows of cases that only an earlier run has measured to those of ``result``."""
     measured = {row["case"] for row in result["rows"]}
-    kept = [row for row in earlier["rows"] if row["case"] not in measured and row["seconds"]]
-    result["rows"] = kept + result["rows"]
+    earlier_rows = [
+        row for row in earlier["rows"] if row["case"] not in measured and row["seconds"]
+    ]
+    result["rows"] = earlier_rows + result["rows"]
     result["command"] = f"{earlier['command']}, then {result['command']}"
     limits = earlier["limits"].items() | result["limits"].items()
     result["limits"] = {name: max(v for n, v in limits if n == name) for name, _ in limits}
 
 
-def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    flags = parse(given, about)
+def main(arguments: Sequence[str] | None = None, description: str = "") -> int:
+    """Runs run.py.
+
+    Args:
+        arguments: Command-line arguments, `sys.argv` by default.
+        description: Description for the help.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    flags = parse(words, description)
     if flags.packages:
         os.environ[EXTRA_PACKAGES] = str(Path(flags.packages).resolve())
         use_extra_packages()
     with contextlib.suppress(ImportError):
         from hfseq.training import aot
 
-        aot.start_quietly()  # processes of contestants inherit it
-    # Told apart without loading any library.
+        aot.start_quietly()  # inherited by the processes of contestants
+    # Detect the device without importing a library.
     nvidia = Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
     options = Options(
         profile="quick" if flags.quick else "tiny" if flags.tiny else "full",
@@ -1345,73 +1612,77 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
         rounds=flags.rounds,
         threads=flags.threads or len(os.sched_getaffinity(0)),
     )
-    wanted = {name: chosen(name, options, flags.only) for name in flags.suites or SUITES}
-    wanted = {name: cases for name, cases in wanted.items() if cases}
+    selected = {name: select_cases(name, options, flags.only) for name in flags.suites or SUITES}
+    selected = {name: cases for name, cases in selected.items() if cases}
     if flags.against:
         other = Path(flags.against)
-        wanted = {name: [against(case, other) for case in cases] for name, cases in wanted.items()}
-    if not wanted:
-        tell(f"--only {flags.only} matches no row: see --list")
+        selected = {
+            name: [add_checkout(case, other) for case in cases] for name, cases in selected.items()
+        }
+    if not selected:
+        log_progress(f"--only {flags.only} matches no row. See --list")
         return 2
     if flags.list:
-        for name, cases in wanted.items():
+        for name, cases in selected.items():
             print(
                 *(f"{name}/{case.name}/{c.name}" for case in cases for c in case.contestants),
                 sep="\n",
             )
         return 0
     output = flags.output or (DOCS if options.profile == "full" else None)
-    begun = {
-        "command": command("run.py", given, ("--output", "--packages", "--against")),
-        "machine": machine_facts(),
+    header = {
+        "command": command("run.py", words, ("--output", "--packages", "--against")),
+        "machine": machine_info(),
         "threads": options.threads,
         "tag": flags.tag,
         "profile": options.profile,
         "device": options.device,
     }
-    titles = {name: f"run_{name}" + (f"_{flags.tag}" if flags.tag else "") for name in wanted}
-    before = {
-        name: earlier_run(output / "benchmarks" / f"{title}.json", begun)
+    titles = {name: f"run_{name}" + (f"_{flags.tag}" if flags.tag else "") for name in selected}
+    earlier_results = {
+        name: load_earlier_result(output / "benchmarks" / f"{title}.json", header)
         for name, title in titles.items()
         if flags.join and output is not None
     }
     failed, ran = False, False
     with tempfile.TemporaryDirectory(prefix="hfseq-benchmarks-") as folder:
-        os.environ["TMPDIR"] = folder  # what an ended contestant leaves behind goes with it
+        os.environ["TMPDIR"] = folder  # so that files of killed contestants are removed
         runner = Runner(options.threads, Path(folder), flags.patience, flags.suite_time)
-        if "limits" not in wanted and any(SHARE in suite(name).columns for name in wanted):
-            tell("measuring the limits of the machine")
-            runner.suite("limits", chosen("limits", options, None))
-        for name, cases in wanted.items():
-            made, turns = suite(name), [case.rounds for case in cases]
-            rows = runner.suite(name, cases)
-            made.finish(rows)
-            result = begun | {
+        if "limits" not in selected and any(SHARE in load_suite(name).columns for name in selected):
+            log_progress("measuring the limits of the machine")
+            runner.run_suite("limits", select_cases("limits", options, None))
+        for name, cases in selected.items():
+            suite, rounds = load_suite(name), [case.rounds for case in cases]
+            rows = runner.run_suite(name, cases)
+            suite.finish(rows)
+            result = header | {
                 "benchmark": titles[name],
                 "suite": name,
                 "limits": runner.limits,
                 "rows": rows,
                 "rounds": "Alternating rounds: "
-                + " to ".join(dict.fromkeys(map(str, (min(turns), max(turns))))),
-                "remarks": made.remarks(rows),
-                "problems": made.problems(rows),
+                + " to ".join(dict.fromkeys(map(str, (min(rounds), max(rounds))))),
+                "remarks": suite.remarks(rows),
+                "problems": suite.problems(rows),
             }
-            if earlier := before.get(name):
-                join(result, earlier)
-            drawn = None
+            if earlier := earlier_results.get(name):
+                join_results(result, earlier)
+            plot_result = None
             if output is not None:
-                drawn = draw(made, result, output / "benchmarks" / f"{titles[name]}.png")
-            if isinstance(drawn, str):
-                result["remarks"].append(f"No picture: {drawn}.")
-            picture = (made.title, drawn.name) if isinstance(drawn, Path) else None
-            print(f"\n## {made.title}\n\n{made.summary}\n")
-            columns = made.columns
+                plot_result = plot_suite(
+                    suite, result, output / "benchmarks" / f"{titles[name]}.png"
+                )
+            if isinstance(plot_result, str):
+                result["remarks"].append(f"No plot: {plot_result}.")
+            plot = (suite.title, plot_result.name) if isinstance(plot_result, Path) else None
+            print(f"\n## {suite.title}\n\n{suite.summary}\n")
+            columns = suite.columns
             if flags.against:
                 other = f"against {Path(flags.against).name}"
                 columns = [
-                    (other if column is RATIO else column[0], column[1]) for column in made.columns
+                    (other if column is RATIO else column[0], column[1]) for column in suite.columns
                 ]
-            text = section(result, columns, picture)
+            text = section(result, columns, plot)
             failed |= publish(result, text, output, failed=False) != 0
             ran |= any(row["seconds"] for row in rows)
     return 1 if failed or not ran else 0
@@ -1419,11 +1690,11 @@ def main(arguments: Sequence[str] | None = None, about: str = "") -> int:
 
 LIMITS = Suite(
     "Limits of the machine",
-    "The rate of a large matrix product in each type, and of memory by the triad a = b + s c "
-    "(STREAM). The best of each is the limit that the other tables refer to. Takes jax or PyTorch "
-    "and nothing else.",
+    "The rate of a large matrix product per dtype, and the memory bandwidth of the triad "
+    "a = b + s c (STREAM). The other tables refer to the highest rates. Requires only jax or "
+    "PyTorch.",
     lambda options: limit_cases(
-        options.types("float32", "bfloat16"),
+        options.dtypes_or_default("float32", "bfloat16"),
         options.choose(20, 20, 10, 2),
         *((256, 1 << 22) if options.tiny else ()),
     ),

@@ -1,17 +1,18 @@
 #!/usr/bin/env python
-r"""Measure hfseq beside its peers: every suite, one command, the same on a CPU and on a GPU.
+r"""Runs the benchmark suites, which compare hfseq with PyTorch, on a CPU or a GPU.
 
-    python scripts/benchmarks/run.py                        # every suite
-    python scripts/benchmarks/run.py train generation       # two of them
+    python scripts/benchmarks/run.py                        # all suites
+    python scripts/benchmarks/run.py train generation       # two suites
     python scripts/benchmarks/run.py train --only 'GPT-2.*512' --rounds 10
     python scripts/benchmarks/run.py --quick                # small models, minutes on a CPU
-    python scripts/benchmarks/run.py --list                 # the rows; runs nothing
+    python scripts/benchmarks/run.py --list                 # list the rows without running them
     python scripts/benchmarks/run.py train --peers hfseq --against ../before --output try
 
-It needs a checkout, Python 3.11 and what a row needs: a row whose packages (or compiler) are
-missing says so, and the others run. Tables go to docs/benchmarks/tables.md between markers, raw
-values to run_SUITE.json and pictures next to it; with --output elsewhere, and with --quick nowhere
-unless --output says so. Exit code 1 if a contestant failed, if results differ, or if nothing ran.
+Requires a checkout, Python 3.11, and the packages of each row. A row whose packages (or compiler)
+are missing reports this, and the others run. Tables are written between markers to
+docs/benchmarks/tables.md, raw values to docs/benchmarks/run_SUITE.json, and plots to the same
+folder. --output selects another folder. --quick writes files only with --output. The exit code is 1
+if a contestant failed, if results differ, or if nothing ran.
 """
 
 import sys
@@ -19,4 +20,4 @@ import sys
 import harness
 
 if __name__ == "__main__":
-    sys.exit(harness.main(about=__doc__))
+    sys.exit(harness.main(description=__doc__))

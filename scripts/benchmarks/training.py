@@ -1,4 +1,4 @@
-"""Training steps of one model beside its rivals; what they need; steps compiled for an H200.
+"""Compares training steps with PyTorch, counts their work, and compiles steps for an H200.
 
     python scripts/benchmarks/training.py --model roberta       # a table of benchmarks/tables.md
     python scripts/benchmarks/training.py --model gpt2 --batch_size 4 --length 512
@@ -6,10 +6,11 @@
     python scripts/benchmarks/training.py --model bart --layers 2 --rounds 3 --output try
     python scripts/benchmarks/training.py h200 --target hfseq/training/targets/h200.txtpb
 
-Both sides train with AdamW from the same weights, on the same batches and masks; PyTorch gets
-labels of full length, as its data collators make them. It runs from a checkout, on the CPU or on an
-NVIDIA GPU, with what the Python has: rows of packages that are missing say so. First the losses of
-three steps without dropout must agree. The suites train, memory and scaling of run.py are here too.
+hfseq and PyTorch train with AdamW from the same weights, on the same batches and masks. PyTorch
+gets labels of full length, as its data collators return them. The script runs from a checkout, on a
+CPU or an NVIDIA GPU. If packages are missing, the rows that require them report this. First, the
+losses of three steps without dropout must agree. This module also defines the suites train, memory
+and scaling of run.py.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import harness
-from harness import Case, Contestant, Options, Rows, Running, Suite
+from harness import Case, Contestant, Options, Rows, Suite, Workload
 
-# -- the models: everything that both sides must agree on
+# -- the models: settings that hfseq and PyTorch share
 
-MASKED, BATCHES = 0.15, 4
+MLM_PROBABILITY, BATCHES = 0.15, 4
 ADAMW = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-#: What a size may name for every architecture, and what their configurations call it.
-NAMES = {
+#: Size keys that all architectures share, and the corresponding fields of their configurations.
+SIZE_KEYS = {
     "width": ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"),
     "wide": ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "encoder_ffn_dim",
              "decoder_ffn_dim"),
@@ -52,18 +53,26 @@ TASKS = {"ForMaskedLM": "mlm", "ForCausalLM": "clm", "ForSeq2SeqLM": "seq2seq"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
-    """A model to measure: ``head`` ends the names of the Auto classes of both sides.
+class ModelSpec:
+    """A model to measure.
 
-    ``config`` is a configuration class of transformers, or "module:class" of one of hfseq's own;
-    PyTorch then takes the stock twin that hfseq stores it as. ``rates`` are the configuration's
-    names of dropout rates; ``size`` makes its defaults those of the published model.
+    Attributes:
+        title: Name in the tables.
+        config: Configuration class of Transformers, or ``"module:class"`` of an hfseq architecture.
+            For the latter, PyTorch uses the stock architecture in whose format hfseq saves it.
+        head: Suffix of the names of the Auto classes, such as ``ForMaskedLM``.
+        dropout_keys: Fields of the configuration that are dropout rates.
+        batch: Default batch size.
+        length: Default tokens per row.
+        target_length: Default decoder tokens per row. 0 without a decoder.
+        mask_id: Token ID of the mask token.
+        size: Fields of the configuration that differ from its defaults.
     """
 
     title: str
     config: str
     head: str
-    rates: tuple[str, ...]
+    dropout_keys: tuple[str, ...]
     batch: int
     length: int
     target_length: int = 0
@@ -72,6 +81,7 @@ class Subject:
 
     @property
     def objective(self) -> str:
+        """``mlm``, ``clm`` or ``seq2seq``."""
         return TASKS.get(self.head, "seq2seq")
 
 
@@ -101,39 +111,40 @@ _LLAMA = {
     "head_dim": 64,
 }
 _WMT = "hfseq_plugins.wmt_transformer.configuration:WMTTransformerConfig"
-SUBJECTS = {
-    "roberta": Subject("RoBERTa-base", "RobertaConfig", "ForMaskedLM", _ENCODER_RATES, 8, 128,
-                       mask_id=50264, size=_ROBERTA),
-    "bert": Subject("BERT-base", "BertConfig", "ForMaskedLM", _ENCODER_RATES, 8, 128, mask_id=103),
-    "modernbert": Subject("ModernBERT-base", "ModernBertConfig", "ForMaskedLM",
+TRAINING_MODELS = {
+    "roberta": ModelSpec("RoBERTa-base", "RobertaConfig", "ForMaskedLM", _ENCODER_RATES, 8, 128,
+                         mask_id=50264, size=_ROBERTA),
+    "bert": ModelSpec("BERT-base", "BertConfig", "ForMaskedLM", _ENCODER_RATES, 8, 128,
+                      mask_id=103),
+    "modernbert": ModelSpec("ModernBERT-base", "ModernBertConfig", "ForMaskedLM",
                           ("attention_dropout", "mlp_dropout", "embedding_dropout"), 8, 128,
                           mask_id=50284),
-    "gpt2": Subject("GPT-2 small", "GPT2Config", "ForCausalLM",
+    "gpt2": ModelSpec("GPT-2 small", "GPT2Config", "ForCausalLM",
                     ("resid_pdrop", "embd_pdrop", "attn_pdrop"), 4, 512),
-    # 114 targets are what span corruption makes of rows whose encoder input has 512 tokens.
-    "t5": Subject("T5-small", "T5Config", "ForSeq2SeqLM", ("dropout_rate",), 4, 512, 114,
+    # Span corruption yields 114 target tokens for an encoder input of 512 tokens.
+    "t5": ModelSpec("T5-small", "T5Config", "ForSeq2SeqLM", ("dropout_rate",), 4, 512, 114,
                   size={"decoder_start_token_id": 0}),
-    "bart": Subject("BART-base", "BartConfig", "ForSeq2SeqLM", _RATES, 4, 256, 256, size=_BART),
-    "wmt": Subject("WMT Transformer base", _WMT, "ForSeq2SeqLM", _RATES, 16, 64, 64),
+    "bart": ModelSpec("BART-base", "BartConfig", "ForSeq2SeqLM", _RATES, 4, 256, 256, size=_BART),
+    "wmt": ModelSpec("WMT Transformer base", _WMT, "ForSeq2SeqLM", _RATES, 16, 64, 64),
 }  # fmt: skip
-#: Models of which the forward pass alone is measured, most of them two layers deep.
-FORWARD = {
-    "encoder": Subject("BERT-base", "BertConfig", "", (), 0, 128),
-    "clip_text": Subject(
+#: Models for measurements of the forward pass. Most of them have two layers.
+FORWARD_MODELS = {
+    "encoder": ModelSpec("BERT-base", "BertConfig", "", (), 0, 128),
+    "clip_text": ModelSpec(
         "CLIP-text-base, 2 layers", "CLIPTextConfig", "", (), 0, 77, size={"num_hidden_layers": 2}
     ),
-    "vit": Subject(
+    "vit": ModelSpec(
         "ViT-base, 2 layers", "ViTConfig", "", (), 0, 197, size={"num_hidden_layers": 2}
     ),
-    "distilbert": Subject(
+    "distilbert": ModelSpec(
         "DistilBERT, 2 layers", "DistilBertConfig", "", (), 0, 128, size={"n_layers": 2}
     ),
-    "opt": Subject(
+    "opt": ModelSpec(
         "OPT-125m, 2 layers", "OPTConfig", "", (), 0, 128, size={"num_hidden_layers": 2}
     ),
-    "llama": Subject("Llama-1B-like, 2 layers", "LlamaConfig", "", (), 0, 128, size=_LLAMA),
+    "llama": ModelSpec("Llama-1B-like, 2 layers", "LlamaConfig", "", (), 0, 128, size=_LLAMA),
 }
-#: The size of the opus-mt models; the last token is padding and begins targets.
+#: Size of the opus-mt models. The last token ID is the padding token and starts the targets.
 _MARIAN = {
     "vocab_size": 54688,
     "d_model": 512,
@@ -150,9 +161,9 @@ _MARIAN = {
     "bos_token_id": 0,
     "forced_eos_token_id": None,
 }
-#: What only writes: thirty seconds of sound are 1,500 places of the encoder.
-WRITING = {
-    "whisper": Subject(
+#: Models for generation only. 30 seconds of audio become 1,500 encoder positions.
+GENERATION_MODELS = {
+    "whisper": ModelSpec(
         "Whisper tiny",
         "WhisperConfig",
         "ForSpeechSeq2Seq",
@@ -162,11 +173,11 @@ WRITING = {
         size={"suppress_tokens": None, "begin_suppress_tokens": None},
     ),
 }
-#: What the pipelines read texts with, and what translates.
-READING = {
-    "marian": Subject("Marian-base", "MarianConfig", "ForSeq2SeqLM", (), 0, 0, size=_MARIAN),
-    "classifier": Subject("BERT-base", "BertConfig", "ForSequenceClassification", (), 0, 512),
-    "minilm": Subject(
+#: Models of the pipelines and of the translation benchmark.
+TEXT_MODELS = {
+    "marian": ModelSpec("Marian-base", "MarianConfig", "ForSeq2SeqLM", (), 0, 0, size=_MARIAN),
+    "classifier": ModelSpec("BERT-base", "BertConfig", "ForSequenceClassification", (), 0, 512),
+    "minilm": ModelSpec(
         "MiniLM-L6",
         "BertConfig",
         "",
@@ -178,76 +189,87 @@ READING = {
 }
 
 
-def subject_of(name: str) -> Subject:
-    return (SUBJECTS | FORWARD | WRITING | READING)[name]
+def model_spec(name: str) -> ModelSpec:
+    """Returns the specification of a model by its name."""
+    return (TRAINING_MODELS | FORWARD_MODELS | GENERATION_MODELS | TEXT_MODELS)[name]
 
 
-def configuration(name: str, size: Mapping[str, Any], dropout: float | None = None) -> Any:
-    """Return the configuration of a subject.
+def make_config(name: str, size: Mapping[str, Any], dropout: float | None = None) -> Any:
+    """Returns the configuration of a model.
 
-    ``size`` changes it: what ``NAMES`` has is set wherever it is there ("layers": in all stacks),
-    other names are the configuration's own. Without ``dropout`` its own rates stay.
+    Args:
+        name: Name of the model.
+        size: Changes of the configuration. A key of ``SIZE_KEYS`` sets all corresponding fields, so
+            ``layers`` applies to all stacks. Other keys are fields of the configuration.
+        dropout: Value of all dropout rates. `None` keeps those of the configuration.
+
+    Raises:
+        ValueError: The configuration does not have one of the fields.
     """
-    subject = subject_of(name)
-    module, _, kind = subject.config.rpartition(":")
-    config = getattr(importlib.import_module(module or "transformers"), kind)(**subject.size)
+    subject = model_spec(name)
+    module, _, class_name = subject.config.rpartition(":")
+    config = getattr(importlib.import_module(module or "transformers"), class_name)(**subject.size)
     changes = {
         key: size[name]
-        for name, keys in NAMES.items()
+        for name, keys in SIZE_KEYS.items()
         if name in size
         for key in keys
         if hasattr(config, key)
     }
-    changes |= {key: value for key, value in size.items() if key not in NAMES}
-    changes |= {} if dropout is None else dict.fromkeys(subject.rates, dropout)
-    absent = [key for key in changes if not hasattr(config, key)]
-    if absent:
-        raise ValueError(f"{type(config).__name__} has no {', '.join(absent)}")
+    changes |= {key: value for key, value in size.items() if key not in SIZE_KEYS}
+    changes |= {} if dropout is None else dict.fromkeys(subject.dropout_keys, dropout)
+    unknown = [key for key in changes if not hasattr(config, key)]
+    if unknown:
+        raise ValueError(f"{type(config).__name__} has no {', '.join(unknown)}")
     for key, value in changes.items():
         setattr(config, key, value)
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[: config.num_hidden_layers]
-    for key in SPECIAL:  # a smaller vocabulary keeps its special tokens
+    for key in SPECIAL:  # keep special tokens inside of a smaller vocabulary
         if getattr(config, key, None) is not None:
             setattr(config, key, min(getattr(config, key), config.vocab_size - 1))
     return config
 
 
 def torch_class(name: str) -> Any:
+    """Returns the Auto class of Transformers for a model."""
     import transformers
 
-    return getattr(transformers, f"AutoModel{subject_of(name).head}")
+    return getattr(transformers, f"AutoModel{model_spec(name).head}")
 
 
 def hfseq_class(name: str) -> Any:
+    """Returns the Auto class of hfseq for a model."""
     import hfseq
 
-    return getattr(hfseq, f"FlaxAutoModel{subject_of(name).head}")
+    return getattr(hfseq, f"FlaxAutoModel{model_spec(name).head}")
 
 
-def save_weights(folder: str, model: str, size: dict[str, Any]) -> Running:
-    absent = Contestant("", "", "", requires=harness.HFSEQ).missing()
-    made = (torch_class if absent else hfseq_class)(model).from_config(configuration(model, size))
-    made.save_pretrained(folder)
-    return Running(lambda: {}, harness.host_peak_bytes)
+def save_weights(folder: str, model: str, size: dict[str, Any]) -> Workload:
+    """Saves random weights with hfseq, or with PyTorch if hfseq's packages are missing."""
+    missing = Contestant("", "", "", requires=harness.HFSEQ).missing()
+    module = (torch_class if missing else hfseq_class)(model).from_config(make_config(model, size))
+    module.save_pretrained(folder)
+    return Workload(lambda: {}, harness.host_peak_bytes)
 
 
 def load_torch(model: str, weights: str, config: Any, dtype: str = "float32") -> tuple[Any, str]:
-    """Return PyTorch's model with its default attention (sdpa), and the device it is on."""
+    """Loads PyTorch's model with its default attention (sdpa). Returns the model and its device."""
     import torch
 
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    subject = subject_of(model)
-    # A model of hfseq's own is stored as a stock twin, whose configuration lies beside the weights.
-    rates = {rate: getattr(config, rate) for rate in subject.rates}
-    given = rates if ":" in subject.config else {"config": config}
-    module = torch_class(model).from_pretrained(weights, **given)
+    subject = model_spec(model)
+    # An hfseq architecture is saved as a stock architecture, with the configuration of the latter.
+    rates = {rate: getattr(config, rate) for rate in subject.dropout_keys}
+    load_options = rates if ":" in subject.config else {"config": config}
+    module = torch_class(model).from_pretrained(weights, **load_options)
     return module.to(device=device, dtype=getattr(torch, dtype)), device
 
 
-def torch_facts(module: Any) -> dict[str, Any]:
+def torch_info(module: Any) -> dict[str, Any]:
+    """Returns the device, attention implementation and parameter count of a PyTorch model."""
     return {
         "device": harness.torch_device(),
         "attention": module.config._attn_implementation,
@@ -256,12 +278,14 @@ def torch_facts(module: Any) -> dict[str, Any]:
 
 
 def tree_bytes(tree: Any) -> int:
+    """Returns the size of all arrays of a tree in bytes."""
     import jax
 
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-def jax_facts(params: Any) -> dict[str, Any]:
+def jax_info(params: Any) -> dict[str, Any]:
+    """Returns the device and the parameter count of a jax model."""
     import jax
 
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -269,12 +293,12 @@ def jax_facts(params: Any) -> dict[str, Any]:
 
 
 def mask_id(name: str, config: Any) -> int:
-    """Return the id that hides tokens; the last one where the vocabulary was made smaller."""
-    return min(SUBJECTS[name].mask_id, config.vocab_size - 1)
+    """Returns the ID of the mask token, or the last ID if the vocabulary is smaller."""
+    return min(TRAINING_MODELS[name].mask_id, config.vocab_size - 1)
 
 
-class Stub(SimpleNamespace):
-    """What masking asks of a tokenizer: its size, its mask and its special tokens."""
+class TokenizerStub(SimpleNamespace):
+    """The attributes of a tokenizer that masking requires: size, mask token and special tokens."""
 
     def __init__(self, name: str, config: Any):
         hidden = mask_id(name, config)
@@ -293,7 +317,7 @@ class Stub(SimpleNamespace):
 
 
 def make_objective(name: str, config: Any, targets: int) -> Any:
-    """Return hfseq's objective; that of encoder-decoders takes its batches as they are."""
+    """Returns the objective of hfseq. For encoder-decoders, it does not change the batches."""
     from hfseq.objectives.clm import CausalLM
     from hfseq.objectives.mlm import MaskedLM
     from hfseq.objectives.seq2seq import Seq2SeqLM
@@ -306,24 +330,26 @@ def make_objective(name: str, config: Any, targets: int) -> Any:
             return targets
 
     flags = SimpleNamespace(
-        mlm_probability=MASKED,
+        mlm_probability=MLM_PROBABILITY,
         whole_word_masking=False,
         train_ref_file=None,
         validation_ref_file=None,
         cross_documents=False,
     )
-    kind = {"mlm": MaskedLM, "clm": CausalLM, "seq2seq": Ready}[SUBJECTS[name].objective]
-    return kind(flags, Stub(name, config), config)
+    objective_class = {"mlm": MaskedLM, "clm": CausalLM, "seq2seq": Ready}[
+        TRAINING_MODELS[name].objective
+    ]
+    return objective_class(flags, TokenizerStub(name, config), config)
 
 
 def host_batch(name: str, config: Any, number: int, rows: int, length: int, targets: int) -> Any:
-    """Return the arrays of a batch of full rows, and the random numbers that mask them."""
+    """Returns a batch of rows without padding, and the random numbers for masking."""
     import numpy as np
 
     from hfseq.data.batches import RowRandom
 
     random = np.random.default_rng(number)
-    last = mask_id(name, config) if SUBJECTS[name].objective == "mlm" else config.vocab_size
+    last = mask_id(name, config) if TRAINING_MODELS[name].objective == "mlm" else config.vocab_size
     ids = random.integers(5, last, (rows, length), dtype=np.int32)
     batch = {"input_ids": ids, "segment_ids": np.ones_like(ids), "valid": np.ones(rows, bool)}
     if targets:
@@ -335,28 +361,29 @@ def host_batch(name: str, config: Any, number: int, rows: int, length: int, targ
 
 
 def torch_inputs(name: str, config: Any, batch: dict[str, Any], random: Any) -> dict[str, Any]:
-    """Return the keyword arguments of PyTorch's class for the same batch, as arrays.
+    """Returns the keyword arguments of PyTorch's model for the same batch, as NumPy arrays.
 
-    Rows are full, so no mask is given: attention may take its fastest path.
+    The rows have no padding, so an attention mask is unnecessary, and attention can use its fastest
+    implementation.
     """
     import numpy as np
 
     from hfseq.objectives.mlm import mask_tokens
 
-    kind = SUBJECTS[name].objective
-    if kind == "clm":
+    objective = TRAINING_MODELS[name].objective
+    if objective == "clm":
         return {"input_ids": batch["input_ids"], "labels": batch["input_ids"]}
-    if kind == "seq2seq":
+    if objective == "seq2seq":
         return {key: batch[key] for key in ("input_ids", "decoder_input_ids", "labels")}
     special = np.zeros(config.vocab_size, bool)
-    special[Stub(name, config).all_special_ids] = True
+    special[TokenizerStub(name, config).all_special_ids] = True
     ids, labels = mask_tokens(
         batch,
         random,
         mask_id=mask_id(name, config),
         vocab_size=config.vocab_size,
         special=special,
-        probability=MASKED,
+        probability=MLM_PROBABILITY,
     )
     return {"input_ids": ids, "labels": labels}
 
@@ -365,8 +392,16 @@ def torch_inputs(name: str, config: Any, batch: dict[str, Any], random: Any) -> 
 
 
 @dataclasses.dataclass
-class Prepared:
-    """A training step of the loop, and what it is called with; nothing lies on a device yet."""
+class PreparedStep:
+    """A training step of the loop with its inputs on the host.
+
+    Attributes:
+        module: The model.
+        objective: The objective.
+        optimizer: The optimizer.
+        step: Function from a training state and a batch to the next state and the metrics.
+        batches: The batches.
+    """
 
     module: Any
     objective: Any
@@ -375,18 +410,19 @@ class Prepared:
     batches: list[dict[str, Any]]
 
     def make_state(self, params: Any, extra: Any) -> Any:
-        """Return the state of step 0 with ``params``, to be traced."""
+        """Returns the training state of step 0 with ``params``. Can be traced."""
         from hfseq.training import state
 
         names = tuple(sorted({"loss", "count", *self.objective.sums}))
         return state.make_state(params, self.optimizer, extra, names)
 
     def random_state(self, rng: Any) -> Any:
-        """Return the state of step 0 with random parameters, to be traced."""
+        """Returns the training state of step 0 with random parameters. Can be traced."""
         return self.make_state(self.module.init_weights(rng), self.module.init_extra(rng))
 
 
 def make_optimizer() -> Any:
+    """Returns AdamW with a constant learning rate."""
     import optax
 
     from hfseq.training import optimizers
@@ -414,36 +450,43 @@ def prepare(
     targets: int,
     batches: int = BATCHES,
     documents: int = 1,
-) -> Prepared:
-    """Build the step that the loop compiles (objective, AdamW), and batches on the host.
+) -> PreparedStep:
+    """Builds the step that the training loop compiles, with objective and AdamW, and its batches.
 
-    A row has so many ``documents``, and as the loop does, the objective knows it.
+    Args:
+        name: Name of the model in ``TRAINING_MODELS``.
+        module: The model.
+        rows: Rows per batch.
+        length: Tokens per row.
+        targets: Decoder tokens per row.
+        batches: Number of batches.
+        documents: Documents per row. The objective gets this number, as in the training loop.
     """
     import numpy as np
 
-    from hfseq.nn.context import RowGuarantees as Known
+    from hfseq.nn.context import RowGuarantees
     from hfseq.training import state
 
     objective, optimizer = make_objective(name, module.config, targets), make_optimizer()
     objective.prepare(module)
     if objective.row_guarantees is not None:
-        objective.row_guarantees = Known(max_runs=documents)
-    made = []
+        objective.row_guarantees = RowGuarantees(max_runs=documents)
+    collated_batches = []
     for number in range(batches):
         batch, random = host_batch(name, module.config, number, rows, length, targets)
         batch["segment_ids"] += np.arange(length, dtype=np.int32) * documents // length
         collated = objective.collate(batch, random, 1) | {"row": np.arange(rows, dtype=np.int32)}
-        made.append({key: np.asarray(leaf)[None] for key, leaf in collated.items()})
-    whole = state.make_step(objective, module, optimizer, 0, False)
+        collated_batches.append({key: np.asarray(leaf)[None] for key, leaf in collated.items()})
+    full_step = state.make_step(objective, module, optimizer, 0, False)
 
     def step(current: Any, batch: Any) -> tuple[Any, Any]:
-        return whole(current, {}, batch)
+        return full_step(current, {}, batch)
 
-    return Prepared(module, objective, optimizer, step, made)
+    return PreparedStep(module, objective, optimizer, step, collated_batches)
 
 
-def stepping(program: Callable[..., Any], current: Any, batches: Sequence[Any]) -> Any:
-    """Return a function that takes the next step and waits for its loss."""
+def step_runner(program: Callable[..., Any], current: Any, batches: Sequence[Any]) -> Any:
+    """Returns a function that runs the next training step and waits for its loss."""
     turns = itertools.cycle(batches)
 
     def run() -> dict[str, float]:
@@ -466,19 +509,19 @@ def hfseq_step(
     remat: bool = False,
     attention: str | None = None,
     documents: int = 1,
-) -> Running:
-    """The step that the training loop compiles, with its objective and optimizer.
+) -> Workload:
+    """Builds the training step that the loop of hfseq compiles, with its objective and optimizer.
 
-    ``remat`` recomputes the layers in the backward pass, and scans them: unrolled, XLA for CPUs
-    recomputes them all before it needs them. ``attention`` is an implementation, ``documents`` of
-    a row do not see each other.
+    With ``remat``, the layers are recomputed in the backward pass and scanned. Without a scan, XLA
+    for CPUs recomputes all layers before the first one is used. ``attention`` is the name of an
+    implementation. The ``documents`` of a row do not attend to each other.
     """
     import jax
 
     from hfseq.nn import precision
     from hfseq.training import throughput
 
-    config = configuration(model, size, dropout)
+    config = make_config(model, size, dropout)
     module = hfseq_class(model).from_config(
         config,
         _do_init=False,
@@ -489,20 +532,20 @@ def hfseq_step(
     )
     prepared = prepare(model, module, rows, length, targets, documents=documents)
     loaded = hfseq_class(model).from_pretrained(weights, config=config, scan_layers=remat)
-    make = jax.jit(lambda p: prepared.make_state(p, module.extra), donate_argnums=0)
-    current = make(loaded.params)
+    make_state = jax.jit(lambda p: prepared.make_state(p, module.extra), donate_argnums=0)
+    current = make_state(loaded.params)
     del loaded
-    facts = jax_facts(current.params)
+    info = jax_info(current.params)
     flops = throughput.run_flops(module, prepared.objective, rows, length)
-    facts |= {"model_flops": flops, "flops": flops}
-    facts["bytes"] = training_bytes(jax_shapes(current.params))
-    placed = jax.device_put(prepared.batches)
+    info |= {"model_flops": flops, "flops": flops}
+    info["bytes"] = training_bytes(jax_shapes(current.params))
+    device_batches = jax.device_put(prepared.batches)
     step: Any = jax.jit(prepared.step, donate_argnums=0)
-    if jax.default_backend() != "cpu":  # whose memory is another matter than what XLA plans
-        step = step.lower(current, placed[0]).compile()
-        facts["planned_bytes"] = harness.planned_bytes(step)["compiled_bytes"]
-    run = stepping(step, current, placed)
-    return Running(run, harness.jax_peak_bytes, facts)
+    if jax.default_backend() != "cpu":  # the process memory of a CPU differs from XLA's plan
+        step = step.lower(current, device_batches[0]).compile()
+        info["planned_bytes"] = harness.compiled_memory(step)["compiled_bytes"]
+    run = step_runner(step, current, device_batches)
+    return Workload(run, harness.jax_peak_bytes, info)
 
 
 def torch_step(
@@ -516,25 +559,26 @@ def torch_step(
     weights: str,
     compiled: bool = False,
     remat: bool = False,
-) -> Running:
-    """PyTorch's class with its default attention and the Trainer's fused AdamW.
+) -> Workload:
+    """Builds the training step of PyTorch.
 
-    ``remat`` recomputes the layers in the backward pass.
+    It uses the model's default attention and the Trainer's fused AdamW. With ``remat``, the layers
+    are recomputed in the backward pass.
     """
     import torch
 
-    config = configuration(model, size, dropout)
+    config = make_config(model, size, dropout)
     module, device = load_torch(model, weights, config)
     module.train()
     if remat:
-        modern = getattr(module, "activation_checkpointing_enable", None)
-        (modern or module.gradient_checkpointing_enable)()
-    plain = [p for p in module.parameters() if p.ndim < 2]
-    decayed = [p for p in module.parameters() if p.ndim >= 2]
-    groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
+        enable_remat = getattr(module, "activation_checkpointing_enable", None)
+        (enable_remat or module.gradient_checkpointing_enable)()
+    vectors = [p for p in module.parameters() if p.ndim < 2]
+    matrices = [p for p in module.parameters() if p.ndim >= 2]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, **ADAMW, fused=True)
     forward = torch.compile(module) if compiled else module
-    cached = {} if SUBJECTS[model].objective == "mlm" else {"use_cache": False}
+    forward_options = {} if TRAINING_MODELS[model].objective == "mlm" else {"use_cache": False}
     batches = []
     for number in range(BATCHES):
         batch, random = host_batch(model, config, number, rows, length, targets)
@@ -544,49 +588,55 @@ def torch_step(
 
     def run() -> dict[str, float]:
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-            loss = forward(**next(turns), **cached).loss
+            loss = forward(**next(turns), **forward_options).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        harness.torch_wait()
+        harness.torch_synchronize()
         return {"loss": loss.item()}
 
-    facts = torch_facts(module) | {"bytes": training_bytes(torch_shapes(module))}
-    return Running(run, harness.torch_peak_bytes, facts)
+    info = torch_info(module) | {"bytes": training_bytes(torch_shapes(module))}
+    return Workload(run, harness.torch_peak_bytes, info)
 
 
 FACTORIES = {"torch": "training:torch_step", "hfseq": "training:hfseq_step"}
 
-# -- the least that a computation needs, from shapes alone and the same for every contestant:
-# nothing is recomputed, no activation leaves the caches, every weight is read once where it is
-# used. A share of the limit can therefore be low for good reasons, but never too high.
+# -- lower bounds of the work of a computation. They depend only on shapes and are the same for all
+# contestants: nothing is recomputed, activations stay in the caches, and each weight is read once
+# per use. The reported share of a limit can therefore be too low, but not too high.
 
 Shapes = Mapping[str, tuple[int, ...]]
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
-#: Bytes a parameter of a training step: AdamW reads four arrays of float32 and writes three, the
-#: gradient is written, and forward and backward pass read the weights.
+#: Bytes per parameter and training step: AdamW reads four float32 arrays and writes three, the
+#: gradient is written, and the forward and backward passes read the weights.
 TRAINING_BYTES = 4 * (4 + 3 + 1 + 2)
 _TABLES = ("embed", "wpe", "wte", "shared", "relative_attention_bias")
 
 
 def torch_shapes(module: Any) -> Shapes:
+    """Returns the shapes of the parameters of a PyTorch model by name."""
     return {name: tuple(p.shape) for name, p in module.named_parameters()}
 
 
 def jax_shapes(params: Any) -> Shapes:
+    """Returns the shapes of the parameters of a jax model by name."""
     from hfseq.nn import trees
 
     return {".".join(map(str, path)): leaf.shape for path, leaf in trees.flatten(params).items()}
 
 
 def training_bytes(shapes: Shapes) -> float:
+    """Returns the minimum number of bytes that a training step moves."""
     return float(TRAINING_BYTES * sum(math.prod(shape) for shape in shapes.values()))
 
 
-def matrices(shapes: Shapes, vocab: int, side: str | None = None) -> int:
-    """Count the weights that multiply every token: no tables, no biases, no norms.
+def count_matmul_weights(shapes: Shapes, vocab: int, side: str | None = None) -> int:
+    """Counts the weights that every token is multiplied with, without embeddings, biases and norms.
 
-    ``side`` takes those of the encoder or decoder alone.
+    Args:
+        shapes: Shapes of the parameters by name.
+        vocab: Size of the vocabulary, which identifies embeddings.
+        side: ``"encoder"`` or ``"decoder"`` to count only the weights of that stack.
     """
     return sum(
         math.prod(shape)
@@ -598,15 +648,17 @@ def matrices(shapes: Shapes, vocab: int, side: str | None = None) -> int:
     )
 
 
-def width_of(config: Any) -> int:
+def hidden_size(config: Any) -> int:
+    """Returns the hidden size of a configuration."""
     return getattr(config, "hidden_size", None) or config.d_model
 
 
 def forward_work(
     shapes: Shapes, config: Any, rows: int, length: int, itemsize: int
 ) -> dict[str, float]:
-    attention = 4.0 * config.num_hidden_layers * width_of(config) * length
-    weights = matrices(shapes, getattr(config, "vocab_size", 0))
+    """Returns the FLOPs and bytes of a forward pass."""
+    attention = 4.0 * config.num_hidden_layers * hidden_size(config) * length
+    weights = count_matmul_weights(shapes, getattr(config, "vocab_size", 0))
     flops = rows * length * (2.0 * weights + attention)
     return {"flops": flops, "bytes": float(itemsize * weights)}
 
@@ -614,68 +666,78 @@ def forward_work(
 def generation_work(
     shapes: Shapes, config: Any, rows: int, beams: int, prompt: int, new: int, itemsize: int
 ) -> dict[str, float]:
-    """Return FLOPs and bytes of generating ``new`` tokens in each of ``rows``.
+    """Returns the FLOPs and bytes of the generation of ``new`` tokens per row.
 
-    Each new token reads the decoder's matrices, the head's table and what is cached: its own keys
-    and values so far, and those of the source.
+    For each new token, the decoder's matrices, the matrix of the head, and the cached keys and
+    values of the previous tokens and of the encoder outputs are read.
     """
-    width, layers, vocab = width_of(config), config.num_hidden_layers, config.vocab_size
-    two_sides = bool(config.is_encoder_decoder)
-    decoder = matrices(shapes, vocab, "decoder" if two_sides else None) + vocab * width
-    encoder = matrices(shapes, vocab, "encoder") if two_sides else 0
-    before = rows * prompt * 2.0 * (encoder if two_sides else decoder - vocab * width)
+    width, layers, vocab = hidden_size(config), config.num_hidden_layers, config.vocab_size
+    encoder_decoder = bool(config.is_encoder_decoder)
+    decoder = (
+        count_matmul_weights(shapes, vocab, "decoder" if encoder_decoder else None) + vocab * width
+    )
+    encoder = count_matmul_weights(shapes, vocab, "encoder") if encoder_decoder else 0
+    prompt_flops = rows * prompt * 2.0 * (encoder if encoder_decoder else decoder - vocab * width)
     tokens = rows * beams * new
-    seen = (0 if two_sides else prompt) + new / 2
-    cached = 2 * layers * width * rows * (beams * seen + (prompt if two_sides else 0))
-    attended = 4.0 * layers * width * (seen + (prompt if two_sides else 0))
+    context = (0 if encoder_decoder else prompt) + new / 2
+    cached = 2 * layers * width * rows * (beams * context + (prompt if encoder_decoder else 0))
+    attended = 4.0 * layers * width * (context + (prompt if encoder_decoder else 0))
     return {
-        "flops": before + tokens * (2.0 * decoder + attended),
+        "flops": prompt_flops + tokens * (2.0 * decoder + attended),
         "bytes": float(itemsize * (encoder + new * (decoder + cached))),
     }
 
 
 # -- one model: training.py
 
-# Large allocations of glibc in pages of 2 MB: a step then faults in hundreds of pages, not 300,000.
+# glibc uses 2 MB pages for large allocations. A step then has hundreds of page faults, not 300,000.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-# Where the first losses of two implementations may differ, relatively: sums in another order, and
-# in bfloat16 rounding at other places.
+# Maximum relative difference of the losses of two implementations. They sum in different orders,
+# and round bfloat16 results at different points.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 5e-3}
 
 
-def parse(given: list[str]) -> argparse.Namespace:
-    parser = harness.parser(
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parses the flags. Sizes default to those of the model."""
+    parser = harness.make_parser(
         __doc__,
         sizes=True,
-        batch_size=(int, "rows a step"),
-        length=(int, "tokens a row (of the encoder)"),
-        target_length=(int, "tokens a row of the decoder"),
-        rounds=(15, "timed steps of each contestant"),
+        batch_size=(int, "rows per step"),
+        length=(int, "(encoder) tokens per row"),
+        target_length=(int, "decoder tokens per row"),
+        rounds=(15, "timed steps per contestant"),
     )
-    parser.add_argument("--model", default="roberta", choices=list(SUBJECTS))
     parser.add_argument(
-        "--dropout", type=float, help="all rates; those of the configuration if none"
+        "--model", default="roberta", choices=list(TRAINING_MODELS), help="model to train"
+    )
+    parser.add_argument(
+        "--dropout", type=float, help="value of all dropout rates (default: as configured)"
     )
     parser.add_argument("--dtypes", nargs="+", default=list(TOLERANCE), choices=list(TOLERANCE))
-    parser.add_argument("--compile", action="store_true", help="torch.compile as well")
-    parser.add_argument("--huge_pages", action="store_true", help="both with 2 MB pages, too")
-    options = parser.parse_args(given)
-    subject = SUBJECTS[options.model]
+    parser.add_argument("--compile", action="store_true", help="also measure torch.compile")
+    parser.add_argument(
+        "--huge_pages", action="store_true", help="also measure both with 2 MB pages"
+    )
+    options = parser.parse_args(arguments)
+    subject = TRAINING_MODELS[options.model]
     if options.target_length and not subject.target_length:
-        parser.error(f"--target_length is for encoder-decoders; {options.model} has no decoder")
-    for name, own in (
+        parser.error(
+            f"--target_length requires an encoder-decoder, but {options.model} has no decoder"
+        )
+    for name, default in (
         ("batch_size", subject.batch),
         ("length", subject.length),
         ("target_length", subject.target_length),
     ):
-        setattr(options, name, getattr(options, name) or own)
+        setattr(options, name, getattr(options, name) or default)
     return options
 
 
 def step_cases(options: argparse.Namespace, dropout: float | None, **turns: int) -> list[Case]:
-    cases, size = [], harness.size_of(options)
+    """Returns a case per dtype for the flags of the script."""
+    cases, size = [], harness.size_from_flags(options)
     for dtype in options.dtypes:
-        case = case_of(
+        case = training_case(
             Options(),
             options.model,
             dtype,
@@ -693,8 +755,10 @@ def step_cases(options: argparse.Namespace, dropout: float | None, **turns: int)
             torch, name=f"{torch.name}, compiled", settings=torch.settings | {"compiled": True}
         )
         paged = [
-            dataclasses.replace(one, name=f"{one.name}, huge pages", environment=HUGE_PAGES)
-            for one in (torch, ours)
+            dataclasses.replace(
+                contestant, name=f"{contestant.name}, huge pages", environment=HUGE_PAGES
+            )
+            for contestant in (torch, ours)
         ]
         members = [torch, *([compiled] if options.compile else []), ours]
         members += paged if options.huge_pages else []
@@ -703,9 +767,12 @@ def step_cases(options: argparse.Namespace, dropout: float | None, **turns: int)
 
 
 def loss_problems(rows: Rows, tolerance: Mapping[str, float]) -> list[str]:
-    """Name the contestants whose losses are (relatively) far from those of their case's first."""
+    """Returns a message per contestant whose losses differ from those of the first of its case.
+
+    ``tolerance`` is the maximum relative difference by dtype.
+    """
     problems = []
-    for row, base in harness.beside_first(rows, "values"):
+    for row, base in harness.rows_with_baseline(rows, "values"):
         allowed, both = tolerance[row["dtype"]], zip(row["values"], base["values"], strict=False)
         pairs = [(a["loss"], b["loss"]) for a, b in both]
         worst = max(abs(a - b) / abs(b) for a, b in pairs)
@@ -717,17 +784,18 @@ def loss_problems(rows: Rows, tolerance: Mapping[str, float]) -> list[str]:
     return problems
 
 
-def steps(given: list[str]) -> int:
-    options = parse(given)
-    result = harness.head(f"train_{options.model}", "training.py", given, options)
+def run_steps(arguments: list[str]) -> int:
+    """Runs the command without a subcommand and returns the exit code."""
+    options = parse(arguments)
+    result = harness.result_header(f"train_{options.model}", "training.py", arguments, options)
     with tempfile.TemporaryDirectory() as folder:
         runner, problems = harness.Runner(result["threads"], Path(folder)), list[str]()
         if not options.no_check:
-            checked = runner.suite("check", step_cases(options, 0.0, rounds=3, warmup=0))
-            problems = loss_problems(checked, TOLERANCE)
+            check_rows = runner.run_suite("check", step_cases(options, 0.0, rounds=3, warmup=0))
+            problems = loss_problems(check_rows, TOLERANCE)
         runner.limits = harness.matmul_rates(options.dtypes, runner.threads)
         turns = {"rounds": options.rounds, "warmup": 2, "settle": 1}
-        rows = runner.suite("train", step_cases(options, options.dropout, **turns))
+        rows = runner.run_suite("train", step_cases(options, options.dropout, **turns))
     targets = f" to {options.target_length}" if options.target_length else ""
     dropout = "as configured" if options.dropout is None else f"{options.dropout:g}"
     result |= {
@@ -736,7 +804,7 @@ def steps(given: list[str]) -> int:
         "problems": problems,
         "rounds": f"{options.rounds} alternating rounds, an untimed step before each",
         "remarks": [
-            f"{SUBJECTS[options.model].title}{harness.size_text(result['options'])}, batch "
+            f"{TRAINING_MODELS[options.model].title}{harness.size_text(result['options'])}, batch "
             f"{options.batch_size}, length {options.length}{targets}, dropout {dropout}."
         ],
     }
@@ -755,7 +823,7 @@ COLUMNS = (
 # -- the suites of run.py
 
 #: Model, title, length, target length, rows on a CPU, rows on a GPU.
-SHAPES = (
+TRAINING_SHAPES = (
     ("roberta", "RoBERTa-base", 128, 0, 8, 128),
     ("roberta", "RoBERTa-base", 512, 0, 2, 32),
     ("gpt2", "GPT-2 small", 512, 0, 2, 32),
@@ -764,18 +832,18 @@ SHAPES = (
     ("bart", "BART-base", 256, 256, 2, 32),
     ("wmt", "WMT base", 64, 64, 16, 256),
 )
-#: The rate of attention weights: jax has no flash attention that drops them, PyTorch has.
-ATTENTION_RATES = {
+#: Fields of attention dropout. PyTorch's flash attention supports it, that of jax does not.
+ATTENTION_DROPOUT_KEYS = {
     "roberta": "attention_probs_dropout_prob",
     "gpt2": "attn_pdrop",
     "bart": "attention_dropout",
     "wmt": "attention_dropout",
 }
-#: On a CPU bfloat16 is measured for the rows that the aims name; --dtypes measures all.
+#: Cases whose bfloat16 variant is measured on a CPU by default. --dtypes measures all.
 BFLOAT16_ON_CPU = ("roberta 128", "gpt2 512")
 
 
-def case_of(
+def training_case(
     options: Options,
     model: str,
     name: str,
@@ -789,6 +857,7 @@ def case_of(
     dropout: float | None = None,
     **turns: Any,
 ) -> Case:
+    """Returns a case that compares training steps of a model."""
     settings = {
         "model": model,
         "dtype": dtype,
@@ -799,34 +868,36 @@ def case_of(
         "dropout": dropout,
     } | ({"remat": True} if remat else {})
     amount = rows * (length + targets)
-    return harness.compared(options, FACTORIES, settings, name, amount, peers, **turns)
+    return harness.comparison_case(options, FACTORIES, settings, name, amount, peers, **turns)
 
 
 def shape_name(title: str, rows: int, length: int, targets: int, dtype: str) -> str:
+    """Returns the name of a case, such as ``T5-small, 2 x 512 to 114, float32``."""
     return f"{title}, {rows} x {length}" + (f" to {targets}" if targets else "") + f", {dtype}"
 
 
 def train_cases(options: Options) -> list[Case]:
+    """Returns the cases of the suite train."""
     turns = {
         "rounds": options.choose(3, 20, 3, 1),
         "warmup": options.choose(0, 3, 1, 1),
         "settle": options.choose(1, 1, 0, 0),
     }
     cases = []
-    for model, title, full, targets, cpu, gpu in SHAPES:
+    for model, title, full, targets, cpu, gpu in TRAINING_SHAPES:
         rows, parts = options.choose(cpu, gpu, 2, 2), options.choose(1, 1, 4, 32)
-        # Two rows of fewer than a dozen tokens may have none that is masked: PyTorch's loss is nan.
+        # Two shorter rows may have no masked token, for which PyTorch's loss is nan.
         length, targets = max(full // parts, 12), targets // parts
         both = ("float32", "bfloat16") if f"{model} {full}" in BFLOAT16_ON_CPU else ("float32",)
-        for dtype in options.types(*options.choose(both, (), (), ())):
+        for dtype in options.dtypes_or_default(*options.choose(both, (), (), ())):
             name = shape_name(title, rows, length, targets, dtype)
-            case = case_of(options, model, name, rows, length, targets, dtype, **turns)
+            case = training_case(options, model, name, rows, length, targets, dtype, **turns)
             cases.append(case)
-            if options.gpu and dtype == "bfloat16" and model in ATTENTION_RATES:
-                # Without dropout of attention weights, so that both sides can use flash.
+            if options.gpu and dtype == "bfloat16" and model in ATTENTION_DROPOUT_KEYS:
+                # Without attention dropout, both can use flash attention.
                 name = f"{name}, attention weights kept"
-                changes = {"size": options.size(model) | {ATTENTION_RATES[model]: 0.0}}
-                kept = [
+                changes = {"size": options.size(model) | {ATTENTION_DROPOUT_KEYS[model]: 0.0}}
+                without_dropout = [
                     dataclasses.replace(c, group=name, settings=c.settings | changes)
                     for c in case.contestants
                 ]
@@ -834,15 +905,18 @@ def train_cases(options: Options) -> list[Case]:
                     dataclasses.replace(
                         c, name=f"{c.name}, cuDNN", settings=c.settings | {"attention": "cudnn"}
                     )
-                    for c in kept
+                    for c in without_dropout
                     if c.name == "hfseq"
                 ]
-                cases.append(dataclasses.replace(case, name=name, contestants=(*kept, *fused)))
+                cases.append(
+                    dataclasses.replace(case, name=name, contestants=(*without_dropout, *fused))
+                )
     return cases
 
 
 def memory_cases(options: Options) -> list[Case]:
-    cases, dtype = [], options.types()[0]
+    """Returns the cases of the suite memory, with and without recomputation."""
+    cases, dtype = [], options.dtypes_or_default()[0]
     for model, title, length, targets, cpu in (
         ("roberta", "RoBERTa-base", 512, 0, 8),
         ("gpt2", "GPT-2 small", 512, 0, 4),
@@ -850,13 +924,13 @@ def memory_cases(options: Options) -> list[Case]:
         ("bart", "BART-base", 256, 256, 8),
     ):
         if not options.gpu and model not in ("roberta", "bart"):
-            continue  # the table of training steps has the peaks of the others
+            continue  # the suite train reports the peaks of the others
         rows = options.choose(cpu, 32 if model == "gpt2" else 64, 2, 2)
         length = options.choose(length, length, 128, 12)
         targets = targets and options.choose(targets, targets, 64, 6)
         for remat in (False, True):
             name = shape_name(title, rows, length, targets, dtype) + (", recomputed" * remat)
-            case = case_of(
+            case = training_case(
                 options,
                 model,
                 name,
@@ -864,12 +938,12 @@ def memory_cases(options: Options) -> list[Case]:
                 length,
                 targets,
                 dtype,
-                options.eager,
+                options.eager_peers,
                 remat=remat,
                 rounds=1,
                 warmup=1,
             )
-            # One after the other: each has the whole memory to itself.
+            # A group per contestant, so that each has all memory.
             members = case.contestants
             alone = tuple(dataclasses.replace(c, group=f"{name}, {c.name}") for c in members)
             cases.append(dataclasses.replace(case, contestants=alone))
@@ -877,6 +951,7 @@ def memory_cases(options: Options) -> list[Case]:
 
 
 def memory_finish(rows: Rows) -> None:
+    """Adds the peak memory relative to PyTorch's to each record."""
     for row in rows:
         base = next((r for r in rows if r["case"] == row["case"] and r["name"] == "PyTorch"), None)
         if base and base["peak_memory_gb"] and row["peak_memory_gb"]:
@@ -884,7 +959,7 @@ def memory_finish(rows: Rows) -> None:
 
 
 def state_share(row: dict[str, Any]) -> str:
-    """What must be there of the memory: parameters, two moments and gradients in float32."""
+    """Formats the size of parameters, two moments and gradients in float32, and their share."""
     count = row["facts"].get("parameters")
     if not count or not row["peak_memory_gb"]:
         return harness.ABSENT
@@ -893,6 +968,7 @@ def state_share(row: dict[str, Any]) -> str:
 
 
 def scaling_cases(options: Options) -> list[Case]:
+    """Returns the cases of the suite scaling: several batch sizes, then several widths."""
     if "hfseq" not in options.peers:
         return []
     batches = options.choose((1, 2, 4, 8, 16), (4, 16, 64, 256), (1, 2, 4, 8), (1, 2, 4))
@@ -913,17 +989,17 @@ def scaling_cases(options: Options) -> list[Case]:
             "vocab_size": 120 if options.tiny else 8000,
         }
         cases.append(
-            case_of(
+            training_case(
                 options,
                 "roberta",
                 f"{over} {value}",
                 rows,
                 length,
                 0,
-                options.types()[0],
+                options.dtypes_or_default()[0],
                 ("hfseq",),
                 size,
-                facts={"over": over, "value": value},
+                info={"over": over, "value": value},
                 **turns,
             )
         )
@@ -931,7 +1007,11 @@ def scaling_cases(options: Options) -> list[Case]:
 
 
 def scaling_points(rows: Rows, over: str) -> dict[str, list[tuple[float, float]]]:
-    """Return by contestant (batch, seconds a step), or (width, seconds a token)."""
+    """Returns the points of each contestant.
+
+    A point is ``(batch, seconds per step)`` if ``over`` is ``"batch"``, and
+    ``(width, seconds per token)`` if it is ``"width"``.
+    """
     points: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if row["case_facts"].get("over") == over and row["median_seconds"]:
@@ -941,30 +1021,32 @@ def scaling_points(rows: Rows, over: str) -> dict[str, list[tuple[float, float]]
 
 
 def exponent(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the slope of the line through the logarithms: 1 is linear growth."""
+    """Returns the slope of a line fitted to the logarithms. 1 means linear growth."""
     logarithms = [(math.log(x), math.log(y)) for x, y in pairs]
     return statistics.linear_regression(*zip(*logarithms, strict=True)).slope
 
 
 def scaling_remarks(rows: Rows) -> list[str]:
+    """Returns sentences with the exponents of growth."""
     remarks = []
-    for over, what in (
-        ("batch", "time of a step over the batch (1 is linear)"),
-        ("width", "time of a token over the width (FLOPs alone would give up to 2)"),
+    for over, quantity in (
+        ("batch", "time per step over the batch size (1 is linear)"),
+        ("width", "time per token over the width (at most 2 by FLOPs)"),
     ):
-        told = []
+        exponents = []
         for name, pairs in scaling_points(rows, over).items():
             last = f" ({exponent(pairs[-2:]):.2f} between the last two)" if len(pairs) > 2 else ""
-            told += [f"{name} {exponent(pairs):.2f}{last}"] if len(pairs) > 1 else []
-        remarks += [f"Exponent of the {what}: {', '.join(told)}."] if told else []
+            exponents += [f"{name} {exponent(pairs):.2f}{last}"] if len(pairs) > 1 else []
+        remarks += [f"Exponent of the {quantity}: {', '.join(exponents)}."] if exponents else []
     return remarks
 
 
 def scaling_curves(rows: Rows) -> list[dict[str, Any]]:
+    """Returns the panels of the plot."""
     parts = []
     for over, x, y, scale in (
-        ("batch", "rows", "seconds a step", 1.0),
-        ("width", "width", "microseconds a token", 1e6),
+        ("batch", "rows", "seconds per step", 1.0),
+        ("width", "width", "microseconds per token", 1e6),
     ):
         lines = {
             name: ([a for a, _ in pairs], [b * scale for _, b in pairs])
@@ -977,26 +1059,27 @@ def scaling_curves(rows: Rows) -> list[dict[str, Any]]:
 
 TRAIN = Suite(
     "Training step",
-    "The step that the training loop compiles (objective, AdamW, gradient norm, donated state) "
-    "beside PyTorch's class with sdpa attention and fused AdamW, eager and with `torch.compile`; "
-    "bfloat16 is `torch.autocast` there. Same weights, batches, masks and dropout rates; losses "
-    "must be within 5 % (`training.py` compares them to 2e-5, without dropout).",
+    "The step that the training loop compiles (objective, AdamW, gradient norm, donated state), "
+    "compared with PyTorch's model with sdpa attention and fused AdamW, eager and with "
+    "`torch.compile`. PyTorch uses `torch.autocast` for bfloat16. Weights, batches, masks and "
+    "dropout rates are the same. The losses must agree within 5 % (within 2e-5 without dropout in "
+    "`training.py`).",
     train_cases,
-    harness.DEFAULT,
+    harness.DEFAULT_COLUMNS,
     "ratio",
-    # Dropout differs.
+    # The tolerance is large because the dropout masks differ.
     problems=lambda rows: loss_problems(rows, dict.fromkeys(TOLERANCE, 0.05)),
 )
 MEMORY = Suite(
     "Peak memory",
-    "The most memory that a training process ever held: on a GPU that of the device, on a CPU that "
-    "of the process, its libraries and compilation included. State is what must be there: "
-    "parameters, two moments and gradients in float32.",
+    "Peak memory of a training process: device memory on a GPU, and on a CPU the memory of the "
+    "process, including its libraries and compilation. State is the minimum: parameters, two "
+    "moments and gradients in float32.",
     memory_cases,
     (
         harness.CASE,
         harness.MEMORY,
-        ("against PyTorch", lambda row: harness.times(row.get("memory_ratio"))),
+        ("against PyTorch", lambda row: harness.format_ratio(row.get("memory_ratio"))),
         ("state", state_share),
         harness.TIME,
     ),
@@ -1005,27 +1088,27 @@ MEMORY = Suite(
 )
 SCALING = Suite(
     "Scaling on one device",
-    "Training steps of RoBERTa over the batch (time should grow linearly from where the machine is "
-    "full) and over the width (the FLOPs of a token grow with its square, its time less so until "
-    "the machine's rate is reached).",
+    "Training steps of RoBERTa over the batch size (time should grow linearly once the machine is "
+    "fully used) and over the width (the FLOPs per token grow with its square, the time grows more "
+    "slowly until the machine reaches its maximum rate).",
     scaling_cases,
-    harness.DEFAULT,
+    harness.DEFAULT_COLUMNS,
     "curves",
     remarks=scaling_remarks,
     curves=scaling_curves,
 )
-# -- any architecture at any size, e.g. to be compiled for a GPU that is not here
+# -- any architecture at any size, for example to compile it for an absent GPU
 
-HEAD = 64  # features of a head of attention
-RATES = (
+HEAD_DIM = 64  # features per attention head
+DROPOUT_KEYS = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop"),
     *("attn_pdrop", "dropout", "attention_dropout", "activation_dropout", "dropout_rate"),
 )
-# What a size does not say of an architecture.
-OWN: dict[str, dict[str, Any]] = {
+# Additional configuration fields of an architecture.
+ARCHITECTURE_SIZES: dict[str, dict[str, Any]] = {
     "vq_transformer": {
         "num_attention_heads": 1,
-        "head_dim": HEAD,
+        "head_dim": HEAD_DIM,
         "num_codes": 64,
         "block_size": 16,
         "window_size": 16,
@@ -1035,6 +1118,8 @@ OWN: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Size:
+    """Size of a model and of its batches, for any architecture."""
+
     width: int
     layers: int
     rows: int
@@ -1042,160 +1127,211 @@ class Size:
     vocab_size: int
 
     def values(self) -> dict[str, int]:
-        """Return it under the names that the configurations have."""
-        width, heads, places = self.width, max(1, self.width // HEAD), self.length + 8
+        """Returns the size under the field names of all configurations."""
+        width, heads, positions = self.width, max(1, self.width // HEAD_DIM), self.length + 8
         values = {"width": width, "wide": 4 * width, "layers": self.layers, "heads": heads}
-        return {key: value for name, value in values.items() for key in NAMES[name]} | {
+        return {key: value for name, value in values.items() for key in SIZE_KEYS[name]} | {
             "d_kv": width // heads,
-            "max_position_embeddings": places,
-            "n_positions": places,
+            "max_position_embeddings": positions,
+            "n_positions": positions,
             "vocab_size": self.vocab_size,
         }
 
 
 def architectures() -> list[str]:
+    """Returns the names of all architectures that an objective of this module can train."""
     from hfseq import plugins
 
-    found = plugins.load().architectures
-    return [name for name in found if any(task in found.get(name).heads for task in TASKS)]
+    registry = plugins.load().architectures
+    return [name for name in registry if any(task in registry.get(name).heads for task in TASKS)]
 
 
-def sized_configuration(name: str, size: Size, dropout: float) -> Any:
+def make_sized_config(name: str, size: Size, dropout: float) -> Any:
+    """Returns the configuration of an architecture with the given size and dropout rate."""
     from hfseq import plugins
 
-    kind = plugins.load().architectures.get(name).load_config()
-    own = kind().to_dict()
-    # Identifiers of special tokens that a small vocabulary has; T5 names no start of its own.
-    special = {key: i for i, key in enumerate(SPECIAL) if own.get(key) is not None}
-    special |= {"decoder_start_token_id": 0} if own.get("is_encoder_decoder") else {}
-    given = size.values() | dict.fromkeys(RATES, dropout) | special | OWN.get(name, {})
-    return kind(**{key: value for key, value in given.items() if key in own or key in special})
+    config_class = plugins.load().architectures.get(name).load_config()
+    defaults = config_class().to_dict()
+    # Special tokens that exist in a small vocabulary. T5 has no default start token.
+    special = {key: i for i, key in enumerate(SPECIAL) if defaults.get(key) is not None}
+    special |= {"decoder_start_token_id": 0} if defaults.get("is_encoder_decoder") else {}
+    values = (
+        size.values()
+        | dict.fromkeys(DROPOUT_KEYS, dropout)
+        | special
+        | ARCHITECTURE_SIZES.get(name, {})
+    )
+    return config_class(
+        **{key: value for key, value in values.items() if key in defaults or key in special}
+    )
 
 
 def prepare_sized(
     name: str, recipe: Any, size: Size, *, dropout: float = 0.0, batches: int = 1, **options: Any
-) -> Prepared:
-    """Build the step of architecture ``name`` under a recipe; ``options`` go to the model class.
+) -> PreparedStep:
+    """Builds the training step of an architecture.
 
-    ValueError for an architecture that no objective here trains.
+    Args:
+        name: Name of the architecture.
+        recipe: Precision recipe.
+        size: Size of the model and of its batches.
+        dropout: Value of all dropout rates.
+        batches: Number of batches.
+        **options: Options of the model class.
+
+    Raises:
+        ValueError: The architecture does not support any of the objectives.
     """
     from hfseq import plugins
 
     spec = plugins.load().architectures.get(name)
     task = next((task for task in TASKS if task in spec.heads), None)
     if task is None:
-        raise ValueError(f"{name} has none of {', '.join(TASKS)}")
-    # The mask is the last id of the vocabulary, whatever its size.
-    SUBJECTS.setdefault(name, Subject(name, "", task, (), 0, 0, mask_id=10**9))
-    config = sized_configuration(name, size, dropout)
+        raise ValueError(f"{name} does not support any of {', '.join(TASKS)}")
+    # A mask ID beyond the vocabulary selects its last ID.
+    TRAINING_MODELS.setdefault(name, ModelSpec(name, "", task, (), 0, 0, mask_id=10**9))
+    config = make_sized_config(name, size, dropout)
     module = spec.load_head(task)(config, _do_init=False, precision=recipe, **options)
-    targets = size.length if SUBJECTS[name].objective == "seq2seq" else 0
+    targets = size.length if TRAINING_MODELS[name].objective == "seq2seq" else 0
     return prepare(name, module, size.rows, size.length, targets, batches)
 
 
-# -- what a compiled step is made of: each kernel of XLA's optimised HLO and its kind. A product is
-# an FP8 one only if both of its operands are of an FP8 type where it is computed; one whose
-# operands were rounded to FP8 and widened again (emulated) is counted with the others.
+# -- the kernels of a compiled step and their kinds, from XLA's optimized HLO. A product is an FP8
+# product only if both operands of the computation have an FP8 type. If the operands were rounded to
+# FP8 and converted back (emulation), it counts as another product.
 
-FP8_PRODUCT, PRODUCT, ATTENTION = "FP8 products", "other products", "fused attention"
-QUANTISATION, OPTIMIZER = "FP8 casts, maxima, scales", "optimizer, norm, state"
-COLLECTIVE, COPY, REST = "collectives", "copies", "element-wise and sums"
-KINDS = (FP8_PRODUCT, PRODUCT, ATTENTION, QUANTISATION, REST, OPTIMIZER, COLLECTIVE, COPY)
+FP8_PRODUCT, OTHER_PRODUCT, ATTENTION = "FP8 products", "other products", "fused attention"
+QUANTIZATION, OPTIMIZER = "FP8 casts, maxima, scales", "optimizer, norm, state"
+COLLECTIVE, COPY, ELEMENTWISE = "collectives", "copies", "element-wise and sums"
+KERNEL_KINDS = (
+    FP8_PRODUCT,
+    OTHER_PRODUCT,
+    ATTENTION,
+    QUANTIZATION,
+    ELEMENTWISE,
+    OPTIMIZER,
+    COLLECTIVE,
+    COPY,
+)
 
 _NAME = re.compile(r"%([\w.\-]+)")
 _SIZES = re.compile(r"\b[a-z]+\d*\w*\[([\d,]*)\]")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
-# What costs nothing, and what only holds others.
+# Instructions that take no time, and instructions that only contain others.
 _FREE = {
     *("parameter", "constant", "bitcast", "get-tuple-element", "tuple", "after-all"),
     *("partition-id", "replica-id", "opt-barrier", "domain", "add-dependency"),
 }
-_HOLDERS = {"while", "conditional", "call"}
+_CONTAINERS = {"while", "conditional", "call"}
 _MOVES = {"copy", "transpose", "copy-start", "slice", "dynamic-slice", "concatenate", "pad"}
 
 
-def bytes_of(shape: str) -> int:
-    """Return the bytes of a shape as HLO writes it, those of all parts of a tuple."""
+def shape_bytes(shape: str) -> int:
+    """Returns the bytes of an HLO shape. For a tuple, this is the sum over its elements."""
     from hfseq.training import collectives
 
     return sum(size for _, size in collectives.array_shapes(shape))
 
 
 class Program:
-    """The kernels of a compiled program by ``compiled.as_text()``; ValueError if it is none.
+    """The kernels of a compiled program.
 
-    ``kernels`` pairs each instruction that runs as one with its kind.
+    Args:
+        text: The text of the program, from ``compiled.as_text()``.
+
+    Attributes:
+        kernels: Pairs of an instruction that runs as a kernel and its kind.
+
+    Raises:
+        ValueError: The text is not that of a compiled program.
     """
 
     def __init__(self, text: str):
         from hfseq.training import collectives
 
-        self._collectives, self._quantises = collectives.COLLECTIVE_OPS, "f8e" in text
+        self._collectives, self._has_fp8 = collectives.COLLECTIVE_OPS, "f8e" in text
         self._parts: dict[str, dict[str, Any]] = {}
         entry = None
-        for one in collectives.instructions(text):
-            self._parts.setdefault(one.computation, {})[one.name] = one
-            entry = one.computation if one.entry else entry
+        for instruction in collectives.instructions(text):
+            self._parts.setdefault(instruction.computation, {})[instruction.name] = instruction
+            entry = instruction.computation if instruction.entry else entry
         if entry is None:
             raise ValueError("no ENTRY computation: this is not the text of a compiled program")
-        self.kernels = [(kernel, self._kind(kernel)) for kernel in self._running(entry)]
+        self.kernels = [(kernel, self._kernel_kind(kernel)) for kernel in self._executed(entry)]
 
     def kinds(self) -> dict[str, str]:
-        return {kernel.name: kind for kernel, kind in self.kernels}
+        """Returns the kind of each kernel by its name."""
+        return {kernel.name: kernel_kind for kernel, kernel_kind in self.kernels}
 
     def counts(self) -> dict[str, int]:
-        """Return how many kernels of each kind there are, in the order of ``KINDS``."""
-        found = collections.Counter(self.kinds().values())
-        return {kind: found[kind] for kind in KINDS if found[kind]}
+        """Returns the number of kernels per kind, in the order of ``KERNEL_KINDS``."""
+        counter = collections.Counter(self.kinds().values())
+        return {
+            kernel_kind: counter[kernel_kind]
+            for kernel_kind in KERNEL_KINDS
+            if counter[kernel_kind]
+        }
 
     def traffic(self) -> list[tuple[Any, str, int]]:
-        """Return each kernel, its kind, and the bytes of its operands and results.
+        """Returns each kernel, its kind, and the bytes of its operands and results.
 
-        That is what it moves if it reads and writes everything once, a loop's body counted once;
-        of what it gathers from only what it takes.
+        The kernel moves these bytes if it reads and writes each array once. The body of a loop
+        counts once. Of an operand that is only gathered from, the gathered elements count.
         """
         moved = []
-        for kernel, kind in self.kernels:
-            known = self._parts[kernel.computation]
-            operands = [name for name in _NAME.findall(kernel.attributes) if name in known]
-            read = {name: bytes_of(known[name].shape) for name in operands}
-            for number, taken in self._gathered(kernel).items():
-                read[operands[number]] = min(read[operands[number]], taken)
-            moved.append((kernel, kind, bytes_of(kernel.shape) + sum(read.values())))
+        for kernel, kernel_kind in self.kernels:
+            instructions = self._parts[kernel.computation]
+            operands = [name for name in _NAME.findall(kernel.attributes) if name in instructions]
+            bytes_read = {name: shape_bytes(instructions[name].shape) for name in operands}
+            for number, gathered_bytes in self._gathered(kernel).items():
+                bytes_read[operands[number]] = min(bytes_read[operands[number]], gathered_bytes)
+            moved.append(
+                (kernel, kernel_kind, shape_bytes(kernel.shape) + sum(bytes_read.values()))
+            )
         return moved
 
     def _gathered(self, kernel: Any) -> dict[int, int]:
-        """Return the bytes that a fusion takes of the operands that it only gathers from."""
-        inside = self._parts.get(kernel.calls[0][1], {}) if kernel.opcode == "fusion" else {}
+        """Returns the gathered bytes of each operand that a fusion only gathers from."""
+        instructions = self._parts.get(kernel.calls[0][1], {}) if kernel.opcode == "fusion" else {}
 
-        def taken(name: str) -> float:
-            """Bytes that are read of a value: infinite where it may be all, seen through views."""
+        def bytes_taken(name: str) -> float:
+            """Returns the bytes that are read of a value, infinite if all of it may be read.
+
+            Views of the value are followed.
+            """
             total = 0.0
-            for one in inside.values():
-                operands = _NAME.findall(one.attributes)
+            for instruction in instructions.values():
+                operands = _NAME.findall(instruction.attributes)
                 if name not in operands:
                     continue
-                if one.opcode in ("bitcast", "reshape", "slice"):
-                    total += taken(one.name)
-                elif one.opcode in ("gather", "dynamic-slice") and operands[0] == name:
-                    total += bytes_of(one.shape)
+                if instruction.opcode in ("bitcast", "reshape", "slice"):
+                    total += bytes_taken(instruction.name)
+                elif instruction.opcode in ("gather", "dynamic-slice") and operands[0] == name:
+                    total += shape_bytes(instruction.shape)
                 else:
                     return math.inf
             return total
 
-        given = [one for one in inside.values() if one.opcode == "parameter"]
-        found = {int(one.attributes.split(")")[0]): taken(one.name) for one in given}
-        return {number: int(size) for number, size in found.items() if 0 < size < math.inf}
+        parameters = [
+            instruction
+            for instruction in instructions.values()
+            if instruction.opcode == "parameter"
+        ]
+        sizes = {
+            int(instruction.attributes.split(")")[0]): bytes_taken(instruction.name)
+            for instruction in parameters
+        }
+        return {number: int(size) for number, size in sizes.items() if 0 < size < math.inf}
 
-    def _running(self, computation: str) -> Iterator[Any]:
-        for one in self._parts[computation].values():
-            if one.opcode in _HOLDERS:
-                for _, inner in one.calls:
-                    yield from self._running(inner)
-            elif one.opcode not in _FREE and not one.opcode.endswith("-done"):
-                yield one
+    def _executed(self, computation: str) -> Iterator[Any]:
+        for instruction in self._parts[computation].values():
+            if instruction.opcode in _CONTAINERS:
+                for _, called in instruction.calls:
+                    yield from self._executed(called)
+            elif instruction.opcode not in _FREE and not instruction.opcode.endswith("-done"):
+                yield instruction
 
-    def _kind(self, kernel: Any) -> str:
+    def _kernel_kind(self, kernel: Any) -> str:
         if kernel.opcode.startswith(self._collectives):
             return COLLECTIVE
         if target := _TARGET.search(kernel.attributes):
@@ -1204,90 +1340,121 @@ class Program:
             if "fmha" in target[1]:
                 return ATTENTION
         inside = self._inside(kernel)
-        for one in (*inside, kernel):
-            if one.opcode == "dot":
-                return self._product(one)
-        if self._quantises and self._is_quantisation(kernel, inside):
-            return QUANTISATION
-        if {kernel.opcode, *(one.opcode for one in inside)} <= _MOVES | _FREE | {"fusion"}:
+        for instruction in (*inside, kernel):
+            if instruction.opcode == "dot":
+                return self._product(instruction)
+        if self._has_fp8 and self._is_quantization(kernel, inside):
+            return QUANTIZATION
+        if {kernel.opcode, *(instruction.opcode for instruction in inside)} <= _MOVES | _FREE | {
+            "fusion"
+        }:
             return COPY
-        return REST if "jvp" in kernel.op_name else OPTIMIZER
+        return ELEMENTWISE if "jvp" in kernel.op_name else OPTIMIZER
 
     def _inside(self, kernel: Any) -> list[Any]:
-        within = []
+        instructions = []
         for _, name in kernel.calls if kernel.opcode in ("fusion", "async-start") else []:
-            for one in self._parts.get(name, {}).values():
-                within += [one, *self._inside(one)]
-        return within
+            for instruction in self._parts.get(name, {}).values():
+                instructions += [instruction, *self._inside(instruction)]
+        return instructions
 
     def _product(self, product: Any) -> str:
-        """Tell an FP8 product by the types of its two operands."""
-        known = self._parts[product.computation]
-        operands = [known[name] for name in _NAME.findall(product.attributes)[:2] if name in known]
+        """Returns the kind of a product, which depends on the types of its operands."""
+        instructions = self._parts[product.computation]
+        operands = [
+            instructions[name]
+            for name in _NAME.findall(product.attributes)[:2]
+            if name in instructions
+        ]
         fp8 = [bool(re.match(r"\(?f8e", operand.shape)) for operand in operands]
-        return FP8_PRODUCT if len(fp8) == 2 and all(fp8) else PRODUCT
+        return FP8_PRODUCT if len(fp8) == 2 and all(fp8) else OTHER_PRODUCT
 
-    def _is_quantisation(self, kernel: Any, inside: Sequence[Any]) -> bool:
-        """Tell whether FP8 is made or widened here, or what scales it is found."""
-        if "_roll" in kernel.op_name or any("f8e" in one.shape for one in (kernel, *inside)):
+    def _is_quantization(self, kernel: Any, inside: Sequence[Any]) -> bool:
+        """Returns whether a kernel converts to or from FP8, or computes its scales."""
+        if "_roll" in kernel.op_name or any(
+            "f8e" in instruction.shape for instruction in (kernel, *inside)
+        ):
             return True
-        small = all(size in ("", "1") for size in _SIZES.findall(kernel.shape))
-        called = [name for one in inside if one.opcode == "reduce" for _, name in one.calls]
-        steps = {step.opcode for name in called for step in self._parts.get(name, {}).values()}
-        if "maximum" in steps and (small or any(one.opcode == "abs" for one in inside)):
+        is_scalar = all(size in ("", "1") for size in _SIZES.findall(kernel.shape))
+        reducers = [
+            name
+            for instruction in inside
+            if instruction.opcode == "reduce"
+            for _, name in instruction.calls
+        ]
+        reducer_opcodes = {
+            step.opcode for name in reducers for step in self._parts.get(name, {}).values()
+        }
+        if "maximum" in reducer_opcodes and (
+            is_scalar or any(instruction.opcode == "abs" for instruction in inside)
+        ):
             return True
-        reduces = any(one.opcode == "reduce" for one in inside)
-        return small and not reduces and "jvp" in kernel.op_name
+        reduces = any(instruction.opcode == "reduce" for instruction in inside)
+        return is_scalar and not reduces and "jvp" in kernel.op_name
 
 
-# -- steps compiled for an H200 without one: training.py h200
+# -- steps compiled for an absent H200: training.py h200
 
-BANDWIDTH, PEAK = 4.8e12, 989e12  # of an H200, bytes a second and half-precision FLOP/s
-# Products that share an operand (keys and values of all decoder layers) stay apart, to be counted.
-SEPARATE = {"xla_disable_hlo_passes": "dot-merger"}
+BANDWIDTH, PEAK = 4.8e12, 989e12  # bytes per second and half-precision FLOP/s of an H200
+# Do not merge products that share an operand (keys and values of all decoder layers), so that each
+# of them is counted.
+NO_DOT_MERGER = {"xla_disable_hlo_passes": "dot-merger"}
 CUBLAS = {"xla_gpu_enable_triton_gemm": False}
-PLACES = ("target", "packages", "dump", "threads", "top")
+LOCAL_FLAGS = ("target", "packages", "dump", "threads", "top")
 
 
 def h200_parser(about: str, **sizes: int) -> argparse.ArgumentParser:
-    """Return a parser of what has to be known to compile for a GPU that is not here."""
+    """Returns a parser with the flags to compile for an absent GPU.
+
+    Args:
+        about: Description of the command.
+        **sizes: Size flags and their defaults.
+    """
     texts = {
         "width": "hidden size",
-        "layers": "layers of every stack",
-        "batch_size": "rows a step",
-        "length": "tokens a row",
-        "vocab_size": "size of the vocabulary",
+        "layers": "number of layers per stack",
+        "batch_size": "rows per step",
+        "length": "tokens per row",
+        "vocab_size": "vocabulary size",
     }
-    parser = harness.parser(about, **{name: (n, texts[name]) for name, n in sizes.items()})
-    parser.add_argument("--target", type=Path, required=True, help="the GPU, as a text proto")
-    parser.add_argument("--packages", type=Path, help="folder of the CUDA plugin and compiler")
+    parser = harness.make_parser(about, **{name: (n, texts[name]) for name, n in sizes.items()})
+    parser.add_argument(
+        "--target", type=Path, required=True, help="description of the GPU (text proto)"
+    )
+    parser.add_argument(
+        "--packages", type=Path, help="folder with jax's CUDA plugin and the CUDA compiler"
+    )
     return parser
 
 
 def read_target(path: Path) -> str:
-    """Return the description of the GPU; SystemExit if it is none, or would switch FP8 off."""
+    """Returns the description of the GPU.
+
+    Raises:
+        SystemExit: The file does not exist, or lacks a field without which XLA does not use FP8.
+    """
     if not path.is_file():
-        raise SystemExit(f"--target {path}: there is no such file")
+        raise SystemExit(f"--target {path}: no such file")
     text = path.read_text()
     for field in ("gpu_device_info", "runtime_version"):
         if field not in text:
             raise SystemExit(
-                f"--target {path} has no {field}: it is no GpuTargetConfigProto of a GPU with a "
-                "CUDA runtime, and XLA would compile without FP8 products"
+                f"--target {path} has no {field}: a GpuTargetConfigProto of a GPU with a CUDA "
+                "runtime is required. Without it, XLA would compile without FP8 products"
             )
     return text
 
 
 def use_packages(folder: Path | None) -> None:
-    """Let jax find the CUDA compiler in ``folder``; before jax is imported."""
+    """Adds the CUDA compiler in ``folder`` to the search paths. Must run before jax is imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     if folder is None:
         return
     compiler = folder / "nvidia" / "cuda_nvcc"
-    lacking = [p for p in (folder / "jax_plugins", compiler / "bin" / "ptxas") if not p.exists()]
-    if lacking:
+    missing = [p for p in (folder / "jax_plugins", compiler / "bin" / "ptxas") if not p.exists()]
+    if missing:
         raise SystemExit(
-            f"--packages {folder} has no {lacking[0].relative_to(folder)}: fill it with\n"
+            f"--packages {folder} has no {missing[0].relative_to(folder)}. Install it with\n"
             f"  pip install --no-deps --target {folder} jax-cuda12-plugin==VERSION "
             "jax-cuda12-pjrt==VERSION nvidia-cuda-nvcc-cu12\n"
             "where VERSION is that of the installed jax"
@@ -1298,31 +1465,31 @@ def use_packages(folder: Path | None) -> None:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
 
 
-def described_gpu(options: argparse.Namespace) -> Any:
-    """Return the sharding of the one GPU that ``--target`` describes."""
+def target_sharding(options: argparse.Namespace) -> Any:
+    """Returns a sharding on the GPU that ``--target`` describes."""
     target = read_target(options.target)
     use_packages(options.packages)
     import numpy as np
     from jax.experimental import topologies
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    described = topologies.get_topology_desc(
+    topology = topologies.get_topology_desc(
         platform="cuda", topology_name="h200", target_config=target, topology="1x1x1"
     )
-    return NamedSharding(Mesh(np.array(described.devices[:1]), ("data",)), PartitionSpec())
+    return NamedSharding(Mesh(np.array(topology.devices[:1]), ("data",)), PartitionSpec())
 
 
-def compile_for(gpu: Any, prepared: Prepared, options: dict[str, Any]) -> Any:
-    """Compile a step for the GPU at the sharding ``gpu``; returns the program."""
+def compile_for(gpu: Any, prepared: PreparedStep, options: dict[str, Any]) -> Any:
+    """Compiles a step for the GPU of the sharding ``gpu`` and returns the program."""
     import jax
 
     from hfseq.training import aot
 
-    def there(leaf: Any) -> Any:
+    def on_gpu(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=gpu)
 
     abstract = jax.eval_shape(prepared.random_state, jax.random.key(0))
-    arguments = jax.tree.map(there, (abstract, prepared.batches[0]))
+    arguments = jax.tree.map(on_gpu, (abstract, prepared.batches[0]))
     with aot.compiling_for(gpu.mesh.devices.flat[0]):
         traced = jax.jit(prepared.step, donate_argnums=0).trace(*arguments)
         lowered = traced.lower(lowering_platforms=("cuda",))
@@ -1332,60 +1499,70 @@ def compile_for(gpu: Any, prepared: Prepared, options: dict[str, Any]) -> Any:
 def h200_command(
     script: str, parse: Callable[[Sequence[str]], argparse.Namespace], options: argparse.Namespace
 ) -> str:
-    given, usual = ["--target", options.target.name, "--packages", "DIR"], parse(["--target", "x"])
+    """Returns the command that repeats a compilation, without paths on this machine."""
+    arguments, defaults = (
+        ["--target", options.target.name, "--packages", "DIR"],
+        parse(["--target", "x"]),
+    )
     for flag, value in vars(options).items():
-        if flag not in (*PLACES, "output", "models", "recipes") and value != getattr(usual, flag):
+        if flag not in (*LOCAL_FLAGS, "output", "models", "recipes") and value != getattr(
+            defaults, flag
+        ):
             words = value if isinstance(value, list) else [] if value is True else [value]
-            given += [f"--{flag}", *map(str, words)]
-    return harness.command(script, given)
+            arguments += [f"--{flag}", *map(str, words)]
+    return harness.command(script, arguments)
 
 
-def h200_begin(
+def h200_setup(
     name: str,
     script: str,
     parse: Callable[[Sequence[str]], argparse.Namespace],
-    given: Sequence[str],
+    arguments: Sequence[str],
 ) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
-    """Return the options, the GPU to compile for, and how the result begins."""
-    options = parse(given)
-    gpu = described_gpu(options)
+    """Returns the options, the sharding of the GPU, and the first entries of the result."""
+    options = parse(arguments)
+    gpu = target_sharding(options)
     return (
         options,
         gpu,
         {
             "benchmark": name,
             "command": h200_command(script, parse, options),
-            "machine": harness.machine_facts(),
-            "options": harness.options_dict(options, PLACES),
+            "machine": harness.machine_info(),
+            "options": harness.options_dict(options, LOCAL_FLAGS),
             "target": gpu.mesh.devices.flat[0].device_kind,
             "problems": [],
         },
     )
 
 
-def parse_h200(given: Sequence[str]) -> argparse.Namespace:
+def parse_h200(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses the flags of the subcommand h200."""
     parser = h200_parser(
-        "What training steps move and need on an H200, compiled without one.\n\n--target is XLA's "
-        "description of the GPU (GpuTargetConfigProto as text), --packages as for fp8.py h200. Of "
-        "every\nkernel of the compiled step the bytes of its operands and results are added up: at "
-        "the bandwidth of\nthe GPU they take a time that no kernel can beat, to be compared with "
-        "that of the products at its\npeak. Attention is what is chosen there.",
+        "Compiles training steps for an absent H200 and estimates their time.\n\n--target is XLA's "
+        "description of the GPU (GpuTargetConfigProto as text). --packages is the same\nas for "
+        "fp8.py h200. The bytes of the operands and results of all kernels are added up. At the\n"
+        "bandwidth of the GPU, they give a lower bound of the time. The FLOPs of the products at "
+        "the\npeak rate give another one. Attention uses the default implementation of the GPU.",
         width=768,
         layers=2,
         vocab_size=50257,
     )
     default = ["roberta:32x512", "gpt2:16x1024", "t5:16x512", "bart:16x512", "llama:8x1024"]
-    parser.add_argument("--steps", nargs="+", default=default, help="MODEL:ROWSxLENGTH")
-    parser.add_argument("--precision", default="bfloat16", help="recipe (bfloat16)")
-    parser.add_argument("--top", type=int, default=0, help="print so many of the largest kernels")
-    options = parser.parse_args(given)
+    parser.add_argument("--steps", nargs="+", default=default, help="steps as MODEL:ROWSxLENGTH")
+    parser.add_argument(
+        "--precision", default="bfloat16", help="precision recipe (default: bfloat16)"
+    )
+    parser.add_argument("--top", type=int, default=0, help="number of largest kernels to print")
+    options = parser.parse_args(arguments)
     for step in options.steps:
         if not re.fullmatch(r"\w+:[1-9]\d*x[1-9]\d*", step):
-            parser.error(f"--steps {step}: give MODEL:ROWSxLENGTH, e.g. gpt2:16x1024")
+            parser.error(f"--steps {step}: expected MODEL:ROWSxLENGTH, e.g. gpt2:16x1024")
     return options
 
 
 def h200_row(step: str, options: argparse.Namespace, gpu: Any) -> dict[str, Any]:
+    """Compiles a step and returns its record."""
     from hfseq.training import throughput
 
     name, _, batch = step.partition(":")
@@ -1395,11 +1572,11 @@ def h200_row(step: str, options: argparse.Namespace, gpu: Any) -> dict[str, Any]
     program = compile_for(gpu, prepared, CUBLAS)
     traffic = Program(program.as_text()).traffic()
     moved: collections.Counter[str] = collections.Counter()
-    for _, kind, count in traffic:
-        moved[kind] += count
-    for kernel, kind, count in sorted(traffic, key=lambda each: -each[2])[: options.top]:
-        told = f"{kind:24s} {kernel.shape[:64]:64s} {kernel.op_name}"
-        harness.tell(f"{count / 1e6:9.1f} MB  {told}")
+    for _, kernel_kind, count in traffic:
+        moved[kernel_kind] += count
+    for kernel, kernel_kind, count in sorted(traffic, key=lambda each: -each[2])[: options.top]:
+        description = f"{kernel_kind:24s} {kernel.shape[:64]:64s} {kernel.op_name}"
+        harness.log_progress(f"{count / 1e6:9.1f} MB  {description}")
     return {
         "name": name,
         "group": batch,
@@ -1413,15 +1590,16 @@ def h200_row(step: str, options: argparse.Namespace, gpu: Any) -> dict[str, Any]
 
 
 def h200_section(result: dict[str, Any]) -> str:
-    kinds = (PRODUCT, REST, OPTIMIZER, COPY)
+    """Returns the section of benchmarks/tables.md for a result."""
+    kinds = (OTHER_PRODUCT, ELEMENTWISE, OPTIMIZER, COPY)
     columns = [
         "",
         "batch",
         "kernels",
         *kinds,
         "moved",
-        "least by bytes",
-        "least by products",
+        "lower bound by bytes",
+        "lower bound by products",
         "temporary",
     ]
     lines = [
@@ -1429,7 +1607,7 @@ def h200_section(result: dict[str, Any]) -> str:
             row["name"],
             row["group"],
             str(row["kernels"]),
-            *(f"{row['bytes'].get(kind, 0) / 1e9:.2f} GB" for kind in kinds),
+            *(f"{row['bytes'].get(kernel_kind, 0) / 1e9:.2f} GB" for kernel_kind in kinds),
             f"{row['moved'] / 1e9:.1f} GB",
             f"{row['moved'] / BANDWIDTH * 1e3:.2f} ms",
             f"{row['flops'] / PEAK * 1e3:.2f} ms",
@@ -1441,16 +1619,17 @@ def h200_section(result: dict[str, Any]) -> str:
     return (
         f"{harness.markdown(columns, lines)}\n\nWidth {size['width']}, {size['layers']} layers, "
         f"vocabulary {size['vocab_size']}, {size['precision']}, no dropout; compiled for "
-        f"{result['target']} without a GPU (jax {jax}), products by cuBLAS; "
-        f"4.8 TB/s, 989 TFLOP/s.\n\n`{result['command']}`"
+        f"{result['target']} without a GPU (jax {jax}), products by cuBLAS. The lower bounds "
+        f"assume 4.8 TB/s and 989 TFLOP/s.\n\n`{result['command']}`"
     )
 
 
-def h200(given: Sequence[str]) -> int:
-    options, gpu, result = h200_begin("h200_step", "training.py h200", parse_h200, given)
+def run_h200(arguments: Sequence[str]) -> int:
+    """Runs the subcommand h200 and returns the exit code."""
+    options, gpu, result = h200_setup("h200_step", "training.py h200", parse_h200, arguments)
     result["rows"] = [h200_row(step, options, gpu) for step in options.steps]
     return harness.publish(result, h200_section(result), options.output, failed=False)
 
 
 if __name__ == "__main__":
-    sys.exit(harness.dispatch({"": steps, "h200": h200}, __doc__, sys.argv[1:]))
+    sys.exit(harness.dispatch({"": run_steps, "h200": run_h200}, __doc__, sys.argv[1:]))

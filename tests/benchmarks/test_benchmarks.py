@@ -1,4 +1,4 @@
-"""The training and generation benchmarks: what runs, what is compared, what is written down."""
+"""Tests of the training and generation benchmarks: contestants, comparisons and tables."""
 
 from __future__ import annotations
 
@@ -39,45 +39,45 @@ def tiny(name):
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """A function that writes tiny weights of a model once and returns where they are."""
-    folder = tmp_path_factory.mktemp("weights")
+    """Returns a function that saves tiny weights of a model once and returns their path."""
+    parent = tmp_path_factory.mktemp("weights")
 
     def write(name):
-        place = folder / name
-        if not place.exists():
-            training.save_weights(str(place), name, tiny(name))
-        return str(place)
+        path = parent / name
+        if not path.exists():
+            training.save_weights(str(path), name, tiny(name))
+        return str(path)
 
     return write
 
 
-# -- what both are given
+# -- configurations and inputs
 
 
-def test_sizes_are_those_of_the_published_models():
-    roberta = training.configuration("roberta", {})
+def test_default_sizes_equal_the_published_models():
+    roberta = training.make_config("roberta", {})
     assert (roberta.vocab_size, roberta.max_position_embeddings) == (50265, 514)
-    gpt2, t5, bart = (training.configuration(name, {}) for name in ("gpt2", "t5", "bart"))
+    gpt2, t5, bart = (training.make_config(name, {}) for name in ("gpt2", "t5", "bart"))
     assert (gpt2.n_layer, gpt2.n_embd, gpt2.vocab_size) == (12, 768, 50257)
     assert (t5.num_layers, t5.d_model, t5.d_ff, t5.decoder_start_token_id) == (6, 512, 2048, 0)
     assert (bart.encoder_layers, bart.decoder_layers, bart.d_model) == (6, 6, 768)
 
 
-def test_layers_and_dropout_reach_every_stack():
-    t5 = training.configuration("t5", {"layers": 2}, 0.3)
+def test_layers_and_dropout_apply_to_all_stacks():
+    t5 = training.make_config("t5", {"layers": 2}, 0.3)
     assert (t5.num_layers, t5.num_decoder_layers, t5.dropout_rate) == (2, 2, 0.3)
-    bart = training.configuration("bart", {"layers": 1}, 0.0)
+    bart = training.make_config("bart", {"layers": 1}, 0.0)
     assert (bart.encoder_layers, bart.decoder_layers) == (1, 1)
     assert bart.dropout == bart.attention_dropout == bart.activation_dropout == 0.0
-    gpt2 = training.configuration("gpt2", {"layers": 3})
+    gpt2 = training.make_config("gpt2", {"layers": 3})
     assert gpt2.n_layer == 3 and gpt2.attn_pdrop == 0.1
     with pytest.raises(ValueError, match="GPT2Config has no n_heads"):
-        training.configuration("gpt2", {"n_heads": 3})
+        training.make_config("gpt2", {"n_heads": 3})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["roberta", "gpt2", "bart"])
-def test_both_sides_step_to_the_same_losses(name, weights):
+def test_hfseq_and_pytorch_have_the_same_losses(name, weights):
     pytest.importorskip("torch")
     settings = {
         "model": name,
@@ -92,8 +92,8 @@ def test_both_sides_step_to_the_same_losses(name, weights):
     ours, theirs = training.hfseq_step(**settings), training.torch_step(**settings)
     losses = [[side.step()["loss"] for _ in range(3)] for side in (ours, theirs)]
     assert np.allclose(*losses, rtol=2e-5) and losses[0][0] != losses[0][1]
-    assert ours.facts["model_flops"] > 0 and ours.memory() > 0
-    assert ours.facts["parameters"] > 0 and theirs.facts["attention"] == "sdpa"
+    assert ours.info["model_flops"] > 0 and ours.memory() > 0
+    assert ours.info["parameters"] > 0 and theirs.info["attention"] == "sdpa"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_both_sides_step_to_the_same_losses(name, weights):
         pytest.param("t5", "beam", marks=pytest.mark.slow),
     ],
 )
-def test_both_sides_generate_as_much_and_the_same(name, mode, weights):
+def test_hfseq_and_pytorch_generate_the_same_tokens(name, mode, weights):
     pytest.importorskip("torch")
     from hfseq.modeling import FlaxPreTrainedModel
 
@@ -126,24 +126,24 @@ def test_both_sides_generate_as_much_and_the_same(name, mode, weights):
     assert mode == "sampling" or ours == theirs
 
 
-# -- who takes part
+# -- contestants
 
 
 def step_contestants(options):
     return [c for case in training.step_cases(options, 0.1) for c in case.contestants]
 
 
-def test_every_variant_runs_in_every_precision_behind_its_baseline():
+def test_variants_of_each_dtype_follow_their_baseline():
     options = training.parse(["--compile", "--huge_pages"])
-    found = step_contestants(options)
-    assert [(c.name, c.group) for c in found if c.group == "bfloat16"] == [
+    contestants = step_contestants(options)
+    assert [(c.name, c.group) for c in contestants if c.group == "bfloat16"] == [
         ("PyTorch", "bfloat16"),
         ("PyTorch, compiled", "bfloat16"),
         ("hfseq", "bfloat16"),
         ("PyTorch, huge pages", "bfloat16"),
         ("hfseq, huge pages", "bfloat16"),
     ]
-    assert len({c.name for c in found if c.group == "float32"}) == 5
+    assert len({c.name for c in contestants if c.group == "float32"}) == 5
     assert [c.name for c in step_contestants(training.parse([]))] == [
         "PyTorch",
         "hfseq",
@@ -152,24 +152,26 @@ def test_every_variant_runs_in_every_precision_behind_its_baseline():
     ]
 
 
-def test_a_model_has_sizes_of_its_own_where_no_flag_says_others():
-    found = training.parse(["--model", "t5"])
-    assert (found.batch_size, found.length, found.target_length) == (4, 512, 114)
-    found = training.parse(["--model", "gpt2", "--batch_size", "2", "--length", "64"])
-    assert (found.batch_size, found.length, found.target_length) == (2, 64, 0)
+def test_sizes_default_to_those_of_the_model():
+    options = training.parse(["--model", "t5"])
+    assert (options.batch_size, options.length, options.target_length) == (4, 512, 114)
+    options = training.parse(["--model", "gpt2", "--batch_size", "2", "--length", "64"])
+    assert (options.batch_size, options.length, options.target_length) == (2, 64, 0)
     with pytest.raises(SystemExit):
         training.parse(["--model", "gpt2", "--target_length", "8"])
 
 
-def test_generation_runs_each_mode_at_each_batch_size():
-    found = [c for case in inference.generate_cases(inference.parse([])) for c in case.contestants]
-    assert [c.group for c in found[::2]] == [
+def test_generation_cases():
+    contestants = [
+        c for case in inference.generate_cases(inference.parse([])) for c in case.contestants
+    ]
+    assert [c.group for c in contestants[::2]] == [
         "greedy, batch 1",
         "greedy, batch 16",
         "sampling, batch 1",
         "sampling, batch 16",
     ]
-    assert {c.name for c in found} == {"PyTorch", "hfseq"}
+    assert {c.name for c in contestants} == {"PyTorch", "hfseq"}
     (beams,) = inference.generate_cases(inference.parse(["--model", "bart", "--batch_sizes", "2"]))
     assert [c.group for c in beams.contestants] == ["beam 4, batch 2"] * 2
     for mode in inference.MODES:
@@ -177,17 +179,17 @@ def test_generation_runs_each_mode_at_each_batch_size():
         assert options["max_new_tokens"] == options["min_new_tokens"] == 7
 
 
-def test_overrides_are_read_in_their_types():
+def test_overrides_are_parsed_by_type():
     options = training.parse(["--layers", "2", "--config_overrides", "n_embd=32,scale_attn=false"])
-    assert harness.size_of(options) == {"layers": 2, "n_embd": 32, "scale_attn": False}
+    assert harness.size_from_flags(options) == {"layers": 2, "n_embd": 32, "scale_attn": False}
     with pytest.raises(SystemExit, match="write name=value"):
-        harness.size_of(training.parse(["--config_overrides", "n_embd"]))
+        harness.size_from_flags(training.parse(["--config_overrides", "n_embd"]))
 
 
-# -- what is compared
+# -- comparisons
 
 
-def test_losses_that_differ_are_named():
+def test_different_losses_are_reported():
     def row(name, *losses):
         values = [{"loss": loss} for loss in losses]
         return {"name": name, "case": "c", "dtype": "float32", "values": values}
@@ -201,7 +203,7 @@ def test_losses_that_differ_are_named():
     assert problems(row("PyTorch", 1.0), row("hfseq", float("nan")))
 
 
-def test_rows_of_tokens_that_differ_are_counted_but_not_those_of_sampling():
+def test_different_tokens_are_counted_except_for_sampling():
     def row(group, *tokens):
         return harness.Row("x", group, values=[{"tokens": list(tokens)}])
 
@@ -218,22 +220,22 @@ def test_rows_of_tokens_that_differ_are_counted_but_not_those_of_sampling():
     assert "only 50%" in inference.disagreements(shares, 1.0)[0]
 
 
-# -- what is written down
+# -- tables and records
 
 
-def test_the_table_has_a_cell_for_every_column():
-    done = harness.Row(
+def test_table_has_a_cell_per_column():
+    measured = harness.Row(
         "hfseq",
         "float32",
         seconds=[0.5, 0.5],
         values=[{"loss": 1.0}],
         peak_bytes=10**9,
-        facts={"flops": 1e9},
+        info={"flops": 1e9},
     )
-    base = harness.Row("PyTorch", "float32", seconds=[1.0, 1.0], values=[{"loss": 1.0}])
-    absent = harness.Row("torch.compile", "float32", status="not run: no torch")
+    baseline = harness.Row("PyTorch", "float32", seconds=[1.0, 1.0], values=[{"loss": 1.0}])
+    not_run = harness.Row("torch.compile", "float32", status="not run: no torch")
     case = harness.Case("float32", (), 1024)
-    rows = [harness.summary(r, case, [base], {"float32": 4e9}) for r in (done, absent)]
+    rows = [harness.summarize(r, case, [baseline], {"float32": 4e9}) for r in (measured, not_run)]
     lines = harness.table(rows, training.COLUMNS).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2] == "| hfseq | float32 | 2048 | 500 ± 0% | 2.00x | 50% | 1.00 GB |"
@@ -243,17 +245,17 @@ def test_the_table_has_a_cell_for_every_column():
     assert len({line.count("|") for line in short}) == 1
 
 
-def test_the_first_of_a_group_is_its_baseline():
+def test_ratios_are_relative_to_the_baseline():
     rows = [harness.Row(n, "a", seconds=[t]) for n, t in (("PyTorch", 3.0), ("hfseq", 2.0))]
-    ratios = [harness.summary(r, harness.Case("a", ()), rows, {})["ratio"] for r in rows]
+    ratios = [harness.summarize(r, harness.Case("a", ()), rows, {})["ratio"] for r in rows]
     assert ratios == [1.0, 1.5]
     other = harness.Case("b", (), baseline="bfloat16")
     rows = [harness.Row(n, "b", seconds=[t]) for n, t in (("bfloat16", 3.0), ("fp8", 2.0))]
-    assert [harness.summary(r, other, rows, {})["ratio"] for r in rows] == [1.0, 1.5]
-    assert harness.summary(rows[1], harness.Case("b", ()), rows, {})["ratio"] is None
+    assert [harness.summarize(r, other, rows, {})["ratio"] for r in rows] == [1.0, 1.5]
+    assert harness.summarize(rows[1], harness.Case("b", ()), rows, {})["ratio"] is None
 
 
-def test_a_contestant_that_fails_fails_the_command(tmp_path):
+def test_failed_contestant_fails_the_command(tmp_path):
     def outcome(status):
         result = {
             "benchmark": "x",
@@ -267,11 +269,11 @@ def test_a_contestant_that_fails_fails_the_command(tmp_path):
     assert json.loads((tmp_path / "benchmarks" / "x.json").read_text())["problems"] == []
 
 
-def test_the_recorded_command_names_no_place():
-    given = ["--layers", "2", "--output", "somewhere", "--rounds", "3"]
-    assert harness.command("training.py", given) == (
+def test_recorded_command_omits_local_paths():
+    arguments = ["--layers", "2", "--output", "somewhere", "--rounds", "3"]
+    assert harness.command("training.py", arguments) == (
         "python scripts/benchmarks/training.py --layers 2 --rounds 3"
     )
-    assert harness.command("inference.py generate", given[:2]) == (
+    assert harness.command("inference.py generate", arguments[:2]) == (
         "python scripts/benchmarks/inference.py generate --layers 2"
     )

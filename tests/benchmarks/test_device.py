@@ -1,4 +1,4 @@
-"""The command for whoever has a device: it runs to its end in small, and tells what is wrong."""
+"""Tests of the accelerator validation: toy runs, problems, time limits and tables."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ sys.path.insert(0, str(SCRIPTS))
 import device
 
 
-def test_what_is_wrong_or_failed_is_told_and_what_is_refused_is_not():
+def test_wrong_and_failed_rows_are_problems_but_refused_ones_are_not():
     right = {"implementation": "flash", "shape": "packed", "right": True}
     results = {
         "attention": {"rows": [right, right | {"right": False, "error": 0.5}, {"refused": "why"}]},
         "training": {"rows": [{"model": "gpt2", "failed": "no memory"}]},
         "speed": {"rows": [], "problem": "took more than 1 seconds"},
     }
-    first, second, third = device.wrong(results)
+    first, second, third = device.find_problems(results)
     assert first.startswith("attention: flash packed is wrong")
     assert second == "training: gpt2 failed: no memory"
     assert third == "speed: took more than 1 seconds"
 
 
-def test_a_part_that_takes_too_long_is_ended_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+def test_part_is_killed_at_its_time_limit_and_others_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(device, "PARTS", {"flags": 0.01, "facts": 60})
     assert device.main(["--toy", "--only", "flags", "facts", "--output", str(tmp_path)]) == 1
     assert "flags: took more than 0.01 seconds" in capsys.readouterr().out
@@ -40,25 +40,25 @@ def test_a_part_that_takes_too_long_is_ended_and_the_others_go_on(tmp_path, monk
     assert fact["device"] == "cpu" and fact["tflops"] > 0 and fact["copy_gbs"] > 0
 
 
-def test_a_gradient_that_is_no_number_is_wrong_wherever_it_stands():
+def test_nan_error_is_wrong_at_any_position():
     limits = device.LIMITS["bfloat16"]
-    assert device.judged([1e-3, 1e-3, 2e-3, 1e-3], limits)["right"]
-    for place in range(4):
+    assert device.check_errors([1e-3, 1e-3, 2e-3, 1e-3], limits)["right"]
+    for position in range(4):
         errors = [1e-3] * 4
-        errors[place] = math.nan
-        assert not device.judged(errors, limits)["right"]
-    assert math.isnan(device.judged([1e-3, 1e-3, math.nan, 1e-3], limits)["gradient_error"])
+        errors[position] = math.nan
+        assert not device.check_errors(errors, limits)["right"]
+    assert math.isnan(device.check_errors([1e-3, 1e-3, math.nan, 1e-3], limits)["gradient_error"])
 
 
-def test_one_part_leaves_what_others_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(device, "here", lambda: ("cpu", "a device"))
+def test_results_of_other_parts_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "local_device", lambda: ("cpu", "a device"))
     path = tmp_path / "benchmarks" / "device_a_device.json"
     device.harness.write_json(path, {"training": {"rows": [], "seconds": 1.0}})
     assert device.main(["--toy", "--only", "facts", "--output", str(tmp_path)]) == 0
     assert list(json.loads(path.read_text())) == ["training", "facts"]
 
 
-def test_rows_before_the_end_of_the_time_are_kept_and_nothing_runs_on(tmp_path, monkeypatch):
+def test_rows_before_the_time_limit_are_kept_and_children_are_killed(tmp_path, monkeypatch):
     child = tmp_path / "child"
     script = tmp_path / "part.py"
     script.write_text(
@@ -72,9 +72,9 @@ def test_rows_before_the_end_of_the_time_are_kept_and_nothing_runs_on(tmp_path, 
     monkeypatch.setattr(device, "__file__", str(script))
     monkeypatch.setattr(device, "PARTS", {"facts": 5})
     result = {"rows": []}
-    kept = []
-    device.run_part("facts", True, result, lambda: kept.append(len(result["rows"])))
-    assert result["rows"] == [{"right": True}] and kept == [1, 1]
+    row_counts = []
+    device.run_part("facts", True, result, lambda: row_counts.append(len(result["rows"])))
+    assert result["rows"] == [{"right": True}] and row_counts == [1, 1]
     assert result["problem"] == "took more than 5 seconds"
     for _ in range(50):
         status = Path("/proc", child.read_text(), "stat")
@@ -83,22 +83,28 @@ def test_rows_before_the_end_of_the_time_are_kept_and_nothing_runs_on(tmp_path, 
         time.sleep(0.1)
     else:
         os.kill(int(child.read_text()), 9)
-        pytest.fail("what a part started ran on after its end")
+        pytest.fail("a child process of a part still runs after the time limit")
 
 
-def test_a_contestant_that_failed_is_told():
-    given = dict.fromkeys(("median_seconds", "rate", "ratio", "peak_memory_gb"))
-    row = {"name": "hfseq", "case": "GPT-2", "status": "failed: no memory", "values": [], **given}
-    (told,) = device.wrong({"speed": {"rows": [device.suite_row(row)]}})
-    assert told == "speed:  failed: GPT-2: hfseq failed: no memory"
+def test_failed_contestant_is_a_problem():
+    missing_values = dict.fromkeys(("median_seconds", "rate", "ratio", "peak_memory_gb"))
+    row = {
+        "name": "hfseq",
+        "case": "GPT-2",
+        "status": "failed: no memory",
+        "values": [],
+        **missing_values,
+    }
+    (problem,) = device.find_problems({"speed": {"rows": [device.suite_row(row)]}})
+    assert problem == "speed:  failed: GPT-2: hfseq failed: no memory"
     assert "failed" not in device.suite_row(row | {"status": "not run: no torch"})
 
 
-def test_losses_are_right_within_the_limits_of_their_type_and_where_they_repeat():
+def test_losses_must_match_the_cpu_and_repeated_runs():
     cpu = [7.0, 6.5]
     near, far = [7.0001, 6.5], [7.01, 6.5]
     right = {"whole": near, "again": near, "resumed": near, "half": far}
-    assert device.compared_losses(right, cpu)["right"]
+    assert device.compare_losses(right, cpu)["right"]
     for wrong in (
         {"whole": far, "again": far, "resumed": far},
         {"half": [7.5, 6.5]},
@@ -106,10 +112,10 @@ def test_losses_are_right_within_the_limits_of_their_type_and_where_they_repeat(
         {"resumed": [7.0, 6.5]},
         {"half": [math.nan, 6.5]},
     ):
-        assert not device.compared_losses(right | wrong, cpu)["right"], wrong
+        assert not device.compare_losses(right | wrong, cpu)["right"], wrong
 
 
-def test_aims_that_were_missed_stand_in_the_table_and_fail_nothing():
+def test_missed_targets_are_in_the_table_but_not_problems():
     def row(name: str, rate: float, title: str = "GPT-2 124M") -> dict:
         return {
             "name": name,
@@ -123,24 +129,30 @@ def test_aims_that_were_missed_stand_in_the_table_and_fail_nothing():
 
     rows = [row("torch.compile", 300e3), row("hfseq", 260e3), row("hfseq, xla", 290e3)]
     results = {"speed": {"rows": rows}}
-    shown = "| GPT-2 124M, 16 x 1024 | hfseq | 260,000 | 40.0% | 9.50 | – |"
-    assert shown in device.table(results)
-    told = [
+    line = "| GPT-2 124M, 16 x 1024 | hfseq | 260,000 | 40.0% | 9.50 | – |"
+    assert line in device.table(results)
+    missed = [
         "GPT-2 124M, 16 x 1024: 0.87 times torch.compile",
         "GPT-2 124M, 16 x 1024: 0.90 times hfseq, xla",
     ]
-    assert device.missed(results) == told and device.wrong(results) == []
-    fact = dict.fromkeys(("count", "tflops", "copy_gbs"), 1) | {"jax": "", "device": "NVIDIA H200"}
-    results["facts"] = {"rows": [fact]}
-    assert device.missed(results) == ["GPT-2 124M, 16 x 1024: 260,000 tokens/s of 350,000", *told]
-    assert f"Missed: {told[1]}." in device.table(results)
+    assert device.missed_targets(results) == missed and device.find_problems(results) == []
+    device_facts = dict.fromkeys(("count", "tflops", "copy_gbs"), 1) | {
+        "jax": "",
+        "device": "NVIDIA H200",
+    }
+    results["facts"] = {"rows": [device_facts]}
+    assert device.missed_targets(results) == [
+        "GPT-2 124M, 16 x 1024: 260,000 tokens/s of 350,000",
+        *missed,
+    ]
+    assert f"Missed: {missed[1]}." in device.table(results)
     results["speed"]["rows"] = [row("torch.compile", 300e3), row("hfseq", 360e3)]
-    assert device.missed(results) == []
+    assert device.missed_targets(results) == []
 
 
 @pytest.mark.slow
-def test_a_toy_run_gets_to_its_end_and_writes_its_table(tmp_path, monkeypatch):
-    # The limits are those of an accelerator; two cores that others use take longer.
+def test_toy_run_writes_its_table(tmp_path, monkeypatch):
+    # The time limits are meant for accelerators, so this CPU run extends them.
     monkeypatch.setattr(device, "PARTS", dict.fromkeys(device.PARTS, 900))
     assert device.main(["--toy", "--output", str(tmp_path)]) == 0
     table = (tmp_path / "benchmarks.md").read_text()

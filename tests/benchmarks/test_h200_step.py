@@ -1,4 +1,4 @@
-"""What a compiled step moves: bytes of kernels, and the table of them."""
+"""Tests of the bytes that the kernels of a compiled step move, and of their table."""
 
 from __future__ import annotations
 
@@ -40,19 +40,22 @@ ENTRY %main (a: f32[4,8], b: bf16[8,2]) -> bf16[4,2] {
         ("s64[0]", 0),
     ],
 )
-def test_bytes_of_a_shape(shape, size):
-    assert training.bytes_of(shape) == size
+def test_shape_bytes(shape, size):
+    assert training.shape_bytes(shape) == size
 
 
-def test_a_kernel_moves_its_operands_and_its_results():
-    found = {kernel.name: (kind, size) for kernel, kind, size in training.Program(TEXT).traffic()}
-    assert found == {
-        "f": (training.REST, 128 + 64),
-        "d": (training.PRODUCT, 64 + 32 + 16 + 16),
+def test_kernel_moves_its_operands_and_results():
+    traffic = {
+        kernel.name: (kernel_kind, size)
+        for kernel, kernel_kind, size in training.Program(TEXT).traffic()
+    }
+    assert traffic == {
+        "f": (training.ELEMENTWISE, 128 + 64),
+        "d": (training.OTHER_PRODUCT, 64 + 32 + 16 + 16),
     }
 
 
-def test_of_a_table_that_is_only_gathered_from_a_kernel_reads_what_it_takes():
+def test_only_gathered_elements_count():
     text = """HloModule jit_step
 
 %fused (t: f32[1000,8], i: s32[4], x: f32[4,8]) -> f32[4,8] {
@@ -75,12 +78,12 @@ ENTRY %main (t: f32[1000,8], i: s32[4], x: f32[4,8]) -> f32[4,8] {
     assert size == 128 + 16 + 128 + 128
 
 
-def test_the_table_has_a_line_a_step_with_both_limits():
+def test_table_has_a_line_per_step_with_both_lower_bounds():
     row = {
         "name": "gpt2",
         "group": "16x1024",
         "kernels": 9,
-        "bytes": {training.REST: 4.8e9},
+        "bytes": {training.ELEMENTWISE: 4.8e9},
         "moved": 4.8e9,
         "flops": 989e9,
         "temporary": 2e9,
@@ -100,7 +103,7 @@ def test_the_table_has_a_line_a_step_with_both_limits():
 
 
 @pytest.mark.parametrize("step", ["gpt2", "gpt2:16", "gpt2:0x8", "gpt2:16x"])
-def test_a_step_that_is_not_model_and_batch_is_a_usage_error(step, capsys):
+def test_invalid_step_is_a_usage_error(step, capsys):
     with pytest.raises(SystemExit) as error:
         training.parse_h200(["--target", "h200.txtpb", "--steps", step])
     assert error.value.code == 2

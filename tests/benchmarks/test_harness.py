@@ -1,4 +1,4 @@
-"""The benchmark harness with contestants that need nothing; no time is asserted."""
+"""Tests of the benchmark harness with workloads that have no dependencies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-SCRIPTS = HERE.parent.parent / "scripts" / "benchmarks"
+TESTS_DIR = Path(__file__).resolve().parent
+SCRIPTS = TESTS_DIR.parent.parent / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
 import harness
@@ -19,21 +19,21 @@ import harness
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS_DIR))
 
 
 def contestant(name, factory="steady", group="g", **settings):
     return harness.Contestant(name, group, f"fakes:{factory}", settings)
 
 
-def test_each_contestant_steps_in_a_process_of_its_own():
+def test_contestants_run_in_separate_processes():
     lines = []
     rows = harness.run(
         [contestant("a"), contestant("b", loss=4.0)], rounds=3, warmup=1, report=lines.append
     )
     assert [row.name for row in rows] == ["a", "b"]
     for row in rows:
-        assert row.status == "ok" and row.facts == {"device": "fake"}
+        assert row.status == "ok" and row.info == {"device": "fake"}
         assert len(row.seconds) == 3 and len(row.values) == 4
         assert row.peak_bytes == 3_000_000
     processes = {value["process"] for row in rows for value in row.values}
@@ -43,7 +43,7 @@ def test_each_contestant_steps_in_a_process_of_its_own():
     assert rounds == ["b", "a", "a", "b", "b", "a"] or rounds == ["a", "b", "b", "a", "a", "b"]
 
 
-def test_steps_that_settle_are_not_timed():
+def test_settle_steps_are_not_timed():
     lines = []
     (row,) = harness.run([contestant("a")], rounds=2, warmup=1, settle=2, report=lines.append)
     assert len(row.seconds) == 2 and len(row.values) == 9
@@ -52,15 +52,17 @@ def test_steps_that_settle_are_not_timed():
     ]
 
 
-def test_a_contestant_has_its_own_environment():
+def test_environment_applies_to_one_contestant():
     marked = harness.Contestant("a", "g", "fakes:steady", environment={"MARK": "x"})
     rows = harness.run([marked, contestant("b")], rounds=1, warmup=0)
-    assert [row.facts.get("mark") for row in rows] == ["x", None]
+    assert [row.info.get("mark") for row in rows] == ["x", None]
 
 
-def test_a_missing_package_marks_the_row_and_the_run_goes_on():
-    absent = harness.Contestant("absent", "g", "fakes:steady", {}, ("json", "no_such_package"))
-    rows = harness.run([absent, contestant("there")], rounds=1, warmup=0)
+def test_missing_package_is_reported_and_others_run():
+    contestant_without_package = harness.Contestant(
+        "absent", "g", "fakes:steady", {}, ("json", "no_such_package")
+    )
+    rows = harness.run([contestant_without_package, contestant("there")], rounds=1, warmup=0)
     assert rows[0].status == "not run: no no_such_package" and rows[0].seconds == []
     assert rows[1].status == "ok" and len(rows[1].seconds) == 1
 
@@ -68,13 +70,13 @@ def test_a_missing_package_marks_the_row_and_the_run_goes_on():
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
-        ("failing", {"after": 1}, "ValueError: out of luck"),
+        ("failing", {"steps": 1}, "ValueError: out of luck"),
         ("broken", {}, "OSError: no such weights"),
-        ("gone", {}, "exit code 9"),
+        ("exiting", {}, "exit code 9"),
         ("steady", {"unknown": 1}, "TypeError"),
     ],
 )
-def test_a_failure_is_a_row_and_the_run_goes_on(name, settings, reason):
+def test_failure_is_reported_and_others_run(name, settings, reason):
     rows = harness.run(
         [contestant("bad", name, **settings), contestant("good")], rounds=2, warmup=0
     )
@@ -83,7 +85,7 @@ def test_a_failure_is_a_row_and_the_run_goes_on(name, settings, reason):
     assert rows[1].status == "ok" and len(rows[1].seconds) == 2
 
 
-def test_the_ratio_is_taken_within_each_round():
+def test_ratio_is_the_median_of_ratios_per_round():
     slow = harness.Row("slow", "g", seconds=[2.0, 20.0, 4.0])
     fast = harness.Row("fast", "g", seconds=[1.0, 10.0, 1.0])
     assert harness.ratio(fast, slow) == 2.0
@@ -96,38 +98,38 @@ def test_spread_and_median():
     assert harness.Row("a", "g").median is None and harness.Row("a", "g").spread is None
 
 
-def test_machine_facts_have_what_numbers_depend_on():
-    facts = harness.machine_facts()
-    assert facts["cores"] >= 1 and facts["memory_gb"] > 0
-    assert facts["versions"]["numpy"]
-    json.dumps(facts)
+def test_machine_info():
+    info = harness.machine_info()
+    assert info["cores"] >= 1 and info["memory_gb"] > 0
+    assert info["versions"]["numpy"]
+    json.dumps(info)
 
 
-def test_peak_memory_is_that_of_this_process():
+def test_peak_memory_of_this_process():
     code = (
         f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); import harness;"
         "a = harness.host_peak_bytes(); x = bytearray(b'1') * 200_000_000; del x;"
         "print(harness.host_peak_bytes() - a)"
     )
-    grown = int(
+    growth = int(
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
     )
-    assert 150e6 < grown < 300e6
+    assert 150e6 < growth < 300e6
 
 
-def test_a_section_is_replaced_between_its_markers(tmp_path):
+def test_section_is_replaced_between_its_markers(tmp_path):
     page = tmp_path / "benchmarks.md"
     page.write_text("# Title\n\n<!-- one -->\nold\n<!-- /one -->\n\nafter\n")
     harness.write_section(page, "one", "new")
     assert page.read_text() == "# Title\n\n<!-- one -->\n\nnew\n\n<!-- /one -->\n\nafter\n"
     harness.write_section(page, "two", "second")
     assert page.read_text().endswith("after\n\n<!-- two -->\n\nsecond\n\n<!-- /two -->\n")
-    again = page.read_text()
+    text = page.read_text()
     harness.write_section(page, "two", "second")
-    assert page.read_text() == again
+    assert page.read_text() == text
 
 
-def test_a_lone_marker_is_an_error_and_nothing_is_lost(tmp_path):
+def test_single_marker_is_an_error_and_keeps_the_file(tmp_path):
     page = tmp_path / "benchmarks.md"
     page.write_text("<!-- one -->\ntext\n")
     with pytest.raises(ValueError, match="only one of the markers"):
@@ -136,7 +138,7 @@ def test_a_lone_marker_is_an_error_and_nothing_is_lost(tmp_path):
 
 
 @pytest.mark.slow
-def test_json_is_written_whole(tmp_path):
+def test_json_is_written_atomically(tmp_path):
     path = tmp_path / "deep" / "x.json"
     harness.write_json(path, {"a": 1})
     with pytest.raises(TypeError):
@@ -144,12 +146,12 @@ def test_json_is_written_whole(tmp_path):
     assert json.loads(path.read_text()) == {"a": 1}
 
 
-def test_a_row_says_how_much_of_its_memory_is_pytorchs(monkeypatch):
+def test_memory_of_the_pytorch_import(monkeypatch):
     import inference
 
-    title, shown = harness.TORCH_MEMORY
-    assert title == "of it PyTorch's" and harness.TORCH_MEMORY in inference.COLUMNS
-    assert shown({"facts": {"torch_bytes": 1.8e8}}) == "0.18 GB"
-    assert shown({"facts": {}}) == shown({}) == harness.ABSENT
+    title, format_cell = harness.TORCH_MEMORY
+    assert title == "PyTorch import" and harness.TORCH_MEMORY in inference.COLUMNS
+    assert format_cell({"facts": {"torch_bytes": 1.8e8}}) == "0.18 GB"
+    assert format_cell({"facts": {}}) == format_cell({}) == harness.ABSENT
     monkeypatch.setitem(sys.modules, "torch", sys)
-    assert harness.import_torch() == {}  # nothing to be told from what was there
+    assert harness.import_torch() == {}  # torch was imported before

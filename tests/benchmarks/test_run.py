@@ -1,4 +1,4 @@
-"""The benchmark command: every suite on a tiny configuration, its table, and what goes wrong."""
+"""Tests of the benchmark command: all suites with tiny models, their tables, and failures."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TINY = harness.Options(profile="tiny")
 
 
 class Inline:
-    """A contestant in this process: no test waits for a dozen of them to import jax."""
+    """Replaces `harness.Process`: runs a contestant in this process, where jax is imported once."""
 
-    def __init__(self, contestant, threads, patience=None, allowance=None):
+    def __init__(self, contestant, threads, patience=None, time_budget=None):
         self.answer = {}
         module, _, name = contestant.factory.partition(":")
         try:
-            made = getattr(importlib.import_module(module), name)(**contestant.settings)
-            self.running, self.answer = made, {"facts": made.facts}
+            workload = getattr(importlib.import_module(module), name)(**contestant.settings)
+            self.workload, self.answer = workload, {"facts": workload.info}
         except Exception as error:
             self.answer = {"error": f"{type(error).__name__}: {error}"}
 
@@ -45,12 +45,12 @@ class Inline:
 
     def ask(self, command):
         if command == "memory":
-            return {"peak_bytes": self.running.memory()}
-        values = self.running.step()
+            return {"peak_bytes": self.workload.memory()}
+        values = self.workload.step()
         return {"seconds": values.pop("seconds", 0.001), "values": values}
 
     def close(self):
-        self.running.close()
+        self.workload.close()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def inline(monkeypatch):
 
 
 def well_formed(text, rows):
-    """Check a section: a line of the table for every row, all with the same number of cells."""
+    """Checks that a section has a table line per row, all with the same number of cells."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     assert len(lines) == len(rows) + 2
@@ -67,7 +67,7 @@ def well_formed(text, rows):
         assert line.startswith(f"| {row['name']}") and "None" not in line and "nan" not in line
 
 
-# -- every suite runs
+# -- suites
 
 RUN = {
     "limits": "",
@@ -89,20 +89,20 @@ RUN = {
     "suite",
     first(harness.SUITES, "limits", "inference", "data_scale"),
 )
-def test_a_suite_runs_tiny_and_its_table_is_well_formed(
+def test_suite_runs_with_tiny_models_and_writes_its_table(
     suite, inline, tmp_path, capfd, monkeypatch
 ):
     pytest.importorskip("torch")
     monkeypatch.setenv("HFSEQ_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the command changes it for its processes
     monkeypatch.chdir(tmp_path)
-    given = [suite, "--tiny", "--peers", "torch", "hfseq", "--rounds", "1", "--output", "out"]
-    code = harness.main([*given, "--only", f"{suite}/.*{RUN[suite]}"])
+    arguments = [suite, "--tiny", "--peers", "torch", "hfseq", "--rounds", "1", "--output", "out"]
+    code = harness.main([*arguments, "--only", f"{suite}/.*{RUN[suite]}"])
     result = json.loads((tmp_path / "out" / "benchmarks" / f"run_{suite}.json").read_text())
     assert code == 0, result["problems"]
     rows = result["rows"]
     assert rows and all(row["status"] == "ok" and row["seconds"] for row in rows)
-    # What is only compiled takes no memory of a device.
+    # The suite compile does not use device memory.
     assert all((row["peak_memory_gb"] is not None) == (suite != "compile") for row in rows)
     page = (tmp_path / "out" / "benchmarks" / "tables.md").read_text()
     section = page.split(f"<!-- run_{suite} -->")[1].split(f"<!-- /run_{suite} -->")[0]
@@ -111,54 +111,54 @@ def test_a_suite_runs_tiny_and_its_table_is_well_formed(
     assert section.strip() in capfd.readouterr().out
 
 
-def test_every_suite_says_what_it_is():
+def test_suites_have_titles_and_summaries():
     assert set(RUN) == set(harness.SUITES)
     for name in harness.SUITES:
-        suite = harness.suite(name)
+        suite = harness.load_suite(name)
         assert suite.title and suite.summary.endswith(".") and suite.columns
-        assert suite.picture in (None, "curves", *harness.BARS)
+        assert suite.plot in (None, "curves", *harness.BARS)
         assert (SCRIPTS / f"{harness.SUITES[name]}.py").exists()
 
 
 @pytest.mark.parametrize("profile", harness.PROFILES)
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_rows_have_names_of_their_own_and_factories_that_exist(profile, device):
+def test_rows_have_unique_names_and_existing_factories(profile, device):
     options = harness.Options(profile=profile, device=device)
     names = [
         f"{suite}/{case.name}/{contestant.name}"
         for suite in harness.SUITES
-        for case in harness.suite(suite).cases(options)
+        for case in harness.load_suite(suite).cases(options)
         for contestant in case.contestants
     ]
     assert len(names) == len(set(names)) and len(names) > 60
     for suite in harness.SUITES:
-        for case in harness.suite(suite).cases(options):
+        for case in harness.load_suite(suite).cases(options):
             assert case.rounds >= 1 and case.contestants
             for contestant in case.contestants:
                 module, _, name = contestant.factory.partition(":")
                 assert callable(getattr(importlib.import_module(module), name))
 
 
-def test_what_the_issue_names_is_measured():
+def test_expected_cases_exist():
     names = "\n".join(
-        c.name for s in harness.SUITES for c in harness.suite(s).cases(harness.Options())
+        c.name for s in harness.SUITES for c in harness.load_suite(s).cases(harness.Options())
     )
-    for wanted in (
+    for expected in (
         *("RoBERTa-base, 8 x 128", "RoBERTa-base, 2 x 512", "GPT-2 small, 2 x 512", "T5-small, 2"),
         *("GPT-2 small, 1 x 1024", "BART-base", "WMT base", "BERT-base, 32 x 128, bfloat16"),
         *("greedy", "sampling", "beam 4", "tokenise", "pack", "mask", "1000 MB"),
     ):
-        assert wanted in names, wanted
-    peers = {c.name for case in harness.suite("train").cases(TINY) for c in case.contestants}
+        assert expected in names, expected
+    peers = {c.name for case in harness.load_suite("train").cases(TINY) for c in case.contestants}
     assert peers == {"PyTorch", "torch.compile", "hfseq"}
 
 
 # -- the command
 
 
-def test_the_command_lists_its_rows_with_the_standard_library_alone():
-    """Neither the checkout nor its packages have to be installed to be told what is missing."""
-    done = subprocess.run(
+def test_list_requires_only_the_standard_library():
+    """The list does not require an installation of hfseq or of any package."""
+    process = subprocess.run(
         [sys.executable, "-S", "-E", str(SCRIPTS / "run.py"), "--list", "--only", "/PyTorch"],
         capture_output=True,
         text=True,
@@ -166,11 +166,11 @@ def test_the_command_lists_its_rows_with_the_standard_library_alone():
         check=True,
         env={"PATH": os.environ["PATH"]},
     )
-    lines = done.stdout.splitlines()
+    lines = process.stdout.splitlines()
     assert len(lines) > 20 and all("/PyTorch" in line for line in lines)
 
 
-def test_only_picks_rows(capsys):
+def test_only_selects_rows(capsys):
     assert harness.main(["train", "--only", "GPT-2.*float32/hfseq", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "train/GPT-2 small, 2 x 512, float32/hfseq",
@@ -181,66 +181,72 @@ def test_only_picks_rows(capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
-        (["trian"], "no suite trian: there are limits, train"),
-        (["--rounds", "0"], "--rounds 0: give a number above 0"),
+        (["trian"], "unknown suite trian (available: limits, train"),
+        (["--rounds", "0"], "--rounds 0: must be greater than 0"),
         (["--only", "("], "--only (:"),
-        (["--tag", "a b"], "--tag a b: give letters"),
-        (["--packages", "nowhere"], "--packages nowhere: there is no such directory"),
-        (["--against", "nowhere"], "--against nowhere: there is no such directory"),
-        (["--against", "/"], "--against /: that is no checkout of hfseq of this layout"),
+        (["--tag", "a b"], "--tag a b: use only letters"),
+        (["--packages", "nowhere"], "--packages nowhere: no such directory"),
+        (["--against", "nowhere"], "--against nowhere: no such directory"),
+        (["--against", "/"], "--against /: not an hfseq checkout"),
         (["--quick", "--tiny"], "not allowed with"),
     ],
 )
-def test_wrong_flags_are_named(given, said, capsys):
+def test_invalid_flags(arguments, message, capsys):
     with pytest.raises(SystemExit) as caught:
-        harness.main(given)
-    assert caught.value.code == 2 and said in capsys.readouterr().err
+        harness.main(arguments)
+    assert caught.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_the_recorded_command_names_no_place():
-    given = ["train", "--packages", "wheels", "--only", "a b", "--output", "x"]
-    told = harness.command("run.py", given, ("--output", "--packages"))
-    assert told == "python scripts/benchmarks/run.py train --only 'a b'"
+def test_recorded_command_omits_local_paths():
+    arguments = ["train", "--packages", "wheels", "--only", "a b", "--output", "x"]
+    command = harness.command("run.py", arguments, ("--output", "--packages"))
+    assert command == "python scripts/benchmarks/run.py train --only 'a b'"
 
 
-def test_another_checkout_is_the_baseline_of_hfseq_and_has_its_own_factories(tmp_path):
-    other = tmp_path / "before"
-    (other / "scripts" / "benchmarks").mkdir(parents=True)
-    (other / "scripts" / "benchmarks" / "training.py").write_text(
-        "import harness\ndef hfseq_step(**given):\n"
-        "    return harness.Running(lambda: {'seconds': 7.0}, lambda: 1, {'device': 'before'})\n"
+def test_another_checkout_is_the_baseline_with_its_own_factories(tmp_path):
+    checkout = tmp_path / "before"
+    (checkout / "scripts" / "benchmarks").mkdir(parents=True)
+    (checkout / "scripts" / "benchmarks" / "training.py").write_text(
+        "import harness\ndef hfseq_step(**settings):\n"
+        "    return harness.Workload(lambda: {'seconds': 7.0}, lambda: 1, {'device': 'before'})\n"
     )
     settings = {"model": "gpt2", "dtype": "float32", "size": {}}
-    case = harness.compared(TINY, training.FACTORIES, settings, "GPT-2", 1.0, ("torch", "hfseq"))
-    both = harness.against(case, other)
-    assert [one.name for one in both.contestants] == ["PyTorch", "hfseq, before", "hfseq"]
+    case = harness.comparison_case(
+        TINY, training.FACTORIES, settings, "GPT-2", 1.0, ("torch", "hfseq")
+    )
+    both = harness.add_checkout(case, checkout)
+    assert [contestant.name for contestant in both.contestants] == [
+        "PyTorch",
+        "hfseq, before",
+        "hfseq",
+    ]
     assert both.baseline == "hfseq, before" and both.contestants[2] == case.contestants[1]
     (row,) = harness.run([both.contestants[1]], rounds=1, warmup=0)
-    assert (row.facts, row.seconds) == ({"device": "before"}, [7.0])
-    assert harness.parse(["train", "--against", str(other)]).tag == "against"
+    assert (row.info, row.seconds) == ({"device": "before"}, [7.0])
+    assert harness.parse(["train", "--against", str(checkout)]).tag == "against"
 
 
-# -- what goes wrong
+# -- failures
 
 
-def fake(name, factory="steady", **given):
-    return harness.Contestant(name, "g", f"fakes:{factory}", **given)
+def fake(name, factory="steady", **options):
+    return harness.Contestant(name, "g", f"fakes:{factory}", **options)
 
 
-def runner(tmp_path, **given):
-    return harness.Runner(TINY.threads, tmp_path, **given)
+def runner(tmp_path, **options):
+    return harness.Runner(TINY.threads, tmp_path, **options)
 
 
 @pytest.fixture
 def fakes(monkeypatch):
-    here = str(Path(__file__).resolve().parent)
-    monkeypatch.setenv("PYTHONPATH", here)
-    monkeypatch.syspath_prepend(here)
+    tests_dir = str(Path(__file__).resolve().parent)
+    monkeypatch.setenv("PYTHONPATH", tests_dir)
+    monkeypatch.syspath_prepend(tests_dir)
 
 
-def test_a_missing_part_marks_its_row_and_the_others_run(tmp_path, inline, fakes):
+def test_missing_package_or_program_is_reported_and_others_run(tmp_path, inline, fakes):
     case = harness.Case(
         "c",
         (
@@ -250,101 +256,103 @@ def test_a_missing_part_marks_its_row_and_the_others_run(tmp_path, inline, fakes
         ),
         8.0,
     )
-    rows = runner(tmp_path).suite("train", [case])
+    rows = runner(tmp_path).run_suite("train", [case])
     assert [row["status"] for row in rows] == [
         "ok",
         "not run: no no-such-compiler",
         "not run: no no_such_package",
     ]
-    text = harness.table(rows, harness.DEFAULT)
+    text = harness.table(rows, harness.DEFAULT_COLUMNS)
     well_formed(text, rows)
     assert "| torch.compile (not run: no no-such-compiler) | c | - | - | - | - | - |" in text
 
 
-def test_a_suite_starts_nothing_after_its_time(tmp_path, inline, fakes):
+def test_no_case_starts_after_the_time_limit(tmp_path, inline, fakes):
     cases = [harness.Case(f"c{i}", (fake("hfseq"),), 8.0) for i in range(3)]
-    rows = runner(tmp_path, suite_time=1e-9).suite("train", cases)
-    assert {row["status"] for row in rows} == {"not run: the 1e-09 s of the suite were over"}
+    rows = runner(tmp_path, suite_time=1e-9).run_suite("train", cases)
+    assert {row["status"] for row in rows} == {
+        "not run: the time limit of the suite (1e-09 s) was reached"
+    }
 
 
-def test_the_time_of_a_suite_holds_inside_a_case(tmp_path, fakes):
-    """A contestant that never gets ready is ended; weights that nobody will use are not written."""
+def test_time_limit_applies_within_a_case(tmp_path, fakes):
+    """A blocked contestant is killed, and weights are not saved after the time limit."""
     case = harness.Case("c", (fake("hfseq", "silent"),), 8.0)
-    (row,) = runner(tmp_path, suite_time=0.5).suite("train", [case])
-    assert row["status"] == "not run: the 0.5 s of the suite were over"
+    (row,) = runner(tmp_path, suite_time=0.5).run_suite("train", [case])
+    assert row["status"] == "not run: the time limit of the suite (0.5 s) was reached"
     late = harness.Case("c", (fake("hfseq"),), 8.0, weights=("no such model", {}))
-    (row,) = runner(tmp_path, suite_time=1e-9).suite("train", [late])
+    (row,) = runner(tmp_path, suite_time=1e-9).run_suite("train", [late])
     assert row["status"].startswith("not run")
 
 
-def test_a_step_is_ended_when_the_time_is_over_and_the_rounds_before_it_count(fakes):
+def test_completed_rounds_are_kept_at_the_time_limit(fakes):
     lines = []
 
-    class Short(harness.Allowance):
-        def left(self):
+    class Short(harness.TimeBudget):
+        def remaining(self):
             return 0.3 if any(line.startswith("round") for line in lines) else 100.0
 
     (row,) = harness.run(
-        [fake("a", "stuck", settings={"after": 2})],
+        [fake("a", "stuck", settings={"steps": 2})],
         rounds=50,
         warmup=1,
-        allowance=Short(),
+        time_budget=Short(),
         report=lines.append,
     )
     assert row.status == "ok" and len(row.seconds) == 1
 
 
-def test_products_are_as_large_as_a_second_allows():
-    """Bfloat16 that is emulated took 62 s for 2,048 rows."""
-    assert harness.rows_of_product(lambda rows: 62 * (rows / 2048) ** 3, 2048) == 512
-    assert harness.rows_of_product(lambda rows: 0.1 * (rows / 2048) ** 3, 2048) == 2048
-    assert harness.rows_of_product(lambda rows: 60.0, 2048) == 256
+def test_product_takes_at_most_a_second():
+    """Emulated bfloat16 took 62 s for 2,048 rows."""
+    assert harness.product_rows(lambda rows: 62 * (rows / 2048) ** 3, 2048) == 512
+    assert harness.product_rows(lambda rows: 0.1 * (rows / 2048) ** 3, 2048) == 2048
+    assert harness.product_rows(lambda rows: 60.0, 2048) == 256
 
 
-def test_products_of_different_sizes_are_compared_by_what_they_did():
+def test_ratio_accounts_for_the_amount_of_work():
     small = harness.Row("a", "g", seconds=[1.0], values=[{"work": 8.0}])
     large = harness.Row("b", "g", seconds=[2.0], values=[{"work": 64.0}])
     assert harness.ratio(large, small) == 4.0
 
 
 @pytest.mark.slow
-def test_a_contestant_that_is_silent_is_ended(fakes):
-    """It costs its row and no more than the time it was given."""
+def test_contestant_is_killed_after_patience(fakes):
+    """A blocked contestant is killed after ``patience`` seconds, and its row reports this."""
     (row,) = harness.run([fake("slow", "silent")], rounds=1, warmup=0, patience=3)
     assert row.status == "failed: no answer within 3 s"
 
 
-def test_weights_that_cannot_be_written_fail_the_rows(tmp_path, inline, fakes, monkeypatch):
+def test_failed_save_of_weights_fails_the_rows(tmp_path, inline, fakes, monkeypatch):
     monkeypatch.setattr(harness, "write_weights", lambda *a, **k: ["failed: no weights: full"])
     case = harness.Case(
         "c", (fake("a"), fake("b", requires=("no_such",))), 1.0, weights=("bert", {})
     )
-    rows = runner(tmp_path).suite("train", [case])
+    rows = runner(tmp_path).run_suite("train", [case])
     assert [row["status"] for row in rows] == ["failed: no weights: full", "not run: no no_such"]
 
 
-def test_rows_of_an_earlier_run_are_joined_if_it_was_here(tmp_path, capsys):
+def test_join_keeps_rows_of_an_earlier_run_on_the_same_machine(tmp_path, capsys):
     def result(case, seconds, command, limit, cpu="this"):
         machine = {"cpu": cpu, "cores": 2, "versions": {"jax": "1"}}
         row = {"case": case, "name": "hfseq", "seconds": seconds}
         return {"rows": [row], "machine": machine, "command": command, "limits": {"float32": limit}}
 
     path = tmp_path / "run_train.json"
-    found = result("b", [2.0], "second", 4.0)
-    assert harness.earlier_run(path, found) is None
+    new = result("b", [2.0], "second", 4.0)
+    assert harness.load_earlier_result(path, new) is None
     earlier = result("a", [1.0], "first", 5.0)
     earlier["rows"] += [{"case": "b", "name": "hfseq", "seconds": [3.0]}]
     earlier["rows"] += [{"case": "c", "name": "hfseq", "seconds": []}]  # did not run
     path.write_text(json.dumps(earlier))
-    harness.join(found, harness.earlier_run(path, found))
-    assert [(row["case"], row["seconds"]) for row in found["rows"]] == [("a", [1.0]), ("b", [2.0])]
-    assert (found["command"], found["limits"]) == ("first, then second", {"float32": 5.0})
+    harness.join_results(new, harness.load_earlier_result(path, new))
+    assert [(row["case"], row["seconds"]) for row in new["rows"]] == [("a", [1.0]), ("b", [2.0])]
+    assert (new["command"], new["limits"]) == ("first, then second", {"float32": 5.0})
     with pytest.raises(SystemExit) as stopped:
-        harness.earlier_run(path, result("b", [2.0], "third", 4.0, cpu="other"))
+        harness.load_earlier_result(path, result("b", [2.0], "third", 4.0, cpu="other"))
     assert stopped.value.code == 2 and "another machine" in capsys.readouterr().err
 
 
-def test_a_step_may_time_itself(inline, fakes):
+def test_step_can_report_its_time(inline, fakes):
     (row,) = harness.run([fake("a", "timed")], rounds=2, warmup=0)
     assert row.seconds == [2.5, 2.5]
 
@@ -352,18 +360,18 @@ def test_a_step_may_time_itself(inline, fakes):
 # -- numbers
 
 
-def test_the_limit_that_binds_is_the_one_that_takes_longer():
+def test_binding_limit_is_the_slower_one():
     limits = {"float32": 1e12, "bandwidth": 1e10}
-    compute = harness.limit({"flops": 1e12, "bytes": 1e9}, "float32", 2.0, limits)
+    compute = harness.binding_limit({"flops": 1e12, "bytes": 1e9}, "float32", 2.0, limits)
     assert compute["binding"] == "compute" and compute["share"] == 0.5
-    memory = harness.limit({"flops": 1e10, "bytes": 1e10}, "float32", 4.0, limits)
+    memory = harness.binding_limit({"flops": 1e10, "bytes": 1e10}, "float32", 4.0, limits)
     assert memory["binding"] == "bandwidth" and memory["share"] == 0.25
     assert memory["of"] == {"compute": pytest.approx(0.0025), "bandwidth": 0.25}
-    assert harness.limit({"flops": 1e12}, "bfloat16", 1.0, limits) is None
-    assert harness.limit({}, "float32", 1.0, limits) is None
+    assert harness.binding_limit({"flops": 1e12}, "bfloat16", 1.0, limits) is None
+    assert harness.binding_limit({}, "float32", 1.0, limits) is None
 
 
-def test_work_is_counted_from_shapes():
+def test_work_from_shapes():
     config = type(
         "Config",
         (),
@@ -375,48 +383,48 @@ def test_work_is_counted_from_shapes():
         },
     )()
     shapes = {"wte.weight": (100, 8), "h.0.fc.weight": (8, 32), "h.0.fc.bias": (32,)}
-    assert training.matrices(shapes, 100) == 256
+    assert training.count_matmul_weights(shapes, 100) == 256
     assert training.training_bytes(shapes) == 40 * (800 + 256 + 32)
     assert training.forward_work(shapes, config, 3, 5, 4)["flops"] == 15 * (512 + 4 * 2 * 8 * 5)
-    one = training.generation_work(shapes, config, 1, 1, 4, 2, 4)
-    assert one["bytes"] == 4 * 2 * (256 + 800 + 2 * 2 * 8 * 5)
-    assert training.generation_work(shapes, config, 1, 4, 4, 2, 4)["flops"] > one["flops"]
+    greedy = training.generation_work(shapes, config, 1, 1, 4, 2, 4)
+    assert greedy["bytes"] == 4 * 2 * (256 + 800 + 2 * 2 * 8 * 5)
+    assert training.generation_work(shapes, config, 1, 4, 4, 2, 4)["flops"] > greedy["flops"]
 
 
-def test_exponents_are_slopes_of_logarithms():
+def test_exponent_is_the_slope_of_logarithms():
     assert training.exponent([(1, 2.0), (2, 4.0), (8, 16.0)]) == pytest.approx(1.0)
     assert training.exponent([(1, 3.0), (4, 48.0)]) == pytest.approx(2.0)
 
 
-def test_waiting_is_a_share_of_the_steps_after_the_first():
-    times = data.Times()
-    times.asked, times.got = [0.0, 10.0, 20.0, 30.0, 40.0], [5.0, 10.0, 21.0, 33.0]
-    found = times.values(tokens=7)
-    assert found == {"seconds": 20.0, "waiting": 0.2, "work": 14.0, "longest_wait": 3.0}
-    times.asked = times.asked[:2]
+def test_share_of_waiting_excludes_the_first_step():
+    times = data.BatchTimes()
+    times.request_times, times.ready_times = [0.0, 10.0, 20.0, 30.0, 40.0], [5.0, 10.0, 21.0, 33.0]
+    values = times.values(tokens=7)
+    assert values == {"seconds": 20.0, "waiting": 0.2, "work": 14.0, "longest_wait": 3.0}
+    times.request_times = times.request_times[:2]
     with pytest.raises(ValueError, match="too few"):
         times.values(7)
 
 
-def test_hidden_states_that_differ_are_named():
+def test_different_hidden_states_are_reported():
     def row(name, mean):
         return {"case": "c", "name": name, "dtype": "float32", "facts": {"mean": mean}}
 
     problems = inference.inference_problems
     assert problems([row("PyTorch", 1.0), row("hfseq", 1.00001)]) == []
-    (found,) = problems([row("PyTorch", 1.0), row("hfseq", 1.1)])
-    assert "c: hfseq returns numbers of mean size 1.1, PyTorch 1" in found
+    (problem,) = problems([row("PyTorch", 1.0), row("hfseq", 1.1)])
+    assert "c: hfseq returns numbers of mean size 1.1, PyTorch 1" in problem
 
 
-def test_the_synthetic_text_is_the_same_again_and_of_its_size(tmp_path):
+def test_synthetic_text_is_deterministic(tmp_path):
     sizes = [data.write_text(tmp_path / name, 30_000) for name in "ab"]
     texts = [(tmp_path / name).read_text() for name in "ab"]
     assert texts[0] == texts[1] and sizes[0] == len(texts[0])
     assert 30_000 <= sizes[0] < 45_000
-    assert all(re.fullmatch(r"[a-z ]+\.", line) for line in data.documents(tmp_path / "a"))
+    assert all(re.fullmatch(r"[a-z ]+\.", line) for line in data.read_documents(tmp_path / "a"))
 
 
-def test_a_picture_is_drawn_or_its_absence_is_explained(tmp_path, monkeypatch):
+def test_plot_is_written_or_its_absence_is_explained(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     rows = [
         {
@@ -431,19 +439,21 @@ def test_a_picture_is_drawn_or_its_absence_is_explained(tmp_path, monkeypatch):
     ]
     for suite in ("train", "scaling"):
         path = tmp_path / f"{suite}.png"
-        assert harness.draw(harness.suite(suite), {"rows": rows}, path) == path
+        assert harness.plot_suite(harness.load_suite(suite), {"rows": rows}, path) == path
         assert path.read_bytes().startswith(b"\x89PNG")
-    assert harness.draw(harness.suite("limits"), {"rows": rows}, tmp_path / "x.png") is None
+    assert (
+        harness.plot_suite(harness.load_suite("limits"), {"rows": rows}, tmp_path / "x.png") is None
+    )
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    told = harness.draw(harness.suite("train"), {"rows": rows}, tmp_path / "x.png")
-    assert told == "matplotlib is not installed"
+    reason = harness.plot_suite(harness.load_suite("train"), {"rows": rows}, tmp_path / "x.png")
+    assert reason == "matplotlib is not installed"
 
 
 @pytest.mark.slow
-def test_the_command_runs_in_processes_with_every_peer(tmp_path):
-    """Two suites as a user runs them; torch.compile too, where there is a compiler."""
+def test_command_runs_all_peers(tmp_path):
+    """Runs two suites in a subprocess, with torch.compile if a compiler is installed."""
     pytest.importorskip("torch")
-    done = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             str(SCRIPTS / "run.py"),
@@ -459,7 +469,7 @@ def test_the_command_runs_in_processes_with_every_peer(tmp_path):
         text=True,
         cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert process.returncode == 0, process.stderr[-3000:]
     for suite in ("startup", "train"):
         rows = json.loads((tmp_path / "benchmarks" / f"run_{suite}.json").read_text())["rows"]
         assert {row["status"] for row in rows} <= {"ok", "not run: no g++"}

@@ -1,4 +1,4 @@
-"""The first table of docs/benchmarks.md is that of the records."""
+"""Tests that the first table of docs/benchmarks.md matches the records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import summary
 
 @pytest.fixture
 def docs(tmp_path):
-    """A copy of the page and the records."""
+    """Returns a folder with a copy of the page and the records."""
     (tmp_path / "benchmarks").mkdir()
     shutil.copy(ROOT / "docs" / "benchmarks.md", tmp_path)
     for path in (ROOT / "docs" / "benchmarks").glob("*.json"):
@@ -24,11 +24,11 @@ def docs(tmp_path):
     return tmp_path
 
 
-def test_the_page_shows_what_the_records_say():
+def test_page_matches_the_records():
     assert summary.main(check=True) == 0
 
 
-def test_a_record_that_changed_is_noticed_and_written(docs, capsys):
+def test_changed_record_is_detected_and_written(docs, capsys):
     path = docs / "benchmarks" / "run_train.json"
     record = json.loads(path.read_text())
     row = next(r for r in record["rows"] if r["name"] == "hfseq" and "T5" in r["case"])
@@ -42,19 +42,19 @@ def test_a_record_that_changed_is_noticed_and_written(docs, capsys):
     assert (docs / "benchmarks" / "summary.png").stat().st_size > 10_000
 
 
-def test_rows_that_did_not_run_and_other_comparisons_are_left_out(docs):
-    found = {case.name: case for case in summary.cases(docs / "benchmarks", "run_train")}
-    assert "hfseq on the Xeon" not in found["BART-base, 2 x 256 to 256"].ratios  # not run there
-    assert found["RoBERTa-base, 8 x 128"].ratios["hfseq on the Xeon"] == pytest.approx(
+def test_rows_that_did_not_run_and_other_comparisons_are_omitted(docs):
+    cases = {case.name: case for case in summary.cases(docs / "benchmarks", "run_train")}
+    assert "hfseq on the Xeon" not in cases["BART-base, 2 x 256 to 256"].ratios  # not run there
+    assert cases["RoBERTa-base, 8 x 128"].ratios["hfseq on the Xeon"] == pytest.approx(
         1.12, abs=0.01
     )
-    assert found["RoBERTa-base, 2 x 512"].ratios["hfseq bfloat16"] == pytest.approx(1.83, abs=0.01)
+    assert cases["RoBERTa-base, 2 x 512"].ratios["hfseq bfloat16"] == pytest.approx(1.83, abs=0.01)
     beams = summary.cases(docs / "benchmarks", "translate")[1]
     assert beams.name == "Marian-base, beam 4, batch 64"
     assert "hfseq bfloat16" not in beams.ratios  # its record compares it with PyTorch in float32
 
 
-def test_a_page_without_its_markers_is_an_error(docs, capsys):
+def test_page_without_markers_is_an_error(docs, capsys):
     (docs / "benchmarks.md").write_text("# Benchmarks\n")
     assert summary.main(docs=docs) == 1
     assert "summary" in capsys.readouterr().err
