@@ -294,12 +294,12 @@ def test_the_command_prints_the_table_of_the_harness(folder, tasks, tmp_path, ca
     [
         (
             ["--tasks", "ridles"],
-            "--tasks ridles: there is no such task, group, tag or file; near names are riddles",
+            "--tasks ridles: unknown task, group, tag or file; did you mean riddles?",
         ),
-        (["--tasks", "riddles", "--limit", "0"], "--limit 0.0: give a number above 0"),
-        (["--tasks", "riddles", "--batch_size", "0"], "--batch_size 0: give a number of at least"),
-        (["--tasks", "riddles", "--output", "/no/where/x"], "/no/where/x: there is no such dir"),
-        (["--tasks", "riddles", "--include_path", "/no/where"], "/no/where is no directory"),
+        (["--tasks", "riddles", "--limit", "0"], "--limit 0.0 must be above 0"),
+        (["--tasks", "riddles", "--batch_size", "0"], "--batch_size 0 must be at least 1"),
+        (["--tasks", "riddles", "--output", "/no/where/x"], "--output /no/where/x: "),
+        (["--tasks", "riddles", "--include_path", "/no/where"], "/no/where is not a directory"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_loaded(
