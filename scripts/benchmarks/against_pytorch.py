@@ -1,9 +1,11 @@
-"""Train with hfseq and with PyTorch on the same batches, and say how far their losses part.
+"""Train with hfseq and PyTorch on the same batches and compare the losses.
 
-PyTorch starts from hfseq's initial weights of the seed, sees hfseq's batches (same rows, same
-masks), and runs the same AdamW and schedule without dropout. With the run's own seed the two should
-agree step by step; with further seeds, which change weights and order, PyTorch shows how far a
-final loss depends on chance. scripts/compare_pytorch_training.py is the command.
+PyTorch starts from hfseq's initial weights for the same seed, reads the same batches (rows and
+masks), and uses the same AdamW and learning-rate schedule. Dropout is disabled. With the seed of
+the hfseq run, the losses should agree at every step. Additional seeds change the initial weights
+and the order of the data; they show how much the final loss varies between seeds.
+
+The command is scripts/compare_pytorch_training.py.
 """
 
 from __future__ import annotations
@@ -40,10 +42,15 @@ Batch = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass
-class Trained:
-    """What a training came to: the loss of each step, and of the validation split at the end.
+class TrainingRecord:
+    """The losses and the step time of a training run.
 
-    ``step_seconds`` is the median of the steps after the first tenth, which compiles and warms up.
+    Attributes:
+        seed: Seed of the initial weights and of the data order.
+        losses: Training loss of each step.
+        eval_loss: Final loss of the validation split, or ``None`` without one.
+        step_seconds: Median time of a step, without the first tenth of the steps (compilation and
+            warm-up).
     """
 
     seed: int
@@ -53,11 +60,12 @@ class Trained:
 
     @property
     def final(self) -> float:
-        """The validation loss or, without one, the mean of the last tenth of the steps."""
+        """The validation loss or, without one, the mean loss of the last tenth of the steps."""
         last = max(1, round(len(self.losses) * FINAL_SHARE))
         return float(np.mean(self.losses[-last:])) if self.eval_loss is None else self.eval_loss
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the fields and ``final_loss``."""
         return dataclasses.asdict(self) | {"final_loss": self.final}
 
 
@@ -68,20 +76,34 @@ def compare(
     parity_steps: int,
     devices: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """Train both and write ``pytorch_comparison.json`` and ``.png`` into the output directory.
+    """Trains with both libraries and writes ``pytorch_comparison.json`` and ``.png``.
 
-    The first of ``seeds`` is the run's own; ``devices`` are hfseq's, all by default. Raises
-    UsageError for what PyTorch's side has not.
+    Args:
+        arguments: Arguments of the hfseq run. The files are written into its output directory.
+        objective: Name of the training objective.
+        seeds: Seeds of the PyTorch runs. The first one must be the seed of the hfseq run.
+        parity_steps: Number of initial steps whose losses are compared.
+        devices: Devices of the hfseq run. Default: all.
+
+    Returns:
+        The content of ``pytorch_comparison.json``.
+
+    Raises:
+        UsageError: The PyTorch side does not support one of the arguments.
     """
     check(arguments)
     switch_dropout_off(arguments, objective)
     result, ours = train_hfseq(arguments, objective, devices)
     run = result.run
     theirs = [train_torch(run, seed) for seed in seeds]
-    with tempfile.TemporaryDirectory() as again:  # machines get faster and slower: time both ends
-        elsewhere = dataclasses.replace(arguments.training, output_dir=again)
-        repeated = dataclasses.replace(arguments, training=elsewhere)
-        times = [ours.step_seconds, train_hfseq(repeated, objective, devices)[1].step_seconds]
+    # The speed of the machine drifts, so hfseq is timed before and after PyTorch.
+    with tempfile.TemporaryDirectory() as repeat_folder:
+        repeat_training = dataclasses.replace(arguments.training, output_dir=repeat_folder)
+        repeat_arguments = dataclasses.replace(arguments, training=repeat_training)
+        times = [
+            ours.step_seconds,
+            train_hfseq(repeat_arguments, objective, devices)[1].step_seconds,
+        ]
     comparison = {
         "benchmark": "compare_pytorch_training",
         "objective": objective,
@@ -90,30 +112,33 @@ def compare(
         "model": type(run.model).__name__,
         "steps": len(ours.losses),
         "batch_size": run.batch.rows,
-        "machine": harness.machine_facts(),
+        "machine": harness.machine_info(),
         "final_loss_is": "eval_loss" if ours.eval_loss is not None else "train_loss",
         **verdict(ours, theirs, parity_steps),
         **speed(result, times, theirs),
         "hfseq": ours.as_dict(),
-        "pytorch": [other.as_dict() for other in theirs],
+        "pytorch": [record.as_dict() for record in theirs],
     }
     harness.write_json(run.folder / "pytorch_comparison.json", comparison)
     draw(comparison, run.folder / "pytorch_comparison.png")
     return comparison
 
 
-def verdict(ours: Trained, theirs: Sequence[Trained], parity_steps: int) -> dict[str, Any]:
-    """Return the largest difference of the first losses, and where the final one lies.
+def verdict(
+    ours: TrainingRecord, theirs: Sequence[TrainingRecord], parity_steps: int
+) -> dict[str, Any]:
+    """Compares the first losses step by step and the final loss with PyTorch's range.
 
-    The first of ``theirs`` has hfseq's own seed, so hfseq's loss lies in the range of all of them
-    or a rounding error outside of it; what the others span by themselves is said beside it.
+    The first of ``theirs`` has the seed of ``ours``. The final loss of ``ours`` is therefore
+    expected within the range of ``theirs``, or outside by no more than a rounding error. The range
+    of the other seeds is reported separately.
     """
     steps = min(parity_steps, len(ours.losses))
     pairs = zip(ours.losses[:steps], theirs[0].losses[:steps], strict=True)
     differences = [abs(a - b) for a, b in pairs]
-    finals = [other.final for other in theirs]
-    low, high, others = min(finals), max(finals), finals[1:]
-    outside = max(low - ours.final, ours.final - high, 0.0)
+    finals = [record.final for record in theirs]
+    low, high, other_finals = min(finals), max(finals), finals[1:]
+    distance = max(low - ours.final, ours.final - high, 0.0)
     return {
         "parity_steps": steps,
         "differences": differences,
@@ -121,86 +146,95 @@ def verdict(ours: Trained, theirs: Sequence[Trained], parity_steps: int) -> dict
         "final_loss": ours.final,
         "pytorch_final_losses": finals,
         "range": [low, high],
-        "within_range": outside == 0.0,
-        "distance_to_range": outside,
+        "within_range": distance == 0.0,
+        "distance_to_range": distance,
         "own_seed_difference": ours.final - finals[0],
-        "range_of_other_seeds": [min(others), max(others)] if others else None,
+        "range_of_other_seeds": [min(other_finals), max(other_finals)] if other_finals else None,
     }
 
 
-def speed(result: Result, times: Sequence[float], theirs: Sequence[Trained]) -> dict[str, Any]:
-    """Return tokens a second, real ones, from the median step of each, and their ratio.
+def speed(
+    result: Result, times: Sequence[float], theirs: Sequence[TrainingRecord]
+) -> dict[str, Any]:
+    """Returns the tokens per second of both sides, without padding, and their ratio.
 
-    ``times`` are those of hfseq before and after PyTorch's.
+    ``times`` contains the median step times of hfseq before and after the PyTorch runs.
     """
     tokens = result.progress.tokens_seen / max(result.progress.step, 1)
-    other = float(np.median([trained.step_seconds for trained in theirs]))
-    own = float(np.mean(times))
-    if not (other and own):  # too few steps to time
+    pytorch_seconds = float(np.median([record.step_seconds for record in theirs]))
+    hfseq_seconds = float(np.mean(times))
+    if not (pytorch_seconds and hfseq_seconds):  # too few steps to time
         return {}
     return {
         "step_seconds": times,
-        "tokens_per_second": tokens / own,
-        "pytorch_tokens_per_second": tokens / other,
-        "speed_ratio": other / own,
+        "tokens_per_second": tokens / hfseq_seconds,
+        "pytorch_tokens_per_second": tokens / pytorch_seconds,
+        "speed_ratio": pytorch_seconds / hfseq_seconds,
     }
 
 
 def median_step(moments: Sequence[float]) -> float:
-    """Return the median time between ``moments``, the first tenth of them left out."""
+    """Returns the median time between ``moments``, without the first tenth of them."""
     return float(np.median(np.diff(moments[len(moments) // 10 :]))) if len(moments) > 2 else 0.0
 
 
 def report(result: dict[str, Any]) -> str:
+    """Returns the text that summarizes a comparison."""
     finals = ", ".join(
-        f"{other['final_loss']:.4f} (seed {other['seed']})" for other in result["pytorch"]
+        f"{record['final_loss']:.4f} (seed {record['seed']})" for record in result["pytorch"]
     )
-    where = "within" if result["within_range"] else f"{result['distance_to_range']:.1e} outside of"
+    position = "within" if result["within_range"] else f"{result['distance_to_range']:.1e} outside"
     rates = ""
     if "speed_ratio" in result:
         rates = (
-            f"\ntokens a second: hfseq {result['tokens_per_second']:.0f}, PyTorch "
+            f"\ntokens per second: hfseq {result['tokens_per_second']:.0f}, PyTorch "
             f"{result['pytorch_tokens_per_second']:.0f} (ratio {result['speed_ratio']:.2f})"
         )
     return (
         f"{result['model']}, {result['objective']}, {result['steps']} steps of "
         f"{result['batch_size']} rows\n"
-        f"largest |loss difference| of the first {result['parity_steps']} steps: "
+        f"largest |loss difference| in the first {result['parity_steps']} steps: "
         f"{result['max_difference']:.2e}\n"
         f"final {result['final_loss_is'].replace('_', ' ')}: hfseq {result['final_loss']:.4f}, "
-        f"{where} PyTorch's range: {finals}\n"
+        f"{position} PyTorch's range: {finals}\n"
         f"with the same seed the final losses differ by {result['own_seed_difference']:+.1e}"
         + rates
     )
 
 
-# -- what is asked for
+# -- checks of the arguments
 
 
 def check(arguments: Arguments) -> None:
-    """Refuse what the two sides do not have in common."""
+    """Raises UsageError for arguments that the comparison does not support."""
     training, model = arguments.training, arguments.model
     problems = [
-        text
-        for wrong, text in (
-            (training.optim != "adamw", f"--optim {training.optim}: only adamw is compared"),
-            (model.recipe != "float32", f"--precision {model.recipe}: only float32 is compared"),
-            (model.param_dtype != "float32", "--param_dtype: only float32 is compared"),
-            (training.freeze, "--freeze is not compared"),
-            (arguments.data.streaming, "--streaming is not compared: give the files without it"),
-            (not training.do_train, "--do_train is needed"),
+        message
+        for unsupported, message in (
+            (training.optim != "adamw", f"--optim {training.optim} is unsupported, use adamw"),
+            (
+                model.recipe != "float32",
+                f"--precision {model.recipe} is unsupported, use float32",
+            ),
+            (model.param_dtype != "float32", "--param_dtype must be float32"),
+            (training.freeze, "--freeze is not supported"),
+            (arguments.data.streaming, "--streaming is not supported, omit it"),
+            (not training.do_train, "--do_train is required"),
         )
-        if wrong
+        if unsupported
     ]
     if problems:
         raise UsageError("; ".join(problems))
 
 
 def switch_dropout_off(arguments: Arguments, objective: str) -> None:
+    """Sets all dropout rates of the configuration to 0 through ``--config_overrides``."""
     plugins.load(extra=arguments.training.plugin)
-    kind = plugins.load().objectives.get(objective)
+    objective_spec = plugins.load().objectives.get(objective)
     folder = Path(arguments.training.output_dir)
-    config = load_config(arguments, load_tokenizer(arguments, kind, folder), kind)
+    config = load_config(
+        arguments, load_tokenizer(arguments, objective_spec, folder), objective_spec
+    )
     rates = (
         f"{name}=0.0"
         for name, value in config.to_dict().items()
@@ -215,38 +249,39 @@ def switch_dropout_off(arguments: Arguments, objective: str) -> None:
 
 def train_hfseq(
     arguments: Arguments, objective: str, devices: Sequence[Any] | None = None
-) -> tuple[Result, Trained]:
+) -> tuple[Result, TrainingRecord]:
+    """Trains with hfseq and records the loss and the time of every step."""
     losses: list[float] = []
     moments: list[float] = []
 
-    def note(info: StepInfo) -> None:
+    def record_step(info: StepInfo) -> None:
         losses.append(float(info.step_metrics["loss"]))
         moments.append(time.perf_counter())
 
-    result = main(arguments, objective, callbacks=[note], devices=devices)
+    result = main(arguments, objective, callbacks=[record_step], devices=devices)
     if len(losses) != result.run.total_steps:
         raise UsageError(
-            f"--output_dir {arguments.training.output_dir} holds a run that was begun before, and "
-            "its first losses are gone: give an empty one, or --overwrite_output_dir"
+            f"--output_dir {arguments.training.output_dir} contains an earlier run whose "
+            "first losses are missing: use an empty directory or add --overwrite_output_dir"
         )
-    evaluated = result.metrics.get("eval_loss")
-    return result, Trained(arguments.training.seed, losses, evaluated, median_step(moments))
+    eval_loss = result.metrics.get("eval_loss")
+    return result, TrainingRecord(arguments.training.seed, losses, eval_loss, median_step(moments))
 
 
-def train_torch(run: Run, seed: int) -> Trained:
-    """Train PyTorch's class as many steps, from hfseq's initial weights of ``seed``."""
+def train_torch(run: Run, seed: int) -> TrainingRecord:
+    """Trains the PyTorch class for the same number of steps, from hfseq's weights of ``seed``."""
     with tempfile.TemporaryDirectory() as folder:
         model = torch_model(run, seed, folder)
     smoothing = getattr(run.arguments.data, "label_smoothing_factor", 0.0)
-    twin = Twin(model, decay_rule(run), run.schedule, run.arguments.training, smoothing)
-    losses = twin.train(training_batches(run, seed))
+    trainer = TorchTrainer(model, decay_rule(run), run.schedule, run.arguments.training, smoothing)
+    losses = trainer.train(training_batches(run, seed))
     evaluation = run.data.evaluation
-    found = None if evaluation is None else twin.evaluate(evaluation_batches(run))
-    return Trained(seed, losses, found, median_step(twin.moments))
+    eval_loss = None if evaluation is None else trainer.evaluate(evaluation_batches(run))
+    return TrainingRecord(seed, losses, eval_loss, median_step(trainer.moments))
 
 
 def torch_model(run: Run, seed: int, folder: str) -> Any:
-    """Save hfseq's initial weights of ``seed`` and load them with PyTorch."""
+    """Saves hfseq's initial weights of ``seed`` and loads them with PyTorch."""
     import transformers
 
     training = dataclasses.replace(run.arguments.training, seed=seed)
@@ -255,16 +290,17 @@ def torch_model(run: Run, seed: int, folder: str) -> Any:
     run.model.save_pretrained(folder, params=to_host(params, run.layout))
     name = run.model.torch_class_name()
     model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
-    wrong = {key: sorted(map(str, value)) for key, value in info.items() if value}
-    if wrong:
-        raise UsageError(f"{name} does not load what hfseq saved: {wrong}")
-    for derived in run.model.derived_weights():  # places, say: hfseq computes, trains them not
+    problems = {key: sorted(map(str, value)) for key, value in info.items() if value}
+    if problems:
+        raise UsageError(f"{name} cannot load the weights that hfseq saved: {problems}")
+    # hfseq computes these weights (position tables, for example) and does not train them.
+    for derived in run.model.derived_weights():
         model.get_parameter(derived).requires_grad_(False)
     return model
 
 
 def decay_rule(run: Run) -> Any:
-    """Return a function from PyTorch names to whether hfseq's optimizer decays the parameter."""
+    """Returns a function that reports whether hfseq applies weight decay to a PyTorch name."""
     names = run.model.weight_map
     patterns = (*optimizers.NO_DECAY, *run.arguments.training.no_decay)
     mask = trees.flatten(
@@ -275,7 +311,7 @@ def decay_rule(run: Run) -> Any:
 
 
 def training_batches(run: Run, seed: int) -> Iterator[Batch]:
-    """Yield the batches of a run with ``seed``, as hfseq's feed makes them."""
+    """Yields the training batches of an hfseq run with ``seed``."""
     source = Batches(run.data.train.rows, run.batch.rows, seed)
     for step in range(run.total_steps):
         rows = source[step]
@@ -284,56 +320,62 @@ def training_batches(run: Run, seed: int) -> Iterator[Batch]:
 
 
 def evaluation_batches(run: Run) -> Iterator[Batch]:
-    """Yield the validation split with the masks that hfseq's evaluation draws."""
+    """Yields the validation batches with the masks that hfseq's evaluation draws."""
     data = run.data.evaluation
     for step in range(len(data)):
         random = RowRandom(run.arguments.training.seed, 0, data.indices(step)[0])
         yield run.objective.collate(data[step], random, 1)
 
 
-# -- PyTorch's class trained as hfseq trains: same weights, batches, masks, AdamW and schedule.
-# What hfseq says with segment ids PyTorch is told with masks of four dimensions (batch, 1, queries,
-# keys) and with positions that begin again in every document, so packed rows stay packed.
+# -- training with PyTorch: same weights, batches, masks, AdamW and schedule as hfseq.
+# hfseq separates the documents of a packed row with segment IDs. PyTorch receives the equivalent
+# attention masks, (batch, 1, queries, keys), and position IDs that restart in every document.
 
 
 def positions(segments: np.ndarray) -> np.ndarray:
-    """Return 0, 1, 2 … in every document of ``segments`` (rows, length)."""
-    places = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
+    """Returns position IDs that restart in every document of ``segments``, ``(rows, length)``."""
+    indices = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
     begins = np.ones(segments.shape, bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+    return indices - np.maximum.accumulate(np.where(begins, indices, 0), axis=1)
 
 
 def additive_mask(queries: np.ndarray, keys: np.ndarray, causal: bool = False) -> torch.Tensor:
-    """Return 0 where a query may see a key, else the least number: (rows, 1, queries, keys).
+    """Returns an additive attention mask, ``(rows, 1, queries, keys)``.
 
-    Both are segment ids (rows, length). Padding sees padding, so no row of weights is empty.
+    It is 0 where a query may attend to a key and the smallest float32 elsewhere. ``queries`` and
+    ``keys`` are segment IDs, ``(rows, length)``. Padding attends to padding, which avoids rows
+    without any visible key.
     """
-    same = queries[:, :, None] == keys[:, None, :]
+    visible = queries[:, :, None] == keys[:, None, :]
     if causal:
-        same = same & np.tril(np.ones(same.shape[1:], bool))
+        visible = visible & np.tril(np.ones(visible.shape[1:], bool))
     lowest = np.finfo(np.float32).min
-    return torch.from_numpy(np.where(same, np.float32(0), lowest)[:, None])
+    return torch.from_numpy(np.where(visible, np.float32(0), lowest)[:, None])
 
 
 def ids(array: np.ndarray) -> torch.Tensor:
+    """Returns an integer array as an int64 tensor."""
     return torch.from_numpy(np.ascontiguousarray(array)).long()
 
 
 def smoothed_entropy(smoothing: float, size: int) -> float:
-    """Return the loss of a perfect prediction of smoothed labels, which hfseq subtracts."""
+    """Returns the entropy of smoothed labels, which hfseq subtracts from the loss."""
     if not smoothing:
         return 0.0
-    rest = smoothing / (size - 1)
-    return -(1 - smoothing) * math.log(1 - smoothing) - smoothing * math.log(rest)
+    other_probability = smoothing / (size - 1)
+    return -(1 - smoothing) * math.log(1 - smoothing) - smoothing * math.log(other_probability)
 
 
-class Twin:
-    """A PyTorch model that trains on hfseq's batches.
+class TorchTrainer:
+    """Trains a PyTorch model on hfseq's batches.
 
-    ``decayed`` tells by PyTorch name which parameters decay; ``schedule`` gives the learning rate
-    of a step; ``training`` holds AdamW's flags and ``max_grad_norm``. ``smoothing`` is the
-    probability that training spreads over all labels but the right one.
+    Args:
+        model: The PyTorch model.
+        decayed: Reports whether a parameter, by PyTorch name, has weight decay.
+        schedule: Returns the learning rate of a step.
+        training: Training arguments with the AdamW settings and ``max_grad_norm``.
+        smoothing: Probability that label smoothing distributes over the other labels in training.
     """
 
     def __init__(
@@ -346,31 +388,35 @@ class Twin:
     ):
         self.model, self.schedule, self.training = model, schedule, training
         self.smoothing, self.moments = smoothing, list[float]()
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        named_parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         groups = [
-            {"params": [p for n, p in named if decayed(n)], "weight_decay": training.weight_decay},
-            {"params": [p for n, p in named if not decayed(n)], "weight_decay": 0.0},
+            {
+                "params": [p for n, p in named_parameters if decayed(n)],
+                "weight_decay": training.weight_decay,
+            },
+            {"params": [p for n, p in named_parameters if not decayed(n)], "weight_decay": 0.0},
         ]
         betas = (training.adam_beta1, training.adam_beta2)
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=training.adam_epsilon)
-        self._places: dict[str, torch.Tensor] = {}
+        self._positions: dict[str, torch.Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, nn.Embedding) and "position" not in name:
-                # The padding token starts translations: like hfseq's, its vector is trained.
+                # The padding token also starts the decoder input. hfseq trains its embedding.
                 module.padding_idx = None
-            # BART and its kin take no positions from outside: their tables are told directly.
+            # BART-like models accept no position IDs: replace the output of their tables.
             if name.endswith("embed_positions"):
                 side = "decoder" if "decoder" in name.split(".") else "encoder"
                 module.register_forward_hook(functools.partial(self._replace, side))
 
-    def _replace(self, side: str, module: Any, given: Any, found: torch.Tensor) -> torch.Tensor:
-        if side not in self._places:
-            return found
+    def _replace(self, side: str, module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        if side not in self._positions:
+            return output
         return nn.functional.embedding(
-            self._places[side] + getattr(module, "offset", 0), module.weight
+            self._positions[side] + getattr(module, "offset", 0), module.weight
         )
 
     def train(self, batches: Iterable[Batch]) -> list[float]:
+        """Trains one step per batch and returns the losses."""
         self.model.train()
         losses = []
         for number, batch in enumerate(batches):
@@ -386,19 +432,19 @@ class Twin:
             self.moments.append(time.perf_counter())
         return losses
 
-    def _clip(self, most: float) -> None:
-        """Scale gradients to the norm ``most``, exactly as optax does (PyTorch adds 1e-6)."""
-        if most <= 0:
+    def _clip(self, max_norm: float) -> None:
+        """Clips the gradient norm exactly as optax does (PyTorch's function adds 1e-6)."""
+        if max_norm <= 0:
             return
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads]))
-        if norm > most:
+        if norm > max_norm:
             for grad in grads:
-                grad.mul_(most / norm)
+                grad.mul_(max_norm / norm)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> float:
-        """Return the loss over all targets of the batches."""
+        """Returns the mean loss over all targets of the batches."""
         self.model.eval()
         total = count = 0.0
         for batch in batches:
@@ -407,18 +453,19 @@ class Twin:
         return total / max(count, 1)
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Returns the summed loss of a batch and the number of its targets."""
         logits, labels = self._logits(batch), ids(batch["labels"])
         if "masked_positions" in batch:
-            chosen = ids(batch["masked_positions"])
-            flat = logits.reshape(len(chosen), -1, logits.shape[-1])
-            logits = flat[torch.arange(len(chosen))[:, None], chosen]
+            masked = ids(batch["masked_positions"])
+            flat = logits.reshape(len(masked), -1, logits.shape[-1])
+            logits = flat[torch.arange(len(masked))[:, None], masked]
         smoothing = self.smoothing if self.model.training else 0.0
         size, count = logits.shape[-1], int((labels != IGNORED).sum())
+        # PyTorch smooths over all labels, including the correct one: adapt the rate.
         total = nn.functional.cross_entropy(
             logits.reshape(-1, size).float(),
             labels.reshape(-1),
             ignore_index=IGNORED,
-            # PyTorch spreads over all labels, the right one too.
             reduction="sum",
             label_smoothing=smoothing * size / (size - 1),
         )
@@ -443,7 +490,7 @@ class Twin:
 
     @functools.cached_property
     def _first_position(self) -> int:
-        """RoBERTa's positions begin after the padding id, with which it pads their table."""
+        """The first position ID: RoBERTa starts after the padding ID of its position table."""
         for name, module in self.model.named_modules():
             if name.endswith("position_embeddings"):
                 padding = getattr(module, "padding_idx", None)
@@ -451,7 +498,7 @@ class Twin:
         return 0
 
     def _pairs(self, batch: Batch) -> torch.Tensor:
-        """One pair a row: padding is all that must be hidden."""
+        """Returns the logits of rows with one pair each. Only padding is masked."""
         return self.model(
             input_ids=ids(batch["input_ids"]),
             attention_mask=ids(batch["segment_ids"] > 0),
@@ -460,9 +507,12 @@ class Twin:
         ).logits
 
     def _packed_pairs(self, batch: Batch) -> torch.Tensor:
-        """Several pairs a row: the encoder apart, since its mask is not that of the source."""
+        """Returns the logits of rows with several pairs each.
+
+        The encoder runs separately because its mask differs from the cross-attention mask.
+        """
         source, target = batch["segment_ids"], batch["decoder_segment_ids"]
-        self._places = {"encoder": ids(positions(source)), "decoder": ids(positions(target))}
+        self._positions = {"encoder": ids(positions(source)), "decoder": ids(positions(target))}
         encoded = self.model.get_encoder()(
             input_ids=ids(batch["input_ids"]), attention_mask=additive_mask(source, source)
         )
@@ -473,14 +523,15 @@ class Twin:
             decoder_attention_mask=additive_mask(target, target, causal=True),
             use_cache=False,
         ).logits
-        self._places = {}
+        self._positions = {}
         return logits
 
 
-# -- the picture
+# -- the plot
 
 
 def draw(result: dict[str, Any], path: Path) -> Path:
+    """Plots the losses of all runs and the differences of the first steps."""
     losses: dict[str, Any] = {}
 
     def curve(label: str, values: list[float], **style: Any) -> None:
@@ -488,14 +539,14 @@ def draw(result: dict[str, Any], path: Path) -> Path:
         array = plots.smooth(array, len(array) // 25 | 1) if smooth else array
         losses[label] = np.arange(1, len(array) + 1), array, style
 
-    for number, other in enumerate(result["pytorch"]):
+    for number, record in enumerate(result["pytorch"]):
         dashes = plots.DASHES[number % len(plots.DASHES)]
-        label = f"PyTorch, seed {other['seed']}: {other['final_loss']:.3f}"
-        curve(label, other["losses"], color="#b08a3e", dashes=dashes, linewidth=1.1)
+        label = f"PyTorch, seed {record['seed']}: {record['final_loss']:.3f}"
+        curve(label, record["losses"], color="#b08a3e", dashes=dashes, linewidth=1.1)
     label = f"hfseq: {result['final_loss']:.3f}"
     curve(label, result["hfseq"]["losses"], color=plots.TRAIN_COLOR, linewidth=1.6, alpha=0.85)
     values = np.asarray(result["differences"])
-    values = np.where(values > 0, values, np.nan)  # a logarithm has no place for equal losses
+    values = np.where(values > 0, values, np.nan)  # zero is not defined on a logarithmic axis
     style = {"color": plots.TRAIN_COLOR, "linewidth": 1.2, "marker": "."}
     parts = [
         {"x": "step", "y": "training loss (nats)", "lines": losses, "log": False},

@@ -1,4 +1,4 @@
-"""hfseq and PyTorch trained on the same batches: the losses agree for every objective."""
+"""Tests of the comparison with PyTorch: the losses on the same batches agree."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def arguments(flags, objective, **changes):  # noqa: F811
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mlm", "clm", "span_mlm", "denoising"])
 def test_losses_of_packed_rows_agree_step_by_step(objective, flags):  # noqa: F811
-    given = arguments(flags, objective)
-    seeds = [given.training.seed]
-    result = against_pytorch.compare(given, objective, seeds, 100, jax.devices()[:1])
+    run_arguments = arguments(flags, objective)
+    seeds = [run_arguments.training.seed]
+    result = against_pytorch.compare(run_arguments, objective, seeds, 100, jax.devices()[:1])
     assert result["parity_steps"] == result["steps"] == STEPS
     assert result["max_difference"] < 1e-4, result["differences"]
     ours, theirs = result["hfseq"]["losses"], result["pytorch"][0]["losses"]
@@ -48,7 +48,7 @@ def test_losses_of_packed_rows_agree_step_by_step(objective, flags):  # noqa: F8
     assert result["final_loss"] == pytest.approx(result["pytorch"][0]["final_loss"], abs=1e-4)
     assert result["final_loss_is"] == "eval_loss"
     assert len(result["step_seconds"]) == 2 and result["speed_ratio"] > 0
-    folder = Path(given.training.output_dir)
+    folder = Path(run_arguments.training.output_dir)
     assert json.loads((folder / "pytorch_comparison.json").read_text())["objective"] == objective
     assert (folder / "pytorch_comparison.png").read_bytes().startswith(b"\x89PNG")
     assert all(not v for k, v in result["config"].items() if "dropout" in k or "pdrop" in k)
@@ -57,9 +57,9 @@ def test_losses_of_packed_rows_agree_step_by_step(objective, flags):  # noqa: F8
 
 @pytest.mark.slow
 def test_other_seeds_have_other_weights_and_another_order(flags):  # noqa: F811
-    given = arguments(flags, "mlm", max_steps=2, max_grad_norm=0.5)
-    seed = given.training.seed
-    result = against_pytorch.compare(given, "mlm", [seed, seed + 1], 1, jax.devices()[:1])
+    run_arguments = arguments(flags, "mlm", max_steps=2, max_grad_norm=0.5)
+    seed = run_arguments.training.seed
+    result = against_pytorch.compare(run_arguments, "mlm", [seed, seed + 1], 1, jax.devices()[:1])
     first, second = (other["losses"] for other in result["pytorch"])
     assert result["parity_steps"] == 1 and result["max_difference"] < 1e-4
     assert abs(first[0] - second[0]) > 1e-3
@@ -67,30 +67,30 @@ def test_other_seeds_have_other_weights_and_another_order(flags):  # noqa: F811
 
 
 def trained(final, losses=(2.0, 1.0), seed=0):
-    return against_pytorch.Trained(seed, list(losses), final)
+    return against_pytorch.TrainingRecord(seed, list(losses), final)
 
 
-def test_the_final_loss_is_placed_in_the_range_of_the_seeds():
-    others = [trained(1.0), trained(1.2), trained(1.1)]
-    inside = against_pytorch.verdict(trained(1.15, (2.0, 1.5)), others, 100)
+def test_the_final_loss_is_compared_with_the_range_of_the_seeds():
+    records = [trained(1.0), trained(1.2), trained(1.1)]
+    inside = against_pytorch.verdict(trained(1.15, (2.0, 1.5)), records, 100)
     assert inside["within_range"] and inside["distance_to_range"] == 0
     assert inside["own_seed_difference"] == pytest.approx(0.15)
     assert inside["range_of_other_seeds"] == [1.1, 1.2]
     assert inside["max_difference"] == 0.5 and inside["parity_steps"] == 2
-    outside = against_pytorch.verdict(trained(1.5), others, 1)
+    outside = against_pytorch.verdict(trained(1.5), records, 1)
     assert not outside["within_range"]
     assert outside["distance_to_range"] == pytest.approx(0.3) and outside["max_difference"] == 0
 
 
 def test_without_validation_the_last_tenth_of_the_steps_is_the_final_loss():
     losses = [9.0] * 18 + [2.0, 4.0]
-    assert against_pytorch.Trained(0, losses, None).final == 3.0
+    assert against_pytorch.TrainingRecord(0, losses, None).final == 3.0
 
 
-def test_masks_part_documents_and_hide_the_future():
+def test_masks_separate_documents_and_hide_later_tokens():
     segments = np.array([[1, 1, 2, 0]])
-    seen = against_pytorch.additive_mask(segments, segments)[0, 0] == 0
-    assert seen.tolist() == [
+    visible = against_pytorch.additive_mask(segments, segments)[0, 0] == 0
+    assert visible.tolist() == [
         [True, True, False, False],
         [True, True, False, False],
         [False, False, True, False],
@@ -111,6 +111,6 @@ def test_masks_part_documents_and_hide_the_future():
         ({"freeze": "embeddings"}, "--freeze"),
     ],
 )
-def test_what_is_not_compared_is_refused(changes, message, flags):  # noqa: F811
+def test_unsupported_arguments_are_rejected(changes, message, flags):  # noqa: F811
     with pytest.raises(UsageError, match=message):
         against_pytorch.compare(arguments(flags, "mlm", **changes), "mlm", [0], 1)
