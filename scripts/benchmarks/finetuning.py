@@ -1,12 +1,12 @@
-r"""Fine-tuning for tasks: hfseq's scripts beside a plain PyTorch loop, on made data.
+r"""Compare fine-tuning with hfseq's scripts and with a plain PyTorch loop, on generated data.
 
     python scripts/benchmarks/finetuning.py --work_dir runs              # all tasks, three seeds
     python scripts/benchmarks/finetuning.py --work_dir runs --tasks qa --seeds 1 2
 
-Both begin with one checkpoint of random weights (PyTorch's, seed 0), and take the same batches a
-step, epochs, schedule, AdamW and dropout; order and dropout are of each run's seed. Both are judged
-on the same test examples by the same code. What needs no model stands beside them. Runs that are
-finished are not run again.
+Both sides start from the same checkpoint of random weights (initialized by PyTorch with seed 0) and
+use the same batch size, epochs, schedule, AdamW settings and dropout rates. The seed of a run
+determines its data order and dropout masks. The same code evaluates both sides on the same test
+examples. The table also lists the best baseline that needs no model. Finished runs are reused.
 """
 
 from __future__ import annotations
@@ -56,7 +56,25 @@ SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_t
 
 @dataclass(frozen=True)
 class Task:
-    """What a task takes; ``metric`` is the one that runs are compared by, of ``unit`` at most."""
+    """A task and its training settings.
+
+    Attributes:
+        script: Training script of hfseq.
+        metric: Metric by which runs are compared.
+        unit: Maximum of the metric.
+        model: Transformers class of the model.
+        size: Changes to the configuration of the model.
+        rows: Function that tokenizes examples for the PyTorch loop.
+        judge: Function that returns the metric of a PyTorch model.
+        length: Maximum tokens per row.
+        examples: Number of training examples.
+        epochs: Number of epochs.
+        learning_rate: Peak learning rate.
+        flags: Additional flags of the script.
+        batch_size: Examples per step.
+        warmup: Warm-up steps.
+        weight_decay: Weight decay of AdamW.
+    """
 
     script: str
     metric: str
@@ -75,11 +93,11 @@ class Task:
     weight_decay: float = 0.01
 
 
-# -- models and the plain PyTorch side
+# -- models and training with PyTorch
 
 
 def make_tokenizer(examples: Sequence[Example], text_pairs: bool) -> Any:
-    """Train a byte-level tokenizer on the training texts: a pair has both, apart by the end."""
+    """Trains a byte-level BPE tokenizer on the texts of the training examples."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -110,6 +128,7 @@ def make_tokenizer(examples: Sequence[Example], text_pairs: bool) -> Any:
 
 
 def texts_of(example: Example) -> Sequence[str]:
+    """Returns all texts of an example."""
     if "tokens" in example:
         return example["tokens"]
     return [
@@ -118,7 +137,7 @@ def texts_of(example: Example) -> Sequence[str]:
 
 
 def build(task: Task, tokenizer: Any, examples: Sequence[Example]) -> Any:
-    """Return a model of random weights, with a label for each tag of the examples."""
+    """Returns a model with random weights and one label per tag of the examples."""
     import transformers
 
     names = sorted({tag for example in examples for tag in example.get("ner_tags", ())})
@@ -130,34 +149,40 @@ def build(task: Task, tokenizer: Any, examples: Sequence[Example]) -> Any:
         if names
         else {}
     )
-    kind = getattr(transformers, task.model)
+    model_class = getattr(transformers, task.model)
     words = {"vocab_size": len(tokenizer), "pad_token_id": PAD}
-    return kind(kind.config_class(**task.size, **words, **labels))
+    return model_class(model_class.config_class(**task.size, **words, **labels))
 
 
 def tag_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
-    """Label the first token of each word."""
+    """Tokenizes words and labels the first token of each word."""
     rows = []
     for example in examples:
         encoded = tokenizer(example["tokens"], is_split_into_words=True)
         words, labels = encoded.word_ids(), []
-        for place, word in enumerate(words):
-            first = word is not None and word != words[place - 1]
+        for index, word in enumerate(words):
+            first = word is not None and word != words[index - 1]
             labels.append(example["ner_tags"][word] if first else None)
         rows.append({"input_ids": encoded["input_ids"], "labels": labels})
     return rows
 
 
 def read_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
-    """Mark the first and last token of each answer; the first token where there is none."""
+    """Tokenizes questions with contexts and marks the first and last token of each answer.
+
+    Examples without an answer mark the first token of the row.
+    """
     rows = []
     for example in examples:
         encoded = tokenizer(example["question"], example["context"])
         start = end = 0
         if example["answers"]["text"]:
-            (text,), (begun,) = example["answers"]["text"], example["answers"]["answer_start"]
-            start = encoded.char_to_token(begun, sequence_index=1)
-            end = encoded.char_to_token(begun + len(text) - 1, sequence_index=1)
+            (text,), (answer_start,) = (
+                example["answers"]["text"],
+                example["answers"]["answer_start"],
+            )
+            start = encoded.char_to_token(answer_start, sequence_index=1)
+            end = encoded.char_to_token(answer_start + len(text) - 1, sequence_index=1)
         rows.append(
             {
                 "input_ids": encoded["input_ids"],
@@ -170,6 +195,7 @@ def read_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
 
 
 def write_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
+    """Tokenizes documents and their summaries."""
     return [
         {
             "input_ids": tokenizer(example["document"])["input_ids"],
@@ -180,42 +206,46 @@ def write_rows(tokenizer: Any, examples: Sequence[Example]) -> list[Batch]:
 
 
 def batches(rows: Sequence[Batch], size: int, order: Sequence[int], tags: Any) -> Iterator[Batch]:
-    """Yield tensors of ``size`` rows at a time, padded to the longest."""
+    """Yields batches of ``size`` rows as tensors, padded to the longest row."""
     import torch
 
     for begin in range(0, len(order), size):
-        taken = [rows[place] for place in order[begin : begin + size]]
-        batch = {"attention_mask": [[1] * len(row["input_ids"]) for row in taken]}
-        for name in taken[0]:
-            batch[name] = [row[name] for row in taken]
+        batch_rows = [rows[index] for index in order[begin : begin + size]]
+        batch = {"attention_mask": [[1] * len(row["input_ids"]) for row in batch_rows]}
+        for name in batch_rows[0]:
+            batch[name] = [row[name] for row in batch_rows]
         for name, values in batch.items():
             if isinstance(values[0], list):
                 longest, fill = max(map(len, values)), IGNORED if name == "labels" else PAD
                 values = [list(row) + [fill] * (longest - len(row)) for row in values]
                 numbers = tags | {None: IGNORED}
-                values = [[numbers.get(one, one) for one in row] for row in values]
+                values = [[numbers.get(value, value) for value in row] for row in values]
             batch[name] = torch.tensor(values)
         yield batch
 
 
 def torch_run(task: Task, checkpoint: Path, data: dict[str, list[Example]], seed: int) -> float:
-    """Train with a plain loop and return the metric of the test examples."""
+    """Trains with a plain loop and returns the metric on the test examples."""
     import torch
     import transformers
     from transformers import AutoTokenizer
 
-    torch.set_num_threads(1)  # models are so small that threads only wait for each other
+    torch.set_num_threads(1)  # more threads slow down models of this size
     torch.manual_seed(seed)
     config = transformers.AutoConfig.from_pretrained(checkpoint)
     model = getattr(transformers, config.architectures[0]).from_pretrained(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     rows, order = task.rows(tokenizer, data["train"]), list(range(len(data["train"])))
-    plain = [p for n, p in model.named_parameters() if n.endswith("bias") or "norm" in n.lower()]
-    others = [p for p in model.parameters() if not any(p is one for one in plain)]
+    without_decay = [
+        p for n, p in model.named_parameters() if n.endswith("bias") or "norm" in n.lower()
+    ]
+    with_decay = [
+        p for p in model.parameters() if not any(p is excluded for excluded in without_decay)
+    ]
     optimizer = torch.optim.AdamW(
         [
-            {"params": others, "weight_decay": task.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
+            {"params": with_decay, "weight_decay": task.weight_decay},
+            {"params": without_decay, "weight_decay": 0.0},
         ],
         lr=task.learning_rate,
     )
@@ -233,77 +263,114 @@ def torch_run(task: Task, checkpoint: Path, data: dict[str, list[Example]], seed
             schedule.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-        harness.tell(f"PyTorch, seed {seed}, epoch {epoch + 1}: {statistics.fmean(losses):.3f}")
+        harness.log_progress(
+            f"PyTorch, seed {seed}, epoch {epoch + 1}: {statistics.fmean(losses):.3f}"
+        )
     model.eval()
     with torch.inference_mode():
         return task.judge(model, tokenizer, data["test"])
 
 
 def judge_tags(model: Any, tokenizer: Any, examples: Sequence[Example]) -> float:
+    """Returns the F1 score of the predicted entities."""
     from hfseq.objectives.metrics import entity_scores
 
-    rows, found = tag_rows(tokenizer, examples), []
+    rows, predictions = tag_rows(tokenizer, examples), []
     order = range(len(rows))
     for batch in batches(rows, 64, order, model.config.label2id):
         labels = batch.pop("labels")
         best = model(**batch).logits.argmax(-1)
-        for tags, known in zip(best, labels, strict=True):
-            found.append([model.config.id2label[int(tag)] for tag in tags[known != IGNORED]])
-    return entity_scores(found, [example["ner_tags"] for example in examples])["f1"]
+        for tags, batch_labels in zip(best, labels, strict=True):
+            predictions.append(
+                [model.config.id2label[int(tag)] for tag in tags[batch_labels != IGNORED]]
+            )
+    return entity_scores(predictions, [example["ner_tags"] for example in examples])["f1"]
 
 
 def judge_answers(model: Any, tokenizer: Any, examples: Sequence[Example]) -> float:
+    """Returns the mean F1 score of the answers, in percent."""
     from hfseq.data.question_answering import best_spans, make_windows
     from hfseq.objectives.metrics import answer_scores
 
-    questions, contexts = ([one[name] for one in examples] for name in ("question", "context"))
+    questions, contexts = (
+        [example[name] for example in examples] for name in ("question", "context")
+    )
     offsets = make_windows(tokenizer, questions, contexts, 256, 128).offsets
     rows, scores = read_rows(tokenizer, examples), []
     for number, batch in enumerate(batches(rows, 1, range(len(rows)), {})):
         output = model(**{name: batch[name] for name in ("input_ids", "token_type_ids")})
         logits = [output.start_logits.numpy(), output.end_logits.numpy()]
-        found, nothing = best_spans(*logits, [offsets[number]], 20, 30)
-        best = found[0]
-        answer = "" if nothing > best.score else contexts[number][best.start : best.end]
+        spans, null_score = best_spans(*logits, [offsets[number]], 20, 30)
+        best = spans[0]
+        answer = "" if null_score > best.score else contexts[number][best.start : best.end]
         scores.append(answer_scores(answer, examples[number]["answers"]["text"])[1])
     return 100 * statistics.fmean(scores)
 
 
 def judge_summaries(model: Any, tokenizer: Any, examples: Sequence[Example]) -> float:
+    """Returns the ROUGE-L score of greedy summaries."""
     from hfseq.objectives.metrics import rouge_scores
 
-    rows, found = write_rows(tokenizer, examples), []
+    rows, predictions = write_rows(tokenizer, examples), []
     for batch in batches(rows, 64, range(len(rows)), {}):
         del batch["labels"]
-        made = model.generate(**batch, max_new_tokens=64, do_sample=False, num_beams=1)
-        found += tokenizer.batch_decode(made, skip_special_tokens=True)
-    return rouge_scores(found, [[one["summary"]] for one in examples])["rougeL"]
+        sequences = model.generate(**batch, max_new_tokens=64, do_sample=False, num_beams=1)
+        predictions += tokenizer.batch_decode(sequences, skip_special_tokens=True)
+    return rouge_scores(predictions, [[example["summary"]] for example in examples])["rougeL"]
 
 
 TASKS = {
     "ner": Task(
-        "run_ner_flax.py", "f1", 1.0, "RoFormerForTokenClassification", ENCODER, tag_rows,
-        judge_tags, 128, 3000, 3, 2e-3, "",
+        "run_ner_flax.py",
+        "f1",
+        1.0,
+        "RoFormerForTokenClassification",
+        ENCODER,
+        tag_rows,
+        judge_tags,
+        128,
+        3000,
+        3,
+        2e-3,
+        "",
     ),
     "qa": Task(
-        # Questions are matched with names: from smaller numbers that takes many steps to begin.
-        "run_qa_flax.py", "f1", 100.0, "RoFormerForQuestionAnswering",
-        ENCODER | {"initializer_range": 0.1}, read_rows, judge_answers, 256, 3000, 8, 2e-3,
+        # With a smaller initializer_range, matching questions with names takes many more steps.
+        "run_qa_flax.py",
+        "f1",
+        100.0,
+        "RoFormerForQuestionAnswering",
+        ENCODER | {"initializer_range": 0.1},
+        read_rows,
+        judge_answers,
+        256,
+        3000,
+        8,
+        2e-3,
         "--version_2_with_negative",
     ),
     "summarization": Task(
-        "run_summarization_flax.py", "rougeL", 100.0, "PegasusForConditionalGeneration", PEGASUS,
-        write_rows, judge_summaries, 256, 3000, 4, 2e-3,
+        "run_summarization_flax.py",
+        "rougeL",
+        100.0,
+        "PegasusForConditionalGeneration",
+        PEGASUS,
+        write_rows,
+        judge_summaries,
+        256,
+        3000,
+        4,
+        2e-3,
         "--line_by_line --max_source_length 160 --max_target_length 65",
     ),
-}  # fmt: skip
+}
 
 
-# -- hfseq's side, and the command
+# -- training with hfseq, and the command
 
 
 def hfseq_command(task: Task, name: str, checkpoint: str, data: str, out: str, seed: int) -> str:
-    """Return the command of a run, with its places as they are to be named."""
+    """Returns the command of a run with the given paths."""
     length = "" if "--max_source_length" in task.flags else f"--max_seq_length {task.length} "
     return (
         f"scripts/{task.script} --output_dir {out} --model_name_or_path {checkpoint} "
@@ -317,28 +384,30 @@ def hfseq_command(task: Task, name: str, checkpoint: str, data: str, out: str, s
 
 
 def hfseq_run(task: Task, name: str, folder: Path, seed: int) -> float:
+    """Trains with hfseq unless the run is finished, and returns the metric on the test examples."""
     out = folder / f"hfseq-{seed}"
     if not (out / "predict_results.json").exists():
-        given = (str(folder / part) for part in ("checkpoint", "data", out.name))
-        command = hfseq_command(task, name, *given, seed)
+        paths = (str(folder / part) for part in ("checkpoint", "data", out.name))
+        command = hfseq_command(task, name, *paths, seed)
         subprocess.run([sys.executable, *shlex.split(command)], check=True, cwd=harness.ROOT)
     return json.loads((out / "predict_results.json").read_text())[f"predict_{task.metric}"]
 
 
-def read(path: Path) -> list[Example]:
+def read_examples(path: Path) -> list[Example]:
+    """Returns the examples of a JSON Lines file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def compare(name: str, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Run a task on both sides and return the metrics by seed, in percent."""
+    """Runs a task on both sides and returns the metrics of each seed, in percent."""
     import torch
 
     task, data, checkpoint = TASKS[name], folder / "data", folder / "checkpoint"
     make = ["scripts/make_task_data.py", "--task", name, "--train", str(task.examples)]
     if not (data / "baselines.json").exists():
-        given = [sys.executable, *make, "--output_dir", str(data)]
-        subprocess.run(given, check=True, cwd=harness.ROOT)
-    examples = {split: read(data / f"{split}.jsonl") for split in ("train", "test")}
+        command = [sys.executable, *make, "--output_dir", str(data)]
+        subprocess.run(command, check=True, cwd=harness.ROOT)
+    examples = {split: read_examples(data / f"{split}.jsonl") for split in ("train", "test")}
     if not (checkpoint / "config.json").exists():
         tokenizer = make_tokenizer(examples["train"], text_pairs=name != "summarization")
         torch.manual_seed(0)
@@ -371,53 +440,67 @@ def compare(name: str, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def main(given: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line. The exit code is 1 if the ranges of a task do not overlap."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--work_dir", type=Path, required=True, help="where data and runs go")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--output_dir", type=Path, default=harness.DOCS / "benchmarks")
-    options = parser.parse_args(given)
+    parser.add_argument("--work_dir", type=Path, required=True, help="folder for data and runs")
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        default=list(TASKS),
+        choices=list(TASKS),
+        help="tasks to run (default: all)",
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds (default: 1 2 3)"
+    )
+    output_help = "folder for finetuning.json (default: docs/benchmarks)"
+    parser.add_argument(
+        "--output_dir", type=Path, default=harness.DOCS / "benchmarks", help=output_help
+    )
+    options = parser.parse_args(arguments)
     path = options.output_dir / "finetuning.json"
-    # What was measured before and is not run now stays.
-    known = {one["task"]: one for one in (json.loads(path.read_text()) if path.exists() else [])}
+    # Keep earlier results of tasks that are not run now.
+    results = {
+        result["task"]: result for result in (json.loads(path.read_text()) if path.exists() else [])
+    }
     for name in options.tasks:
-        known[name] = compare(name, options.work_dir.absolute() / name, options.seeds)
-        harness.write_json(path, [known[task] for task in TASKS if task in known])
+        results[name] = compare(name, options.work_dir.absolute() / name, options.seeds)
+        harness.write_json(path, [results[task] for task in TASKS if task in results])
     columns = [
         "task",
         "metric",
         "hfseq",
         "PyTorch",
-        "hfseq's mean is in PyTorch's range",
-        "without a model",
+        "hfseq's mean within PyTorch's range",
+        "best baseline without a model",
     ]
     lines = [
         [
             name,
-            one["metric"],
-            *(" ".join(f"{score:.1f}" for score in one[side]) for side in ("hfseq", "PyTorch")),
+            result["metric"],
+            *(" ".join(f"{score:.1f}" for score in result[side]) for side in ("hfseq", "PyTorch")),
             "yes"
-            if one["mean_within"]
-            else f"no, {outside(one):+.2f}"
-            f" ({'ranges overlap' if one['ranges_overlap'] else 'ranges apart'})",
-            f"{max(one['baselines'].values()):.1f}",
+            if result["mean_within"]
+            else f"no, {distance_to_range(result):+.2f}"
+            f" ({'ranges overlap' if result['ranges_overlap'] else 'ranges apart'})",
+            f"{max(result['baselines'].values()):.1f}",
         ]
-        for name, one in known.items()
+        for name, result in results.items()
     ]
     table = harness.markdown(columns, lines)
     if options.output_dir == harness.DOCS / "benchmarks":
         harness.write_section(harness.DOCS / "benchmarks.md", "finetuning", table)
     print(table)
-    return 0 if all(known[name]["ranges_overlap"] for name in options.tasks) else 1
+    return 0 if all(results[name]["ranges_overlap"] for name in options.tasks) else 1
 
 
-def outside(one: dict[str, Any]) -> float:
-    """Return by how much hfseq's mean is above or below all of PyTorch's seeds."""
-    mean = statistics.fmean(one["hfseq"])
-    return mean - (max if mean > max(one["PyTorch"]) else min)(one["PyTorch"])
+def distance_to_range(result: dict[str, Any]) -> float:
+    """Returns the signed distance of hfseq's mean to the range of PyTorch's seeds."""
+    mean = statistics.fmean(result["hfseq"])
+    return mean - (max if mean > max(result["PyTorch"]) else min)(result["PyTorch"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The comparison of fine-tunings: rows of the plain loop, the judgement, and what is kept."""
+"""Tests of the fine-tuning benchmark: rows and batches of the PyTorch loop, command, results."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def test_the_first_token_of_a_word_has_its_label():
     assert len(row["labels"]) == len(row["input_ids"]) and row["labels"][0] is None
 
 
-def test_an_answer_is_where_its_tokens_are():
+def test_answer_positions_are_those_of_its_tokens():
     tokenizer = finetuning.make_tokenizer([ASKED], text_pairs=True)
-    without = ASKED | {"answers": {"text": [], "answer_start": []}}
-    found, nothing = finetuning.read_rows(tokenizer, [ASKED, without])
-    tokens = found["input_ids"][found["start_positions"] : found["end_positions"] + 1]
+    unanswered = ASKED | {"answers": {"text": [], "answer_start": []}}
+    row, unanswered_row = finetuning.read_rows(tokenizer, [ASKED, unanswered])
+    tokens = row["input_ids"][row["start_positions"] : row["end_positions"] + 1]
     assert tokenizer.decode(tokens).strip() == "Ada"
-    assert nothing["start_positions"] == nothing["end_positions"] == 0
+    assert unanswered_row["start_positions"] == unanswered_row["end_positions"] == 0
 
 
-def test_batches_are_padded_and_labels_ignored_there():
+def test_batches_are_padded_and_padding_has_no_labels():
     pytest.importorskip("torch")
     rows = [
         {"input_ids": [5, 6, 7], "labels": ["O", None, "B"]},
@@ -58,19 +58,19 @@ def test_batches_are_padded_and_labels_ignored_there():
 
 
 @pytest.mark.parametrize("name", finetuning.TASKS)
-def test_the_command_has_flags_of_its_script(name):
+def test_the_command_uses_existing_flags_of_the_script(name):
     command = finetuning.hfseq_command(finetuning.TASKS[name], name, "c", "d", "out", 7)
-    found = parse(shlex.split(command)[1:], objective=OBJECTIVES[name])
-    assert found.training.seed == 7 and found.data.train_file == ["d/train.jsonl"]
-    assert found.training.per_device_train_batch_size == finetuning.TASKS[name].batch_size
+    arguments = parse(shlex.split(command)[1:], objective=OBJECTIVES[name])
+    assert arguments.training.seed == 7 and arguments.data.train_file == ["d/train.jsonl"]
+    assert arguments.training.per_device_train_batch_size == finetuning.TASKS[name].batch_size
 
 
-def test_a_mean_outside_of_the_range_is_told_with_its_distance():
-    assert finetuning.outside({"hfseq": [3.0, 5.0], "PyTorch": [1.0, 3.5]}) == 0.5
-    assert finetuning.outside({"hfseq": [1.0, 2.0], "PyTorch": [2.0, 3.5]}) == -0.5
+def test_the_distance_of_a_mean_to_the_range_has_a_sign():
+    assert finetuning.distance_to_range({"hfseq": [3.0, 5.0], "PyTorch": [1.0, 3.5]}) == 0.5
+    assert finetuning.distance_to_range({"hfseq": [1.0, 2.0], "PyTorch": [2.0, 3.5]}) == -0.5
 
 
-def test_tasks_that_are_not_run_again_stay(monkeypatch, tmp_path, capsys):
+def test_earlier_results_of_other_tasks_are_kept(monkeypatch, tmp_path, capsys):
     def compare(name, folder, seeds):
         ours = [1.0, 2.0] if name == "qa" else [8.0, 9.0]
         return {
@@ -84,9 +84,9 @@ def test_tasks_that_are_not_run_again_stay(monkeypatch, tmp_path, capsys):
         }
 
     monkeypatch.setattr(finetuning, "compare", compare)
-    given = ["--work_dir", str(tmp_path / "runs"), "--output_dir", str(tmp_path), "--tasks"]
-    assert finetuning.main([*given, "qa"]) == 0
-    assert finetuning.main([*given, "ner"]) == 1
+    arguments = ["--work_dir", str(tmp_path / "runs"), "--output_dir", str(tmp_path), "--tasks"]
+    assert finetuning.main([*arguments, "qa"]) == 0
+    assert finetuning.main([*arguments, "ner"]) == 1
     assert "no, +6.70 (ranges apart)" in capsys.readouterr().out
-    kept = json.loads((tmp_path / "finetuning.json").read_text())
-    assert [one["task"] for one in kept] == ["ner", "qa"]
+    results = json.loads((tmp_path / "finetuning.json").read_text())
+    assert [result["task"] for result in results] == ["ner", "qa"]
