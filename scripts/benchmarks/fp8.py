@@ -1,4 +1,4 @@
-r"""FP8 beside bfloat16: steps and where their time goes, CoLA, curves, steps compiled for an H200.
+r"""Compare FP8 with bfloat16: step time, profiles, CoLA, learning curves, and compiled H200 steps.
 
     python scripts/benchmarks/fp8.py                          # the table of benchmarks/tables.md
     python scripts/benchmarks/fp8.py --widths 4096 --attention cudnn
@@ -8,11 +8,12 @@ r"""FP8 beside bfloat16: steps and where their time goes, CoLA, curves, steps co
     python scripts/benchmarks/fp8.py curves roberta --work_dir runs -- scripts/run_mlm_flax.py …
     python scripts/benchmarks/fp8.py h200 --target h200_target.txtpb --packages DIR
 
-The step is the training loop's: loss, gradients, AdamW, donated state. The recipes of one model and
-width run in processes of their own and step in turn; then each is profiled alone. It is meant for
-a GPU with FP8 units; elsewhere the products are emulated, and the table says so. MFU is the share
-of a large bfloat16 product's rate that goes into the FLOPs a step needs: an FP8 step may have more
-than 100 %. Where FP8 is slower than bfloat16, the command says that it does not pay.
+The measured step is that of the training loop: loss, gradients, AdamW and a donated state. Each
+recipe of a model and width runs in a separate process, and the processes take turns. Afterwards
+each recipe is profiled alone. The benchmark needs a GPU with FP8 units; other devices emulate the
+products, which the table reports. MFU is the model FLOPs per second divided by the rate of a large
+bfloat16 product, so an FP8 step can exceed 100 %. The command reports the cases in which FP8 is
+slower than bfloat16.
 """
 
 from __future__ import annotations
@@ -37,24 +38,25 @@ from typing import Any
 
 import harness
 import training
-from harness import Case, Contestant, Running
+from harness import Case, Contestant, Workload
 
 BASELINE = "bfloat16"
 FP8 = ("fp8_delayed", "fp8_current")
 RECIPES = (BASELINE, *FP8)
-# Layers and tokens of a step by width: three steps fit into the 141 GB of an H200 together.
+# Layers and tokens per step by width. Three such steps fit into the 141 GB of an H200.
 LAYERS = {1024: 12, 2048: 8, 4096: 4}
 TOKENS = {1024: 16384, 2048: 16384, 4096: 8192}
+# Required speedup by width.
 AIM = {4096: 1.3}
-# Linears that read a constant: there is no gradient of their input. The VQ Transformer's sinusoids.
+# Linears whose input is constant and has no gradient: the VQ Transformer's sinusoids.
 CONSTANT_INPUT = ("r_proj",)
 
 
 @functools.cache
 def sites(name: str, size: training.Size) -> tuple[str, ...]:
-    """Return the paths of the Linears with FP8 products; fused projections are one product.
+    """Returns the paths of the Linears with FP8 products.
 
-    Each has one scale of its input under ``fp8_delayed``.
+    Fused projections count as one. Each has one input scale in the recipe ``fp8_delayed``.
     """
     from hfseq.nn import trees
 
@@ -64,15 +66,15 @@ def sites(name: str, size: training.Size) -> tuple[str, ...]:
 
 
 def targeted(name: str, size: training.Size) -> int:
-    """Return how many products of a training step should be FP8.
+    """Returns the number of products of a training step that should be FP8.
 
-    Three a site: forward, and the gradients of kernel and input.
+    Each Linear has three: the forward pass and the gradients of its kernel and its input.
     """
     paths = sites(name, size)
     return 3 * len(paths) - sum(path.endswith(CONSTANT_INPUT) for path in paths)
 
 
-# -- what runs in the processes
+# -- the workloads
 
 
 def timed(
@@ -82,11 +84,17 @@ def timed(
     dropout: float,
     attention: str | None,
     profile_steps: int = 0,
-) -> Running:
-    """The training loop's step; facts hold its kernels by kind and what it has to compute.
+) -> Workload:
+    """Returns the training step as a workload, with its kernels by kind and its FLOPs.
 
-    With ``profile_steps`` a step is so many under the profiler, and says the share of the time in
-    each kind of kernel.
+    Args:
+        model: Model type.
+        recipe: Precision recipe.
+        size: Fields of :class:`training.Size`.
+        dropout: All dropout rates.
+        attention: Attention implementation.
+        profile_steps: If positive, a step of the workload runs this many training steps under the
+            profiler and returns the share of the time spent in each kind of kernel.
     """
     import jax
 
@@ -103,70 +111,73 @@ def timed(
     )
     current = jax.jit(prepared.random_state)(jax.random.key(0))
     batches = jax.device_put(prepared.batches)
-    if prepared.module.overwrite_with_gradient:  # as the loop does before the first step
+    if prepared.module.overwrite_with_gradient:  # the loop calibrates before the first step
         calibrate = state.make_step(
             prepared.objective, prepared.module, prepared.optimizer, 0, False, calibrate=True
         )
         current, _ = jax.jit(calibrate, donate_argnums=0)(current, {}, batches[0])
     gpu = jax.default_backend() == "gpu"
-    # One kernel after the other, so that the profile names each: no CUDA graphs.
+    # Without CUDA graphs, the profile contains the name of every kernel.
     options = {"xla_gpu_enable_command_buffer": ""} if profile_steps and gpu else None
     lowered = jax.jit(prepared.step, donate_argnums=0).lower(current, batches[0])
     compiled = lowered.compile(compiler_options=options)
-    run = training.stepping(compiled, current, batches)
+    run = training.step_runner(compiled, current, batches)
     if profile_steps:
         run()
         kinds = training.Program(compiled.as_text()).kinds()
-        return Running(
+        return Workload(
             lambda: profiled(lambda: [run() for _ in range(profile_steps)], kinds),
             harness.jax_peak_bytes,
         )
     device = jax.devices()[0]
-    known, rows = hardware.find_accelerator(device.device_kind), (shape.rows, shape.length)
-    flops = throughput.run_flops(prepared.module, prepared.objective, *rows)
-    facts = training.jax_facts(prepared.module.params_shape_tree) | {
+    accelerator, sizes = hardware.find_accelerator(device.device_kind), (shape.rows, shape.length)
+    flops = throughput.run_flops(prepared.module, prepared.objective, *sizes)
+    info = training.jax_info(prepared.module.params_shape_tree) | {
         "model_flops": flops,
         "flops": flops,
         "fp8_units": gpu and has_units(device),
-        "datasheet_flops": None if known is None else known.half_flops,
+        "datasheet_flops": None if accelerator is None else accelerator.half_flops,
         "kernels": training.Program(compiled.as_text()).counts(),
         "targeted": targeted(model, shape) if recipe in FP8 else 0,
     }
-    return Running(run, harness.jax_peak_bytes, facts)
+    return Workload(run, harness.jax_peak_bytes, info)
 
 
 def has_units(device: Any) -> bool:
-    """Tell whether a GPU multiplies FP8 in units of its own (NVIDIA, compute capability 8.9 on)."""
+    """Returns whether a GPU has FP8 units (NVIDIA, compute capability 8.9 or higher)."""
     major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
     return major.isdigit() and (int(major), int(minor or 0)) >= (8, 9)
 
 
-# -- profiles: kernels carry the name of the instruction that they run, and the program its kind
+# -- profiles: kernels are named after HLO instructions, whose kinds the program determines
 
 UNKNOWN = "unknown"
-KINDS = (*training.KINDS, UNKNOWN)
-# Kernels that no instruction names: libraries' own, by what they call themselves.
+KINDS = (*training.KERNEL_KINDS, UNKNOWN)
+# Library kernels without an instruction are classified by their names.
 _BY_NAME = (
     (r"nccl", training.COLLECTIVE),
     (r"memcpy|memset", training.COPY),
     (r"fmha|flash|cudnn.*sdpa", training.ATTENTION),
     (r"(gemm|nvjet|xmma|cutlass).*(e4m3|e5m2|_q[a-z]*q)", training.FP8_PRODUCT),
-    (r"gemm|nvjet|xmma|cutlass", training.PRODUCT),
+    (r"gemm|nvjet|xmma|cutlass", training.OTHER_PRODUCT),
 )
 
 
 def kind_of(event: str, instruction: str | None, kinds: Mapping[str, str]) -> str:
     if instruction in kinds:
         return kinds[instruction]
-    return next((kind for text, kind in _BY_NAME if re.search(text, event, re.I)), UNKNOWN)
+    return next(
+        (kernel_kind for pattern, kernel_kind in _BY_NAME if re.search(pattern, event, re.I)),
+        UNKNOWN,
+    )
 
 
 def shares(data: Any, kinds: Mapping[str, str]) -> dict[str, float]:
-    """Return the share of the devices' time in each kind, in the order of ``KINDS``.
+    """Returns the share of the device time spent in each kind of kernel, in the order of ``KINDS``.
 
-    GPUs have a line a stream, and lines derived from them, which would count everything again. On a
-    CPU instructions stand among all other events of the host; those that hold others (loops) are
-    known by having no kind.
+    On a GPU, only the lines of the streams count: the other lines are derived from them. On a CPU,
+    instructions are mixed with other events of the host. Only instructions with a kind count, which
+    excludes loops, because these contain other instructions.
     """
     lines = [(plane.name, line) for plane in data.planes for line in plane.lines]
     streams = [
@@ -181,14 +192,20 @@ def shares(data: Any, kinds: Mapping[str, str]) -> dict[str, float]:
         if streams or instruction in kinds:
             nanoseconds[kind_of(event.name, instruction, kinds)] += event.duration_ns
     total = sum(nanoseconds.values())
-    return {kind: nanoseconds[kind] / total for kind in KINDS if nanoseconds.get(kind)}
+    return {
+        kernel_kind: nanoseconds[kernel_kind] / total
+        for kernel_kind in KINDS
+        if nanoseconds.get(kernel_kind)
+    }
 
 
 def profiled(run: Callable[[], Any], kinds: Mapping[str, str]) -> dict[str, float]:
-    """Run ``run``, which waits for the device, under the profiler; returns :func:`shares`.
+    """Calls ``run``, which must wait for the device, under the profiler and returns :func:`shares`.
 
-    RuntimeError if the profile is empty. Its JSON ends after a million events: this reads the other
-    file.
+    The function reads the protocol buffer because the JSON file ends after a million events.
+
+    Raises:
+        RuntimeError: The profile is empty.
     """
     import jax
 
@@ -196,39 +213,48 @@ def profiled(run: Callable[[], Any], kinds: Mapping[str, str]) -> dict[str, floa
         with jax.profiler.trace(folder):
             run()
         files = sorted(Path(folder).rglob("*.xplane.pb"))
-        found = shares(jax.profiler.ProfileData.from_file(str(files[-1])), kinds) if files else {}
-    if not found:
-        raise RuntimeError("the profile has no kernels: is another profiler attached?")
-    return found
+        kernel_shares = (
+            shares(jax.profiler.ProfileData.from_file(str(files[-1])), kinds) if files else {}
+        )
+    if not kernel_shares:
+        raise RuntimeError(
+            "the profile contains no kernels: check that no other profiler is attached"
+        )
+    return kernel_shares
 
 
 # -- steps: fp8.py
 
 
-def parse(given: Sequence[str]) -> argparse.Namespace:
-    parser = harness.parser(
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses the flags of the command without a subcommand."""
+    parser = harness.make_parser(
         __doc__,
-        layers=(int, "12, 8, 4 at widths 1024, 2048, 4096"),
-        batch_size=(int, "rows; 16384 tokens, 8192 at width 4096"),
-        length=(512, "tokens a row"),
-        vocab_size=(32768, "size of the vocabulary"),
-        dropout=(0.0, "all rates"),
-        rounds=(15, "timed steps of each"),
-        profile_steps=(5, "steps in a profile"),
+        layers=(int, "number of layers (default: 12, 8, 4 for widths 1024, 2048, 4096)"),
+        batch_size=(int, "rows per step (default: 16384 tokens, 8192 for width 4096)"),
+        length=(512, "tokens per row"),
+        vocab_size=(32768, "vocabulary size"),
+        dropout=(0.0, "all dropout rates"),
+        rounds=(15, "timed steps per recipe"),
+        profile_steps=(5, "steps per profile"),
     )
     parser.add_argument("--models", nargs="+", default=["fp8_encoder", "gpt2"], help="model types")
     parser.add_argument("--widths", nargs="+", type=int, default=list(LAYERS), help="hidden sizes")
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), help="the first is compared")
-    parser.add_argument("--attention", help="implementation of attention, e.g. cudnn")
-    options = parser.parse_args(given)
+    parser.add_argument(
+        "--recipes", nargs="+", default=list(RECIPES), help="recipes; ratios refer to the first one"
+    )
+    parser.add_argument("--attention", help="attention implementation, e.g. cudnn")
+    options = parser.parse_args(arguments)
     for width in options.widths:
-        if width % training.HEAD and width > training.HEAD:
-            parser.error(f"--widths {width} is no multiple of {training.HEAD}, a head's features")
+        if width % training.HEAD_DIM and width > training.HEAD_DIM:
+            parser.error(
+                f"--widths {width} is not a multiple of the head dimension {training.HEAD_DIM}"
+            )
     return options
 
 
 def step_cases(options: argparse.Namespace, profile: bool = False) -> list[Case]:
-    """Return a case for each model and width; to be profiled, each recipe in a group of its own."""
+    """Returns a case for each model and width. With ``profile``, recipes are in separate groups."""
     cases = []
     turns = (
         {"rounds": 1, "warmup": 0}
@@ -266,21 +292,22 @@ def step_cases(options: argparse.Namespace, profile: bool = False) -> list[Case]
             for recipe in options.recipes
         )
         amount, first = rows * options.length, options.recipes[0]
-        case = Case(name, contestants, amount, dtype=BASELINE, baseline=first, facts=size, **turns)
+        case = Case(name, contestants, amount, dtype=BASELINE, baseline=first, info=size, **turns)
         cases.append(case)
     return cases
 
 
-def steps(given: Sequence[str]) -> int:
-    options = parse(given)
-    result = harness.head("fp8", "fp8.py", given, options)
+def steps(arguments: Sequence[str]) -> int:
+    """Measures and profiles the steps of all recipes and returns the exit code."""
+    options = parse(arguments)
+    result = harness.result_header("fp8", "fp8.py", arguments, options)
     runner = harness.Runner(result["threads"], Path())
     runner.limits = harness.matmul_rates([BASELINE], runner.threads)
-    rows = runner.suite("fp8", step_cases(options))
+    rows = runner.run_suite("fp8", step_cases(options))
     profiles = {
         (case.name, row.name): row.values[-1]
         for case in step_cases(options, profile=True)
-        for row in runner.rows(case)
+        for row in runner.run_case(case)
         if row.status == "ok" and row.values
     }
     for row in rows:
@@ -288,28 +315,32 @@ def steps(given: Sequence[str]) -> int:
         flops, datasheet = (row["facts"].get(key) for key in ("flops", "datasheet_flops"))
         if datasheet and row["median_seconds"]:
             row["datasheet_mfu"] = flops / row["median_seconds"] / datasheet
-    said, shown = remarks(rows, options.recipes[0]), shares_table(rows)
+    remark_lines, shares_text = remarks(rows, options.recipes[0]), shares_table(rows)
     device = next((r["facts"]["device"] for r in rows if r["facts"]), "no device")
     result |= {
         "limits": runner.limits,
         "rows": rows,
         "problems": [
-            f"{row['name']} ({row['case']}): no profile"
+            f"{row['name']} ({row['case']}): profile missing"
             for row in rows
             if row["status"] == "ok" and not row["shares"]
         ],
         "rounds": f"{options.rounds} alternating rounds",
         "remarks": [
-            *(["Share of the time in each kind of kernel:", shown] if shown else []),
-            *(["\n".join(f"- {line}" for line in said)] if said else []),
-            f"On {device}: rows of {options.length} tokens, vocabulary {options.vocab_size}, "
+            *(
+                ["Share of the time spent in each kind of kernel:", shares_text]
+                if shares_text
+                else []
+            ),
+            *(["\n".join(f"- {line}" for line in remark_lines)] if remark_lines else []),
+            f"On {device}: rows of {options.length} tokens, vocabulary size {options.vocab_size}, "
             f"dropout {options.dropout:g}, attention {options.attention or 'xla'}.",
         ],
     }
     columns = (
         harness.CASE,
         ("layers", lambda row: str(row["case_facts"]["layers"])),
-        ("tokens a step", lambda row: f"{row['amount']:.0f}"),
+        ("tokens per step", lambda row: f"{row['amount']:.0f}"),
         harness.TOKENS,
         harness.TIME,
         (f"against {options.recipes[0]}", harness.RATIO[1]),
@@ -332,44 +363,66 @@ def products(row: dict[str, Any]) -> int:
 
 
 def remarks(rows: Sequence[dict[str, Any]], baseline: str = BASELINE) -> list[str]:
-    told = []
+    """Returns sentences about emulated, slow or missing FP8 products."""
+    lines = []
     ran = [row for row in rows if row["ratio"] and row["name"].startswith("fp8")]
     if any(not row["facts"].get("fp8_units") for row in ran):
-        told.append(
-            "This device has no FP8 units: the products are emulated, and the ratios say nothing "
-            "about FP8 on one that has them."
+        lines.append(
+            "This device has no FP8 units and emulates the products. The ratios do not apply to "
+            "devices with FP8 units."
         )
     for row in ran:
-        who, units = f"{row['case']}: {row['name']}", row["facts"].get("fp8_units")
-        times, aim = f"{row['ratio']:.2f}x of {baseline}", AIM.get(row["case_facts"]["width"])
+        label, units = f"{row['case']}: {row['name']}", row["facts"].get("fp8_units")
+        times, aim = (
+            f"{row['ratio']:.2f}x the speed of {baseline}",
+            AIM.get(row["case_facts"]["width"]),
+        )
         if row["ratio"] < 1.0:
-            told.append(
-                f"{who} does not pay here, {times} (± {row['spread'] or 0.0:.0%}): train with "
-                f"--precision {baseline}."
+            lines.append(
+                f"{label} does not pay off here: {times} (± {row['spread'] or 0.0:.0%}). Train "
+                f"with --precision {baseline}."
             )
         elif aim and units and row["ratio"] < aim:
-            told.append(f"{who} pays, {times}, but misses the aim of {aim:g}x.")
+            lines.append(f"{label} reaches {times}, less than the required {aim:g}x.")
         if units and not products(row):
-            told.append(f"{who} has no FP8 product in its program.")
-    return told
+            lines.append(f"{label} has no FP8 products in its compiled program.")
+    return lines
 
 
 def shares_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns a table of the time spent in each kind of kernel, or an empty string."""
     measured = [row for row in rows if row["shares"]]
-    kinds = [kind for kind in KINDS if any(kind in row["shares"] for row in measured)]
+    kinds = [
+        kernel_kind
+        for kernel_kind in KINDS
+        if any(kernel_kind in row["shares"] for row in measured)
+    ]
     lines = [
-        [row["case"], row["name"], *(f"{row['shares'].get(kind, 0.0):.0%}" for kind in kinds)]
+        [
+            row["case"],
+            row["name"],
+            *(f"{row['shares'].get(kernel_kind, 0.0):.0%}" for kernel_kind in kinds),
+        ]
         for row in measured
     ]
     return harness.markdown(["", "recipe", *kinds], lines) if lines else ""
 
 
-# -- compiled for an H200 without one: fp8.py h200
+# -- steps compiled for an absent H200: fp8.py h200
 
 
 @dataclasses.dataclass
 class Counts:
-    """What was found in the compiled step of an architecture (``name``) in a recipe (``group``)."""
+    """Kernel counts of a compiled training step.
+
+    Attributes:
+        name: Architecture.
+        group: Precision recipe.
+        targeted: Number of products that should be FP8.
+        kernels: Number of kernels by kind.
+        seconds: Time of compilation.
+        status: ``"ok"``, or the error of the compilation.
+    """
 
     name: str
     group: str
@@ -380,49 +433,59 @@ class Counts:
 
     @property
     def found(self) -> int:
+        """Number of FP8 products."""
         return self.kernels.get(training.FP8_PRODUCT, 0)
 
 
-def parse_h200(given: Sequence[str]) -> argparse.Namespace:
+def parse_h200(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses the flags of the subcommand h200."""
     parser = training.h200_parser(
-        r"""Training steps compiled for an H200 without one: is every product FP8 that should be?
+        r"""Compile training steps for an absent H200 and check that all intended products are FP8.
 
---target is XLA's description of the GPU (GpuTargetConfigProto as text; its runtime_version must be
-there, or XLA leaves FP8 out without a word). --packages is a folder beside the environment with
-what compiles for CUDA, for the version of jax that is installed:
+--target is XLA's description of the GPU (GpuTargetConfigProto in text format). It must contain
+runtime_version: without it, XLA silently disables FP8. --packages is a folder outside of the
+environment with the CUDA compiler for the installed version of jax:
 
     pip install --no-deps --target DIR jax-cuda12-plugin==VERSION jax-cuda12-pjrt==VERSION \
         nvidia-cuda-nvcc-cu12
 
-Each architecture's full step (loss, gradients, AdamW) is compiled in each recipe, and the matrix
-products of the result are counted by the type of their operands. A Linear at FP8's sites has three:
-forward, gradient of the input, gradient of the kernel. Exit code 1 if one of them is not FP8.
---models adds to the table of an earlier run at the same sizes.""",
+The complete training step (loss, gradients, AdamW) of each architecture is compiled in each recipe,
+and the matrix products of the compiled program are counted by the dtype of their operands. Every
+Linear with FP8 has three: the forward pass, the gradient of the input and the gradient of the
+kernel. The exit code is 1 if one of them is not FP8. With --models, the results are added to those
+of an earlier run with the same sizes.""",
         width=256,
         layers=1,
         batch_size=8,
         length=128,
         vocab_size=1024,
     )
-    parser.add_argument("--models", nargs="+", help="architectures; all by default")
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=RECIPES)
-    parser.add_argument("--cublas", action="store_true", help="products by cuBLASLt, not Triton")
-    parser.add_argument("--dump", type=Path, help="folder that gets the compiled HLO")
-    return parser.parse_args(given)
+    parser.add_argument("--models", nargs="+", help="architectures (default: all)")
+    recipes_help = "precision recipes (default: all)"
+    parser.add_argument(
+        "--recipes", nargs="+", default=list(RECIPES), choices=RECIPES, help=recipes_help
+    )
+    parser.add_argument(
+        "--cublas", action="store_true", help="use cuBLASLt instead of Triton for the products"
+    )
+    parser.add_argument("--dump", type=Path, help="folder for the compiled HLO")
+    return parser.parse_args(arguments)
 
 
 def h200_command(options: argparse.Namespace) -> str:
+    """Returns the command that reproduces the whole table."""
     return training.h200_command("fp8.py h200", parse_h200, options)
 
 
 def count(name: str, recipe: str, options: argparse.Namespace, gpu: Any) -> Counts:
+    """Compiles the step of an architecture in a recipe and counts its kernels."""
     size = training.Size(
         options.width, options.layers, options.batch_size, options.length, options.vocab_size
     )
     row, started = Counts(name, recipe, 0), time.perf_counter()
     try:
         row.targeted = targeted(name, size) if recipe in FP8 else 0
-        flags = training.SEPARATE | (training.CUBLAS if options.cublas else {})
+        flags = training.NO_DOT_MERGER | (training.CUBLAS if options.cublas else {})
         prepared = training.prepare_sized(name, recipe, size)
         text = training.compile_for(gpu, prepared, flags).as_text()
         if options.dump is not None:
@@ -432,22 +495,22 @@ def count(name: str, recipe: str, options: argparse.Namespace, gpu: Any) -> Coun
     except Exception as error:
         row.status = f"failed: {type(error).__name__}: {error}".splitlines()[0][:200]
     row.seconds = round(time.perf_counter() - started, 1)
-    harness.tell(f"{row}")
+    harness.log_progress(f"{row}")
     return row
 
 
-def kept(result: dict[str, Any], output: Path) -> dict[tuple[str, str], Counts]:
-    """Return the rows of an earlier run at the same sizes, which this one adds to."""
+def earlier_rows(result: dict[str, Any], output: Path) -> dict[tuple[str, str], Counts]:
+    """Returns the rows of an earlier run with the same sizes, jax version and target."""
     path = output / "benchmarks" / f"{result['benchmark']}.json"
     if not path.exists():
         return {}
 
-    def told(run: dict[str, Any]) -> tuple[Any, ...]:
+    def run_key(run: dict[str, Any]) -> tuple[Any, ...]:
         sizes = {k: v for k, v in run["options"].items() if k not in ("models", "recipes")}
         return sizes, run.get("machine", {}).get("versions", {}).get("jax"), run["target"]
 
     earlier = json.loads(path.read_text())
-    if told(earlier) != told(result):
+    if run_key(earlier) != run_key(result):
         return {}
     names = [field.name for field in dataclasses.fields(Counts)]
     rows = (Counts(**{name: row[name] for name in names}) for row in earlier["rows"])
@@ -455,6 +518,7 @@ def kept(result: dict[str, Any], output: Path) -> dict[tuple[str, str], Counts]:
 
 
 def h200_problems(rows: Sequence[Counts]) -> list[str]:
+    """Returns a message for each row in which a targeted product is not FP8."""
     return [
         f"{row.name} in {row.group}: {row.found} of {row.targeted} targeted products are FP8"
         for row in rows
@@ -462,14 +526,15 @@ def h200_problems(rows: Sequence[Counts]) -> list[str]:
     ]
 
 
-def h200(given: Sequence[str]) -> int:
-    options, gpu, result = training.h200_begin("fp8_h200", "fp8.py h200", parse_h200, given)
-    made = {
+def h200(arguments: Sequence[str]) -> int:
+    """Compiles all steps, writes the table and returns the exit code."""
+    options, gpu, result = training.h200_setup("fp8_h200", "fp8.py h200", parse_h200, arguments)
+    counts = {
         (name, recipe): count(name, recipe, options, gpu)
         for name in options.models or training.architectures()
         for recipe in options.recipes
     }
-    rows = (kept(result, options.output) | made).values()
+    rows = (earlier_rows(result, options.output) | counts).values()
     rows = sorted(rows, key=lambda row: (row.name, RECIPES.index(row.group)))
     result["rows"] = [dataclasses.asdict(row) | {"fp8_products": row.found} for row in rows]
     result["problems"] = h200_problems(rows)
@@ -481,7 +546,7 @@ def h200(given: Sequence[str]) -> int:
             row.group,
             str(row.targeted),
             str(row.found),
-            str(row.kernels.get(training.PRODUCT, 0)),
+            str(row.kernels.get(training.OTHER_PRODUCT, 0)),
             str(sum(row.kernels.values())),
         ]
         for row in rows
@@ -489,15 +554,16 @@ def h200(given: Sequence[str]) -> int:
     columns = ["", "recipe", "targeted", "FP8 products", "other products", "kernels"]
     text = (
         f"{harness.markdown(columns, lines)}\n\nWidth {options.width}, {options.layers} layers, "
-        f"{options.batch_size} rows of {options.length}, vocabulary {options.vocab_size}; compiled "
-        f"for {result['target']} without a GPU (jax {result['machine']['versions'].get('jax')}), "
-        f"products by {'cuBLASLt' if options.cublas else 'Triton (no autotuning)'}, none merged "
-        f"with another.\n\n`{result['command']}`"
+        f"{options.batch_size} rows of {options.length}, vocabulary size {options.vocab_size}; "
+        f"compiled for {result['target']} without a GPU "
+        f"(jax {result['machine']['versions'].get('jax')}), products by "
+        f"{'cuBLASLt' if options.cublas else 'Triton (no autotuning)'}, merging of products "
+        f"disabled.\n\n`{result['command']}`"
     )
     return harness.publish(result, text, options.output, failed=False)
 
 
-# -- Transformer Engine's encoder example on CoLA, in its four ways, against its limits: fp8.py cola
+# -- Transformer Engine's encoder example on CoLA, with its limits: fp8.py cola
 
 _COLA = (
     *("--model_type", "fp8_encoder", "--preset", "te", "--vocabulary", "words"),
@@ -505,11 +571,11 @@ _COLA = (
 )
 
 
-def _way(
+def _variant(
     flags: str, devices: int, processes: int, *limits: tuple[float, float], epochs: int = 5
 ) -> tuple[tuple[str, ...], int, int, dict[str, tuple[float, float]]]:
-    words = (*flags.split(), "--num_train_epochs", str(epochs))
-    return words, devices, processes, dict(zip(RECIPES, limits, strict=True))
+    arguments = (*flags.split(), "--num_train_epochs", str(epochs))
+    return arguments, devices, processes, dict(zip(RECIPES, limits, strict=True))
 
 
 _GATED = (
@@ -517,11 +583,11 @@ _GATED = (
     "data=4,tensor=2 {}--per_device_train_batch_size 64 --logging_steps 34"
 )
 _TENSOR = ((0.36, 0.84), (0.362, 0.84), (0.37, 0.83))
-# Flags, devices of a process, processes, and (loss at most, accuracy at least) by recipe: what the
-# example's own tests assert of the last training epoch (specification, table 3.3; where it has none
-# for a recipe, that of bfloat16 plus 0.01).
-WAYS = {
-    "single": _way(
+# Flags, devices per process, number of processes, and (maximum loss, minimum accuracy) of the last
+# training epoch by recipe. The limits are those of the example's tests (specification, table 3.3).
+# Where a recipe has no limit there, the loss limit of bfloat16 plus 0.01 applies.
+VARIANTS = {
+    "single": _variant(
         "--max_seq_length 32 --per_device_train_batch_size 64 --logging_steps 134",
         1,
         1,
@@ -530,7 +596,7 @@ WAYS = {
         (0.461, 0.784),
         epochs=3,
     ),
-    "dp": _way(
+    "dp": _variant(
         "--max_seq_length 32 --mesh data=8 --per_device_train_batch_size 64 --logging_steps 17",
         8,
         1,
@@ -538,9 +604,9 @@ WAYS = {
         (0.51, 0.75),
         (0.51, 0.749),
     ),
-    "tp": _way(_GATED.format(""), 8, 1, *_TENSOR),
-    "tp-sp": _way(_GATED.format("--sequence_parallel "), 8, 1, *_TENSOR),
-    "multiprocess": _way(
+    "tp": _variant(_GATED.format(""), 8, 1, *_TENSOR),
+    "tp-sp": _variant(_GATED.format("--sequence_parallel "), 8, 1, *_TENSOR),
+    "multiprocess": _variant(
         "--config_overrides flatten_length=64 --max_seq_length 64 --mesh data=2,tensor=2 "
         "--per_device_train_batch_size 128 --logging_steps 34",
         1,
@@ -552,54 +618,68 @@ WAYS = {
 }
 
 
-def cola(given: Sequence[str]) -> int:
+def cola(arguments: Sequence[str]) -> int:
+    """Trains all variants in all recipes. The exit code is 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(
-        description="Train Transformer Engine's encoder example on CoLA in its four ways, against "
-        "its limits. Validation is on both development files together, as in GLUE."
+        description="Train Transformer Engine's encoder example on CoLA in all variants and check "
+        "the limits of its tests. Both development files are used for validation, as in GLUE."
     )
-    parser.add_argument("--cola", type=Path, required=True, help="the folder raw/ of CoLA")
-    parser.add_argument("--work_dir", type=Path, required=True, help="where the runs go")
-    parser.add_argument("--rows", nargs="*", default=list(WAYS), choices=list(WAYS))
-    parser.add_argument("--recipes", nargs="*", default=list(RECIPES), choices=RECIPES)
-    parser.add_argument("--output_dir", type=Path, default=harness.DOCS / "benchmarks")
-    options = parser.parse_args(given)
+    parser.add_argument("--cola", type=Path, required=True, help="folder raw/ of CoLA")
+    parser.add_argument("--work_dir", type=Path, required=True, help="folder for the runs")
+    parser.add_argument(
+        "--rows",
+        nargs="*",
+        default=list(VARIANTS),
+        choices=list(VARIANTS),
+        help="variants to train (default: all)",
+    )
+    recipes_help = "precision recipes (default: all)"
+    parser.add_argument(
+        "--recipes", nargs="*", default=list(RECIPES), choices=RECIPES, help=recipes_help
+    )
+    output_help = "folder for the results (default: docs/benchmarks)"
+    parser.add_argument(
+        "--output_dir", type=Path, default=harness.DOCS / "benchmarks", help=output_help
+    )
+    options = parser.parse_args(arguments)
     path = options.output_dir / "fp8_cola.json"
-    # What was measured before and is not run now stays.
-    known = json.loads(path.read_text()) if path.exists() else []
-    rows = {(row["row"], row["recipe"]): row for row in known}
-    for way, recipe in itertools.product(options.rows, options.recipes):
-        folder = options.work_dir / f"{way}-{recipe}"
+    # Keep earlier results that are not measured now.
+    earlier = json.loads(path.read_text()) if path.exists() else []
+    rows = {(row["row"], row["recipe"]): row for row in earlier}
+    for variant, recipe in itertools.product(options.rows, options.recipes):
+        folder = options.work_dir / f"{variant}-{recipe}"
         if not (folder / "eval_results.json").exists():
-            cola_run(way, recipe, folder, options.cola)
-        rows[way, recipe] = cola_row(way, recipe, folder)
-    results = [rows[key] for key in itertools.product(WAYS, RECIPES) if key in rows]
+            cola_run(variant, recipe, folder, options.cola)
+        rows[variant, recipe] = cola_row(variant, recipe, folder)
+    results = [rows[key] for key in itertools.product(VARIANTS, RECIPES) if key in rows]
     harness.write_json(path, results)
     lines = [
         [
-            one["row"],
-            one["recipe"],
+            result["row"],
+            result["recipe"],
             *(
-                f"{one[f'train_{name}']:.3f} ({one[f'{name}_limit']:g})"
+                f"{result[f'train_{name}']:.3f} ({result[f'{name}_limit']:g})"
                 for name in ("loss", "accuracy")
             ),
-            f"{one['eval_accuracy']:.3f}",
-            f"{one['eval_matthews_correlation']:.3f}",
+            f"{result['eval_accuracy']:.3f}",
+            f"{result['eval_matthews_correlation']:.3f}",
         ]
-        for one in results
+        for result in results
     ]
     columns = [
-        "Way",
+        "Variant",
         "Recipe",
-        "Loss (at most)",
-        "Accuracy (at least)",
+        "Loss (upper bound)",
+        "Accuracy (lower bound)",
         "Validation accuracy",
-        "Matthews",
+        "Matthews correlation",
     ]
     print(harness.markdown(columns, lines))
     return 0 if all(result["within"] for result in results) else 1
 
 
-def cola_command(way: str, recipe: str, folder: Path | str, data: Path | str) -> list[str]:
+def cola_command(variant: str, recipe: str, folder: Path | str, data: Path | str) -> list[str]:
+    """Returns the command of a run."""
     development = [f"{data}/{name}_dev.tsv" for name in ("in_domain", "out_of_domain")]
     return [
         "scripts/run_classification_flax.py",
@@ -612,42 +692,43 @@ def cola_command(way: str, recipe: str, folder: Path | str, data: Path | str) ->
         "--precision",
         recipe,
         *_COLA,
-        *WAYS[way][0],
+        *VARIANTS[variant][0],
     ]
 
 
-def cola_run(way: str, recipe: str, folder: Path, data: Path) -> None:
-    """Run one command, in as many processes as its way has; runs that are there are kept."""
-    _, devices, processes, _ = WAYS[way]
-    where = dict(os.environ)
-    if where.get("JAX_PLATFORMS") == "cpu":
-        where["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    with socket.socket() as server:  # a port that nobody listens on
+def cola_run(variant: str, recipe: str, folder: Path, data: Path) -> None:
+    """Trains a variant in a recipe, in as many processes as the variant requires."""
+    _, devices, processes, _ = VARIANTS[variant]
+    environment = dict(os.environ)
+    if environment.get("JAX_PLATFORMS") == "cpu":
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    with socket.socket() as server:  # find a free port
         server.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    command = [sys.executable, *cola_command(way, recipe, folder.absolute(), data.absolute())]
+    command = [sys.executable, *cola_command(variant, recipe, folder.absolute(), data.absolute())]
     shared = ("--coordinator_address", address, "--num_processes", str(processes))
     started = [
         subprocess.Popen(
             command if processes == 1 else [*command, *shared, "--process_id", str(number)],
             cwd=harness.ROOT,
-            env=where,
+            env=environment,
         )
         for number in range(processes)
     ]
     if any([process.wait() for process in started]):
-        raise SystemExit(f"{way} {recipe}: a process failed")
+        raise SystemExit(f"{variant} {recipe}: a process failed")
 
 
-def cola_row(way: str, recipe: str, folder: Path) -> dict[str, Any]:
+def cola_row(variant: str, recipe: str, folder: Path) -> dict[str, Any]:
+    """Returns the results of a finished run and its limits."""
     train, evaluation = (
         json.loads((folder / f"{part}_results.json").read_text()) for part in ("train", "eval")
     )
-    _, devices, processes, limits = WAYS[way]
+    _, devices, processes, limits = VARIANTS[variant]
     loss, accuracy = limits[recipe]
-    command = cola_command(way, recipe, "OUT", "$COLA/raw")
+    command = cola_command(variant, recipe, "OUT", "$COLA/raw")
     return {
-        "row": way,
+        "row": variant,
         "recipe": recipe,
         "command": " ".join(command),
         "processes": processes,
@@ -662,7 +743,7 @@ def cola_row(way: str, recipe: str, folder: Path) -> dict[str, Any]:
     }
 
 
-# -- curves of a training script in bfloat16 and in both recipes: fp8.py curves
+# -- learning curves of a training script in bfloat16 and in both FP8 recipes: fp8.py curves
 
 RUNS = {
     "bfloat16": ("bfloat16", 42),
@@ -670,30 +751,34 @@ RUNS = {
     "fp8_delayed": ("fp8_delayed", 42),
     "fp8_current": ("fp8_current", 42),
 }
-# Steps over which a curve is averaged before it is compared.
+# Width of the moving average of a curve, in steps.
 WINDOW = 20
 
 
-def curves(given: Sequence[str]) -> int:
+def curves(arguments: Sequence[str]) -> int:
+    """Trains all runs, writes and plots their curves, and returns the exit code."""
     import numpy as np
 
-    cut = given.index("--") if "--" in given else len(given)
+    separator = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
-        description="Train the same model in bfloat16 and in both FP8 recipes, and lay the curves "
-        "over each other. What follows -- is a training script with its flags; --precision, "
-        "--output_dir, --seed and --logging_steps are added. bfloat16 is trained with two seeds: "
-        "what lies between them is chance. Runs that are finished are not run again."
+        description="Train a model in bfloat16 and in both FP8 recipes, and plot the curves. "
+        "Pass a training script with its flags after --. The flags --precision, --output_dir, "
+        "--seed, --logging_steps and --report_to are added. bfloat16 is trained with two seeds to "
+        "show the variation between seeds. Finished runs are reused."
     )
-    parser.add_argument("name", help="of the files, e.g. roberta")
-    parser.add_argument("--work_dir", type=Path, required=True, help="where the runs go")
-    parser.add_argument("--output_dir", type=Path, default=harness.DOCS / "benchmarks")
-    options, command = parser.parse_args(given[:cut]), list(given[cut + 1 :])
+    parser.add_argument("name", help="name of the written files, e.g. roberta")
+    parser.add_argument("--work_dir", type=Path, required=True, help="folder for the runs")
+    output_help = "folder for the results (default: docs/benchmarks)"
+    parser.add_argument(
+        "--output_dir", type=Path, default=harness.DOCS / "benchmarks", help=output_help
+    )
+    options, command = parser.parse_args(arguments[:separator]), list(arguments[separator + 1 :])
     if not command:
-        parser.error("give the training script and its flags after --")
+        parser.error("pass the training script and its flags after --")
     losses = {}
     for label, (precision, seed) in RUNS.items():
         folder = options.work_dir / f"{precision}-{seed}"
-        more = (
+        added_flags = (
             "--precision",
             precision,
             "--seed",
@@ -706,14 +791,14 @@ def curves(given: Sequence[str]) -> int:
             "jsonl",
         )
         if not (folder / "train_results.json").exists():
-            subprocess.run([sys.executable, *command, *more], check=True)
+            subprocess.run([sys.executable, *command, *added_flags], check=True)
         records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         losses[label] = [record["train_loss"] for record in records if "train_loss" in record]
     smooth = {}
     for label, values in losses.items():
         width = min(WINDOW, len(values))
         smooth[label] = np.convolve(values, np.ones(width) / width, mode="valid")
-    apart = {
+    differences = {
         label: float(abs(curve - smooth["bfloat16"]).mean())
         for label, curve in smooth.items()
         if label != "bfloat16"
@@ -722,19 +807,20 @@ def curves(given: Sequence[str]) -> int:
         "name": options.name,
         "command": shlex.join(command),
         "window": WINDOW,
-        "apart": apart,
+        "apart": differences,
         "final_loss": {label: float(curve[-1]) for label, curve in smooth.items()},
         "losses": losses,
     }
     path = options.output_dir / f"fp8_curves_{options.name}"
     harness.write_json(path.with_suffix(".json"), result)
     draw_curves(result, smooth, path.with_suffix(".png"))
-    for label, distance in apart.items():
-        print(f"{options.name}: {label} is {distance:.4f} nats from bfloat16 on average")
+    for label, distance in differences.items():
+        print(f"{options.name}: {label} differs from bfloat16 by {distance:.4f} nats on average")
     return 0
 
 
 def draw_curves(result: dict[str, Any], smooth: dict[str, Any], path: Path) -> None:
+    """Plots the smoothed losses and their differences from bfloat16."""
     from hfseq.reports import plots
 
     colors = dict(
@@ -753,8 +839,8 @@ def draw_curves(result: dict[str, Any], smooth: dict[str, Any], path: Path) -> N
     parts = [
         {"x": "", "y": "training loss (nats)", "lines": upper, "log": False},
         {
-            "x": f"step (means of {result['window']})",
-            "y": "minus bfloat16",
+            "x": f"step (moving average of {result['window']})",
+            "y": "difference from bfloat16",
             "lines": lower,
             "log": False,
         },

@@ -1,4 +1,4 @@
-"""The FP8 benchmark: what it counts in programs and profiles, what it says, and one tiny run."""
+"""Tests of the FP8 benchmark: kernel counts, profiles, remarks, and a tiny run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import training
 
 TINY = training.Size(width=32, layers=1, rows=2, length=16, vocab_size=100)
 
-# Shortened from a step compiled for an H200: Triton's products, cuBLASLt's, a rounded operand that
-# was widened again, an amax in two stages, a loop.
+# Shortened from a step compiled for an H200: products of Triton and cuBLASLt, an FP8 operand that
+# is converted back to bfloat16, an amax in two stages, and a loop.
 PROGRAM = """HloModule jit_step, is_scheduled=true
 
 %maximum (a: f32[], b: f32[]) -> f32[] {
@@ -107,28 +107,28 @@ ENTRY %main (x.9: f32[64,32], w: f8e5m2[32,32], v: bf16[32,32]) -> (f32[64,32], 
 """.replace("LT", "__cublas$lt$matmul")
 
 
-def test_kernels_are_told_apart():
+def test_kernels_are_classified_by_kind():
     assert training.Program(PROGRAM).kinds() == {
-        "stage.1": training.QUANTISATION,
-        "stage.2": training.QUANTISATION,
-        "cast": training.QUANTISATION,
+        "stage.1": training.QUANTIZATION,
+        "stage.2": training.QUANTIZATION,
+        "cast": training.QUANTIZATION,
         "gemm": training.FP8_PRODUCT,
         "lt": training.FP8_PRODUCT,
-        "half": training.PRODUCT,
-        "fake": training.PRODUCT,  # one operand is bfloat16 where it is multiplied
+        "half": training.OTHER_PRODUCT,
+        "fake": training.OTHER_PRODUCT,  # one operand of the product is bfloat16
         "flash": training.ATTENTION,
-        "rows": training.REST,
+        "rows": training.ELEMENTWISE,
         "turn": training.COPY,
         "sum": training.COLLECTIVE,
-        "twice": training.REST,
+        "twice": training.ELEMENTWISE,
         "adam": training.OPTIMIZER,
     }
     counts = training.Program(PROGRAM).counts()
-    assert counts[training.FP8_PRODUCT] == counts[training.PRODUCT] == 2
-    assert list(counts) == [kind for kind in training.KINDS if kind in counts]
+    assert counts[training.FP8_PRODUCT] == counts[training.OTHER_PRODUCT] == 2
+    assert list(counts) == [name for name in training.KERNEL_KINDS if name in counts]
 
 
-def test_what_is_no_program_is_refused():
+def test_text_that_is_not_a_program_raises_an_error():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         training.Program("module @jit_step {}")
 
@@ -137,14 +137,14 @@ def test_what_is_no_program_is_refused():
 
 
 def profile(**planes):
-    """Stand in for ``jax.profiler.ProfileData``: plane -> line -> (name, instruction, ns)."""
+    """Returns a fake ``jax.profiler.ProfileData``: plane -> line -> (name, instruction, ns)."""
 
     def line(name, events):
-        made = [
+        event_list = [
             SimpleNamespace(name=n, stats=[("hlo_op", op)] if op else [], duration_ns=ns)
             for n, op, ns in events
         ]
-        return SimpleNamespace(name=name, events=made)
+        return SimpleNamespace(name=name, events=event_list)
 
     return SimpleNamespace(
         planes=[
@@ -155,7 +155,7 @@ def profile(**planes):
 
 
 def test_shares_of_a_gpu_count_each_kernel_once():
-    kinds = {"gemm.1": training.FP8_PRODUCT, "fusion.2": training.REST}
+    kinds = {"gemm.1": training.FP8_PRODUCT, "fusion.2": training.ELEMENTWISE}
     stream = [
         ("gemm_1", "gemm.1", 600),
         ("fusion_2", "fusion.2", 200),
@@ -171,15 +171,15 @@ def test_shares_of_a_gpu_count_each_kernel_once():
     )
     assert fp8.shares(data, kinds) == {
         training.FP8_PRODUCT: 0.6,
-        training.REST: 0.2,
+        training.ELEMENTWISE: 0.2,
         training.COLLECTIVE: 0.1,
         training.COPY: 0.05,
         fp8.UNKNOWN: 0.05,
     }
 
 
-def test_shares_of_a_cpu_leave_out_what_only_holds_others():
-    kinds = {"dot.1": training.PRODUCT, "add.2": training.REST}
+def test_shares_of_a_cpu_exclude_events_that_contain_others():
+    kinds = {"dot.1": training.OTHER_PRODUCT, "add.2": training.ELEMENTWISE}
     events = [
         ("while.3", "while.3", 500),
         ("dot.1", "dot.1", 300),
@@ -187,7 +187,7 @@ def test_shares_of_a_cpu_leave_out_what_only_holds_others():
         ("python call", None, 7000),
     ]
     data = profile(**{"/host:CPU": {"worker": events}})
-    assert fp8.shares(data, kinds) == {training.PRODUCT: 0.75, training.REST: 0.25}
+    assert fp8.shares(data, kinds) == {training.OTHER_PRODUCT: 0.75, training.ELEMENTWISE: 0.25}
 
 
 @pytest.mark.parametrize(
@@ -195,30 +195,30 @@ def test_shares_of_a_cpu_leave_out_what_only_holds_others():
     [
         ("nvjet_qqtst_128x256_128x4_2x1_v_bz_TNT", training.FP8_PRODUCT),
         ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128", training.FP8_PRODUCT),
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", training.PRODUCT),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", training.OTHER_PRODUCT),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", training.ATTENTION),
     ],
 )
-def test_kernels_of_libraries_are_known_by_their_names(kernel, kind):
-    assert fp8.kind_of(kernel, None, {}) == kind
+def test_library_kernels_are_classified_by_name(kernel, expected):
+    assert fp8.kind_of(kernel, None, {}) == expected
 
 
-# -- what runs
+# -- cases and programs
 
 
 def test_sizes_follow_the_width_and_every_contestant_of_a_group_gets_the_same():
     options = fp8.parse([])
     cases = fp8.step_cases(options)
-    found = [c for case in cases for c in case.contestants]
-    assert [c.name for c in found[:3]] == ["bfloat16", "fp8_delayed", "fp8_current"]
-    assert {c.group for c in found} == {
+    contestants = [c for case in cases for c in case.contestants]
+    assert [c.name for c in contestants[:3]] == ["bfloat16", "fp8_delayed", "fp8_current"]
+    assert {c.group for c in contestants} == {
         f"{model}, d = {d}" for model in ("fp8_encoder", "gpt2") for d in (1024, 2048, 4096)
     }
-    big = next(c for c in found if c.group == "gpt2, d = 4096").settings["size"]
-    assert (big["layers"], big["rows"] * big["length"]) == (4, 8192)
+    largest = next(c for c in contestants if c.group == "gpt2, d = 4096").settings["size"]
+    assert (largest["layers"], largest["rows"] * largest["length"]) == (4, 8192)
     cases = fp8.step_cases(options, profile=True)
-    alone = [c for case in cases for c in case.contestants]
-    assert len({c.group for c in alone}) == len(alone) == len(found)
+    profiled = [c for case in cases for c in case.contestants]
+    assert len({c.group for c in profiled}) == len(profiled) == len(contestants)
     with pytest.raises(SystemExit):
         fp8.parse(["--widths", "100"])
 
@@ -227,12 +227,12 @@ def test_sizes_follow_the_width_and_every_contestant_of_a_group_gets_the_same():
     "name", ["bert", "gpt2", "t5", "bart", "wmt_transformer", "vq_transformer"]
 )
 def test_a_size_reaches_every_architecture(name):
-    config = training.sized_configuration(name, TINY, 0.25)
-    own = config.to_dict()
-    wanted = {key: value for key, value in TINY.values().items() if key in own}
-    wanted |= training.OWN.get(name, {})
-    assert {key: own[key] for key in wanted} == wanted and len(wanted) > 3
-    rates = [own[key] for key in training.RATES if key in own]
+    config = training.make_sized_config(name, TINY, 0.25)
+    values = config.to_dict()
+    expected = {key: value for key, value in TINY.values().items() if key in values}
+    expected |= training.ARCHITECTURE_SIZES.get(name, {})
+    assert {key: values[key] for key in expected} == expected and len(expected) > 3
+    rates = [values[key] for key in training.DROPOUT_KEYS if key in values]
     assert set(rates) == (set() if name == "vq_transformer" else {0.25})
 
 
@@ -260,7 +260,7 @@ OTHERS = [
     ],
 )
 def test_all_three_products_of_every_targeted_linear_are_lowered_to_fp8_for_cuda(name, recipe):
-    """Forward and both gradients, in the full step: loss, gradients, update."""
+    """Checks the forward product and both gradient products in the complete training step."""
     import jax
 
     prepared = training.prepare_sized(name, recipe, TINY)
@@ -276,7 +276,7 @@ def test_all_three_products_of_every_targeted_linear_are_lowered_to_fp8_for_cuda
     assert backward == 2 * forward - (2 if name == "vq_transformer" else 0)
 
 
-# -- what is said
+# -- remarks and results
 
 
 def row(name, ratio, width=4096, units=True, products=12, spread=0.01):
@@ -294,40 +294,40 @@ def row(name, ratio, width=4096, units=True, products=12, spread=0.01):
     }
 
 
-def test_the_benchmark_says_where_fp8_does_not_pay():
+def test_remarks_report_where_fp8_does_not_pay_off():
     assert fp8.remarks([row("bfloat16", 1.0), row("fp8_delayed", 1.4)]) == []
     (line,) = fp8.remarks([row("fp8_delayed", 0.9, width=1024)])
-    assert "does not pay here, 0.90x of bfloat16" in line and "--precision bfloat16" in line
+    assert "does not pay off" in line and "0.90x" in line and "--precision bfloat16" in line
     (line,) = fp8.remarks([row("fp8_delayed", 1.2)])
-    assert "misses the aim of 1.3x" in line
+    assert "fp8_delayed" in line and "1.20x" in line and "required 1.3x" in line
     assert fp8.remarks([row("fp8_current", 1.05, width=2048)]) == []
     (line,) = fp8.remarks([row("fp8_current", 1.35, products=0)])
-    assert "has no FP8 product in its program" in line
+    assert "fp8_current" in line and "no FP8 products" in line
 
 
-def test_emulation_is_named_as_such():
+def test_remarks_report_emulation():
     lines = fp8.remarks([row("fp8_delayed", 0.5, units=False, products=0)])
     assert "emulated" in lines[0] and len(lines) == 2
 
 
 @pytest.fixture
-def here(monkeypatch):
-    """The harness, but in this process."""
+def in_process(monkeypatch):
+    """Replaces the functions of the harness by ones that run in this process."""
 
-    def run(contestants, *, rounds, **others):
+    def run(contestants, *, rounds, **options):
         for contestant in contestants:
             module, _, name = contestant.factory.partition(":")
-            made = getattr(importlib.import_module(module), name)(**contestant.settings)
-            done = harness.Row(contestant.name, contestant.group, facts=made.facts)
+            workload = getattr(importlib.import_module(module), name)(**contestant.settings)
+            result_row = harness.Row(contestant.name, contestant.group, info=workload.info)
             for _ in range(rounds):
                 started = time.perf_counter()
-                done.values.append(made.step())
-                done.seconds.append(time.perf_counter() - started)
-            done.peak_bytes = made.memory()
-            found.append(done)
-        return [found.pop(0) for _ in contestants]
+                result_row.values.append(workload.step())
+                result_row.seconds.append(time.perf_counter() - started)
+            result_row.peak_bytes = workload.memory()
+            result_rows.append(result_row)
+        return [result_rows.pop(0) for _ in contestants]
 
-    found: list[harness.Row] = []
+    result_rows: list[harness.Row] = []
     monkeypatch.setattr(harness, "run", run)
     monkeypatch.setattr(harness, "matmul_rates", lambda types, threads: {types[0]: 1e11})
 
@@ -342,23 +342,25 @@ def command(*models):
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("models", [["gpt2"], ["fp8_encoder", "gpt2"]])
-def test_a_tiny_run_on_the_cpu_writes_everything_down(models, here, tmp_path, capsys):
+def test_a_tiny_run_on_the_cpu_records_all_results(models, in_process, tmp_path, capsys):
     assert fp8.steps([*command(*models), "--output", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "benchmarks" / "fp8.json").read_text())
     assert len(result["rows"]) == 3 * len(models) and not result["problems"]
-    for made in result["rows"]:
-        assert made["rate"] > 0 and made["limit"]["share"] > 0
-        assert sum(made["shares"].values()) == pytest.approx(1.0)
-        assert made["shares"][training.PRODUCT] > 0
-        assert bool(made["facts"]["targeted"]) == made["name"].startswith("fp8")
-        assert (training.QUANTISATION in made["shares"]) == made["name"].startswith("fp8")
-    plain, *quantised = result["rows"][:3]
-    # Emulated FP8 trains on the same data as bfloat16 does.
-    wanted = [value["loss"] for value in plain["values"]]
-    for made in quantised:
-        losses = [value["loss"] for value in made["values"]]
-        assert losses == pytest.approx(wanted, rel=0.02)
-        assert losses != wanted and len(losses) == 3
+    for result_row in result["rows"]:
+        assert result_row["rate"] > 0 and result_row["limit"]["share"] > 0
+        assert sum(result_row["shares"].values()) == pytest.approx(1.0)
+        assert result_row["shares"][training.OTHER_PRODUCT] > 0
+        assert bool(result_row["facts"]["targeted"]) == result_row["name"].startswith("fp8")
+        assert (training.QUANTIZATION in result_row["shares"]) == result_row["name"].startswith(
+            "fp8"
+        )
+    plain, *quantized = result["rows"][:3]
+    # Emulated FP8 trains on the same data as bfloat16, so the losses are close.
+    expected = [value["loss"] for value in plain["values"]]
+    for result_row in quantized:
+        losses = [value["loss"] for value in result_row["values"]]
+        assert losses == pytest.approx(expected, rel=0.02)
+        assert losses != expected and len(losses) == 3
     text = (tmp_path / "benchmarks" / "tables.md").read_text()
     assert text.count("<!-- fp8 -->") == 1 and "Share of the time" in text
     assert "This device has no FP8 units" in capsys.readouterr().out
