@@ -1,11 +1,12 @@
-"""Translation of real sentences: hfseq beside PyTorch and CTranslate2, on the same weights.
+"""Compare the translation of real sentences with hfseq, PyTorch and CTranslate2.
 
-    python scripts/benchmarks/translation.py --sentences 128            # a first look
+    python scripts/benchmarks/translation.py --sentences 128            # a quick check
     python scripts/benchmarks/translation.py                            # 1,000 sentences
 
-Marian-base shapes with random weights (opus-mt's, vocabulary 54,688). Every sentence gets the same
-number of new tokens, so all do the same work. Contestants take turns batch by batch; each
-translates every batch once. Greedy and beam search must give PyTorch's tokens.
+All contestants use the same random weights, with the shapes of Marian-base (opus-mt, vocabulary
+size 54,688), and generate the same number of new tokens per sentence. They take turns batch by
+batch, and each translates every batch once. Greedy and beam search must return the same tokens as
+PyTorch.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from typing import Any
 
 import harness
 import training
-from harness import Contestant, Row, Running
+from harness import Contestant, Row, Workload
 
 MODES = ("greedy", "beam")
-#: Who takes part: the name in the table, the factory, the type, the packages that it needs.
+#: Contestants: name in the table, prefix of the factory, dtype, required packages.
 SIDES = {
     "torch": ("PyTorch", "torch", "float32", harness.PYTORCH),
     "ctranslate2": ("CTranslate2", "ctranslate2", "float32", ("ctranslate2",)),
@@ -38,19 +39,21 @@ BASELINES = ("PyTorch", "CTranslate2")
 DATA = Path(os.environ.get("HFSEQ_TEST_DATA", harness.ROOT.parent / "shared" / "data"))
 END, UNKNOWN = 0, 1
 
-# -- in the processes of the contestants
+# -- the workloads
 
 
 def configuration(size: dict[str, Any]) -> Any:
-    return training.configuration("marian", size)
+    """Returns the configuration of a Marian model with changed sizes."""
+    return training.make_config("marian", size)
 
 
 def names(vocab_size: int) -> list[str]:
+    """Returns the tokens of a vocabulary of the given size, as strings."""
     return ["</s>", "<unk>", *(f"t{i}" for i in range(2, vocab_size - 1)), "<pad>"]
 
 
-def save_weights(folder: str, size: dict[str, Any]) -> Running:
-    """Write the weights that all start from, and their conversion for CTranslate2 if it is here."""
+def save_weights(folder: str, size: dict[str, Any]) -> Workload:
+    """Writes the shared weights and, if CTranslate2 is installed, converts them."""
     import torch
     from tokenizers import Tokenizer, models
     from transformers import MarianMTModel, PreTrainedTokenizerFast
@@ -70,11 +73,11 @@ def save_weights(folder: str, size: dict[str, Any]) -> Running:
 
         converter = ctranslate2.converters.TransformersConverter(folder)
         converter.convert(str(Path(folder) / "ctranslate2"))
-    return Running(lambda: {}, harness.host_peak_bytes)
+    return Workload(lambda: {}, harness.host_peak_bytes)
 
 
 def options_of(config: Any, beams: int, new_tokens: int) -> dict[str, Any]:
-    """Return the options of ``generate``: so many tokens, and never padding, as opus-mt has it."""
+    """Returns the arguments of ``generate``: fixed length, no padding tokens (as for opus-mt)."""
     return {
         "num_beams": beams,
         "do_sample": False,
@@ -85,43 +88,44 @@ def options_of(config: Any, beams: int, new_tokens: int) -> dict[str, Any]:
 
 
 def read_batches(folder: str) -> list[list[list[int]]]:
+    """Returns the token IDs of all batches."""
     return json.loads((Path(folder) / "sources.json").read_text())
 
 
 def padded(rows: list[list[int]], count: int, pad: int) -> tuple[Any, Any]:
-    """Return ids and mask (count, longest), int32; spare rows are like the first."""
+    """Returns int32 token IDs and mask, ``(count, longest)``. Extra rows repeat the first row."""
     import numpy as np
 
     rows = rows + rows[:1] * (count - len(rows))
     ids = np.full((count, max(map(len, rows))), pad, np.int32)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = row
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
     mask = np.arange(ids.shape[1])[None] < np.array([[len(row)] for row in rows])
     return ids, mask.astype(np.int32)
 
 
-def translating(
-    folder: str, translate: Callable[[Any], Any], memory: Callable[[], int], facts: Any
-) -> Running:
-    """Return a contestant that translates the next batch at each step.
+def translation_workload(
+    folder: str, translate: Callable[[Any], Any], memory: Callable[[], int], info: Any
+) -> Workload:
+    """Returns a workload that translates the next batch in each step.
 
-    Before the first step it translates one batch of each width, so that all is compiled.
+    To compile all shapes, it first translates one batch of each width.
     """
     batches = read_batches(folder)
     for batch in {max(map(len, batch)): batch for batch in batches}.values():
         translate(batch)
-    turns = itertools.cycle(batches)
+    batch_cycle = itertools.cycle(batches)
 
     def step() -> dict[str, Any]:
-        return {"tokens": [[int(token) for token in row] for row in translate(next(turns))]}
+        return {"tokens": [[int(token) for token in row] for row in translate(next(batch_cycle))]}
 
-    return Running(step, memory, facts)
+    return Workload(step, memory, info)
 
 
 def hfseq_translate(
     folder: str, size: dict[str, Any], beams: int, new_tokens: int, dtype: str
-) -> Running:
-    """hfseq's ``generate``; batches are filled up to one number of rows, so it compiles less."""
+) -> Workload:
+    """Translates with hfseq. All batches are padded to the same number of rows to compile less."""
     import numpy as np
 
     config, rows = configuration(size), max(map(len, read_batches(folder)))
@@ -132,16 +136,17 @@ def hfseq_translate(
 
     def translate(batch: list[list[int]]) -> Any:
         ids, mask = padded(batch, rows, config.pad_token_id)
-        found = model.generate(ids, attention_mask=mask, **options).sequences
-        return np.asarray(found)[: len(batch), -new_tokens:]
+        sequences = model.generate(ids, attention_mask=mask, **options).sequences
+        return np.asarray(sequences)[: len(batch), -new_tokens:]
 
-    facts = training.jax_facts(model.params)
-    return translating(folder, translate, harness.jax_peak_bytes, facts)
+    info = training.jax_info(model.params)
+    return translation_workload(folder, translate, harness.jax_peak_bytes, info)
 
 
 def torch_translate(
     folder: str, size: dict[str, Any], beams: int, new_tokens: int, dtype: str
-) -> Running:
+) -> Workload:
+    """Translates with Transformers."""
     import torch
     from transformers import MarianMTModel
 
@@ -153,16 +158,17 @@ def torch_translate(
         arrays = padded(batch, len(batch), config.pad_token_id)
         ids, mask = (torch.from_numpy(array).long() for array in arrays)
         with torch.inference_mode():
-            found = model.generate(ids, attention_mask=mask, **options)
-        return found[:, -new_tokens:].numpy()
+            sequences = model.generate(ids, attention_mask=mask, **options)
+        return sequences[:, -new_tokens:].numpy()
 
-    facts = training.torch_facts(model) | {"device": "cpu"}
-    return translating(folder, translate, harness.torch_peak_bytes, facts)
+    info = training.torch_info(model) | {"device": "cpu"}
+    return translation_workload(folder, translate, harness.torch_peak_bytes, info)
 
 
 def ctranslate2_translate(
     folder: str, size: dict[str, Any], beams: int, new_tokens: int, dtype: str
-) -> Running:
+) -> Workload:
+    """Translates with CTranslate2."""
     import ctranslate2
 
     words = names(configuration(size).vocab_size)
@@ -176,62 +182,69 @@ def ctranslate2_translate(
     )
 
     def translate(batch: list[list[int]]) -> Any:
-        found = translator.translate_batch(
+        results = translator.translate_batch(
             [[words[token] for token in row] for row in batch],
             beam_size=beams,
             min_decoding_length=new_tokens,
             max_decoding_length=new_tokens,
             max_batch_size=0,
         )
-        return [[numbers[word] for word in result.hypotheses[0]] for result in found]
+        return [[numbers[word] for word in result.hypotheses[0]] for result in results]
 
-    return translating(folder, translate, harness.host_peak_bytes, {"device": "cpu"})
+    return translation_workload(folder, translate, harness.host_peak_bytes, {"device": "cpu"})
 
 
 # -- the command
 
 
-def parse(given: Sequence[str]) -> argparse.Namespace:
-    parser = harness.parser(
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses the flags."""
+    parser = harness.make_parser(
         __doc__,
         sizes=True,
-        beams=(4, "beams of beam search"),
-        batch_size=(64, "sentences at once"),
-        sentences=(1000, "how many to translate"),
-        new_tokens=(24, "tokens of each translation"),
+        beams=(4, "number of beams in beam search"),
+        batch_size=(64, "sentences per batch"),
+        sentences=(1000, "number of sentences"),
+        new_tokens=(24, "tokens to generate per sentence"),
         least_agreement=(
             0.98,
-            "share of the sentences that must have PyTorch's tokens; random weights make ties",
+            "minimum share of sentences that equal PyTorch's (random weights cause ties)",
         ),
     )
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    modes_help = "search modes (default: all)"
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES, help=modes_help)
     parser.add_argument(
         "--sides",
         nargs="+",
         choices=list(SIDES),
-        help="all by default; bfloat16 only where the processor multiplies it",
+        help="contestants (default: all; hfseq_bfloat16 only if the CPU has bfloat16 units)",
     )
     parser.add_argument(
         "--file",
         type=Path,
         default=DATA / "en-es-tatoeba" / "english-spanish.csv",
-        help="a CSV with a column english, or a file with a sentence a line",
+        help="CSV file with a column named english, or text file with one sentence per line",
     )
     parser.add_argument(
         "--tokenizer",
         type=Path,
         default=DATA / "tokenizers" / "t5-base",
-        help="any that AutoTokenizer reads; opus-mt's need the package sentencepiece",
+        help="folder of a tokenizer; those of opus-mt require the package sentencepiece",
     )
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     if options.sides is None:
         slow = not harness.bfloat16_units(harness.read_cpuinfo())
         options.sides = [side for side in SIDES if not (slow and side.endswith("bfloat16"))]
     return options
 
 
-def rivals(options: argparse.Namespace, folder: str) -> list[Contestant]:
-    shared = {"folder": folder, "size": harness.size_of(options), "new_tokens": options.new_tokens}
+def contestants(options: argparse.Namespace, folder: str) -> list[Contestant]:
+    """Returns a contestant for each search mode and side."""
+    shared = {
+        "folder": folder,
+        "size": harness.size_from_flags(options),
+        "new_tokens": options.new_tokens,
+    }
     return [
         Contestant(
             name,
@@ -246,17 +259,17 @@ def rivals(options: argparse.Namespace, folder: str) -> list[Contestant]:
 
 
 def sentences(path: Path, count: int) -> list[str]:
-    """Return different sentences, drawn from a column ``english`` of a CSV or a file of lines."""
+    """Returns a fixed random sample of distinct sentences from a CSV or text file."""
     with path.open(encoding="utf-8", newline="") as lines:
         if path.suffix == ".csv":
-            found = {row["english"] for row in csv.DictReader(lines)}
+            texts = {row["english"] for row in csv.DictReader(lines)}
         else:
-            found = {line.strip() for line in lines if line.strip()}
-    return random.Random(0).sample(sorted(found), min(count, len(found)))
+            texts = {line.strip() for line in lines if line.strip()}
+    return random.Random(0).sample(sorted(texts), min(count, len(texts)))
 
 
 def tokenized(texts: list[str], tokenizer: Path, vocab_size: int) -> list[list[int]]:
-    """Return the ids of a real tokenizer with the end; what the model lacks becomes unknown."""
+    """Returns token IDs with EOS. IDs outside of the model's vocabulary become unknown tokens."""
     from transformers import AutoTokenizer
 
     rows = AutoTokenizer.from_pretrained(tokenizer)(texts, add_special_tokens=False)["input_ids"]
@@ -264,37 +277,39 @@ def tokenized(texts: list[str], tokenizer: Path, vocab_size: int) -> list[list[i
 
 
 def batched(rows: list[list[int]], size: int) -> list[list[list[int]]]:
+    """Groups rows of similar length into batches and shuffles the batches."""
     rows = sorted(rows, key=len)
-    found = [rows[i : i + size] for i in range(0, len(rows), size)]
-    random.Random(1).shuffle(found)
-    return found
+    batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+    random.Random(1).shuffle(batches)
+    return batches
 
 
 def agreement(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Return, by group and contestant, the share of sentences with the first one's tokens."""
+    """Returns the share of sentences that equal the first contestant's, by group and contestant."""
     shares: dict[str, dict[str, float]] = {}
     first = {row.group: row for row in reversed(rows)}
     for row in rows:
-        wanted, found = (
-            [tokens for value in each.values for tokens in value["tokens"]]
-            for each in (first[row.group], row)
+        expected, tokens = (
+            [sentence for value in side.values for sentence in value["tokens"]]
+            for side in (first[row.group], row)
         )
-        if found and len(found) == len(wanted):
-            same = sum(a == b for a, b in zip(found, wanted, strict=True))
-            shares.setdefault(row.group, {})[row.name] = same / len(found)
+        if tokens and len(tokens) == len(expected):
+            same = sum(a == b for a, b in zip(tokens, expected, strict=True))
+            shares.setdefault(row.group, {})[row.name] = same / len(tokens)
     return shares
 
 
 def disagreements(shares: dict[str, dict[str, float]], least: float) -> list[str]:
-    """Name the groups in which hfseq's float32 has PyTorch's tokens in fewer sentences."""
+    """Returns a message for each group in which hfseq's share of equal sentences is too small."""
     return [
-        f"{group}: only {found['hfseq']:.1%} of the sentences have the tokens of PyTorch"
-        for group, found in shares.items()
-        if found.get("hfseq", 1.0) < least
+        f"{group}: only {by_contestant['hfseq']:.1%} of the sentences equal those of PyTorch"
+        for group, by_contestant in shares.items()
+        if by_contestant.get("hfseq", 1.0) < least
     ]
 
 
 def summary(row: Row, rows: Sequence[Row], count: int) -> dict[str, Any]:
+    """Returns the recorded values of a contestant."""
     rival = {other.name: other for other in rows if other.group == row.group and other.seconds}
     return {
         "name": row.name,
@@ -306,46 +321,49 @@ def summary(row: Row, rows: Sequence[Row], count: int) -> dict[str, Any]:
         "start_seconds": row.start_seconds,
         "ratios": {name: harness.ratio(row, rival[name]) for name in BASELINES if name in rival},
         "peak_memory_gb": row.peak_bytes / harness.GB or None,
-        "facts": row.facts,
+        "facts": row.info,
     }
 
 
 COLUMNS: tuple[harness.Column, ...] = (
     ("search", lambda row: row["group"]),
     ("sentences/s", lambda row: f"{row['sentences_per_second']:.1f}"),
-    ("against PyTorch", lambda row: harness.times(row["ratios"].get("PyTorch"))),
-    ("against CTranslate2", lambda row: harness.times(row["ratios"].get("CTranslate2"))),
+    ("against PyTorch", lambda row: harness.format_ratio(row["ratios"].get("PyTorch"))),
+    ("against CTranslate2", lambda row: harness.format_ratio(row["ratios"].get("CTranslate2"))),
     harness.MEMORY,
 )
 
 
 def section(result: dict[str, Any]) -> str:
+    """Returns the section of the benchmark for benchmarks/tables.md."""
     options = result["options"]
     shares = "; ".join(
-        f"{group}: " + ", ".join(f"{name} {share:.1%}" for name, share in list(found.items())[1:])
-        for group, found in result["agreement"].items()
+        f"{group}: "
+        + ", ".join(f"{name} {share:.1%}" for name, share in list(by_contestant.items())[1:])
+        for group, by_contestant in result["agreement"].items()
     )
-    told = (
+    remark = (
         f"Marian-base shapes{harness.size_text(options)}, random weights, {result['sentences']} "
         f"sentences of {result['source_tokens']:.1f} tokens in batches of {options['batch_size']}, "
-        f"{options['new_tokens']} new tokens each; float32 where nothing else is said; ratios are "
-        f"medians over the batches. Sentences with PyTorch's tokens: {shares or 'not compared'}."
+        f"{options['new_tokens']} new tokens each; float32 unless stated otherwise; ratios are "
+        f"medians over the batches. Sentences that equal PyTorch's: {shares or 'not compared'}."
     )
-    return harness.section(result | {"remarks": [told]}, COLUMNS)
+    return harness.section(result | {"remarks": [remark]}, COLUMNS)
 
 
-def main(given: Sequence[str]) -> int:
-    options = parse(given)
-    # Names only: where the files lie is nobody's business.
-    places = {"file": options.file.name, "tokenizer": options.tokenizer.name}
-    size = harness.size_of(options)
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line and returns the exit code."""
+    options = parse(arguments)
+    # Record file names without their folders.
+    file_names = {"file": options.file.name, "tokenizer": options.tokenizer.name}
+    size = harness.size_from_flags(options)
     vocab_size = configuration(size).vocab_size
     ids = tokenized(sentences(options.file, options.sentences), options.tokenizer, vocab_size)
     batches = batched(ids, options.batch_size)
-    result = harness.head(
+    result = harness.result_header(
         "translate",
         "translation.py",
-        given,
+        arguments,
         options,
         sentences=len(ids),
         source_tokens=sum(map(len, ids)) / len(ids),
@@ -353,17 +371,17 @@ def main(given: Sequence[str]) -> int:
         problems=[],
         rows=[],
     )
-    result["options"] |= places
-    shared = {"threads": result["threads"], "report": harness.tell, "warmup": 0}
+    result["options"] |= file_names
+    shared = {"threads": result["threads"], "report": harness.log_progress, "warmup": 0}
     with tempfile.TemporaryDirectory() as folder:
         settings = {"folder": folder, "size": size}
         writer = Contestant("weights", "", "translation:save_weights", settings, harness.PYTORCH)
-        (made,) = harness.run([writer], rounds=0, **shared)
-        if made.status != "ok":
-            result["problems"] = [f"no weights could be written: {made.status}"]
+        (weights_row,) = harness.run([writer], rounds=0, **shared)
+        if weights_row.status != "ok":
+            result["problems"] = [f"could not write the weights: {weights_row.status}"]
         else:
             (Path(folder) / "sources.json").write_text(json.dumps(batches))
-            rows = harness.run(rivals(options, folder), rounds=len(batches), **shared)
+            rows = harness.run(contestants(options, folder), rounds=len(batches), **shared)
             result["agreement"] = shares = agreement(rows)
             if not options.no_check:
                 result["problems"] = disagreements(shares, options.least_agreement)

@@ -1,4 +1,4 @@
-"""The translation benchmark: what each side gets, what is compared, what is written down."""
+"""Tests of the translation benchmark: workloads, comparison and report."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ BATCHES = [[[5, 9, 0], [7, 1, 8, 33, 0]], [[12, 0]]]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     pytest.importorskip("torch")
-    place = tmp_path_factory.mktemp("weights")
-    translation.save_weights(str(place), TINY)
-    (place / "sources.json").write_text(json.dumps(BATCHES))
-    return str(place)
+    path = tmp_path_factory.mktemp("weights")
+    translation.save_weights(str(path), TINY)
+    (path / "sources.json").write_text(json.dumps(BATCHES))
+    return str(path)
 
 
 def test_sizes_are_those_of_opus_mt():
@@ -47,7 +47,7 @@ def test_sizes_are_those_of_opus_mt():
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_all_sides_translate_alike(folder, beams):
+def test_all_sides_return_the_same_translations(folder, beams):
     pytest.importorskip("ctranslate2")
     settings = {"folder": folder, "size": TINY, "beams": beams, "new_tokens": 5}
     makers = (
@@ -55,33 +55,35 @@ def test_all_sides_translate_alike(folder, beams):
         translation.hfseq_translate,
         translation.ctranslate2_translate,
     )
-    found = []
+    results = []
     for make in makers:
-        running = make(**settings, dtype="float32")
-        found.append([running.step()["tokens"] for _ in BATCHES])
-        assert running.step()["tokens"] == found[-1][0], "the first batch comes again"
-    assert [len(tokens) for tokens in found[0]] == [2, 1]
-    assert all(len(row) == 5 for batch in found[0] for row in batch)
-    assert found[0] == found[1] == found[2]
-    assert len({tuple(row) for batch in found[0] for row in batch}) == 3, "all rows alike"
+        workload = make(**settings, dtype="float32")
+        results.append([workload.step()["tokens"] for _ in BATCHES])
+        assert workload.step()["tokens"] == results[-1][0], (
+            "after the last batch, the first one is translated again"
+        )
+    assert [len(tokens) for tokens in results[0]] == [2, 1]
+    assert all(len(row) == 5 for batch in results[0] for row in batch)
+    assert results[0] == results[1] == results[2]
+    assert len({tuple(row) for batch in results[0] for row in batch}) == 3, "all rows are equal"
 
 
-def test_spare_rows_and_columns_are_hidden():
+def test_extra_rows_and_padding_are_masked():
     ids, mask = translation.padded([[4, 5, 0], [6, 0]], 3, 59)
     np.testing.assert_array_equal(ids, [[4, 5, 0], [6, 0, 59], [4, 5, 0]])
     np.testing.assert_array_equal(mask, [[1, 1, 1], [1, 1, 0], [1, 1, 1]])
 
 
-def test_sentences_are_different_ones_and_the_same_again(tmp_path):
+def test_sentences_are_distinct_and_the_sample_is_fixed(tmp_path):
     table, lines = tmp_path / "pairs.csv", tmp_path / "lines.txt"
     table.write_text("english,spanish\n" + "".join(f"S{i % 30},x\n" for i in range(60)))
     lines.write_text("one\n\ntwo\none\n")
-    drawn = translation.sentences(table, 20)
-    assert len(set(drawn)) == 20 and drawn == translation.sentences(table, 20)
+    sample = translation.sentences(table, 20)
+    assert len(set(sample)) == 20 and sample == translation.sentences(table, 20)
     assert sorted(translation.sentences(lines, 1000)) == ["one", "two"]
 
 
-def test_batches_hold_sentences_of_like_length():
+def test_batches_contain_sentences_of_similar_length():
     rows = [[1] * length for length in np.random.default_rng(0).permutation(40) + 1]
     batches = translation.batched(rows, 16)
     assert sorted(map(len, batches)) == [8, 16, 16]
@@ -89,17 +91,17 @@ def test_batches_hold_sentences_of_like_length():
     assert max(spans) == 15 and sum(map(len, batches)) == 40
 
 
-def test_everyone_searches_in_both_ways():
+def test_all_contestants_use_both_search_modes():
     options = translation.parse(["--sides", *translation.SIDES, "--beams", "5"])
-    found = translation.rivals(options, "w")
-    assert [c.name for c in found if c.group == "beam 5"] == [
+    contestants = translation.contestants(options, "w")
+    assert [c.name for c in contestants if c.group == "beam 5"] == [
         "PyTorch",
         "CTranslate2",
         "hfseq",
         "hfseq bfloat16",
     ]
-    assert [c.settings["beams"] for c in found] == [1] * 4 + [5] * 4
-    assert len({json.dumps(c.settings | {"dtype": ""}, default=str) for c in found}) == 2
+    assert [c.settings["beams"] for c in contestants] == [1] * 4 + [5] * 4
+    assert len({json.dumps(c.settings | {"dtype": ""}, default=str) for c in contestants}) == 2
 
 
 def row(name, seconds, tokens):
@@ -107,7 +109,7 @@ def row(name, seconds, tokens):
     return harness.Row(name, "greedy", seconds=seconds, values=values, peak_bytes=10**9)
 
 
-def test_what_is_written_down():
+def test_recorded_values_and_the_printed_section():
     rows = [
         row("PyTorch", [2.0, 4.0], [[[1], [2]], [[3], [4]]]),
         row("CTranslate2", [1.0, 1.0], [[[1], [2]], [[3], [9]]]),
@@ -125,7 +127,7 @@ def test_what_is_written_down():
         "options": vars(translation.parse([])) | {"layers": 2},
         "command": "python x",
         "threads": 2,
-        "machine": harness.machine_facts(),
+        "machine": harness.machine_info(),
         "agreement": shares,
         "rows": summaries,
         "sentences": 4,
