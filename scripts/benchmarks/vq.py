@@ -1,4 +1,4 @@
-"""What a VQ Transformer costs as texts grow, beside quadratic attention, and how well it learns.
+"""Compare the VQ Transformer with quadratic attention: time, memory and learning curves.
 
     python scripts/benchmarks/vq.py train forward          # time per token, 1k to 64k
     python scripts/benchmarks/vq.py memory decode          # memory; 100k tokens decoded
@@ -7,10 +7,11 @@
     python scripts/benchmarks/vq.py quality --output_dir comparison \
         full=runs/full-0 full=runs/full-1 vq=runs/vq-0 vq_quadratic=runs/vq_quadratic-0
 
-Every point (head type, attention, reduction, length) has a process of its own. It is compiled
-first, and one that needs more than ``--memory_gb`` by XLA's plan is marked instead of run. Points
-of a length step in turn; a second pass goes over the lengths in the other order. Time per token of
-VQ has to be constant to 15 % from 4k on, or the command fails.
+Every point (head type, attention, reduction, length) runs in a separate process. The program is
+compiled first; if XLA's memory plan exceeds ``--memory_gb``, the point is marked and not run. The
+points of one length take turns. A second pass visits the lengths in reverse order. The command
+fails if the time per token of VQ attention deviates by more than 15 % from its median, from 4k
+tokens on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 import harness
 import training
-from harness import Contestant, Row, Running
+from harness import Contestant, Row, Workload
 
 from hfseq.errors import UsageError, run_command
 
@@ -42,13 +43,14 @@ MODES = (*PASSES, "decode")
 LENGTHS = [1024 * 2**n for n in range(7)]
 REDUCTIONS = ("recurrent", "serial", "matmul", "associative_scan")
 HEADS = ("shga", "mhga", "mha", "mqa", "gqa")
-# From here on the time per token of VQ has to be constant, to within this share.
+# Shortest length of the check that the time per token is constant, and its tolerance.
 FLAT_FROM, FLAT_WITHIN = 4096, 0.15
 
-# -- in the processes: a pass over one length, or decoding
+# -- the workloads: a pass over one length, or decoding
 
 
 def build(config: dict[str, Any], dtype: str) -> Any:
+    """Returns a VQ Transformer without parameters."""
     from hfseq.nn import precision
     from hfseq_plugins.vq_transformer import configuration, modeling
 
@@ -59,51 +61,56 @@ def build(config: dict[str, Any], dtype: str) -> Any:
     )
 
 
-def fresh(model: Any) -> tuple[Any, Any]:
+def init_variables(model: Any) -> tuple[Any, Any]:
+    """Returns random parameters and initial codebooks."""
     import jax
 
     key = jax.random.key(0)
     return model.init_weights(key), model.init_extra(key)
 
 
-def pass_over(model: Any, what: str) -> Callable[..., Any]:
-    """Return the scoring of a text, or a step of plain gradient descent and of the codebooks."""
+def pass_function(model: Any, pass_name: str) -> Callable[..., Any]:
+    """Returns a function that computes the loss, or one that also updates weights and codebooks."""
     import jax
     import jax.numpy as jnp
 
     from hfseq.objectives.cross_entropy import cross_entropy
 
     def loss(params: Any, extra: Any, ids: Any) -> Any:
-        output, after = model(
-            ids, params=params, extra=extra, train=what == "train", dropout_rng=jax.random.key(1)
+        output, new_extra = model(
+            ids,
+            params=params,
+            extra=extra,
+            train=pass_name == "train",
+            dropout_rng=jax.random.key(1),
         )
         labels = jnp.pad(ids[:, 1:], [(0, 0), (0, 1)], constant_values=-100)
         total, count, _ = cross_entropy(output.logits, labels)
-        # Quadratic attention uses no codes: what is not asked for is not computed.
-        if what == "forward" or model.config.attention_type == "full":
+        # Scoring and quadratic attention update no codebooks: unused outputs are not computed.
+        if pass_name == "forward" or model.config.attention_type == "full":
             return total / count, extra
-        return total / count + output.auxiliary_loss / ids.size, model.finalize_extra(after)
+        return total / count + output.auxiliary_loss / ids.size, model.finalize_extra(new_extra)
 
     def step(params: Any, extra: Any, ids: Any) -> Any:
-        if what == "forward":
+        if pass_name == "forward":
             return params, extra, loss(params, extra, ids)[0]
-        (value, extra), slopes = jax.value_and_grad(loss, has_aux=True)(params, extra, ids)
-        params = jax.tree.map(lambda leaf, slope: leaf - 1e-3 * slope, params, slopes)
+        (value, extra), gradients = jax.value_and_grad(loss, has_aux=True)(params, extra, ids)
+        params = jax.tree.map(lambda leaf, gradient: leaf - 1e-3 * gradient, params, gradients)
         return params, extra, value
 
     return step
 
 
 def length_point(
-    what: str,
+    pass_name: str,
     config: dict[str, Any],
     rows: int,
     length: int,
     dtype: str,
     remat: bool,
     limit_bytes: float,
-) -> Running:
-    """One length: compiled first, and run only if what it needs is within ``limit_bytes``."""
+) -> Workload:
+    """Returns a pass over one length; it does not run if it needs more than ``limit_bytes``."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -113,11 +120,15 @@ def length_point(
         model.enable_gradient_checkpointing()
     shapes = (model.params_shape_tree, model.extra_shape_tree)
     text = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    program = jax.jit(pass_over(model, what), donate_argnums=(0, 1)).lower(*shapes, text).compile()
-    facts = harness.planned_bytes(program) | {"fits": True, "device": jax.devices()[0].device_kind}
-    if facts["compiled_bytes"] > limit_bytes:
-        return Running(lambda: {}, lambda: 0, facts | {"fits": False})
-    params, extra = fresh(model)
+    program = (
+        jax.jit(pass_function(model, pass_name), donate_argnums=(0, 1))
+        .lower(*shapes, text)
+        .compile()
+    )
+    info = harness.compiled_memory(program) | {"fits": True, "device": jax.devices()[0].device_kind}
+    if info["compiled_bytes"] > limit_bytes:
+        return Workload(lambda: {}, lambda: 0, info | {"fits": False})
+    params, extra = init_variables(model)
     ids = np.random.default_rng(0).integers(3, model.config.vocab_size, (rows, length), np.int32)
 
     def step() -> dict[str, float]:
@@ -125,31 +136,34 @@ def length_point(
         params, extra, loss = program(params, extra, ids)
         return {"loss": float(loss)}
 
-    facts |= {"parameters": sum(leaf.size for leaf in jax.tree.leaves(params))}
-    return Running(step, harness.jax_peak_bytes, facts | resting())
+    info |= {"parameters": sum(leaf.size for leaf in jax.tree.leaves(params))}
+    return Workload(step, harness.jax_peak_bytes, info | resting_memory())
 
 
-def resting() -> dict[str, Any]:
-    """Return what the process holds before its first step, and forget the peak until here."""
-    if held := harness.device_bytes("bytes_in_use"):
-        return {"resting_bytes": held, "peak_of_steps": True}
-    before = harness.process_bytes("VmRSS")
+def resting_memory() -> dict[str, Any]:
+    """Returns the memory in use before the first step and, if possible, resets the peak."""
+    if num_bytes := harness.device_memory_stat("bytes_in_use"):
+        return {"resting_bytes": num_bytes, "peak_of_steps": True}
+    resident_bytes = harness.process_bytes("VmRSS")
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    # Where the system does not forget, the peak is that of compilation, too.
-    return {"resting_bytes": before, "peak_of_steps": harness.host_peak_bytes() < before * 1.02}
+    # If the system cannot reset the peak, it includes the memory of the compilation.
+    return {
+        "resting_bytes": resident_bytes,
+        "peak_of_steps": harness.host_peak_bytes() < resident_bytes * 1.02,
+    }
 
 
 def decoding(
     config: dict[str, Any], rows: int, chunk: int, dtype: str, report_every: int
-) -> Running:
-    """Decode greedily; a step is ``report_every`` tokens, in compiled loops of ``chunk``."""
+) -> Workload:
+    """Decodes greedily: ``report_every`` tokens per step, in compiled loops of ``chunk`` tokens."""
     import jax
     import jax.numpy as jnp
 
     model = build(config, dtype)
-    params, extra = fresh(model)
-    state, token, done = model.init_cache(rows, 0), jnp.ones((rows, 1), jnp.int32), 0
+    params, extra = init_variables(model)
+    state, token, num_decoded = model.init_cache(rows, 0), jnp.ones((rows, 1), jnp.int32), 0
 
     def loop(params: Any, extra: Any, state: Any, token: Any) -> Any:
         def step(carry: Any, _: None) -> Any:
@@ -164,28 +178,31 @@ def decoding(
     missing_tokens(program(params, extra, model.init_cache(rows, 0), token)[0], model.config, chunk)
 
     def step() -> dict[str, Any]:
-        nonlocal state, token, done
+        nonlocal state, token, num_decoded
         for _ in range(report_every // chunk):
             state, token = program(params, extra, state, token)
-        done += report_every
+        num_decoded += report_every
         jax.block_until_ready(token)
-        held = harness.device_bytes("bytes_in_use")
+        bytes_in_use = harness.device_memory_stat("bytes_in_use")
         return {
-            "tokens": done,
+            "tokens": num_decoded,
             "state_bytes": training.tree_bytes(state),
-            "memory_bytes": held or harness.process_bytes("VmRSS"),
-            "tokens_missing": missing_tokens(state, model.config, done),
+            "memory_bytes": bytes_in_use or harness.process_bytes("VmRSS"),
+            "tokens_missing": missing_tokens(state, model.config, num_decoded),
         }
 
-    facts = {"state_bytes": training.tree_bytes(state), "fits": True} | resting()
-    return Running(step, harness.jax_peak_bytes, harness.planned_bytes(program) | facts)
+    info = {"state_bytes": training.tree_bytes(state), "fits": True} | resting_memory()
+    return Workload(step, harness.jax_peak_bytes, harness.compiled_memory(program) | info)
 
 
-def missing_tokens(state: Any, config: Any, done: int) -> int:
-    """Return how many tokens the state should know of and does not: all are counted somewhere."""
+def missing_tokens(state: Any, config: Any, num_decoded: int) -> int:
+    """Returns the largest error of the token counts in the state.
+
+    Every token that has left the window must be counted in one code.
+    """
     import jax
 
-    expected = max(0, done - config.window_size)
+    expected = max(0, num_decoded - config.window_size)
     return max(
         abs(int(leaf.sum()) - expected * leaf.shape[-3] * leaf.shape[-2])
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
@@ -193,51 +210,65 @@ def missing_tokens(state: Any, config: Any, done: int) -> int:
     )
 
 
-# -- what is measured
+# -- measurements
 
 
-def parse(given: Sequence[str]) -> argparse.Namespace:
-    parser = harness.parser(
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses the flags of the command without a subcommand."""
+    parser = harness.make_parser(
         __doc__,
         sizes=True,
-        hidden_size=(128, "width"),
-        head_dim=(64, "K, width of queries and keys"),
-        value_dim=(256, "V of gated heads; the others have K"),
-        codes=(128, "codes of a codebook"),
-        window=(128, "tokens seen one by one"),
-        block=(128, "tokens of a block"),
-        vocab_size=(259, "size of the vocabulary"),
-        batch_size=(1, "rows"),
-        rounds=(3, "timed steps of each point in a pass"),
-        passes=(2, "passes over all lengths, in turn up and down"),
+        hidden_size=(128, "hidden size"),
+        head_dim=(64, "dimension K of queries and keys"),
+        value_dim=(256, "dimension V of the values of gated heads; other heads use K"),
+        codes=(128, "codes per codebook"),
+        window=(128, "tokens that are attended to without quantization"),
+        block=(128, "tokens per block"),
+        vocab_size=(259, "vocabulary size"),
+        batch_size=(1, "batch size"),
+        rounds=(3, "timed steps per point and pass"),
+        passes=(2, "passes over all lengths, alternately ascending and descending"),
         decode_tokens=(100_000, "tokens to decode"),
-        report_every=(10_000, "tokens of a timed stretch of decoding"),
-        chunk=(1000, "tokens of a compiled loop"),
+        report_every=(10_000, "tokens per timed step of decoding"),
+        chunk=(1000, "tokens per compiled loop"),
     )
-    parser.add_argument("modes", nargs="+", choices=MODES)
-    parser.add_argument("--lengths", type=int, nargs="+", help="1k to 64k; compare: 8k and 32k")
-    parser.add_argument("--head_types", nargs="+", default=["shga"], choices=HEADS)
-    parser.add_argument("--reductions", nargs="+", default=["recurrent"], choices=REDUCTIONS)
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--remat", action="store_true", help="recompute layers in backward passes")
+    parser.add_argument("modes", nargs="+", choices=MODES, help="measurements to run")
+    lengths_help = "lengths in tokens (default: 1k to 64k; 8k and 32k for compare)"
+    parser.add_argument("--lengths", type=int, nargs="+", help=lengths_help)
     parser.add_argument(
-        "--memory_gb", type=float, help="most that a point may need; 70 %% of what is free"
+        "--head_types",
+        nargs="+",
+        default=["shga"],
+        choices=HEADS,
+        help="head types (default: shga)",
     )
-    options = parser.parse_args(given)
+    reductions_help = "reductions of VQ attention (default: recurrent)"
+    parser.add_argument(
+        "--reductions", nargs="+", default=["recurrent"], choices=REDUCTIONS, help=reductions_help
+    )
+    dtype_help = "compute dtype (default: float32)"
+    parser.add_argument(
+        "--dtype", default="float32", choices=("float32", "bfloat16"), help=dtype_help
+    )
+    parser.add_argument("--remat", action="store_true", help="use gradient checkpointing")
+    memory_help = "maximum memory per point in GB (default: 70 %% of the available memory)"
+    parser.add_argument("--memory_gb", type=float, help=memory_help)
+    options = parser.parse_args(arguments)
     if options.report_every % options.chunk or options.report_every > options.decode_tokens:
-        parser.error("--report_every has to be a multiple of --chunk, --decode_tokens no less")
+        parser.error("--report_every must be a multiple of --chunk and at most --decode_tokens")
     if options.memory_gb is None:
         try:
             options.memory_gb = 0.7 * harness.process_bytes("MemAvailable", "meminfo") / harness.GB
         except OSError as error:
-            parser.error(f"{error}: give --memory_gb")
+            parser.error(f"{error}: pass --memory_gb")
     return options
 
 
 def configuration(
     options: argparse.Namespace, head: str, attention: str = "vq", reduction: str = "recurrent"
 ) -> dict[str, Any]:
-    size = harness.size_of(options)
+    """Returns the arguments of the model's configuration."""
+    size = harness.size_from_flags(options)
     value = {"value_dim": options.value_dim} if head in ("shga", "mhga") else {}
     return {
         "hidden_size": options.hidden_size,
@@ -256,101 +287,106 @@ def configuration(
 
 
 def points_of(mode: str, options: argparse.Namespace) -> dict[Contestant, dict[str, Any]]:
-    kinds = {f"vq {reduction}": ("vq", reduction) for reduction in options.reductions}
-    kinds["full"] = ("full", "recurrent")
-    points, choices = {}, (PASSES[mode], options.head_types, options.lengths, kinds)
-    for what, head, length, name in itertools.product(*choices):
+    """Returns the points of a mode with their recorded labels."""
+    variants = {f"vq {reduction}": ("vq", reduction) for reduction in options.reductions}
+    variants["full"] = ("full", "recurrent")
+    points, choices = {}, (PASSES[mode], options.head_types, options.lengths, variants)
+    for pass_name, head, length, name in itertools.product(*choices):
         settings = {
-            "what": what,
-            "config": configuration(options, head, *kinds[name]),
+            "pass_name": pass_name,
+            "config": configuration(options, head, *variants[name]),
             "rows": options.batch_size,
             "length": length,
             "dtype": options.dtype,
             "remat": options.remat,
             "limit_bytes": options.memory_gb * harness.GB,
         }
-        # Where memory is measured nothing else is in memory.
-        group = f"{what} {head} {length}" + (f" {name}" if mode == "memory" else "")
+        # In mode memory, every point runs alone.
+        group = f"{pass_name} {head} {length}" + (f" {name}" if mode == "memory" else "")
         point = Contestant(name, group, "vq:length_point", settings, harness.HFSEQ)
-        points[point] = {"what": what, "head_type": head, "length": length}
+        points[point] = {"what": pass_name, "head_type": head, "length": length}
     return points
 
 
 def measure_lengths(mode: str, options: argparse.Namespace, threads: int) -> dict[str, Any]:
-    points, once = points_of(mode, options), mode == "memory"
+    """Measures all points of a mode and derives curves and crossovers."""
+    points, memory_only = points_of(mode, options), mode == "memory"
     rows: dict[Contestant, Row] = {}
-    turns = {"rounds": 1 if once else options.rounds, "warmup": 1, "threads": threads}
-    for number in range(1 if once else options.passes):
+    turns = {"rounds": 1 if memory_only else options.rounds, "warmup": 1, "threads": threads}
+    for number in range(1 if memory_only else options.passes):
         ordered = list(points)[:: -1 if number % 2 else 1]
-        ran = harness.run(ordered, report=harness.tell, **turns)
+        ran = harness.run(ordered, report=harness.log_progress, **turns)
         for point, row in zip(ordered, ran, strict=True):
-            kept = rows.setdefault(point, row)
-            if kept is not row:  # a failure in one pass is a failure
-                kept.seconds += row.seconds
-                kept.values += row.values
-                kept.peak_bytes = max(kept.peak_bytes, row.peak_bytes)
-                kept.status = row.status if kept.status == "ok" else kept.status
-    shown = [point_row(row, points[point], options.batch_size) for point, row in rows.items()]
+            first_row = rows.setdefault(point, row)
+            if first_row is not row:  # a failure in any pass is the status of the point
+                first_row.seconds += row.seconds
+                first_row.values += row.values
+                first_row.peak_bytes = max(first_row.peak_bytes, row.peak_bytes)
+                first_row.status = row.status if first_row.status == "ok" else first_row.status
+    point_rows = [point_row(row, points[point], options.batch_size) for point, row in rows.items()]
     result = {
-        "rows": shown,
+        "rows": point_rows,
         "what": PASSES[mode][0],
         "problems": [],
-        "ratios": {} if once else ratios(rows.values()),
+        "ratios": {} if memory_only else ratios(rows.values()),
     }
     if mode == "compare":
         return result
     members: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for each in shown:
-        members.setdefault((each["head_type"], each["name"]), []).append(each)
-    curves = [curve(*key, each) for key, each in members.items()]
+    for result_row in point_rows:
+        members.setdefault((result_row["head_type"], result_row["name"]), []).append(result_row)
+    curves = [curve(*key, rows_of_curve) for key, rows_of_curve in members.items()]
     result |= {"curves": curves, "crossovers": [], "state_bytes": []}
-    if once:
+    if memory_only:
         result["state_bytes"] = state_sizes(options)
     else:
         full = {each["head_type"]: each for each in curves if each["name"] == "full"}
-        others = [each for each in curves if each["name"] != "full"]
-        result["crossovers"] = [crossover(each, full[each["head_type"]]) for each in others]
+        vq_curves = [each for each in curves if each["name"] != "full"]
+        result["crossovers"] = [crossover(each, full[each["head_type"]]) for each in vq_curves]
         result["problems"] = [] if options.no_check else not_flat(curves)
     return result
 
 
-def row_of(row: Row, **more: Any) -> dict[str, Any]:
+def row_of(row: Row, **extra_items: Any) -> dict[str, Any]:
+    """Returns the recorded values of a row."""
     return {
         "name": row.name,
         "group": row.group,
-        **more,
+        **extra_items,
         "status": row.status,
         "seconds": row.seconds,
         "median_seconds": row.median,
         "spread": row.spread,
-        "resting_bytes": row.facts.get("resting_bytes"),
+        "resting_bytes": row.info.get("resting_bytes"),
         "peak_bytes": row.peak_bytes or None,
     }
 
 
-def point_row(row: Row, place: dict[str, Any], rows: int) -> dict[str, Any]:
-    facts, tokens = row.facts, rows * place["length"]
-    if not facts.get("fits", True):
+def point_row(row: Row, labels: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Returns the recorded values of a point, including its time and memory per token."""
+    info, tokens = row.info, rows * labels["length"]
+    if not info.get("fits", True):
         row.status, row.seconds = "does not fit", []
-    planned = facts.get("compiled_bytes")
-    known = {key: facts.get(key) for key in ("temporary_bytes", "peak_of_steps")}
+    compiled_bytes = info.get("compiled_bytes")
+    memory_info = {key: info.get(key) for key in ("temporary_bytes", "peak_of_steps")}
     return (
-        row_of(row, **place)
-        | known
+        row_of(row, **labels)
+        | memory_info
         | {
             "microseconds_per_token": 1e6 * row.median / tokens if row.median else None,
             "tokens_per_second": tokens / row.median if row.median else None,
-            "compiled_bytes": planned,
-            "compiled_bytes_per_token": planned and planned / tokens,
+            "compiled_bytes": compiled_bytes,
+            "compiled_bytes_per_token": compiled_bytes and compiled_bytes / tokens,
         }
     )
 
 
 def curve(head: str, name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a curve: its points in order, how steep it is, and how flat from 4k on.
+    """Returns the sorted points of a curve, its exponent, and its deviation from a constant.
 
-    The exponent of time per token over length is 0 where time is linear, 1 where it is quadratic;
-    the deviation is the largest from the median.
+    The exponent describes the time per token as a power of the length: 0 for linear and 1 for
+    quadratic total time. The deviation is the largest relative deviation from the median. Both use
+    only lengths from 4k tokens on.
     """
     points = sorted(points, key=lambda each: each["length"])
     pairs = [(p["length"], p["microseconds_per_token"]) for p in points]
@@ -376,10 +412,10 @@ def curve(head: str, name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def crossover(fast: dict[str, Any], slow: dict[str, Any]) -> dict[str, Any]:
-    """Say from which length ``fast`` takes less time than ``slow``.
+    """Computes the length from which ``fast`` takes less time than ``slow``.
 
-    Between two measured lengths both are straight lines in logarithms. ``length`` is None where
-    they do not cross within what was measured, and ``text`` says on which side they are.
+    Between measured lengths, both curves are interpolated linearly on logarithmic axes. ``length``
+    is None if they do not cross within the measured range; ``text`` then names the faster one.
     """
     a_side, b_side = (
         dict(zip(each["lengths"], each["microseconds_per_token"], strict=True))
@@ -387,11 +423,11 @@ def crossover(fast: dict[str, Any], slow: dict[str, Any]) -> dict[str, Any]:
     )
     gaps = [(n, math.log(b_side[n] / time)) for n, time in a_side.items() if n in b_side]
     pair = f"{fast['name']} and {slow['name']} ({fast['head_type']})"
-    length, text = None, f"{pair}: no length was measured for both"
+    length, text = None, f"{pair}: no common lengths were measured"
     if gaps and gaps[0][1] >= 0:
-        text = f"{pair}: {fast['name']} is ahead from {gaps[0][0]} tokens, or less"
+        text = f"{pair}: {fast['name']} is faster from {gaps[0][0]} tokens on, or earlier"
     elif gaps:
-        text = f"{pair}: {slow['name']} is ahead up to {gaps[-1][0]} tokens"
+        text = f"{pair}: {slow['name']} is faster up to {gaps[-1][0]} tokens"
         for (a, below), (b, above) in itertools.pairwise(gaps):
             if above >= 0:
                 share = below / (below - above)
@@ -402,17 +438,18 @@ def crossover(fast: dict[str, Any], slow: dict[str, Any]) -> dict[str, Any]:
 
 
 def not_flat(curves: Sequence[dict[str, Any]]) -> list[str]:
-    """Name the VQ curves whose time per token is not constant from 4k on."""
+    """Returns a message for each VQ curve whose time per token is not constant from 4k on."""
     return [
-        f"{each['name']} ({each['head_type']}): time per token from {FLAT_FROM} tokens on deviates "
-        f"by {each['deviation_from_flat']:.0%} from its median (allowed {FLAT_WITHIN:.0%})"
+        f"{each['name']} ({each['head_type']}): from {FLAT_FROM} tokens on, the time per "
+        f"token deviates by {each['deviation_from_flat']:.0%} from its median "
+        f"(allowed: {FLAT_WITHIN:.0%})"
         for each in curves
         if each["name"].startswith("vq ") and (each["deviation_from_flat"] or 0) > FLAT_WITHIN
     ]
 
 
 def ratios(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
-    """Return by group how many times as fast as quadratic attention each other one is."""
+    """Returns the speed of each contestant relative to quadratic attention, by group."""
     full = {row.group: row for row in rows if row.name == "full"}
     pairs = [(row, full[row.group]) for row in rows if row.name != "full" and row.group in full]
     times: dict[str, dict[str, float]] = {}
@@ -423,7 +460,7 @@ def ratios(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
 
 
 def state_sizes(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return what decoding keeps of a text by length: computed from the shapes, not measured."""
+    """Returns the sizes of the decoding state and of a key-value cache, computed from shapes."""
     from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 
     sizes = []
@@ -442,6 +479,7 @@ def state_sizes(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_decoding(mode: str, options: argparse.Namespace, threads: int) -> dict[str, Any]:
+    """Measures decoding with all head types."""
     shared = {
         "rows": options.batch_size,
         "chunk": options.chunk,
@@ -459,43 +497,49 @@ def measure_decoding(mode: str, options: argparse.Namespace, threads: int) -> di
         for head in options.head_types
     ]
     turns = {"rounds": max(1, options.decode_tokens // options.report_every), "warmup": 0}
-    tokens, shown = options.report_every * options.batch_size, []
-    for row in harness.run(points, **turns, threads=threads, report=harness.tell):
+    tokens, decoding_rows = options.report_every * options.batch_size, []
+    for row in harness.run(points, **turns, threads=threads, report=harness.log_progress):
         chunks = [
             values | {"seconds": seconds, "tokens_per_second": tokens / seconds}
             for values, seconds in zip(row.values, row.seconds, strict=False)
         ]
-        shown.append(
+        decoding_rows.append(
             row_of(row, head_type=row.name)
             | {
                 "tokens_per_second": tokens / row.median if row.median else None,
                 "deviation": max((abs(s / row.median - 1) for s in row.seconds), default=None),
-                "state_bytes": row.facts.get("state_bytes"),
+                "state_bytes": row.info.get("state_bytes"),
                 "chunks": chunks,
             }
         )
-    problems = [] if options.no_check else [p for row in shown for p in decoding_problems(row)]
-    return {"rows": shown, "what": mode, "problems": problems}
+    problems = (
+        [] if options.no_check else [p for row in decoding_rows for p in decoding_problems(row)]
+    )
+    return {"rows": decoding_rows, "what": mode, "problems": problems}
 
 
 def decoding_problems(row: dict[str, Any]) -> list[str]:
-    name, chunks, found = row["name"], row["chunks"], []
+    """Returns the failed checks: size and counts of the state, speed, and memory."""
+    name, chunks, problems = row["name"], row["chunks"], []
     if len({each["state_bytes"] for each in chunks}) > 1:
-        found.append(f"{name}: the state changed its size")
+        problems.append(f"{name}: the size of the state changed")
     if any(each["tokens_missing"] for each in chunks):
-        found.append(f"{name}: the state lost count of tokens")
+        problems.append(f"{name}: the token counts of the state are wrong")
     if (row["deviation"] or 0) > FLAT_WITHIN:
-        found.append(f"{name}: the speed deviates by {row['deviation']:.0%}")
+        problems.append(
+            f"{name}: the time per step deviates by {row['deviation']:.0%} from its median"
+        )
     used = [each["memory_bytes"] / 1e6 for each in chunks[1:]]
     if used and max(used) > 1.05 * min(used):
-        found.append(f"{name}: memory in use grew from {min(used):.0f} to {max(used):.0f} MB")
-    return found
+        problems.append(f"{name}: memory in use grew from {min(used):.0f} to {max(used):.0f} MB")
+    return problems
 
 
-# -- what is written down
+# -- the report
 
 
 def gigabytes(size: float | None) -> str:
+    """Formats a size in bytes as GB or MB."""
     if not size:
         return harness.ABSENT
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
@@ -506,7 +550,7 @@ LENGTH_COLUMNS = [
     "pass",
     "heads",
     "tokens",
-    "µs a token",
+    "µs per token",
     "against full",
     "planned memory",
     "memory of the steps",
@@ -522,6 +566,7 @@ DECODING_COLUMNS: tuple[harness.Column, ...] = (
 
 
 def length_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
+    """Returns the table cells of a point."""
     planned = gigabytes(row["compiled_bytes"])
     begin = [row["name"], row["what"], row["head_type"], f"{row['length']}"]
     if row["status"] != "ok":
@@ -531,13 +576,14 @@ def length_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
     return [
         *begin,
         f"{row['microseconds_per_token']:.1f}{harness.spread(row)}",
-        harness.times(ratio),
+        harness.format_ratio(ratio),
         planned,
         gigabytes(steps) if row["peak_of_steps"] else "-",
     ]
 
 
-def section(mode: str, result: dict[str, Any], picture: bool) -> str:
+def section(mode: str, result: dict[str, Any], has_plot: bool) -> str:
+    """Returns the section of a mode for benchmarks/tables.md."""
     if mode == "decode":
         table = harness.table(result["rows"], DECODING_COLUMNS)
     else:
@@ -563,40 +609,42 @@ def section(mode: str, result: dict[str, Any], picture: bool) -> str:
     lines += [f"Crossover: {each['text']}." for each in result.get("crossovers", [])]
     longest = {each["head_type"]: each for each in result.get("state_bytes", [])}
     lines += [
-        f"Decoding with {head} keeps {gigabytes(each['state'])} whatever the length; keys and "
-        f"values of {each['length']} tokens would be {gigabytes(each['key_value_cache'])} "
+        f"Decoding with {head} keeps {gigabytes(each['state'])} at any length; a key-value cache "
+        f"of {each['length']} tokens would have {gigabytes(each['key_value_cache'])} "
         "(both computed from the shapes)."
         for head, each in longest.items()
     ]
-    shown = (f"vq {mode}", f"vq_{mode}.png") if picture else None
-    return harness.page(result | {"remarks": lines}, table, shown)
+    figure_reference = (f"vq {mode}", f"vq_{mode}.png") if has_plot else None
+    return harness.format_section(result | {"remarks": lines}, table, figure_reference)
 
 
-def costs(given: Sequence[str]) -> int:
-    options, codes = parse(given), []
+def costs(arguments: Sequence[str]) -> int:
+    """Runs the measurements and returns the exit code."""
+    options, exit_codes = parse(arguments), []
     lengths = options.lengths
     for mode in options.modes:
         options.lengths = lengths or ([8192, 32768] if mode == "compare" else LENGTHS)
-        result = harness.head(f"vq_{mode}", "vq.py", given, options)
+        result = harness.result_header(f"vq_{mode}", "vq.py", arguments, options)
         measure, draw = {"decode": (measure_decoding, draw_decoding)}.get(
             mode, (measure_lengths, draw_lengths)
         )
         result |= measure(mode, options, result["threads"])
-        picture = mode != "compare" and any(row["seconds"] for row in result["rows"])
-        if picture:
+        has_plot = mode != "compare" and any(row["seconds"] for row in result["rows"])
+        if has_plot:
             draw(result, options.output / "benchmarks" / f"vq_{mode}.png")
-        text = section(mode, result, picture)
-        codes.append(harness.publish(result, text, options.output))
-    return max(codes)
+        text = section(mode, result, has_plot)
+        exit_codes.append(harness.publish(result, text, options.output))
+    return max(exit_codes)
 
 
-# -- pictures
+# -- plots
 
 COLORS = ("#3b76af", "#4f9d69", "#8a6bb1", "#7a7a7a")
 MARKED = {"marker": "o", "markersize": 4.5}
 
 
 def draw_lengths(result: dict[str, Any], path: Path) -> None:
+    """Plots time and planned memory over the length."""
     from hfseq.reports import plots
 
     vq = iter(COLORS * len(result["curves"]))
@@ -610,15 +658,15 @@ def draw_lengths(result: dict[str, Any], path: Path) -> None:
         planned = [size / 1e6 for size in each["compiled_bytes"]]
         memory[label] = each["memory_lengths"], planned, {"color": color}
         crosses += [(length, color) for length in each["does_not_fit"]]
-    what = "a training step" if result["what"] == "train" else "the forward pass"
+    subject = "a training step" if result["what"] == "train" else "the forward pass"
     figure, panels = harness.curves(
-        f"Cost of {what} over the length of the text",
+        f"Cost of {subject} by length of the text",
         [
-            {"x": "tokens", "y": "microseconds a token", "lines": times, "style": MARKED},
-            {"x": "tokens", "y": "memory by XLA's plan (MB)", "lines": memory, "style": MARKED},
+            {"x": "tokens", "y": "microseconds per token", "lines": times, "style": MARKED},
+            {"x": "tokens", "y": "memory planned by XLA (MB)", "lines": memory, "style": MARKED},
         ],
     )
-    for panel in panels:  # a cross on the upper edge for each length that does not fit
+    for panel in panels:  # mark the lengths that do not fit at the upper edge
         for length, color in crosses:
             panel.plot(
                 [length],
@@ -630,11 +678,11 @@ def draw_lengths(result: dict[str, Any], path: Path) -> None:
                 transform=panel.get_xaxis_transform(),
             )
     if crosses:
-        told = f"x: needs more than {result['options']['memory_gb']:.0f} GB, not run"
+        note = f"x: needs more than {result['options']['memory_gb']:.0f} GB, not run"
         panels[0].text(
             0.98,
             0.02,
-            told,
+            note,
             ha="right",
             fontsize=8,
             color=plots.TEXT_COLOR,
@@ -644,11 +692,12 @@ def draw_lengths(result: dict[str, Any], path: Path) -> None:
 
 
 def draw_decoding(result: dict[str, Any], path: Path) -> None:
+    """Plots speed and memory over the number of decoded tokens."""
     from hfseq.reports import plots
 
     parts = []
     for text, key, scale in (
-        ("tokens a second", "tokens_per_second", 1),
+        ("tokens per second", "tokens_per_second", 1),
         ("memory in use (MB)", "memory_bytes", 1e6),
     ):
         lines = {
@@ -668,17 +717,20 @@ def draw_decoding(result: dict[str, Any], path: Path) -> None:
     plots.save_figure(figure, path)
 
 
-# -- learning curves of runs, with the spread of their seeds: vq.py quality
+# -- learning curves of several runs and seeds: vq.py quality
 
 
 def read_run(folder: Path) -> dict[str, Any]:
+    """Reads the learning curve and the bits per byte of a run."""
     path = folder / "metrics.jsonl"
     if not path.exists():
-        raise UsageError(f"{folder} has no metrics.jsonl: give the --output_dir of a finished run")
+        raise UsageError(f"{folder} has no metrics.jsonl: pass the --output_dir of a finished run")
     records = [json.loads(line) for line in path.read_text().splitlines()]
     last = {name: value for record in records for name, value in record.items()}
     if "eval_bits_per_byte" not in last:
-        raise UsageError(f"{folder} was not evaluated with --bits_per_byte")
+        raise UsageError(
+            f"{folder} has no eval_bits_per_byte: evaluate the run with --bits_per_byte"
+        )
     steps = [record for record in records if "train_loss" in record]
     return {
         "steps": [record["step"] for record in steps],
@@ -689,7 +741,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def compare_runs(runs: Sequence[tuple[str, Path]]) -> dict[str, Any]:
-    """Return the runs by name, and each name's mean beside that of the first."""
+    """Returns the runs by name, and the mean of each name relative to that of the first name."""
     by_name: dict[str, list[dict[str, Any]]] = {}
     for name, folder in runs:
         by_name.setdefault(name, []).append(read_run(folder))
@@ -700,6 +752,7 @@ def compare_runs(runs: Sequence[tuple[str, Path]]) -> dict[str, Any]:
 
 
 def draw_runs(result: dict[str, Any], path: Path) -> None:
+    """Plots the losses and the code perplexities of all runs."""
     from hfseq.reports import plots
 
     losses: dict[str, Any] = {}
@@ -721,7 +774,7 @@ def draw_runs(result: dict[str, Any], path: Path) -> None:
         [
             {
                 "x": "step (in brackets: bits per byte, validation)",
-                "y": "training loss (bits a token)",
+                "y": "training loss (bits per token)",
                 "lines": losses,
                 "log": False,
             },
@@ -732,30 +785,34 @@ def draw_runs(result: dict[str, Any], path: Path) -> None:
     plots.save_figure(figure, path)
 
 
-def quality(given: Sequence[str]) -> int:
+def quality(arguments: Sequence[str]) -> int:
+    """Runs the subcommand quality and returns the exit code."""
     parser = argparse.ArgumentParser(
-        description="Lay the learning curves of VQ and quadratic runs over each other, with the "
-        "spread of their seeds. Each DIR is the --output_dir of a finished run of run_clm_flax.py "
-        "with --bits_per_byte. Writes comparison.json (bits per byte of each run, means, the ratio "
-        "to the first name) and comparison.png."
+        description="Plot the learning curves of VQ and quadratic runs with several seeds. Each "
+        "DIR is the --output_dir of a finished run of run_clm_flax.py with --bits_per_byte. Writes "
+        "comparison.json (bits per byte of each run, means, and ratios to the first name) and "
+        "comparison.png."
     )
-    parser.add_argument("runs", nargs="+", metavar="NAME=DIR")
-    parser.add_argument("--output_dir", type=Path, required=True)
-    options, runs = parser.parse_args(given), []
+    parser.add_argument(
+        "runs", nargs="+", metavar="NAME=DIR", help="name in the plot and folder of a run"
+    )
+    output_help = "folder for comparison.json and comparison.png"
+    parser.add_argument("--output_dir", type=Path, required=True, help=output_help)
+    options, runs = parser.parse_args(arguments), []
     for run in options.runs:
         name, equals, folder = run.partition("=")
         if not equals:
-            raise UsageError(f"{run} is not NAME=DIR, such as full=runs/full-0")
+            raise UsageError(f"invalid run {run!r}: expected NAME=DIR, e.g. full=runs/full-0")
         runs.append((name, Path(folder)))
     result = compare_runs(runs)
     harness.write_json(options.output_dir / "comparison.json", result)
     draw_runs(result, options.output_dir / "comparison.png")
     for name, mean in result["mean"].items():
         values = ", ".join(f"{value:.4f}" for value in result["bits_per_byte"][name])
-        print(f"{name}: {mean:.4f} bits per byte, {result['ratio'][name]:.4f} times ({values})")
+        print(f"{name}: {mean:.4f} bits per byte, ratio {result['ratio'][name]:.4f} ({values})")
     return 0
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    sys.exit(run_command(lambda: harness.dispatch({"": costs, "quality": quality}, __doc__, given)))
+    commands = {"": costs, "quality": quality}
+    sys.exit(run_command(lambda: harness.dispatch(commands, __doc__, sys.argv[1:])))

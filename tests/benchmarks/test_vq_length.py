@@ -1,4 +1,4 @@
-"""The benchmark of a VQ Transformer over lengths: what runs, what follows, what is written down."""
+"""Tests of the VQ Transformer benchmark: measurements, derived values and report."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TINY = [
 
 
 @pytest.fixture(scope="module")
-def here():
-    """The harness, but in this process: a point that ran is not compiled again."""
-    ready: dict[str, harness.Running] = {}
+def in_process():
+    """A replacement of ``harness.run`` in this process that compiles every point once."""
+    ready: dict[str, harness.Workload] = {}
 
     def run(contestants, *, rounds, warmup=0, threads=None, report=print):
         rows = []
@@ -38,7 +38,7 @@ def here():
                 module, _, name = contestant.factory.partition(":")
                 factory = getattr(importlib.import_module(module), name)
                 ready[key] = factory(**contestant.settings)
-            row = harness.Row(contestant.name, contestant.group, facts=ready[key].facts)
+            row = harness.Row(contestant.name, contestant.group, info=ready[key].info)
             for number in range(-warmup, rounds):
                 started = time.perf_counter()
                 row.values.append(ready[key].step())
@@ -56,18 +56,18 @@ SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("train", "memory
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["forward", "decode", *SLOW])
-def test_every_mode_measures_and_writes_down(mode, here, tmp_path, monkeypatch, capsys):
+def test_every_mode_measures_and_records(mode, in_process, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(harness, "run", here)
+    monkeypatch.setattr(harness, "run", in_process)
     assert vq.costs([mode, *TINY, "--output", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "benchmarks" / f"vq_{mode}.json").read_text())
-    picture = tmp_path / "benchmarks" / f"vq_{mode}.png"
-    assert picture.exists() == (mode != "compare")
+    plot = tmp_path / "benchmarks" / f"vq_{mode}.png"
+    assert plot.exists() == (mode != "compare")
     assert f"<!-- vq_{mode} -->" in (tmp_path / "benchmarks" / "tables.md").read_text()
     assert str(tmp_path) not in json.dumps(result)
     check = {"decode": check_decoding, "compare": check_comparison}.get(mode, check_lengths)
     check(result)
-    assert capsys.readouterr().out.strip().endswith("--no_check --memory_gb 1`"), "the command"
+    assert capsys.readouterr().out.strip().endswith("--no_check --memory_gb 1`")
 
 
 def check_lengths(result):
@@ -88,7 +88,7 @@ def check_lengths(result):
 def check_comparison(result):
     assert {row["what"] for row in result["rows"]} == {"train", "forward"}
     assert result["ratios"].keys() == {
-        f"{what} shga {length}" for what in ("train", "forward") for length in (64, 128)
+        f"{pass_name} shga {length}" for pass_name in ("train", "forward") for length in (64, 128)
     }
     assert all(value["vq recurrent"] > 0 for value in result["ratios"].values())
 
@@ -101,11 +101,11 @@ def check_decoding(result):
     assert row["chunks"][0]["memory_bytes"] > 0 and row["tokens_per_second"] > 0
 
 
-def test_a_point_that_needs_too_much_is_marked_and_not_run(here, tmp_path, monkeypatch):
+def test_a_point_that_exceeds_the_memory_is_marked_and_not_run(in_process, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(harness, "run", here)
+    monkeypatch.setattr(harness, "run", in_process)
     limits = ["--lengths", "64", "--memory_gb", "0.0000001", "--output", str(tmp_path)]
-    assert vq.costs(["forward", *TINY, *limits]) == 1, "nothing ran"
+    assert vq.costs(["forward", *TINY, *limits]) == 1
     result = json.loads((tmp_path / "benchmarks" / "vq_forward.json").read_text())
     assert {row["status"] for row in result["rows"]} == {"does not fit"}
     assert all(row["compiled_bytes"] and not row["seconds"] for row in result["rows"])
@@ -113,22 +113,22 @@ def test_a_point_that_needs_too_much_is_marked_and_not_run(here, tmp_path, monke
     assert "| does not fit |" in (tmp_path / "benchmarks" / "tables.md").read_text()
 
 
-def test_the_state_that_is_computed_is_the_one_that_a_model_has():
+def test_the_computed_state_size_is_that_of_the_model():
     options = vq.parse(["memory", *TINY, "--head_types", "shga", "mha", "--batch_size", "2"])
-    found = {each["head_type"]: each["state"] for each in vq.state_sizes(options)}
-    for head, size in found.items():
+    sizes = {each["head_type"]: each["state"] for each in vq.state_sizes(options)}
+    for head, size in sizes.items():
         model = vq.build(vq.configuration(options, head), "float32")
         assert training.tree_bytes(model.init_cache(2, 0)) == size
 
 
 def test_points_take_turns_and_memory_is_measured_alone():
     flags = [*TINY, "--reductions", "recurrent", "matmul", "--head_types", "shga", "mqa"]
-    trained = vq.points_of("train", vq.parse(["train", *flags]))
-    groups = [contestant.group for contestant in trained]
+    train_points = vq.points_of("train", vq.parse(["train", *flags]))
+    groups = [contestant.group for contestant in train_points]
     assert len(groups) == 12 and {groups.count(group) for group in groups} == {3}
-    alone = vq.points_of("memory", vq.parse(["memory", *flags]))
-    assert len({contestant.group for contestant in alone}) == 12
-    plain = next(c for c in trained if c.group == "train mqa 64").settings["config"]
+    memory_points = vq.points_of("memory", vq.parse(["memory", *flags]))
+    assert len({contestant.group for contestant in memory_points}) == 12
+    plain = next(c for c in train_points if c.group == "train mqa 64").settings["config"]
     assert plain["head_type"] == "mqa" and "value_dim" not in plain
 
 
@@ -140,7 +140,7 @@ def curve(name, lengths, times):
     return vq.curve("shga", name, points)
 
 
-def test_flatness_and_steepness_are_those_from_4k_on():
+def test_deviation_and_exponent_use_lengths_from_4k_on():
     lengths = [1024, 4096, 8192, 16384]
     flat = curve("vq recurrent", lengths, [90.0, 10.0, 10.5, 9.5])
     steep = curve("full", lengths, [1.0, 4.0, 8.0, 16.0])
@@ -148,28 +148,30 @@ def test_flatness_and_steepness_are_those_from_4k_on():
     assert steep["exponent"] == pytest.approx(1.0)
     assert vq.not_flat([flat, steep]) == []
     bent = curve("vq recurrent", lengths, [10.0, 10.0, 10.0, 12.0])
-    assert "deviates by 20% from its median (allowed 15%)" in vq.not_flat([bent])[0]
+    assert "deviates by 20% from its median (allowed: 15%)" in vq.not_flat([bent])[0]
 
 
-def test_curves_cross_where_lines_in_logarithms_do():
+def test_crossovers_are_interpolated_on_logarithmic_axes():
     lengths = [1024, 2048, 4096]
     fast, slow = curve("vq recurrent", lengths, [8.0] * 3), curve("full", lengths, [2.0, 4.0, 16.0])
     assert vq.crossover(fast, slow)["length"] == round(2048 * 2**0.5)
     never = vq.crossover(curve("vq recurrent", lengths, [99.0] * 3), slow)
     always = vq.crossover(curve("vq recurrent", lengths, [1.0] * 3), slow)
-    assert never["length"] is None and "full is ahead up to 4096" in never["text"]
-    assert always["length"] is None and "ahead from 1024 tokens, or less" in always["text"]
+    assert never["length"] is None and "full is faster up to 4096" in never["text"]
+    assert always["length"] is None and "vq recurrent is faster from 1024 tokens" in always["text"]
 
 
-def test_a_state_that_grows_or_forgets_is_named():
+def test_a_growing_state_and_wrong_counts_are_reported():
     chunk = {"state_bytes": 8, "tokens_missing": 0, "memory_bytes": 1e8}
     row = {"name": "shga", "deviation": 0.01, "chunks": [chunk] * 3}
     assert vq.decoding_problems(row) == []
     last = {"state_bytes": 9, "tokens_missing": 2, "memory_bytes": 2e8}
-    found = vq.decoding_problems(row | {"deviation": 0.3, "chunks": [chunk, chunk, last]})
+    problems = vq.decoding_problems(row | {"deviation": 0.3, "chunks": [chunk, chunk, last]})
     assert [
-        words in text
-        for words, text in zip(
-            ("its size", "lost count", "deviates by 30%", "from 100 to 200 MB"), found, strict=True
+        expected in text
+        for expected, text in zip(
+            ("size of the state", "token counts", "deviates by 30%", "from 100 to 200 MB"),
+            problems,
+            strict=True,
         )
     ] == [True] * 4

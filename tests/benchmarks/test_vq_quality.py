@@ -1,4 +1,4 @@
-"""Runs are laid over each other by name, and judged by the mean of their seeds."""
+"""Tests of ``vq.py quality``: runs are grouped by name and compared by the mean of their seeds."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_the_ratio_is_that_of_the_means_over_seeds(tmp_path):
     assert (tmp_path / "comparison.png").stat().st_size > 10_000
 
 
-def test_a_folder_without_a_finished_run_is_named(tmp_path):
+def test_the_error_for_an_unfinished_run_names_the_missing_file(tmp_path):
     with pytest.raises(UsageError, match=r"metrics\.jsonl"):
         vq.read_run(tmp_path)
