@@ -1,4 +1,4 @@
-"""Saving, restoring and starting up: two suites of run.py."""
+"""The suites of run.py that measure checkpoints and start-up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import harness
 import training
-from harness import Case, Contestant, Options, Rows, Running, Suite
+from harness import Case, Contestant, Options, Rows, Suite, Workload
 
 # -- save and restore
 
@@ -29,16 +29,17 @@ TORCH = (*harness.PYTORCH, "safetensors")
 
 
 def checkpoint_cases(options: Options) -> list[Case]:
+    """Returns the cases of the suite: the training state, and the weights alone."""
     size, cases = options.size("gpt2"), []
     title = options.choose(*["GPT-2 small"] * 2, "GPT-2, width 256", "GPT-2, width 32")
-    for what in ("state", "weights"):
-        name, settings = f"{what} of {title}", {"model": "gpt2", "size": size}
+    for content in ("state", "weights"):
+        name, settings = f"{content} of {title}", {"model": "gpt2", "size": size}
         rows = [
-            (harness.NAMES[peer], f"{peer}_{what}", needs)
+            (harness.PEER_NAMES[peer], f"{peer}_{content}", needs)
             for peer, needs in (("torch", TORCH), ("hfseq", HFSEQ))
             if peer in options.peers
         ]
-        rows += [(PLAIN, "plain", TORCH)] if what == "state" else []
+        rows += [(PLAIN, "plain", TORCH)] if content == "state" else []
         members = tuple(
             Contestant(label, name, f"checkpoints:{factory}", settings, needs)
             for label, factory, needs in rows
@@ -57,29 +58,29 @@ def checkpoint_cases(options: Options) -> list[Case]:
 
 
 def checkpoint_finish(rows: Rows) -> None:
-    """Add the share of a plain file's rate, there and back, that a row reaches."""
+    """Adds the time of a plain file, written and read, as a share of the time of each row."""
 
-    def both(row: dict[str, Any]) -> float:
+    def seconds_per_gb(row: dict[str, Any]) -> float:
         keys = ("save_per_gb", "restore_per_gb")
         return sum(harness.median_of(row, key) or 0.0 for key in keys)
 
     plain = [row for row in rows if row["name"] == PLAIN and row["values"]]
     for row in rows if plain else ():
         if row["values"]:
-            row["disk_share"] = both(plain[0]) / both(row)
+            row["disk_share"] = seconds_per_gb(plain[0]) / seconds_per_gb(row)
 
 
 def _round_trip(
-    held: int,
+    num_bytes: int,
     save: Callable[[Path], None],
     restore: Callable[[Path], None],
     memory: Callable[[], int],
-    facts: dict[str, Any],
+    info: dict[str, Any],
     wait: Callable[[], None] = lambda: None,
-) -> Running:
-    """Return a contestant that saves to a new folder, waits, restores and removes the folder.
+) -> Workload:
+    """Returns a workload that saves to a new folder, waits, restores and removes the folder.
 
-    ``held`` are the bytes in memory: a compressed file is no smaller a checkpoint.
+    ``num_bytes`` is the size in memory. Rates are relative to it because files may be compressed.
     """
 
     def step() -> dict[str, float]:
@@ -94,7 +95,7 @@ def _round_trip(
             size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             restore(folder)
             marks.append(time.perf_counter())
-        gigabytes = held / harness.GB
+        gigabytes = num_bytes / harness.GB
         return {
             "seconds": marks[3] - marks[0],
             "gigabytes": gigabytes,
@@ -104,11 +105,11 @@ def _round_trip(
             "restore_per_gb": (marks[3] - marks[2]) / gigabytes,
         }
 
-    return Running(step, memory, facts)
+    return Workload(step, memory, info)
 
 
 def _flush(folder: Path) -> None:
-    """Have the system write what it still holds of these files."""
+    """Flushes the files of a folder from the page cache to the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             handle = os.open(path, os.O_RDONLY)
@@ -116,63 +117,66 @@ def _flush(folder: Path) -> None:
             os.close(handle)
 
 
-def hfseq_state(model: str, size: dict[str, Any], weights: str) -> Running:
-    """The loop's checkpoints: written in the background."""
+def hfseq_state(model: str, size: dict[str, Any], weights: str) -> Workload:
+    """Saves the training state with the training loop's checkpointer, in the background."""
     import jax
 
     from hfseq.training import state
     from hfseq.training.checkpointer import Checkpointer, Progress
 
-    config = training.configuration(model, size)
+    config = training.make_config(model, size)
     module = training.hfseq_class(model).from_pretrained(weights, config=config)
     optimizer, sums = training.make_optimizer(), ("loss", "count")
-    held = jax.jit(lambda p: state.make_state(p, optimizer, module.extra, sums))(module.params)
-    # Moments are noise, as in training: zeros are compressed to nothing.
+    train_state = jax.jit(lambda p: state.make_state(p, optimizer, module.extra, sums))(
+        module.params
+    )
+    # Random moments, because zeros would be compressed.
     noise = jax.tree.map(
         lambda leaf: (
             jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype) if leaf.ndim else leaf
         ),
-        held.opt_state,
+        train_state.opt_state,
     )
-    held = dataclasses.replace(held, opt_state=noise)
-    jax.block_until_ready(held)
+    train_state = dataclasses.replace(train_state, opt_state=noise)
+    jax.block_until_ready(train_state)
     checkpoints: list[Checkpointer] = []
 
     def save(folder: Path) -> None:
         checkpoints[:] = [Checkpointer(folder)]
-        checkpoints[0].save(held, Progress(step=1))
+        checkpoints[0].save(train_state, Progress(step=1))
 
     def restore(folder: Path) -> None:
-        place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        like = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), held
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        abstract_state = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            train_state,
         )
-        jax.block_until_ready(Checkpointer(folder).restore(1, like))
+        jax.block_until_ready(Checkpointer(folder).restore(1, abstract_state))
 
-    count, facts = training.tree_bytes(held), training.jax_facts(module.params)
+    num_bytes, info = training.tree_bytes(train_state), training.jax_info(module.params)
     wait = lambda: checkpoints[0].wait()  # noqa: E731
-    return _round_trip(count, save, restore, harness.jax_peak_bytes, facts, wait)
+    return _round_trip(num_bytes, save, restore, harness.jax_peak_bytes, info, wait)
 
 
-def hfseq_weights(model: str, size: dict[str, Any], weights: str) -> Running:
-    """``save_pretrained`` and ``from_pretrained``, through the two-way map of names."""
+def hfseq_weights(model: str, size: dict[str, Any], weights: str) -> Workload:
+    """Saves with ``save_pretrained`` and restores with ``from_pretrained``."""
     import jax
 
-    config, kind = training.configuration(model, size), training.hfseq_class(model)
-    module = kind.from_pretrained(weights, config=config)
+    config, model_class = training.make_config(model, size), training.hfseq_class(model)
+    module = model_class.from_pretrained(weights, config=config)
 
     def restore(folder: Path) -> None:
-        jax.block_until_ready(kind.from_pretrained(folder, config=config).params)
+        jax.block_until_ready(model_class.from_pretrained(folder, config=config).params)
 
-    count, facts = training.tree_bytes(module.params), training.jax_facts(module.params)
-    return _round_trip(count, module.save_pretrained, restore, harness.jax_peak_bytes, facts)
+    num_bytes, info = training.tree_bytes(module.params), training.jax_info(module.params)
+    return _round_trip(num_bytes, module.save_pretrained, restore, harness.jax_peak_bytes, info)
 
 
-def torch_state(model: str, size: dict[str, Any], weights: str) -> Running:
-    """PyTorch's model and optimizer in one file."""
+def torch_state(model: str, size: dict[str, Any], weights: str) -> Workload:
+    """Saves PyTorch's model and optimizer in one file."""
     import torch
 
-    module, device = training.load_torch(model, weights, training.configuration(model, size))
+    module, device = training.load_torch(model, weights, training.make_config(model, size))
     optimizer = torch.optim.AdamW(module.parameters())
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -183,38 +187,39 @@ def torch_state(model: str, size: dict[str, Any], weights: str) -> Running:
             torch.nn.init.normal_(moments[name])
 
     def save(folder: Path) -> None:
-        held = {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(held, folder / "state.pt")
+        checkpoint = {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(checkpoint, folder / "state.pt")
         _flush(folder)
 
     def restore(folder: Path) -> None:
-        held = torch.load(folder / "state.pt", map_location=device, weights_only=True)
-        module.load_state_dict(held["model"])
-        optimizer.load_state_dict(held["optimizer"])
+        checkpoint = torch.load(folder / "state.pt", map_location=device, weights_only=True)
+        module.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
 
-    count, facts = 3 * _torch_bytes(module), training.torch_facts(module)
-    return _round_trip(count, save, restore, harness.torch_peak_bytes, facts)
+    num_bytes, info = 3 * _torch_bytes(module), training.torch_info(module)
+    return _round_trip(num_bytes, save, restore, harness.torch_peak_bytes, info)
 
 
-def torch_weights(model: str, size: dict[str, Any], weights: str) -> Running:
-    config = training.configuration(model, size)
+def torch_weights(model: str, size: dict[str, Any], weights: str) -> Workload:
+    """Saves with Transformers' ``save_pretrained`` and restores with ``from_pretrained``."""
+    config = training.make_config(model, size)
     module, _ = training.load_torch(model, weights, config)
 
     def restore(folder: Path) -> None:
         training.load_torch(model, str(folder), config)
 
-    count, facts = _torch_bytes(module), training.torch_facts(module)
-    return _round_trip(count, module.save_pretrained, restore, harness.torch_peak_bytes, facts)
+    num_bytes, info = _torch_bytes(module), training.torch_info(module)
+    return _round_trip(num_bytes, module.save_pretrained, restore, harness.torch_peak_bytes, info)
 
 
 def _torch_bytes(module: Any) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
-def plain(model: str, size: dict[str, Any], weights: str) -> Running:
-    """As many bytes as the state has, in one file."""
-    count = 3 * (Path(weights) / "model.safetensors").stat().st_size
-    content = (os.urandom(min(count, 1 << 20)) * (count // (1 << 20) + 1))[:count]
+def plain(model: str, size: dict[str, Any], weights: str) -> Workload:
+    """Writes and reads one file of the same size as the training state."""
+    num_bytes = 3 * (Path(weights) / "model.safetensors").stat().st_size
+    content = (os.urandom(min(num_bytes, 1 << 20)) * (num_bytes // (1 << 20) + 1))[:num_bytes]
 
     def save(folder: Path) -> None:
         (folder / "plain").write_bytes(content)
@@ -225,7 +230,7 @@ def plain(model: str, size: dict[str, Any], weights: str) -> Running:
             while file.read(1 << 24):
                 pass
 
-    return _round_trip(count, save, restore, harness.host_peak_bytes, {"device": "cpu"})
+    return _round_trip(num_bytes, save, restore, harness.host_peak_bytes, {"device": "cpu"})
 
 
 # -- from the start of a process to the end of its first training step
@@ -235,93 +240,108 @@ HELP = "hfseq --help"
 
 
 def startup_cases(options: Options) -> list[Case]:
-    found = []
+    """Returns the cases of the suite: first training steps, and ``hfseq --help``."""
+    cases = []
     rounds = options.choose(2, 3, 2, 1)
     models = (("gpt2", "GPT-2 small", 512), ("roberta", "RoBERTa-base", 128))
     for model, title, length in models[: options.choose(1, 2, 2, 1)]:
         rows, length = options.choose(2, 8, 2, 2), options.choose(length, length, 128, 12)
         name, members = f"{title}, {rows} x {length}", []
-        # A process of its own for every step: nothing is warmed up but the caches that should be.
-        case = training.case_of(
+        # Every step runs in a new process, so only the compilation cache can be warm.
+        case = training.training_case(
             options, model, name, rows, length, 0, "float32", unit="starts", rounds=rounds, warmup=0
         )
-        for one in case.contestants:
-            side = "hfseq" if one.name == "hfseq" else "torch"
-            for state in ("",) if one.name == harness.NAMES["torch"] else (", cold", ", warm"):
-                given = {"side": side, "warm": state == ", warm", "settings": one.settings}
+        for contestant in case.contestants:
+            side = "hfseq" if contestant.name == "hfseq" else "torch"
+            for state in (
+                ("",) if contestant.name == harness.PEER_NAMES["torch"] else (", cold", ", warm")
+            ):
+                child_settings = {
+                    "side": side,
+                    "warm": state == ", warm",
+                    "settings": contestant.settings,
+                }
                 members.append(
                     dataclasses.replace(
-                        one, name=one.name + state, factory="checkpoints:process", settings=given
+                        contestant,
+                        name=contestant.name + state,
+                        factory="checkpoints:process",
+                        settings=child_settings,
                     )
                 )
-        found.append(dataclasses.replace(case, contestants=tuple(members), amount=1.0))
+        cases.append(dataclasses.replace(case, contestants=tuple(members), amount=1.0))
     if "hfseq" in options.peers:
         alone = Contestant(HELP, HELP, "checkpoints:help_command")
-        found.append(Case("the command line", (alone,), 1.0, "starts", rounds=rounds))
-    return found
+        cases.append(Case("the command line", (alone,), 1.0, "starts", rounds=rounds))
+    return cases
 
 
-def process(side: str, warm: bool, settings: dict[str, Any], weights: str) -> Running:
-    """Start a process a step; a warm cache is filled by one more at the beginning."""
+def process(side: str, warm: bool, settings: dict[str, Any], weights: str) -> Workload:
+    """Starts one process per step. If ``warm``, an additional process fills the cache first."""
     home = Path(tempfile.mkdtemp(prefix="hfseq-start-"))
-    code = f"import sys; sys.path.insert(0, {str(harness.HERE)!r}); import checkpoints; "
-    peak = done = 0
+    code = f"import sys; sys.path.insert(0, {str(harness.BENCHMARKS_DIR)!r}); import checkpoints; "
+    peak = num_started = 0
 
     def start(cache: Path) -> dict[str, float]:
         nonlocal peak
-        given = {"side": side, "settings": settings | {"weights": weights}, "started": time.time()}
-        ended = subprocess.run(
-            [sys.executable, "-c", code + "checkpoints.child()", json.dumps(given)],
+        child_arguments = {
+            "side": side,
+            "settings": settings | {"weights": weights},
+            "started": time.time(),
+        }
+        completed = subprocess.run(
+            [sys.executable, "-c", code + "checkpoints.child()", json.dumps(child_arguments)],
             text=True,
             check=False,
             env=os.environ | {CACHES[side]: str(cache)},
             stdout=subprocess.PIPE,
         )
-        if ended.returncode:
-            raise RuntimeError(f"the process ended with exit code {ended.returncode}")
-        found = json.loads(ended.stdout.splitlines()[-1])
-        peak = max(peak, int(found.pop("peak_bytes")))
-        return found | {"seconds": sum(found[k] for k in ("imports", "build", "first_step"))}
+        if completed.returncode:
+            raise RuntimeError(f"the process failed with exit code {completed.returncode}")
+        times = json.loads(completed.stdout.splitlines()[-1])
+        peak = max(peak, int(times.pop("peak_bytes")))
+        return times | {"seconds": sum(times[k] for k in ("imports", "build", "first_step"))}
 
     if warm:
         start(home / "warm")
 
     def step() -> dict[str, float]:
-        nonlocal done
-        done += 1
-        return start(home / ("warm" if warm else f"cold{done}"))
+        nonlocal num_started
+        num_started += 1
+        return start(home / ("warm" if warm else f"cold{num_started}"))
 
-    facts = {"side": side, "warm": warm}
-    return Running(step, lambda: peak, facts, lambda: shutil.rmtree(home))
+    info = {"side": side, "warm": warm}
+    return Workload(step, lambda: peak, info, lambda: shutil.rmtree(home))
 
 
 def child() -> None:
-    """Be the process that is measured: import, build and step twice, and say how long each took."""
-    given = json.loads(sys.argv[1])
+    """Runs in the measured process: imports, builds, trains two steps and prints the times."""
+    arguments = json.loads(sys.argv[1])
     harness.use_extra_packages()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    if given["side"] == "torch":
+    if arguments["side"] == "torch":
         import torch  # noqa: F401
         import transformers  # noqa: F401
     else:
         import hfseq
 
-        hfseq.FlaxAutoModel  # noqa: B018  (the classes are found when they are first used)
-    marks = [given["started"], time.time()]
-    running = getattr(training, f"{given['side']}_step")(**given["settings"])
+        hfseq.FlaxAutoModel  # noqa: B018  (classes are loaded on first access)
+    marks = [arguments["started"], time.time()]
+    running = getattr(training, f"{arguments['side']}_step")(**arguments["settings"])
     marks.append(time.time())
     for _ in range(2):
         running.step()
         marks.append(time.time())
     phases = ("imports", "build", "first_step", "second_step")
-    taken = {n: b - a for n, (a, b) in zip(phases, itertools.pairwise(marks), strict=True)}
-    taken["peak_bytes"] = float(running.memory())
-    print(json.dumps(taken), file=answers, flush=True)
+    seconds = {n: b - a for n, (a, b) in zip(phases, itertools.pairwise(marks), strict=True)}
+    seconds["peak_bytes"] = float(running.memory())
+    print(json.dumps(seconds), file=answers, flush=True)
     os._exit(0)
 
 
-def help_command() -> Running:
+def help_command() -> Workload:
+    """Runs ``hfseq --help`` in a new process."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     start = functools.partial(
         subprocess.run,
@@ -330,8 +350,8 @@ def help_command() -> Running:
         env=environment,
         stdout=subprocess.DEVNULL,
     )
-    return Running(
-        harness.working(start),
+    return Workload(
+        harness.make_step(start),
         lambda: resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
     )
 
@@ -339,19 +359,19 @@ def help_command() -> Running:
 _SECONDS = "{:.2f} s".format
 CHECKPOINT = Suite(
     "Checkpoints",
-    "The whole training state (parameters and both moments of AdamW) to disk and back, flushed to "
-    "the device. *Blocked* is the time until the training loop may go on: hfseq writes in the "
-    "background. PyTorch is `torch.save` and `torch.load` of the same state; a plain file of as "
-    "many bytes shows what the disk can do. Weights alone are what `save_pretrained` and "
-    "`from_pretrained` handle.",
+    "Saves and restores the complete training state (parameters and both moments of AdamW); files "
+    "are flushed to the disk. *Blocked* is the time during which the training loop waits: hfseq "
+    "writes in the background. PyTorch uses `torch.save` and `torch.load` for the same state. A "
+    "plain file of the same size shows the speed of the disk. Weights alone are saved with "
+    "`save_pretrained` and restored with `from_pretrained`.",
     checkpoint_cases,
     (
         harness.CASE,
-        harness.value("GB", "gigabytes", "{:.2f}".format),
-        harness.value("on disk", "disk_gb", "{:.2f}".format),
-        harness.value("save, s/GB", "save_per_gb", "{:.2f}".format),
-        harness.value("restore, s/GB", "restore_per_gb", "{:.2f}".format),
-        harness.value("blocked", "blocked", lambda s: f"{s * 1000:.0f} ms"),
+        harness.median_column("GB", "gigabytes", "{:.2f}".format),
+        harness.median_column("on disk", "disk_gb", "{:.2f}".format),
+        harness.median_column("save, s/GB", "save_per_gb", "{:.2f}".format),
+        harness.median_column("restore, s/GB", "restore_per_gb", "{:.2f}".format),
+        harness.median_column("blocked", "blocked", lambda s: f"{s * 1000:.0f} ms"),
         harness.RATIO,
         (
             "share of the disk",
@@ -363,17 +383,18 @@ CHECKPOINT = Suite(
 )
 STARTUP = Suite(
     "Start-up and compilation",
-    "A new process each time: importing, building the model with its optimizer, and the first "
-    "training step, which compiles. *Cold* begins with an empty cache of compiled programs, *warm* "
-    "with what an earlier process left there (hfseq's loop keeps one by default).",
+    "Every measurement starts a new process, which imports the libraries, builds the model and "
+    "its optimizer, and runs the first training step, including compilation. *Cold* starts with "
+    "an empty compilation cache, *warm* with the cache of an earlier process (hfseq's training "
+    "loop uses a persistent cache by default).",
     startup_cases,
     (
         harness.CASE,
         ("seconds", lambda row: _SECONDS(row["median_seconds"])),
-        harness.value("imports", "imports", _SECONDS),
-        harness.value("model", "build", _SECONDS),
-        harness.value("first step", "first_step", _SECONDS),
-        harness.value("second step", "second_step", _SECONDS),
+        harness.median_column("imports", "imports", _SECONDS),
+        harness.median_column("model", "build", _SECONDS),
+        harness.median_column("first step", "first_step", _SECONDS),
+        harness.median_column("second step", "second_step", _SECONDS),
         harness.RATIO,
         harness.MEMORY,
     ),

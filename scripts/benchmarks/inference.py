@@ -1,13 +1,13 @@
-"""The forward pass of an encoder in two precisions, and generation beside PyTorch's.
+"""Measure the forward pass of an encoder in two precisions, and generation against PyTorch.
 
-    python scripts/run_bert_flax.py --precision bfloat16                # its flags are here
+    python scripts/run_bert_flax.py --precision bfloat16                # defined here
     python scripts/benchmarks/inference.py generate --model gpt2        # greedy, sampling; 1 and 16
     python scripts/benchmarks/inference.py generate --model t5 --modes beam --beams 4
     python scripts/benchmarks/inference.py generate --model bart --layers 2 --rounds 3
 
-When generating, every row gets the same number of new tokens, so both sides do the same work.
-Greedy and beam search must give the same tokens on both sides, or the command says where they part
-and fails. The suites inference and generation of run.py are here too.
+All rows generate the same number of new tokens, so both sides do the same work. Greedy and beam
+search must return the same tokens on both sides; otherwise the command reports the share of equal
+rows and fails. This module also defines the suites inference and generation of run.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import harness
 import training
-from harness import Case, Options, Row, Rows, Running, Suite
+from harness import Case, Options, Row, Rows, Suite, Workload
 
 from hfseq.data.arguments import (
     AllowedValues,
@@ -40,7 +40,7 @@ from hfseq.pipelines import encode
 if TYPE_CHECKING:
     import numpy as np
 
-# -- an encoder in float32 and bfloat16, side by side in one process: run_bert_flax.py
+# -- an encoder in float32 and bfloat16, alternating in one process: run_bert_flax.py
 
 PRECISIONS = ("float32", "bfloat16")
 Precision = Annotated[Literal["float32", "bfloat16"], AllowedValues("one of float32, bfloat16")]
@@ -50,53 +50,59 @@ Batch = dict[str, "np.ndarray"]
 
 @dataclasses.dataclass
 class InferenceArguments(CheckedArguments):
-    """What runs, on what, how often. The defaults are those of the old script."""
+    """Arguments of scripts/run_bert_flax.py."""
 
     model_name_or_path: str | None = option(
         None,
-        "Directory or Hub name of a BERT-like encoder; BERT-base, randomly initialised, if none.",
+        "Directory or Hub name of a BERT-like encoder (default: randomly initialized BERT-base).",
     )
     precision: Precision = option(
-        "bfloat16", "bfloat16 runs both precisions and compares them, float32 that one alone."
+        "bfloat16", "bfloat16 runs and compares both precisions, float32 runs only float32."
     )
     text: list[str] | None = option(
-        None, "Texts to run instead of random tokens, repeated to fill the batch."
+        None, "Input texts instead of random tokens, repeated to fill the batch."
     )
-    text_file: str | None = option(None, "The same, a text a line; blank lines are left out.")
-    batch_size: PositiveInt = option(32, "Rows a run.")
-    max_seq_length: PositiveInt = option(128, "Tokens a row; texts are cut or padded to it.")
-    num_warmup: NonNegativeInt = option(5, "Untimed runs before, of each precision.")
-    num_runs: PositiveInt = option(100, "Timed runs of each precision, which take turns.")
+    text_file: str | None = option(
+        None, "File with one input text per line. Blank lines are ignored."
+    )
+    batch_size: PositiveInt = option(32, "Rows per batch.")
+    max_seq_length: PositiveInt = option(
+        128, "Tokens per row. Texts are truncated or padded to this length."
+    )
+    num_warmup: NonNegativeInt = option(5, "Untimed warm-up runs per precision.")
+    num_runs: PositiveInt = option(100, "Timed runs per precision. The precisions take turns.")
     config_overrides: str | None = option(
-        None, "Without a model: changes to BERT-base, e.g. num_hidden_layers=6."
+        None, "Configuration changes to the default BERT-base, e.g. num_hidden_layers=6."
     )
-    seed: int = option(0, "Seed of random weights and tokens.")
-    json: str | None = option(
-        None, "Write the result to this file; - prints it instead of a table."
-    )
+    seed: int = option(0, "Seed of the random weights and tokens.")
+    json: str | None = option(None, "File for the result, or - to print JSON instead of a table.")
     plugin: list[str] = option([], "Plugin files to load, e.g. my_model.py.")
     debug: bool = option(False, "Show tracebacks of errors.")
 
     def problems(self) -> Iterator[str]:
+        """Yields messages about contradictory arguments."""
         if self.text and self.text_file:
-            yield "--text and --text_file exclude each other: give one of them"
+            yield "--text and --text_file are mutually exclusive"
         if (self.text or self.text_file) and not self.model_name_or_path:
-            yield "text needs a tokenizer: give --model_name_or_path too"
+            yield "--text and --text_file require a tokenizer: also pass --model_name_or_path"
         if self.config_overrides and self.model_name_or_path:
-            builtin = "--config_overrides is for the built-in BERT-base"
-            yield f"{builtin}: drop it, or --model_name_or_path"
+            yield (
+                "--config_overrides applies only to the default BERT-base: omit it or "
+                "--model_name_or_path"
+            )
 
     @property
     def precisions(self) -> tuple[str, ...]:
+        """The precisions to run."""
         return PRECISIONS if self.precision == "bfloat16" else ("float32",)
 
 
 def run(arguments: InferenceArguments) -> dict[str, Any]:
-    """Load, measure, compare and report; returns the result that ``--json`` writes.
+    """Measures and compares the precisions, prints a table, and returns the result of ``--json``.
 
-    The compiled function takes parameters and inputs as arguments, so XLA can fold nothing into
-    constants, and every run is waited for. Runs of the precisions take turns, each order as often
-    as the other: what disturbs the machine disturbs both.
+    Parameters and inputs are arguments of the compiled function, so XLA cannot fold them into
+    constants. Every run waits for its result. The precisions take turns in alternating order, so
+    other load on the machine affects both equally.
     """
     import jax
     import numpy as np
@@ -126,7 +132,7 @@ def run(arguments: InferenceArguments) -> dict[str, Any]:
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
             "weights": "random" if arguments.model_name_or_path is None else "loaded",
         },
-        "machine": harness.machine_facts(),
+        "machine": harness.machine_info(),
         "device": harness.jax_device(),
         "bfloat16_units": device_units(),
         "rows": {name: latency(times, batch) for name, times in seconds.items()},
@@ -140,7 +146,7 @@ def run(arguments: InferenceArguments) -> dict[str, Any]:
 
 
 def load(arguments: InferenceArguments) -> tuple[dict[str, Any], Any]:
-    """Return a model of each precision, without parameters of its own, and the parameters."""
+    """Returns one model without parameters for each precision, and the shared parameters."""
     from hfseq import FlaxAutoModel
 
     name = arguments.model_name_or_path
@@ -150,7 +156,7 @@ def load(arguments: InferenceArguments) -> tuple[dict[str, Any], Any]:
     else:
         if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
             raise CheckpointError(
-                f"--model_name_or_path {name}: there is no such directory; give one that holds "
+                f"--model_name_or_path {name}: no such directory; pass a directory with "
                 "config.json and weights, or a name on the Hub"
             )
         loaded = FlaxAutoModel.from_pretrained(str(Path(name).expanduser()))
@@ -158,7 +164,7 @@ def load(arguments: InferenceArguments) -> tuple[dict[str, Any], Any]:
     if getattr(config, "is_encoder_decoder", False):
         raise UsageError(
             f"--model_name_or_path {name} is an encoder-decoder ('{config.model_type}'): this "
-            "benchmark runs encoders; scripts/benchmarks/inference.py generate measures generation"
+            "benchmark supports encoders; use scripts/benchmarks/inference.py generate instead"
         )
     models = {
         precision: FlaxAutoModel.from_config(config, _do_init=False, precision=precision)
@@ -167,13 +173,14 @@ def load(arguments: InferenceArguments) -> tuple[dict[str, Any], Any]:
     longest = models["float32"].max_length()
     if longest and arguments.max_seq_length > longest:
         raise UsageError(
-            f"--max_seq_length {arguments.max_seq_length} is longer than the positions of the "
-            f"model ({longest}): give at most {longest}"
+            f"--max_seq_length {arguments.max_seq_length} exceeds the model's {longest} "
+            f"positions: use at most {longest}"
         )
     return models, params
 
 
 def bert_base(overrides: str | None) -> Any:
+    """Returns the configuration of BERT-base with ``--config_overrides`` applied."""
     from transformers import BertConfig
 
     from hfseq.checkpoints.config import apply_overrides, parse_overrides
@@ -185,7 +192,7 @@ def bert_base(overrides: str | None) -> Any:
 
 
 def make_batch(arguments: InferenceArguments, model: Any) -> Batch:
-    """Return ``input_ids`` and ``attention_mask``, (batch_size, max_seq_length)."""
+    """Returns ``input_ids`` and ``attention_mask``, ``(batch_size, max_seq_length)``."""
     import numpy as np
 
     shape = (arguments.batch_size, arguments.max_seq_length)
@@ -200,21 +207,22 @@ def make_batch(arguments: InferenceArguments, model: Any) -> Batch:
         tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"--model_name_or_path {arguments.model_name_or_path} has no tokenizer, which text "
-            f"needs ({str(error).splitlines()[0]}): leave the text out to run random tokens"
+            f"--model_name_or_path {arguments.model_name_or_path} has no tokenizer for the "
+            f"text ({str(error).splitlines()[0]}): omit the text to use random tokens"
         ) from error
-    filled = list(itertools.islice(itertools.cycle(texts), shape[0]))
-    batch = encode(tokenizer, filled, truncation=True, max_length=shape[1])
-    missing = [(0, 0), (0, shape[1] - batch["input_ids"].shape[1])]
+    rows = list(itertools.islice(itertools.cycle(texts), shape[0]))
+    batch = encode(tokenizer, rows, truncation=True, max_length=shape[1])
+    padding = [(0, 0), (0, shape[1] - batch["input_ids"].shape[1])]
     pads = {"input_ids": tokenizer.pad_token_id or 0}
     return {
-        name: np.pad(array, missing, constant_values=pads.get(name, 0))
+        name: np.pad(array, padding, constant_values=pads.get(name, 0))
         for name, array in batch.items()
         if name != "token_type_ids" or model.accepts(name)
     }
 
 
 def read_texts(arguments: InferenceArguments) -> list[str] | None:
+    """Returns the input texts, or ``None`` for random tokens."""
     if arguments.text_file is None:
         return arguments.text
     try:
@@ -223,15 +231,17 @@ def read_texts(arguments: InferenceArguments) -> list[str] | None:
         raise DataError(f"cannot read --text_file {arguments.text_file}: {error}") from error
     texts = [line for line in lines if line.strip()]
     if not texts:
-        raise DataError(f"--text_file {arguments.text_file} holds no text: give a line or more")
+        raise DataError(
+            f"--text_file {arguments.text_file} contains no text: at least one line is required"
+        )
     return texts
 
 
 def compiled(model: Any, params: Any, batch: Batch) -> Callable[[], Any]:
-    """Return a run of the model that waits for its result: hidden states (rows, length, width).
+    """Returns a function that computes the hidden states, ``(rows, length, width)``, and waits.
 
-    Matrices are cast once, not at every run: the results are the same, since a half precision casts
-    them anyway. Norms and biases stay as they are.
+    Matrices are cast to the compute dtype once instead of in every run, which does not change the
+    results. Norms and biases keep their dtype.
     """
     import jax
 
@@ -244,7 +254,7 @@ def compiled(model: Any, params: Any, batch: Batch) -> Callable[[], Any]:
 
 
 def latency(seconds: Sequence[float], batch: Batch) -> dict[str, Any]:
-    """Return percentiles in milliseconds, and the throughput that the median makes."""
+    """Returns percentiles in milliseconds, and the throughput at the median."""
     import numpy as np
 
     rows, length = batch["input_ids"].shape
@@ -265,41 +275,43 @@ def compare(
     batch: Batch,
     units: Sequence[str],
 ) -> dict[str, Any]:
-    """Compare bfloat16 with float32: speed (where there are units for it) and outputs.
+    """Compares the outputs and, if the device has bfloat16 units, the speed of both precisions.
 
-    The ratio is the median over pairs of neighbouring runs. Outputs are compared at tokens that are
-    not padding; the relative difference is to the largest value.
+    The speedup is the median over pairs of neighboring runs. Padding is excluded from the
+    comparison of outputs. Relative differences refer to the largest absolute value.
     """
     import numpy as np
 
     real = batch["attention_mask"] > 0
     exact, half = (outputs[name][real].astype(np.float64) for name in PRECISIONS)
-    apart = np.abs(exact - half)
+    differences = np.abs(exact - half)
     norms = np.linalg.norm(exact, axis=-1) * np.linalg.norm(half, axis=-1)
     cosine = (exact * half).sum(-1) / np.maximum(norms, 1e-30)
     pairs = np.divide(seconds["float32"], seconds["bfloat16"])
     return {
         "speedup": float(np.median(pairs)) if units else None,
-        "max_absolute_difference": float(apart.max()),
-        "max_relative_difference": float(apart.max()) / max(float(np.abs(exact).max()), 1e-30),
-        "mean_absolute_difference": float(apart.mean()),
+        "max_absolute_difference": float(differences.max()),
+        "max_relative_difference": float(differences.max())
+        / max(float(np.abs(exact).max()), 1e-30),
+        "mean_absolute_difference": float(differences.mean()),
         "min_cosine": float(cosine.min()),
         "mean_cosine": float(cosine.mean()),
     }
 
 
 def device_units() -> list[str]:
-    """Return what multiplies bfloat16 here: units of the CPU, or the accelerator itself."""
+    """Returns the names of the bfloat16 units: CPU features, or the accelerator."""
     import jax
 
     device = jax.devices()[0]
     if device.platform == "cpu":
         return harness.bfloat16_units(harness.read_cpuinfo())
-    # NVIDIA's tensor cores know bfloat16 from Ampere (8.0) on.
+    # NVIDIA's tensor cores support bfloat16 since Ampere (8.0).
     return [device.device_kind] if float(getattr(device, "compute_capability", 8)) >= 8 else []
 
 
 def lines(result: dict[str, Any]) -> list[str]:
+    """Returns the lines of the printed report."""
     model, options, machine = result["model"], result["options"], result["machine"]
     source = "text" if options["text"] or options["text_file"] else "random tokens"
     columns = ["", *(f"p{p} ms" for p in PERCENTILES), "examples/s", "tokens/s"]
@@ -312,47 +324,47 @@ def lines(result: dict[str, Any]) -> list[str]:
         ]
         for name, row in result["rows"].items()
     ]
-    told = [
+    text_lines = [
         f"{model['class']}: {model['layers']} layers, width {model['width']}, "
         f"{model['parameters'] / 1e6:.1f} M parameters ({model['weights']})",
         f"{options['batch_size']} x {options['max_seq_length']} tokens ({source}), "
-        f"{options['num_runs']} runs after {options['num_warmup']} untimed ones",
+        f"{options['num_runs']} runs after {options['num_warmup']} warm-up runs",
         f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:g}; "
         f"{result['device']}; bfloat16 units: {', '.join(result['bfloat16_units']) or 'none'}",
         "",
         harness.markdown(columns, rows),
     ]
-    return told + (["", *verdict(result["comparison"])] if "comparison" in result else [])
+    return text_lines + (["", *verdict(result["comparison"])] if "comparison" in result else [])
 
 
-def verdict(found: dict[str, Any]) -> list[str]:
-    """Say how much faster bfloat16 is, or why nothing is said, and how far its outputs are off."""
-    speedup = found["speedup"]
+def verdict(comparison: dict[str, Any]) -> list[str]:
+    """Returns sentences about the speedup of bfloat16 and the differences of its outputs."""
+    speedup = comparison["speedup"]
     if speedup is None:
-        said = (
-            "this processor has no bfloat16 units (avx512_bf16, amx_bf16): bfloat16 is emulated "
-            "here, so no speed is claimed for it; use float32 for inference"
+        speed_line = (
+            "this processor has no bfloat16 units (avx512_bf16, amx_bf16) and emulates bfloat16. "
+            "Its speed is not reported. Use float32 for inference"
         )
     elif speedup >= 1:
-        said = f"bfloat16 is {speedup:.2f} times as fast as float32"
+        speed_line = f"bfloat16 is {speedup:.2f} times as fast as float32"
     else:
-        said = (
-            f"bfloat16 is SLOWER here ({speedup:.2f} times as fast as float32): use float32 for "
-            "this size"
+        speed_line = (
+            f"bfloat16 is SLOWER on this machine ({speedup:.2f} times as fast as float32): use "
+            "float32 for this size"
         )
     return [
-        said,
-        f"largest difference of the outputs: {found['max_absolute_difference']:.3g}, "
-        f"{found['max_relative_difference']:.2%} of the largest value; "
-        f"cosine {found['mean_cosine']:.6f} (least {found['min_cosine']:.6f})",
+        speed_line,
+        f"largest difference between the outputs: {comparison['max_absolute_difference']:.3g}, "
+        f"{comparison['max_relative_difference']:.2%} of the largest value; "
+        f"cosine {comparison['mean_cosine']:.6f} (minimum {comparison['min_cosine']:.6f})",
     ]
 
 
-# -- generation in the processes of both sides
+# -- generation workloads
 
 
 def inputs_of(config: Any, rows: int, length: int) -> Batch:
-    """Return random tokens, or pictures or spectrograms where the model reads them."""
+    """Returns random tokens, images or spectrograms, depending on the model."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -366,6 +378,7 @@ def inputs_of(config: Any, rows: int, length: int) -> Batch:
 
 
 def torch_inputs(batch: Batch, module: Any) -> dict[str, Any]:
+    """Returns the inputs as tensors on the device and in the dtype of a module."""
     import torch
 
     return {
@@ -377,7 +390,7 @@ def torch_inputs(batch: Batch, module: Any) -> dict[str, Any]:
 
 
 def generation_options(mode: str, beams: int, new_tokens: int) -> dict[str, Any]:
-    """Return the options of ``generate`` that both sides get: as many new tokens in every row."""
+    """Returns the arguments of ``generate`` for both sides; all rows get the same length."""
     modes: dict[str, dict[str, Any]] = {
         "greedy": {"do_sample": False},
         "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.95},
@@ -396,24 +409,25 @@ def hfseq_generate(
     size: dict[str, Any],
     weights: str,
     dtype: str = "float32",
-) -> Running:
-    taken = harness.import_torch()
+) -> Workload:
+    """Generates with hfseq."""
+    torch_info = harness.import_torch()
     import jax
 
-    config = training.configuration(model, size)
+    config = training.make_config(model, size)
     module = training.hfseq_class(model).from_pretrained(weights, config=config, dtype=dtype)
-    (given,) = inputs_of(config, rows, length).values()
+    (prompts,) = inputs_of(config, rows, length).values()
     keys = map(jax.random.PRNGKey, itertools.count())
     options = generation_options(mode, beams, new_tokens)
 
     def run() -> dict[str, Any]:
-        sequences = module.generate(given, prng_key=next(keys), **options).sequences
+        sequences = module.generate(prompts, prng_key=next(keys), **options).sequences
         return {"tokens": new_part(sequences, new_tokens)}
 
     shapes, itemsize = training.jax_shapes(module.params), training.ITEMSIZE[dtype]
-    facts = training.generation_work(shapes, config, rows, beams, length, new_tokens, itemsize)
-    facts |= training.jax_facts(module.params) | taken
-    return Running(run, harness.jax_peak_bytes, facts)
+    info = training.generation_work(shapes, config, rows, beams, length, new_tokens, itemsize)
+    info |= training.jax_info(module.params) | torch_info
+    return Workload(run, harness.jax_peak_bytes, info)
 
 
 def torch_generate(
@@ -426,26 +440,28 @@ def torch_generate(
     size: dict[str, Any],
     weights: str,
     dtype: str = "float32",
-) -> Running:
+) -> Workload:
+    """Generates with Transformers."""
     import torch
 
-    config = training.configuration(model, size)
+    config = training.make_config(model, size)
     module, _ = training.load_torch(model, weights, config, dtype)
-    given = torch_inputs(inputs_of(config, rows, length), module)
-    if "input_ids" in given:
-        given["attention_mask"] = torch.ones_like(given["input_ids"])
+    inputs = torch_inputs(inputs_of(config, rows, length), module)
+    if "input_ids" in inputs:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     options = generation_options(mode, beams, new_tokens)
 
     @torch.inference_mode()
     def run() -> dict[str, Any]:
-        return {"tokens": new_part(module.generate(**given, **options).cpu(), new_tokens)}
+        return {"tokens": new_part(module.generate(**inputs, **options).cpu(), new_tokens)}
 
     shapes, itemsize = training.torch_shapes(module), training.ITEMSIZE[dtype]
-    facts = training.generation_work(shapes, config, rows, beams, length, new_tokens, itemsize)
-    return Running(run, harness.torch_peak_bytes, facts | training.torch_facts(module))
+    info = training.generation_work(shapes, config, rows, beams, length, new_tokens, itemsize)
+    return Workload(run, harness.torch_peak_bytes, info | training.torch_info(module))
 
 
 def new_part(sequences: Any, new_tokens: int) -> list[int]:
+    """Returns the generated tokens of all rows as one flat list."""
     import numpy as np
 
     return np.asarray(sequences)[:, -new_tokens:].reshape(-1).tolist()
@@ -457,35 +473,47 @@ GENERATE = {"torch": "inference:torch_generate", "hfseq": "inference:hfseq_gener
 MODES = ("greedy", "sampling", "beam")
 
 
-def parse(given: Sequence[str]) -> argparse.Namespace:
-    able = [name for name, subject in training.SUBJECTS.items() if subject.objective != "mlm"]
-    able += training.WRITING
-    parser = harness.parser(
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses the flags of the subcommand generate."""
+    model_names = [
+        name for name, subject in training.TRAINING_MODELS.items() if subject.objective != "mlm"
+    ]
+    model_names += training.GENERATION_MODELS
+    parser = harness.make_parser(
         __doc__,
         sizes=True,
-        beams=(4, "beams of beam search"),
-        prompt_length=(64, "tokens a prompt or source"),
-        new_tokens=(64, "tokens to generate"),
-        rounds=(7, "timed calls of each contestant"),
-        least_agreement=(1.0, "share of the rows that must agree in greedy and beam search"),
+        beams=(4, "number of beams in beam search"),
+        prompt_length=(64, "tokens per prompt or source"),
+        new_tokens=(64, "tokens to generate per row"),
+        rounds=(7, "timed calls per contestant"),
+        least_agreement=(1.0, "minimum share of equal rows in greedy and beam search"),
     )
-    parser.add_argument("--model", default="gpt2", choices=able)
-    parser.add_argument("--modes", nargs="+", choices=MODES)
-    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1, 16])
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    options = parser.parse_args(given)
-    kind = training.subject_of(options.model).objective
-    options.modes = options.modes or {"clm": ["greedy", "sampling"], "seq2seq": ["beam"]}[kind]
+    parser.add_argument(
+        "--model", default="gpt2", choices=model_names, help="model type (default: gpt2)"
+    )
+    modes_help = "search modes (default: greedy and sampling, or beam for encoder-decoders)"
+    parser.add_argument("--modes", nargs="+", choices=MODES, help=modes_help)
+    parser.add_argument(
+        "--batch_sizes", nargs="+", type=int, default=[1, 16], help="batch sizes (default: 1 16)"
+    )
+    dtype_help = "dtype of the weights (default: float32)"
+    parser.add_argument(
+        "--dtype", default="float32", choices=["float32", "bfloat16"], help=dtype_help
+    )
+    options = parser.parse_args(arguments)
+    objective = training.model_spec(options.model).objective
+    options.modes = options.modes or {"clm": ["greedy", "sampling"], "seq2seq": ["beam"]}[objective]
     return options
 
 
 def generate_cases(options: argparse.Namespace) -> list[Case]:
+    """Returns a case for each search mode and batch size."""
     shared = {
         "model": options.model,
         "length": options.prompt_length,
         "dtype": options.dtype,
         "new_tokens": options.new_tokens,
-        "size": harness.size_of(options),
+        "size": harness.size_from_flags(options),
     }
     return [
         generation_case(shared, mode, options.beams, rows, rounds=options.rounds, warmup=2)
@@ -502,10 +530,10 @@ def generation_case(
     title: str = "",
     **turns: int,
 ) -> Case:
-    """Return a search in batches of ``rows``; a ``title`` names the model and its type, too."""
+    """Returns the case of one search mode and batch size. ``title`` adds the model to its name."""
     search, beams = (f"beam {beams}", beams) if mode == "beam" else (mode, 1)
     name = f"{search}, batch {rows}"
-    return harness.compared(
+    return harness.comparison_case(
         Options(),
         GENERATE,
         settings | {"mode": mode, "rows": rows, "beams": beams},
@@ -517,53 +545,59 @@ def generation_case(
 
 
 def agreement(rows: Sequence[Row], new_tokens: int) -> dict[str, float]:
-    """Return, by group, the share of rows whose tokens are those of the first contestant."""
+    """Returns the share of rows that equal those of the first contestant, by group."""
     import numpy as np
 
     shares = {}
     for group in dict.fromkeys(row.group for row in rows):
         members = [row.values[0]["tokens"] for row in rows if row.group == group and row.values]
         if len(members) > 1 and not group.startswith("sampling"):
-            first, *others = np.reshape(members, (len(members), -1, new_tokens))
-            shares[group] = float((others == first).all(-1).mean())
+            first_tokens, *other_tokens = np.reshape(members, (len(members), -1, new_tokens))
+            shares[group] = float((other_tokens == first_tokens).all(-1).mean())
     return shares
 
 
 def disagreements(shares: dict[str, float], least: float) -> list[str]:
+    """Returns a message for each group in which the share of equal rows is below ``least``."""
     return [
-        f"{group}: only {share:.0%} of the rows have the tokens of PyTorch"
+        f"{group}: only {share:.0%} of the rows equal those of PyTorch"
         for group, share in shares.items()
         if share < least
     ]
 
 
-def generate(given: Sequence[str]) -> int:
-    options = parse(given)
+def generate(arguments: Sequence[str]) -> int:
+    """Runs the subcommand generate and returns the exit code."""
+    options = parse(arguments)
     name = f"generate_{options.model}"
-    result = harness.head(name, "inference.py generate", given, options)
+    result = harness.result_header(name, "inference.py generate", arguments, options)
     with tempfile.TemporaryDirectory() as folder:
         runner = harness.Runner(result["threads"], Path(folder))
-        measured = [(case, runner.rows(case)) for case in generate_cases(options)]
+        measured = [(case, runner.run_case(case)) for case in generate_cases(options)]
     shares = agreement([row for _, rows in measured for row in rows], options.new_tokens)
-    rows = [harness.summary(row, case, found, {}) for case, found in measured for row in found]
-    told = "; ".join(f"{group}: {share:.0%} of the rows" for group, share in shares.items())
+    rows = [
+        harness.summarize(row, case, case_rows, {})
+        for case, case_rows in measured
+        for row in case_rows
+    ]
+    agreement_text = "; ".join(f"{group}: {share:.0%}" for group, share in shares.items())
     result |= {
         "agreement": shares,
         "rows": rows,
         "problems": [] if options.no_check else disagreements(shares, options.least_agreement),
-        "rounds": f"{options.rounds} alternating rounds after two untimed calls, the first of "
-        "which compiles",
+        "rounds": f"{options.rounds} alternating rounds after two untimed calls (compilation and "
+        "warm-up)",
         "remarks": [
-            f"{training.subject_of(options.model).title}{harness.size_text(result['options'])}, "
+            f"{training.model_spec(options.model).title}{harness.size_text(result['options'])}, "
             f"random weights, {options.dtype}, prompts (or sources) of {options.prompt_length} "
-            f"tokens, {options.new_tokens} new ones a row. Rows whose tokens equal PyTorch's: "
-            f"{told or 'not compared'}."
+            f"tokens, {options.new_tokens} new tokens per row. Rows that equal PyTorch's: "
+            f"{agreement_text or 'not compared'}."
         ],
     }
     return harness.publish(result, harness.section(result, COLUMNS), options.output)
 
 
-CALL: harness.Column = ("ms a call", harness.milliseconds)
+CALL: harness.Column = ("ms per call", harness.milliseconds)
 COLUMNS = (
     ("generation", harness.CASE[1]),
     harness.TOKENS,
@@ -577,16 +611,17 @@ COLUMNS = (
 
 
 def inference_cases(options: Options) -> list[Case]:
+    """Returns the cases of the suite inference."""
     factories = {"torch": "inference:torch_forward", "hfseq": "inference:hfseq_forward"}
     turns = {"rounds": options.choose(5, 30, 5, 1), "warmup": options.choose(1, 5, 1, 1)}
     counts = options.choose((1, 8, 32), (1, 8, 64, 256), (1, 8), (1, 2))
     cases = []
-    for model, subject in training.FORWARD.items():
-        # A picture is read whole.
+    for model, subject in training.FORWARD_MODELS.items():
+        # The number of patches of an image is fixed.
         length = subject.length if model == "vit" else options.choose(*[subject.length] * 3, 12)
-        whole = model == "encoder"
-        types = options.types("float32", *["bfloat16"] * whole)
-        for dtype, rows in itertools.product(types, counts if whole else counts[1:2]):
+        is_encoder = model == "encoder"
+        types = options.dtypes_or_default("float32", *["bfloat16"] * is_encoder)
+        for dtype, rows in itertools.product(types, counts if is_encoder else counts[1:2]):
             name = training.shape_name(subject.title, rows, length, 0, dtype)
             settings = {
                 "model": model,
@@ -595,33 +630,37 @@ def inference_cases(options: Options) -> list[Case]:
                 "length": length,
                 "size": options.size(model),
             }
-            case = harness.compared(options, factories, settings, name, rows * length, **turns)
+            case = harness.comparison_case(
+                options, factories, settings, name, rows * length, **turns
+            )
             cases.append(case)
     return cases
 
 
 def inference_problems(rows: Rows) -> list[str]:
-    """Name the contestants whose results are not those of the first of their case."""
-    # How far means may be apart, relatively.
+    """Returns a message for each contestant whose result differs from the first of its case."""
+    # Maximum relative difference of the means.
     tolerance = {"float32": 1e-4, "bfloat16": 3e-2}
     problems = []
-    for row, base in harness.beside_first([row for row in rows if "mean" in row["facts"]], "facts"):
-        value, wanted = row["facts"]["mean"], base["facts"]["mean"]
-        if not abs(value - wanted) <= tolerance[row["dtype"]] * abs(wanted):
+    for row, base in harness.rows_with_baseline(
+        [row for row in rows if "mean" in row["facts"]], "facts"
+    ):
+        value, expected = row["facts"]["mean"], base["facts"]["mean"]
+        if not abs(value - expected) <= tolerance[row["dtype"]] * abs(expected):
             problems.append(
-                f"{row['case']}: {row['name']} returns numbers of mean size {value:.6g}, "
-                f"{base['name']} {wanted:.6g}"
+                f"{row['case']}: the mean absolute output of {row['name']} is {value:.6g}, that of "
+                f"{base['name']} {expected:.6g}"
             )
     return problems
 
 
 def hfseq_forward(
     model: str, dtype: str, rows: int, length: int, size: dict[str, Any], weights: str
-) -> Running:
-    """hfseq's model, jitted, parameters and inputs being arguments."""
+) -> Workload:
+    """Runs hfseq's jitted model with parameters and inputs as arguments."""
     import jax.numpy as jnp
 
-    config = training.configuration(model, size)
+    config = training.make_config(model, size)
     module = training.hfseq_class(model).from_pretrained(weights, config=config, dtype=dtype)
     params = module.to_bf16(module.params) if dtype == "bfloat16" else module.params
     inputs = inputs_of(config, rows, length)
@@ -629,10 +668,10 @@ def hfseq_forward(
         inputs["attention_mask"] = jnp.ones_like(inputs["input_ids"])
     run = compiled(module, params, inputs)
     shapes = training.jax_shapes(params)
-    facts = training.jax_facts(params)
-    facts |= training.forward_work(shapes, config, rows, length, training.ITEMSIZE[dtype])
-    facts["mean"] = float(jnp.abs(run().astype(jnp.float32)).mean())
-    return Running(harness.working(run), harness.jax_peak_bytes, facts)
+    info = training.jax_info(params)
+    info |= training.forward_work(shapes, config, rows, length, training.ITEMSIZE[dtype])
+    info["mean"] = float(jnp.abs(run().astype(jnp.float32)).mean())
+    return Workload(harness.make_step(run), harness.jax_peak_bytes, info)
 
 
 def torch_forward(
@@ -643,28 +682,30 @@ def torch_forward(
     size: dict[str, Any],
     weights: str,
     compiled: bool = False,
-) -> Running:
+) -> Workload:
+    """Runs the PyTorch model, optionally compiled."""
     import torch
 
-    config = training.configuration(model, size)
+    config = training.make_config(model, size)
     module, _ = training.load_torch(model, weights, config, dtype)
-    given = torch_inputs(inputs_of(config, rows, length), module)  # no mask: it would hide nothing
+    inputs = torch_inputs(inputs_of(config, rows, length), module)  # a mask would have no effect
     forward = torch.compile(module) if compiled else module
 
     @torch.inference_mode()
     def run() -> Any:
-        hidden = forward(**given).last_hidden_state
-        harness.torch_wait()
+        hidden = forward(**inputs).last_hidden_state
+        harness.torch_synchronize()
         return hidden
 
     shapes = training.torch_shapes(module)
-    facts = training.torch_facts(module)
-    facts |= training.forward_work(shapes, config, rows, length, training.ITEMSIZE[dtype])
-    facts["mean"] = float(run().float().abs().mean())
-    return Running(harness.working(run), harness.torch_peak_bytes, facts)
+    info = training.torch_info(module)
+    info |= training.forward_work(shapes, config, rows, length, training.ITEMSIZE[dtype])
+    info["mean"] = float(run().float().abs().mean())
+    return Workload(harness.make_step(run), harness.torch_peak_bytes, info)
 
 
 def generation_cases(options: Options) -> list[Case]:
+    """Returns the cases of the suite generation."""
     new, prompt = options.choose(32, 128, 16, 4), options.choose(64, 128, 32, 6)
     turns = {"rounds": options.choose(3, 7, 3, 1), "warmup": options.choose(2, 2, 1, 1)}
     cases = []
@@ -675,10 +716,10 @@ def generation_cases(options: Options) -> list[Case]:
         ("bart", "BART-base", "beam", (4,), (32,)),
         ("whisper", "Whisper tiny", "greedy", (1, 8), (1, 32)),
     ):
-        # Thirty seconds of speech are a hundred tokens or so.
+        # 30 seconds of speech have about 100 tokens.
         length, count = (1500, 3 * new) if model == "whisper" else (prompt, new)
         counts = options.choose(cpu, gpu, cpu[:1], (2,))
-        for dtype, rows in itertools.product(options.types(), counts):
+        for dtype, rows in itertools.product(options.dtypes_or_default(), counts):
             settings = {
                 "model": model,
                 "length": length,
@@ -686,26 +727,28 @@ def generation_cases(options: Options) -> list[Case]:
                 "dtype": dtype,
                 "size": options.size(model),
             }
-            cases.append(generation_case(settings, mode, 4, rows, options.eager, title, **turns))
+            cases.append(
+                generation_case(settings, mode, 4, rows, options.eager_peers, title, **turns)
+            )
     return cases
 
 
 INFERENCE = Suite(
     "Inference",
     "BERT-base without a head on rows of 128 random tokens; two layers of CLIP-text-base on 77 "
-    "tokens, of ViT-base on pictures of 197 places, of DistilBERT, OPT-125m and a Llama of 1B on "
-    "128 tokens. Parameters are of the type computed in, on "
-    "both sides. Every contestant also sums up what it returns, and the sums must agree.",
+    "tokens, of ViT-base on images of 197 positions, of DistilBERT, OPT-125m and a Llama of 1B on "
+    "128 tokens. Parameters have the compute dtype on both sides. The mean absolute outputs of all "
+    "contestants must agree.",
     inference_cases,
-    harness.DEFAULT,
+    harness.DEFAULT_COLUMNS,
     "ratio",
     problems=inference_problems,
 )
 GENERATION = Suite(
     "Generation",
-    "`generate` of both sides, on the same weights and prompts; every row gets the same number of "
-    "new tokens. The limit counts the weights and caches that each token has to read. "
-    "`inference.py generate` compares the tokens, too.",
+    "`generate` of both sides with the same weights and prompts; all rows get the same number of "
+    "new tokens. The limit counts the weights and caches that each token reads. "
+    "`inference.py generate` also compares the tokens.",
     generation_cases,
     (
         harness.CASE,
