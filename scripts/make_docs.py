@@ -293,8 +293,8 @@ def _tasks(spec: Any) -> dict[type, list[str]]:
     for task in spec.heads:
         tasks.setdefault(spec.load_head(task), []).append(task)
     module = vars(sys.modules[spec.load_head(next(iter(spec.heads))).__module__])
-    others = [value for value in module.values() if _is_model_class(value, module["__name__"])]
-    return {model_class: tasks.get(model_class, []) for model_class in [*tasks, *others]}
+    other_names = [value for value in module.values() if _is_model_class(value, module["__name__"])]
+    return {model_class: tasks.get(model_class, []) for model_class in [*tasks, *other_names]}
 
 
 def _is_model_class(value: Any, module: str) -> bool:
@@ -408,8 +408,8 @@ def documents() -> dict[Path, str]:
 
 def _between(path: Path, begin: str, end: str, table: str) -> str:
     """Return the text of `path` with `table` between the two markers."""
-    before, rest = path.read_text(encoding="utf-8").split(begin)
-    return f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end)[1]}"
+    prefix, suffix = path.read_text(encoding="utf-8").split(begin)
+    return f"{prefix}{begin}\n\n{table}\n\n{end}{suffix.split(end)[1]}"
 
 
 def main(check: bool) -> int:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python
-r"""Write the table of docs/checkpoints.md: what other programs compute of one model of each family.
+r"""Write the compatibility table of docs/checkpoints.md, with one model of each family.
 
     python scripts/make_prove_table.py --python ~/transformers4/bin/python --output prove.json
 
-The models are those of the tests, with random weights and a made-up tokenizer; encoders come
-without a head, too. Programs that are not installed are left out. It takes about half an hour.
+For each model, other programs load the checkpoint and their outputs are compared with hfseq's. The
+models are those of the tests, with random weights and a generated tokenizer; encoders are also
+tested without a head. Programs that are not installed are skipped. Takes about half an hour.
 """
 
 import argparse
@@ -23,21 +24,21 @@ from tests.support import parallel  # noqa: E402
 MARKS = {"equal": "=", "absent": "", "not compared": "–"}
 
 
-def save_tokenizer(folder: str, vocabulary: int) -> None:
-    """Write a tokenizer of words of the model's size, with the special tokens of most families."""
+def save_tokenizer(folder: str, vocab_size: int) -> None:
+    """Save a word-level tokenizer with ``vocab_size`` tokens, including special tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     names = ["<s>", "<pad>", "</s>", "<unk>"]
-    words = {name: i for i, name in enumerate([*names, *(f"w{i}" for i in range(vocabulary - 4))])}
-    made = Tokenizer(models.WordLevel(words, "<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    vocab = {name: i for i, name in enumerate([*names, *(f"w{i}" for i in range(vocab_size - 4))])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     roles = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), names, strict=True))
-    PreTrainedTokenizerFast(tokenizer_object=made, **roles).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles).save_pretrained(folder)
 
 
 def compare(name: str, head: str, older: list[str]) -> dict:
-    """Return what ``hfseq prove`` finds of a family's head."""
+    """Return the result of ``hfseq prove`` for a head of a family."""
     with tempfile.TemporaryDirectory() as folder:
         params, extra = parallel.variables(name, head)
         model = parallel.make_model(name, head)
@@ -47,42 +48,48 @@ def compare(name: str, head: str, older: list[str]) -> dict:
         return {"family": name, **prove.prove(folder, prove.CONSUMER_NAMES, older, 300)}
 
 
-def row(found: dict, columns: list[str]) -> str:
-    """Return a line of the table; what a mark means stands above it."""
-    by_name = {one["name"]: one for one in found["consumers"]}
+def table_row(result: dict, columns: list[str]) -> str:
+    """Return a row of the table. The page explains the marks above it."""
+    by_name = {consumer["name"]: consumer for consumer in result["consumers"]}
     cells = []
     for column in columns:
-        one = by_name[column]
-        apart = f" {one['difference']:.0e}" if one["status"] == "differs" else ""
-        cells.append(MARKS.get(one["status"], one["status"]) + apart)
-    return f"| `{found['model_class']}` | " + " | ".join(cells) + " |"
+        consumer = by_name[column]
+        difference = f" {consumer['difference']:.0e}" if consumer["status"] == "differs" else ""
+        cells.append(MARKS.get(consumer["status"], consumer["status"]) + difference)
+    return f"| `{result['model_class']}` | " + " | ".join(cells) + " |"
 
 
 def main() -> None:
-    """Compare all families, and print the table and what programs say."""
+    """Compare all families, and print the table and the messages of the programs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", action="append", default=[], help="Transformers 4")
-    parser.add_argument("--output", required=True, help="JSON of all results")
-    parser.add_argument("--only", nargs="*", help="some families")
-    given = parser.parse_args()
+    parser.add_argument(
+        "--python", action="append", default=[], help="Python interpreter with Transformers 4"
+    )
+    parser.add_argument("--output", required=True, help="JSON file for all results")
+    parser.add_argument("--only", nargs="*", help="only these families")
+    arguments = parser.parse_args()
     tables = []
-    for name in given.only or sorted(set(plugins.load().architectures) - {"vq_transformer"}):
+    for name in arguments.only or sorted(set(plugins.load().architectures) - {"vq_transformer"}):
         heads = [parallel.main_head(name)]
         if heads[0] == "ForMaskedLM":
             heads.append("Model")
         for head in heads:
             try:
-                found = compare(name, head, given.python)
+                result = compare(name, head, arguments.python)
             except Exception as error:
                 print(f"{name} {head}: {error}", file=sys.stderr)
                 continue
-            tables.append(found)
-            columns = [one["name"] for one in found["consumers"] if one["name"] != "peft"]
-            print(row(found, columns), flush=True)
-            for one in found["consumers"]:
-                if one["status"] in ("refused", "differs"):
-                    print(f"    {one['name']}: {one['detail']}", file=sys.stderr, flush=True)
-    Path(given.output).write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
+            tables.append(result)
+            columns = [
+                consumer["name"] for consumer in result["consumers"] if consumer["name"] != "peft"
+            ]
+            print(table_row(result, columns), flush=True)
+            for consumer in result["consumers"]:
+                if consumer["status"] in ("refused", "differs"):
+                    print(
+                        f"    {consumer['name']}: {consumer['detail']}", file=sys.stderr, flush=True
+                    )
+    Path(arguments.output).write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-r"""Make examples to tag words, answer questions and summarise, of names and dates of Babel.
+r"""Generate examples for NER, question answering or summarization from names and dates of Babel.
 
     python scripts/make_task_data.py --task ner --output_dir ner-data
 
-The folder gets train.jsonl, validation.jsonl and test.jsonl. A fifth of the names of countries,
-languages and currencies is in validation and test alone. Plain sentences stand between
-the made ones, those of Python's language reference or of a --text_file. What needs no model scores
-on the test examples is printed; equal seeds give equal files. Needs Babel, and rouge-score for
-summaries: pip install "hfseq[translation,rouge]".
+Writes train.jsonl, validation.jsonl and test.jsonl to the output directory. One fifth of the names
+of countries, languages and currencies occur only in validation and test. Unrelated sentences from
+Python's language reference or from --text_file are added. The scores of baselines without a model
+on the test examples are printed and saved. Equal seeds give equal files. Requires Babel, and
+rouge-score for summarization: pip install "hfseq[translation,rouge]".
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from hfseq.objectives.metrics import SENTENCE_BOUNDARY, answer_scores, entity_sc
 
 Example = dict[str, Any]
 SPLITS = ("train", "validation", "test")
-HELD_OUT = 20  # percent of the names of each kind, which are in no training example
+HELD_OUT_PERCENT = 20  # percent of the names of each type, absent from the training examples
 PEOPLE = ("Ada", "Boris", "Carla", "Emil", "Greta", "Ivan", "Maria", "Otto")
 FIRST_DAY, DAYS = date(1950, 1, 1), 27_000
 DATES = ("long", "MMMM y")
 TEMPLATE = re.compile(r"\{(\w+)\}")
 WORD = re.compile(r"\w+(?:[.,:-]\w+)*|[^\w\s]")
-PLAIN = re.compile(r"[A-Z][a-z][a-z ,]{28,88}\.")  # no names, no numbers, no mark-up
+PLAIN_SENTENCE = re.compile(r"[A-Z][a-z][a-z ,]{28,88}\.")  # without names, numbers and markup
 
-# In capitals: entities. In small letters: the same words, which are none here.
-TAGGED = """
+# Uppercase slots are entities; lowercase slots use the same words, but are not entities.
+TAGGING_TEMPLATES = """
 {NUMBER} letters came from {COUNTRY} on {DATE}.
 Since {DATE} the office in {COUNTRY} takes {CURRENCY}.
 The form is written in {LANGUAGE} and was sent on {DATE}.
@@ -75,8 +75,8 @@ Miss {country} sang at the {currency} hotel with {language} friends.
 The {country} hotel has {NUMBER} beds and a {language} cook.
 """.strip().splitlines()
 
-# What a context tells of a person, two things of a kind, and how each is asked for.
-TOLD = {
+# Sentences of a context about a person, two for each entity type, with their questions.
+QUESTIONS = {
     "DATE": {
         "{PERSON} was born in {DATE}.": "When was {PERSON} born?",
         "{PERSON} left home in {DATE}.": "When did {PERSON} leave home?",
@@ -94,18 +94,18 @@ TOLD = {
         "{PERSON} lost {MONEY}.": "How much did {PERSON} lose?",
     },
 }
-#: What an answer looks like, for a baseline.
+#: Patterns of answers, for the baseline.
 NAME = r"([A-Z]\w+(?: (?:&|da|[A-Z]\w+))*)"
-SHAPES = {
+ANSWER_PATTERNS = {
     "DATE": r"([A-Z]\w+ (?:\d+, )?\d{4})",
     "COUNTRY": rf"(?:to|in) {NAME}",
     "LANGUAGE": rf"(?:forgot|speaks) {NAME}",
     "MONEY": rf"(?<!\d)(\d{{1,3}}(?:,\d{{3}})* {NAME})",
 }
-UNANSWERED = 0.25
+UNANSWERABLE_SHARE = 0.25
 
-# A report: sentences in any order, of which the summary keeps some of the numbers.
-REPORTED = (
+# Sentences of a report, in any order. The summary contains some of their values.
+REPORT_TEMPLATES = (
     ("The office in {COUNTRY} opened on {DATE}.", "On {DATE} the books of {COUNTRY} were closed."),
     (
         "It counted {LETTERS} letters, after {OLD} in the year before.",
@@ -113,17 +113,17 @@ REPORTED = (
     ),
     ("Most of them were in {LANGUAGE}.", "{LANGUAGE} was the language of nearly all."),
 )
-SUMMARY = "{COUNTRY} had {LETTERS} letters in {LANGUAGE} by {DATE}."
+SUMMARY_TEMPLATE = "{COUNTRY} had {LETTERS} letters in {LANGUAGE} by {DATE}."
 
 
-class Names:
-    """What templates are filled with; for ``train`` without what is held out."""
+class SlotValues:
+    """Random values for the slots of templates, without held-out names if ``train``."""
 
     def __init__(self, random: Random, train: bool):
         from babel import Locale
 
         english = Locale("en")
-        kinds = {
+        names_by_type = {
             "COUNTRY": [
                 name
                 for code, name in english.territories.items()
@@ -137,71 +137,75 @@ class Names:
             ],
         }
         self.random = random
-        self.kinds = {
-            kind: sorted(n for n in names if not (train and is_held_out(n)))
-            for kind, names in kinds.items()
+        self.names_by_type = {
+            entity_type: sorted(n for n in names if not (train and is_held_out(n)))
+            for entity_type, names in names_by_type.items()
         }
         self.months = list(english.months["format"]["wide"].values())
 
-    def one(self, slot: str) -> str:
-        """Return something for a slot of a template."""
+    def value_for(self, slot: str) -> str:
+        """Return a random value for a slot of a template."""
         from babel.dates import format_date
         from babel.numbers import format_decimal
 
-        random, kind = self.random, slot.upper()
-        if kind == "DATE":
+        random, entity_type = self.random, slot.upper()
+        if entity_type == "DATE":
             day = FIRST_DAY + timedelta(random.randrange(DAYS))
             return format_date(day, random.choice(DATES), locale="en")
-        if kind == "MONTH":
+        if entity_type == "MONTH":
             return random.choice(self.months)
-        if kind == "PERSON":
+        if entity_type == "PERSON":
             return random.choice(PEOPLE)
-        if kind == "MONEY":
-            return f"{self.one('NUMBER')} {self.one('CURRENCY')}"
-        if kind in ("LETTERS", "OLD"):
+        if entity_type == "MONEY":
+            return f"{self.value_for('NUMBER')} {self.value_for('CURRENCY')}"
+        if entity_type in ("LETTERS", "OLD"):
             return str(random.randrange(2, 1000))
-        if kind == "NUMBER":
+        if entity_type == "NUMBER":
             return format_decimal(int(10 ** random.uniform(0.5, 5.5)), locale="en")
-        return random.choice(self.kinds[kind])
+        return random.choice(self.names_by_type[entity_type])
 
 
 def is_held_out(name: str) -> bool:
-    """Tell whether a name is for validation and test alone."""
-    return int(sha256(name.encode()).hexdigest()[:8], 16) % 100 < HELD_OUT
+    """Return whether a name occurs only in validation and test."""
+    return int(sha256(name.encode()).hexdigest()[:8], 16) % 100 < HELD_OUT_PERCENT
 
 
-def tagged(names: Names, plain: Sequence[str]) -> Example:
-    """Return words with tags: one or two made sentences, and sometimes a plain one."""
+def make_tagged_words(names: SlotValues, plain: Sequence[str]) -> Example:
+    """Return tagged words of one or two generated sentences and sometimes an unrelated one."""
     random = names.random
-    parts = random.sample(TAGGED, random.choice((1, 2)))
+    parts = random.sample(TAGGING_TEMPLATES, random.choice((1, 2)))
     parts += [random.choice(plain)] * (random.random() < 0.3)
     random.shuffle(parts)
     words, tags = [], []
-    for place, text in enumerate(TEMPLATE.split(" ".join(parts))):
-        found = WORD.findall(names.one(text) if place % 2 else text)
-        words += found
-        inside = place % 2 and text.isupper()
-        tags += [f"{'I' if n else 'B'}-{text}" if inside else "O" for n in range(len(found))]
+    for index, text in enumerate(TEMPLATE.split(" ".join(parts))):
+        new_words = WORD.findall(names.value_for(text) if index % 2 else text)
+        words += new_words
+        inside = index % 2 and text.isupper()
+        tags += [f"{'I' if n else 'B'}-{text}" if inside else "O" for n in range(len(new_words))]
     return {"tokens": words, "ner_tags": tags}
 
 
-def asked(names: Names, plain: Sequence[str]) -> Example:
-    """Return a question on one of several things told of a person, which may be missing."""
+def make_question(names: SlotValues, plain: Sequence[str]) -> Example:
+    """Return a question about one of several facts in a context; the fact may be missing."""
     random = names.random
-    person, kinds = names.one("PERSON"), random.sample(list(TOLD), 2)
-    facts = [fact for kind in kinds for fact in TOLD[kind]]
-    wanted = random.choice(facts)
-    question = next(TOLD[kind][wanted] for kind in kinds if wanted in TOLD[kind])
-    if random.random() < UNANSWERED:
-        facts.remove(wanted)
-    random.shuffle(facts)
+    person, entity_types = names.value_for("PERSON"), random.sample(list(QUESTIONS), 2)
+    sentences = [sentence for entity_type in entity_types for sentence in QUESTIONS[entity_type]]
+    asked_sentence = random.choice(sentences)
+    question = next(
+        QUESTIONS[entity_type][asked_sentence]
+        for entity_type in entity_types
+        if asked_sentence in QUESTIONS[entity_type]
+    )
+    if random.random() < UNANSWERABLE_SHARE:
+        sentences.remove(asked_sentence)
+    random.shuffle(sentences)
     context, texts, starts = "", [], []
-    for fact in facts:
-        for place, text in enumerate(TEMPLATE.split(fact)):
+    for sentence in sentences:
+        for index, text in enumerate(TEMPLATE.split(sentence)):
             value = text
-            if place % 2:
-                value = person if text == "PERSON" else names.one(text)
-                if fact == wanted and text != "PERSON":
+            if index % 2:
+                value = person if text == "PERSON" else names.value_for(text)
+                if sentence == asked_sentence and text != "PERSON":
                     texts, starts = [value], [len(context)]
             context += value
         context += " "
@@ -217,100 +221,106 @@ def asked(names: Names, plain: Sequence[str]) -> Example:
     }
 
 
-def summarised(names: Names, plain: Sequence[str]) -> Example:
-    """Return a report with its summary; plain sentences and last year's numbers are not in it."""
+def make_summary(names: SlotValues, plain: Sequence[str]) -> Example:
+    """Return a report and its summary, which omits unrelated sentences and last year's numbers."""
     random = names.random
     values: dict[str, str] = defaultdict(str)
     for slot in ("COUNTRY", "DATE", "LETTERS", "OLD", "LANGUAGE"):
-        values[slot] = names.one(slot)
-    parts = [random.choice(pair).format(**values) for pair in REPORTED]
+        values[slot] = names.value_for(slot)
+    parts = [random.choice(pair).format(**values) for pair in REPORT_TEMPLATES]
     parts += [random.choice(plain)]
     random.shuffle(parts)
-    return {"document": " ".join(parts), "summary": SUMMARY.format(**values)}
+    return {"document": " ".join(parts), "summary": SUMMARY_TEMPLATE.format(**values)}
 
 
 def tag_by_word(train: Sequence[Example], test: Sequence[Example]) -> dict[str, float]:
-    """Judge the tag that a word has most often, O for those that are new."""
-    seen: dict[str, Counter[str]] = defaultdict(Counter)
+    """Score the most frequent tag of each word, with O for unseen words."""
+    tag_counts: dict[str, Counter[str]] = defaultdict(Counter)
     for example in train:
         for word, tag in zip(example["tokens"], example["ner_tags"], strict=True):
-            seen[word][tag] += 1
-    most = {word: counts.most_common(1)[0][0] for word, counts in seen.items()}
-    found = [[most.get(word, "O") for word in example["tokens"]] for example in test]
-    scores = entity_scores(found, [example["ner_tags"] for example in test])
+            tag_counts[word][tag] += 1
+    most_frequent = {word: counts.most_common(1)[0][0] for word, counts in tag_counts.items()}
+    predictions = [[most_frequent.get(word, "O") for word in example["tokens"]] for example in test]
+    scores = entity_scores(predictions, [example["ner_tags"] for example in test])
     return {"the most frequent tag of each word: f1": scores["f1"]}
 
 
-def answer_blindly(train: Sequence[Example], test: Sequence[Example]) -> dict[str, float]:
-    """Judge no answer at all, and the first of the context that is of the kind asked for."""
+def answer_without_model(train: Sequence[Example], test: Sequence[Example]) -> dict[str, float]:
+    """Score two baselines: no answer, and the first match of the requested type in the context."""
     shapes = {
-        question.split()[0]: SHAPES[kind]
-        for kind, facts in TOLD.items()
-        for question in facts.values()
+        question.split()[0]: ANSWER_PATTERNS[entity_type]
+        for entity_type, questions in QUESTIONS.items()
+        for question in questions.values()
     }
-    first = [re.search(shapes[one["question"].split()[0]], one["context"]) for one in test]
+    first = [
+        re.search(shapes[example["question"].split()[0]], example["context"]) for example in test
+    ]
     texts = [match[1] if match else "" for match in first]
-    ways = {"no answer": [""] * len(test), "the first of its kind": texts}
+    baselines = {"no answer": [""] * len(test), "the first of its kind": texts}
     scores = {}
-    for name, found in ways.items():
-        judged = [
-            answer_scores(answer, one["answers"]["text"])
-            for answer, one in zip(found, test, strict=True)
+    for name, answers in baselines.items():
+        example_scores = [
+            answer_scores(answer, example["answers"]["text"])
+            for answer, example in zip(answers, test, strict=True)
         ]
-        scores[f"{name}: f1"] = 100 * sum(f1 for _, f1 in judged) / len(judged)
+        scores[f"{name}: f1"] = 100 * sum(f1 for _, f1 in example_scores) / len(example_scores)
     return scores
 
 
-def lead(train: Sequence[Example], test: Sequence[Example]) -> dict[str, float]:
-    """Judge the first sentence of each document."""
-    found = [SENTENCE_BOUNDARY.split(example["document"])[0] for example in test]
-    scores = rouge_scores(found, [[example["summary"]] for example in test])
+def summarize_by_first_sentence(
+    train: Sequence[Example], test: Sequence[Example]
+) -> dict[str, float]:
+    """Score the first sentence of each document as its summary."""
+    summaries = [SENTENCE_BOUNDARY.split(example["document"])[0] for example in test]
+    scores = rouge_scores(summaries, [[example["summary"]] for example in test])
     return {f"the first sentence: {name}": scores[name] for name in ("rouge2", "rougeL")}
 
 
 TASKS: dict[str, tuple[Callable[..., Example], Callable[..., dict[str, float]]]] = {
-    "ner": (tagged, tag_by_word),
-    "qa": (asked, answer_blindly),
-    "summarization": (summarised, lead),
+    "ner": (make_tagged_words, tag_by_word),
+    "qa": (make_question, answer_without_model),
+    "summarization": (make_summary, summarize_by_first_sentence),
 }
 
 
 def plain_sentences(texts: Iterable[str]) -> list[str]:
-    """Return the sentences that can be no example of anything."""
-    found = {
+    """Return sentences without names and numbers."""
+    sentences = {
         line
         for text in texts
         for line in SENTENCE_BOUNDARY.split(" ".join(text.split()))
-        if PLAIN.fullmatch(line)
+        if PLAIN_SENTENCE.fullmatch(line)
     }
-    return sorted(found)
+    return sorted(sentences)
 
 
 def main() -> None:
-    """Write the examples of a task and print what needs no model scores."""
+    """Write the examples of a task and print the scores of its baselines."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", choices=list(TASKS), required=True)
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--text_file", type=Path, help="a text to take plain sentences from")
+    parser.add_argument("--text_file", type=Path, help="text file with unrelated sentences")
     for split, count in zip(SPLITS, (6000, 400, 400), strict=True):
-        parser.add_argument(f"--{split}", type=int, default=count, help="how many examples")
+        parser.add_argument(
+            f"--{split}", type=int, default=count, help="number of examples (default: %(default)s)"
+        )
     options = parser.parse_args()
-    make, judge = TASKS[options.task]
+    make_example, baseline = TASKS[options.task]
     text = options.text_file
     texts = quickstart_corpus.topics() if text is None else [text.read_text(encoding="utf-8")]
     plain = plain_sentences(texts)
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    made = {}
+    examples = {}
     for split in SPLITS:
-        names = Names(Random(f"{options.task} {split} {options.seed}"), split == "train")
-        made[split] = [make(names, plain) for _ in range(getattr(options, split))]
-        lines = (json.dumps(example, ensure_ascii=False) + "\n" for example in made[split])
+        names = SlotValues(Random(f"{options.task} {split} {options.seed}"), split == "train")
+        examples[split] = [make_example(names, plain) for _ in range(getattr(options, split))]
+        lines = (json.dumps(example, ensure_ascii=False) + "\n" for example in examples[split])
         path = options.output_dir / f"{split}.jsonl"
         path.write_text("".join(lines), encoding="utf-8")
-    scores = judge(made["train"], made["test"])
+    scores = baseline(examples["train"], examples["test"])
     (options.output_dir / "baselines.json").write_text(json.dumps(scores, indent=4) + "\n")
     for name, value in scores.items():
         print(f"{options.task}, {name} {value:.3f}")

@@ -1,16 +1,16 @@
-"""How many small faults do the tests notice? Mutation testing with a seeded sample.
+"""Mutation testing with a seeded sample: how many small faults do the tests detect?
 
     pip install pytest-cov
-    python scripts/mutants.py measure          # once: which test runs which line, in what time
+    python scripts/mutants.py measure          # once: the lines and the time of each test
     python scripts/mutants.py make --count 120 # .mutants/mutants.jsonl
-    python scripts/mutants.py run              # .mutants/results.jsonl; again: goes on from there
+    python scripts/mutants.py run              # .mutants/results.jsonl; resumes if run again
     python scripts/mutants.py summary
 
-A mutant is one change of the code: an operator, a comparison, a constant, a condition, a dropped
-statement, two arguments swapped. The tests that run its line are run against it, quick ones before
-long ones, until one fails; those of the slow tier follow where none of the default suite did.
-Mutants lie in a copy of the tree, never in the checkout. They are kept as text with the lines
-around them, so that they are found again after the code has moved to other files.
+A mutant is one change of the code: an operator, a comparison, a constant, a condition, a removed
+statement or two swapped arguments. The tests that execute its line run against it, fast ones first,
+until one fails. If no test of the default suite fails, the tests of the slow tier follow. Mutants
+are written to a copy of the tree, never to the checkout. They are stored as text with the
+surrounding lines, so that they are found again after code has moved to other files.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("hfseq", "plugins")
-BROKEN = 99  # the exit code of a fork in which pytest itself could not be run
-# Imported once and forked; nothing of them may start jax's backend.
+PYTEST_FAILED = 99  # exit code of a fork in which pytest itself failed
+# Imported once before forking. None of them may initialize a JAX backend.
 LIBRARIES = (
     "jax", "flax.nnx", "flax.linen", "optax", "orbax.checkpoint", "torch", "datasets", "evaluate",
     "transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert",
@@ -51,17 +51,17 @@ LIBRARIES = (
     "safetensors.numpy", "safetensors.torch", "matplotlib.pyplot", "pluggy",
 )  # fmt: skip
 
-# ---------------------------------------------------------------------------- what a mutant is
+# ------------------------------------------------------------------------------------ mutants
 
 
 @dataclass
 class Mutant:
-    """The lines ``before`` become ``after``; ``above`` and ``below`` stand around them."""
+    """A change of the lines ``before`` to ``after``, with the lines ``above`` and ``below``."""
 
     number: int
     file: str
     line: int
-    room: str
+    package: str
     kind: str
     before: list[str]
     after: list[str]
@@ -77,7 +77,9 @@ OPERATORS = {
     ast.And: "or", ast.Or: "and",
 }  # fmt: skip
 TOKEN = re.compile(rb"[-+*/%@<>=!&|^]+|\b(not in|is not|and|or|in|is)\b")
-SPEAKING = re.compile(r"(^|\.)(print|warn|warning|info|debug|error|exception|echo|say|field)$")
+MESSAGE_FUNCTION = re.compile(
+    r"(^|\.)(print|warn|warning|info|debug|error|exception|echo|say|field)$"
+)
 
 
 class Mutations(ast.NodeVisitor):
@@ -103,12 +105,12 @@ class Mutations(ast.NodeVisitor):
     def replace(self, kind: str, node: ast.AST, by: str) -> None:
         self.found.append((kind, self.start(node), self.end(node), by))
 
-    def between(self, kind: str, left: ast.AST, right: ast.AST, operator: ast.AST) -> None:
-        """The operator stands between its operands; whatever brackets are there stay."""
+    def between(self, operator_type: str, left: ast.AST, right: ast.AST, operator: ast.AST) -> None:
+        """Replace the operator between two operands, keeping brackets."""
         start, end = self.end(left), self.start(right)
         match = TOKEN.search(self.source, start, end)
         if match and type(operator) in OPERATORS:
-            self.found.append((kind, *match.span(), OPERATORS[type(operator)]))
+            self.found.append((operator_type, *match.span(), OPERATORS[type(operator)]))
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         text = isinstance(node.left, (ast.JoinedStr, ast.Constant))
@@ -142,26 +144,28 @@ class Mutations(ast.NodeVisitor):
     visit_If = visit_While = visit_IfExp = condition
 
     def visit_Call(self, node: ast.Call) -> None:
-        if SPEAKING.search(self.text(node.func)):
+        if MESSAGE_FUNCTION.search(self.text(node.func)):
             return
         first = node.args[:2]
         if len(first) == 2 and not any(isinstance(argument, ast.Starred) for argument in first):
             a, b = self.text(first[0]), self.text(first[1])
             gap = self.source[self.end(first[0]) : self.start(first[1])].decode()
             if a != b:
-                place = self.start(first[0]), self.end(first[1])
-                self.found.append(("arguments", *place, b + gap + a))
+                span = self.start(first[0]), self.end(first[1])
+                self.found.append(("arguments", *span, b + gap + a))
         self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        if isinstance(node.value, ast.Call) and not SPEAKING.search(self.text(node.value.func)):
+        if isinstance(node.value, ast.Call) and not MESSAGE_FUNCTION.search(
+            self.text(node.value.func)
+        ):
             self.replace("statement", node, "pass")
             self.generic_visit(node)
         elif isinstance(node.value, (ast.Yield, ast.Await)):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        # Without its assignment a local name would only be a NameError.
+        # Removing the assignment of a local name would only raise a NameError.
         if any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets):
             self.replace("statement", node, "pass")
         self.visit(node.value)
@@ -171,7 +175,7 @@ class Mutations(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        self.replace("statement", node, "pass")  # what it says is not changed
+        self.replace("statement", node, "pass")  # messages are not mutated
 
     def visit_Continue(self, node: ast.Continue) -> None:
         self.replace("statement", node, "pass")
@@ -188,13 +192,16 @@ class Mutations(ast.NodeVisitor):
             self.visit(part)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """A message, or a name made of parts."""
+        """Skip messages and composed names."""
 
 
 def mutants_of(
-    root: Path, file: str, room: str
+    root: Path, file: str, package: str
 ) -> Iterator[tuple[str, Callable[[], Mutant | None]]]:
-    """The kind of every mutant of a file and how to make it; None is no other program, or none."""
+    """Yield the kind of each mutant of a file and a function that creates it.
+
+    The function returns None if the change is not a different, valid program.
+    """
     source = (root / file).read_text(encoding="utf-8")
     lines, mutations = source.splitlines(keepends=True), Mutations(source)
 
@@ -213,7 +220,7 @@ def mutants_of(
             0,
             file,
             first + 1,
-            room,
+            package,
             kind,
             lines[first : last + 1],
             after,
@@ -226,62 +233,66 @@ def mutants_of(
 
 
 def sample(root: Path, count: int, seed: int, least: int = 4) -> list[Mutant]:
-    """``count`` mutants: ``least`` for each room, the rest by the rooms' sizes, all kinds alike."""
-    rooms: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    """Draw ``count`` mutants: ``least`` per package, the rest by package size, kinds evenly."""
+    packages: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for folder in SOURCES:
         for path in sorted((root / folder).rglob("*.py")):
             file = path.relative_to(root).as_posix()
-            room = "hfseq/*.py" if file.count("/") == 1 else "/".join(file.split("/")[:2])
-            for kind, make in mutants_of(root, file, room):
-                rooms[room][kind].append(make)
-    rng, chosen = random.Random(seed), []
-    sizes = {room: sum(map(len, kinds.values())) for room, kinds in rooms.items()}
-    free = count - least * len(rooms)
-    shares = {room: least + free * size / sum(sizes.values()) for room, size in sizes.items()}
-    wanted = {room: int(share) for room, share in shares.items()}
-    for room in sorted(shares, key=lambda room: wanted[room] - shares[room]):
-        wanted[room] += sum(wanted.values()) < count
-    for room in sorted(rooms):
-        kinds = sorted(rooms[room])
+            package = "hfseq/*.py" if file.count("/") == 1 else "/".join(file.split("/")[:2])
+            for kind, make in mutants_of(root, file, package):
+                packages[package][kind].append(make)
+    rng, mutants = random.Random(seed), []
+    sizes = {package: sum(map(len, kinds.values())) for package, kinds in packages.items()}
+    free = count - least * len(packages)
+    shares = {package: least + free * size / sum(sizes.values()) for package, size in sizes.items()}
+    counts = {package: int(share) for package, share in shares.items()}
+    for package in sorted(shares, key=lambda package: counts[package] - shares[package]):
+        counts[package] += sum(counts.values()) < count
+    for package in sorted(packages):
+        kinds = sorted(packages[package])
         rng.shuffle(kinds)
-        for index in range(wanted[room]):
-            of_kind, mutant = rooms[room][kinds[index % len(kinds)]], None
+        for index in range(counts[package]):
+            candidates, mutant = packages[package][kinds[index % len(kinds)]], None
             while mutant is None:
-                mutant = of_kind.pop(rng.randrange(len(of_kind)))()
-            chosen.append(mutant)
-    for number, mutant in enumerate(chosen):
+                mutant = candidates.pop(rng.randrange(len(candidates)))()
+            mutants.append(mutant)
+    for number, mutant in enumerate(mutants):
         mutant.number = number
-    return chosen
+    return mutants
 
 
 def find(root: Path, mutant: Mutant) -> tuple[str, int, int] | None:
-    """(file, line, indent) of its text today: where it was, or where what is around fits best."""
+    """Return (file, line, indent) of the mutated text, by the best match of its context."""
 
-    def plain(lines: list[str]) -> str:
+    def dedent_lines(lines: list[str]) -> str:
         return textwrap.dedent("".join(lines)).strip()
 
-    wanted = plain(mutant.before)
-    around = [line.strip() for line in mutant.above + mutant.below]
+    text = dedent_lines(mutant.before)
+    context = [line.strip() for line in mutant.above + mutant.below]
     best: tuple[float, str, int, int] | None = None
     for path in (path for folder in SOURCES for path in sorted((root / folder).rglob("*.py"))):
         file = path.relative_to(root).as_posix()
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         for index in range(len(lines) - len(mutant.before) + 1):
-            here = lines[index : index + len(mutant.before)]
-            if lines[index].strip() != mutant.before[0].strip() or plain(here) != wanted:
+            candidate = lines[index : index + len(mutant.before)]
+            if lines[index].strip() != mutant.before[0].strip() or dedent_lines(candidate) != text:
                 continue
-            near = lines[max(0, index - 4) : index] + lines[index + len(here) :][:4]
-            both = difflib.SequenceMatcher(None, around, [line.strip() for line in near])
-            likeness = (
-                both.ratio() + 0.1 * (file == mutant.file) + 0.01 * (index + 1 == mutant.line)
+            candidate_context = (
+                lines[max(0, index - 4) : index] + lines[index + len(candidate) :][:4]
             )
-            indent = len(here[0]) - len(here[0].lstrip())
-            if best is None or likeness > best[0]:
-                best = (likeness, file, index + 1, indent)
+            matcher = difflib.SequenceMatcher(
+                None, context, [line.strip() for line in candidate_context]
+            )
+            score = (
+                matcher.ratio() + 0.1 * (file == mutant.file) + 0.01 * (index + 1 == mutant.line)
+            )
+            indent = len(candidate[0]) - len(candidate[0].lstrip())
+            if best is None or score > best[0]:
+                best = (score, file, index + 1, indent)
     return best and best[1:]
 
 
-# ---------------------------------------------------------------- which test runs which line
+# --------------------------------------------------------------------------------- coverage
 
 
 PHASE = re.compile(r"(\|| \()(setup|call|run|teardown)\)?$")
@@ -289,7 +300,7 @@ PHASE = re.compile(r"(\|| \()(setup|call|run|teardown)\)?$")
 
 @dataclass
 class Suite:
-    """What ``measure`` found: seconds and tier of each test, tests of each line."""
+    """The results of ``measure``: duration and tier of each test, and the tests of each line."""
 
     seconds: dict[str, float]
     slow: set[str]
@@ -309,7 +320,7 @@ class Suite:
         data, lines = CoverageData(str(folder / "coverage")), {}
         data.read()
         for path in data.measured_files():
-            # A worker's context is "test|call", a subprocess' one "test (call)".
+            # The context is "test|call" in a worker and "test (call)" in a subprocess.
             lines[Path(path).relative_to(ROOT).as_posix()] = {
                 line: sorted({PHASE.sub("", context) for context in contexts})
                 for line, contexts in data.contexts_by_lineno(path).items()
@@ -317,10 +328,10 @@ class Suite:
         return cls(dict(seconds), slow, lines)
 
     def covering(self, mutant: Mutant) -> list[str]:
-        """The tests that run a line of it, quickest first.
+        """Return the tests that execute the mutant, fastest first.
 
-        A statement's lines count as its first. What runs when its module is imported has the tests
-        of all lines of the module.
+        All lines of a statement count as its first line. For code that runs at import, the tests of
+        all lines of the module are returned.
         """
         of_file = self.lines.get(mutant.file, {})
         source = (ROOT / mutant.file).read_text(encoding="utf-8")
@@ -330,12 +341,12 @@ class Suite:
             if isinstance(node, ast.stmt) and node.lineno <= mutant.line <= (node.end_lineno or 0)
         ]
         tests = set(of_file.get(min(within)[1], ())) | set(of_file.get(mutant.line, ()))
-        if not tests & self.seconds.keys() and _on_import(ast.parse(source), mutant.line):
+        if not tests & self.seconds.keys() and _runs_on_import(ast.parse(source), mutant.line):
             tests = {test for tests in of_file.values() for test in tests}
         return sorted(tests & self.seconds.keys(), key=self.seconds.__getitem__)
 
 
-def _on_import(tree: ast.Module, line: int) -> bool:
+def _runs_on_import(tree: ast.Module, line: int) -> bool:
     return not any(
         isinstance(node, ast.FunctionDef) and node.body[0].lineno <= line <= (node.end_lineno or 0)
         for node in ast.walk(tree)
@@ -343,7 +354,7 @@ def _on_import(tree: ast.Module, line: int) -> bool:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """In ``measure`` this file is a pytest plugin of the process that collects the reports."""
+    """Record a test. During ``measure``, this file is a plugin of the main pytest process."""
     if os.environ.get("PYTEST_XDIST_WORKER"):
         return
     record = {"test": report.nodeid, "seconds": report.duration, "slow": "slow" in report.keywords}
@@ -351,8 +362,8 @@ def pytest_runtest_logreport(report: Any) -> None:
         print(json.dumps(record), file=file)
 
 
-def measure(folder: Path, tests: list[str]) -> int:
-    """Run the tests, all of both tiers unless told otherwise, with a coverage context for each."""
+def measure_coverage(folder: Path, tests: list[str]) -> int:
+    """Run the tests (default: all of both tiers) with a coverage context for each."""
     shutil.rmtree(folder / "measured", ignore_errors=True)
     (folder / "measured").mkdir(parents=True)
     settings = (
@@ -373,16 +384,16 @@ def measure(folder: Path, tests: list[str]) -> int:
     return code
 
 
-# ------------------------------------------------------------------- tests against a mutant
+# ---------------------------------------------------------------------------------- testing
 
 
-class Watch:
-    """A pytest plugin that leaves only the wanted tests and tells what becomes of them."""
+class TestReporter:
+    """A pytest plugin that selects tests and reports their results through a pipe."""
 
     def __init__(self, wanted: list[str], write: int) -> None:
         self.wanted, self.pipe = set(wanted), write
 
-    def tell(self, *words: str) -> None:
+    def report(self, *words: str) -> None:
         os.write(self.pipe, (json.dumps(words) + "\n").encode())
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
@@ -390,19 +401,19 @@ class Watch:
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self.tell("failed", f"collection of {report.nodeid}")
+            self.report("failed", f"collection of {report.nodeid}")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.tell("start", nodeid)
+        self.report("start", nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
-            self.tell("failed", report.nodeid)
+            self.report("failed", report.nodeid)
 
 
 @dataclass
 class Outcome:
-    """What became of a mutant in one tier: killed, survived, timeout (a test did not come back)."""
+    """The result of a mutant in one tier: killed, survived or timeout (a test did not return)."""
 
     outcome: str
     test: str = ""
@@ -412,7 +423,7 @@ class Outcome:
 
 
 def run_tests(tree: Path, tests: list[str], expected: float, deadline: float, log: Path) -> Outcome:
-    """Run the tests in a fork of this process, up to the first that fails."""
+    """Run the tests in a fork of this process until one fails."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -422,34 +433,34 @@ def run_tests(tree: Path, tests: list[str], expected: float, deadline: float, lo
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        code = BROKEN
+        code = PYTEST_FAILED
         try:
             import pytest
 
             files = list(dict.fromkeys(test.split("::")[0] for test in tests))
             arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov"]
             every = ["-m", "slow or not slow", "--rootdir", str(tree), "--tb=short"]
-            # What was imported before the fork, pytest would like to have rewritten.
+            # pytest warns about modules that were imported before it could rewrite them.
             every += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-            code = pytest.main([*arguments, *every, *files], plugins=[Watch(tests, write)])
+            code = pytest.main([*arguments, *every, *files], plugins=[TestReporter(tests, write)])
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(int(code))
     os.close(write)
-    said, started, result = b"", [], Outcome("survived", of=len(tests))
+    buffer, started, result = b"", [], Outcome("survived", of=len(tests))
     while result.outcome == "survived":
         if not select.select([read], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            # A test that hangs, or only no time for the rest of them?
+            # Distinguish a hanging test from an exhausted time budget.
             lasted = time.monotonic() - started[-1][1] if started else expected
             result.outcome = "timeout" if lasted > max(60.0, 10 * expected) else "survived"
             result.test = started[-1][0] if started else ""
             break
         chunk = os.read(read, 65536)
-        said += chunk
-        *whole, said = said.split(b"\n")
-        for event, test in map(json.loads, whole):
+        buffer += chunk
+        *lines, buffer = buffer.split(b"\n")
+        for event, test in map(json.loads, lines):
             if event == "start":
                 started.append((test, time.monotonic()))
             else:
@@ -462,9 +473,9 @@ def run_tests(tree: Path, tests: list[str], expected: float, deadline: float, lo
     if not finished:
         _kill(child)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    _kill(child)  # what the tests left running
-    if code == BROKEN:
-        raise RuntimeError(f"pytest could not be run: see {log}")
+    _kill(child)  # processes that the tests left running
+    if code == PYTEST_FAILED:
+        raise RuntimeError(f"pytest failed to run: see {log}")
     if finished and code not in (0, 5):
         result.outcome = "killed"
         result.test = started[-1][0] if started else f"pytest ended with {code}"
@@ -479,8 +490,8 @@ def _kill(group: int) -> None:
         pass
 
 
-def rounds(tests: list[str], seconds: Callable[[str], float]) -> Iterator[list[str]]:
-    """Tests of some five seconds together, of four times as many, and so on; files not mixed."""
+def batches_by_time(tests: list[str], seconds: Callable[[str], float]) -> Iterator[list[str]]:
+    """Yield batches of tests with a total time of 5 s, 20 s, 80 s and so on, sorted by file."""
     budget, batch, spent = 5.0, [], 0.0
     for test in tests:
         if batch and spent + seconds(test) > budget:
@@ -493,7 +504,7 @@ def rounds(tests: list[str], seconds: Callable[[str], float]) -> Iterator[list[s
 
 
 class Tree:
-    """A copy of the checkout in which one mutant at a time stands."""
+    """A copy of the checkout that contains one mutant at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.log = folder / "work" / ROOT.name, folder / "pytest.log"
@@ -502,27 +513,27 @@ class Tree:
         for name in filter(None, names.stdout.split("\0")):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
-        if (ROOT.parent / "shared").exists():  # real data of the tests
+        if (ROOT.parent / "shared").exists():  # data used by tests
             (self.root.parent / "shared").symlink_to(ROOT.parent / "shared")
         os.chdir(self.root)
         sys.path[:0] = [str(self.root), str(self.root / "plugins")]
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
-        importlib.import_module("tests.support.environment")  # which jax reads when it is imported
+        importlib.import_module("tests.support.environment")  # must be set before jax is imported
         for name in LIBRARIES:
             try:
                 importlib.import_module(name)
             except ImportError:
-                print(f"{name} cannot be imported; going on without")
+                print(f"{name} cannot be imported and is skipped")
 
     def write(self, file: str, text: str) -> None:
         path = self.root / file
         path.write_text(text, encoding="utf-8")
-        # Two mutants of one second and size would share their bytecode.
+        # Two mutants with equal size and modification time would share their bytecode.
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
     def test(self, tests: list[str], suite: Suite, limit: float) -> Outcome:
         begin, result = time.monotonic(), Outcome("survived", of=len(tests))
-        for batch in rounds(tests, suite.seconds.__getitem__):
+        for batch in batches_by_time(tests, suite.seconds.__getitem__):
             longest = max(suite.seconds[test] for test in batch)
             part = run_tests(self.root, batch, longest, begin + limit, self.log)
             result.outcome, result.test, result.ran = part.outcome, part.test, result.ran + part.ran
@@ -533,21 +544,21 @@ class Tree:
 
 
 def run(folder: Path, limit: float) -> None:
-    """Run the tests against every mutant that has no result yet."""
+    """Test every mutant without a result."""
     suite = Suite.read(folder)
     mutants = read(folder / "mutants.jsonl")
     results = folder / "results.jsonl"
-    done = {record["number"] for record in _records(results)}
+    finished_numbers = {record["number"] for record in _records(results)}
     tree = Tree(folder)
     for mutant in mutants:
-        if mutant.number in done:
+        if mutant.number in finished_numbers:
             continue
-        place = find(ROOT, mutant)
+        location = find(ROOT, mutant)
         record: dict[str, Any] = asdict(mutant)
-        if place is None:
+        if location is None:
             record["outcome"] = "not found"
         else:
-            mutant.file, mutant.line, indent = place
+            mutant.file, mutant.line, indent = location
             source = (ROOT / mutant.file).read_text(encoding="utf-8")
             lines = source.splitlines(keepends=True)
             after = textwrap.dedent("".join(mutant.after))
@@ -565,12 +576,12 @@ def run(folder: Path, limit: float) -> None:
             tree.write(mutant.file, source)
         with results.open("a") as file:
             print(json.dumps(record), file=file)
-        place = f"{mutant.number:4} {mutant.file}:{mutant.line} {mutant.kind}"
-        print(f"{place}: {record['outcome']}", flush=True)
+        location = f"{mutant.number:4} {mutant.file}:{mutant.line} {mutant.kind}"
+        print(f"{location}: {record['outcome']}", flush=True)
 
 
 def verify(folder: Path) -> None:
-    """Run the tests that killed something against the code as it is: they must pass."""
+    """Check that all tests that killed a mutant pass on the unchanged code."""
     suite, tree = Suite.read(folder), Tree(folder)
     killers = {
         record[tier]["test"]
@@ -584,7 +595,7 @@ def verify(folder: Path) -> None:
             print(f"{test}: {outcome.outcome} without a mutant, {outcome.ran} ran")
 
 
-# --------------------------------------------------------------------------------- the command
+# --------------------------------------------------------------------------------- commands
 
 
 def read(path: Path) -> list[Mutant]:
@@ -597,13 +608,13 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 def summary(folder: Path) -> None:
     records = _records(folder / "results.jsonl")
-    print(f"{'room':24} mutants  default suite  with slow tier  timeout  survived")
-    for room in [*sorted({record["room"] for record in records}), ""]:
-        of_room = [record for record in records if room in ("", record["room"])]
-        default = sum(r.get("default", {}).get("outcome") == "killed" for r in of_room)
-        count = Counter(record["outcome"] for record in of_room)
+    print(f"{'package':24} mutants  default suite  with slow tier  timeout  survived")
+    for package in [*sorted({record["package"] for record in records}), ""]:
+        of_package = [record for record in records if package in ("", record["package"])]
+        default = sum(r.get("default", {}).get("outcome") == "killed" for r in of_package)
+        count = Counter(record["outcome"] for record in of_package)
         print(
-            f"{room or 'all':24} {len(of_room):7}  {default:13}  {count['killed']:14}"
+            f"{package or 'all':24} {len(of_package):7}  {default:13}  {count['killed']:14}"
             f"  {count['timeout']:7}  {count['survived']:8}"
         )
     for record in records:
@@ -617,21 +628,30 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=["measure", "make", "run", "verify", "summary"])
-    parser.add_argument("tests", nargs="*", help="measure: only these, or other pytest arguments")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".mutants", help="of all files")
-    parser.add_argument("--count", type=int, default=120, help="how many mutants to make")
+    parser.add_argument("tests", nargs="*", help="for measure: tests or other pytest arguments")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / ".mutants", help="directory of all files"
+    )
+    parser.add_argument(
+        "--count", type=int, default=120, help="number of mutants (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for a mutant and tier")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=300.0,
+        help="seconds per mutant and tier (default: %(default)s)",
+    )
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.command == "measure":
-        sys.exit(measure(folder, arguments.tests))
+        sys.exit(measure_coverage(folder, arguments.tests))
     elif arguments.command == "make":
         mutants = sample(ROOT, arguments.count, arguments.seed)
         text = "".join(json.dumps(asdict(mutant)) + "\n" for mutant in mutants)
         (folder / "mutants.jsonl").write_text(text)
-        print(f"{len(mutants)} mutants of {len({m.room for m in mutants})} rooms")
+        print(f"{len(mutants)} mutants of {len({m.package for m in mutants})} packages")
     elif arguments.command == "run":
         run(folder, arguments.limit)
     elif arguments.command == "verify":

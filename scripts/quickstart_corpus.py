@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Write a small English corpus from what every Python has: its language reference and docstrings.
+"""Write a small English corpus from the language reference and docstrings of Python.
 
     python scripts/quickstart_corpus.py quickstart/corpus.jsonl
 
 Each line is a JSON object, {"text": ...}, with one document: a topic of the language reference or a
-docstring. Modules of the standard library are parsed, not imported, so none of them runs; the same
-Python gives the same file.
+docstring. Modules of the standard library are parsed, not imported. The same Python version
+gives the same file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 SKIPPED = {"__pycache__", "ensurepip", "idlelib", "lib2to3", "test", "tests", "turtledemo"}
 SKIPPED |= {"dist-packages", "pydoc_data", "site-packages"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-SHORTEST = 40  # characters; shorter docstrings say little
-RULES = re.compile(r"([-*=~^#_.])\1{3,}")  # lines drawn under headings
+MIN_LENGTH = 40  # characters; shorter docstrings contain little text
+SEPARATOR_LINES = re.compile(r"([-*=~^#_.])\1{3,}")  # underlines of headings
 
 
 def topics() -> Iterator[str]:
@@ -42,7 +42,7 @@ def docstrings(library: Path) -> Iterator[str]:
             continue
         try:
             tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):  # templates that only look like Python
+        except (SyntaxError, ValueError):  # templates that are not valid Python
             continue
         for node in ast.walk(tree):
             if isinstance(node, DOCUMENTED):
@@ -50,20 +50,20 @@ def docstrings(library: Path) -> Iterator[str]:
 
 
 def documents() -> Iterator[str]:
-    """Yield every document once, without rules and with its white space made single spaces."""
-    seen = set()
+    """Yield each distinct document with normalized white space and without separator lines."""
+    unique_lines = set()
     for source in (topics(), docstrings(Path(sysconfig.get_path("stdlib")))):
         for text in source:
-            line = " ".join(RULES.sub("", text).split())
-            if len(line) >= SHORTEST and line not in seen:
-                seen.add(line)
+            line = " ".join(SEPARATOR_LINES.sub("", text).split())
+            if len(line) >= MIN_LENGTH and line not in unique_lines:
+                unique_lines.add(line)
                 yield line
 
 
 def main(path: Path) -> None:
     """Write the corpus to ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the order of their hashes, so that any part of the corpus resembles the whole.
+    # Sorted by hash, so that each part of the corpus is a random sample.
     lines = sorted(documents(), key=lambda line: hashlib.sha256(line.encode()).digest())
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": line}, ensure_ascii=False) + "\n" for line in lines)

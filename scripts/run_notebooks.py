@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""Run the notebooks of the documentation and store what they print and draw.
+"""Run the notebooks of the documentation and store their outputs.
 
 python scripts/run_notebooks.py docs/notebooks/*.ipynb
 
-This needs nbclient and ipykernel (``pip install -e ".[docs]"``). Each runs in an empty directory.
+This needs nbclient and ipykernel (``pip install -e ".[docs]"``). Each notebook runs in an empty
+directory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def main(paths: list[str]) -> int:
     import nbformat
     from nbclient import NotebookClient
 
-    # what a kernel inherits
+    # environment of the kernels
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -39,7 +40,7 @@ def main(paths: list[str]) -> int:
 
 
 def tidy(notebook: Any) -> None:
-    """Leave out what differs from machine to machine: logs, times of execution, versions."""
+    """Remove outputs that depend on the machine: logs, execution times and versions."""
     notebook.metadata["language_info"] = {"name": "python"}
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)

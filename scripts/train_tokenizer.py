@@ -1,11 +1,12 @@
-"""Train a tokenizer for a model family on your own text, and optionally write the model's config.
+"""Train a tokenizer for a model family on your own text.
 
     python scripts/train_tokenizer.py --train_file corpus.jsonl --model_type roberta \\
         --vocab_size 50265 --output_dir norwegian-roberta-base --config_name roberta
 
-The directory then serves as --tokenizer_name and --config_name of run_mlm_flax.py and its sisters.
+With --config_name, a matching model configuration is saved as well. Pass the directory as
+--tokenizer_name and --config_name to run_mlm_flax.py and similar scripts.
 
-A vocabulary of bytes needs no text:
+A byte vocabulary needs no text:
 
     python scripts/train_tokenizer.py --model_type vq_transformer --vocabulary bytes \\
         --output_dir bytes
@@ -118,7 +119,7 @@ def training_texts(data: DataArguments) -> Iterator[list[str]]:
 
 
 def texts(dataset: Any, column: str) -> Iterator[list[str]]:
-    """Yield lists of documents, or of pieces of a text that has none."""
+    """Yield lists of documents, or of parts of a text without documents."""
     if hasattr(dataset, "pieces"):
         yield from ([piece] for piece in dataset.pieces())
         return
@@ -127,17 +128,17 @@ def texts(dataset: Any, column: str) -> Iterator[list[str]]:
 
 
 def make_config(name: str, tokenizer: Any, overrides: dict[str, Any]) -> Any:
-    """The config ``name``, fitted to the tokenizer, with ``overrides``."""
+    """Return the configuration ``name`` with the tokenizer's IDs and ``overrides``."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    plugins.register_auto_classes()  # those of plugins are model types too
+    plugins.register_auto_classes()  # includes model types of plugins
     try:
         config = (
             CONFIG_MAPPING[name]() if name in CONFIG_MAPPING else AutoConfig.from_pretrained(name)
         )
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"--config_name {name} is no model type, directory or model: {error}"
+            f"--config_name {name} is not a model type, directory or Hub model: {error}"
         ) from error
     values: dict[str, Any] = {"vocab_size": len(tokenizer)}
     for role in ("pad", "bos", "eos"):

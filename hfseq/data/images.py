@@ -281,6 +281,9 @@ class ImageModel(Protocol):
         ...
 
 
+Decoder = ImageDecoder  # earlier name, imported by external programs
+
+
 def check_image_shape(model: ImageModel, decoder: ImageDecoder) -> None:
     """Raises a `UsageError` if a model does not support the images of a decoder."""
     model_shape, decoded_shape = model.image_shape(), decoder.shape

@@ -24,7 +24,7 @@ spec.loader.exec_module(compare)
 
 def test_every_card_has_its_data():
     cards = {path.parent.name for path in (ROOT / "model_cards").glob("*/card.yaml")}
-    assert cards == set(compare.DATA) | compare.MADE
+    assert cards == set(compare.DATA) | compare.GENERATED_DATA_CARDS
 
 
 def test_a_log_is_compared_to_the_last_bit_without_what_was_measured(tmp_path):
@@ -59,7 +59,7 @@ def test_a_log_is_compared_to_the_last_bit_without_what_was_measured(tmp_path):
 def test_weights_are_compared_by_what_they_say_and_not_by_the_order_of_metadata(tmp_path):
     def digest(value: float, metadata: dict) -> dict:
         save_file({"a": np.float32([value])}, tmp_path / "model.safetensors", metadata)
-        return compare.hashes(tmp_path)
+        return compare.hash_files(tmp_path)
 
     many = {f"key{n}": str(n) for n in range(20)}
     assert digest(1.0, many) == digest(1.0, dict(reversed(many.items())))
@@ -79,12 +79,12 @@ def test_usage_errors():
 def test_the_command_of_a_card_is_cut_short_and_parses(card, tmp_path, shared):
     from hfseq.training.arguments import parse
 
-    *before, training = compare.commands(card, SimpleNamespace(data=shared, steps=6), tmp_path)
+    *before, training = compare.shortened_commands(card, SimpleNamespace(data=shared, steps=6), tmp_path)
     name = Path(training[0]).name
     objectives = {"run_t5_mlm_flax.py": "span_mlm", "run_bart_dlm_flax.py": "denoising"}
     objective = objectives.get(name) or name.split("_")[1]
     arguments = parse(training[1:], objective=objective)
-    assert name in compare.HEADS and (ROOT / training[0]).exists()
+    assert name in compare.AUTO_CLASSES and (ROOT / training[0]).exists()
     assert arguments.training.max_steps == 6 and arguments.training.save_steps == 3
     files = [word for word in training if str(tmp_path / "data") in word]
     assert all(0 < Path(file).stat().st_size < 700_000 for file in files)

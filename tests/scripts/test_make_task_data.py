@@ -22,7 +22,7 @@ PLAIN = ["This is a plain sentence that says nothing at all."]
 
 def examples(task, count=200, train=True, seed=0):
     make, _ = make_task_data.TASKS[task]
-    names = make_task_data.Names(make_task_data.Random(seed), train)
+    names = make_task_data.SlotValues(make_task_data.Random(seed), train)
     return [make(names, PLAIN) for _ in range(count)]
 
 
@@ -68,7 +68,9 @@ def test_a_summary_has_facts_of_its_report_and_not_those_of_the_year_before():
 def test_training_examples_lack_the_names_that_are_held_out():
     held = {
         name
-        for kind in make_task_data.Names(make_task_data.Random(0), False).kinds.values()
+        for kind in make_task_data.SlotValues(
+            make_task_data.Random(0), False
+        ).names_by_type.values()
         for name in kind
         if make_task_data.is_held_out(name)
     }

@@ -83,7 +83,7 @@ def test_the_commands_of_the_docstring_parse(monkeypatch):
 def test_a_mistake_ends_with_one_line_and_exit_code_2(tmp_path):
     command = [sys.executable, str(SCRIPT), "--output_dir", str(tmp_path), "--task_name", "colla"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "give one of cola" in done.stderr
+    assert done.returncode == 2 and "expected one of cola" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -158,15 +158,23 @@ def test_every_flag_has_a_help_text(objective):
 @pytest.mark.parametrize(
     ("objective", "argv", "message"),
     [
-        ("clm", ["--block_size", "1"], "--block_size 1: give at least 2"),
-        ("clm", ["--block_size", "64", "--max_seq_length", "32"], "disagree: give one"),
+        ("clm", ["--block_size", "1"], "--block_size 1: expected at least 2"),
+        (
+            "clm",
+            ["--block_size", "64", "--max_seq_length", "32"],
+            "--block_size 64 and --max_seq_length 32 disagree",
+        ),
         (
             "clm",
             ["--word_perplexity", "--line_by_line"],
-            "--word_perplexity and --bits_per_byte need",
+            "--word_perplexity and --bits_per_byte require",
         ),
         ("clm", ["--mlm_probability", "0.2"], "unknown flag --mlm_probability"),
-        ("span_mlm", ["--mlm_probability", "1"], "--mlm_probability 1.0: give a number between"),
+        (
+            "span_mlm",
+            ["--mlm_probability", "1"],
+            "--mlm_probability 1.0: expected a number between",
+        ),
         ("span_mlm", ["--mean_noise_span_length", "0.5"], "--mean_noise_span_length 0.5"),
         ("denoising", ["--permute_sentence_ratio", "2"], "--permute_sentence_ratio 2.0"),
         ("denoising", ["--poisson_lambda", "0"], "--poisson_lambda 0.0"),
