@@ -268,7 +268,7 @@ def test_a_directory_with_fp8_scales_says_by_which_recipe(copy):
         ),
         (lambda f: (f / "config.json").write_text("{}"), "no model_type"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be read"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "cannot be read: its header length is"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "header length is"),
     ],
 )
 def test_damaged_parts_are_problems_and_the_rest_is_shown(copy, capsys, change, message):
