@@ -220,7 +220,7 @@ def attention_case(length: int, width: int, dtype: str, name: str, rounds: int) 
             ]
             milliseconds = timed(functools.partial(program, *arrays), 2, rounds) * 1e3
         except UsageError as error:
-            row["refused"] = str(error).split("(", 1)[-1].rsplit(");", 1)[0]
+            row["refused"] = str(error).split("(", 1)[-1].rsplit(").", 1)[0]
             continue
         except Exception as error:
             row["failed"] = str(error).splitlines()[0][:200]
