@@ -14,14 +14,17 @@ release = re.search(r'__version__ = "(.+)"', SOURCE).group(1)
 
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
-smartquotes = False  # would make a dash of --
+smartquotes = False  # keep -- in flags
 exclude_patterns = ["_build", "examples"]
 
 # Notebooks are shown with the outputs that are stored in them (scripts/run_notebooks.py).
 nb_execution_mode = "off"
 nb_merge_streams = True
+
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 
 # Docstrings use single backticks for code; types of signatures name private and foreign modules.
 default_role = "code"

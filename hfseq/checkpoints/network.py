@@ -112,10 +112,10 @@ _LEFT: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def _leave(thread: threading.Thread) -> None:
-    """Abandons a daemon thread so that the process can exit while the thread is running.
+    """Lets the process exit while a daemon thread and its thread pools are still running.
 
-    Uploads of several files use a thread pool. At exit Python waits for the threads of pools, even
-    though they inherit the daemon flag.
+    Uploads of several files use a thread pool, and Python waits for pool threads at exit even if
+    they are daemons. Their exit handlers are therefore removed.
     """
     from concurrent.futures import thread as pools
 

@@ -393,9 +393,10 @@ def encode_examples(
     drop_invalid(records, split, problems, encode.arguments)
     if encode.num_mismatched_prompts:
         logger.warning(
-            "%d %s prompts have different last tokens if a completion follows; the loss starts "
-            "where the tokens differ. End prompts at a token boundary, or use a chat template "
-            "that formats both equally (--chat_template_path)",
+            "the last tokens of %d %s prompts change if the completion is appended; the loss "
+            "starts at the first changed token. End prompts at a token boundary, or use a chat "
+            "template that renders a prompt identically with and without completion "
+            "(--chat_template_path)",
             encode.num_mismatched_prompts,
             split,
         )

@@ -148,7 +148,7 @@ def _find(name: str, flag: str) -> tuple[_PreparedDataset, str | None]:
 
 
 def _version(path_or_url: str, version: str | None, flag: str) -> str | None:
-    """Returns the directory of the requested or newest version, or `None` if it does not exist."""
+    """Returns the directory of the requested or newest version, or `None` if there is none."""
     import fsspec
 
     try:

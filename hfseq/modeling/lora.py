@@ -393,7 +393,7 @@ class Adapter:
         if not base:
             raise CheckpointError(
                 f"{self.source}/{CONFIG_NAME} has no base_model_name_or_path: set it to the "
-                "base model"
+                "name or directory of the base model"
             )
         try:
             configs.check_directory(base)

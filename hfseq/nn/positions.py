@@ -157,7 +157,7 @@ _CUBIC = -0.75
 
 
 def _near(x: np.ndarray) -> np.ndarray:
-    """Keys' cubic kernel (1981) for distances up to 1."""
+    """Bicubic interpolation kernel of R. Keys (1981), for distances up to 1."""
     return ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
 
 
@@ -366,7 +366,7 @@ def _yarn(
     factor = rope["factor"] or max_positions / trained_length
 
     def pair(turns: float) -> float:
-        """Returns the index of the pair that turns this often within the trained length."""
+        """Returns the index of the feature pair with this many turns in the trained length."""
         return (
             width
             * math.log(trained_length / (turns * 2 * math.pi))

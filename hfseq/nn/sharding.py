@@ -487,7 +487,7 @@ def _constrain(x: jax.Array, length: tuple[str, ...], features: Entry) -> jax.Ar
 def _spec(
     x: jax.Array, mesh: Mesh, length: tuple[str, ...], features: Entry
 ) -> NamedSharding | None:
-    """Returns the sharding of `(rows, features)` or `(rows, length, features)`, else `None`."""
+    """Returns the sharding of `(rows, features)` or `(rows, length, features)`, if possible."""
     if not 2 <= x.ndim <= 3 or mesh.size == 1:
         return None
     kinds = (BATCH_AXES, length, features) if x.ndim == 3 else (BATCH_AXES, features)

@@ -221,7 +221,7 @@ def _cheapest_runs(kinds: Sequence[int]) -> tuple[int, list[LayerRun]]:
 
 
 def _runs_from(kinds: Sequence[int], first: int) -> Iterator[LayerRun]:
-    """Yields every run that can begin at layer `first`: equal layers, or a repeated pattern."""
+    """Yields each run from layer `first` on: consecutive equal layers or a repeated pattern."""
     remaining = len(kinds) - first
     for period in range(1, remaining + 1):
         pattern = kinds[first : first + period]

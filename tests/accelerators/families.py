@@ -259,8 +259,8 @@ def run_of(name: str, devices: Sequence[jax.Device], options: Options) -> tuple[
     objective, kind = FAMILIES[name].objective, name.split(",")[0]
     if objective in (None, *OBJECTIVES) and kind not in NESTED:
         run = planned.build(options, devices)
-        if run.objective.row_layout is not None:
-            run.objective.row_layout = RowGuarantees(max_runs=8)
+        if run.objective.row_guarantees is not None:
+            run.objective.row_guarantees = RowGuarantees(max_runs=8)
         return run, planned.abstract_batch(run, 2)
     assert objective is not None
     with tempfile.TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ def test_two_layers_of_roberta_keep_no_scores(rate, share):
         config_overrides=f"{sizes},attention_probs_dropout_prob={rate}",
     )
     run = build(options, devices)
-    run.objective.row_layout = RowGuarantees(max_runs=16)
+    run.objective.row_guarantees = RowGuarantees(max_runs=16)
     program = aot.compile_for(
         devices[0], run.step_function(), run.abstract_state(), run.frozen, abstract_batch(run, 8)
     )

@@ -105,7 +105,7 @@ def test_a_prompt_whose_last_token_goes_on_is_told(encoder, caplog):
     encode, records = encoder([{"prompt": "s", "completion": "mall"}])
     with caplog.at_level(logging.WARNING):
         encode_examples(encode, records, "train", 64)
-    assert "1 train prompts have different last tokens if a completion follows" in caplog.text
+    assert "last tokens of 1 train prompts change" in caplog.text
 
 
 @pytest.mark.parametrize("trim", [False, True])

@@ -83,11 +83,11 @@ def test_a_model_in_the_same_directory_does_not_change_it(tmp_path, trained, alg
 
 TRAIN = """
 import hashlib
-from hfseq.data.tokenizers import joint_tokenizer
+from hfseq.data.tokenizers import train_joint_tokenizer
 from tests.data.test_vocabulary import SIZE, batches
 for algorithm, size in SIZE.items():
-    print(hashlib.sha256(joint_tokenizer(batches(), algorithm, size)._tokenizer.to_str().encode())
-          .hexdigest())
+    tokenizer = train_joint_tokenizer(batches(), algorithm, size)
+    print(hashlib.sha256(tokenizer._tokenizer.to_str().encode()).hexdigest())
 """
 
 

@@ -71,7 +71,9 @@ def test_files_are_written_down_alike_alone_and_together(checkpoint, files):
     together = Transcriber.from_pretrained(str(checkpoint), batch_size=4, **options)
     alone = Transcriber.from_pretrained(str(checkpoint), batch_size=1, **options)
     actual, item = list(together(names, progress=observed.append)), list(alone(names))
-    assert actual == item and "unsupported audio format" in actual[3].error and not actual[3].segments
+    assert (
+        actual == item and "unsupported audio format" in actual[3].error and not actual[3].segments
+    )
     assert sum(observed) == pytest.approx(2.6 + 0.7 + 1.9, abs=0.05) and len(observed) > 2
     for each, seconds in zip(actual, (2.6, 0.7, 1.9), strict=False):
         times = [t for s in each.segments for t in (s.start, s.end)]

@@ -119,7 +119,10 @@ VARIANTS = {
     "tied mistral": ("mistral", {"tie_word_embeddings": True}),
     "one key head of gemma": ("gemma", {"num_key_value_heads": 1, "head_dim": 20}),
     "qwen2 without windows": ("qwen2", {"use_sliding_window": False, "num_hidden_layers": 2}),
-    "layers with explicit types": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+    "layers with explicit types": (
+        "qwen3",
+        {"layer_types": ["full_attention", "sliding_attention"] * 2},
+    ),
     "yarn of qwen3": ("qwen3", {"rope_parameters": YARN, "attention_bias": True}),
     "smollm3 that sees all": ("smollm3", {"use_sliding_window": False, "sliding_window": None}),
     "positions nowhere": ("smollm3", {"no_rope_layers": [0] * 4, "mlp_bias": True}),

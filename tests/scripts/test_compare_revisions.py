@@ -79,7 +79,9 @@ def test_usage_errors():
 def test_the_command_of_a_card_is_cut_short_and_parses(card, tmp_path, shared):
     from hfseq.training.arguments import parse
 
-    *before, training = compare.shortened_commands(card, SimpleNamespace(data=shared, steps=6), tmp_path)
+    *before, training = compare.shortened_commands(
+        card, SimpleNamespace(data=shared, steps=6), tmp_path
+    )
     name = Path(training[0]).name
     objectives = {"run_t5_mlm_flax.py": "span_mlm", "run_bart_dlm_flax.py": "denoising"}
     objective = objectives.get(name) or name.split("_")[1]

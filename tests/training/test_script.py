@@ -17,7 +17,7 @@ def main():
     print(os.getpid(), os.environ.get("GLIBC_TUNABLES"), sys.argv[1:])
 
 if __name__ == "__main__":
-    script.HUGE_PAGES = script.Path(os.environ["ENABLED"])
+    script.HUGE_PAGES_FILE = script.Path(os.environ["ENABLED"])
     script.platform.libc_ver = lambda: ("glibc", "2.41")
     sys.exit(script.run(main))
 """

@@ -336,9 +336,9 @@ class Attention(StateAttention):
         return rms_normalize(x, self.config.rms_norm_eps) * self.scale
 
     def _quantize(self, key: jax.Array, tokens: TokenInfo) -> tuple[jax.Array, jax.Array, Any]:
-        """Returns quantized keys, their codes, and in training the sum of quantization errors.
+        """Returns quantized keys, their codes and, in training, the sum of quantization errors.
 
-        Full attention keeps the original keys. Its codes are 0, without statistics and loss.
+        For full attention, the keys are returned unchanged with codes of 0, and there is no loss.
         """
         train, counted = nn.current_options().train, tokens.counted
         if self.config.attention_type == "full":
