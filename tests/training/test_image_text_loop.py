@@ -180,7 +180,10 @@ def test_the_script_puts_two_checkpoints_together_and_goes_on_from_them(tmp_path
         )
         for extra in ([], extra_flags, [*extra_flags, "--max_steps", "3"])
     )
-    assert alone.returncode == 2 and "go together" in alone.stderr
+    assert (
+        alone.returncode == 2
+        and "--vision_model_name_or_path and --text_model_name_or_path" in alone.stderr
+    )
     assert process.returncode == 0, process.stderr
     assert again.returncode == 0 and "resumed from step 2" in again.stderr + again.stdout
     assert (tmp_path / "pairs-start" / "preprocessor_config.json").exists()
