@@ -12,7 +12,7 @@ from tests.support import pages
 ROOT = Path(__file__).resolve().parent.parent
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 #: Their data is drawn, or spoken, where they run.
-OWN_DATA = {"captioning": "picture.save(", "transcription": "spoken_numbers.py"}
+OWN_DATA = {"captioning": "image.save(", "transcription": "spoken_numbers.py"}
 LOCAL = "scripts/launch/"  # what starts machines is only shown, with DRY_RUN=1
 
 

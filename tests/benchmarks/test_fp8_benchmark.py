@@ -191,7 +191,7 @@ def test_shares_of_a_cpu_exclude_events_that_contain_others():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "kind"),
+    ("kernel", "expected"),
     [
         ("nvjet_qqtst_128x256_128x4_2x1_v_bz_TNT", training.FP8_PRODUCT),
         ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128", training.FP8_PRODUCT),
@@ -307,7 +307,7 @@ def test_remarks_report_where_fp8_does_not_pay_off():
 
 def test_remarks_report_emulation():
     lines = fp8.remarks([row("fp8_delayed", 0.5, units=False, products=0)])
-    assert "emulated" in lines[0] and len(lines) == 2
+    assert "emulates" in lines[0] and len(lines) == 2
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ BOMBS = {
 def test_msgpack_that_lies_is_refused(tmp_path, bomb):
     bert_config().save_pretrained(tmp_path)
     (tmp_path / files.MSGPACK).write_bytes(BOMBS[bomb])
-    text = "damaged or not a Flax msgpack file|no parameter|no tensor that"
+    text = "damaged or not a Flax msgpack file|no parameter|no tensor of"
     with pytest.raises((CheckpointError, WeightsError), match=text):
         load(tmp_path)
 
@@ -256,8 +256,8 @@ def test_files_of_other_libraries_beside_the_weights_are_not_opened(saved, tmp_p
         pytest.param(
             {"num_hidden_layers": -1}, "num_hidden_layers is -1, .*negative", marks=pytest.mark.slow
         ),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1e.09, at most 2048"),
-        ({"num_hidden_layers": 2000}, "has 2000 layers, and the file"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1e.09.* 2048"),
+        ({"num_hidden_layers": 2000}, "has 2000 layers, .* 42 tensors"),
         pytest.param(
             {"max_position_embeddings": 2**30},
             "1073741824 places of 32 numbers",
@@ -275,7 +275,7 @@ def test_files_of_other_libraries_beside_the_weights_are_not_opened(saved, tmp_p
             "hidden_act|unknown activation|is not valid",
             marks=pytest.mark.slow,
         ),
-        ({"__class__": "x"}, "has the name '__class__'"),
+        ({"__class__": "x"}, "name '__class__'"),
         pytest.param(
             {"vocab_size": "\ud800"}, "cannot read the configuration", marks=pytest.mark.slow
         ),

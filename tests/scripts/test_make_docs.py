@@ -104,7 +104,7 @@ def test_the_version_that_brought_a_name_stays(tmp_path):
 
 def test_the_classes_of_a_family_are_those_of_its_module():
     table = make_docs.classes("t5")
-    assert "| `FlaxT5EncoderModel` | – | The encoder of T5 alone |" in table
+    assert "| `FlaxT5EncoderModel` | – | The encoder of T5 |" in table
     assert "`FlaxT5PreTrainedModel`" not in table
 
 

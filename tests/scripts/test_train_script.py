@@ -48,7 +48,7 @@ def test_the_flags_are_those_of_the_objective(project):
 
 
 def test_an_objective_that_is_missing_or_unknown_is_an_error_that_lists_them():
-    with pytest.raises(UsageError, match="give --objective NAME, one of mlm, clm"):
+    with pytest.raises(UsageError, match="--objective NAME, one of mlm, clm"):
         parse_with_objective(["--output_dir", "x"])
     with pytest.raises(UsageError, match="--objective: unknown objective 'clmm'.* mean 'clm'"):
         parse_with_objective(["--output_dir", "x", "--objective", "clmm"])

@@ -100,7 +100,11 @@ def test_an_existing_tokenizer_is_kept_unless_told(corpus, tmp_path, capsys):
     [
         (("--algorithm", "bbpe"), 2, "algorithm 'bbpe'"),
         (("--vocab_size", "10"), 2, "--vocab_size 10 is too small"),
-        (("--config_overrides", "hidden_size"), 2, "write name=value"),
+        (
+            ("--config_overrides", "hidden_size"),
+            2,
+            "--config_overrides hidden_size: use name=value",
+        ),
         (("--vocab_size", "300", "--config_overrides", "hiden=3"), 2, "roberta has no hiden"),
         (("--vocab_size", "300", "--config_name", "./nowhere"), 2, "--config_name ./nowhere"),
         (("--text_column_name", "body"), 1, "--text_column_name body"),
