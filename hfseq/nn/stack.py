@@ -167,7 +167,7 @@ def _stack(layers: Sequence[nnx.Module], path: str) -> nnx.Module:
         if not all(name in state for state in flat[: len(values)]):
             raise UsageError(
                 f"scan_layers: {path}: the first layer lacks {'/'.join(map(str, name))}, which "
-                "is declared as shared by the layers. The first layers must own it"
+                "the layers share. Create shared parameters in the first layers"
             )
         stacked[name] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
     layer = nnx.merge(graphs[0], nnx.from_flat_state(stacked.items()))

@@ -332,7 +332,8 @@ class LogMetrics(Callback):
             if training.on_non_finite == "stop":
                 raise non_finite_loss_error(self.checkpointer, step)
             logger.warning(
-                "%d steps up to %d had a non-finite loss or gradient and were skipped",
+                "%d steps since the last log, up to step %d, were skipped because of a non-finite "
+                "loss or gradient",
                 int(bad_steps),
                 step,
             )

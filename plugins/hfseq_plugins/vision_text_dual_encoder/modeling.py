@@ -241,11 +241,11 @@ class FlaxVisionTextDualEncoderModel(FlaxCompositePreTrainedModel, FlaxCLIPPreTr
         The projections and the logit scale are newly initialized.
 
         Args:
-            vision_model_name_or_path: The image encoder's checkpoint. Of a CLIP checkpoint the
-                image encoder is used. Alternatively pass a model as `vision_model=`.
-            text_model_name_or_path: The text encoder's checkpoint. Of a CLIP checkpoint the text
-                encoder is used. Alternatively pass a model as `text_model=`.
-            *model_args: Positional arguments of the parts' `from_pretrained` and of this class.
+            vision_model_name_or_path: The image encoder's checkpoint. If it is a CLIP model, only
+                its image encoder is used. Alternatively pass a model as `vision_model=`.
+            text_model_name_or_path: The text encoder's checkpoint. If it is a CLIP model, only its
+                text encoder is used. Alternatively pass a model as `text_model=`.
+            *model_args: Passed on to the encoders' `from_pretrained` and to this class.
             **kwargs: Keywords with the prefix `vision_` or `text_` are options for loading that
                 part (`text_from_pt=True`). Arguments of a model (`dtype`, `seed`) apply to the new
                 model. All others are options of its configuration (`projection_dim`).
