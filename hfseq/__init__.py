@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from hfseq.pipelines.tasks import pipeline as pipeline
     from hfseq.plugins import hookimpl as hookimpl
     from hfseq.plugins import register_auto_classes as register_auto_classes
+    from hfseq.plugins.hookspecs import RegisterArchitecture as RegisterArchitecture
 
 #: Public names by module. The classes of architectures are in the plugins.
 _PUBLIC = {
-    "hfseq.plugins.hookspecs": ["hookimpl"],
+    "hfseq.plugins.hookspecs": ["RegisterArchitecture", "hookimpl"],
     "hfseq.plugins.transformers_hook": ["register_auto_classes"],
     "hfseq.generation": ["CausalGeneration", "FlaxGenerationMixin"],
     "hfseq.modeling": ["FlaxPreTrainedModel", "FlaxVisionPreTrainedModel"],

@@ -105,9 +105,8 @@ def run_command(
             log = logging.getLogger(name)
             log.addHandler(handler)
             log.setLevel(logging.INFO)
-            log.propagate = (
-                False  # absl, a dependency of orbax, prints all records of the root logger
-            )
+            # absl, a dependency of orbax, prints all records of the root logger.
+            log.propagate = False
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Texts can contain unpaired surrogates from JSON escapes, which no encoding supports.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -220,8 +219,8 @@ def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
         unique_keys: Whether duplicate keys are an error. Otherwise the last one is used.
 
     Raises:
-        json.JSONDecodeError: The text is not valid JSON or UTF-8, is nested too deeply, or contains
-        an integer with thousands of digits.
+        json.JSONDecodeError: The text is not valid JSON or UTF-8, is nested too deeply, contains an
+            integer with thousands of digits, or, with ``unique_keys``, a duplicate key.
     """
 
     def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

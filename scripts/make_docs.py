@@ -163,7 +163,7 @@ def architectures() -> str:
 
 def _modality(spec: Any) -> str:
     """Return the row of a family, from the inputs and heads of its model class."""
-    model_class = spec.load_head("Model" if "Model" in spec.heads else next(iter(spec.heads)))
+    model_class = _main_class(spec)
     if hasattr(model_class, "get_image_features") or "ForVision2Seq" in spec.heads:
         return "Images and text"
     if model_class.main_input_name == "pixel_values":
@@ -216,10 +216,14 @@ def _origin(citation: str) -> str:
     return f"[{text}]({address[0]})" if address else text or "–"
 
 
+def _main_class(spec: Any) -> Any:
+    """Return the class without a head, or the first class of a family that has none."""
+    return spec.load_head("Model" if "Model" in spec.heads else next(iter(spec.heads)))
+
+
 def _torch_class(spec: Any) -> str:
-    task = "Model" if "Model" in spec.heads else next(iter(spec.heads))
     if str(spec.config).startswith("transformers:"):
-        return f"`{spec.load_head(task).torch_class_name()}`"
+        return f"`{_main_class(spec).torch_class_name()}`"
     return "see its page"
 
 
@@ -293,8 +297,8 @@ def _tasks(spec: Any) -> dict[type, list[str]]:
     for task in spec.heads:
         tasks.setdefault(spec.load_head(task), []).append(task)
     module = vars(sys.modules[spec.load_head(next(iter(spec.heads))).__module__])
-    other_names = [value for value in module.values() if _is_model_class(value, module["__name__"])]
-    return {model_class: tasks.get(model_class, []) for model_class in [*tasks, *other_names]}
+    classes = [value for value in module.values() if _is_model_class(value, module["__name__"])]
+    return {model_class: tasks.get(model_class, []) for model_class in [*tasks, *classes]}
 
 
 def _is_model_class(value: Any, module: str) -> bool:

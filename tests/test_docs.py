@@ -91,9 +91,8 @@ def test_flags_in_commands_exist(page):
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     for line in re.findall(r"^.*scripts/.*$", text, flags=re.M):
         for script, flags in known.items():
-            _, _, given = line.partition(
-                f"python scripts/{script}"
-            )  # a launcher has its own before
+            # a launcher has its own before
+            _, _, given = line.partition(f"python scripts/{script}")
             if given:
                 used = set(re.findall(r"(?<!\S)--([a-z]\w*)", given))
                 assert used <= flags, (line, used - flags)

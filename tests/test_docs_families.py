@@ -122,9 +122,8 @@ def test_options_that_a_page_explains_are_options(name):
     config = configs[0]
     for cell in re.findall(r"^\| ([^|]+) \|", section, flags=re.M):
         for option in re.findall(r"`(\w+)`", cell):
-            if name == "bart" and not hasattr(
-                config, option
-            ):  # "`encoder_` and `decoder_` `layers`"
+            # "`encoder_` and `decoder_` `layers`"
+            if name == "bart" and not hasattr(config, option):
                 assert option.endswith("_") or hasattr(config, f"encoder_{option}"), option
             else:
                 owners = (*configs, GenerationConfig())

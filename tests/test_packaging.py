@@ -54,9 +54,8 @@ def test_every_in_tree_plugin_has_an_entry_point():
         map(str.strip, line.split("=")) for line in listed("options.entry_points", "hfseq")
     )
     on_disk = {name for name in packages_on_disk() if name.count(".") == 1 and "plugins." in name}
-    assert on_disk - set(points.values()) == {
-        "hfseq_plugins.decoder"
-    }  # shared by Llama-like families
+    # shared by Llama-like families
+    assert on_disk - set(points.values()) == {"hfseq_plugins.decoder"}
     assert set(points.values()) <= on_disk
 
 

@@ -212,9 +212,8 @@ def check_against_file(
             f"{len(tensors)} tensors: they are of different models"
         )
     num_values = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    has_position_table = not hasattr(
-        type(config), "rope_parameters"
-    )  # rotary embeddings have no table
+    # Rotary embeddings have no table.
+    has_position_table = not hasattr(type(config), "rope_parameters")
     for name, positions in numbers.items():
         if not has_position_table or not name.endswith("max_position_embeddings"):
             continue
@@ -662,9 +661,8 @@ def _legacy_rope(config_dict: Mapping[str, Any], rope: Mapping[str, Any]) -> dic
                 "rope_scaling": scaling(full),
             }
         regular = full_layers == list(range(0, len(layer_types), period or 1)) and not scaling(full)
-        if (
-            model_type == "modernbert-decoder"
-        ):  # in Transformers 4, all its layers use the first rope_theta
+        # In Transformers 4, all layers of this type use the first rope_theta.
+        if model_type == "modernbert-decoder":
             regular = regular and full["rope_theta"] == sliding["rope_theta"]
         if model_type in ("modernbert", "modernbert-decoder") and regular:
             return {

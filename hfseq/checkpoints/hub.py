@@ -351,10 +351,8 @@ class BackgroundPusher:
         Returns:
             `None`, or a message with the command that completes the push.
         """
-        limit, traffic = (
-            network.stall_timeout if timeout is None else timeout,
-            network.TrafficMonitor(),
-        )
+        limit = network.stall_timeout if timeout is None else timeout
+        traffic = network.TrafficMonitor()
         for is_retry in (False, True):
             if (thread := self._thread) and not network.wait_for_transfer(thread, limit, traffic):
                 self.stalled = True

@@ -263,7 +263,7 @@ class WeightMap:
         report.unexpected = [
             original
             for name, (original, _) in cleaned.items()
-            if name not in used and not self._known(name, cleaned)
+            if name not in used and not self._known(name)
         ]
         return matched, report
 
@@ -292,7 +292,7 @@ class WeightMap:
             return (name,)
         return (name, name.removeprefix(prefix), prefix + name)
 
-    def _known(self, name: str, names: Mapping[str, Any]) -> bool:
+    def _known(self, name: str) -> bool:
         """Returns whether an unused name is ignored or an alias of another tensor."""
         if any(re.search(pattern, name) for pattern in self.ignored):
             return True

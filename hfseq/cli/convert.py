@@ -363,9 +363,8 @@ def _whole(target: Path) -> Iterator[Path]:
 
     folder, parent = target, None
     try:
-        if not (
-            target.is_dir() and any(target.iterdir())
-        ):  # then the directory is created atomically too
+        # A new directory is created atomically.
+        if not (target.is_dir() and any(target.iterdir())):
             target.parent.mkdir(parents=True, exist_ok=True)
             parent = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
             folder = parent / target.name

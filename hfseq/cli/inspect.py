@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hfseq import plugins
-from hfseq.cli.convert import build_abstract_model, use_cpu
-from hfseq.cli.convert import describe_mismatches as misfits
+from hfseq.checkpoints import hub
+from hfseq.cli.convert import build_abstract_model, describe_mismatches, use_cpu
 from hfseq.cli.text import add_json, colorize, print_json, terminal_width
 from hfseq.errors import HfseqError, UsageError, first_line, parse_json
 from hfseq.plugins.registry import (
@@ -311,7 +311,7 @@ class Checkpoint:
 
         if self.folder is None:
             return None
-        saved = (self.folder / "checkpoints").glob("*")
+        saved = (self.folder / hub.CHECKPOINT_DIR).glob("*")
         steps = sorted(int(path.name) for path in saved if path.name.isdecimal() and path.is_dir())
         if not (self.folder / LOG_FILE).is_file():
             return {"checkpoints": steps} if steps else None
@@ -332,7 +332,7 @@ class Checkpoint:
             self.problems.append(f"cannot build the model class: {first_line(error)}")
             return None
         _, report = model.file_map.match(tensors, native=self.weights.native)
-        self.problems += misfits(model, report)
+        self.problems += describe_mismatches(model, report)
         has_lm_head = model.can_generate() or "LM" in cls.__name__ or "PreTraining" in cls.__name__
         # PyTorch names that are not stored because they are tied to another tensor. The aliases
         # include the heads of all classes of a family.

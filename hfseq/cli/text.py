@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "faint": "2", "bold": "1"}
 
@@ -93,12 +92,7 @@ def add_hidden_alias(
     parser: argparse._ActionsContainer, name: str, action: argparse.Action
 ) -> None:
     """Accepts ``name`` as an earlier spelling of ``action``, without showing it in help."""
-    options: dict[str, Any] = {"dest": action.dest, "help": argparse.SUPPRESS}
-    if action.nargs == 0:
-        options["action"] = "store_true"
-    else:
-        options |= {"type": action.type, "choices": action.choices}
-    parser.add_argument(name, default=argparse.SUPPRESS, **options)
+    parser._option_string_actions[name] = action  # add_argument would list it in the help
 
 
 def add_json(parser: argparse._ActionsContainer, text: str = "Print JSON.") -> None:

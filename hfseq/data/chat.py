@@ -186,10 +186,8 @@ class ChatEncoder:
             return self._tokenize_text(self._append_eos(check_text(value, self.columns[0])))
         prompt, completion = (example[name] for name in PROMPT_COMPLETION)
         if isinstance(prompt, list):
-            prompt_messages, completion_messages = (
-                check_messages(prompt),
-                check_messages(completion),
-            )
+            prompt_messages = check_messages(prompt)
+            completion_messages = check_messages(completion)
             check_answers(completion_messages)
             prompt_ids = self._apply_template(
                 prompt_messages, example, generation_prompt=True, answers_only=False

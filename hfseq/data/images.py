@@ -127,7 +127,7 @@ def crop_and_resize(image: Image, crop: Crop, size: tuple[int, int], resample: i
     return resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else resized
 
 
-def random_crops(numbers: np.ndarray, sizes: Sequence[tuple[int, int]] | None = None) -> list[Crop]:
+def random_crops(numbers: np.ndarray) -> list[Crop]:
     """Samples crops of 8% to 100% of each image's area, flipped horizontally with probability 0.5.
 
     Aspect ratios are between 3:4 and 4:3, relative to the sides of the image: crops do not depend
@@ -281,7 +281,7 @@ class ImageModel(Protocol):
         ...
 
 
-Decoder = ImageDecoder  # earlier name, imported by external programs
+Decoder = ImageDecoder  # former name, used by external measurement programs
 
 
 def check_image_shape(model: ImageModel, decoder: ImageDecoder) -> None:

@@ -17,10 +17,8 @@ from hfseq.errors import UsageError
 SOURCE_LANG = "en"
 #: Target languages, with their names in num2words and Babel.
 TARGET_LANGS = {"de": ("de", "de"), "es": ("es", "es"), "nb": ("no", "nb"), "no": ("no", "nb")}
-CORPUS_NAME, CACHE_KEY = (
-    "generated numbers and dates",
-    "numbers and dates",
-)  # in messages, in cache keys
+CORPUS_NAME = "generated numbers and dates"  # in messages
+CACHE_KEY = "numbers and dates"
 HELD_OUT_PERCENT = 3  # each for validation and for test
 CARDINALS, DAYS = 6_000, 6_000
 LARGEST, LARGEST_ORDINAL, YEARS = 9_999, 999, range(1500, 2100)

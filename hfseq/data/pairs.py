@@ -289,14 +289,8 @@ def select_pairs(
     return pairs
 
 
-WIDTH_QUANTILES = (
-    0.3,
-    0.6,
-    0.85,
-    0.95,
-    0.995,
-    1.0,
-)  # fractions of the pairs that fit into each width
+#: Fractions of the pairs that fit into each width.
+WIDTH_QUANTILES = (0.3, 0.6, 0.85, 0.95, 0.995, 1.0)
 
 
 class _PairRowsBase:

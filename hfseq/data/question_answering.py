@@ -72,9 +72,8 @@ def make_windows(
             "(with a tokenizer.json)"
         )
     question_first = tokenizer.padding_side == "right"  # with left padding, the context is first
-    stripped_questions = [
-        question.lstrip() for question in questions
-    ]  # leading spaces would use up the window
+    # Leading spaces would use up the window
+    stripped_questions = [question.lstrip() for question in questions]
     try:
         encoded = tokenizer(
             *(
@@ -94,7 +93,7 @@ def make_windows(
             raise
         raise UsageError(
             f"rows of {max_length} tokens with a stride of {stride} leave no space for context "
-            "after the longest question: increase --max_seq_length or reduce --doc_stride "
+            "after the longest question: increase the row length or reduce the stride "
             f"({error})"
         ) from error
     offsets, words = [], []

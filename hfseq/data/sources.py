@@ -352,9 +352,8 @@ def cached_on_arguments(load: Load) -> Load:
 
     Later calls with the same object return the same result.
     """
-    name = (
-        f"_{load.__name__}"  # not a dataclass field, so that logs and model cards do not include it
-    )
+    # Not a dataclass field, so that logs and model cards do not include it.
+    name = f"_{load.__name__}"
 
     @wraps(load)
     def again(arguments: TextArguments, *args: Any, **options: Any) -> Any:

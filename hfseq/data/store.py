@@ -20,12 +20,10 @@ from hfseq.errors import DataError
 
 Opened = TypeVar("Opened")
 VERSION = 1
-HEADER_FILE, TOKENS_FILE, OFFSETS_FILE, CONTINUES_FILE = (
-    "header.json",
-    "tokens.bin",
-    "offsets.bin",
-    "continues.bin",
-)
+HEADER_FILE = "header.json"
+TOKENS_FILE = "tokens.bin"
+OFFSETS_FILE = "offsets.bin"
+CONTINUES_FILE = "continues.bin"
 
 
 @dataclass

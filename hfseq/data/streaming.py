@@ -168,9 +168,8 @@ class StreamingBatches:
             lengths = lengths[lengths > 0]
             size = len(lengths) if self.line_by_line else len(ids)
             chunks.append((ids, lengths))
-            if (
-                available + size > block_size
-            ):  # >, not >=: the last block of an epoch must reach the end
+            # Not >=: the last block of an epoch must reach the end
+            if available + size > block_size:
                 next_start, self._pending = (
                     {"source": state, "skip": block_size - available},
                     [chunk],

@@ -101,11 +101,8 @@ class Table:
         """
         names = list(self.columns)
         column_name = self.requested_column(flag, requested, required=False)
-        column_name = (
-            next((name for name in usual if name in names), None)
-            if requested is None
-            else column_name
-        )
+        if requested is None:
+            column_name = next((name for name in usual if name in names), None)
         if column_name is None:
             raise DataError(
                 f"{self.origin} has no column '{requested or usual[0]}', only "
@@ -494,10 +491,8 @@ class ParquetTable(TableFile):
         columns = choose_columns(texts, arguments, self.origin)
 
         def read() -> Iterator[Pair]:
-            column_names, number = (
-                ["translation"] if nested else [columns.source, columns.target],
-                1,
-            )
+            column_names = ["translation"] if nested else [columns.source, columns.target]
+            number = 1
             with self.parquet() as parquet:
                 for batch in parquet.iter_batches(BATCH_ROWS, columns=column_names):
                     yield from arrow_pairs(batch, columns, nested, number)

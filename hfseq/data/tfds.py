@@ -40,9 +40,8 @@ def read_tfrecords(file: str, flag: str) -> Iterator[bytes]:
 
 _TABLE = list(range(256))
 for _ in range(8):
-    _TABLE = [
-        (x >> 1) ^ (0x82F63B78 if x & 1 else 0) for x in _TABLE
-    ]  # reflected Castagnoli polynomial
+    # Reflected Castagnoli polynomial.
+    _TABLE = [(x >> 1) ^ (0x82F63B78 if x & 1 else 0) for x in _TABLE]
 
 
 def masked_crc32c(data: bytes) -> int:

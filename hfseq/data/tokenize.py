@@ -197,9 +197,8 @@ class DocumentEncoder:
         for number, text in enumerate(texts, 1):
             batch.append(text)
             size += len(text)
-            if size >= MAX_CALL_CHARACTERS or number == len(
-                texts
-            ):  # a full batch of books would not fit into memory
+            # A full batch of books would not fit into memory
+            if size >= MAX_CALL_CHARACTERS or number == len(texts):
                 rows += self._rows(batch)
                 batch, size = [], 0
         if eos_ids:

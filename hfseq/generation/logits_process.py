@@ -604,9 +604,8 @@ class FlaxSequenceBiasLogitsProcessor(FlaxLogitsProcessor):
         groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}
         for sequence, value in self.sequence_bias.items():
             groups.setdefault(len(sequence), []).append((sequence, value))
-        always = np.zeros(
-            size, np.float32
-        )  # a constant, so no array of the size of the scores is written
+        # A constant, so that no array of the size of the scores is written
+        always = np.zeros(size, np.float32)
         for (token,), value in groups.pop(1, []):
             always[token] += value
         bias = jnp.asarray(always, scores.dtype)

@@ -431,6 +431,8 @@ LENGTH_AND_PROMPT_OPTIONS = {
     "compile_config": ("no effect", "the loop is always compiled"),
 }
 
+#: The advice for options that only change the speed.
+SLOWER_ONLY = "leave it out; the text is the same, but generation is slower"
 #: Unsupported options: allowed values, and what to use instead.
 UNSUPPORTED_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
     "constraints": ((None,), "bias tokens with sequence_bias, or use a logits_processor"),
@@ -443,17 +445,11 @@ UNSUPPORTED_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
     "watermarking_config": ((None,), "use a logits_processor"),
     "token_healing": ((None, False), "remove the last token of the prompt before the call"),
     "max_time": ((None,), "loop over stream_generate and stop after the time limit"),
-    "prompt_lookup_num_tokens": (
-        (None,),
-        "leave it out; the text is the same, but generation is slower",
-    ),
-    "assistant_early_exit": (
-        (None,),
-        "leave it out; the text is the same, but generation is slower",
-    ),
+    "prompt_lookup_num_tokens": ((None,), SLOWER_ONLY),
+    "assistant_early_exit": ((None,), SLOWER_ONLY),
     "is_assistant": ((None, False), "leave it out"),
-    "use_mtp": ((None, False), "leave it out; the text is the same, but generation is slower"),
-    "speculation_type": ((None,), "leave it out; the text is the same, but generation is slower"),
+    "use_mtp": ((None, False), SLOWER_ONLY),
+    "speculation_type": ((None,), SLOWER_ONLY),
     "assistant_ensemble_weight": ((None,), "leave it out"),
 }
 

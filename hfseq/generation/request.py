@@ -23,6 +23,7 @@ from hfseq import plugins
 from hfseq.errors import UsageError, did_you_mean
 from hfseq.generation.logits_process import Length
 from hfseq.generation.options import (
+    SLOWER_ONLY,
     UNSUPPORTED_IF_REQUESTED,
     UNSUPPORTED_OPTIONS,
     Criterion,
@@ -59,7 +60,7 @@ EXTRA_ARGUMENTS = (
 
 #: Arguments of PyTorch's ``generate`` that have no counterpart, and what to do instead.
 UNSUPPORTED_ARGUMENTS = {
-    "assistant_model": "leave it out; the text is the same, but generation is slower",
+    "assistant_model": SLOWER_ONLY,
     "prefix_allowed_tokens_fn": "use a logits_processor, which is traced with the loop",
     "inputs_embeds": "pass input_ids",
     "inputs": "pass it as the first argument, or under the name of the model's input",
@@ -498,9 +499,8 @@ def _read_source_tokens(
             "positions: shorten the input (for example with tokenizer(..., truncation=True, "
             "max_length=...))"
         )
-    if (
-        other_inputs or not may_pad
-    ):  # the shapes of other inputs are unknown, so they cannot be padded
+    # The shapes of other inputs are unknown, so they cannot be padded
+    if other_inputs or not may_pad:
         return _without_none({"input_ids": ids, "attention_mask": mask, **other_inputs})
     width = bucket_length(length, limit, SMALLEST_ENCODER_BUCKET)
     mask = np.ones_like(ids) if mask is None else mask

@@ -83,9 +83,8 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         hub = {key: kwargs.pop(key) for key in HUB_ARGUMENTS if key in kwargs}
         model_options = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
         code_options = {key: kwargs.pop(key) for key in CODE_ARGUMENTS if key in kwargs}
-        code_options["trust_remote_code"] = bool(
-            code_options.get("trust_remote_code")
-        )  # never prompt the user
+        # Never prompt the user.
+        code_options["trust_remote_code"] = bool(code_options.get("trust_remote_code"))
         from hfseq.modeling import lora  # imports jax, which the mappings do not need
 
         adapter = lora.find_adapter(name, hub)

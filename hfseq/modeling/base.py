@@ -333,10 +333,8 @@ class FlaxModel(FlaxGenerationMixin):
 
         A table with "pos" in its name may have more rows: OPT's and BART's tables have two more.
         """
-        size, vocab_size = (
-            getattr(self.text_config, "max_position_embeddings", None),
-            self.vocab_size(),
-        )
+        size = getattr(self.text_config, "max_position_embeddings", None)
+        vocab_size = self.vocab_size()
         if not isinstance(size, int) or size < 1:
             return False
         tables = [

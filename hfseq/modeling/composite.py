@@ -58,10 +58,10 @@ class CompositeWeightMap(WeightMap):
         )
         return f"{head}.{saved_name}"
 
-    def _known(self, name: str, names: Mapping[str, Any]) -> bool:
+    def _known(self, name: str) -> bool:
         head, _, part_name = name.partition(".")
-        inside = head in self.parts and self.parts[head]._known(part_name, names)
-        return inside or super()._known(name, names)
+        inside = head in self.parts and self.parts[head]._known(part_name)
+        return inside or super()._known(name)
 
 
 class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):

@@ -330,10 +330,10 @@ def add_adapters(
         )
     adapted_layers = {}
     for name in adapted_names:
-        lora = config.adapter_for(name)
-        layers[name].add_lora(lora, rngs)
-        is_instance = (isinstance(layers[name], layer_class) for layer_class in (Linear, Conv1D))
-        adapted_layers[paths[name]] = AdaptedLayer(lora, *is_instance)
+        layer, lora = layers[name], config.adapter_for(name)
+        layer.add_lora(lora, rngs)
+        is_linear, is_conv1d = isinstance(layer, Linear), isinstance(layer, Conv1D)
+        adapted_layers[paths[name]] = AdaptedLayer(lora, is_linear, is_conv1d)
     return config, adapted_layers
 
 
@@ -402,9 +402,8 @@ class Adapter:
         return base
 
 
-_known_full_models: set[tuple[str, str]] = (
-    set()
-)  # repositories without an adapter, to query the Hub only once
+# Repositories without an adapter, to query the Hub only once
+_known_full_models: set[tuple[str, str]] = set()
 
 
 def find_adapter(source: str, download: Mapping[str, Any]) -> Adapter | None:

@@ -431,9 +431,9 @@ class FlaxPreTrainedModel(FlaxModel):
             num_read = sum(math.prod(tensor.shape) for tensor in read.slots.values())
             if num_missing > max(configs.FREE_NEW_VALUES, 4 * num_read):
                 raise WeightsError(
-                    f"the checkpoint contains {num_read} of the model's {num_read + num_missing} "
-                    "parameters: the configuration does not belong to it. To train from scratch, "
-                    "pass only the configuration"
+                    f"the checkpoint contains {num_read} values of this model and lacks "
+                    f"{num_missing}: the configuration does not belong to it. To train from "
+                    "scratch, pass only the configuration"
                 )
             flat |= self._fresh(missing, sharding)
         return trees.unflatten({path: flat[path] for path in self._paths if path in flat})
@@ -638,7 +638,7 @@ class FlaxPreTrainedModel(FlaxModel):
         if adapter is None:
             raise CheckpointError(f"'{source}' is not an adapter: it has no {lora.CONFIG_NAME}")
         model = self._like(peft_config=adapter.config)
-        tensors = {n: t for n, t in lora.combine_tensors(adapter, None, model.file_map).items()}
+        tensors = lora.combine_tensors(adapter, None, model.file_map)
         slots, report = model.file_map.match(tensors)
         weights.check_report(report, adapter.source, type(self).__name__, ignore_mismatched=False)
         read = _CheckpointReader(model.file_map, slots, set(report.missing), False, True)
@@ -913,7 +913,11 @@ class FlaxPreTrainedModel(FlaxModel):
             listed = ", ".join(f"{path}{did_you_mean(path, missing)}" for path in unexpected)
             logger.warning("ignoring unexpected keys in params of %s: %s", name, listed)
         if missing:
-            logger.warning("params lacks these parameters of %s: %s", name, ", ".join(missing))
+            logger.warning(
+                "params lacks these parameters of %s, which are not saved: %s",
+                name,
+                ", ".join(missing),
+            )
         return known_leaves
 
     def _write_torch(

@@ -1,6 +1,6 @@
 """Building blocks of model files: layers, attention, caches, activations and precision.
 
-Model files import this package as `nn` and use nothing else of hfseq.
+Model files import this package as `nn`.
 """
 
 from hfseq.nn.attention import attend, dot_product
@@ -46,12 +46,6 @@ from hfseq.nn.visible import (
     visible,
     visible_across,
 )
-
-# Former names.
-Visible = Visibility
-Facts = AttentionSpec
-knowing = row_guarantees
-stretched = resize_grid
 
 __all__ = [
     "AttentionSpec",

@@ -203,7 +203,10 @@ class Implementation:
 
 @dataclasses.dataclass(frozen=True)
 class BuiltInImplementation(Implementation):
-    """An implementation of hfseq. Its `attend` receives the `AttentionCall` itself."""
+    """An implementation whose `attend` receives the `AttentionCall` itself.
+
+    Plugins use `Implementation`.
+    """
 
     attend: Callable[[AttentionCall], jax.Array]  # type: ignore[assignment]
 

@@ -7,7 +7,7 @@ accumulation.
 
 * `fp8_current`: The scale is computed from the tensor itself. There is no state.
 * `fp8_delayed`: The scale is computed from the largest absolute values of earlier steps, so that a
-tensor is quantized while it is stored. Scales and histories are the collection `fp8_params`.
+  tensor is quantized while it is stored. Scales and histories are the collection `fp8_params`.
 
 The state has no gradient. Instead, the backward pass returns the next state in its place. The
 training step overwrites the state with it (`overwrite`), and the optimizer never sees it.
@@ -130,16 +130,16 @@ def current_product(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(plan: ProductSpec, x: jax.Array, w: jax.Array, state: State) -> jax.Array:
-    return _forward(plan, x, w, state)[0]
+def _product(spec: ProductSpec, x: jax.Array, w: jax.Array, state: State) -> jax.Array:
+    return _forward(spec, x, w, state)[0]
 
 
 def _forward(
-    plan: ProductSpec, x: jax.Array, w: jax.Array, state: State
+    spec: ProductSpec, x: jax.Array, w: jax.Array, state: State
 ) -> tuple[jax.Array, tuple]:
-    qx, x_scale, next_x = _quantize(plan, "input", x, state)
-    qw, w_scale, next_w = _quantize(plan, "kernel", w, state)
-    y = _dot(qx, qw, ((x.ndim - 1,), (plan.contracted,)))
+    qx, x_scale, next_x = _quantize(spec, "input", x, state)
+    qw, w_scale, next_w = _quantize(spec, "kernel", w, state)
+    y = _dot(qx, qw, ((x.ndim - 1,), (spec.contracted,)))
     gradient_state = {name: leaf for name, leaf in state.items() if name.startswith("output_grad")}
     like = tuple(jnp.zeros((0,), array.dtype) for array in (x, w))
     y = (y * (x_scale * w_scale)).astype(x.dtype)
@@ -147,18 +147,18 @@ def _forward(
 
 
 def _backward(
-    plan: ProductSpec, saved: tuple[Any, ...], g: jax.Array
+    spec: ProductSpec, saved: tuple[Any, ...], g: jax.Array
 ) -> tuple[jax.Array, jax.Array, State]:
     qx, x_scale, qw, w_scale, advanced, state, (x_like, w_like) = saved
-    qg, g_scale, next_g = _quantize(plan, "output_grad", g, state)
+    qg, g_scale, next_g = _quantize(spec, "output_grad", g, state)
     rows = tuple(range(qx.ndim - 1))
     features = tuple(range(qx.ndim - 1, g.ndim))
-    columns = tuple(axis for axis in range(qw.ndim) if axis != plan.contracted)
+    columns = tuple(axis for axis in range(qw.ndim) if axis != spec.contracted)
     # HIGHEST disables reduced-precision accumulation on GPUs, which is too inexact for gradients.
     dx = _dot(qg, qw, (features, columns), lax.Precision.HIGHEST)
     dw = _dot(qx, qg, (rows, rows), lax.Precision.HIGHEST)
     dx = (dx * (g_scale * w_scale)).astype(x_like.dtype)
-    dw = jnp.moveaxis((dw * (x_scale * g_scale)).astype(w_like.dtype), 0, plan.contracted)
+    dw = jnp.moveaxis((dw * (x_scale * g_scale)).astype(w_like.dtype), 0, spec.contracted)
     return dx, dw, advanced | next_g
 
 
@@ -177,7 +177,7 @@ def _dot(
 
 
 def _quantize(
-    plan: ProductSpec, name: str, x: jax.Array, state: State
+    spec: ProductSpec, name: str, x: jax.Array, state: State
 ) -> tuple[jax.Array, jax.Array, State]:
     """Returns `x` in FP8, its scale, and the next state of this tensor."""
     fp8_dtype = OPERANDS[name]
@@ -195,10 +195,10 @@ def _quantize(
     old_scale, history = (
         lax.convert_element_type(state[name + part], jnp.float32) for part in (SCALE, HISTORY)
     )
-    largest = amax if plan.current else history.max()
-    if plan.fallback:
+    largest = amax if spec.current else history.max()
+    if spec.fallback:
         largest = jnp.where(largest > 0, largest, amax)
-    scale = fp8_ops.compute_scale(largest, old_scale, limit, plan.margin)
+    scale = fp8_ops.compute_scale(largest, old_scale, limit, spec.margin)
     new_history = jnp.roll(history, 1).at[0].set(amax)
     next_state = {name + SCALE: scale, name + HISTORY: new_history}
     next_state = {key: lax.convert_element_type(leaf, typed) for key, leaf in next_state.items()}

@@ -504,7 +504,7 @@ class RMSNorm(nnx.Module):
         epsilon: Added to the mean square.
         rngs: Not used. Accepted like in other layers.
         leaf: Name of the parameter (`weight` in Llama).
-        offset: Added to the parameter (1 in Gemma). The scale itself starts at one.
+        offset: Added to the parameter (1 in Gemma), which starts at `1 - offset`.
     """
 
     __signature__ = ConstructorSignature()

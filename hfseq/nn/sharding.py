@@ -221,7 +221,7 @@ class Layout:
             for dimension, (size, axes) in enumerate(
                 zip(self.padded_shape(path, shape), specs[path], strict=False)
             ):
-                shards = _ways(self.mesh, _names(axes))
+                shards = _num_shards(self.mesh, _names(axes))
                 if size % shards:
                     fits = [str(n) for n in range(1, shards + 1) if size % n == 0]
                     problems.append(
@@ -263,10 +263,8 @@ class Layout:
 
     def padded_shape(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns `shape` with the vocabulary rounded up to a multiple of the tensor axis."""
-        axis, tensor_shards = (
-            VOCAB_DIMENSIONS.get(self.tactic(path) or ""),
-            self.mesh.shape["tensor"],
-        )
+        axis = VOCAB_DIMENSIONS.get(self.tactic(path) or "")
+        tensor_shards = self.mesh.shape["tensor"]
         if axis is None or shape[axis] != self.vocab_size:
             return shape
         rounded = math.ceil(shape[axis] / tensor_shards) * tensor_shards
@@ -356,13 +354,13 @@ def assign_weight_axes(module: nnx.Module, axes: Mapping[tuple[str, ...], Axes])
 def splits_sequence() -> bool:
     """Returns whether the mesh splits the length of sequences."""
     mesh = current_options().mesh
-    return mesh is not None and _ways(mesh, (SEQUENCE,)) > 1
+    return mesh is not None and _num_shards(mesh, (SEQUENCE,)) > 1
 
 
 def gather_weight(x: jax.Array, axes: Axes | None) -> jax.Array:
     """Gathers a weight over `fsdp`. Its gradient is reduced and scattered back."""
     mesh = current_options().mesh
-    if mesh is None or axes is None or _ways(mesh, (FSDP,)) == 1:
+    if mesh is None or axes is None or _num_shards(mesh, (FSDP,)) == 1:
         return x
     parts = (_names(entry) for entry in axes)
     gathered = PartitionSpec(*(tuple(n for n in names if n != FSDP) or None for names in parts))
@@ -448,7 +446,7 @@ def map_over_rows(
 ) -> jax.Array:
     """Returns `function(x, weight)`, where each device computes its own rows of `x`."""
     mesh = current_options().mesh
-    if mesh is None or mesh.size == 1 or x.shape[0] % _ways(mesh, BATCH_AXES):
+    if mesh is None or mesh.size == 1 or x.shape[0] % _num_shards(mesh, BATCH_AXES):
         return function(x, weight)
     rows = PartitionSpec(BATCH_AXES)
     run = jax.shard_map(
@@ -500,7 +498,7 @@ def _fitting(mesh: Mesh, size: int, axes: Entry) -> Any:
     present = tuple(name for name in _names(axes) if name in mesh.shape)
     if not present:
         return None
-    return present if size % _ways(mesh, present) == 0 else PartitionSpec.UNCONSTRAINED
+    return present if size % _num_shards(mesh, present) == 0 else PartitionSpec.UNCONSTRAINED
 
 
 def _entry(axes: Axes, dimension: int) -> Entry:
@@ -511,5 +509,5 @@ def _names(entry: Entry) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
-def _ways(mesh: Mesh, names: tuple[str, ...]) -> int:
+def _num_shards(mesh: Mesh, names: tuple[str, ...]) -> int:
     return math.prod(dict(mesh.shape).get(name, 1) for name in names)

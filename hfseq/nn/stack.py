@@ -60,8 +60,7 @@ class LayerRun(NamedTuple):
 
     def numbers(self, position: int) -> range:
         """Returns the numbers of the layers at `position` of the pattern."""
-        first = self.first + position
-        return range(first, first + self.period * self.repeats, self.period)
+        return range(self.first + position, self.end + position, self.period)
 
 
 class Layers(nnx.List):

@@ -63,10 +63,8 @@ class ImageInputMixin(SkippedExamplesMixin):
     def open_decoder(self, processor: Any) -> None:
         """Starts the decoding processes for a Transformers image processor."""
         assert isinstance(self.arguments, ImageArguments)
-        num_workers, max_pixels = (
-            num_decode_workers(self.arguments),
-            self.arguments.max_image_pixels,
-        )
+        num_workers = num_decode_workers(self.arguments)
+        max_pixels = self.arguments.max_image_pixels
         self.decoder, self.skipped_examples = ImageDecoder(processor, num_workers, max_pixels), {}
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:

@@ -51,7 +51,7 @@ class TextTargetObjective(Objective):
         return total, count, {"extra": extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the optimized loss and, without smoothing, cross-entropy and perplexity."""
+        """Returns the optimized loss, the perplexity, and the cross-entropy if it differs."""
         return add_cross_entropy(super().metrics(totals), totals)
 
     def count_tokens(self, rows: Arrays) -> int:

@@ -111,8 +111,8 @@ class InstructionTuning(CausalLM):
         if not learned:
             logger.warning(
                 "the chat template does not mark the token that ends an answer as part of the "
-                "answer, so the model will not learn to stop. Move the token before {%% "
-                "endgeneration %%}."
+                "answer, so the model will not learn to stop. Move the token before {% "
+                "endgeneration %}."
             )
         elif end is not None and self.tokenizer.convert_tokens_to_ids(end) not in self.stop_ids:
             logger.warning(

@@ -128,10 +128,8 @@ class Wav2Vec2(AudioInputMixin, Objective):
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Reads the audio and draws masked spans and negatives."""
         audio = self.read_audio(rows, random)
-        width, frames = (
-            int(self.count_frames(audio.values.shape[1])),
-            self.count_frames(audio.lengths),
-        )
+        width = int(self.count_frames(audio.values.shape[1]))
+        frames = self.count_frames(audio.lengths)
         generators = random.generators()
         hidden = draw_time_mask(frames, width, *self.mask_settings(), generators)
         data = self.arguments

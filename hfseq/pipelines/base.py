@@ -106,10 +106,8 @@ class Pipeline:
         self.model, self.tokenizer, self.task = model, tokenizer, task
         self.batch_size, self.progress = batch_size, progress
         self.options = self._checked(options)
-        model_limit, tokenizer_limit = (
-            model.max_length(),
-            getattr(tokenizer, "model_max_length", None),
-        )
+        model_limit = model.max_length()
+        tokenizer_limit = getattr(tokenizer, "model_max_length", None)
         # 1e30 stands for "no limit".
         if tokenizer_limit is not None and tokenizer_limit > 1_000_000:
             tokenizer_limit = None
@@ -198,7 +196,7 @@ class Pipeline:
                 of the input.
         """
         all_options = {**self.options, **self._checked(options)}
-        arguments = batch_size, all_options, options
+        arguments = batch_size, all_options
         if self.is_single_input(inputs):
             return self.format_single(next(self._answers([inputs], *arguments)), inputs, options)
         if isinstance(inputs, list | tuple):
@@ -212,7 +210,7 @@ class Pipeline:
         )
 
     def _answers(
-        self, inputs: Iterable[Any], batch_size: int | None, options: Options, call_options: Options
+        self, inputs: Iterable[Any], batch_size: int | None, options: Options
     ) -> Iterator[Any]:
         from tqdm import tqdm
 
@@ -240,10 +238,8 @@ class Pipeline:
             pause: Seconds without a new input after which the inputs read so far are processed.
                 ``None`` waits for complete windows.
         """
-        size, stream_options = (
-            batch_size or self.batch_size,
-            self.options if options is None else options,
-        )
+        size = batch_size or self.batch_size
+        stream_options = self.options if options is None else options
         for window in read_windows(inputs, WINDOW_BATCHES * size, size, pause):
             encoded = self.encode(window, stream_options)
             for number, rows in enumerate(encoded):

@@ -207,11 +207,9 @@ class HfseqLM(TemplateLM):
         for indices in self._batches(lengths):
             width = bucket_length(min(lengths[indices[0]] - 1, self.max_length), self.max_length)
             ids = np.zeros((min(self.batch_size, len(requests)), width), np.int32)
-            mask, targets, counted = (
-                np.zeros_like(ids),
-                np.zeros_like(ids),
-                np.zeros(ids.shape, bool),
-            )
+            mask = np.zeros_like(ids)
+            targets = np.zeros_like(ids)
+            counted = np.zeros(ids.shape, bool)
             mask[:, 0] = 1  # padding rows need a visible token
             for row, index in enumerate(indices):
                 _, context, continuation = requests[index]

@@ -360,10 +360,8 @@ class TokenClassification(Pipeline):
             raise UsageError(
                 f"stride {stride} must be less than the window of {self.truncation_length} tokens"
             )
-        is_split, delimiter = (
-            options.get("is_split_into_words", False),
-            options.get("delimiter", " "),
-        )
+        is_split = options.get("is_split_into_words", False)
+        delimiter = options.get("delimiter", " ")
         encoded_inputs: list[list[Row] | RejectedInput] = []
         for item in inputs:
             if is_split:
@@ -768,10 +766,8 @@ def pipeline(
                 pipeline_class.auto_class(), model, tokenizer=tokenizer, **recipe
             )
         else:
-            loaded_model, loaded_tokenizer = (
-                auto.load(pipeline_class.auto_class(), model, **recipe),
-                tokenizer,
-            )
+            loaded_model = auto.load(pipeline_class.auto_class(), model, **recipe)
+            loaded_tokenizer = tokenizer
         pipeline_class.check_head(loaded_model, model)
     else:
         if tokenizer is None:

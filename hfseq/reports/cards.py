@@ -48,7 +48,6 @@ PIPELINES = {
     "ForMultipleChoice": "multiple-choice",
 }
 
-#: The Hub task and the code of image and audio models, by class.
 AUDIO_INPUT = """\
 samples, rate = soundfile.read("speech.wav")  # rate must equal processor.sampling_rate
 inputs = processor(samples, sampling_rate=rate, return_tensors="{tensors}")
@@ -60,6 +59,7 @@ inputs = processor(image, return_tensors="{tensors}")
 GENERATE_FROM_MEDIA = """\
 generated = model.generate(inputs["{input_name}"]){sequences}
 print(tokenizer.batch_decode(generated, skip_special_tokens=True))"""
+#: The Hub task and the code of image and audio models, by class.
 MEDIA = {
     "WhisperForConditionalGeneration": (
         "automatic-speech-recognition",

@@ -362,10 +362,8 @@ def assert_close(
     largest = max((np.abs(value).max(initial=0) for value in theirs.values()), default=0)
     lines = []
     for name, value in ours.items():
-        difference, scale = (
-            relative_error(value, theirs[name]),
-            max(1.0, np.abs(theirs[name]).max(initial=0)),
-        )
+        difference = relative_error(value, theirs[name])
+        scale = max(1.0, np.abs(theirs[name]).max(initial=0))
         allowed_difference = max(tolerance, float(rounding * largest / scale) if rounding else 0.0)
         if not difference <= allowed_difference or (
             not tolerance and value.dtype != theirs[name].dtype

@@ -282,9 +282,8 @@ def _one_sequence(case: Case, ids: np.ndarray, positions: np.ndarray) -> tuple[d
     encoder_inputs = {n: v for n, v in case.inputs.items() if n.startswith("encoder_")}
 
     def position_inputs(positions: jax.Array | np.ndarray) -> dict[str, Any]:
-        if (
-            model.fixed_state
-        ):  # the state contains the position, and the mask covers only new tokens
+        # The state contains the position, and the mask covers only new tokens
+        if model.fixed_state:
             return {"attention_mask": jnp.take_along_axis(mask, positions, axis=1)}
         inputs = {"position_ids": positions} if model.accepts("position_ids") else {}
         return {"attention_mask": mask, **inputs}
@@ -335,7 +334,9 @@ def long_rows(case: Case) -> None:
     """Rows of the maximum length give finite outputs. Longer rows do too, or raise a UsageError."""
     limit = case.model.max_length() if case.sides else None
     if limit is None or limit > MAX_TESTED_LENGTH:
-        raise Skipped(f"max_length() is {limit}, which is longer than the tested rows")
+        raise Skipped(
+            f"max_length() is {limit}: only limits of up to {MAX_TESTED_LENGTH} tokens are tested"
+        )
     for length in (limit, limit + 1):
         inputs = dict(case.inputs)
         for side in case.sides:

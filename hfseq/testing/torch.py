@@ -162,14 +162,14 @@ def torch_parity(case: Case) -> None:
         lines.append(_first_different_state(case, output))
     # In PyTorch, the gradient of a tensor with a copy is only a part of hfseq's gradient.
     derived = case.model.derived_weights()
-    difference = {
+    shared = {
         *derived,
         *(entry.value for entry in derived.values() if isinstance(entry.value, str)),
     }
     gradients = {
         case.model.weight_map.resolve_name(name): parameter.grad.numpy()
         for name, parameter in named_once(case, model)
-        if parameter.grad is not None and name not in difference
+        if parameter.grad is not None and name not in shared
     }
     ours = case.model.weight_map.to_torch(case.gradients)
     if absent := [name for name in gradients if name not in ours]:

@@ -83,8 +83,7 @@ def describe(name: str, count: int = 1) -> list[jax.Device]:
 
     They can form a mesh, but cannot run anything. GPUs are described as machines of eight, TPUs as
     the first devices of the smallest sufficient slice. A process that has described a TPU can no
-    longer
-    be profiled: libtpu, which is loaded then, aborts it.
+    longer be profiled: libtpu, which is loaded then, aborts it.
 
     Args:
         name: Name of the accelerator, e.g. "h200" or "v5e".

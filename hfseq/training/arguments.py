@@ -124,7 +124,7 @@ def reject_token_flags(words: Iterable[str]) -> None:
     Must be called before parsing, because argparse would accept `--token` as an abbreviation.
 
     Raises:
-        UsageError: One of `argv` is a flag for a token.
+        UsageError: One of `words` is a flag for a token.
     """
     for word in words:
         flag = word.partition("=")[0].replace("-", "_")

@@ -206,9 +206,8 @@ class Histograms(Callback):
     """Reports histograms of weights and gradients before every n-th step.
 
     Gradients are reported before clipping. The tags are `weights/<path>` and `gradients/<path>`.
-    The
-    training step is not affected: the gradients are computed by a second program, with the batch
-    and the random numbers of the step and an optimizer that only records gradients.
+    The training step is not affected: the gradients are computed by a second program, with the
+    batch and the random numbers of the step and an optimizer that only records gradients.
 
     Args:
         trackers: The trackers to report to.
@@ -339,9 +338,9 @@ class LogMetrics(Callback):
             )
         assert run.schedule is not None and info.step_metrics is not None and run.data is not None
         learning_rate = float(run.schedule(step - 1))
-        step_metrics = run.objective.metrics(sums) | evaluation.extra_metrics(run, info.state)
+        window_metrics = run.objective.metrics(sums) | evaluation.extra_metrics(run, info.state)
         info.metrics.update(
-            {f"train_{name}": value for name, value in step_metrics.items()},
+            {f"train_{name}": value for name, value in window_metrics.items()},
             train_learning_rate=learning_rate,
             train_grad_norm=float(info.step_metrics["grad_norm"]),
             tokens_seen=float(tokens_seen),
@@ -355,9 +354,9 @@ class LogMetrics(Callback):
             name: v for name, v in info.metrics.items() if not name.startswith("eval_")
         }
         self.trackers.log(logged_metrics, step)
-        self.bar.set_postfix(loss=f"{step_metrics['loss']:.3f}")
+        self.bar.set_postfix(loss=f"{window_metrics['loss']:.3f}")
         if self.bar.disable and jax.process_index() == 0:
-            loss = step_metrics["loss"]
+            loss = window_metrics["loss"]
             line = f"Step... ({step} | Loss: {loss:.6g}, Learning Rate: {learning_rate:.6g})"
             print(line, flush=True)
         zeros: dict[str, jax.Array] = {  # device_put would compare the values of all processes

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, get_type_hints
 import jax
 
 from hfseq import errors
+from hfseq.checkpoints import hub
 from hfseq.errors import CheckpointError, first_line, write_atomically
 from hfseq.training.state import TrainState
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
 
 logger = logging.getLogger(__name__)
-
-CHECKPOINTS_FOLDER = "checkpoints"
 
 
 @dataclasses.dataclass
@@ -99,7 +98,7 @@ class Checkpointer:
     """
 
     def __init__(self, output_dir: str | Path, limit: int | None = 2):
-        self.folder, self.limit = Path(output_dir).absolute() / CHECKPOINTS_FOLDER, limit
+        self.folder, self.limit = Path(output_dir).absolute() / hub.CHECKPOINT_DIR, limit
         self._checksum_thread: threading.Thread | None = None
         self._save_finished = threading.Event()
 
@@ -318,14 +317,14 @@ def find_checkpoint(checkpointer: Checkpointer, path: str | None) -> tuple[Check
     source, step = checkpointer, None
     if path:
         folder = Path(path)
-        if folder.name.isdigit() and folder.parent.name == CHECKPOINTS_FOLDER:
+        if folder.name.isdigit() and folder.parent.name == hub.CHECKPOINT_DIR:
             if not folder.is_dir():
                 raise CheckpointError(f"--resume_from_checkpoint {folder} does not exist")
             folder, step = folder.parent.parent, int(folder.name)
-        elif not (folder / CHECKPOINTS_FOLDER).is_dir():
+        elif not (folder / hub.CHECKPOINT_DIR).is_dir():
             raise CheckpointError(
                 f"--resume_from_checkpoint {folder} contains no checkpoints: use an output "
-                f"directory or <output_dir>/{CHECKPOINTS_FOLDER}/<step>"
+                f"directory or <output_dir>/{hub.CHECKPOINT_DIR}/<step>"
             )
         if folder.absolute() != checkpointer.folder.parent:
             source = Checkpointer(folder, limit=None)

@@ -182,9 +182,8 @@ def find_collectives(text: str, mesh: Mesh) -> list[Collective]:
         if op not in COLLECTIVE_OPS or not (axes := instruction.axes(mesh)):
             continue
         results = array_shapes(instruction.shape)
-        if op != instruction.opcode and instruction.shape.startswith(
-            "("
-        ):  # async starts list their operands, too
+        # Asynchronous starts list their operands, too.
+        if op != instruction.opcode and instruction.shape.startswith("("):
             results = results[len(results) // 2 :]
         dimension_match = re.search(r"dimensions=\{(\d+)\}", instruction.attributes)
         found_collectives.append(
@@ -232,10 +231,8 @@ def unexpected_all_gathers(
     sequence_axes = {"sequence", "tensor"} if model.sequence_parallel else {"sequence"}
 
     def is_expected(collective: Collective) -> bool:
-        result_shapes, axes = (
-            {_sorted_sizes(shape) for shape in collective.shapes},
-            set(collective.axes),
-        )
+        result_shapes = {_sorted_sizes(shape) for shape in collective.shapes}
+        axes = set(collective.axes)
         if axes == {"fsdp"}:
             return result_shapes <= fsdp_shapes
         if axes == {"sequence"}:

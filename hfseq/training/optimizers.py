@@ -41,8 +41,7 @@ def make_schedule(
             the peak at the end, or `lr_constant_steps` before the end.
         width: The hidden size of the model, which `noam` requires (Vaswani et al., 2017, equation
             3). With `noam`, the learning rate is a factor, usually 1 or 2. `inverse_sqrt` has the
-            same shape
-            and a peak learning rate instead.
+            same shape and a peak learning rate instead.
 
     Raises:
         UsageError: The flags contradict each other or the number of steps.

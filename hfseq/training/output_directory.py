@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 
+from hfseq.checkpoints import hub
 from hfseq.checkpoints.storage import Workspace, check_output_dir
 from hfseq.errors import CheckpointError, UsageError
 from hfseq.training import checkpointer, processes
@@ -128,7 +129,7 @@ def move_damaged_checkpoints(output_dir: Path) -> None:
     Raises:
         CheckpointError: All checkpoints are damaged.
     """
-    folder = output_dir / checkpointer.CHECKPOINTS_FOLDER
+    folder = output_dir / hub.CHECKPOINT_DIR
     steps = sorted(int(p.name) for p in folder.glob("*") if p.name.isdigit() and p.is_dir())
     damaged: dict[int, str] = {}
     for step in reversed(steps):

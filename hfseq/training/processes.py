@@ -32,6 +32,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from hfseq.checkpoints import hub
 from hfseq.errors import HfseqError, UsageError, first_line
 from hfseq.training.arguments import ProcessArguments
 
@@ -238,9 +239,8 @@ def check_port(address: str) -> None:
     Raises:
         HfseqError: The port is in use.
     """
-    if (
-        "JAX_COORDINATOR_BIND_ADDRESS" in os.environ
-    ):  # then the port of all interfaces is irrelevant
+    # With this variable, the port of all interfaces is irrelevant.
+    if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
         return
     port = int(address.rpartition(":")[2])
     for family in (socket.AF_INET6, socket.AF_INET):
@@ -396,8 +396,7 @@ def program_digests(plugin_files: Sequence[str] = ()) -> dict[str, str]:
 
     The parts are hfseq, installed plugins, the script (if it is a `.py` file, because entry points
     in `bin` depend on the machine), the plugin files, and the `hfseqfile.py` of the project.
-    Nothing is
-    imported. Missing files are ignored.
+    Nothing is imported. Missing files are ignored.
     """
     points = metadata.entry_points(group="hfseq")
     digests = {}
@@ -431,7 +430,7 @@ def check_writable(folder: Path) -> None:
     Raises:
         UsageError: The directory cannot be written.
     """
-    for target in (folder, folder / "checkpoints"):
+    for target in (folder, folder / hub.CHECKPOINT_DIR):
         existing = next(path for path in (target, *target.absolute().parents) if path.exists())
         try:
             if existing.is_dir():

@@ -68,8 +68,7 @@ def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str] | None:
 
     A step on a CPU returns its large arrays to the system, and the arrays of the next step cause
     page faults again. That takes a fifth of the time of a small model. glibc (2.35 and later) reads
-    this
-    setting only when a process starts. An explicit setting in `GLIBC_TUNABLES`, including
+    this setting only when a process starts. An explicit setting in `GLIBC_TUNABLES`, including
     `glibc.malloc.hugetlb=0`, and other allocators are respected.
     """
     tunables = environ.get("GLIBC_TUNABLES", "")

@@ -287,9 +287,12 @@ def make_step(
         inputs: dict[str, Any] = dict(batch)
         if carry is not None:
             inputs["memory"] = carry.cut(state.memory or {}, batch["row"].shape[0])
+        first_step = state.step if carry is None else state.step - state.step % carry.windows
+        root = jax.random.key(seed)
+        keys = jax.random.fold_in(root, state.step), jax.random.fold_in(root, first_step)
         with fp8.calibrating() if calibrate else contextlib.nullcontext():
             grads, sums, extra, memory = _gradients(
-                objective, model, seed, carry, state, frozen, inputs, factor
+                objective, model, keys, state, frozen, inputs, factor
             )
         if calibrate:
             scales = {name: extra[name] for name in model.overwrite_with_gradient}
@@ -331,8 +334,7 @@ def make_step(
 def _gradients(
     objective: Objective,
     model: FlaxPreTrainedModel,
-    seed: int,
-    carry: Carry | None,
+    keys: tuple[jax.Array, jax.Array],
     state: TrainState,
     frozen: Tree,
     batch: Mapping[str, Any],
@@ -343,20 +345,14 @@ def _gradients(
     Args:
         objective: Computes the loss.
         model: The model.
-        seed: Random seed for dropout.
-        carry: Describes the carried memory.
+        keys: The dropout keys of the step and of the sequence of windows.
         state: The state before the step.
         frozen: Parameters that are not trained.
         batch: The arrays and the carried memory, micro-batches on the first axis.
         factor: The loss scale, if any.
     """
     overwritten = model.overwrite_with_gradient
-    first_step = state.step if carry is None else state.step - state.step % carry.windows
-    root = jax.random.key(seed)
-    step_key, sequence_key = (
-        jax.random.fold_in(root, state.step),
-        jax.random.fold_in(root, first_step),
-    )
+    step_key, sequence_key = keys
     scales = {name: tree for name, tree in state.extra.items() if name in overwritten}
     extra = {name: tree for name, tree in state.extra.items() if name not in overwritten}
 
@@ -376,10 +372,10 @@ def _gradients(
 
     def micro_step(extra: dict, batch: Mapping[str, Any]) -> tuple:
         micro_batch = dict(batch)
-        keys = batch_keys(step_key, micro_batch.pop("row"), sequence_key)
+        row_keys = batch_keys(step_key, micro_batch.pop("row"), sequence_key)
         gradient = jax.grad(loss_sum, argnums=(0, 1), has_aux=True)
         (grads, scale_grads), (sums, extra, memory) = gradient(
-            state.params, scales, extra, micro_batch, keys
+            state.params, scales, extra, micro_batch, row_keys
         )
         sums = jax.tree.map(lambda x: x.astype(jnp.float32), sums)
         return (grads, sums, fp8.from_gradient(scale_grads)), extra, memory

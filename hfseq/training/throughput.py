@@ -91,8 +91,7 @@ def pair_flops(model: FlaxPreTrainedModel, work: PairSums, causal: float = 0.5) 
 
     They are 6 per weight and token, and 12 d per layer and product of attention. Decoder matrices
     that compute keys and values of the source process source tokens. Embedding look-ups and padding
-    cost
-    nothing.
+    cost nothing.
 
     Args:
         model: The model.
@@ -137,10 +136,8 @@ def peak_flops(
     if peak_tflops is not None:
         unit_flops, source = peak_tflops * 1e12, "--peak_tflops"
     elif accelerator is not None:
-        unit_flops, source = (
-            accelerator.peak_flops(dtype.itemsize),
-            f"the data sheet of {accelerator.name}",
-        )
+        unit_flops = accelerator.peak_flops(dtype.itemsize)
+        source = f"the data sheet of {accelerator.name}"
     else:
         if on_cpu:
             processes.barrier()

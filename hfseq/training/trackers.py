@@ -45,8 +45,7 @@ class Tracker(Protocol):
     A tracker can have two more methods. `resume(step)` is called before anything is logged if a run
     continues training from that step. Records of later steps will be logged again. Records of that
     step may be logged again, and the new ones replace the old ones. `histograms(values, step)`
-    receives a
-    `hfseq.training.event_file.Histogram` for each tag, for `--log_histograms`.
+    receives a `hfseq.training.event_file.Histogram` for each tag, for `--log_histograms`.
     """
 
     def log(self, metrics: dict[str, float], step: int) -> None:
@@ -244,7 +243,7 @@ class JsonlTracker:
     ) -> None:
         self.path = Path(run_directory) / METRICS_FILE
         self._config = _set_values(run_config)
-        self._resumed_at, self._num_old_lines = -1, 0  # resumed step
+        self._resumed_at, self._num_old_lines = -1, 0  # -1: not resumed
         self._file = self._open()
 
     def _open(self) -> AppendOnlyFile:
@@ -329,7 +328,7 @@ class TensorBoardTracker:
         self._config = _set_values(run_config)
         self._host = re.sub(r"[^\w.-]", "-", socket.gethostname())
         self._file: EventFile | None = None
-        self._resumed_at, self._old_files = -1, list[Path]()  # resumed step
+        self._resumed_at, self._old_files = -1, list[Path]()  # -1: not resumed
 
     def _open(self, directory: Path | None = None) -> EventFile:
         if self._file is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from hfseq.errors import UsageError, did_you_mean
 
@@ -23,6 +23,11 @@ else:
     _Model = object  # a mixin: subclasses also derive from a model class
 
 logger = logging.getLogger(__name__)
+
+
+def num_labels(config: PreTrainedConfig) -> int:
+    """Returns the number of labels, which `PreTrainedConfig` declares as optional."""
+    return cast("int", config.num_labels)
 
 
 class Presets:

@@ -373,10 +373,8 @@ def remarks(rows: Sequence[dict[str, Any]], baseline: str = BASELINE) -> list[st
         )
     for row in ran:
         label, units = f"{row['case']}: {row['name']}", row["facts"].get("fp8_units")
-        times, aim = (
-            f"{row['ratio']:.2f}x the speed of {baseline}",
-            AIM.get(row["case_facts"]["width"]),
-        )
+        times = f"{row['ratio']:.2f}x the speed of {baseline}"
+        aim = AIM.get(row["case_facts"]["width"])
         if row["ratio"] < 1.0:
             lines.append(
                 f"{label} does not pay off here: {times} (± {row['spread'] or 0.0:.0%}). Train "

@@ -1500,10 +1500,8 @@ def h200_command(
     script: str, parse: Callable[[Sequence[str]], argparse.Namespace], options: argparse.Namespace
 ) -> str:
     """Returns the command that repeats a compilation, without paths on this machine."""
-    arguments, defaults = (
-        ["--target", options.target.name, "--packages", "DIR"],
-        parse(["--target", "x"]),
-    )
+    arguments = ["--target", options.target.name, "--packages", "DIR"]
+    defaults = parse(["--target", "x"])
     for flag, value in vars(options).items():
         if flag not in (*LOCAL_FLAGS, "output", "models", "recipes") and value != getattr(
             defaults, flag

@@ -267,10 +267,8 @@ def save_shelf(root):
 
     for source in sorted(path.parent for path in SHELF.glob("*/config.json")):
         (class_name,) = json.loads((source / "config.json").read_bytes())["architectures"]
-        model, folder = (
-            getattr(hfseq, f"Flax{class_name}").from_pretrained(source),
-            root / source.name,
-        )
+        model = getattr(hfseq, f"Flax{class_name}").from_pretrained(source)
+        folder = root / source.name
         model.save_pretrained(folder)
         arrays = {
             name.removeprefix("input."): value

@@ -278,10 +278,8 @@ def test_the_command_merges_an_adapter_into_its_base(tmp_path, capfd):
     import hfseq
     from hfseq.modeling.lora import LoraConfig
 
-    auto_class, inputs = (
-        hfseq.FlaxAutoModelForSequenceClassification,
-        {"input_ids": models.ids(2, 9)},
-    )
+    auto_class = hfseq.FlaxAutoModelForSequenceClassification
+    inputs = {"input_ids": models.ids(2, 9)}
     auto_class.from_config(models.bert_config()).save_pretrained(tmp_path / "base")
     model = auto_class.from_pretrained(
         tmp_path / "base", peft_config=LoraConfig(2, lora_alpha=8, target_modules=("query",))

@@ -159,10 +159,8 @@ def test_crops_are_parts_of_the_picture_and_half_of_them_mirrored(digits):
     assert all(crop.top >= 0 and crop.top + crop.height <= 1 + 1e-9 for crop in crops)
     assert 0.07 < shares.min() < 0.1 and shares.max() <= 1 and abs(shares.mean() - 0.54) < 0.05
     assert 0.45 < np.mean([crop.mirrored for crop in crops]) < 0.55
-    decoder, source = (
-        ImageDecoder(load_image_processor(None, 16), 0),
-        MediaSource(str(digits / "2" / "0.png")),
-    )
+    decoder = ImageDecoder(load_image_processor(None, 16), 0)
+    source = MediaSource(str(digits / "2" / "0.png"))
     item, two = decoder([source, source], crops[:2]).pixel_values
     assert np.array_equal(item, decoder([source], crops[:1]).pixel_values[0])
     assert not np.array_equal(item, two)

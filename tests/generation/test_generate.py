@@ -214,9 +214,8 @@ def test_end_and_padding():
     first = int(np.flatnonzero(free[0, 5:] == end)[0]) + 5
     assert (result[0, : first + 1] == free[0, : first + 1]).all()
     assert (result[0, first + 1 :] == 5).all()
-    padded = tokens(
-        model, eos_token_id=[end, 3], pad_token_id=None
-    )  # the first end token is the padding
+    # the first end token is the padding
+    padded = tokens(model, eos_token_id=[end, 3], pad_token_id=None)
     assert set(padded[0, first + 1 :]) <= {end}
 
 

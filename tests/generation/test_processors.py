@@ -265,9 +265,8 @@ def test_whisper_timestamps_come_in_pairs():
     assert first[:, 11].all() and first[:, 15:].all() and not first[:, 12:15].any()
     closed = np.isinf(rules(ids, values, 2))  # one timestamp, the first token: text must follow
     assert closed[0, 12:].all() and not closed[0, :11].any()
-    opened = np.isinf(
-        rules(ids, values, 3)
-    )  # text, then a timestamp: a second timestamp or the end must follow
+    # text, then a timestamp: a second timestamp or the end must follow
+    opened = np.isinf(rules(ids, values, 3))
     assert opened[1, :10].all() and not opened[1, 14:].any()
     assert opened[1, 12:14].all()  # timestamps do not decrease
 

@@ -148,9 +148,8 @@ def main() -> None:
         if name not in created:
             created[name] = subjects.make(name, root / "made")
             created[name].write_files(empty_folder(root))
-            created[name].load(
-                root / "case"
-            )  # read the valid files first, which imports all modules
+            # read the valid files first, which imports all modules
+            created[name].load(root / "case")
             memory_before = sorted({*memory_before, "made", "case", "stderr"})
             gc.collect()
             gc.freeze()

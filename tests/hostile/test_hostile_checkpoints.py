@@ -332,9 +332,7 @@ def test_a_huge_model_is_not_made_of_one_small_tensor(saved):
     save_file({name: tensors[name]}, saved / WEIGHTS, metadata={"format": "pt"})
     path = saved / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 2**30}))
-    with pytest.raises(
-        WeightsError, match="the checkpoint contains 32 of the model's \\d+ parameters"
-    ):
+    with pytest.raises(WeightsError, match=r"contains 32 values .* lacks 35433497696"):
         FlaxAutoModelForMaskedLM.from_pretrained(saved)
 
 
@@ -356,9 +354,8 @@ def with_code(folder: Path, ran: Path, name: str = "FlaxAutoModelForMaskedLM") -
 def test_code_is_not_run_unless_it_is_trusted_and_is_named(saved, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     with_code(saved, tmp_path / "ran")
-    assert (
-        type(load(saved)[0]) is FlaxBertForMaskedLM
-    )  # a plugin registers it, so the code is not needed
+    # a plugin registers it, so the code is not needed
+    assert type(load(saved)[0]) is FlaxBertForMaskedLM
     text = (saved / "config.json").read_text()
     (saved / "config.json").write_text(text.replace('"bert"', '"evil"'))
     with pytest.raises(HfseqError, match=r"evil\.py.*trust_remote_code=True"):

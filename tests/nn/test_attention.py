@@ -144,11 +144,9 @@ def test_few_queries_equal_the_explicit_implementation(queries, heads):
     def draw(*shape):
         return jnp.asarray(random.normal(size=shape), jnp.float32)
 
-    query, key, value = (
-        draw(3, queries, heads[0], 8),
-        draw(3, 9, heads[1], 8),
-        draw(3, 9, heads[1], 8),
-    )
+    query = draw(3, queries, heads[0], 8)
+    key = draw(3, 9, heads[1], 8)
+    value = draw(3, 9, heads[1], 8)
     bias, mask = draw(1, heads[0], queries, 9), jnp.asarray(random.random((3, 1, 1, 9)) < 0.7)
     for options in ({}, {"bias": bias}, {"mask": mask}, {"bias": bias, "mask": mask, "scale": 0.3}):
         expected = jax.nn.dot_product_attention(query, key, value, **options)
@@ -255,9 +253,8 @@ def test_all_implementations_align_at_the_end_and_zero_masked_queries(
         lambda: (output_and_gradients(attend), output_and_gradients(reference))
     )()
     for actual, expected in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(
-            actual, expected, atol=3e-4
-        )  # some variants drop one weight in 10^5
+        # some variants drop one weight in 10^5
+        np.testing.assert_allclose(actual, expected, atol=3e-4)
     masked_queries = ~np.asarray(visible.any(-1))[:, 0]
     assert (
         not np.asarray(ours[0])[masked_queries].any()

@@ -129,10 +129,8 @@ def test_layer_classes_have_the_signature_of_their_constructor():
     classes = [getattr(nn, name) for name in nn.__all__ if inspect.isclass(getattr(nn, name))]
     assert len(classes) == 18
     for layer_class in classes:
-        signature, constructor = (
-            inspect.signature(layer_class),
-            inspect.signature(layer_class.__init__),
-        )
+        signature = inspect.signature(layer_class)
+        constructor = inspect.signature(layer_class.__init__)
         assert list(signature.parameters) == list(constructor.parameters)[1:], layer_class
         assert "args" not in signature.parameters, layer_class
 

@@ -120,9 +120,8 @@ def test_a_tokenizer_without_sentinels_gets_them_and_the_model_room(tokenizer_of
     config = t5_config(vocab_size=len(plain))
     with pytest.raises(UsageError, match="has 0 sentinels"):
         objective(plain, config).row_length(64)
-    SpanMaskedLM.configure(
-        config, plain, from_scratch=False
-    )  # weights are loaded: nothing can grow
+    # weights are loaded: nothing can grow
+    SpanMaskedLM.configure(config, plain, from_scratch=False)
     assert config.vocab_size == len(plain)
     previous = len(plain)
     SpanMaskedLM.configure(config, plain, from_scratch=True)

@@ -56,9 +56,8 @@ def test_spans_have_the_wanted_share_and_negatives_are_other_hidden_frames():
 def test_another_frame_with_the_same_code_is_no_wrong_answer():
     random = np.random.default_rng(0)
     states = jnp.asarray(random.normal(size=(1, 4, 8)), jnp.float32)
-    codes = states.at[0, 1].set(
-        states[0, 0]
-    )  # the prediction for frame 0 is correct, and frame 1 has the same code
+    # the prediction for frame 0 is correct, and frame 1 has the same code
+    codes = states.at[0, 1].set(states[0, 0])
     hidden = jnp.asarray([[True, True, True, False]])
     negatives = jnp.asarray([[[1], [2], [0], [0]]])
     total, right = contrastive_loss(states, codes, negatives, hidden, 0.1)

@@ -94,7 +94,7 @@ def test_who_is_asked_next_says_why_the_first_did_not_speak(
         return Programs(programs, compiler, "" if indices else f"{compiler} failed")
 
     monkeypatch.setattr(step_compiler, "compiler_for", lambda accelerator: "real")
-    monkeypatch.setattr(step_compiler, "_measure_apart", compiled)
+    monkeypatch.setattr(step_compiler, "_compile_with", compiled)
     plan = make_plan(options())
     assert compilers == (["real"] if real else ["real", step_compiler.HOST_COMPILER])
     if speaker:
@@ -111,7 +111,7 @@ def test_who_is_asked_next_says_why_the_first_did_not_speak(
 
 def test_without_the_packages_the_reason_is_told(options, monkeypatch):
     monkeypatch.setattr(aot, "_package_folder", lambda module: None)
-    monkeypatch.setattr(step_compiler, "_measure_apart", lambda *_: Programs(problem="slow"))
+    monkeypatch.setattr(step_compiler, "_compile_with", lambda *_: Programs(problem="slow"))
     programs = step_compiler.compile_in_subprocess(options(), [])
     assert "pip install 'hfseq[aot]'" in programs.skip_reason and programs.problem == "slow"
 

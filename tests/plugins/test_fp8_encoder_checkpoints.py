@@ -86,9 +86,8 @@ def test_pytorch_computes_the_same_and_saves_it_back(cls, changes, tmp_path):
     with torch.no_grad():
         inputs = (torch.tensor(value).long() for value in (TOKENS, MASK))
         expected = theirs.eval()(*inputs)[0].numpy()
-    output_mask = (
-        MASK[..., None] if expected.ndim == 3 else 1
-    )  # the output at padding is unspecified
+    # the output at padding is unspecified
+    output_mask = MASK[..., None] if expected.ndim == 3 else 1
     assert close(np.asarray(result(model, TOKENS, MASK)) * output_mask, expected * output_mask)
     theirs.save_pretrained(tmp_path / "again")
     again = CLASSES[cls][0].from_pretrained(tmp_path / "again")

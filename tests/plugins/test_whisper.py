@@ -195,10 +195,8 @@ def test_a_trained_model_writes_words_and_times_as_pytorch_does(tmp_path):
                     [48, 52, 52, 55]
                 ] * 6
     options = {"language": "en", "return_segments": True, "return_timestamps": True}
-    actual, expected = (
-        model.generate(audio, **options),
-        theirs.generate(torch.tensor(audio), **options),
-    )
+    actual = model.generate(audio, **options)
+    expected = theirs.generate(torch.tensor(audio), **options)
     assert rounded_segments(actual.segments) == rounded_segments(expected["segments"])
     assert [len(row) for row in actual.segments] == [2] * 6
 

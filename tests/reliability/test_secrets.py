@@ -18,11 +18,9 @@ from hfseq.errors import redact, redact_private, redact_values
 from tests.support import machines
 
 SCRIPT = machines.ROOT / "scripts" / "run_mlm_flax.py"
-HUB, WANDB, URL = (
-    "hf_PlantedTokenOfTheHubOf37Characters",
-    "0123456789abcdef" * 2 + "plantedw",
-    "PlantedInTheUrl",
-)
+HUB = "hf_PlantedTokenOfTheHubOf37Characters"
+WANDB = "0123456789abcdef" * 2 + "plantedw"
+URL = "PlantedInTheUrl"
 PLANTED = (HUB, WANDB, URL)
 TOKEN = "hf_" + "a1B2" * 9
 

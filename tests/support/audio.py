@@ -14,10 +14,8 @@ LETTER_TONES = {"a": (300, 900), "b": (500, 1500), "c": (800, 2200), "d": (400, 
 
 def synthesize_word(word: str, seed: int = 0, seconds: float = 0.06) -> np.ndarray:
     """Returns the samples of a word: one tone per letter, some noise, silence between letters."""
-    random, time = (
-        np.random.default_rng(seed),
-        np.arange(round(SAMPLING_RATE * seconds)) / SAMPLING_RATE,
-    )
+    random = np.random.default_rng(seed)
+    time = np.arange(round(SAMPLING_RATE * seconds)) / SAMPLING_RATE
     silence = np.zeros(len(time) // 3)
     parts = [silence]
     for letter in word:

@@ -103,9 +103,8 @@ def test_the_loss_is_that_of_the_formula(embed, pairs, tmp_path):
     )
     model = hfseq.FlaxAutoModel.from_pretrained(tmp_path / "run")
     rows = [json.loads(line) for line in (pairs / "valid.jsonl").read_text().splitlines()]
-    model.sentence_config = (
-        hfseq.modeling.sentence.SentenceConfig()
-    )  # trained vectors are not normalized
+    # trained vectors are not normalized
+    model.sentence_config = hfseq.modeling.sentence.SentenceConfig()
     sides = [
         model.encode([row[name] for row in rows]).astype(np.float64)
         for name in ("anchor", "positive", "negative")

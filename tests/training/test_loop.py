@@ -132,9 +132,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train):
     assert left.value.code == 0
     parts = train("parts", devices=1, max_steps=9, save_steps=4, logging_steps=3)
     assert parts.progress.tokens_seen == uninterrupted.progress.tokens_seen
-    assert losses(parts.folder) == losses(
-        uninterrupted.folder
-    )  # the log window of step 4 to 6 was cut at 5
+    # the log window of step 4 to 6 was cut at 5
+    assert losses(parts.folder) == losses(uninterrupted.folder)
     first, other = (load_file(loop.folder / "model.safetensors") for loop in (uninterrupted, parts))
     assert all(np.array_equal(first[name], other[name]) for name in first)
 
@@ -198,9 +197,8 @@ def test_save_total_limit_keeps_the_newest_and_the_best(train):
         learning_rate=0.0,
     )
     kept_steps = sorted(int(path.name) for path in (loop.folder / "checkpoints").iterdir())
-    assert (
-        kept_steps == [1, 7, 8] and loop.progress.best_step == 1
-    )  # nothing is learned: the first stays the best
+    # nothing is learned: the first stays the best
+    assert kept_steps == [1, 7, 8] and loop.progress.best_step == 1
 
 
 @pytest.mark.slow

@@ -114,7 +114,8 @@ def exchange_by_rules(run: Run) -> list[dict[str, Any]]:
         if is_quantized(leaf)
     }
     num_gathers = 2 if run.arguments.model.gradient_checkpointing else 1
-    token_bytes = _token_bytes(run)
+    tokens = rows_per_shard(run) * run.batch.length / mesh["sequence"]
+    hidden_bytes = tokens * _token_bytes(run)
     totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}
 
     def add(kind: str, axes: tuple[str, ...], count: float, num_bytes: float) -> None:
@@ -141,8 +142,7 @@ def exchange_by_rules(run: Run) -> list[dict[str, Any]]:
             is_stacked = len(shape) > len(run.layout.layer_shape(path, shape))
             layers = shape[0] if is_stacked else 1
             passes = 2 if tactic == "row" else 1
-            tokens = rows_per_shard(run) * run.batch.length / mesh["sequence"]
-            add("all-reduce", ("tensor",), passes * layers, tokens * token_bytes)
+            add("all-reduce", ("tensor",), passes * layers, hidden_bytes)
     return [
         {"kind": kind, "axes": list(axes), "count": round(count), "bytes": round(num_bytes)}
         for (kind, axes), (count, num_bytes) in sorted(totals.items(), key=lambda item: -item[1][1])

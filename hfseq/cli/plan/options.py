@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Annotated, Any
 
-from hfseq.data.arguments import AllowedValues, CheckedArguments, PositiveInt
+from hfseq.data.arguments import AllowedValues, CheckedArguments, PositiveFloat, PositiveInt
 from hfseq.errors import UsageError, did_you_mean
 from hfseq.training import aot
 
 OBJECTIVES = ("mlm", "clm", "span_mlm", "denoising", "translation", "rtd", "sop")
 
-Positive = Annotated[float, AllowedValues("a positive number", above=0)]
-Fraction = Annotated[float, AllowedValues("a fraction above 0 and at most 1", above=0, maximum=1)]
+PositiveFraction = Annotated[
+    float, AllowedValues("a fraction above 0 and at most 1", above=0, maximum=1)
+]
 
 
 def option_field(group: str, metavar: str | None, text: str, default: Any = None) -> Any:
@@ -59,18 +60,18 @@ class Options(CheckedArguments):
     mesh: str | None = option_field(
         "devices", "MESH", "Mesh, e.g. data=8,fsdp=8. Default: all devices on the data axis."
     )
-    memory_gb: Positive | None = option_field(
+    memory_gb: PositiveFloat | None = option_field(
         "devices", "X", "Memory per device in GB. Default: from the data sheet."
     )
-    memory_share: Fraction | None = option_field(
+    memory_share: PositiveFraction | None = option_field(
         "devices",
         "X",
         "Fraction of the memory that JAX may use. Default: JAX's own, which is 0.75 on GPUs.",
     )
-    peak_tflops: Positive | None = option_field(
+    peak_tflops: PositiveFloat | None = option_field(
         "devices", "X", "Peak performance per device in TFLOP/s. Default: from the data sheet."
     )
-    network_gbs: Positive | None = option_field(
+    network_gbs: PositiveFloat | None = option_field(
         "devices", "X", "Network bandwidth per device in GB/s. Default: that of a DGX."
     )
     objective: str | None = option_field(
@@ -113,16 +114,16 @@ class Options(CheckedArguments):
     training: list[str] = option_field(
         "run", "FLAG", "Other flags of the training script, after --.", list
     )
-    mfu: Fraction = option_field(
+    mfu: PositiveFraction = option_field(
         "answer", "X", "Expected model FLOPs utilization (MFU). Default: 0.4.", 0.4
     )
-    tokens: Positive | None = option_field(
+    tokens: PositiveFloat | None = option_field(
         "answer", "X", "Number of training tokens, e.g. 3e11, to estimate the days of training."
     )
     no_compile: bool = option_field(
         "answer", None, "Do not compile: only sharding rules and a trace, within seconds.", False
     )
-    compile_timeout: Positive = option_field(
+    compile_timeout: PositiveFloat = option_field(
         "answer", "X", "Time limit for compilation in seconds. Default: 1800.", 1800.0
     )
     plugin: list[str] = dataclasses.field(default_factory=list)

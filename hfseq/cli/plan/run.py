@@ -120,9 +120,9 @@ def record_attention_choices() -> Iterator[list[dict[str, Any]]]:
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             arguments: Any = record.args
-            call, _, selected = arguments
+            spec, _, selected = arguments
             reasons = dict(selected.reasons)
-            choices.append({"of": str(call), "name": selected.name, "refused": reasons})
+            choices.append({"of": str(spec), "name": selected.name, "refused": reasons})
 
     listener, level, propagate = Listener(), dispatch.logger.level, dispatch.logger.propagate
     dispatch.log_selection.cache_clear()  # so that choices that were logged before are logged again

@@ -83,19 +83,20 @@ def compile_in_subprocess(options: Options, variants: Sequence[dict[str, Any]]) 
     skip_reason = ""
     try:
         compiler = compiler_for(options.accelerator.name)
-        programs = _measure_apart(options, variants, compiler, deadline)
+        programs = _compile_with(options, variants, compiler, deadline)
         if programs.results or time.monotonic() >= deadline:
             return programs
         skip_reason = programs.problem
     except aot.NoCompiler as error:
         skip_reason = str(error)
-    programs = _measure_apart(options, variants, HOST_COMPILER, deadline)
+    programs = _compile_with(options, variants, HOST_COMPILER, deadline)
     return dataclasses.replace(programs, skip_reason=skip_reason)
 
 
-def _measure_apart(
+def _compile_with(
     options: Options, variants: Sequence[dict[str, Any]], compiler: str, deadline: float
 ) -> Programs:
+    """Compiles the variants with one compiler, until the deadline."""
     environment = aot.environment()
     # Programs that are read from the compilation cache have no memory analysis.
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
@@ -161,9 +162,9 @@ def compile_step(
         A dictionary with ``rows``, ``remat``, the bytes per device of ``arguments``,
         ``temporary``, ``alias`` (arguments that results are written to) and ``peak``,
         the ``collectives`` (kind, axes, count and the bytes that they leave on a device),
-        the ``attention`` choices and the ``seconds`` of compilation. Of a program that does not
-        fit on the device only the total is known: everything but the arguments counts as
-        ``temporary``.
+        the ``attention`` choices, the ``seconds`` of compilation, and ``cudnn`` (whether the
+        program calls cuDNN, absent if it does not fit). Of a program that does not fit on the
+        device only the total is known: everything but the arguments counts as ``temporary``.
     """
     import jax
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from hfseq.nn.dispatch import AttentionCall, AttentionSpec
 from hfseq.nn.sharding import BATCH_AXES, SEQUENCE, TENSOR
@@ -193,7 +192,7 @@ def _attend(
 
     query, key, value, causal = call.query, call.key, call.value, call.visible.causal
     heads, kv_heads = query.shape[2], key.shape[2]
-    tensor_shards = _tensor_shards(call.mesh)
+    tensor_shards = 1 if call.mesh is None else call.mesh.shape.get(TENSOR, 1)
     # jax 0.10 counts the offsets of packed keys in query heads (fixed in 0.11), which gives wrong
     # results with fewer key heads. Over a mesh, queries and keys must be split alike.
     old_jax = tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11)
@@ -215,7 +214,3 @@ def _attend(
         **runs,
     )
     return mixed.astype(value.dtype)
-
-
-def _tensor_shards(mesh: Mesh | None) -> int:
-    return 1 if mesh is None else mesh.shape.get(TENSOR, 1)

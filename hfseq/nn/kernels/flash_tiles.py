@@ -196,7 +196,7 @@ def _bias_gradient(
         (rows_per_bias, block_k, None, tiles.width),
         lambda i, j, n: (row(n), j, jax.lax.div(head(n), group), 0),
     )
-    number = pl.BlockSpec((rows_per_bias, None, block_q), lambda i, j, n: (row(n), head(n), i))
+    per_query = pl.BlockSpec((rows_per_bias, None, block_q), lambda i, j, n: (row(n), head(n), i))
     bias = pl.BlockSpec((None, None, block_q, block_k), lambda i, j, n: (row(n), head(n), i, j))
     row_specs = RowArrays(
         queries=pl.BlockSpec((rows_per_bias, block_q), lambda i, j, n: (row(n), i)),
@@ -212,7 +212,7 @@ def _bias_gradient(
             pl.cdiv(tiles.keys, block_k),
             heads * len(rows.bias),
         ),
-        in_specs=[query, key, key, query, number, number, _specs_of_present(row_specs, rows)],
+        in_specs=[query, key, key, query, per_query, per_query, _specs_of_present(row_specs, rows)],
         out_specs=[bias],
         out_shape=[jax.ShapeDtypeStruct(rows.bias.shape, rows.bias.dtype)],
         name="flash_bias_kernel",

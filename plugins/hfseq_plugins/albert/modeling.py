@@ -6,8 +6,7 @@ those of the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from hfseq.nn import outputs as out
 from hfseq.nn.visible import Mask
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import Embeddings, FlatPooler, SelfAttention, dense
+from hfseq_plugins.common import num_labels
 
 
 class Attention(SelfAttention):
@@ -155,12 +155,12 @@ class Predictions(bert.VocabularyHead):
         return self.LayerNorm(self.act(self.dense(x)))
 
 
-class AlbertMixin:
+class AlbertMixin(bert.ModelWithHead):
     """Names the encoder and the language modeling head as ALBERT checkpoints do."""
 
-    prefix: ClassVar[str] = "albert"
-    module: ClassVar[Callable[..., nnx.Module]] = AlbertModule
-    classifier_dropout_field: ClassVar[str] = "classifier_dropout_prob"
+    prefix = "albert"
+    module = AlbertModule
+    classifier_dropout_field = "classifier_dropout_prob"
 
     def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
         """Creates the language modeling head."""
@@ -180,7 +180,7 @@ class SentenceOrder(nnx.Module):
     """Sentence order prediction: whether two sentences are in their original order."""
 
     def __init__(self, config: AlbertConfig, rngs: nnx.Rngs):
-        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
+        self.classifier = dense(config, config.hidden_size, num_labels(config), rngs)
 
 
 class PreTraining(AlbertMixin, bert.LanguageModel):

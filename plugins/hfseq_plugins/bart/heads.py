@@ -15,6 +15,7 @@ from hfseq.errors import UsageError
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.bart.layers import Decoder, Encoder, dense, token_embedding
+from hfseq_plugins.common import num_labels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -247,7 +248,7 @@ class ClassificationHead(nnx.Module):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.d_model, config.d_model, rngs)
-        self.out_proj = dense(config, config.d_model, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
+        self.out_proj = dense(config, config.d_model, num_labels(config), rngs)
         self.dropout = nn.Dropout(config.classifier_dropout)
 
     def __call__(

@@ -371,8 +371,7 @@ class Stack(nnx.Module):
 
         Returns:
             The last hidden state, `(batch, length, hidden)`, the attention weights of each layer,
-                and the
-            inputs of all layers or `None`.
+            and the inputs of all layers or `None`.
         """
         x, attentions, layer_inputs = nn.run_layers(
             self.layers, x, *args, per_layer=self.per_layer(), **options

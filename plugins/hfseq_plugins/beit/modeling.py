@@ -15,6 +15,7 @@ from hfseq.modeling import FlaxPreTrainedModel, FlaxVisionPreTrainedModel
 from hfseq.modeling.base import Input
 from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq_plugins.common import num_labels
 from hfseq_plugins.dinov2 import modeling as dinov2
 from hfseq_plugins.vit import modeling as vit
 from hfseq_plugins.vit.modeling import dense
@@ -265,7 +266,7 @@ class ImageClassification(nnx.Module):
 
     def __init__(self, config: BeitConfig, rngs: nnx.Rngs):
         self.beit = Beit(config, rngs)
-        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
+        self.classifier = dense(config, config.hidden_size, num_labels(config), rngs)
 
     def __call__(
         self,

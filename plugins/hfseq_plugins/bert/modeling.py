@@ -21,6 +21,7 @@ from hfseq.modeling.base import Input
 from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq_plugins.bert.encoder import BertModule, dense, embedding_size
+from hfseq_plugins.common import num_labels
 
 
 class ModelWithHead(nnx.Module):
@@ -233,7 +234,7 @@ class SequenceClassification(ModelWithHead):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
+        self.classifier = dense(config, config.hidden_size, num_labels(config), rngs)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
         """Runs the encoder with these arguments. Returns logits, `(batch, num_labels)`."""
@@ -274,7 +275,7 @@ class TokenClassification(ModelWithHead):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
+        self.classifier = dense(config, config.hidden_size, num_labels(config), rngs)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
         """Runs the encoder with these arguments. Returns logits, `(batch, length, num_labels)`."""
@@ -288,7 +289,7 @@ class QuestionAnswering(ModelWithHead):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.qa_outputs = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
+        self.qa_outputs = dense(config, config.hidden_size, num_labels(config), rngs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Runs the encoder with these arguments.

@@ -7,8 +7,7 @@ the first block takes the place of each random block. Rows that are too short us
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -275,10 +274,10 @@ class BigBirdModule(BertModule):
         )
 
 
-class BigBirdMixin:
+class BigBirdMixin(bert.ModelWithHead):
     """Sets the encoder of the BERT models to that of BigBird."""
 
-    module: ClassVar[Callable[..., nnx.Module]] = BigBirdModule
+    module = BigBirdModule
 
 
 class MaskedLM(BigBirdMixin, bert.MaskedLM):

@@ -127,8 +127,7 @@ class Encoder(nnx.Module):
 
         Returns:
             The last hidden state, `(batch, length, hidden)`, all hidden states or `None`, and the
-                attention
-            weights or `None`.
+            attention weights or `None`.
         """
         x, attentions, layer_inputs = nn.run_layers(
             self.layers,
@@ -206,14 +205,13 @@ class VisionEmbeddings(nnx.Module):
         factor, width = config.initializer_factor, config.hidden_size
         init = nn.normal(factor * config.initializer_range)
         patch, image_size = map(nn.height_and_width, (config.patch_size, config.image_size))  # type: ignore[arg-type]  # set in all configurations
-        row_positions = nn.normal(factor * width**-0.5)
-        self.class_embedding = nnx.Param(row_positions(rngs.params(), (width,), jnp.float32))
+        class_init = nn.normal(factor * width**-0.5)
+        self.class_embedding = nnx.Param(class_init(rngs.params(), (width,), jnp.float32))
         self.patch_embedding = nn.Conv(
             config.num_channels, width, patch, init, rngs, stride=patch, use_bias=False
         )
         grid_height, grid_width = (
-            row_positions // patch_side
-            for row_positions, patch_side in zip(image_size, patch, strict=True)
+            side // patch_side for side, patch_side in zip(image_size, patch, strict=True)
         )
         self.position_embedding = nn.Embed(grid_height * grid_width + 1, width, init, rngs)
 
@@ -362,8 +360,7 @@ class CLIP(nnx.Module):
 
         Returns:
             The logits, `(images, texts)` and `(texts, images)`, the normalized embeddings, and the
-                outputs
-            of both encoders.
+            outputs of both encoders.
         """
         image_embeds = _unit(self.visual_projection(vision_outputs.pooler_output))
         text_embeds = _unit(self.text_projection(text_outputs.pooler_output))

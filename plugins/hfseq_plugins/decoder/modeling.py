@@ -23,6 +23,7 @@ from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq.nn.positions import Angles
 from hfseq.nn.visible import Mask
+from hfseq_plugins.common import num_labels
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -379,7 +380,7 @@ class SequenceClassification(nnx.Module):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.model, self.pad = Decoder(config, rngs), config.pad_token_id
-        self.score = linear(config, config.hidden_size, config.num_labels, rngs, bias=False)  # type: ignore[arg-type]  # num_labels is set
+        self.score = linear(config, config.hidden_size, num_labels(config), rngs, bias=False)
 
     def __call__(
         self,
@@ -404,7 +405,7 @@ class TokenClassification(nnx.Module):
         self.model = Decoder(config, rngs)
         rates = (getattr(config, name, None) for name in ("classifier_dropout", "hidden_dropout"))
         self.dropout = nn.Dropout(next((rate for rate in rates if rate is not None), 0.1))
-        self.score = linear(config, config.hidden_size, config.num_labels, rngs, bias=True)  # type: ignore[arg-type]  # num_labels is set
+        self.score = linear(config, config.hidden_size, num_labels(config), rngs, bias=True)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
         """Runs the decoder with these arguments. Returns logits, `(batch, length, num_labels)`."""

@@ -12,6 +12,7 @@ from hfseq.errors import UsageError
 from hfseq.modeling import FlaxVisionPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
+from hfseq_plugins.common import num_labels
 from hfseq_plugins.vit import modeling as vit
 from hfseq_plugins.vit.modeling import dense
 
@@ -173,7 +174,7 @@ class ImageClassification(nnx.Module):
 
     def __init__(self, config: Dinov2Config, rngs: nnx.Rngs):
         self.dinov2 = Dinov2(config, rngs)
-        self.classifier = dense(config, 2 * config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
+        self.classifier = dense(config, 2 * config.hidden_size, num_labels(config), rngs)
 
     def __call__(
         self,

@@ -23,6 +23,7 @@ from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq.nn.visible import Mask
 from hfseq_plugins.bert.encoder import dense
+from hfseq_plugins.common import num_labels
 
 EPSILON = 1e-12
 
@@ -268,7 +269,7 @@ class SequenceClassification(ModelWithHead):
 
     def labels(self, config: DistilBertConfig) -> int:
         """Returns the number of outputs of the head."""
-        return config.num_labels  # type: ignore[return-value]  # num_labels is set
+        return num_labels(config)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
         """Runs the encoder with these arguments. Returns logits, `(batch, num_labels)`."""
@@ -303,7 +304,7 @@ class TokenClassification(ModelWithHead):
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.classifier = dense(config, config.dim, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
+        self.classifier = dense(config, config.dim, num_labels(config), rngs)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
         """Runs the encoder with these arguments. Returns logits, `(batch, length, num_labels)`."""
@@ -319,7 +320,7 @@ class QuestionAnswering(ModelWithHead):
 
     def __init__(self, config: DistilBertConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs)
-        self.qa_outputs = dense(config, config.dim, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
+        self.qa_outputs = dense(config, config.dim, num_labels(config), rngs)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
         """Runs the encoder with these arguments.

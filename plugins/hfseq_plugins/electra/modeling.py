@@ -6,8 +6,7 @@ are those of the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from flax import nnx
@@ -52,11 +51,11 @@ class DiscriminatorPredictions(nnx.Module):
         return self.dense_prediction(self.act(self.dense(x)))[..., 0]
 
 
-class ElectraMixin:
+class ElectraMixin(bert.ModelWithHead):
     """Names the encoder and the language modeling head as ELECTRA checkpoints do."""
 
-    prefix: ClassVar[str] = "electra"
-    module: ClassVar[Callable[..., nnx.Module]] = ElectraModule
+    prefix = "electra"
+    module = ElectraModule
 
     def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
         """Creates the language modeling head."""

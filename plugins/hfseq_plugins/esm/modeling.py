@@ -6,8 +6,7 @@ treated as dropped out, and one head predicts contacts from attention weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from hfseq.nn import outputs as out
 from hfseq.nn.positions import Angles
 from hfseq.nn.visible import Mask
 from hfseq_plugins.bert import encoder
+from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import dense
 from hfseq_plugins.bert.sharding import RULES as BERT_RULES
 from hfseq_plugins.megatron_bert.modeling import Output, norm
@@ -301,11 +301,11 @@ class EsmModule(nnx.Module):
         return self.contact_head(input_ids, stacked * pair_mask.astype(stacked.dtype))
 
 
-class EsmMixin:
+class EsmMixin(bert.ModelWithHead):
     """Names the encoder as ESM checkpoints do."""
 
-    prefix: ClassVar[str] = "esm"
-    module: ClassVar[Callable[..., nnx.Module]] = EsmModule
+    prefix = "esm"
+    module = EsmModule
     esm: EsmModule
 
     def predict_contacts(

@@ -15,6 +15,7 @@ from transformers import EuroBertConfig
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.nn import outputs as out
+from hfseq_plugins.common import num_labels
 from hfseq_plugins.decoder.modeling import Decoder, FlaxDecoderPreTrainedModel, linear
 
 POOLINGS = ("bos", "mean", "late")
@@ -70,7 +71,7 @@ class SequenceClassification(nnx.Module):
             )
         width = config.hidden_size
         self.dense = linear(config, width, width, rngs, bias=True)
-        self.classifier = linear(config, width, config.num_labels, rngs, bias=True)  # type: ignore[arg-type]  # num_labels is set
+        self.classifier = linear(config, width, num_labels(config), rngs, bias=True)
         self.gelu = nn.activation("gelu")
 
     def __call__(
@@ -101,7 +102,7 @@ class TokenClassification(nnx.Module):
 
     def __init__(self, config: EuroBertConfig, rngs: nnx.Rngs):
         self.model = Decoder(config, rngs)
-        self.classifier = linear(config, config.hidden_size, config.num_labels, rngs, bias=True)  # type: ignore[arg-type]  # num_labels is set
+        self.classifier = linear(config, config.hidden_size, num_labels(config), rngs, bias=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> out.FlaxModelOutput:
         """Runs the encoder with these arguments. Returns logits, `(batch, length, num_labels)`."""

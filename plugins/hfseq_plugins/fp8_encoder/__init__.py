@@ -5,12 +5,7 @@ It is stored as MegatronBERT where the two compute the same.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hfseq import hookimpl
-
-if TYPE_CHECKING:
-    from hfseq.plugins.hookspecs import RegisterArchitecture
+from hfseq import RegisterArchitecture, hookimpl
 
 MODELING = "hfseq_plugins.fp8_encoder.modeling"
 CITATION = """\

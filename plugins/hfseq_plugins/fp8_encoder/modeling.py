@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from hfseq.nn.layers import Initializer
 from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.modeling import FlaxBertPreTrainedModel
-from hfseq_plugins.common import StoredAsTwin
+from hfseq_plugins.common import StoredAsTwin, num_labels
 from hfseq_plugins.fp8_encoder.configuration import TWIN_TYPE_VOCAB_SIZE, Fp8EncoderConfig
 from hfseq_plugins.megatron_bert import modeling as megatron
 
@@ -155,7 +155,7 @@ class FlatClassifier(nnx.Module):
         self.length: int = config.flatten_length
         self.flatten = nn.Linear(self.length * width, width, init, rngs)
         self.dense = nn.Linear(width, width, init, rngs)
-        self.out_proj = nn.Linear(width, cast("int", config.num_labels), init, rngs)
+        self.out_proj = nn.Linear(width, num_labels(config), init, rngs)
 
     def __call__(
         self,
@@ -178,7 +178,7 @@ class SequenceClassification(bert.ModelWithHead):
         super().__init__(config, rngs)
         self.classifier: Any
         if self.use_pooler:
-            labels = cast("int", config.num_labels)
+            labels = num_labels(config)
             self.classifier = encoder.dense(config, config.hidden_size, labels, rngs)
         else:
             self.classifier = FlatClassifier(config, rngs)

@@ -24,11 +24,6 @@ from hfseq_plugins.t5 import modeling as t5
 from hfseq_plugins.t5 import stack
 from hfseq_plugins.t5.stack import norm
 
-if TYPE_CHECKING:
-    _Module = t5.EncoderOnly
-else:
-    _Module = object  # a mixin: subclasses also derive from a T5 module
-
 
 def split_into_blocks(x: jax.Array, size: int) -> jax.Array:
     """Splits `(batch, length, ...)` into `(batch, blocks, size, ...)`, padded with zeros."""
@@ -288,7 +283,7 @@ class EncoderStack(stack.Stack):
         )
 
 
-class LongEncoderMixin(_Module):
+class LongEncoderMixin(t5.EncoderOnly):
     """Mixin with LongT5's encoder, which builds its masks itself."""
 
     stack: ClassVar[Any] = EncoderStack

@@ -18,6 +18,7 @@ from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq.nn.positions import Angles
 from hfseq.nn.visible import Mask
+from hfseq_plugins.common import num_labels
 from hfseq_plugins.decoder.modeling import FlaxDecoderOnlyPreTrainedModel, last_token_states
 from hfseq_plugins.modernbert import modeling as modernbert
 from hfseq_plugins.modernbert.modeling import linear
@@ -116,7 +117,7 @@ class SequenceClassification(nnx.Module):
         self.model, self.pad = Decoder(config, rngs), config.pad_token_id
         self.head = modernbert.PredictionHead(config, rngs)
         self.drop = nn.Dropout(config.classifier_dropout)
-        self.classifier = linear(config, width, config.num_labels, rngs, bias, std=width**-0.5)  # type: ignore[arg-type]  # num_labels is set
+        self.classifier = linear(config, width, num_labels(config), rngs, bias, std=width**-0.5)
 
     def __call__(
         self,

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hfseq import hookimpl
-
-if TYPE_CHECKING:
-    from hfseq.plugins.hookspecs import RegisterArchitecture
+from hfseq import RegisterArchitecture, hookimpl
 
 MODELING = "hfseq_plugins.pegasus.modeling"
 CITATION = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PegasusConfig
 
@@ -58,13 +58,7 @@ class ConditionalGeneration(heads.ConditionalGeneration):
     module = PegasusModule
 
 
-if TYPE_CHECKING:
-    _Model = FlaxBartPreTrainedModel
-else:
-    _Model = object  # FixedPositions is a mixin: the model class is another base.
-
-
-class FixedPositions(_Model):
+class FixedPositions(FlaxBartPreTrainedModel):
     """Mixin of models with sinusoidal positions, which are not parameters, as in Transformers 4.
 
     If a checkpoint contains other positions, these are loaded and not trained.

@@ -20,6 +20,7 @@ from hfseq.modeling import DerivedTensor, FlaxVisionPreTrainedModel
 from hfseq.modeling.base import Input
 from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq_plugins.common import num_labels
 
 #: He et al. (2015), as PyTorch's `kaiming_normal_` with `fan_out`.
 INIT = jax.nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -226,7 +227,7 @@ class ImageClassification(nnx.Module):
         width = config.hidden_sizes[-1]
         init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
         self.classifier = nnx.List(
-            [Function(jnp.ravel), nn.Linear(width, config.num_labels, init, rngs)]  # type: ignore[arg-type]  # num_labels is set
+            [Function(jnp.ravel), nn.Linear(width, num_labels(config), init, rngs)]
         )
 
     def __call__(

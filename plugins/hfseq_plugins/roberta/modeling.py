@@ -19,6 +19,7 @@ from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import BertModule, dense
+from hfseq_plugins.common import num_labels
 
 
 class RobertaModule(BertModule):
@@ -44,11 +45,11 @@ class RobertaModule(BertModule):
         return jnp.where(segment_ids > 0, positions, self.pad_token_id)
 
 
-class RobertaMixin:
+class RobertaMixin(bert.ModelWithHead):
     """Names the encoder and the language modeling head as RoBERTa checkpoints do."""
 
-    prefix: ClassVar[str] = "roberta"
-    module: ClassVar[Callable[..., nnx.Module]] = RobertaModule
+    prefix = "roberta"
+    module: ClassVar[Callable[..., nnx.Module]] = RobertaModule  # subclasses have other encoders
 
     def add_head(self, config: PreTrainedConfig, rngs: nnx.Rngs) -> None:
         """Creates the language modeling head."""
@@ -92,7 +93,7 @@ class ClassificationHead(nnx.Module):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.dense = dense(config, config.hidden_size, config.hidden_size, rngs)
-        self.out_proj = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
+        self.out_proj = dense(config, config.hidden_size, num_labels(config), rngs)
         self.act = nn.activation(self.activation or config.hidden_act)
 
     def __call__(

@@ -5,15 +5,13 @@ As in RoBERTa, the embeddings are normalized. A final norm follows the last laye
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
-
 import jax
 from flax import nnx
 from transformers import RobertaPreLayerNormConfig
 
 from hfseq.generation import CausalGeneration
 from hfseq_plugins.bert import encoder
+from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.megatron_bert import modeling as megatron
 from hfseq_plugins.roberta import modeling as roberta
 
@@ -63,11 +61,11 @@ class RobertaPreLayerNormModule(roberta.RobertaModule):
         return self.LayerNorm(x)
 
 
-class PreLayerNormMixin:
+class PreLayerNormMixin(bert.ModelWithHead):
     """Names the encoder as RoBERTa-PreLayerNorm checkpoints do."""
 
-    prefix: ClassVar[str] = "roberta_prelayernorm"
-    module: ClassVar[Callable[..., nnx.Module]] = RobertaPreLayerNormModule
+    prefix = "roberta_prelayernorm"
+    module = RobertaPreLayerNormModule
 
 
 class MaskedLM(PreLayerNormMixin, roberta.MaskedLM):

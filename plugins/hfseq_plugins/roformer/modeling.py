@@ -6,8 +6,7 @@ features. Attribute names are those of the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -163,11 +162,11 @@ class RoFormerModule(nnx.Module):
         )
 
 
-class RoFormerMixin:
+class RoFormerMixin(bert.ModelWithHead):
     """Names the encoder as RoFormer checkpoints do."""
 
-    prefix: ClassVar[str] = "roformer"
-    module: ClassVar[Callable[..., nnx.Module]] = RoFormerModule
+    prefix = "roformer"
+    module = RoFormerModule
 
 
 class MaskedLM(RoFormerMixin, bert.MaskedLM):

@@ -270,11 +270,7 @@ class Stack(nnx.Module):
         has_cross_weights = output_attentions and self.decoder
         return out.FlaxBaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
-            hidden_states=None if inputs is None else (*inputs, x),
-            attentions=tuple(self_weights for self_weights, _ in weights)
-            if output_attentions
-            else None,
-            cross_attentions=tuple(cross_weights for _, cross_weights in weights)
-            if has_cross_weights
-            else None,
+            hidden_states=(*inputs, x) if inputs is not None else None,
+            attentions=tuple(attn for attn, _ in weights) if output_attentions else None,
+            cross_attentions=tuple(attn for _, attn in weights) if has_cross_weights else None,
         )

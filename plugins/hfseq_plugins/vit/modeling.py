@@ -11,6 +11,7 @@ from hfseq import nn
 from hfseq.modeling import FlaxVisionPreTrainedModel
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
+from hfseq_plugins.common import num_labels
 
 
 def dense(
@@ -45,13 +46,12 @@ class Embeddings(nnx.Module):
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         init = jax.nn.initializers.truncated_normal(config.initializer_range)
         patch, image_size = map(nn.height_and_width, (config.patch_size, config.image_size))
-        height, grid_width = (
-            row_positions // patch_side
-            for row_positions, patch_side in zip(image_size, patch, strict=True)
+        grid_height, grid_width = (
+            side // patch_side for side, patch_side in zip(image_size, patch, strict=True)
         )
         width = config.hidden_size
         self.cls_token = nnx.Param(init(rngs.params(), (1, 1, width), jnp.float32))
-        shape = (1, height * grid_width + 1, width)
+        shape = (1, grid_height * grid_width + 1, width)
         self.position_embeddings = nnx.Param(init(rngs.params(), shape, jnp.float32))
         self.patch_embeddings = PatchEmbeddings(config, rngs)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -228,7 +228,7 @@ class ImageClassification(nnx.Module):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.vit = ViT(config, rngs, add_pooling_layer=False)
-        self.classifier = dense(config, config.hidden_size, config.num_labels, rngs)  # type: ignore[arg-type]  # num_labels is set
+        self.classifier = dense(config, config.hidden_size, num_labels(config), rngs)
 
     def __call__(
         self,

@@ -5,12 +5,7 @@ A causal model with cost linear in the length and a state of fixed size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hfseq import hookimpl
-
-if TYPE_CHECKING:
-    from hfseq.plugins.hookspecs import RegisterArchitecture
+from hfseq import RegisterArchitecture, hookimpl
 
 MODELING = "hfseq_plugins.vq_transformer.modeling"
 CITATION = """\

@@ -79,7 +79,8 @@ class VQTransformerConfig(Presets, PretrainedConfig):
             gated heads and for `head_dim` with the other types.
         num_codes: Number of codes per key head.
         window_size: Number of earlier tokens that queries attend to individually.
-        block_size: Tokens per block. It affects speed and memory only and may change at any time.
+        block_size: Tokens per block. Outputs do not depend on it, but gradients of keys do. It may
+            change at any time.
         reduction: How blocks are computed: `"recurrent"`, `"serial"`, `"matmul"` or
             `"associative_scan"`. It may change at any time.
         attention_type: `"vq"`, `"full"` (quadratic, with the original keys) or `"vq_quadratic"`
@@ -228,11 +229,9 @@ class VQTransformerConfig(Presets, PretrainedConfig):
             )
 
     def _wrong_heads(self) -> Iterator[str]:
-        head_type, queries, keys = (
-            self.head_type,
-            self.num_attention_heads,
-            self.num_key_value_heads,
-        )
+        head_type = self.head_type
+        queries = self.num_attention_heads
+        keys = self.num_key_value_heads
         if head_type == "shga" and (queries or 1) != 1:
             yield f"head_type=shga has one head, but num_attention_heads={queries}. Use mhga"
         if head_type in ("shga", "mqa") and (keys or 1) != 1:

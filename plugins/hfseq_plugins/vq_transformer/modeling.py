@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.modeling.base import Input
 from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
+from hfseq_plugins.common import num_labels
 from hfseq_plugins.vq_transformer.codebook import perplexities, update_codebooks
 from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
 from hfseq_plugins.vq_transformer.layers import Layer, Norm, TokenInfo, linear
@@ -353,7 +354,7 @@ class SequenceClassification(nnx.Module):
 
     def __init__(self, config: VQTransformerConfig, rngs: nnx.Rngs):
         self.model = Transformer(config, rngs)
-        self.score = linear(config, config.hidden_size, cast("int", config.num_labels), rngs)
+        self.score = linear(config, config.hidden_size, num_labels(config), rngs)
         self.pad = config.pad_token_id
 
     def __call__(

@@ -131,9 +131,9 @@ def associative(start: Cache, evicted: Cache, first: jax.Array | None) -> Cache:
     continues = jnp.concatenate([jnp.ones_like(first[:1], bool), first[1:] == first[:-1]])
 
     def join(a: tuple[Cache, jax.Array], b: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
-        return jax.vmap(lambda x, y, rows: merge(mask_cache(x, rows), y))(a[0], b[0], b[1]), a[
-            1
-        ] & b[1]
+        (old, old_continues), (new, new_continues) = a, b
+        merged = jax.vmap(lambda x, y, rows: merge(mask_cache(x, rows), y))(old, new, new_continues)
+        return merged, old_continues & new_continues
 
     return lax.associative_scan(join, (caches, continues))[0]
 

@@ -399,7 +399,8 @@ def _language_token(name: str, tokens: Mapping[str, int]) -> int:
 
 def _prepend(prefix: np.ndarray, prompt: Any, rows: int) -> Any:
     """Returns `(batch, length)`: the tokens `prefix` and then the prompt of each row."""
-    prompt = jnp.concatenate([jnp.broadcast_to(prefix, (rows, len(prefix))), prompt], axis=1)
+    xp: Any = jnp if isinstance(prompt, jax.Array) else np
+    prompt = xp.concatenate([xp.broadcast_to(prefix, (rows, len(prefix))), prompt], axis=1)
     return prompt if isinstance(prompt, jax.core.Tracer) else np.asarray(prompt)
 
 
@@ -518,8 +519,7 @@ class _WindowTranscriber:
         if not self.conditioned:
             if self.prefix is None:
                 return prompts, None
-            prefix = np.broadcast_to(self.prefix, (len(active), len(self.prefix)))
-            return np.concatenate([prefix, prompts], axis=1), None
+            return _prepend(self.prefix, prompts, len(active)), None
         first_text: list[np.ndarray] = []
         if self.prefix is not None:  # the text before the first window
             starts = self.prefix[0] == self.previous_text_token

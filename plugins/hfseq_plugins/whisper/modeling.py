@@ -23,6 +23,7 @@ from hfseq.modeling.seq2seq import EncoderOutputs
 from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq_plugins.bart import heads, layers
+from hfseq_plugins.common import num_labels
 from hfseq_plugins.whisper.generation import WhisperGeneration
 from hfseq_plugins.xglm.modeling import sinusoids
 
@@ -244,7 +245,7 @@ class AudioClassification(nnx.Module):
         if config.use_weighted_layer_sum:
             self.layer_weights = nnx.Param(jnp.full(count, 1.0 / count))
         self.projector = nn.Linear(width, config.classifier_proj_size, init, rngs)
-        labels = cast("int", config.num_labels)  # None only before the configuration is complete
+        labels = num_labels(config)  # None only before the configuration is complete
         self.classifier = nn.Linear(config.classifier_proj_size, labels, init, rngs)
 
     def __call__(
@@ -256,18 +257,18 @@ class AudioClassification(nnx.Module):
         output_hidden_states: bool = False,
     ) -> out.FlaxModelOutput:
         layer_weights = self.layer_weights
-        weighted = layer_weights is not None
         encoded = self.encoder(
             input_features,
             rngs=rngs,
             output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states or weighted,
+            output_hidden_states=output_hidden_states or layer_weights is not None,
         )
         x = encoded.last_hidden_state
         if layer_weights is not None:
-            weights, outputs = jax.nn.softmax(layer_weights[...]), encoded.hidden_states or ()
-            mean: Any = sum(weight * x for weight, x in zip(weights, outputs, strict=True))
-            x = mean.astype(encoded.last_hidden_state.dtype)
+            weights = jax.nn.softmax(layer_weights[...])
+            layer_outputs = cast("tuple[jax.Array, ...]", encoded.hidden_states)  # requested above
+            mean: Any = sum(w * output for w, output in zip(weights, layer_outputs, strict=True))
+            x = mean.astype(x.dtype)
         logits = self.classifier(self.projector(x).mean(1))
         states = encoded.hidden_states if output_hidden_states else None
         return out.FlaxSequenceClassifierOutput(logits, states, encoded.attentions)

@@ -5,12 +5,7 @@ It is stored as PEGASUS or Marian where the two compute the same.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hfseq import hookimpl
-
-if TYPE_CHECKING:
-    from hfseq.plugins.hookspecs import RegisterArchitecture
+from hfseq import RegisterArchitecture, hookimpl
 
 MODELING = "hfseq_plugins.wmt_transformer.modeling"
 CITATION = r"""@inproceedings{vaswani2017attention,

@@ -8,7 +8,7 @@ width, and the result is normalized.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +28,6 @@ from hfseq_plugins.bart.positions import SinusoidalPositions, UnshiftedPositions
 from hfseq_plugins.common import StoredAsTwin
 from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
 
-if TYPE_CHECKING:
-    _Attention = layers.Attention
-    _Layer = layers.Layer
-    _Stack = layers.Stack
-else:
-    _Attention = _Layer = _Stack = object  # mixins: subclasses also derive from a BART module
-
-
 EPSILON = 1e-5
 LAMBDA_NAMES = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
@@ -45,8 +37,45 @@ def initial_lambdas(depth: int) -> jax.Array:
     return 0.8 - 0.6 * jnp.exp(-0.3 * jnp.arange(depth, dtype=jnp.float32))
 
 
-class DifferentialMix(_Attention):
-    """Mixin that replaces softmax attention by differential attention.
+def kernel_init(config: PreTrainedConfig) -> Initializer:
+    """Returns the initializer of kernels, of the reference or of the stock classes."""
+    if config.kernel_init == "normal":
+        return nn.normal(config.init_std)
+    return jax.nn.initializers.xavier_uniform()
+
+
+def dense(
+    config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
+) -> nn.Linear:
+    """Creates a Linear with the configured initialization."""
+    return nn.Linear(features_in, features_out, kernel_init(config), rngs)
+
+
+def token_embedding(config: PreTrainedConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
+    """Creates token embeddings. By default they have unit variance after `scale_embedding`."""
+    std = config.d_model**-0.5 if config.embedding_init_std is None else config.embedding_init_std
+    return nn.Embed(size or config.vocab_size, config.d_model, nn.normal(std), rngs)
+
+
+class Attention(layers.Attention):
+    """Attention with a configurable width of all heads and optional biases."""
+
+    @staticmethod
+    def dense(
+        config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
+    ) -> nn.Linear:
+        """Creates a Linear with the configured initialization and bias."""
+        bias = config.attention_bias
+        return nn.Linear(features_in, features_out, kernel_init(config), rngs, use_bias=bias)
+
+    @staticmethod
+    def inner_width(config: PreTrainedConfig) -> int:
+        """Returns the total width of all heads."""
+        return config.inner_width
+
+
+class DifferentialAttention(Attention):
+    """Attention with the difference of two softmax maps (differential attention).
 
     Each layer has one scalar `lambda = exp(q1 * k1) - exp(q2 * k2) + initial` from four trained
     vectors. The constant `initial` depends on the layer's depth and also scales the result.
@@ -112,54 +141,13 @@ class DifferentialMix(_Attention):
         return beams.reshape(batch, pairs, queries, keys)
 
 
-def kernel_init(config: PreTrainedConfig) -> Initializer:
-    """Returns the initializer of kernels, of the reference or of the stock classes."""
-    if config.kernel_init == "normal":
-        return nn.normal(config.init_std)
-    return jax.nn.initializers.xavier_uniform()
-
-
-def dense(
-    config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
-) -> nn.Linear:
-    """Creates a Linear with the configured initialization."""
-    return nn.Linear(features_in, features_out, kernel_init(config), rngs)
-
-
-def token_embedding(config: PreTrainedConfig, rngs: nnx.Rngs, size: int | None = None) -> nn.Embed:
-    """Creates token embeddings. By default they have unit variance after `scale_embedding`."""
-    std = config.d_model**-0.5 if config.embedding_init_std is None else config.embedding_init_std
-    return nn.Embed(size or config.vocab_size, config.d_model, nn.normal(std), rngs)
-
-
-class Attention(layers.Attention):
-    """Attention with a configurable width of all heads and optional biases."""
-
-    @staticmethod
-    def dense(
-        config: PreTrainedConfig, features_in: int, features_out: int, rngs: nnx.Rngs
-    ) -> nn.Linear:
-        """Creates a Linear with the configured initialization and bias."""
-        bias = config.attention_bias
-        return nn.Linear(features_in, features_out, kernel_init(config), rngs, use_bias=bias)
-
-    @staticmethod
-    def inner_width(config: PreTrainedConfig) -> int:
-        """Returns the total width of all heads."""
-        return config.inner_width
-
-
-class DifferentialAttention(DifferentialMix, Attention):
-    """Attention with the difference of two softmax maps."""
-
-
 def attention(config: PreTrainedConfig, *args: Any, **options: Any) -> Attention:
     """Creates the configured attention."""
     attention_class = DifferentialAttention if config.attention == "differential" else Attention
     return attention_class(config, *args, **options)
 
 
-class ConfigurableLayer(_Layer):
+class ConfigurableLayer(layers.Layer):
     """Mixin with the options of the layers of encoder and decoder."""
 
     attention, dense = staticmethod(attention), staticmethod(dense)
@@ -178,7 +166,7 @@ class DecoderLayer(ConfigurableLayer, layers.DecoderLayer):
     """Causal self-attention, cross-attention and feed-forward."""
 
 
-class ConfigurableSide(_Stack):
+class ConfigurableSide(layers.Stack):
     """Mixin with the options of encoder and decoder.
 
     Attributes:
@@ -231,10 +219,7 @@ class WMTTransformerModule(heads.BartModule):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         config.check()  # options may have changed since its creation
-        shared: Any = nnx.data(None)
-        if config.share_embeddings:
-            shared = token_embedding(config, rngs)
-        self.shared = shared
+        self.shared = token_embedding(config, rngs) if config.share_embeddings else nnx.data(None)  # type: ignore[assignment]  # absent with separate vocabularies
         self.add_stacks(config, rngs, separate_embeddings=not config.share_embeddings)
 
 

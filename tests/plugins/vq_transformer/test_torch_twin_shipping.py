@@ -195,9 +195,8 @@ def test_other_heads_load_from_jax(model_class, tmp_path):
 
     ours = model_class(vq_cases.config("mhga", num_labels=3), _do_init=False)
     params, extra = vq_cases.variables(ours)
-    if (
-        model_class is FlaxVQTransformerModel
-    ):  # the base model, which is `model` in the other classes
+    # the base model, which is `model` in the other classes
+    if model_class is FlaxVQTransformerModel:
         extra = {"codebook": extra["codebook"]["model"]}
     ours.save_pretrained(tmp_path, params=params, extra=extra)
     theirs = getattr(torch_twins.modeling, model_class.torch_class_name()).from_pretrained(

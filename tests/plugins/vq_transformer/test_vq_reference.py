@@ -72,10 +72,8 @@ def test_msgpack_file_of_a_train_state_is_read(golden, tmp_path):
     state = {"step": 3, "params": golden.tree("opt/shga/params"), "opt_state": {"0": {}}}
     file = tmp_path / "checkpoint_3"
     file.write_bytes(msgpack_serialize(state))
-    actual, expected = (
-        read_reference(file, golden.options("opt/shga")),
-        golden.reference("opt/shga"),
-    )
+    actual = read_reference(file, golden.options("opt/shga"))
+    expected = golden.reference("opt/shga")
     flat = trees.flatten(actual.params)
     for path, leaf in trees.flatten(expected.params).items():
         assert np.array_equal(flat[path], leaf)

@@ -161,11 +161,9 @@ class VQTransformerConfig(PretrainedConfig):
             yield f"hidden_size={self.hidden_size} is odd, but sinusoids need an even width"
 
     def _wrong_heads(self) -> Iterator[str]:
-        head_type, queries, keys = (
-            self.head_type,
-            self.num_attention_heads,
-            self.num_key_value_heads,
-        )
+        head_type = self.head_type
+        queries = self.num_attention_heads
+        keys = self.num_key_value_heads
         if head_type == "shga" and (queries or 1) != 1:
             yield f"head_type=shga has one head, but num_attention_heads={queries}. Use mhga"
         if head_type in ("shga", "mqa") and (keys or 1) != 1:
