@@ -1,9 +1,9 @@
 """JAX/Flax sequence models on Hugging Face Transformers 5.
 
 Public names are imported on first use (PEP 562), so that ``import hfseq`` imports neither JAX nor
-Transformers. It has two side effects: the Auto classes of Transformers find the architectures of
-hfseq's plugins (`hfseq.plugins.transformers_hook`), and the import paths of Transformers 4's Flax
-classes lead to the classes of hfseq (`hfseq.v4.paths`).
+Transformers. It has one side effect: architectures that Transformers lacks are registered with its
+Auto classes when they are imported (`hfseq.plugins.transformers_hook`). Programs for Transformers 4
+import `hfseq.v4`, which restores the old import paths.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from hfseq.plugins import __version__ as __version__
 from hfseq.plugins import transformers_hook
 from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, target_name
-from hfseq.v4 import paths
 
 if TYPE_CHECKING:
     from hfseq.generation import *  # noqa: F403
@@ -40,7 +39,7 @@ _PUBLIC = {
         *TASKS.values(),
         "FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING",
     ],
-    "hfseq.v4.pytorch_utils": [
+    "hfseq.modeling.pytorch_utils": [
         "convert_pytorch_state_dict_to_flax",
         "load_flax_checkpoint_in_pytorch_model",
         "load_flax_weights_in_pytorch_model",
@@ -48,12 +47,12 @@ _PUBLIC = {
         "rename_key_and_reshape_tensor",
     ],
     # Classes that the example scripts of Transformers 4 defined.
-    "hfseq.v4.collators": [
+    "hfseq.objectives.collators": [
         "FlaxDataCollatorForBartDenoisingLM",
         "FlaxDataCollatorForLanguageModeling",
         "FlaxDataCollatorForT5MLM",
     ],
-    "hfseq.v4.sentencepiece": ["SentencePieceUnigramTokenizer"],
+    "hfseq.data.sentencepiece": ["SentencePieceUnigramTokenizer"],
     "hfseq.objectives.span_mlm": ["compute_input_and_target_lengths"],
     "hfseq.pipelines.tasks": ["pipeline"],
 }
@@ -133,4 +132,3 @@ def _unknown(name: str) -> str:
 
 
 transformers_hook.install()
-paths.install(__getattr__)

@@ -110,7 +110,7 @@ FLAX_CLASSES = """# Flax classes of Transformers 4
 <!-- Written by scripts/make_docs.py from the registry. -->
 
 Transformers 4.57 exported {count} Flax names: those of {families} families and the Auto classes.
-hfseq provides {here} of them. Import them from `hfseq`, or, after `import hfseq`, from
+hfseq provides {here} of them. Import them from `hfseq`, or, after `import hfseq.v4`, from
 [their Transformers 4 paths](migration.md#the-old-import-paths). The last column is the PyTorch
 class of Transformers 5 that loads the same files.
 

@@ -1,6 +1,6 @@
 """An encoder that averages tokens instead of attending: a complete hfseq architecture in one file.
 
-Save it as `hfseqfile.py` in the working directory, or pass `--plugin averaging_encoder.py`. The
+Load it with `--plugin averaging_encoder.py`, or `HFSEQ_PLUGIN_FILES=averaging_encoder.py`. The
 model type `averaging` is then available in `hfseq.FlaxAutoModelForMaskedLM` and the scripts.
 """
 

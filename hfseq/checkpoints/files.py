@@ -23,6 +23,7 @@ import numpy as np
 
 from hfseq.checkpoints.weights import Index, Tensor
 from hfseq.errors import CheckpointError, parse_json
+from hfseq.plugins.import_hooks import prepare_jax
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -101,6 +102,7 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
     if name.endswith(".index.json"):
         return _open_shards(path, fetch or (lambda shard: os.path.join(path[: -len(name)], shard)))
     if name.endswith(".msgpack"):
+        prepare_jax()
         from flax.serialization import msgpack_restore
         from flax.traverse_util import flatten_dict
 
@@ -341,6 +343,7 @@ def write_msgpack(
         flat: The parameters by path.
         max_shard_size: Maximum size of a shard, in bytes or as a string such as ``"5GB"``.
     """
+    prepare_jax()
     from flax.serialization import msgpack_serialize
     from flax.traverse_util import unflatten_dict
 

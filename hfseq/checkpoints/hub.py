@@ -34,8 +34,8 @@ PUSH_ATTEMPTS, DOWNLOAD_ATTEMPTS = 4, 2
 #: Maximum wait in seconds. A longer wait that the Hub requests is an error.
 MAX_RETRY_WAIT = 300.0
 
-#: Timeouts in seconds for connecting, and for each part of a response.
-CONNECT_TIMEOUT, READ_TIMEOUT = 20.0, 90.0
+#: Seconds without network traffic after which an attempt is abandoned and repeated.
+ATTEMPT_TIMEOUT = 90.0
 
 #: HTTP status codes of errors that may be temporary.
 RETRYABLE_STATUSES = frozenset({408, 409, 412, 429, 500, 502, 503, 504})
@@ -434,57 +434,28 @@ def push_command(
 def set_timeout(seconds: float) -> None:
     """Sets ``--hub_timeout``, the seconds without network traffic before transfers fail."""
     network.stall_timeout = seconds
-    _limit_requests()
-
-
-def _limit_requests() -> None:
-    from huggingface_hub import set_client_factory
-    from huggingface_hub.utils import _http
-
-    make = _http._GLOBAL_CLIENT_FACTORY  # a user may have set one
-    if not getattr(make, "has_limits", False):
-
-        def make_client() -> Any:
-            client = make()
-            client.event_hooks["request"].append(_limit)
-            return client
-
-        make_client.has_limits = True  # type: ignore[attr-defined]
-        set_client_factory(make_client)
-
-
-def _limit(request: Any) -> None:
-    """Adds missing timeouts to a request of the client's HTTP library."""
-    if network.is_abandoned():
-        raise network.TransferStalled("the transfer was abandoned")
-    limits = {
-        "connect": CONNECT_TIMEOUT,
-        "read": READ_TIMEOUT,
-        "write": READ_TIMEOUT,
-        "pool": READ_TIMEOUT,
-    }
-    timeouts = request.extensions.get("timeout") or {}
-    set_timeouts = {name: value for name, value in timeouts.items() if value is not None}
-    request.extensions = {**request.extensions, "timeout": limits | set_timeouts}
 
 
 def with_retries(call: Callable[[], T], attempts: int = PUSH_ATTEMPTS) -> T:
     """Calls a function until it succeeds.
 
-    Retries failed connections and the status codes in `RETRYABLE_STATUSES`, after 1, 2, 4, ...
-    seconds or the time that the Hub requests.
+    Retries failed connections, requests without an answer, and the status codes in
+    `RETRYABLE_STATUSES`, after 1, 2, 4, ... seconds or the time that the Hub requests.
 
     Args:
         call: The function.
         attempts: Maximum number of calls.
     """
-    _limit_requests()
     for attempt in range(attempts):
+        if network.is_abandoned():
+            raise network.TransferStalled("the transfer was abandoned")
         try:
-            return call()
+            if ATTEMPT_TIMEOUT >= network.stall_timeout:
+                return call()
+            return network.run_with_stall_timeout(call, ATTEMPT_TIMEOUT)
         except Exception as error:
             response, wait = _response(error), 2.0**attempt
-            retryable = _is_connection_error(error)
+            retryable = _is_connection_error(error) or isinstance(error, network.TransferStalled)
             if response is not None:
                 retryable = response.status_code in RETRYABLE_STATUSES
                 reset = re.search(r"\br=0;t=(\d+)", response.headers.get("ratelimit", ""))

@@ -81,7 +81,9 @@ class FlaxGenerationMixin:
 
         Returns:
             A :class:`FlaxGreedySearchOutput`, :class:`FlaxSampleOutput` or
-            :class:`FlaxBeamSearchOutput`, whose ``sequences`` are padded to ``max_length``.
+            :class:`FlaxBeamSearchOutput`, whose ``sequences`` are padded to ``max_length``. They
+            are a NumPy array, which tokenizers decode, except under a transformation and if other
+            processes have some of the rows.
 
         Raises:
             TypeError: The class has no head that can generate.
@@ -171,9 +173,10 @@ def _check_streaming(request: Request) -> None:
 def _trim_output(output: Output, request: Request) -> Output:
     """Removes the columns and steps that the buckets added."""
     sequences, stop = output.sequences, request.lengths.stop
-    if sequences is not None and sequences.shape[1] > stop:
-        # On the host, because a slice on the device would be compiled for every length.
-        sequences = jax.device_put(np.asarray(sequences)[:, :stop])
+    if sequences is not None and getattr(sequences, "is_fully_addressable", True):
+        # NumPy, because tokenizers do not decode JAX arrays, and because a slice on the device
+        # would be compiled for every length.
+        sequences = np.asarray(sequences)[:, :stop]
     new, changes = stop - request.lengths.prompt, {"sequences": sequences}
     for name in ("scores", "logits", "step_scores"):
         if getattr(output.get(name), "ndim", 0) == 3:

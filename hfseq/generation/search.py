@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, 
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hfseq.generation.logits_process import (
     FlaxLogitsProcessor,
@@ -40,7 +41,7 @@ class FlaxGreedySearchOutput(FlaxModelOutput):
         logits: Scores before the processors, same shape, with ``output_logits``.
     """
 
-    sequences: jax.Array | None = None
+    sequences: np.ndarray | jax.Array | None = None
     scores: jax.Array | None = None
     logits: Any = None
 
@@ -70,7 +71,7 @@ class FlaxBeamSearchOutput(FlaxModelOutput):
             steps)`, with ``output_scores`` or ``output_logits``. -1 after the end.
     """
 
-    sequences: jax.Array | None = None
+    sequences: np.ndarray | jax.Array | None = None
     scores: jax.Array | None = None
     sequences_scores: jax.Array | None = None
     step_scores: jax.Array | None = None

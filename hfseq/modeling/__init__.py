@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hfseq.plugins.import_hooks import prepare_jax
+
 if TYPE_CHECKING:
     from hfseq.checkpoints.weights import DerivedTensor as DerivedTensor
     from hfseq.checkpoints.weights import Tensor as Tensor
@@ -33,6 +35,8 @@ _MODULES = {
     "WeightMap": "hfseq.checkpoints.weights",
     "shift_tokens_right": "hfseq.modeling.seq2seq",
 }
+
+prepare_jax()  # before the first import of flax
 
 
 def __getattr__(name: str) -> Any:

@@ -1,14 +1,14 @@
 """``FlaxAutoModel*``: loads the Flax class that belongs to a configuration or a checkpoint.
 
 These are Transformers' Auto classes over mappings that read hfseq's plugin registry, so downloads,
-overrides and remote code work as in Transformers. Their base class is private in Transformers. Only
-this module and `hfseq.plugins.transformers_hook` use such names.
+overrides and remote code work as in Transformers. Their base class is private in Transformers.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
@@ -25,11 +25,12 @@ from hfseq.checkpoints.config import (
 )
 from hfseq.errors import CheckpointError, HfseqError, UsageError, did_you_mean, first_line
 from hfseq.plugins import ArchitectureSpec
-from hfseq.plugins.registry import auto_class_name, target_name
-from hfseq.plugins.transformers_hook import ArchitectureMapping
+from hfseq.plugins.registry import auto_class_name, describe_error, target_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+logger = logging.getLogger("hfseq")
 
 #: Arguments of downloads, used for the configuration and for the weights.
 HUB_ARGUMENTS = (
@@ -47,6 +48,73 @@ MODEL_ARGUMENTS = (
     *("dtype", "attn_implementation", "precision", "scan_layers", "gradient_checkpointing"),
     *("input_shape", "seed", "param_dtype", "remat_policy", "sharding", "_do_init"),
 )
+
+
+class ArchitectureMapping(MutableMapping[type, Any]):
+    """Maps configuration classes to the model classes of a task in the plugin registry.
+
+    Configuration classes are identified by ``model_type`` and class name, so that lookups do not
+    import modules.
+
+    Args:
+        task: The task.
+    """
+
+    def __init__(self, task: str) -> None:
+        self.task = task
+        self._registered: dict[type, Any] = {}
+        self._values: dict[str, tuple[ArchitectureSpec, Any]] = {}
+
+    def specs(self) -> list[ArchitectureSpec]:
+        """Returns the registered architectures that have a head for the task."""
+        specs = [entry.target for entry in plugins.load().architectures.entries()]
+        return [spec for spec in specs if self.task in spec.heads]
+
+    def register(self, key: type, value: type, exist_ok: bool = False) -> None:
+        """Adds a model class for a configuration class, as ``FlaxAutoModel.register`` does."""
+        if key in self and not exist_ok:
+            raise UsageError(f"{key.__name__} already has a class for {self.task}: {self[key]}")
+        self[key] = value
+
+    def _find(self, key: object) -> ArchitectureSpec | None:
+        model_type, name = getattr(key, "model_type", None), getattr(key, "__name__", None)
+        for spec in self.specs():
+            if spec.model_type == model_type and spec.config_name == name:
+                return spec
+        return None
+
+    def __getitem__(self, key: type) -> Any:
+        if key in self._registered:
+            return self._registered[key]
+        spec = self._find(key)
+        if spec is None:
+            raise KeyError(key)
+        cached_spec, value = self._values.get(spec.model_type, (None, None))
+        if cached_spec is not spec:
+            value = spec.load_head(self.task)
+            self._values[spec.model_type] = (spec, value)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._registered or self._find(key) is not None
+
+    def __setitem__(self, key: type, value: type) -> None:
+        self._registered[key] = value
+
+    def __delitem__(self, key: type) -> None:
+        del self._registered[key]
+
+    def __iter__(self) -> Iterator[type]:
+        """Yields the configuration classes. Skips those that fail to import, with a warning."""
+        for spec in self.specs():
+            try:
+                yield spec.load_config()
+            except HfseqError as error:
+                logger.warning("%s", describe_error(error))
+        yield from list(self._registered)
+
+    def __len__(self) -> int:
+        return len(self.specs()) + len(self._registered)
 
 
 class _FlaxAutoModel(_BaseAutoModelClass):

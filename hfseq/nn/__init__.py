@@ -3,6 +3,10 @@
 Model files import this package as `nn`.
 """
 
+from hfseq.plugins.import_hooks import prepare_jax
+
+prepare_jax()  # before the first import of flax
+
 from hfseq.nn.attention import attend, dot_product
 from hfseq.nn.context import current_options, options, row_guarantees
 from hfseq.nn.dispatch import AttentionSpec, Implementation

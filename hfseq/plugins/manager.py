@@ -1,13 +1,14 @@
 """Discovers plugins and collects their registrations.
 
 Plugins are loaded in this order: hfseq itself (``hfseq.plugins.builtin``), installed distributions
-(entry point group ``hfseq``, first the in-tree families in ``plugins/``), ``hfseqfile.py`` in the
-working directory, and explicit files (``--plugin path.py``). A broken plugin is recorded in
-``Plugins.errors`` and does not affect the others, but an explicit file must load. An architecture
-of a third-party plugin replaces the in-tree architecture with the same model type.
+(entry point group ``hfseq``, first the in-tree families in ``plugins/``), and files that the user
+names (``HFSEQ_PLUGIN_FILES``, ``--plugin path.py``). A broken plugin is recorded in
+``Plugins.errors`` and does not affect the others, but a file of ``--plugin`` must load. An
+architecture of a third-party plugin replaces the in-tree architecture with the same model type.
 
 Environment variables:
 
+- ``HFSEQ_PLUGIN_FILES=a.py,dir/b.py`` loads these plugin files in each program.
 - ``HFSEQ_PLUGINS=a,b`` loads only these plugins, in addition to hfseq itself.
 - ``HFSEQ_DISABLE_PLUGINS=a,b`` does not load these plugins.
 - ``HFSEQ_TRACE_PLUGINS=1`` prints every hook call to standard error.
@@ -34,7 +35,8 @@ from typing import Any
 import pluggy
 
 from hfseq.errors import HfseqError, PluginConflict, PluginError, did_you_mean
-from hfseq.plugins import builtin, hookspecs
+from hfseq.plugins import builtin, hookspecs, transformers_hook
+from hfseq.plugins.import_hooks import prepare_jax
 from hfseq.plugins.registry import (
     ArchitectureSpec,
     Registry,
@@ -49,6 +51,7 @@ logger = logging.getLogger("hfseq")
 
 GROUP = "hfseq"
 IN_TREE = "hfseq"  # the origin of the plugins in this repository
+#: Name of a plugin file that is mentioned in a warning if the user does not name it.
 PROJECT_FILE = "hfseqfile.py"
 
 
@@ -90,6 +93,7 @@ class PluginInfo:
 
     def load(self) -> Any:
         """Imports the module. A file is imported under its own name unless the name is in use."""
+        prepare_jax()
         if isinstance(self.source, PluginError):
             raise self.source
         if isinstance(self.source, metadata.EntryPoint):
@@ -121,7 +125,7 @@ class PluginInfo:
 
 
 def discover_plugins() -> Iterator[PluginInfo]:
-    """Yields the installed plugins and ``hfseqfile.py``, as the environment variables select them.
+    """Yields the installed plugins and files that the environment variables select.
 
     In-tree plugins come first, so that third-party plugins can replace them. An unknown name in
     ``HFSEQ_PLUGINS``, or a name of several third-party plugins, yields a plugin that fails to load
@@ -143,8 +147,12 @@ def discover_plugins() -> Iterator[PluginInfo]:
         origin = IN_TREE if origin.lower() == IN_TREE else origin
         if not (in_checkout and origin == IN_TREE):
             infos.append(PluginInfo(entry_point.name, origin, version, entry_point))
-    if Path(PROJECT_FILE).is_file():
-        infos.append(PluginInfo.from_file(Path(PROJECT_FILE)))
+    for path in plugin_files():
+        try:
+            infos.append(PluginInfo.from_file(path))
+        except PluginError as error:
+            message = f"HFSEQ_PLUGIN_FILES: {error}"
+            yield PluginInfo(path.stem, str(path), None, PluginError(message))
     by_name: dict[str, list[PluginInfo]] = defaultdict(list)
     for info in infos:
         if info.name in disabled or enabled and info.name not in enabled:
@@ -169,6 +177,12 @@ def discover_plugins() -> Iterator[PluginInfo]:
             f"HFSEQ_PLUGINS names '{name}', which no plugin is called{did_you_mean(name, names)}"
         )
         yield PluginInfo(name, "HFSEQ_PLUGINS", None, PluginError(message))
+
+
+def plugin_files() -> list[Path]:
+    """Returns the paths in ``HFSEQ_PLUGIN_FILES``."""
+    names = os.environ.get("HFSEQ_PLUGIN_FILES", "").split(",")
+    return [Path(name.strip()) for name in names if name.strip()]
 
 
 def _checkout() -> list[PluginInfo]:
@@ -420,12 +434,39 @@ def load(extra: Iterable[str | os.PathLike[str]] = ()) -> Plugins:
     """
     global _plugins
     with _lock:
+        is_first = _plugins is None
         if _plugins is None:
             _plugins = Plugins()
             _plugins.discover()
         for path in extra:
             _plugins.add_file(path)
+        if is_first:
+            _mention_project_file(_plugins)
+        transformers_hook.register_architectures(_plugins.architectures)
         return _plugins
+
+
+def _mention_project_file(loaded: Plugins) -> None:
+    """Warns about a plugin file in the current directory that is not loaded."""
+    path = Path(PROJECT_FILE).resolve()
+    if path.is_file() and all(info.origin != str(path) for info in loaded.infos):
+        logger.warning(
+            "%s in the current directory is not loaded, because its code would run: to load it, "
+            "pass --plugin %s or set HFSEQ_PLUGIN_FILES=%s",
+            *[PROJECT_FILE] * 3,
+        )
+
+
+def load_unless_busy() -> None:
+    """Loads the plugins, unless another thread is loading them.
+
+    Waiting for a thread that imports modules could cause a deadlock in an import hook.
+    """
+    if _lock.acquire(blocking=False):
+        try:
+            load()
+        finally:
+            _lock.release()
 
 
 def unload() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hfseq.errors import PluginConflict, PluginError, UsageError, did_you_mean
+from hfseq.plugins.import_hooks import prepare_jax
 
 __version__ = "0.1.0"
 
@@ -88,6 +89,7 @@ def resolve(target: Target, plugin: str) -> Any:
     if not isinstance(target, str):
         return target
     module, _, name = target.partition(":")
+    prepare_jax()
     try:
         return operator.attrgetter(name)(importlib.import_module(module))
     except Exception as error:

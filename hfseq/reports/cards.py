@@ -67,7 +67,7 @@ MEDIA = {
     ),
     "Wav2Vec2ForCTC": (
         "automatic-speech-recognition",
-        AUDIO_INPUT + "print(tokenizer.batch_decode(model(**inputs).logits.argmax(-1)))",
+        AUDIO_INPUT + "print(tokenizer.batch_decode(model(**inputs).logits.argmax(-1).tolist()))",
     ),
     "Wav2Vec2ForPreTraining": (None, AUDIO_INPUT + "outputs = model(**inputs)"),
     "VisionEncoderDecoderModel": (

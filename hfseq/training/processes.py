@@ -34,6 +34,7 @@ from jax.sharding import Mesh
 
 from hfseq.checkpoints import hub
 from hfseq.errors import HfseqError, UsageError, first_line
+from hfseq.plugins import manager
 from hfseq.training.arguments import ProcessArguments
 
 logger = logging.getLogger(__name__)
@@ -395,8 +396,8 @@ def program_digests(plugin_files: Sequence[str] = ()) -> dict[str, str]:
     """Returns a digest of the code of each part of the program, with names for messages.
 
     The parts are hfseq, installed plugins, the script (if it is a `.py` file, because entry points
-    in `bin` depend on the machine), the plugin files, and the `hfseqfile.py` of the project.
-    Nothing is imported. Missing files are ignored.
+    in `bin` depend on the machine), and the plugin files. Nothing is imported. Missing
+    files are ignored.
     """
     points = metadata.entry_points(group="hfseq")
     digests = {}
@@ -409,7 +410,8 @@ def program_digests(plugin_files: Sequence[str] = ()) -> dict[str, str]:
             file = Path(spec.origin or "")
             digest = files_digest(file.parent, [file])
         digests[f"the code of {name}"] = digest
-    for path in map(Path, (sys.argv[0], "hfseqfile.py", *plugin_files)):
+    files = [Path(sys.argv[0]), *manager.plugin_files(), *map(Path, plugin_files)]
+    for path in files:
         if path.suffix == ".py" and path.is_file():
             digests[f"the code of {path.name}"] = files_digest(path.parent, [path])
     return digests

@@ -1,6 +1,6 @@
 """`python -m hfseq.v4 program.py ...` runs an unmodified program for Transformers 4.
 
-hfseq is imported first, so that the program finds the old names and modules. Otherwise the program
+The old names and modules are available to the program. Otherwise the program
 runs as with `python program.py ...`: as `__main__`, with its own arguments, its folder on the
 import path, its exit code, and a traceback that starts in the program. `-m module ...` runs a
 module.

@@ -1,9 +1,10 @@
 """The import paths of Transformers 4: `from transformers import FlaxBertModel` imports from hfseq.
 
-Importing hfseq restores the names and modules of Transformers 4's Flax code, for programs that
-cannot be edited. Nothing is copied into transformers: its lazy packages ask hfseq for names that
-they do not have, so that nothing is imported before it is needed. A name that hfseq lacks too
-raises an ImportError that explains this, and `hasattr` returns False.
+Importing `hfseq.v4` restores the names and modules of Transformers 4's Flax code, for programs that
+cannot be edited, and lets tokenizers decode JAX arrays. Nothing is copied into transformers: its
+lazy packages ask hfseq for names that they do not have, so that nothing is imported before it is
+needed. A name that hfseq lacks too raises an ImportError that explains this, and `hasattr` returns
+False.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import importlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from hfseq.plugins.import_hooks import find_and_wrap
 from hfseq.plugins.registry import __version__
-from hfseq.plugins.transformers_hook import find_and_wrap
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
@@ -28,8 +29,8 @@ else:
 
 #: Modules of Transformers 4 other than those of its families, and the modules with their names now.
 MODULES = {
-    "hfseq.modeling_flax_pytorch_utils": "hfseq.v4.pytorch_utils",
-    "transformers.modeling_flax_pytorch_utils": "hfseq.v4.pytorch_utils",
+    "hfseq.modeling_flax_pytorch_utils": "hfseq.modeling.pytorch_utils",
+    "transformers.modeling_flax_pytorch_utils": "hfseq.modeling.pytorch_utils",
     "transformers.modeling_flax_outputs": "hfseq.nn.outputs",
     "transformers.modeling_flax_utils": "hfseq.modeling.pretrained",
     "transformers.models.auto.modeling_flax_auto": "hfseq.modeling.auto",
@@ -53,18 +54,12 @@ _UTILITIES = (
 )
 _PREFIXES = ("Flax", "FLAX_")
 
-_resolve: Callable[[str], Any]  # returns attributes of hfseq
+_ARRAYS = "transformers.utils.generic"
 
 
-def install(resolve: Callable[[str], Any]) -> None:
-    """Activates the old import paths, also in packages that are already imported.
-
-    Args:
-        resolve: Returns the attribute of hfseq with a given name.
-    """
-    global _resolve
-    _resolve = resolve
-    for name in _UTILITIES:
+def install() -> None:
+    """Activates the old import paths, also in packages that are already imported."""
+    for name in (_ARRAYS, *_UTILITIES):
         if name in sys.modules:
             _extend(sys.modules[name])
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -148,7 +143,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name in _UTILITIES:
+        if name == _ARRAYS or name in _UTILITIES:
             return find_and_wrap(self, name, path, target, after_load=_extend)
         if _is_old_module(name):
             # A package, so that missing names are looked up as submodules and this finder can
@@ -192,6 +187,9 @@ class _Loader(Loader):
 
 def _extend(module: ModuleType) -> None:
     """Adds the old helpers to one of `_UTILITIES`, and the old names to its lazy packages."""
+    if module.__name__ == _ARRAYS:
+        _read_jax(module)
+        return
     for name, helper in _HELPERS.items():
         vars(module).setdefault(name, helper)
     lazy = getattr(module, "_LazyModule", None)
@@ -214,6 +212,20 @@ def _extend(module: ModuleType) -> None:
             raise
 
     lazy.__getattr__ = getattr_with_hfseq
+
+
+def _read_jax(module: ModuleType) -> None:
+    """Allows tokenizers to decode JAX arrays like NumPy arrays, as in Transformers 4."""
+    original = getattr(module, "_get_frameworks_and_test_func", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def frameworks(value: Any) -> Any:
+        is_jax = type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
+        return {"np": lambda _: True} if is_jax else original(value)
+
+    module._get_frameworks_and_test_func = frameworks  # type: ignore[attr-defined]
 
 
 def _is_old_module(name: str) -> bool:
@@ -251,7 +263,7 @@ def _get(name: str, module_name: str) -> Any:
         AttributeError: hfseq does not have it. The message explains why.
     """
     try:
-        return _resolve(name)
+        return getattr(importlib.import_module("hfseq"), name)
     except AttributeError as error:
         if name in flax_classes():
             raise AttributeError(_missing_message(f"{name} is a class")) from None

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from hfseq.v4.collators import FlaxDataCollatorForLanguageModeling
 
 from hfseq.data.tokenizers import train_tokenizer
-from hfseq.v4.collators import FlaxDataCollatorForLanguageModeling
 from tests.data.samples import make_texts
 
 

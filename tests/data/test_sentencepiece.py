@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from hfseq.v4.sentencepiece import SentencePieceUnigramTokenizer
+
 from tests.data.samples import make_texts
 
 

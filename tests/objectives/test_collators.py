@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hfseq.v4.collators import FlaxDataCollatorForBartDenoisingLM, FlaxDataCollatorForT5MLM
 
 from hfseq.objectives.span_mlm import compute_input_and_target_lengths
-from hfseq.v4.collators import FlaxDataCollatorForBartDenoisingLM, FlaxDataCollatorForT5MLM
 from tests.data.samples import make_texts
 
 
