@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hfseq.plugins import hookimpl as hookimpl
     from hfseq.plugins import register_auto_classes as register_auto_classes
     from hfseq.plugins.hookspecs import RegisterArchitecture as RegisterArchitecture
+    from hfseq.training.api import train as train
 
 #: Public names by module. The classes of architectures are in the plugins.
 _PUBLIC = {
@@ -55,6 +56,7 @@ _PUBLIC = {
     "hfseq.data.sentencepiece": ["SentencePieceUnigramTokenizer"],
     "hfseq.objectives.span_mlm": ["compute_input_and_target_lengths"],
     "hfseq.pipelines.tasks": ["pipeline"],
+    "hfseq.training.api": ["train"],
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 

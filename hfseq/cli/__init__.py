@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from hfseq.cli import (
     chat,
+    combine,
     convert,
     evaluate,
     inspect,
@@ -15,8 +16,11 @@ from hfseq.cli import (
     plan,
     project,
     prove,
+    quickstart,
     report,
     tasks,
+    tokenizer,
+    train,
 )
 from hfseq.cli.text import add_json
 from hfseq.errors import run_command
@@ -25,6 +29,10 @@ from hfseq.training import aot
 from hfseq.training.arguments import reject_token_flags
 
 EXAMPLES = """examples:
+  hfseq quickstart                       train a small language model in a few minutes
+  hfseq train --list                     list the training objectives
+  hfseq train mlm --help                 show examples and flags of an objective
+  hfseq tokenizer --help                 train a tokenizer on your own text
   hfseq env                              show versions, plugins and devices, for a bug report
   hfseq new my-encoder                   write my_encoder.py, a working architecture in one file
   hfseq plan --config gpt2 --devices h200:8   estimate memory, communication and time of a run
@@ -32,6 +40,7 @@ EXAMPLES = """examples:
   hfseq compare DIR DIR                  compare the curves and the flags of runs
   hfseq inspect DIR                      show the contents and the problems of a checkpoint
   hfseq convert DIR OUT --to msgpack     convert a checkpoint to another format
+  hfseq combine --help                   create a captioning model from two checkpoints
   hfseq prove DIR                        check that other programs compute the same outputs
   hfseq fill-mask DIR "a <mask> text"    predict masked tokens
   hfseq generate DIR "Once upon a time"  generate text with a language model
@@ -83,6 +92,8 @@ Run = Callable[[argparse.Namespace], int]
 #: Name, description, function that adds the flags, function that runs the command and returns the
 #: exit code, examples.
 COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
+    ("quickstart", "train a small masked language model on text that is part of Python",
+     quickstart.add_quickstart, quickstart.run_quickstart, "hfseq quickstart --output_dir demo"),
     ("env", "show versions, plugins and devices", project.add_env, project.run_env,
      "hfseq env --json"),
     ("plugins", "show what each plugin registers", add_json, project.run_plugins,
@@ -100,6 +111,10 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
      inspect.run_inspect, inspect.EXAMPLES),
     ("convert", "convert a checkpoint to another format or data type", convert.add_convert,
      convert.run_convert, convert.EXAMPLES),
+    ("combine", "create a captioning model from an image encoder and a text decoder",
+     combine.add_combine, combine.run_combine,
+     "hfseq combine --output_dir vit-gpt2 --decoder_model_name_or_path gpt2 \\\n"
+     "  --encoder_model_name_or_path google/vit-base-patch16-224-in21k"),
     ("prove", "check that other programs compute the same outputs from a model directory",
      prove.add_prove, prove.run_prove, prove.EXAMPLES),
     ("fill-mask", "predict masked tokens with a masked language model", models.add_fill_mask,
@@ -141,6 +156,13 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
 )  # fmt: skip
 
 
+#: Commands that parse their own flags, because they have hundreds of them.
+PROGRAMS: dict[str, tuple[str, Callable[[Sequence[str], Sequence[str], bool], int]]] = {
+    "train": ("train, fine-tune or evaluate a model", train.main),
+    "tokenizer": ("train a tokenizer on your own text", tokenizer.main),
+}
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands. Each command sets ``run`` to its function."""
     formatter = argparse.RawDescriptionHelpFormatter
@@ -153,6 +175,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hfseq {__version__}")
     _add_common(parser, "")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, (summary, _) in PROGRAMS.items():
+        subparsers.add_parser(name, help=summary, add_help=False)
     for name, summary, add_flags, run, examples in COMMANDS:
         sub = subparsers.add_parser(
             name,
@@ -185,6 +209,14 @@ def _add_common(parser: argparse.ArgumentParser, suffix: str) -> None:
     )
 
 
+def _command_position(args: Sequence[str]) -> int | None:
+    """Returns the position of the command, after the common flags, or `None`."""
+    position = 0
+    while position < len(args) and args[position].startswith("-"):
+        position += 2 if args[position] == "--plugin" else 1
+    return position if position < len(args) else None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
@@ -194,7 +226,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 for an error, or 2 for wrong usage.
     """
-    args = sys.argv[1:] if argv is None else argv
+    args = list(sys.argv[1:] if argv is None else argv)
+    position = _command_position(args)
+    if position is not None and args[position] in PROGRAMS:
+        common = argparse.ArgumentParser(add_help=False)
+        _add_common(common, "")
+        before = common.parse_args(args[:position])
+        _, program = PROGRAMS[args[position]]
+        return program(args[position + 1 :], before.plugin, before.debug)
 
     def run() -> int:
         reject_token_flags(args)

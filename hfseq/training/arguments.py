@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -30,6 +30,8 @@ from hfseq.data.arguments import (
 )
 from hfseq.errors import UsageError, did_you_mean, redact, redact_values
 from hfseq.training import accelerator_flags
+from hfseq.training.derived_flags import DERIVED_FLAGS
+from hfseq.training.usage import ANY_OBJECTIVE, objective_name, usage
 
 #: Flags with which other programs accept, or request, a Hub token.
 TOKEN_FLAGS = ("__token", "__hub_token", "__use_auth_token", "__push_to_hub_token")
@@ -58,17 +60,21 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{flag} [...]" if action.nargs == "+" else flag
 
 
-def make_parser(dataclass_types: Iterable[Any], description: str | None = None) -> Any:
+def make_parser(
+    dataclass_types: Iterable[Any], description: str | None = None, program: str | None = None
+) -> Any:
     """Returns an `HfArgumentParser` for argument dataclasses.
 
     Args:
         dataclass_types: The dataclasses whose fields become flags.
         description: Description for `--help`.
+        program: The command before the flags, for `--help`. Default: the script.
     """
     from transformers import HfArgumentParser
 
     parser = HfArgumentParser(
         dataclass_types,
+        prog=program,
         description=description,
         formatter_class=HelpFormatter,
         usage="%(prog)s [flags]   (--help lists them)",
@@ -80,7 +86,10 @@ def make_parser(dataclass_types: Iterable[Any], description: str | None = None) 
 
 
 def parse_flags(
-    dataclass_types: Sequence[type], argv: Sequence[str], description: str | None = None
+    dataclass_types: Sequence[type],
+    argv: Sequence[str],
+    description: str | None = None,
+    program: str | None = None,
 ) -> tuple[Any, ...]:
     """Parses flags into one instance of each dataclass.
 
@@ -89,11 +98,12 @@ def parse_flags(
             class overrides the defaults of any flags.
         argv: The flags.
         description: Description for `--help`.
+        program: The command before the flags, for `--help`. Default: the script.
 
     Raises:
         UsageError: A flag is unknown or has an invalid value.
     """
-    parser = make_parser(dataclass_types, description)
+    parser = make_parser(dataclass_types, description, program)
     for dataclass_type in dataclass_types:
         parser.set_defaults(**getattr(dataclass_type, "defaults", {}))
     try:
@@ -168,6 +178,22 @@ def flags_from_file(path: Path, known_names: set[str]) -> list[str]:
         raise UsageError(f"{path} is not valid {path.suffix[1:]}: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} must map argument names to values, e.g. learning_rate: 3.0e-4")
+    return flags_from_values(values, known_names, f"{path} has")
+
+
+def flags_from_values(
+    values: Mapping[str, Any], known_names: set[str], prefix: str = "there are"
+) -> list[str]:
+    """Converts values by flag name to a list of flags.
+
+    Args:
+        values: The values. `None` and empty lists are left out.
+        known_names: Names that are allowed.
+        prefix: Begin of the message about unknown names.
+
+    Raises:
+        UsageError: A name is unknown, or is a flag for a token.
+    """
     reject_token_flags(f"--{name}" for name in values)
     unknown = [
         f"'{name}'{did_you_mean(str(name), known_names)}"
@@ -175,7 +201,7 @@ def flags_from_file(path: Path, known_names: set[str]) -> list[str]:
         if name not in known_names
     ]
     if unknown:
-        raise UsageError(f"{path} has unknown arguments: {', '.join(unknown)}")
+        raise UsageError(f"{prefix} unknown arguments: {', '.join(unknown)}")
     flags: list[str] = []
     for name, value in values.items():
         if value not in (None, []):
@@ -762,10 +788,35 @@ def with_data_arguments(objective: str, arguments: Arguments) -> Arguments:
     return dataclasses.replace(arguments, data=data)
 
 
+def data_class_of(objective: str) -> type[TextArguments]:
+    """Returns the class of the data flags of a registered objective."""
+    if objective in OBJECTIVES:
+        return OBJECTIVES[objective]
+    return plugins.load().objectives.get(objective).data_arguments
+
+
+def check_objective(objective: str, plugin_files: Iterable[str] = (), flag: str = "") -> None:
+    """Raises `UsageError` if no objective of this name is registered.
+
+    Args:
+        objective: The name.
+        plugin_files: Plugin files to load first.
+        flag: The flag that contains the name, for the message.
+    """
+    if objective in OBJECTIVES:
+        return
+    registered = plugins.load(extra=plugin_files).objectives
+    if objective not in registered:
+        raise UsageError(f"{flag}{registered.unknown_message(objective)}")
+
+
 def parse(
-    argv: Sequence[str] | None = None, description: str | None = None, objective: str = "mlm"
+    argv: Sequence[str] | None = None,
+    description: str | None = None,
+    objective: str = "mlm",
+    command: str | None = None,
 ) -> Arguments:
-    """Parses the flags of a training script.
+    """Parses the flags of a training command.
 
     The first argument can be a YAML or JSON file with values for flags. Flags override the file.
 
@@ -774,29 +825,44 @@ def parse(
         description: Description for `--help`.
         objective: Name of the objective, which determines the data flags and their defaults. For an
             objective of a plugin, `data_arguments` of its class is used.
+        command: The command before the flags, for the model card. Default: the script.
 
     Raises:
         UsageError: A flag is unknown, or values are invalid.
     """
-    data_class = OBJECTIVES.get(objective)
-    if data_class is None:
-        data_class = plugins.load().objectives.get(objective).data_arguments
-    dataclass_types = (ModelArguments, data_class, TrainingArguments, ProcessArguments)
+    classes = (ModelArguments, data_class_of(objective), TrainingArguments, ProcessArguments)
     command_line = list(sys.argv[1:] if argv is None else argv)
     if command_line and command_line[0].endswith((".yaml", ".yml", ".json")):
         command_line = (
-            flags_from_file(Path(command_line[0]), flag_names(dataclass_types)) + command_line[1:]
+            flags_from_file(Path(command_line[0]), flag_names(classes)) + command_line[1:]
         )
     reject_token_flags(command_line)
-    model, data, training, processes = parse_flags(dataclass_types, command_line, description)
-    command = redact(shlex.join(["python", Path(sys.argv[0]).name, *command_line]))
-    return Arguments(model, data, training, command, processes)
+    model, data, training, processes = parse_flags(classes, command_line, description, command)
+    words = shlex.split(command) if command else ["python", Path(sys.argv[0]).name]
+    return Arguments(model, data, training, redact(shlex.join([*words, *command_line])), processes)
+
+
+def parse_values(values: Mapping[str, Any], objective: str) -> Arguments:
+    """Parses the values of flags by name, like the flags of ``hfseq train OBJECTIVE``.
+
+    Raises:
+        UsageError: A name is unknown, or values are invalid.
+    """
+    classes = (ModelArguments, data_class_of(objective), TrainingArguments, ProcessArguments)
+    flags = flags_from_values(values, flag_names(classes))
+    return parse(flags, objective=objective, command=f"hfseq train {objective}")
 
 
 def parse_with_objective(
-    argv: Sequence[str] | None = None, description: str | None = None
+    argv: Sequence[str] | None = None, objective: str | None = None, program: str | None = None
 ) -> tuple[str, Arguments]:
-    """Parses `--objective NAME`, loads the plugins of `--plugin`, and parses all other flags.
+    """Loads the plugins of `--plugin`, and parses the flags of an objective.
+
+    Args:
+        argv: The flags. Default: the command line.
+        objective: The objective. Default: the flag `--objective NAME`.
+        program: The command before the objective, for messages and the model card. Default: the
+            script, whose name contains the objective or which has the flag `--objective`.
 
     Returns:
         The name of the objective and the arguments.
@@ -805,17 +871,33 @@ def parse_with_objective(
         UsageError: No objective is given, none of this name is registered, or flags are invalid.
     """
     command_line = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--plugin", nargs="+", default=[])
-    registered = plugins.load(extra=parser.parse_known_args(command_line)[0].plugin).objectives
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--objective")
-    parsed, remaining = parser.parse_known_args(command_line)
-    if parsed.objective is None and not {"-h", "--help"} & set(remaining):
-        raise UsageError(f"no objective: add --objective NAME, one of {', '.join(registered)}")
-    if parsed.objective is not None and parsed.objective not in registered:
-        raise UsageError(f"--objective: {registered.unknown_message(parsed.objective)}")
-    objective = parsed.objective or "mlm"
-    arguments = parse(remaining, description, objective)
-    command = f"{arguments.command} --objective {shlex.quote(objective)}"
-    return objective, dataclasses.replace(arguments, command=command)
+    flag = ""
+    if objective is None:
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--objective")
+        parsed, command_line = parser.parse_known_args(command_line)
+        objective, flag = parsed.objective, "--objective"
+    name = None if objective is None else objective_name(objective)
+    if name not in OBJECTIVES:
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--plugin", nargs="+", default=[])
+        files = parser.parse_known_args(command_line)[0].plugin
+        if name is not None:
+            check_objective(name, files, f"{flag}: " if flag else "")
+        elif not {"-h", "--help"} & set(command_line):
+            names = ", ".join(plugins.load(extra=files).objectives)
+            raise UsageError(f"no objective: add --objective NAME, one of {names}")
+    name = name or "mlm"
+    command_line = DERIVED_FLAGS.get(name, list)(command_line)
+    script = f"python scripts/{Path(sys.argv[0]).name}"
+    if flag:
+        description = ANY_OBJECTIVE
+        command = None
+    else:
+        command = f"{program} {objective}" if program else None
+        description = usage(name, command or script)
+    arguments = parse(command_line, description, name, command)
+    if flag:
+        text = f"{arguments.command} --objective {shlex.quote(name)}"
+        arguments = dataclasses.replace(arguments, command=text)
+    return name, arguments

@@ -383,7 +383,7 @@ def non_finite_loss_error(checkpointer: Checkpointer, step: int) -> NonFiniteLos
 
 
 def progress_bar(run: Run, progress: Progress) -> tqdm:
-    """Returns a progress bar, which is visible only on the terminal of process 0."""
+    """Returns a progress bar, visible in process 0 on a terminal or in a notebook."""
     from tqdm import tqdm
 
     hidden = run.arguments.training.disable_tqdm or jax.process_index() != 0
@@ -392,7 +392,7 @@ def progress_bar(run: Run, progress: Progress) -> tqdm:
         initial=progress.step,
         unit="step",
         desc="Training",
-        disable=hidden or not sys.stderr.isatty(),
+        disable=hidden or not (sys.stderr.isatty() or "ipykernel" in sys.modules),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ import jax
 from hfseq import plugins
 from hfseq.checkpoints import hub, network
 from hfseq.checkpoints.storage import Workspace
+from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.training import accelerator_flags, output_directory, processes
 from hfseq.training.arguments import Arguments, TrainingArguments, with_data_arguments
 from hfseq.training.callbacks import (
@@ -71,6 +73,11 @@ class Result:
     def folder(self) -> Path:
         """The folder with the model."""
         return self.run.folder
+
+    @functools.cached_property
+    def model(self) -> FlaxPreTrainedModel:
+        """The trained model, loaded from the folder. All processes must access it."""
+        return type(self.run.model).from_pretrained(self.folder)
 
 
 def main(

@@ -17,24 +17,23 @@ HUGE_PAGES_FILE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 TUNABLE = "glibc.malloc.hugetlb"
 
 
-def train(objective: str | None, description: str | None, argv: Sequence[str] | None = None) -> int:
-    """Runs a training script: parses its flags, trains, and returns the exit code.
+def train(
+    objective: str | None, argv: Sequence[str] | None = None, program: str | None = None
+) -> int:
+    """Runs a training command: parses its flags, trains, and returns the exit code.
 
     jax is imported only after the flags have been validated.
 
     Args:
         objective: Name of the objective. `None` adds the flag `--objective NAME`.
-        description: Description for `--help`, usually the docstring of the script.
         argv: The flags. Default: the command line.
+        program: The command, without the objective, for messages. Default: the script.
     """
 
     def work() -> None:
-        from hfseq.training.arguments import parse, parse_with_objective
+        from hfseq.training.arguments import parse_with_objective
 
-        if objective is None:
-            name, arguments = parse_with_objective(argv, description)
-        else:
-            name, arguments = objective, parse(argv, description, objective)
+        name, arguments = parse_with_objective(argv, objective, program)
 
         from hfseq.training.run import main
 

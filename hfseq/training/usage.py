@@ -1,0 +1,399 @@
+"""The objectives of `hfseq train`: other names, and the text of ``--help`` with examples.
+
+The examples are commands of the installed package. A script shows them with its own name.
+"""
+
+from __future__ import annotations
+
+#: Words of the names of scripts, and the objectives that they stand for.
+ALIASES = {
+    "bart_dlm": "denoising",
+    "captioning": "image_to_text",
+    "clip": "image_text",
+    "image_captioning": "image_to_text",
+    "ner": "token_classification",
+    "qa": "question_answering",
+    "speech_recognition_ctc": "ctc",
+    "t5_mlm": "span_mlm",
+    "wav2vec2_pretrain": "wav2vec2",
+}
+
+RESUME = """
+To continue a stopped run from its last checkpoint, run the same command again.
+"""
+
+#: Description of ``scripts/train.py``.
+ANY_OBJECTIVE = r"""Train with any objective, including those of plugins.
+
+    python scripts/train.py --objective copying --plugin my_objective.py --output_dir copier \
+        --model_type roberta --tokenizer_name FacebookAI/roberta-base \
+        --train_file corpus.txt --validation_file valid.txt --do_train --do_eval
+
+`hfseq train copying` is the same command. `hfseq train --list` lists the objectives. The other
+flags are those of the objective's data and of all training commands; `--objective NAME --help`
+lists them.
+"""
+
+USAGE: dict[str, str] = {
+    "mlm": r"""
+Pretrain or fine-tune a masked language model (BERT, RoBERTa or your own architecture).
+
+    hfseq tokenizer --model_type roberta --config_name roberta --vocab_size 8000 \
+        --train_file "$DATA/train.jsonl" --output_dir my-roberta
+
+    hfseq train mlm --output_dir my-roberta --config_name my-roberta \
+        --tokenizer_name my-roberta --train_file "$DATA/train.jsonl" \
+        --validation_file "$DATA/valid.jsonl" --max_seq_length 128 \
+        --per_device_train_batch_size 32 --learning_rate 3e-4 --warmup_steps 1000 \
+        --weight_decay 0.01 --adam_beta2 0.98 --num_train_epochs 18 --logging_steps 100 \
+        --save_steps 1000 --eval_steps 1000
+""",
+    "clm": r"""
+Pretrain or fine-tune a causal language model (GPT-2, VQ Transformer, your own).
+
+Create a tokenizer and a configuration, then train the model:
+
+    hfseq tokenizer --model_type gpt2 --config_name gpt2 --vocab_size 50257 \
+        --train_file "$DATA/train.jsonl" --output_dir my-gpt2 \
+        --config_overrides resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0
+
+    hfseq train clm --output_dir my-gpt2 --config_name my-gpt2 --tokenizer_name my-gpt2 \
+        --train_file "$DATA/train.jsonl" --validation_file "$DATA/valid.jsonl" --do_train \
+        --do_eval --block_size 512 --per_device_train_batch_size 64 --learning_rate 5e-3 \
+        --warmup_steps 1000 --adam_beta2 0.98 --weight_decay 0.01 --num_train_epochs 20 \
+        --logging_steps 500 --save_steps 2500 --eval_steps 2500
+
+Compute the perplexity per word of WikiText-2, with its lines as one stream:
+
+    hfseq train clm --output_dir wikitext --model_name_or_path my-gpt2 --do_eval \
+        --validation_file wikitext-2/test.txt --cross_documents --word_perplexity
+
+Train a VQ Transformer on the bytes of enwik8 as in its paper, with rows of 8,192 bytes and an
+update every 2,048 bytes:
+
+    hfseq tokenizer --model_type vq_transformer --vocabulary bytes --output_dir bytes
+
+    hfseq train clm --output_dir vq-enwik8 --model_type vq_transformer --preset enwik8 \
+        --tokenizer_name bytes --train_file enwik8 --sample_by raw --test_split_percentage 5 \
+        --do_train --do_eval --do_predict --start_with_eos --block_size 8192 \
+        --update_length 2048 --global_batch_size 128 --max_steps 125000 --learning_rate 4e-4 \
+        --warmup_steps 10000 --lr_scheduler_type cosine --lr_end_ratio 0.1 --adam_beta2 0.98 \
+        --adam_epsilon 1e-9 --max_grad_norm 0.1 --weight_decay 2e-4 \
+        --weight_decay_mode absolute --loss_per_position --eval_steps 1000 \
+        --max_eval_batches 100 --load_best_model_at_end --save_steps 1000 --dtype bfloat16
+""",
+    "rtd": r"""
+Pretrain ELECTRA: the discriminator finds the tokens that a small generator replaced.
+
+    hfseq train rtd --output_dir my-electra --model_type electra --tokenizer_name my-bert \
+        --train_file "$DATA/train.jsonl" --validation_file "$DATA/valid.jsonl"
+""",
+    "sop": r"""
+Pretrain ALBERT or BERT: masked tokens and the order or succession of two segments.
+
+    hfseq train sop --output_dir my-albert --model_type albert --tokenizer_name my-bert \
+        --train_file "$DATA/train.jsonl" --validation_file "$DATA/valid.jsonl"
+""",
+    "span_mlm": r"""
+Pretrain T5 with span corruption: the decoder predicts the masked spans of the input.
+
+Create a tokenizer and a configuration, then train the model:
+
+    hfseq tokenizer --model_type t5 --config_name t5 --vocab_size 32000 \
+        --train_file "$DATA/train.jsonl" --output_dir my-t5 \
+        --config_overrides feed_forward_proj=gated-gelu,tie_word_embeddings=false
+
+    hfseq train span_mlm --output_dir my-t5 --config_name my-t5 --tokenizer_name my-t5 \
+        --train_file "$DATA/train.jsonl" --validation_file "$DATA/valid.jsonl" \
+        --max_seq_length 512 --per_device_train_batch_size 32 --adafactor \
+        --learning_rate 0.005 --weight_decay 0.001 --warmup_steps 2000 --logging_steps 500 \
+        --save_steps 10000 --eval_steps 2500
+""",
+    "denoising": r"""
+Pretrain BART by denoising: reconstruct text with permuted sentences and masked spans.
+
+Create a tokenizer and a configuration, then train the model:
+
+    hfseq tokenizer --model_type bart --config_name bart --vocab_size 50265 \
+        --train_file "$DATA/train.jsonl" --output_dir my-bart \
+        --config_overrides d_model=768,encoder_layers=6,decoder_layers=6
+
+    hfseq train denoising --output_dir my-bart --config_name my-bart --tokenizer_name my-bart \
+        --train_file "$DATA/train.jsonl" --validation_file "$DATA/valid.jsonl" \
+        --max_seq_length 1024 --per_device_train_batch_size 32 --learning_rate 1e-4 \
+        --warmup_steps 2000 --logging_steps 500 --save_steps 2000 --eval_steps 2000
+""",
+    "translation": r"""
+Train or fine-tune a translation model (Marian, Pegasus, T5, BART, your own).
+
+English to Spanish from a CSV file. The first run trains the vocabulary:
+
+    hfseq train translation --output_dir my-en-es --train_file "$DATA/english-spanish.csv" \
+        --source_lang en --target_lang es --test_split_percentage 1 --do_train --do_eval \
+        --do_predict --preset base --vocab_size 16000 --per_device_train_batch_size 32 \
+        --learning_rate 0.001 --lr_scheduler_type inverse_sqrt --warmup_steps 1000 \
+        --adam_beta2 0.98 --num_train_epochs 10 --eval_steps 1000 --save_steps 1000 \
+        --metric_for_best_model eval_bleu --load_best_model_at_end
+
+The WMT example, German to English (--reverse_translation for English to German), with its big
+model:
+
+    hfseq train translation --output_dir wmt --preset big --dataset_name wmt/wmt17 \
+        --dataset_config_name de-en --source_lang de --target_lang en --vocab_size 32000 \
+        --per_device_train_batch_size 32 --learning_rate 0.002 \
+        --lr_scheduler_type inverse_sqrt --warmup_steps 1000 --adam_beta2 0.98 \
+        --adam_epsilon 1e-9 --max_steps 100000 --eval_steps 1000 --save_steps 10000 \
+        --precision bfloat16
+
+Without data, the command trains on generated numbers and dates, English to German, in about ten
+minutes on two cores (--target_lang es or nb for Spanish or Norwegian):
+
+    hfseq train translation --output_dir numbers-en-de
+""",
+    "summarization": r"""
+Train summarization: XSum, CNN/DailyMail or your own data.
+
+    hfseq train summarization --output_dir my-summaries --dataset_name EdinburghNLP/xsum \
+        --model_name_or_path facebook/bart-base --max_source_length 512 --max_target_length 64 \
+        --per_device_train_batch_size 16 --learning_rate 5e-5 --warmup_steps 500 \
+        --num_train_epochs 3
+
+Your own data, with lines such as {"text": "...", "summary": "..."}. T5 requires a prefix:
+
+    hfseq train summarization --output_dir my-summaries --do_train --do_eval --do_predict \
+        --train_file train.jsonl --validation_file dev.jsonl --test_file test.jsonl \
+        --model_name_or_path google-t5/t5-small --source_prefix "summarize: "
+""",
+    "classification": r"""
+Train text classification or regression on texts or text pairs: GLUE or your own data.
+
+CoLA from its files, with both development sets (GLUE's validation set). To load it from the Hub,
+use --task_name cola instead of the files:
+
+    hfseq train classification --output_dir my-cola \
+        --train_file "$COLA/raw/in_domain_train.tsv" \
+        --validation_file "$COLA/raw/in_domain_dev.tsv" "$COLA/raw/out_of_domain_dev.tsv" \
+        --model_name_or_path FacebookAI/roberta-base --max_seq_length 64 \
+        --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 3 \
+        --eval_strategy epoch --metric_for_best_model eval_matthews_correlation \
+        --load_best_model_at_end
+
+The FP8 encoder of the Transformer Engine example, with a word vocabulary:
+
+    hfseq train classification --output_dir te-cola \
+        --train_file "$COLA/raw/in_domain_train.tsv" \
+        --validation_file "$COLA/raw/in_domain_dev.tsv" "$COLA/raw/out_of_domain_dev.tsv" \
+        --model_type fp8_encoder --preset te --vocabulary words --max_seq_length 32 \
+        --per_device_train_batch_size 64 --learning_rate 1e-4 --weight_decay 1e-4 \
+        --num_train_epochs 3 --precision fp8_delayed
+
+Your own text pairs, with column names, and predictions for a file without labels:
+
+    hfseq train classification --output_dir my-pairs --do_train --do_eval --do_predict \
+        --train_file train.csv --validation_file dev.csv --test_file test.csv \
+        --sentence1_column question --sentence2_column answer --label_column relevant \
+        --model_name_or_path my-bert
+""",
+    "token_classification": r"""
+Train token classification: named entities, parts of speech (Transformers 4: run_flax_ner.py).
+
+Examples are a list of words and a list of tags. CoNLL-2003 from the Hub:
+
+    hfseq train token_classification --output_dir my-ner --dataset_name lhoestq/conll2003 \
+        --model_name_or_path google-bert/bert-base-cased --per_device_train_batch_size 16 \
+        --learning_rate 5e-5 --num_train_epochs 3
+
+Your own data, with lines such as {"tokens": ["Ada", "went", "to", "Rome"], "ner_tags": ["B-PER",
+"O", "O", "B-LOC"]}, and predictions for a file without tags:
+
+    hfseq train token_classification --output_dir my-ner --do_train --do_eval --do_predict \
+        --train_file train.jsonl --validation_file dev.jsonl --test_file test.jsonl \
+        --model_name_or_path my-bert
+""",
+    "question_answering": r"""
+Train extractive question answering: SQuAD or your own data (Transformers 4: run_qa.py).
+
+SQuAD from the Hub. To include unanswerable questions, use --dataset_name rajpurkar/squad_v2
+--version_2_with_negative:
+
+    hfseq train question_answering --output_dir my-qa --dataset_name rajpurkar/squad \
+        --model_name_or_path google-bert/bert-base-uncased --max_seq_length 384 \
+        --doc_stride 128 --per_device_train_batch_size 12 --learning_rate 3e-5 \
+        --num_train_epochs 2
+
+Your own data, in SQuAD's format or with lines such as {"id": "1", "question": "Who sings?",
+"context": "Ada sings.", "answers": {"text": ["Ada"], "answer_start": [0]}}, and predictions for a
+file without answers:
+
+    hfseq train question_answering --output_dir my-qa --do_train --do_eval --do_predict \
+        --train_file train.jsonl --validation_file dev.jsonl --test_file test.jsonl \
+        --model_name_or_path my-bert
+""",
+    "sft": r"""
+Fine-tune a causal language model on conversations or prompts with completions, like TRL's SFT.
+
+With lines such as {"messages": [{"role": "user", "content": "..."}, {"role": "assistant",
+"content": "..."}]}, the model learns the turns of the assistant:
+
+    hfseq train sft --output_dir my-assistant --train_file train.jsonl \
+        --validation_file dev.jsonl --model_name_or_path Qwen/Qwen2-0.5B --assistant_only_loss \
+        --chat_template_path chat.jinja --eos_token "<|im_end|>" --max_length 1024 --packing \
+        --per_device_train_batch_size 8 --num_train_epochs 3 --dtype bfloat16
+
+Adapters on a base quantized to four bits need a fraction of the memory:
+
+    hfseq train sft --output_dir my-adapter --dataset_name trl-lib/Capybara \
+        --model_name_or_path Qwen/Qwen2-0.5B-Instruct --use_peft --load_in_4bit \
+        --learning_rate 2e-4 --packing --num_train_epochs 1 --dtype bfloat16
+""",
+    "embedding": r"""
+Train text embeddings on pairs of related texts, like sentence-transformers.
+
+The data are lines such as {"anchor": "how old is the law", "positive": "The law was made in
+1814."}, optionally with {"negative": ...} for hard negatives:
+
+    hfseq train embedding --output_dir my-vectors --train_file pairs.jsonl \
+        --validation_file dev.jsonl \
+        --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 \
+        --per_device_train_batch_size 128 --num_train_epochs 1 --learning_rate 2e-5
+
+Train a pretrained encoder, with embeddings that can be truncated (Matryoshka):
+
+    hfseq train embedding --output_dir my-vectors --train_file pairs.jsonl \
+        --model_name_or_path answerdotai/ModernBERT-base --pooling mean --max_seq_length 256 \
+        --matryoshka_dims 768,256,64 --per_device_train_batch_size 256 --dtype bfloat16
+""",
+    "image_classification": r"""
+Train image classification on folders, tables of image files, or a dataset with images.
+
+One folder per class, and a pretrained ViT:
+
+    hfseq train image_classification --output_dir my-flowers --train_dir flowers/train \
+        --validation_dir flowers/validation \
+        --model_name_or_path google/vit-base-patch16-224-in21k \
+        --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 5 \
+        --eval_strategy epoch --metric_for_best_model eval_accuracy --load_best_model_at_end
+
+A table with a column of image paths, relative to the table, and a label column, for a new model:
+
+    hfseq train image_classification --output_dir my-digits --train_file digits/train.csv \
+        --image_column file --label_column digit --model_type vit --image_size 32 --no_augment \
+        --config_overrides hidden_size=64,intermediate_size=128,num_hidden_layers=2,patch_size=8
+
+Predictions of a trained model for images without labels:
+
+    hfseq train image_classification --output_dir guesses --do_predict \
+        --model_name_or_path my-flowers --test_dir holiday
+""",
+    "image_text": r"""
+Train an image encoder and a text encoder on images with captions, like CLIP.
+
+The data are a table with a column of image paths, relative to the table, and a column of captions
+or lists of captions:
+
+    hfseq train image_text --output_dir my-pairs --model_name_or_path vit-bert \
+        --train_file coco/train.jsonl --validation_file coco/validation.jsonl \
+        --image_column image_path --caption_column captions --max_seq_length 96 \
+        --per_device_train_batch_size 64 --learning_rate 5e-5 --num_train_epochs 20
+
+With --vision_model_name_or_path and --text_model_name_or_path in place of --model_name_or_path, as
+in run_hybrid_clip.py of Transformers 4, the command combines the two models first, in a directory
+next to the output directory.
+
+The loss compares the global batch across all devices.
+""",
+    "image_to_text": r"""
+Train an image captioning model that consists of an image encoder and a text decoder.
+
+The data are a table with a column of image paths, relative to the table, and a column of captions
+or lists of captions:
+
+    hfseq train image_to_text --output_dir my-captions --model_name_or_path vit-gpt2 \
+        --train_file coco/train.jsonl --validation_file coco/validation.jsonl \
+        --image_column image_path --caption_column captions --max_target_length 64 \
+        --per_device_train_batch_size 32 --learning_rate 5e-5 --num_train_epochs 3 \
+        --num_beams 4
+
+Create the directory vit-gpt2 from two checkpoints:
+
+    hfseq combine --output_dir vit-gpt2 \
+        --encoder_model_name_or_path google/vit-base-patch16-224-in21k \
+        --decoder_model_name_or_path gpt2
+
+Each evaluation generates captions for the validation images and reports ROUGE. `hfseq caption
+my-captions FILE` captions other images.
+""",
+    "wav2vec2": r"""
+Pretrain wav2vec 2.0 on audio without transcripts, with the contrastive objective.
+
+A folder of audio files, in any sampling rate and format that libsndfile reads, for a new model:
+
+    hfseq train wav2vec2 --output_dir my-speech --train_dir talks/train \
+        --validation_dir talks/validation --config_name facebook/wav2vec2-base \
+        --mask_time_prob 0.65 --per_device_train_batch_size 8 --learning_rate 5e-4 \
+        --warmup_steps 2000 --adam_beta2 0.98 --weight_decay 0.01 --max_steps 20000 \
+        --gumbel_temperature_decay 0.9999
+
+Continue training a pretrained model on a dataset with audio:
+
+    hfseq train wav2vec2 --output_dir my-more-speech \
+        --model_name_or_path facebook/wav2vec2-large-lv60 \
+        --dataset_name openslr/librispeech_asr --dataset_config_name clean \
+        --train_split_name train.100 --mask_time_prob 0.65 --max_duration_in_seconds 15 \
+        --min_duration_in_seconds 2 --num_train_epochs 3
+""",
+    "ctc": r"""
+Train wav2vec 2.0 for speech recognition by letters, with CTC.
+
+The data are a table with a column of audio files, relative to the table, and a column of
+transcripts. The model was pretrained on audio without transcripts:
+
+    hfseq train ctc --output_dir my-ears --train_file spoken/train.csv \
+        --validation_file spoken/validation.csv --audio_column_name audio \
+        --text_column_name text --chars_to_ignore , . ! ? \
+        --model_name_or_path facebook/wav2vec2-base --freeze_feature_extractor \
+        --per_device_train_batch_size 8 --learning_rate 1e-4 --warmup_steps 500 \
+        --num_train_epochs 20
+""",
+    "speech_recognition": r"""
+Train Whisper on audio with transcripts.
+
+The data are a table with a column of audio files, relative to the table, and a column of
+transcripts, or a dataset with audio:
+
+    hfseq train speech_recognition --output_dir my-whisper \
+        --model_name_or_path openai/whisper-small --language norwegian --task transcribe \
+        --train_file speech/train.csv --validation_file speech/validation.csv \
+        --max_duration_in_seconds 30 --per_device_train_batch_size 16 --learning_rate 1e-5 \
+        --warmup_steps 500 --max_steps 5000 --eval_steps 1000
+
+Each evaluation transcribes the validation audio and reports the word and character error rates.
+`hfseq transcribe my-whisper FILE` transcribes other files.
+""",
+}
+
+
+def objective_name(name: str) -> str:
+    """Returns the name of an objective for a name or one of `ALIASES`, with dashes or underscores.
+
+    Names of plugins' objectives are returned unchanged.
+    """
+    normalized = name.replace("-", "_")
+    return ALIASES.get(normalized, normalized if normalized in USAGE else name)
+
+
+def summary(objective: str) -> str:
+    """Returns one sentence about an objective of hfseq, or an empty string."""
+    return " ".join(USAGE.get(objective, "").strip().partition("\n\n")[0].split())
+
+
+def usage(objective: str, program: str | None = None) -> str:
+    """Returns the description of an objective for ``--help``.
+
+    Args:
+        objective: The objective.
+        program: The command to show in the examples. Default: ``hfseq train OBJECTIVE``.
+    """
+    command = f"hfseq train {objective}"
+    text = USAGE.get(objective, f"Train with the objective '{objective}'.\n")
+    return text.lstrip().replace(command, program or command) + RESUME
