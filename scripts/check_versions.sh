@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the lowest and the highest versions that setup.cfg allows, each into a separate environment
+# Install the lowest and the highest versions that pyproject.toml allows, each into a separate environment
 # under VERSIONS_DIR (default: a temporary directory), and run tests there. Further arguments are
 # tests, by default those that use every dependency:
 #

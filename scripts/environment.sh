@@ -48,9 +48,9 @@ find_environment() {
 prepare() {
     local extras=$1 stamp state
     find_environment
-    # Install once per state of setup.cfg, so that the next start is fast and works offline.
+    # Install once per state of pyproject.toml, so that the next start is fast and works offline.
     stamp=$("$PYTHON" -c 'import sys; print(sys.prefix)')/.hfseq-${extras//,/-}
-    state="$PWD $(cksum <setup.cfg)"
+    state="$PWD $(cksum <pyproject.toml)"
     if [[ $(cat "$stamp" 2>/dev/null) != "$state" ]]; then
         say "Installing hfseq[$extras] and its dependencies (a few minutes the first time)"
         "$PYTHON" -m pip install --disable-pip-version-check -qq --editable ".[$extras]"

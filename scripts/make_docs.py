@@ -317,8 +317,8 @@ def flags() -> str:
     """Return docs/flags.md."""
     sys.path[:0] = [str(HERE), str(HERE / "benchmarks")]
     from inference import InferenceArguments
-    from train_tokenizer import TokenizerArguments
 
+    from hfseq.cli.tokenizer import TokenizerArguments
     from hfseq.data.arguments import OBJECTIVES, TextArguments
     from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments
 

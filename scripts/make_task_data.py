@@ -24,10 +24,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import quickstart_corpus
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from hfseq.cli import quickstart
 from hfseq.objectives.metrics import SENTENCE_BOUNDARY, answer_scores, entity_scores, rouge_scores
 
 Example = dict[str, Any]
@@ -310,7 +309,7 @@ def main() -> None:
     options = parser.parse_args()
     make_example, baseline = TASKS[options.task]
     text = options.text_file
-    texts = quickstart_corpus.topics() if text is None else [text.read_text(encoding="utf-8")]
+    texts = quickstart.topics() if text is None else [text.read_text(encoding="utf-8")]
     plain = plain_sentences(texts)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     examples = {}

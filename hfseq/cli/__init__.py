@@ -23,7 +23,7 @@ from hfseq.cli import (
     train,
 )
 from hfseq.cli.text import add_json
-from hfseq.errors import run_command
+from hfseq.errors import UsageError, run_command
 from hfseq.plugins import __version__
 from hfseq.training import aot
 from hfseq.training.arguments import reject_token_flags
@@ -74,7 +74,10 @@ def run_completion(arguments: argparse.Namespace) -> int:
 
     Flags that accept any value complete file names.
     """
-    import shtab
+    try:
+        import shtab
+    except ImportError as error:
+        raise UsageError("completion requires shtab: pip install 'hfseq[completion]'") from error
 
     parser = build_parser()
     (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))

@@ -1,8 +1,8 @@
 """Discovers plugins and collects their registrations.
 
-Plugins are loaded in this order: hfseq itself (``hfseq.plugins.builtin``), installed distributions
-(entry point group ``hfseq``, first the in-tree families in ``plugins/``), and files that the user
-names (``HFSEQ_PLUGIN_FILES``, ``--plugin path.py``). A broken plugin is recorded in
+Plugins are loaded in this order: hfseq itself (``hfseq.plugins.builtin``), the in-tree families (the
+packages in ``hfseq_plugins``), installed distributions (entry point group ``hfseq``), and files that
+the user names (``HFSEQ_PLUGIN_FILES``, ``--plugin path.py``). A broken plugin is recorded in
 ``Plugins.errors`` and does not affect the others, but a file of ``--plugin`` must load. An
 architecture of a third-party plugin replaces the in-tree architecture with the same model type.
 
@@ -16,11 +16,12 @@ Environment variables:
 
 from __future__ import annotations
 
-import configparser
+import importlib
 import importlib.util
 import inspect
 import logging
 import os
+import pkgutil
 import re
 import sys
 import threading
@@ -51,6 +52,7 @@ logger = logging.getLogger("hfseq")
 
 GROUP = "hfseq"
 IN_TREE = "hfseq"  # the origin of the plugins in this repository
+FAMILIES = "hfseq_plugins"
 #: Name of a plugin file that is mentioned in a warning if the user does not name it.
 PROJECT_FILE = "hfseqfile.py"
 
@@ -135,8 +137,7 @@ def discover_plugins() -> Iterator[PluginInfo]:
         {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
         for variable in ("HFSEQ_PLUGINS", "HFSEQ_DISABLE_PLUGINS")
     )
-    infos = _checkout()
-    in_checkout = bool(infos)
+    infos = _in_tree()
     entry_points = metadata.entry_points(group=GROUP)
     for entry_point in sorted(
         entry_points, key=lambda entry_point: (entry_point.name, entry_point.value)
@@ -144,8 +145,7 @@ def discover_plugins() -> Iterator[PluginInfo]:
         origin, version = (
             (entry_point.dist.name, entry_point.dist.version) if entry_point.dist else ("?", None)
         )
-        origin = IN_TREE if origin.lower() == IN_TREE else origin
-        if not (in_checkout and origin == IN_TREE):
+        if origin.lower() != IN_TREE:  # an older installation of hfseq
             infos.append(PluginInfo(entry_point.name, origin, version, entry_point))
     for path in plugin_files():
         try:
@@ -185,22 +185,15 @@ def plugin_files() -> list[Path]:
     return [Path(name.strip()) for name in names if name.strip()]
 
 
-def _checkout() -> list[PluginInfo]:
-    """Returns the plugins in ``setup.cfg`` if hfseq runs from a source tree.
-
-    They take precedence over the metadata of an editable install, which may be outdated.
-    """
-    root = Path(__file__).resolve().parents[2]
-    settings = configparser.ConfigParser()
-    if not settings.read(root / "setup.cfg", encoding="utf-8"):
-        return []
-    if settings.get("metadata", "name", fallback="") != "hfseq":
-        return []
-    if importlib.util.find_spec("hfseq_plugins") is None:
-        sys.path.append(str(root / "plugins"))
-    lines = settings.get("options.entry_points", GROUP, fallback="").split("\n")
-    pairs = [[part.strip() for part in line.split("=")] for line in lines if "=" in line]
-    points = [metadata.EntryPoint(name, value, GROUP) for name, value in pairs]
+def _in_tree() -> list[PluginInfo]:
+    """Returns the families in ``hfseq_plugins``, one plugin per package."""
+    root = Path(__file__).resolve().parents[2] / "plugins"
+    if importlib.util.find_spec(FAMILIES) is None and root.is_dir():  # hfseq is not installed
+        sys.path.append(str(root))
+    package = importlib.import_module(FAMILIES)
+    modules = pkgutil.iter_modules(package.__path__)
+    names = sorted(m.name for m in modules if m.ispkg and m.name not in package.SHARED)
+    points = [metadata.EntryPoint(name, f"{FAMILIES}.{name}", GROUP) for name in names]
     return [PluginInfo(point.name, IN_TREE, __version__, point) for point in points]
 
 

@@ -401,7 +401,11 @@ def program_digests(plugin_files: Sequence[str] = ()) -> dict[str, str]:
     """
     points = metadata.entry_points(group="hfseq")
     digests = {}
-    for name in ("hfseq", *(point.value.partition(":")[0].partition(".")[0] for point in points)):
+    for name in (
+        "hfseq",
+        manager.FAMILIES,
+        *(point.value.partition(":")[0].partition(".")[0] for point in points),
+    ):
         digest, spec = "absent", importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations:
             roots = map(Path, spec.submodule_search_locations)

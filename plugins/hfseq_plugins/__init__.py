@@ -1,5 +1,8 @@
-"""The architectures that ship with hfseq, one package each, registered like third-party plugins."""
+"""The architectures that ship with hfseq. Each package is a plugin, like those of third parties."""
 
 from hfseq.plugins.import_hooks import prepare_jax
+
+#: Packages that several families use, and that are not plugins.
+SHARED = ("decoder",)
 
 prepare_jax()  # before the first import of flax
