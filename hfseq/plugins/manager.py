@@ -1,8 +1,8 @@
 """Discovers plugins and collects their registrations.
 
-Plugins are loaded in this order: hfseq itself (``hfseq.plugins.builtin``), the in-tree families (the
-packages in ``hfseq_plugins``), installed distributions (entry point group ``hfseq``), and files that
-the user names (``HFSEQ_PLUGIN_FILES``, ``--plugin path.py``). A broken plugin is recorded in
+Plugins are loaded in this order: hfseq itself (``hfseq.plugins.builtin``), the in-tree families
+(the packages in ``hfseq_plugins``), installed distributions (entry point group ``hfseq``), and
+files that the user names (``HFSEQ_PLUGIN_FILES``, ``--plugin path.py``). A broken plugin is in
 ``Plugins.errors`` and does not affect the others, but a file of ``--plugin`` must load. An
 architecture of a third-party plugin replaces the in-tree architecture with the same model type.
 
