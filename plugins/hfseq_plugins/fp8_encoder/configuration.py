@@ -5,7 +5,7 @@
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import PretrainedConfig
+from transformers import PreTrainedConfig
 
 from hfseq.errors import UsageError
 from hfseq_plugins.common import Presets, invalid_choices, options_not_in_twin
@@ -34,7 +34,7 @@ def _sizes(width: int, heads: int, inner: int, layers: int) -> dict[str, int]:
 
 
 @strict
-class Fp8EncoderConfig(Presets, PretrainedConfig):
+class Fp8EncoderConfig(Presets, PreTrainedConfig):
     """Configuration of a pre-norm BERT for FP8 training.
 
     The defaults are the sizes of the base model, see `presets`. The preset `te` is the encoder of

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassFieldValidationError
-from transformers import PretrainedConfig
+from transformers import PreTrainedConfig
 
 from hfseq.errors import UsageError
 from hfseq_plugins.common import Presets, invalid_choices
@@ -65,7 +65,7 @@ def strict_types(config_class: type[Kind]) -> type[Kind]:
 
 
 @strict_types
-class VQTransformerConfig(Presets, PretrainedConfig):
+class VQTransformerConfig(Presets, PreTrainedConfig):
     """Configuration of a VQ Transformer.
 
     The defaults are the sizes of the reference's enwik8 model. Each query attends to the last

@@ -5,7 +5,7 @@
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import PretrainedConfig
+from transformers import PreTrainedConfig
 
 from hfseq.errors import UsageError
 from hfseq_plugins.common import Presets, invalid_choices, options_not_in_twin
@@ -26,10 +26,10 @@ TWIN_ONLY = (
 def _both(name: str) -> property:
     """Creates a property that sets an option of encoder and decoder and reads the encoder's."""
 
-    def read(self: PretrainedConfig) -> int:
+    def read(self: PreTrainedConfig) -> int:
         return getattr(self, f"encoder_{name}")
 
-    def write(self: PretrainedConfig, value: int) -> None:
+    def write(self: PreTrainedConfig, value: int) -> None:
         setattr(self, f"encoder_{name}", value)
         setattr(self, f"decoder_{name}", value)
 
@@ -44,7 +44,7 @@ def _sizes(width: int, heads: int, inner: int, layers: int) -> dict[str, int]:
 
 
 @strict
-class WMTTransformerConfig(Presets, PretrainedConfig):
+class WMTTransformerConfig(Presets, PreTrainedConfig):
     """Configuration of the Transformer of flax/examples/wmt.
 
     The defaults are the sizes of the base model, see `presets`. Options that PEGASUS and Marian
