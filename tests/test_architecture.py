@@ -64,7 +64,7 @@ def within(modules: set[str], *roots: str) -> set[str]:
     return {m for m in modules if any(m == root or m.startswith(f"{root}.") for root in roots)}
 
 
-def test_the_library_has_the_rooms_that_the_documentation_lists_in_that_order():
+def test_packages_match_the_documented_order():
     entries = {path.name.removesuffix(".py") for path in (ROOT / "hfseq").iterdir()}
     assert entries - {"__init__", "__pycache__", "py.typed", "templates"} == set(ROOMS)
     contract = (ROOT / ".importlinter").read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def test_the_library_has_the_rooms_that_the_documentation_lists_in_that_order():
     assert " < ".join(ROOMS) in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
-def test_imports_run_down_the_order_of_rooms_and_in_no_circle():
+def test_imports_follow_the_package_order_without_cycles():
     pytest.importorskip("importlinter")
     # Run in a separate process: its console keeps a reference to standard output.
     code = "import sys; from importlinter import cli; sys.exit(cli.lint_imports(no_cache=True))"
@@ -91,18 +91,18 @@ def test_imports_run_down_the_order_of_rooms_and_in_no_circle():
 @pytest.mark.parametrize(
     "path", [path for path in FILES if named(path).startswith("hfseq/")], ids=named
 )
-def test_no_room_imports_the_door(path):
+def test_no_package_imports_the_top_level(path):
     assert not {name for name in imports(path) if re.fullmatch(r"hfseq\.(Flax|FLAX_)\w+", name)}
     if named(path) != "hfseq/__init__.py":
         assert "hfseq.__version__" not in imports(path)
 
 
 @pytest.mark.parametrize("path", LIGHT, ids=named)
-def test_what_the_command_line_needs_imports_nothing_heavy(path):
+def test_command_line_imports_nothing_heavy(path):
     assert not within(imports(path, everywhere=False), *HEAVY)
 
 
-def test_plugins_use_only_what_a_third_party_can_use():
+def test_in_tree_plugins_use_only_public_packages():
     allowed = ("hfseq.nn", "hfseq.modeling", "hfseq.generation", "hfseq.errors", "hfseq.hookimpl")
     allowed += ("hfseq.RegisterArchitecture",)  # the type of the argument of a hook
     for path in (ROOT / "plugins").rglob("*.py"):
@@ -118,7 +118,7 @@ def test_plugins_use_only_what_a_third_party_can_use():
             "torch",
             {
                 *("hfseq/testing/torch.py", "hfseq/checkpoints/files.py"),
-                "hfseq/v4/pytorch_utils.py",
+                "hfseq/modeling/pytorch_utils.py",
                 "hfseq/cli/consumers.py",  # run in a subprocess, never imported
                 # saved with checkpoints, imported only by Transformers
                 *(f"{TWIN}/{name}_vq_transformer.py" for name in ("attention", "codebook")),

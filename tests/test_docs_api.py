@@ -30,7 +30,7 @@ def public() -> set[str]:
     return {*hfseq._MODULES, *rooms, *heads}
 
 
-def test_every_public_name_is_there_once():
+def test_every_public_name_is_documented_once():
     counts = Counter(NAMES)
     assert {f"hfseq.{name}" for name in public()} <= set(counts)
     assert [name for name, count in counts.items() if count > 1] == []
@@ -45,7 +45,7 @@ def test_every_name_exists():
             assert hasattr(importlib.import_module(module), attribute), name
 
 
-def test_every_hook_error_and_layer_is_there():
+def test_every_hook_error_and_layer_is_documented():
     import hfseq.errors
     import hfseq.nn
     import hfseq.plugins.hookspecs

@@ -96,7 +96,7 @@ def test_a_page_has_all_sections_in_order(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_names_every_class_and_what_chooses_it(name):
+def test_family_page_names_every_class_and_its_auto_class(name):
     text, spec = text_of(name), plugins.load().architectures.get(name)
     for task in spec.heads:
         kind = spec.load_head(task)

@@ -21,7 +21,7 @@ def section(title: str) -> str:
     return re.split(r"^#+ ", PAGE.split(f" {title}\n", 1)[1], maxsplit=1, flags=re.M)[0]
 
 
-def test_every_class_attribute_is_there_with_its_default():
+def test_every_class_attribute_is_documented_with_its_default():
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", section("The model class"), flags=re.M)
     described = {
         name: ast.literal_eval(value.replace('r"', '"').replace("\\", "\\\\"))
@@ -37,7 +37,7 @@ def test_every_class_attribute_is_there_with_its_default():
     assert declared <= described.keys()
 
 
-def test_the_arguments_of_the_call_are_those_that_families_take():
+def test_documented_call_arguments_match_the_families():
     described = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.*?) \|", PAGE, flags=re.M))))
     call = inspect.signature(FlaxPreTrainedModel.__call__).parameters
     for name in ("input_ids", "attention_mask", "token_type_ids", "position_ids"):
@@ -67,11 +67,11 @@ def test_methods_to_override_and_names_of_layers_and_tactics_exist():
 
 
 @pytest.mark.parametrize("page", ["plugins.md", "generation.md", "testing.md", "../README.md"])
-def test_the_page_is_linked_where_people_look(page):
+def test_page_is_linked(page):
     assert "model_class.md" in (DOCS / page).read_text(encoding="utf-8")
 
 
-def test_the_examples_that_it_names_are_all_there_are():
+def test_page_lists_all_examples():
     linked = set(re.findall(r"\]\((examples/[\w./-]+)\)", PAGE))
     files = {
         p.relative_to(DOCS).as_posix()

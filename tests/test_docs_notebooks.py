@@ -25,12 +25,12 @@ def source(cell: dict) -> str:
     return "".join(cell["source"])
 
 
-def test_there_are_two():
+def test_two_notebooks_exist():
     assert list(map(named, NOTEBOOKS)) == ["causal_language_modeling", "masked_language_modeling"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=named)
-def test_a_notebook_is_stored_after_a_whole_run_without_errors(path):
+def test_notebooks_are_stored_after_a_successful_run(path):
     counts = [cell["execution_count"] for cell in cells(path)]
     assert counts == list(range(1, len(counts) + 1))
     outputs = [output for cell in cells(path) for output in cell["outputs"]]

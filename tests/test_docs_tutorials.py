@@ -21,7 +21,7 @@ def named(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=named)
-def test_a_tutorial_shows_commands_and_what_they_print(page):
+def test_tutorials_show_commands_and_output(page):
     shell = [code for language, code in pages.code_blocks(page) if language == "bash"]
     text = page.read_text(encoding="utf-8")
     assert len(shell) >= (3 if page.stem in OWN_DATA else 4)
@@ -30,7 +30,7 @@ def test_a_tutorial_shows_commands_and_what_they_print(page):
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=named)
-def test_a_tutorial_says_where_its_data_is_from(page):
+def test_tutorials_name_their_data(page):
     text = page.read_text(encoding="utf-8")
     if page.stem in OWN_DATA:
         assert OWN_DATA[page.stem] in text and "$DATA" not in text

@@ -1,4 +1,4 @@
-"""The example architecture of the documentation, used as ``hfseqfile.py``."""
+"""The example architecture of the documentation, loaded from a file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def test_the_example_is_one_short_file():
     assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) <= 110
 
 
-def test_the_example_works_as_hfseqfile(project):
-    (project / "hfseqfile.py").write_text(EXAMPLE.read_text(encoding="utf-8"))
+def test_example_works_as_a_plugin_file(project):
+    plugin_files.write_project_file(project, EXAMPLE.read_text(encoding="utf-8"))
+    plugins.load()
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import AutoModelForMaskedLM
 

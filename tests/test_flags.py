@@ -41,7 +41,7 @@ def test_each_dataclass_is_filled():
     assert flag_names((Some, Other)) >= {"run_name", "seed"}
 
 
-def test_help_shows_one_spelling_and_defaults_that_say_something():
+def test_help_shows_one_spelling_and_useful_defaults():
     text = make_parser((Some,), "What it does.\n\n    the command").format_help()
     assert "\n    the command\n" in text, "the description keeps its lines"
     lines = [" ".join(line.split()) for line in text.splitlines()]
@@ -79,7 +79,7 @@ def test_a_mistake_is_a_usage_error_that_names_it(given, message):
         (["--run_name"], "expected one argument"),
     ],
 )
-def test_what_argparse_finds_ends_with_exit_code_2_and_short_usage(given, message, capsys):
+def test_argparse_errors_exit_with_2(given, message, capsys):
     with pytest.raises(SystemExit) as stop:
         parse_flags((Some,), given)
     assert stop.value.code == 2

@@ -26,7 +26,7 @@ from hfseq.training.hardware import ACCELERATORS, find_accelerator, get_accelera
         ("TPU7x", "tpu-v7"),
     ],
 )
-def test_a_device_is_found_by_what_jax_calls_it(device_kind, name):
+def test_accelerator_is_found_by_its_jax_name(device_kind, name):
     assert find_accelerator(device_kind) is ACCELERATORS[name]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -73,7 +72,7 @@ def test_every_head_of_a_registered_architecture_is_a_public_name():
 
 
 @pytest.mark.slow
-def test_dir_lists_what_can_be_got():
+def test_dir_lists_available_names():
     run("import hfseq; [getattr(hfseq, name) for name in dir(hfseq)]")
 
 
@@ -94,8 +93,9 @@ def test_an_unknown_name_is_an_attribute_error_with_the_nearest_name(name, meant
         getattr(hfseq, name)
 
 
-def test_a_name_of_a_broken_plugin_is_an_error_that_mentions_the_plugin(tmp_path):
+def test_a_name_of_a_broken_plugin_is_an_error_that_mentions_the_plugin(tmp_path, monkeypatch):
     (tmp_path / "hfseqfile.py").write_text("import no_such_module_here")
+    monkeypatch.setenv("HFSEQ_PLUGIN_FILES", "hfseqfile.py")
     code = (
         "import os, hfseq; os.chdir({!r})\n"
         "try: hfseq.FlaxToyForMaskedLM\n"
@@ -150,55 +150,32 @@ def test_no_family_is_loaded_that_is_not_used(what, tmp_path):
 # -- flax and jax ----------------------------------------------------------------------------------
 
 
-def test_prepare_jax_gives_placeholders_for_what_jax_removed(monkeypatch):
+@pytest.mark.parametrize(
+    ("flax", "jax", "added"),
+    [("0.12.8", "0.11.0", True), ("0.12.12", "0.11.0", False), ("0.12.8", "0.10.2", False)],
+)
+def test_prepare_jax_adds_removed_names_only_if_flax_needs_them(monkeypatch, flax, jax, added):
     from jax.experimental import hijax
 
-    from hfseq.plugins import transformers_hook as compat
+    from hfseq.plugins import import_hooks
 
-    monkeypatch.setattr(metadata, "version", lambda name: "0.12.8")
-    for name in compat.HIJAX_NAMES:
+    versions = {"flax": flax, "jax": jax}
+    monkeypatch.setattr(import_hooks.metadata, "version", versions.__getitem__)
+    for name in import_hooks.HIJAX_NAMES:
         monkeypatch.setattr(hijax, name, None, raising=False)
         monkeypatch.delattr(hijax, name)
-    compat.prepare_jax()
-    for name in compat.HIJAX_NAMES:
-        assert isinstance(getattr(hijax, name), type)
+    import_hooks.prepare_jax.__wrapped__()
+    assert all(hasattr(hijax, name) == added for name in import_hooks.HIJAX_NAMES)
 
 
-def test_prepare_jax_touches_nothing_where_flax_needs_nothing(monkeypatch):
-    from jax.experimental import hijax
-
-    from hfseq.plugins import transformers_hook as compat
-
-    monkeypatch.setattr(metadata, "version", lambda name: "0.12.12")
-    for name in compat.HIJAX_NAMES:
-        monkeypatch.setattr(hijax, name, None, raising=False)
-        monkeypatch.delattr(hijax, name)
-    compat.prepare_jax()
-    assert not any(hasattr(hijax, name) for name in compat.HIJAX_NAMES)
-
-
-def test_prepare_jax_leaves_alone_what_is_there():
+def test_prepare_jax_keeps_existing_names_and_imports_jax_only_if_needed():
     code = (
-        "from jax.experimental import hijax\n"
-        "before = dict(vars(hijax))\n"
-        "from hfseq.plugins.transformers_hook import HIJAX_NAMES, prepare_jax\n"
-        "prepare_jax()\n"
-        "print(all(vars(hijax)[name] is before[name] for name in HIJAX_NAMES if name in before))"
+        "import sys; from hfseq.plugins import import_hooks\n"
+        "import_hooks.prepare_jax.__wrapped__(); before = 'jax' in sys.modules\n"
+        "from jax.experimental import hijax; names = dict(vars(hijax))\n"
+        "import_hooks._version = {'flax': (0, 12, 8), 'jax': (0, 11)}.get\n"
+        "import_hooks.prepare_jax.__wrapped__()\n"
+        "kept = all(vars(hijax)[name] is value for name, value in names.items())\n"
+        "print(before == (import_hooks.metadata.version('jax') >= '0.11'), kept)"
     )
-    assert run(code).strip() == "True"
-
-
-@pytest.mark.slow
-def test_flax_imports_after_hfseq_which_prepares_jax_first():
-    code = (
-        "import importlib.util, sys, hfseq\n"
-        "from hfseq.plugins import transformers_hook\n"
-        "known = sys.modules\n"
-        "transformers_hook.prepare_jax = lambda: print('flax' in known, 'flax.core' in known)\n"
-        "importlib.util.find_spec('flax')\n"
-        "assert 'jax' not in sys.modules\n"
-        "from flax import nnx; nnx.Module\n"
-        "import flax; print('hfseq' in type(flax.__loader__).__module__)"
-    )
-    # The module exists but has not been executed: checking for flax does not import it.
-    assert run(code).split() == ["True", "False", "False"]
+    assert run(code).split() == ["True", "True"]

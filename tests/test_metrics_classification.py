@@ -47,7 +47,7 @@ def test_scores_of_classes_are_those_of_scikit_learn(count, seed):
     ("predictions", "references"),
     [([1, 1, 1], [1, 0, 1]), ([0, 0, 0], [1, 0, 1]), ([1, 0, 1], [1, 1, 1]), ([0, 0], [0, 0])],
 )
-def test_one_class_on_a_side_is_judged_as_scikit_learn_does(predictions, references):
+def test_single_class_metrics_match_scikit_learn(predictions, references):
     actual, right = np.array(predictions), np.array(references)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -64,7 +64,7 @@ def test_a_class_that_only_predictions_have_counts_in_the_macro_mean():
     assert score("f1_macro", actual, right) == pytest.approx(expected)
 
 
-def test_binary_f1_is_of_the_class_that_is_asked_for():
+def test_binary_f1_uses_the_positive_class():
     actual, right = classes(2, 0)
     assert f1(actual, right, pos_label=0) == pytest.approx(
         sklearn.f1_score(right, actual, pos_label=0)
@@ -114,7 +114,7 @@ def test_a_metric_of_another_name_comes_from_evaluate(monkeypatch):
     assert scores == {"accuracy": np.mean(actual == right), "kappa": 200.0}
 
 
-def test_a_metric_that_nobody_has_is_named_with_ours(monkeypatch):
+def test_unknown_metric_error_lists_the_metrics(monkeypatch):
     def load(name):
         raise FileNotFoundError(f"no {name}")
 

@@ -1,4 +1,4 @@
-"""The import paths of Transformers 4 after `import hfseq`, and unmodified programs."""
+"""The import paths of Transformers 4 after `import hfseq.v4`, and unmodified programs."""
 
 from __future__ import annotations
 
@@ -102,12 +102,14 @@ def test_every_family_has_its_old_module():
 def without_bert(monkeypatch):
     """Simulates an hfseq without FlaxBertModel and without the modules of BERT."""
 
+    original = hfseq.__getattr__
+
     def resolve(name):
         if name.startswith("FlaxBert"):
             raise AttributeError(f"no {name}")
-        return getattr(hfseq, name)
+        return original(name)
 
-    monkeypatch.setattr(paths, "_resolve", resolve)
+    monkeypatch.setattr(hfseq, "__getattr__", resolve)
     monkeypatch.setattr(paths, "_hfseq_modules", lambda name: [])
 
 
@@ -156,7 +158,7 @@ def test_an_unknown_name_suggests_a_similar_one():
 
 def test_install_is_idempotent():
     finders = list(sys.meta_path)
-    paths.install(hfseq.__getattr__)
+    paths.install()
     assert sys.meta_path == finders
     lazy = type(transformers).__getattr__
     assert lazy.__wrapped__ and not hasattr(lazy.__wrapped__, "__wrapped__")
@@ -175,9 +177,9 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     "order",
     [
-        "import hfseq, transformers",
+        "import hfseq.v4, transformers",
         "import transformers, hfseq",
-        "from transformers.models.bert import BertConfig; import hfseq; import transformers",
+        "from transformers.models.bert import BertConfig; import hfseq.v4; import transformers",
     ],
 )
 def test_the_order_of_imports_does_not_matter(order, tmp_path):
@@ -196,7 +198,7 @@ def test_the_order_of_imports_does_not_matter(order, tmp_path):
 def test_a_second_import_of_transformers_has_the_names_too(tmp_path):
     # transformers imports itself again if an image processor needs a missing package
     code = (
-        "import hfseq, sys, transformers\n"
+        "import hfseq.v4, sys, transformers\n"
         "from transformers.utils.import_utils import direct_transformers_import\n"
         "direct_transformers_import(transformers.__path__[0])\n"
         "assert sys.modules['transformers'] is not transformers\n"
@@ -214,7 +216,7 @@ def test_transformers_is_unchanged_without_hfseq(tmp_path):
 
 @pytest.mark.slow
 def test_importing_transformers_after_hfseq_loads_no_plugin_and_no_jax(tmp_path):
-    code = "import hfseq, transformers, sys; transformers.BertConfig; print(*sys.modules)"
+    code = "import hfseq.v4, transformers, sys; transformers.BertConfig; print(*sys.modules)"
     loaded = set(python(tmp_path, "-c", code).stdout.split())
     assert not {"jax", "pluggy", "hfseq.plugins.manager", "hfseq_plugins"} & loaded
 

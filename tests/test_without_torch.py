@@ -57,7 +57,7 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_everything_works_where_torch_cannot_be_imported(tmp_path):
+def test_library_works_without_torch(tmp_path):
     result = run(BLOCKER + WORK, tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "done"
@@ -91,7 +91,7 @@ assert not heavy, heavy
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
-def test_bin_weights_without_torch_say_how_to_read_them(tmp_path, name):
+def test_bin_weights_without_torch_suggest_the_extra(tmp_path, name):
     code = """
 from hfseq import FlaxRobertaModel
 from transformers import RobertaConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -19,8 +20,6 @@ from hfseq.cli import (
     quickstart,
     report,
     tasks,
-    tokenizer,
-    train,
 )
 from hfseq.cli.text import add_json
 from hfseq.errors import UsageError, run_command
@@ -160,9 +159,10 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
 
 
 #: Commands that parse their own flags, because they have hundreds of them.
-PROGRAMS: dict[str, tuple[str, Callable[[Sequence[str], Sequence[str], bool], int]]] = {
-    "train": ("train, fine-tune or evaluate a model", train.main),
-    "tokenizer": ("train a tokenizer on your own text", tokenizer.main),
+#: Their modules are imported on use.
+PROGRAMS = {
+    "train": "train, fine-tune or evaluate a model",
+    "tokenizer": "train a tokenizer on your own text",
 }
 
 
@@ -178,7 +178,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hfseq {__version__}")
     _add_common(parser, "")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, (summary, _) in PROGRAMS.items():
+    for name, summary in PROGRAMS.items():
         subparsers.add_parser(name, help=summary, add_help=False)
     for name, summary, add_flags, run, examples in COMMANDS:
         sub = subparsers.add_parser(
@@ -235,8 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         common = argparse.ArgumentParser(add_help=False)
         _add_common(common, "")
         before = common.parse_args(args[:position])
-        _, program = PROGRAMS[args[position]]
-        return program(args[position + 1 :], before.plugin, before.debug)
+        program = importlib.import_module(f"hfseq.cli.{args[position]}")
+        return program.main(args[position + 1 :], before.plugin, before.debug)
 
     def run() -> int:
         reject_token_flags(args)

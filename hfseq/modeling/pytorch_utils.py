@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfseq import errors
+from hfseq import errors, plugins
 from hfseq.checkpoints import files, weights
 from hfseq.nn import trees
+from hfseq.plugins.registry import target_name
 
 if TYPE_CHECKING:
     import torch
@@ -152,11 +153,14 @@ def _names(
     shapes: dict[trees.Path, tuple[int, ...]], pt_model: PreTrainedModel
 ) -> weights.WeightMap:
     """Returns the names of the parameters, with the synonyms of the Flax class if hfseq has one."""
-    import hfseq
-
-    flax_class = getattr(hfseq, f"Flax{type(pt_model).__name__}", None)
-    if flax_class is None:
+    name = f"Flax{type(pt_model).__name__}"
+    specs = [entry.target for entry in plugins.load().architectures.entries()]
+    heads = [(spec, task) for spec in specs for task in spec.heads]
+    found = [(spec, task) for spec, task in heads if target_name(spec.heads[task]) == name]
+    if not found:
         return weights.WeightMap(shapes)
+    spec, task = found[0]
+    flax_class = spec.load_head(task)
     return weights.WeightMap(
         shapes, prefix=flax_class.base_model_prefix, synonyms=flax_class.weight_synonyms
     )

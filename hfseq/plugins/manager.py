@@ -36,7 +36,7 @@ from typing import Any
 import pluggy
 
 from hfseq.errors import HfseqError, PluginConflict, PluginError, did_you_mean
-from hfseq.plugins import builtin, hookspecs, transformers_hook
+from hfseq.plugins import builtin, hookspecs
 from hfseq.plugins.import_hooks import prepare_jax
 from hfseq.plugins.registry import (
     ArchitectureSpec,
@@ -412,6 +412,9 @@ class Plugins:
         return function(**accepted)
 
 
+#: Functions that are called with the plugins after each `load`.
+load_listeners: list[Callable[[Plugins], object]] = []
+
 _lock = threading.RLock()
 _plugins: Plugins | None = None
 
@@ -435,7 +438,8 @@ def load(extra: Iterable[str | os.PathLike[str]] = ()) -> Plugins:
             _plugins.add_file(path)
         if is_first:
             _mention_project_file(_plugins)
-        transformers_hook.register_architectures(_plugins.architectures)
+        for listener in load_listeners:
+            listener(_plugins)
         return _plugins
 
 

@@ -17,18 +17,20 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hfseq.errors import HfseqError
 from hfseq.plugins.import_hooks import find_and_wrap
 from hfseq.plugins.registry import (
     TASKS,
     ArchitectureSpec,
-    Registry,
     describe_error,
     target_name,
     torch_auto_class_name,
 )
+
+if TYPE_CHECKING:
+    from hfseq.plugins.manager import Plugins
 
 logger = logging.getLogger("hfseq")
 
@@ -59,13 +61,13 @@ def register_auto_classes() -> None:
     _load_and_register()
 
 
-def register_architectures(architectures: Registry) -> None:
+def register_architectures(plugins: Plugins) -> None:
     """Registers architectures whose model type Transformers lacks, as far as it is imported."""
     configs, models = _imported(_CONFIGS), _imported(_MODELS)
     if configs is None:
         return
     modules = [configs, models]
-    for entry in architectures.entries():
+    for entry in plugins.architectures.entries():
         spec: ArchitectureSpec = entry.target
         known = _registered.get(spec.model_type)
         is_known = known is not None and known[0] is spec and known[1] == modules
@@ -99,6 +101,8 @@ def _load_and_register() -> None:
     """
     from hfseq.plugins import manager
 
+    if register_architectures not in manager.load_listeners:
+        manager.load_listeners.append(register_architectures)
     try:
         manager.load_unless_busy()
     except Exception as error:

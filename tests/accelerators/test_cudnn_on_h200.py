@@ -90,7 +90,7 @@ BIASED = ["fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmaxBackward"]
     ],
     ids=["plain", "causal, grouped", "window", "lengths", "both", "packed", "packed on two"],
 )
-def test_cudnn_takes_what_is_visible_without_a_mask_in_memory(options, told):
+def test_cudnn_needs_no_mask_in_memory(options, told):
     text = program(**options)
     assert calls(text) == PLAIN and not squares(text)
     for name, value in told.items():
@@ -103,7 +103,7 @@ def test_cudnn_takes_what_is_visible_without_a_mask_in_memory(options, told):
     [{"biased": True}, {"seen": ["dense"]}, {"biased": True, "seen": ["dense"], "causal": True}],
     ids=["bias", "padding anywhere", "all"],
 )
-def test_a_bias_or_a_dense_mask_is_written_down_and_fused_all_the_same(options):
+def test_bias_and_dense_mask_use_the_fused_kernel(options):
     text = program(**options)
     assert calls(text) == BIASED and squares(text)
 
@@ -119,7 +119,7 @@ def test_a_bias_or_a_dense_mask_is_written_down_and_fused_all_the_same(options):
     ],
     ids=["uncounted", "holes", "both sides", "dropout", "float32"],
 )
-def test_what_cudnn_refuses_our_own_kernel_takes(options):
+def test_flash_kernel_handles_inputs_that_cudnn_rejects(options):
     text = program(**options)
     assert calls(text) == [] and not squares(text)
     assert text.count('custom_call_target="__gpu$xla.gpu.triton"') == 3
@@ -131,6 +131,6 @@ def test_a_dense_mask_with_dropout_falls_back_on_the_explicit_form():
     assert calls(text) == [] and "xla.gpu.triton" not in text and squares(text)
 
 
-def test_cudnn_that_was_named_takes_padding_anywhere_as_a_mask():
+def test_explicit_cudnn_accepts_padding_anywhere():
     text = program(seen=["key_segments"], named=CUDNN)
     assert calls(text) == BIASED and squares(text)

@@ -96,7 +96,7 @@ def twice(text: str, length: int) -> list[str]:
     ],
     ids=["causal and grouped", "window and no power of two", "cross-attention"],
 )
-def test_a_kernel_forward_and_two_backward_and_nothing_of_all_scores(options):
+def test_one_forward_and_two_backward_kernels_without_full_scores(options):
     text = program(384, **options).as_text()
     assert text.count(f'custom_call_target="{KERNEL}"') == 3
     assert not twice(text, 384)

@@ -60,7 +60,7 @@ def program(
     ],
     ids=str,
 )
-def test_three_kernels_no_exchange_and_nothing_of_all_scores(options):
+def test_three_kernels_without_communication_or_full_scores(options):
     text = program(**options).as_text() or ""
     assert set(re.findall(r"splash_mh[aq]_\w+", text)) == KERNELS
     assert not COLLECTIVE.search(text)

@@ -42,7 +42,7 @@ def check_kept(step: Step, family: str, program: str) -> None:
     assert step.temporary <= 1.05 * stored, (step.temporary, stored)
 
 
-def test_every_architecture_is_compiled_or_says_why_not():
+def test_every_architecture_compiles_or_gives_the_reason():
     here = {name.split(",")[0] for name in FAMILIES}
     assert here | set(NOT_COMPILED) == set(plugins.load().architectures)
     assert not here & set(NOT_COMPILED) and all(NOT_COMPILED.values())
@@ -62,7 +62,7 @@ def test_a_step_with_dropout_is_fused_on_an_h200(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_without_dropout_is_cudnns_where_it_can_be(family):
+def test_step_without_dropout_uses_cudnn_when_supported(family):
     step, spec = step_of(family, "h200"), FAMILIES[family]
     check(step, family)
     check_kept(step, family, "h200")
@@ -87,7 +87,7 @@ def test_the_explicit_form_would_be_noticed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_is_splash_on_a_tpu_and_falls_back_where_it_must(family):
+def test_tpu_step_uses_splash_or_falls_back(family):
     step, spec = step_of(family, "v5e"), FAMILIES[family]
     check(step, family, "v5e")
     check_kept(step, family, "v5e")
@@ -97,7 +97,7 @@ def test_a_step_is_splash_on_a_tpu_and_falls_back_where_it_must(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
-def test_devices_exchange_what_the_table_says(name):
+def test_collectives_match_the_table(name):
     step, stored = exchange(name), json.loads(TABLE.read_text(encoding="utf-8"))[name]
     check(step, MESHES[name][0])
     assert [row[:3] for row in step.exchanged] == [row[:3] for row in stored]
@@ -107,7 +107,7 @@ def test_devices_exchange_what_the_table_says(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["roberta", "gpt2"])
-def test_the_gradient_of_the_wide_layer_is_written_down_in_half_precision_alone(family):
+def test_wide_layer_gradient_is_stored_in_half_precision(family):
     wide = {"roberta": "512", "gpt2": "1024"}[family]  # of a feed-forward layer
     program = collectives.instructions(compiled(family, dropout=0.0).text)
     written = [one.shape.split("{")[0] for one in program if one.opcode == "fusion"]

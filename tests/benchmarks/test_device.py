@@ -18,7 +18,7 @@ sys.path.insert(0, str(SCRIPTS))
 import device
 
 
-def test_wrong_and_failed_rows_are_problems_but_refused_ones_are_not():
+def test_wrong_and_failed_rows_are_problems_but_skipped_rows_are_not():
     right = {"implementation": "flash", "shape": "packed", "right": True}
     results = {
         "attention": {"rows": [right, right | {"right": False, "error": 0.5}, {"refused": "why"}]},
@@ -58,7 +58,7 @@ def test_results_of_other_parts_are_kept(tmp_path, monkeypatch):
     assert list(json.loads(path.read_text())) == ["training", "facts"]
 
 
-def test_rows_before_the_time_limit_are_kept_and_children_are_killed(tmp_path, monkeypatch):
+def test_time_limit_keeps_finished_rows_and_kills_children(tmp_path, monkeypatch):
     child = tmp_path / "child"
     script = tmp_path / "part.py"
     script.write_text(

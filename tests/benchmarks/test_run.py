@@ -205,7 +205,7 @@ def test_recorded_command_omits_local_paths():
     assert command == "python scripts/benchmarks/run.py train --only 'a b'"
 
 
-def test_another_checkout_is_the_baseline_with_its_own_factories(tmp_path):
+def test_other_checkout_is_the_baseline_with_its_factories(tmp_path):
     checkout = tmp_path / "before"
     (checkout / "scripts" / "benchmarks").mkdir(parents=True)
     (checkout / "scripts" / "benchmarks" / "training.py").write_text(

@@ -121,7 +121,7 @@ def test_the_computed_state_size_is_that_of_the_model():
         assert training.tree_bytes(model.init_cache(2, 0)) == size
 
 
-def test_points_take_turns_and_memory_is_measured_alone():
+def test_points_alternate_and_memory_is_measured_separately():
     flags = [*TINY, "--reductions", "recurrent", "matmul", "--head_types", "shga", "mqa"]
     train_points = vq.points_of("train", vq.parse(["train", *flags]))
     groups = [contestant.group for contestant in train_points]

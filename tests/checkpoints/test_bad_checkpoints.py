@@ -51,7 +51,7 @@ def test_checkpoint_of_another_architecture(saved):
         FlaxBertForMaskedLM.from_pretrained(saved)
 
 
-def test_another_family_of_the_same_shape_is_not_taken(tmp_path):
+def test_checkpoint_of_another_family_is_rejected(tmp_path):
     FlaxRobertaForMaskedLM(roberta_config()).save_pretrained(tmp_path)
     bert_config().save_pretrained(tmp_path)
     with pytest.raises(WeightsError, match="is it a checkpoint of another architecture"):

@@ -39,7 +39,7 @@ ONE = {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
-def test_tensors_are_read_whole_and_by_slices(tmp_path, dtype):
+def test_tensors_are_read_completely_and_by_slices(tmp_path, dtype):
     values = np.arange(24).reshape(4, 6).astype(dtype)
     write(tmp_path, {"a": values})
     tensor = opened(tmp_path).tensors["a"]
@@ -55,7 +55,7 @@ def test_scalars_are_read(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux' list of maps")
-def test_whole_tensors_leave_no_pages_of_the_file_in_memory(tmp_path):
+def test_reading_tensors_does_not_keep_file_pages_in_memory(tmp_path):
     write(tmp_path, {name: np.ones(1_000_000, np.float32) for name in "abcd"})
     tensors = opened(tmp_path).tensors
     assert sum(tensor.read(...).sum() for tensor in tensors.values()) == 4_000_000
@@ -92,20 +92,20 @@ def test_without_metadata_names_are_pytorchs(tmp_path):
     assert not opened(tmp_path).native
 
 
-def test_unknown_format_is_refused(tmp_path):
+def test_unknown_format_is_rejected(tmp_path):
     write(tmp_path, ONE, form="cobol")
     with pytest.raises(CheckpointError, match="unknown metadata format 'cobol'.*pt, flax"):
         opened(tmp_path)
 
 
-def test_empty_directory_names_what_was_looked_for(tmp_path):
+def test_empty_directory_error_lists_the_expected_files(tmp_path):
     with pytest.raises(
         CheckpointError, match="no file named flax_model.msgpack.*model.safetensors"
     ):
         opened(tmp_path)
 
 
-def test_only_bin_weights_say_from_pt(tmp_path):
+def test_bin_weights_error_mentions_from_pt(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(CheckpointError, match="Use `from_pt=True`"):
         opened(tmp_path)
@@ -244,7 +244,7 @@ def test_size_that_is_none_is_refused():
         files.parse_size("big")
 
 
-def test_shards_are_filled_in_order_and_large_tensors_stand_alone():
+def test_shards_are_filled_in_order_and_large_tensors_get_their_own():
     sizes = {"a": 3, "b": 3, "c": 9, "d": 1}
     assert files.split_shards(sizes, 6) == [["a", "b"], ["c"], ["d"]]
 
@@ -278,7 +278,7 @@ def test_a_save_replaces_all_weights_of_the_one_before(tmp_path, before, after):
     assert len(names(tmp_path)) == count + 1 and "notes.txt" in names(tmp_path)
 
 
-def test_index_tells_the_total_size(tmp_path):
+def test_index_contains_the_total_size(tmp_path):
     save(tmp_path, MANY, 128)
     stored = json.loads((tmp_path / files.SAFETENSORS_INDEX).read_text())
     assert stored["metadata"]["total_size"] == 5 * 64
@@ -286,7 +286,7 @@ def test_index_tells_the_total_size(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [64, 10**9])
-def test_full_disk_leaves_the_old_files_and_nothing_else(tmp_path, monkeypatch, limit):
+def test_full_disk_keeps_only_the_previous_files(tmp_path, monkeypatch, limit):
     import safetensors.numpy
 
     save(tmp_path, MANY, limit)
@@ -305,7 +305,7 @@ def test_full_disk_leaves_the_old_files_and_nothing_else(tmp_path, monkeypatch, 
     assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == files_before
 
 
-def test_interrupt_leaves_the_old_files_and_nothing_else(tmp_path, monkeypatch):
+def test_interrupt_keeps_only_the_previous_files(tmp_path, monkeypatch):
     import safetensors.numpy
 
     save(tmp_path, MANY)
@@ -339,7 +339,7 @@ with files.staging_directory(Path(sys.argv[1])) as stage:
 """
 
 
-def test_kill_in_the_middle_of_a_save_loses_nothing(tmp_path):
+def test_kill_during_save_loses_nothing(tmp_path):
     save(tmp_path, MANY, 64)
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}

@@ -22,7 +22,7 @@ def test_pairs_are_needed(text):
         parse_overrides(text)
 
 
-def test_what_the_class_derives_follows():
+def test_derived_attributes_are_updated():
     config = T5Config(d_model=64, num_layers=3)
     apply_overrides(config, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False})
     assert config.is_gated_act and config.dense_act_fn == "gelu_new"
@@ -30,13 +30,13 @@ def test_what_the_class_derives_follows():
     assert config.d_model == 64 and config.num_layers == 3
 
 
-def test_other_attributes_stay_as_they_were():
+def test_other_attributes_are_unchanged():
     config = BertConfig(hidden_size=32, num_labels=5)
     apply_overrides(config, {"hidden_act": "relu", "hidden_size": 64})
     assert (config.hidden_act, config.hidden_size, config.num_labels) == ("relu", 64, 5)
 
 
-def test_unknown_name_names_the_nearest():
+def test_unknown_name_error_suggests_the_closest():
     with pytest.raises(UsageError, match="bert has no hiden_size.*hidden_size"):
         apply_overrides(BertConfig(), {"hiden_size": 3})
 

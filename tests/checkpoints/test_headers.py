@@ -36,7 +36,7 @@ def msgpack(path: Path, tree: Any) -> Path:
     return path
 
 
-def test_both_formats_say_the_same_of_the_same_tensors(tmp_path):
+def test_both_formats_describe_the_same_tensors(tmp_path):
     from safetensors.numpy import save_file
 
     flat = {"a.kernel": TREE["a"]["kernel"], "a.0": TREE["a"]["0"], "b": TREE["b"]}
@@ -83,7 +83,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("message", DAMAGED)
-def test_what_is_wrong_with_a_safetensors_file_is_said(tmp_path, message):
+def test_invalid_safetensors_error_names_the_problem(tmp_path, message):
     header = read_header(safetensors(tmp_path / "model.safetensors", *DAMAGED[message]))
     assert any(message in problem for problem in header.problems), header.problems
 

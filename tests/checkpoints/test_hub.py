@@ -76,7 +76,9 @@ def test_folder_that_is_none_is_refused(hub: FakeHub, tmp_path: Path, name: str)
         push_folder(tmp_path / name, "user/m")
 
 
-def test_empty_folder_is_refused_before_a_repository_is_made(hub: FakeHub, tmp_path: Path) -> None:
+def test_empty_folder_is_rejected_before_creating_a_repository(
+    hub: FakeHub, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="nothing to push"):
         push_folder(tmp_path, "user/m")
     assert hub.requests == []
@@ -167,7 +169,7 @@ def test_endless_fault_ends_after_bounded_attempts(
     assert no_waiting.waits == [1.0, 2.0, 4.0]
 
 
-def test_wrong_token_is_explained_and_never_shown(
+def test_invalid_token_error_does_not_show_the_token(
     hub: FakeHub,
     folder: Path,
     caplog: pytest.LogCaptureFixture,
@@ -200,7 +202,7 @@ def test_broken_card_is_named(hub: FakeHub, folder: Path) -> None:
         push_folder(folder, "user/m")
 
 
-def test_a_link_that_leaves_the_folder_is_not_published(hub: FakeHub, folder: Path) -> None:
+def test_link_outside_the_folder_is_not_published(hub: FakeHub, folder: Path) -> None:
     (folder.parent / "secret.txt").write_text("secret")
     (folder / "notes.txt").symlink_to(folder.parent / "secret.txt")
     with pytest.raises(UsageError, match="notes.txt is a link to .*secret.txt"):

@@ -106,7 +106,7 @@ def test_failed_last_push_is_repeated_at_the_end(hub: FakeHub, folder: Path) -> 
     assert commits(hub) == ["last"]
 
 
-def test_push_that_stays_failed_names_the_command_that_finishes_it(
+def test_failed_push_names_the_command_to_complete_it(
     hub: FakeHub,
     folder: Path,
 ) -> None:
@@ -189,7 +189,7 @@ def test_the_newest_checkpoint_replaces_the_one_on_the_hub(hub: FakeHub, folder:
     assert set(hub.repo("user/m").at("main").files) >= PUSHED
 
 
-def test_a_checkpoint_stays_whole_in_the_push_when_the_run_deletes_it(
+def test_push_contains_complete_checkpoint_although_run_deletes_it(
     hub: FakeHub,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -206,7 +206,7 @@ def test_a_checkpoint_stays_whole_in_the_push_when_the_run_deletes_it(
     assert on_the_hub(hub) == {"checkpoints/20/state/array"}
 
 
-def test_what_is_left_to_do_names_the_checkpoint_too(hub: FakeHub, folder: Path) -> None:
+def test_completion_command_includes_the_checkpoint(hub: FakeHub, folder: Path) -> None:
     hub.fail("POST", COMMIT, times=99, status=402)
     pusher = BackgroundPusher(folder, "user/m", checkpoint=True)
     pusher.push("last")

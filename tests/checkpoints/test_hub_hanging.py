@@ -38,7 +38,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "stall_timeout", 0.3)
 
 
-def test_traffic_is_what_connections_move_but_those_of_the_processes_of_a_run(
+def test_traffic_excludes_connections_between_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(network, "_ignored", frozenset())
@@ -71,7 +71,7 @@ def test_traffic_is_what_connections_move_but_those_of_the_processes_of_a_run(
         ("POST", COMMIT),
     ],
 )
-def test_a_request_that_is_not_answered_ends_and_is_made_again(
+def test_unanswered_request_is_repeated(
     hub: FakeHub,
     folder: Path,
     no_waiting: FastClock,
@@ -79,14 +79,14 @@ def test_a_request_that_is_not_answered_ends_and_is_made_again(
     method: str,
     path: str,
 ) -> None:
-    monkeypatch.setattr(hub_module, "READ_TIMEOUT", 0.2)
+    monkeypatch.setattr(hub_module, "ATTEMPT_TIMEOUT", 0.2)
     fault = hub.fail(method, path, action="hang")
     push_folder(folder, "user/m", private=True)
     assert fault.met.is_set() and len(commits(hub)) == 1
 
 
 @pytest.mark.parametrize("action", ["hang", "drip"])
-def test_the_last_push_is_left_when_nothing_moves(
+def test_last_push_is_abandoned_without_traffic(
     hub: FakeHub, folder: Path, action: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub.fail("POST", COMMIT, times=99, action=action, seconds=0.05)
@@ -106,9 +106,7 @@ def test_a_slow_large_upload_is_not_cut(hub: FakeHub, folder: Path) -> None:
     assert commits(hub)[0] == "last"
 
 
-def test_a_process_ends_whose_upload_was_cut_in_its_second_part_and_then_hangs(
-    hub: FakeHub, folder: Path
-) -> None:
+def test_process_exits_when_a_multipart_upload_hangs(hub: FakeHub, folder: Path) -> None:
     """Uploads of several files use a thread pool, for which Python would wait at exit."""
     (folder / "flax_model.msgpack").write_bytes(b"others" * 1000)
     hub.multipart_over, hub.part_size = 1000, 4000
@@ -118,7 +116,7 @@ def test_a_process_ends_whose_upload_was_cut_in_its_second_part_and_then_hangs(
     assert hung.met.is_set() and not hub.release.is_set()
 
 
-def test_hfseq_push_ends_with_the_command_that_goes_on(
+def test_hfseq_push_error_names_the_command_to_continue(
     hub: FakeHub, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.fail("POST", COMMIT, action="hang")
@@ -132,7 +130,7 @@ def test_hfseq_push_ends_with_the_command_that_goes_on(
 
 
 @pytest.mark.parametrize(("method", "action"), [("HEAD", "hang"), ("GET", "drip")])
-def test_a_download_that_hangs_is_left(
+def test_hanging_download_is_abandoned(
     hub: FakeHub, folder: Path, method: str, action: str
 ) -> None:
     hub.seed("user/m", folder)
@@ -167,7 +165,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return release
 
 
-def test_a_remote_directory_that_hangs_is_left_and_what_wakes_up_writes_no_more(
+def test_hanging_remote_directory_is_abandoned_and_writes_nothing_later(
     hanging: threading.Event, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     workspace = Workspace("memory://hanging/run", tmp_path / "copy")

@@ -55,14 +55,14 @@ def test_revision_chooses_the_commit(hub: FakeHub, model: Path) -> None:
     assert old and new and Path(old).read_text() != Path(new).read_text() == "{}"
 
 
-def test_unknown_revision_is_named(hub: FakeHub, model: Path) -> None:
+def test_unknown_revision_error_names_it(hub: FakeHub, model: Path) -> None:
     hub.seed("user/m", model)
     with pytest.raises(CheckpointError, match="no revision 'v9'"):
         resolve_file("user/m", "config.json", revision="v9")
 
 
 @pytest.mark.parametrize("name", ["user/absent", "absent"])
-def test_unknown_repository_is_named(hub: FakeHub, name: str) -> None:
+def test_unknown_repository_error_names_it(hub: FakeHub, name: str) -> None:
     with pytest.raises(CheckpointError, match=f"'{name}'.*no such repository"):
         resolve_file(name, "config.json")
 
@@ -81,7 +81,7 @@ def test_file_outside_the_checkpoint_is_refused(model: Path, file: str) -> None:
         resolve_file(model, file)
 
 
-def test_private_repository_without_access_says_to_log_in(
+def test_private_repository_error_suggests_login(
     hub: FakeHub, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.seed("user/m", model, private=True)
@@ -134,7 +134,7 @@ def test_unreachable_hub_is_explained_and_the_cache_still_serves(
         resolve_file("user/m", "model.safetensors")
 
 
-def test_offline_serves_the_cache_and_explains_what_is_not_there(hub: FakeHub, model: Path) -> None:
+def test_offline_uses_the_cache_and_names_missing_files(hub: FakeHub, model: Path) -> None:
     hub.seed("user/m", model)
     with pytest.raises(CheckpointError, match="not in the local cache"):
         resolve_file("user/m", "config.json", local_files_only=True)
@@ -181,7 +181,7 @@ def pushed(hub: FakeHub, tmp_path: Path) -> Path:
     return tmp_path / "m"
 
 
-def test_what_is_pushed_loads_in_transformers_by_name(pushed: Path) -> None:
+def test_pushed_model_loads_in_transformers_by_name(pushed: Path) -> None:
     import torch
     import transformers
 

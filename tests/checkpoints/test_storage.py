@@ -77,7 +77,7 @@ def test_scratch_directory_is_stable_per_url_and_in_the_cache(tmp_path: Path) ->
     assert path.is_relative_to(tmp_path / "cache") and path.name.startswith("run-")
 
 
-def test_run_goes_on_on_another_machine(tmp_path: Path, bucket: Any) -> None:
+def test_run_continues_on_another_machine(tmp_path: Path, bucket: Any) -> None:
     first = Workspace(URL, tmp_path / "a")
     first.pull()
     save(first.path, 10)
@@ -112,7 +112,7 @@ def test_only_new_and_changed_files_are_sent(
     assert set(sent[2:]) == {"model.safetensors", "metrics.jsonl"}
 
 
-def test_checkpoint_deleted_here_is_deleted_there(tmp_path: Path, bucket: Any) -> None:
+def test_local_deletion_is_mirrored_remotely(tmp_path: Path, bucket: Any) -> None:
     workspace = Workspace(URL, tmp_path / "a")
     workspace.pull()
     save(workspace.path, 10)
@@ -126,7 +126,7 @@ def test_checkpoint_deleted_here_is_deleted_there(tmp_path: Path, bucket: Any) -
 
 
 @pytest.mark.parametrize("accepted", range(4))
-def test_interrupted_push_leaves_the_previous_state_in_force(
+def test_interrupted_push_keeps_the_previous_state(
     tmp_path: Path,
     bucket: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -181,7 +181,7 @@ def test_unpushed_save_survives_a_restart_on_the_same_machine(
     assert bucket.cat_file("/bucket/run/model.safetensors") == b"weights   20"
 
 
-def test_newer_state_of_another_machine_wins_over_a_stale_copy(tmp_path: Path, bucket: Any) -> None:
+def test_newer_remote_state_replaces_a_stale_copy(tmp_path: Path, bucket: Any) -> None:
     stale = Workspace(URL, tmp_path / "a")
     stale.pull()
     save(stale.path, 10)
@@ -199,9 +199,7 @@ def test_newer_state_of_another_machine_wins_over_a_stale_copy(tmp_path: Path, b
     assert aside.read_text() == "15"
 
 
-def test_deleted_remote_state_starts_anew_and_keeps_the_copy_aside(
-    tmp_path: Path, bucket: Any
-) -> None:
+def test_deleted_remote_state_restarts_and_backs_up_the_copy(tmp_path: Path, bucket: Any) -> None:
     workspace = Workspace(URL, tmp_path / "a")
     workspace.pull()
     save(workspace.path, 10)
@@ -213,7 +211,7 @@ def test_deleted_remote_state_starts_anew_and_keeps_the_copy_aside(
     assert list(again.path.glob("previous-*/checkpoints/10/record"))
 
 
-def test_prepared_config_comes_down_and_unfinished_checkpoints_do_not(
+def test_prepared_config_is_downloaded_without_unfinished_checkpoints(
     tmp_path: Path, bucket: Any
 ) -> None:
     bucket.pipe("/bucket/run/config.json", b"{}")
@@ -239,7 +237,7 @@ def test_checkpoint_with_a_missing_or_short_file_is_left_out(
     assert "incomplete checkpoint memory://bucket/run/checkpoints/20" in caplog.text
 
 
-def test_temporary_and_private_files_stay_here(tmp_path: Path, bucket: Any) -> None:
+def test_temporary_and_private_files_are_not_uploaded(tmp_path: Path, bucket: Any) -> None:
     workspace = Workspace(URL, tmp_path / "a")
     workspace.pull()
     unfinished = "checkpoints/20.orbax-checkpoint-tmp-5/array"
@@ -251,7 +249,7 @@ def test_temporary_and_private_files_stay_here(tmp_path: Path, bucket: Any) -> N
     assert remote(bucket) == STATE | {"latest.json"}
 
 
-def test_starting_anew_keeps_the_old_run_aside_remotely_too(tmp_path: Path, bucket: Any) -> None:
+def test_overwrite_backs_up_the_remote_run(tmp_path: Path, bucket: Any) -> None:
     workspace = Workspace(URL, tmp_path / "a")
     workspace.pull()
     save(workspace.path, 10)
@@ -272,7 +270,7 @@ def test_starting_anew_keeps_the_old_run_aside_remotely_too(tmp_path: Path, buck
         ("s3://key:secret@bucket/run", "pip install s3fs"),
     ],
 )
-def test_storage_that_cannot_be_used_says_what_would_work(
+def test_unusable_storage_error_suggests_a_fix(
     url: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
@@ -319,7 +317,7 @@ def test_absent_empty_and_prepared_directories_are_fine(tmp_path: Path) -> None:
     assert local(tmp_path) == files_before
 
 
-def test_run_of_ours_is_fine_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_existing_run_is_accepted_unchanged(tmp_path: Path) -> None:
     fill(tmp_path, *PREPARED, *OLD_RUN, "learning_curve.png", "eval_results.json", "run.json")
     fill(tmp_path, "generated_predictions.txt", "generated_references.txt")  # of --do_predict
     fill(tmp_path, "test_results_mnli_matched.tsv", "test_results.tsv", "fp8_params.safetensors")
@@ -329,7 +327,9 @@ def test_run_of_ours_is_fine_and_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_anything_else_is_named_and_untouched(tmp_path: Path, overwrite: bool) -> None:
+def test_unrelated_directory_error_names_it_and_changes_nothing(
+    tmp_path: Path, overwrite: bool
+) -> None:
     fill(tmp_path, *PREPARED, *OLD_RUN, "thesis.tex", "photos/me.jpg")
     files_before = local(tmp_path)
     with pytest.raises(UsageError, match=r"unrelated files \(photos, thesis.tex\)"):
@@ -360,7 +360,7 @@ def test_weights_without_checkpoint_are_not_trained_over(tmp_path: Path) -> None
         check_output_dir(tmp_path)
 
 
-def test_overwrite_moves_the_old_run_aside_and_deletes_nothing(tmp_path: Path) -> None:
+def test_overwrite_backs_up_the_previous_run(tmp_path: Path) -> None:
     fill(tmp_path, *PREPARED, *OLD_RUN)
     check_output_dir(tmp_path, overwrite=True)
     (aside,) = tmp_path.glob("previous-*")

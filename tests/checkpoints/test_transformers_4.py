@@ -116,9 +116,7 @@ def written(config, folder):
     return json.loads((folder / "config.json").read_bytes())
 
 
-def test_a_configuration_that_cannot_be_written_leaves_the_one_that_was_there(
-    tmp_path, monkeypatch
-):
+def test_failed_config_write_keeps_the_previous_file(tmp_path, monkeypatch):
     config = rotary_config("llama")
     previous = written(config, tmp_path)
 
@@ -161,7 +159,7 @@ def test_rotary_positions_of_transformers_4_are_read(name, tmp_path):
     assert getattr(read, "layer_types", None) == getattr(config, "layer_types", None)
 
 
-def test_the_keys_follow_what_is_changed_after_reading(tmp_path):
+def test_keys_follow_changes_after_loading(tmp_path):
     config = rotary_config("modernbert")
     written(config, tmp_path)
     config = type(config).from_pretrained(tmp_path)
@@ -176,7 +174,7 @@ def test_the_keys_follow_what_is_changed_after_reading(tmp_path):
         {"rope_parameters": {FULL: LINEAR, WINDOWED: LOCAL}},
     ],
 )
-def test_what_transformers_4_cannot_express_is_said(change, tmp_path, caplog):
+def test_options_that_transformers_4_lacks_cause_a_warning(change, tmp_path, caplog):
     config = rotary_config("modernbert")
     config.update(change)
     stored = written(config, tmp_path)
@@ -196,7 +194,7 @@ def test_a_decoder_of_two_bases_is_one_of_a_single_base_in_transformers_4(tmp_pa
     assert "config.json of this modernbert-decoder has no keys for Transformers 4" in caplog.text
 
 
-def test_parts_of_a_configuration_get_keys_of_their_own(tmp_path):
+def test_nested_configurations_get_their_keys(tmp_path):
     text = rotary_config("gemma3").to_dict()
     stored = written(transformers.Gemma3Config(text_config=text), tmp_path)
     assert stored["text_config"]["rope_local_base_freq"] == 300.0
@@ -319,7 +317,7 @@ def save_stock(root):
 
 
 @pytest.mark.slow
-def test_logits_in_transformers_4_are_ours(python_4, tmp_path, monkeypatch):
+def test_logits_match_in_transformers_4(python_4, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     example_folder = Path(__file__).parents[2] / "docs" / "examples" / "hfseq-llama"
     monkeypatch.syspath_prepend(str(example_folder))

@@ -52,7 +52,7 @@ def test_names_and_layout_are_pytorchs():
     assert all(value.flags.c_contiguous for value in tensors.values())
 
 
-def test_there_and_back_is_the_identity():
+def test_roundtrip_is_the_identity():
     names = WeightMap(SHAPES)
     params, report = filled(names, names.to_torch(random_params()))
     assert equal(params, random_params())
@@ -77,14 +77,14 @@ def test_prefix_may_be_absent_or_present():
     assert report.unexpected == ["head.weight"]
 
 
-def test_old_names_of_norms_are_known():
+def test_old_norm_names_are_recognized():
     names = WeightMap({("norm", "scale"): (3,), ("norm", "bias"): (3,)})
     old = {"norm.gamma": np.ones(3, np.float32), "norm.beta": np.zeros(3, np.float32)}
     params, report = filled(names, old)
     assert params[("norm", "scale")].sum() == 3 and not report.unexpected
 
 
-def test_tied_copies_are_not_unexpected_and_stand_in_for_the_original():
+def test_tied_copies_replace_a_missing_original():
     names = WeightMap(SHAPES, aliases={"decoder.weight": "base.table.weight"})
     tensors = names.to_torch(random_params())
     assert "decoder.weight" not in tensors
@@ -118,7 +118,7 @@ NUMBERED = {("layer",): (("layer", "0"), ("layer", "1"))}
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_kernels_of_convolutions_have_pytorchs_order_whole_and_cut(native):
+def test_convolution_kernels_have_pytorch_order_complete_and_sliced(native):
     names, params = WeightMap(KERNELS, stacked=NUMBERED), random_params(KERNELS)
     tensors = names.to_torch(params)
     assert {name: value.shape for name, value in tensors.items()} == {
@@ -187,7 +187,7 @@ def test_slices_are_cut_out_of_the_file(native):
     assert np.array_equal(part, params["layer", "dense", "kernel"][index])
 
 
-def test_only_the_asked_part_is_read():
+def test_only_the_requested_slice_is_read():
     requests = []
     shapes = {("dense", "kernel"): (4, 6)}
     names = WeightMap(shapes)
@@ -204,7 +204,7 @@ def test_only_the_asked_part_is_read():
     assert requests == [(slice(3, 6), slice(0, 2))]  # transposed on disk
 
 
-def test_everything_wrong_is_reported_together():
+def test_all_problems_are_reported_together():
     names = WeightMap(SHAPES)
     tensors = names.to_torch(random_params())
     tensors["head.weight"] = np.zeros((3, 4), np.float32)
@@ -238,7 +238,7 @@ def test_missing_names_come_with_the_nearest_left_over():
     assert "did you mean 'heads.weight'" in describe_missing(report)
 
 
-def test_what_a_file_lacks_is_read_from_its_fallback():
+def test_missing_tensors_are_read_from_the_fallback():
     shapes = {("base", name, "embedding"): (5, 3) for name in ("table", "one", "two")}
     file_tensors = {"base.table.weight": np.ones((5, 3), np.float32)}
     aliases = {f"base.{name}.weight": "base.table.weight" for name in ("one", "two")}

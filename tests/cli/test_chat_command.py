@@ -97,7 +97,7 @@ def test_lines_are_typed_until_the_end(folder, typed, capsys, monkeypatch):
         assert prompts == ["> "] * 6
 
 
-def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(folder, typed, capsys, monkeypatch):
+def test_ctrl_c_stops_the_answer_but_not_the_chat(folder, typed, capsys, monkeypatch):
     reply, conversations = Chat.reply, []
 
     def interrupted(self, text):
@@ -118,9 +118,7 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(folder, typed, caps
     assert run(folder, "--input_file", str(path)) == 130
 
 
-def test_what_is_too_long_is_an_error_of_the_turn_only_where_it_is_typed(
-    folder, typed, tmp_path, capsys
-):
+def test_too_long_typed_input_fails_only_its_turn(folder, typed, tmp_path, capsys):
     long = "the law of every land " * 40
     typed(long, "who reads?")
     assert run(folder, "--json") == 0
@@ -132,14 +130,14 @@ def test_what_is_too_long_is_an_error_of_the_turn_only_where_it_is_typed(
     assert "Shorten the message" in capsys.readouterr().err
 
 
-def test_it_is_said_once_that_turns_are_left_out(folder, tmp_path, capsys):
+def test_dropped_turns_are_mentioned_once(folder, tmp_path, capsys):
     (tmp_path / "many.txt").write_text("read the law\n" * 20)
     assert run(folder, "--input_file", str(tmp_path / "many.txt")) == 0
     assert capsys.readouterr().err.count("its oldest messages are ignored") == 1
 
 
 @pytest.mark.slow
-def test_drawing_is_asked_for_by_its_flags(folder, turns, capsys):
+def test_sampling_flags_enable_sampling(folder, turns, capsys):
     def said(*flags: str) -> str:
         assert run(folder, "--input_file", str(turns), *flags) == 0
         return capsys.readouterr().out
@@ -169,9 +167,7 @@ def test_a_template_may_come_from_a_file(folder, turns, tmp_path, capsys):
         (["--input_file", "/no/where"], "--input_file /no/where: "),
     ],
 )
-def test_wrong_flags_are_told_before_anything_is_loaded(
-    folder, flags, message, capsys, monkeypatch
-):
+def test_invalid_flags_fail_before_loading(folder, flags, message, capsys, monkeypatch):
     monkeypatch.setattr(Chat, "from_pretrained", None)
     assert run(folder, *flags) == 2
     assert message in capsys.readouterr().err

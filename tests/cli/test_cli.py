@@ -15,19 +15,14 @@ import pytest
 import hfseq
 from hfseq import cli, plugins
 from hfseq.cli import project as environment
+from tests.support import plugin_files
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 HEAVY = {"jax", "flax", "torch", "transformers", "datasets", "numpy"}
 
 
-@pytest.fixture(autouse=True)
-def project(tmp_path, monkeypatch):
-    """An empty working directory, with plugins discovered again."""
-    monkeypatch.chdir(tmp_path)
-    plugins.unload()
-    yield tmp_path
-    plugins.unload()
+project = plugin_files.project
 
 
 def run(*arguments: str) -> int:
@@ -132,7 +127,7 @@ def test_env_as_json(capsys):
 
 def test_env_shows_broken_plugins_and_missing_packages(capsys, project, monkeypatch):
     monkeypatch.setattr(environment, "PACKAGES", ("no-such-package",))
-    broken(project / "hfseqfile.py")
+    plugin_files.write_project_file(project, "import no_such_module_here")
     assert run("env", "--no_devices") == 0
     output = capsys.readouterr().out
     assert "no-such-package   not installed" in output
@@ -174,7 +169,7 @@ def test_plugins_as_json(capsys, project):
 
 
 def test_a_broken_plugin_is_listed_and_the_command_succeeds(capsys, project):
-    broken(project / "hfseqfile.py")
+    plugin_files.write_project_file(project, "import no_such_module_here")
     assert run("plugins") == 0
     captured = capsys.readouterr()
     assert "error: plugin 'hfseqfile'" in captured.out and "no_such_module_here" in captured.out
@@ -257,11 +252,11 @@ def test_new_refuses_a_name_that_is_no_model_type(name, capsys, project):
     assert not list(project.iterdir())
 
 
-def test_new_refuses_a_name_that_is_taken(capsys):
+def test_new_rejects_an_existing_name(capsys):
     assert run("new", "bert") == 2
     assert "plugin 'bert' already registers 'bert'" in capsys.readouterr().err
 
 
-def test_new_refuses_a_folder_that_is_not_there(capsys):
+def test_new_rejects_a_missing_folder(capsys):
     assert run("new", "x", "--output", "nowhere/x.py") == 1
     assert "nowhere/x.py" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_json_has_it_all(runs, capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "comparison.png").exists()
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+def test_runs_with_equal_names_are_distinguished_by_folder(tmp_path):
     logs = [RunLog(write_log(tmp_path / side / "run", records())) for side in ("a", "b")]
     assert list(unique_names(logs)) == ["a/run", "b/run"]
     with pytest.raises(DataError, match="is specified twice"):
@@ -117,7 +117,7 @@ def test_no_two_labels_overlap(tmp_path, monkeypatch):
         (["base", "bare", "--x", "tokens"], 1, "no tokens_seen: use --x step"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(runs, flags, code, message, capsys, monkeypatch):
+def test_incomparable_runs_are_a_one_line_error(runs, flags, code, message, capsys, monkeypatch):
     monkeypatch.chdir(runs[0].parent)
     write_log(Path("bare"), [{"step": 1, "train_loss": 2.0}, {"step": 2, "train_loss": 1.0}])
     assert cli.main(["compare", *flags]) == code

@@ -73,7 +73,7 @@ def equal(first: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 
 @pytest.mark.parametrize("family", first(FAMILIES, *(FAMILIES.keys() - OTHERS_COVER)))
-def test_safetensors_to_msgpack_and_back_is_the_same_to_the_bit(saved, family, tmp_path, capsys):
+def test_safetensors_msgpack_roundtrip_is_bit_exact(saved, family, tmp_path, capsys):
     model, source = saved(family)
     flax, back = tmp_path / "flax", tmp_path / "back"
     to = ["--to", "msgpack", "--max_shard_size", "20kB", "--strict"]
@@ -93,7 +93,7 @@ def test_safetensors_to_msgpack_and_back_is_the_same_to_the_bit(saved, family, t
 
 
 @pytest.mark.parametrize("family", ["bert", pytest.param("t5", marks=pytest.mark.slow)])
-def test_pytorch_reads_what_came_back_and_gives_the_same_logits(saved, family, tmp_path):
+def test_roundtrip_output_matches_in_pytorch(saved, family, tmp_path):
     torch = pytest.importorskip("torch")
     from transformers.models.auto import modeling_auto
 
@@ -146,7 +146,7 @@ def test_another_type_is_written_and_named_in_the_configuration(saved, tmp_path,
     assert all(np.array_equal(halves[n], full[n].astype(halves[n].dtype)) for n in full)
 
 
-def test_a_head_is_left_out_or_made_anew_and_both_are_told(saved, tmp_path, capsys):
+def test_dropped_and_new_heads_are_reported(saved, tmp_path, capsys):
     _, source = saved("bert")
     assert cli.main(["convert", str(source), str(tmp_path / "base"), "--base"]) == 0
     err = capsys.readouterr().err
@@ -161,7 +161,7 @@ def test_a_head_is_left_out_or_made_anew_and_both_are_told(saved, tmp_path, caps
     assert cli.main(["convert", str(source), str(tmp_path / "m"), *flags]) == 0
 
 
-def test_strict_names_everything_that_does_not_fit_and_writes_nothing(saved, tmp_path, capsys):
+def test_strict_lists_all_mismatches_and_writes_nothing(saved, tmp_path, capsys):
     from safetensors.numpy import save_file
 
     _, source = saved("bert")
@@ -184,7 +184,7 @@ def test_strict_names_everything_that_does_not_fit_and_writes_nothing(saved, tmp
     assert set(tmp_path.iterdir()) == files_before
 
 
-def test_a_destination_is_replaced_only_when_told_and_only_by_a_whole_model(
+def test_destination_is_replaced_only_on_request_and_by_a_complete_model(
     saved, tmp_path, capsys, monkeypatch
 ):
     _, source = saved("gpt2")
@@ -209,7 +209,7 @@ def test_a_destination_is_replaced_only_when_told_and_only_by_a_whole_model(
     assert equal(tensors(target), tensors(target)) and (target / "flax_model.msgpack").exists()
 
 
-def test_one_weight_file_is_chosen_where_there_are_several(saved, tmp_path):
+def test_a_weight_file_is_selected_among_several(saved, tmp_path):
     model, source = saved("gpt2")
     convert.convert(str(source), tmp_path / "flax", to="msgpack")
     shutil.copy(tmp_path / "flax" / "flax_model.msgpack", source)
@@ -243,7 +243,7 @@ def test_wrong_inputs_are_named(saved, tmp_path, monkeypatch, capsys, flags, cod
     assert not Path("out").exists()
 
 
-def test_a_configuration_without_a_known_class_asks_for_the_task(saved, tmp_path):
+def test_config_without_known_class_requires_task(saved, tmp_path):
     _, source = saved("bert")
     config = json.loads((source / "config.json").read_text())
     for changes, error, message in (

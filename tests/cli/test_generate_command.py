@@ -49,7 +49,7 @@ def run(folder: Path, *arguments: str) -> int:
     return cli.main(["generate", str(folder), *arguments])
 
 
-def test_a_text_goes_on_with_the_tokens_of_generate(gpt2, writer, capsys):
+def test_continuation_matches_generate(gpt2, writer, capsys):
     assert run(gpt2, PROMPT, "--max_new_tokens", "6") == 0
     out = capsys.readouterr().out
     ids = writer.tokenizer(PROMPT, return_tensors="np")["input_ids"]
@@ -129,7 +129,7 @@ def test_an_encoder_decoder_answers(t5, capsys):
     assert out[0] == "== 1 ==" and out[2] == "== 2 ==" and "the cat" not in out[1]
 
 
-def test_the_text_stops_where_the_positions_end(writer):
+def test_generation_stops_at_the_last_position(writer):
     (sequence,) = writer.generate(PROMPT)
     length = len(writer.tokenizer(PROMPT)["input_ids"])
     assert sequence.ended or sequence.tokens == min(DEFAULT_MAX_NEW_TOKENS, 40 - length)

@@ -51,7 +51,7 @@ def quick(folder: Path, **options: Any) -> dict[str, Any]:
     return inspect_checkpoint(str(folder), names=False, **options)
 
 
-def test_a_sound_model_is_described(saved, capsys):
+def test_valid_model_is_described(saved, capsys):
     assert cli.main(["inspect", str(saved)]) == 0
     out = capsys.readouterr().out
     for text in (
@@ -88,7 +88,7 @@ def test_every_format_has_the_same_parameters(saved, name):
 
 
 @pytest.mark.slow
-def test_headers_only_starts_neither_jax_nor_transformers_and_reads_no_values(saved, tmp_path):
+def test_headers_only_imports_nothing_heavy_and_reads_no_values(saved, tmp_path):
     large = tmp_path / "large"
     large.mkdir()
     for name in ("config.json", "tokenizer.json"):
@@ -197,7 +197,7 @@ def test_an_index_and_its_shards_that_disagree_are_problems(copy, message):
     assert any(message in problem for problem in quick(folder)["problems"])
 
 
-def test_shards_without_an_index_and_pickles_alone_are_named(copy):
+def test_missing_index_and_pickle_only_are_reported(copy):
     folder = copy("shards")
     (folder / "model.safetensors.index.json").unlink()
     assert "but no index that lists them" in quick(folder)["problems"][0]
@@ -220,7 +220,7 @@ def test_a_vocabulary_larger_than_the_embedding_is_a_problem(copy):
     assert any("config.json has vocab_size" in problem for problem in problems)
 
 
-def test_what_lies_beside_the_weights_is_described(copy):
+def test_other_files_of_the_directory_are_described(copy):
     from tests.support.run_logs import records, write_log
 
     folder = write_log(copy(), records(60))
@@ -244,7 +244,7 @@ def test_an_architecture_stored_as_its_twin_is_both(tmp_path):
     assert "AutoModelForSeq2SeqLM" in report["pytorch_classes"] and report["problems"] == []
 
 
-def test_a_directory_with_fp8_scales_says_by_which_recipe(copy):
+def test_fp8_directory_shows_its_recipe(copy):
     from safetensors.numpy import save_file
 
     folder = copy()
@@ -271,7 +271,7 @@ def test_a_directory_with_fp8_scales_says_by_which_recipe(copy):
         (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "header length is"),
     ],
 )
-def test_damaged_parts_are_problems_and_the_rest_is_shown(copy, capsys, change, message):
+def test_damaged_files_are_reported_and_others_shown(copy, capsys, change, message):
     folder = copy()
     change(folder)
     assert cli.main(["inspect", str(folder), "--headers_only"]) == 1
@@ -286,7 +286,7 @@ def test_damaged_parts_are_problems_and_the_rest_is_shown(copy, capsys, change, 
         ("text.txt", 2, "text.txt is not a weight file"),
     ],
 )
-def test_what_is_no_checkpoint_is_one_line(tmp_path, monkeypatch, capsys, name, code, message):
+def test_non_checkpoint_is_a_one_line_error(tmp_path, monkeypatch, capsys, name, code, message):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("text")
     assert cli.main(["inspect", name]) == code

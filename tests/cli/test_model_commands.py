@@ -83,7 +83,7 @@ def test_fill_mask_as_json(model, capsys):
         (["<mask> lov " * 12], 2, "tokens exceed the model's 22 positions"),
     ],
 )
-def test_fill_mask_names_what_is_wrong_with_a_text(model, arguments, code, message, capsys):
+def test_fill_mask_error_names_the_problem_of_a_text(model, arguments, code, message, capsys):
     assert cli.main(["fill-mask", str(model), *arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and message in line

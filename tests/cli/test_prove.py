@@ -75,7 +75,7 @@ def test_peft_opens_an_adapter(bert, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_difference_is_exit_code_1_and_what_is_not_there_is_said(bert, capfd, monkeypatch):
+def test_difference_exits_with_1_and_missing_consumers_are_listed(bert, capfd, monkeypatch):
     monkeypatch.setattr(prove, "TOLERANCE", -1.0)
     code, report = told(capfd, bert, "--only", "torch")
     assert code == 1 and report["consumers"][0]["status"] == "differs"
@@ -87,7 +87,7 @@ def test_a_difference_is_exit_code_1_and_what_is_not_there_is_said(bert, capfd, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_pytorch_of_both_generations_computes_what_a_family_does(name, tmp_path):
+def test_pytorch_of_transformers_4_and_5_matches_the_family(name, tmp_path):
     head = parallel.main_head(name)
     params, extra = parallel.variables(name, head)
     parallel.make_model(name, head).save_pretrained(tmp_path, params=params, extra=extra)

@@ -34,7 +34,7 @@ def test_a_finished_run_is_summed_up(tmp_path, capsys):
     assert "eval_runtime" not in out and "warning" not in out and "\033" not in out
 
 
-def test_a_running_run_says_how_long_it_will_take(tmp_path):
+def test_running_run_shows_the_remaining_time(tmp_path):
     log = RunLog(write_log(tmp_path, records(40)))
     summary = summarize(log, now=START + 90)
     assert (summary["status"], summary["step"], summary["total_steps"]) == ("running", 40, 100)
@@ -42,20 +42,20 @@ def test_a_running_run_says_how_long_it_will_take(tmp_path):
     assert summary["tokens_per_second"] == 400 and summary["warnings"] == []
 
 
-def test_a_run_that_fell_silent_was_stopped_and_says_what_to_do(tmp_path):
+def test_silent_run_is_reported_as_stopped_with_advice(tmp_path):
     summary = summarize(RunLog(write_log(tmp_path, records(40))), now=START + 90_000)
     assert summary["status"] == "stopped" and summary["seconds_to_go"] is None
     assert "stopped at step 40 of 100; run the same command" in summary["warnings"][0]
 
 
-def test_slow_steps_are_not_taken_for_silence(tmp_path):
+def test_slow_steps_do_not_count_as_stopped(tmp_path):
     slow = [{**record, "time": 200 * record["time"]} for record in records(40)]
     assert (
         summarize(RunLog(write_log(tmp_path, slow)), now=200 * (START + 90))["status"] == "running"
     )
 
 
-def test_an_old_log_without_flags_ends_where_it_falls_silent(tmp_path):
+def test_log_without_flags_ends_at_its_last_record(tmp_path):
     folder = write_log(tmp_path, [record for record in records() if "run" not in record])
     assert summarize(RunLog(folder))["status"] == "ended"
     (folder / "eval_results.json").write_text("{}")
@@ -74,7 +74,7 @@ def test_a_half_written_last_line_is_left_out_and_mentioned(tmp_path, capsys):
     ]
 
 
-def test_nan_spikes_and_resumptions_are_told(tmp_path):
+def test_nan_spikes_and_resumes_are_reported(tmp_path):
     log = records()
     (at,) = (i for i, r in enumerate(log) if r["step"] == 75)
     log[at] = {**log[at], "train_loss": 9.0}
@@ -121,7 +121,7 @@ def test_the_log_itself_may_be_named_and_the_curve_is_written(tmp_path, capsys):
         (lambda p: write_log(p / "noise", [], tail="\x00\x01 {]\n[1]\n"), "contains no records"),
     ],
 )
-def test_what_is_no_run_is_one_line_and_exit_code_1(tmp_path, capsys, make, message):
+def test_non_run_exits_with_1_and_one_line(tmp_path, capsys, make, message):
     assert cli.main(["report", str(make(tmp_path))]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and message in line
@@ -140,7 +140,7 @@ def test_a_log_that_may_not_be_read_is_one_line(tmp_path, capsys, monkeypatch):
     assert "Permission denied" in capsys.readouterr().err
 
 
-def test_an_unwritable_picture_is_one_line(tmp_path, capsys):
+def test_unwritable_plot_is_a_one_line_error(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     folder = write_log(tmp_path / "run", records())
     assert cli.main(["report", str(folder), "--plot", str(tmp_path / "file" / "x.png")]) == 1

@@ -35,7 +35,7 @@ def typed(monkeypatch, tmp_path):
         file.close()
 
 
-def test_lines_come_in_order_and_bad_ones_leave_a_gap(folder, typed, capfd):
+def test_lines_keep_their_order_and_bad_lines_are_empty(folder, typed, capfd):
     data = b"Anna lives in Berlin.\n\nbad \xff byte\n" + b"It was. " * 99 + b"\nIt was\n"
     command = ["classify", str(folder / "classes"), "--top_k", "1", "--long_lines", "error"]
     typed(data)
@@ -69,7 +69,7 @@ def test_labels_that_are_named_are_compared(folder, capsys):
     assert {first.split()[0], second.split()[0]} == {"river", "law"}
 
 
-def test_entities_are_marked_where_they_stand(folder, tmp_path, capsys):
+def test_entities_are_marked_in_the_text(folder, tmp_path, capsys):
     file, output = tmp_path / "in.txt", tmp_path / "out.txt"
     file.write_text("".join(f"{text}\n" for text in TEXTS[:4]))
     command = ["tag", str(folder / "tags"), "--input_file", str(file)]

@@ -28,7 +28,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
         (True, {"TERM": "dumb"}, False),
     ],
 )
-def test_colours_are_for_terminals_that_want_them(monkeypatch, tty, variables, coloured):
+def test_colors_require_a_terminal(monkeypatch, tty, variables, coloured):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for name, value in variables.items():
@@ -52,7 +52,7 @@ def test_a_reader_that_has_had_enough_ends_a_command_quietly(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_a_full_disk_behind_standard_output_is_one_line(tmp_path):
+def test_full_disk_on_stdout_is_a_one_line_error(tmp_path):
     folder = write_log(tmp_path, records())
     with open("/dev/full", "w") as full:
         process = subprocess.run(
@@ -110,7 +110,7 @@ def test_a_curve_of_numbers_at_the_limit_of_floats(largest):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_a_curve_leaves_out_what_is_not_finite(value):
+def test_curve_skips_non_finite_values(value):
     points = [(0, 3.0), (1, 2.0), (2, 1.0)]
     assert terminal.draw_curve([*points, (5, value), (value, 1.0)], 60) == terminal.draw_curve(
         points, 60

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
 from hfseq import cli, plugins
+from hfseq.cli import tokenizer
 from hfseq.data.arguments import OBJECTIVES
-from hfseq.training.arguments import parse_with_objective
+from hfseq.training.arguments import parse, parse_with_objective
 from hfseq.training.usage import ALIASES, USAGE, objective_name, summary, usage
 from tests.support import plugin_files
 
@@ -24,6 +27,22 @@ def test_every_objective_has_a_usage_text_with_its_command():
         assert f"hfseq train {name} --output_dir" in usage(name)
         assert "python scripts/x.py --output_dir" in usage(name, "python scripts/x.py")
         assert all(len(line) <= 100 for line in usage(name).splitlines())
+
+
+@pytest.mark.parametrize("objective", USAGE)
+def test_example_commands_parse(objective):
+    text = usage(objective).replace("\\\n", " ")
+    commands = re.findall(r"^    hfseq (train|tokenizer|combine)\b(.*)", text, flags=re.M)
+    assert commands and any(name == "train" for name, _ in commands)
+    for name, words in commands:
+        argv = shlex.split(words)
+        if name == "train":
+            assert argv[0] == objective
+            assert parse(argv[1:], objective=objective).training.output_dir
+        elif name == "tokenizer":
+            assert tokenizer.parse(argv)[0].output_dir
+        else:
+            assert cli.build_parser().parse_args([name, *argv]).output_dir
 
 
 @pytest.mark.parametrize(
@@ -58,7 +77,10 @@ def test_list_names_objectives_aliases_and_plugins(project, capsys):
         (["train"], "hfseq train --list"),
         (["train", "nerr"], "unknown objective 'nerr'"),
         (["train", "mlm", "--output_dir", "x", "--no_such_flag"], "--no_such_flag"),
-        (["train", "mlm", "--output_dir", "x", "--do_train", "True", "extra"], "unexpected positional argument extra"),
+        (
+            ["train", "mlm", "--output_dir", "x", "--do_train", "True", "extra"],
+            "unexpected positional argument extra",
+        ),
         (["--plugin", "absent.py", "train", "--list"], "absent.py"),
         (["tokenizer", "--model_type", "roberta", "--output_dir", "x"], "--train_file"),
     ],

@@ -69,7 +69,7 @@ def test_texts_come_out_line_by_line(model_arguments, capfd):
     assert capfd.readouterr() == ("ONE\nTWO\nTHREE\n\nFOUR\n", "")
 
 
-def test_texts_may_stand_before_and_behind_flags(model_arguments, capfd):
+def test_texts_are_accepted_before_and_after_flags(model_arguments, capfd):
     assert run("a", "--num_beams", 1, "b", "--batch_size", 3, "c") == 0
     assert capfd.readouterr().out == "A\nB\nC\n"
     assert (model_arguments[0]["num_beams"], model_arguments[0]["batch_size"]) == (1, 3)
@@ -107,7 +107,7 @@ def test_a_file_is_translated_line_by_line(model_arguments, tmp_path, capfd):
     assert capfd.readouterr() == ("ONE\n\n\nTWO\u2028THREE\x0bFOUR\nLAST\n", "")
 
 
-def test_json_says_all_of_a_line(model_arguments, tmp_path, capfd):
+def test_json_contains_all_fields_of_a_line(model_arguments, tmp_path, capfd):
     source = put(tmp_path / "in.txt", b"a\n\xff\n" + b"b" * 60)
     flags = ["--json", "--num_beams", 2, "--num_return_sequences", 2, "--max_new_tokens", 47]
     assert run("--input_file", source, *flags) == 1
@@ -164,7 +164,7 @@ def test_ten_thousand_lines_survive_a_bad_one(model_arguments, tmp_path, capfd):
         ("stop", 1, "A\n"),
     ],
 )
-def test_what_happens_to_bad_lines_is_a_choice(model_arguments, tmp_path, capfd, choice, code, out):
+def test_bad_lines_follow_the_chosen_policy(model_arguments, tmp_path, capfd, choice, code, out):
     source = put(tmp_path / "in.txt", b"a\nx\xffy\nb\n")
     assert run("--input_file", source, "--on_bad_line", choice) == code
     printed = capfd.readouterr()
@@ -178,7 +178,7 @@ def test_a_line_on_which_the_model_fails_is_reported(model_arguments, capfd):
     assert "error: text:2: the model failed: a dollar\n" in printed.err
 
 
-def test_a_long_line_is_translated_with_a_warning_that_says_which(model_arguments, tmp_path, capfd):
+def test_long_line_warning_names_the_line(model_arguments, tmp_path, capfd):
     source = put(tmp_path / "in.txt", b"a\n" + b"b" * 60 + b"\n")
     assert run("--input_file", source) == 0
     printed = capfd.readouterr()
@@ -203,7 +203,7 @@ def test_a_file_gets_its_name_when_it_is_complete(model_arguments, tmp_path, cap
     assert target.read_text() == "C\n" and not (tmp_path / "out.txt.part").exists()
 
 
-def test_a_failure_before_the_first_line_leaves_nothing(tmp_path, capfd):
+def test_failure_before_the_first_line_writes_nothing(tmp_path, capfd):
     target = tmp_path / "out.txt"
     assert cli.main(["translate", str(tmp_path), "a", "--output_file", str(target)]) == 1
     assert list(tmp_path.iterdir()) == []
@@ -227,7 +227,7 @@ def test_a_device_is_written_to_and_not_replaced(model_arguments):
         (["a", "--num_beams", "2", "--num_return_sequences", "3"], "num_return_sequences 3"),
     ],
 )
-def test_wrong_usage_is_said_before_anything_is_done(
+def test_usage_errors_precede_any_work(
     model_arguments, tmp_path, monkeypatch, capfd, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
@@ -242,7 +242,7 @@ def test_utf_16_is_named(model_arguments, tmp_path, capfd):
     assert f"{source}:1: the text is UTF-16, not UTF-8" in capfd.readouterr().err
 
 
-def test_lines_are_there_as_soon_as_their_end_is():
+def test_lines_are_written_when_their_newline_arrives():
     reader, writer = os.pipe()
     lines = read_lines(reader, "pipe")
     os.write(writer, b"one\ntw")
@@ -252,7 +252,7 @@ def test_lines_are_there_as_soon_as_their_end_is():
     assert list(lines) == ["two"]
 
 
-def test_lines_longer_than_what_is_read_at_a_time_are_whole(tmp_path):
+def test_lines_longer_than_the_read_buffer_are_complete(tmp_path):
     source = put(tmp_path / "in.txt", ("å" * 50_000 + "\n\nb").encode())
     with open(source, "rb") as file:
         assert list(read_lines(file.fileno(), "x")) == ["å" * 50_000, "", "b"]
@@ -288,7 +288,7 @@ def start(*arguments: str) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_standard_input_is_answered_as_it_comes_and_ctrl_c_keeps_what_is_done(tmp_path):
+def test_stdin_is_translated_incrementally_and_ctrl_c_keeps_output(tmp_path):
     process = start()
     process.stdin.write(b"one\ntwo\n")
     process.stdin.flush()

@@ -20,7 +20,7 @@ def test_defaults_are_those_of_version_4():
     assert not (arguments.line_by_line or arguments.pad_to_max_length or arguments.overwrite_cache)
 
 
-def test_files_may_be_given_one_by_one_or_together():
+def test_files_are_accepted_repeatedly_or_as_a_list():
     assert parse("--train_file=a.txt").train_file == ["a.txt"]
     assert parse("--train_file", "a.txt", "b.txt").train_file == ["a.txt", "b.txt"]
 
@@ -56,7 +56,7 @@ def test_impossible_values_are_usage_errors_that_name_the_flag(flags, options):
         ({"train_file": ["a"], "sample_by": "raw", "append_eos": True}, "--append_eos ends each"),
     ],
 )
-def test_what_has_no_documents_takes_no_flags_of_documents(flags, options):
+def test_raw_data_rejects_document_flags(flags, options):
     with pytest.raises(UsageError, match=options):
         CausalArguments(**flags)
 

@@ -19,7 +19,7 @@ def tones(rate, seconds, seed=0):
 
 
 @pytest.mark.parametrize("rate", [16000, 8000, 44100, 48000, 11025])
-def test_parts_are_those_of_the_whole_at_any_rate(rate, tmp_path):
+def test_segments_match_the_full_audio_at_any_rate(rate, tmp_path):
     from scipy.signal import resample_poly
 
     wave = tones(rate, 2.3)
@@ -49,7 +49,7 @@ def test_other_formats_and_bytes_are_read(ending, tmp_path):
     assert np.abs(expected - wave[2000:10000]).mean() < 0.02
 
 
-def test_what_cannot_be_read_is_told(tmp_path):
+def test_unreadable_audio_is_reported(tmp_path):
     soundfile.write(tmp_path / "none.wav", np.zeros(0, np.float32), 16000)
     soundfile.write(tmp_path / "nan.wav", np.full(99, np.nan, np.float32), 16000, subtype="FLOAT")
     (tmp_path / "text.wav").write_text("this is not audio")

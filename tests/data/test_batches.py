@@ -16,7 +16,7 @@ def test_permutations_are_bijections(n):
         assert sorted(permute(np.arange(n), n, key).tolist()) == list(range(n))
 
 
-def test_an_index_maps_alike_whatever_else_is_asked():
+def test_permuted_index_does_not_depend_on_other_indices():
     full = permute(np.arange(1009), 1009, 5)
     assert permute(np.array([17, 900]), 1009, 5).tolist() == full[[17, 900]].tolist()
 
@@ -37,7 +37,7 @@ def test_small_permutations_are_all_reached_evenly():
     assert all(abs(count - 500) < 5 * (500 * 5 / 6) ** 0.5 for count in counts.values())
 
 
-def test_permutations_leave_neighbours_uncorrelated():
+def test_permutations_decorrelate_neighbors():
     order = permute(np.arange(20_000), 20_000, 11)
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 5 / 20_000**0.5
     assert abs(np.corrcoef(order, np.arange(20_000))[0, 1]) < 5 / 20_000**0.5
@@ -56,7 +56,7 @@ def test_an_epoch_visits_every_row_once(count, size):
         assert sorted(visited) == list(range(count))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+def test_order_depends_on_epoch_and_seed():
     rows = make_rows(100)
     first, second = (Batches(rows, 100, 1).indices(step)[0].tolist() for step in (0, 1))
     other = Batches(rows, 100, 2).indices(0)[0].tolist()
@@ -75,20 +75,20 @@ def test_without_shuffling_rows_come_in_order():
     assert batches.indices(2)[1].tolist() == [True, False]
 
 
-def test_drop_leaves_the_partial_batch_out():
+def test_drop_skips_the_partial_batch():
     batches = Batches(make_rows(10), 4, 0, drop_last=True)
     assert len(batches) == 2
     assert all(batches.indices(step)[1].all() for step in range(4))
 
 
-def test_too_few_rows_are_an_error():
+def test_too_few_rows_are_rejected():
     with pytest.raises(DataError, match="0 rows"):
         Batches(make_rows(0), 4, 0)
     with pytest.raises(DataError, match="3 rows do not fill a batch of 4"):
         Batches(make_rows(3), 4, 0, drop_last=True)
 
 
-def test_parts_of_a_batch_make_up_the_whole():
+def test_process_batches_concatenate_to_the_global_batch():
     batches = Batches(make_rows(10), 4, 3)
     full, (indices, valid) = batches[2], batches.indices(2)
     width = batches.rows.width(indices)
@@ -104,7 +104,7 @@ def draws(rows, seed=1, step=2, length=64):
     return random.uniform(length), random.integers(1000, length), random.uniform(length)
 
 
-def test_a_row_draws_alike_whatever_other_rows_are_asked():
+def test_row_noise_does_not_depend_on_other_rows():
     for full, part in zip(draws(range(8)), draws([5, 2]), strict=True):
         np.testing.assert_array_equal(full[[5, 2]], part)
 

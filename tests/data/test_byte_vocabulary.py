@@ -50,7 +50,7 @@ def test_any_text_comes_back_exactly(saved, text):
 
 
 @pytest.mark.slow
-def test_transformers_alone_reads_it(saved):
+def test_loads_in_plain_transformers(saved):
     _, folder = saved
     code = (
         "import sys; from transformers import AutoTokenizer;"
@@ -97,7 +97,7 @@ def test_a_megabyte_takes_seconds(saved):
     assert time.perf_counter() - started < 30  # quadratic work would take minutes
 
 
-def test_families_with_tokens_around_a_text_have_no_vocabulary_of_bytes():
+def test_families_with_boundary_tokens_have_no_byte_vocabulary():
     with pytest.raises(UsageError, match="use --model_type vq_transformer"):
         train_tokenizer([], "t5", "bytes")
     with pytest.raises(UsageError, match="byte vocabulary does not change texts"):

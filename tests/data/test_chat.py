@@ -60,7 +60,7 @@ def learned(encoder, examples, template=TEMPLATE, **flags) -> list[str]:
     return [encode.tokenizer.decode(item.ids[item.loss_mask].tolist()) for item in created]
 
 
-def test_answers_alone_are_learned_with_what_ends_them(encoder):
+def test_only_answers_and_their_end_tokens_are_labels(encoder):
     two = [*TALK, turn("user", "what is not up"), turn("assistant", "down")]
     inputs = [{"messages": TALK}, {"messages": two}]
     assert learned(encoder, inputs, assistant_only_loss=True) == [
@@ -70,7 +70,7 @@ def test_answers_alone_are_learned_with_what_ends_them(encoder):
     assert learned(encoder, inputs)[0].startswith("<|im_start|>user\nwhat is not hot"), "as in TRL"
 
 
-def test_other_names_of_roles_and_contents_are_known(encoder):
+def test_alternative_role_and_content_names_are_accepted(encoder):
     inputs = [
         {
             "conversations": [
@@ -96,12 +96,12 @@ def test_completions_are_learned_and_prompts_are_not(encoder):
     assert learned(encoder, [{"body": "cold"}], dataset_text_field="body") == ["cold<|endoftext|>"]
 
 
-def test_the_end_of_text_is_there_once(encoder):
+def test_end_of_text_occurs_once(encoder):
     inputs = [{"prompt": "not hot is ?", "completion": " cold<|endoftext|>"}]
     assert learned(encoder, inputs) == [" cold<|endoftext|>"]
 
 
-def test_a_prompt_whose_last_token_goes_on_is_told(encoder, caplog):
+def test_prompt_that_merges_with_the_answer_causes_a_warning(encoder, caplog):
     encode, records = encoder([{"prompt": "s", "completion": "mall"}])
     with caplog.at_level(logging.WARNING):
         encode_examples(encode, records, "train", 64)
@@ -110,7 +110,7 @@ def test_a_prompt_whose_last_token_goes_on_is_told(encoder, caplog):
 
 @pytest.mark.parametrize("trim", [False, True])
 @pytest.mark.parametrize("answer", ["cold ", " cold", "cold\n", "kälte 🥶"])
-def test_no_token_after_an_answer_is_learned_whatever_it_ends_with(encoder, trim, answer):
+def test_tokens_after_an_answer_are_not_labels(encoder, trim, answer):
     """The mask of Transformers continues to the end if the last character is in no token."""
     from tokenizers.processors import ByteLevel
 
@@ -158,7 +158,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("problem", BAD)
-def test_what_cannot_be_learned_from_is_named(encoder, problem):
+def test_unusable_conversations_error_names_them(encoder, problem):
     encode, records = encoder([BAD[problem]])
     with pytest.raises(InvalidExample, match=problem):
         encode(records[0])

@@ -106,7 +106,7 @@ def test_labels_may_be_numbers_or_names(write):
     assert sort_labels(["b", "a", "b"]) == ["a", "b"]
 
 
-def test_a_model_keeps_its_own_order_of_the_same_classes(write):
+def test_model_keeps_its_class_order(write):
     splits = load(train_file=[write("a.tsv", ["yes", "no"])])
     custom = fresh(id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1})
     assert class_names(splits, custom) == ["yes", "no"]
@@ -114,7 +114,7 @@ def test_a_model_keeps_its_own_order_of_the_same_classes(write):
     assert class_names(splits, other) == ["no", "yes"]
 
 
-def test_an_evaluation_alone_takes_the_classes_of_the_model(write):
+def test_evaluation_uses_the_classes_of_the_model(write):
     splits = load(validation_file=[write("a.tsv", ["1", "yes"])])
     custom = fresh(id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1})
     names = class_names(splits, custom)
@@ -191,7 +191,7 @@ def test_numbers_of_any_length_and_script_are_classes(write):
     assert task["train"].labels == ["²", "9" * 5000, "positive"]
 
 
-def test_one_class_alone_teaches_nothing(write):
+def test_single_class_is_rejected(write):
     splits = load(train_file=[write("a.tsv", ["yes", "yes"])])
     with pytest.raises(DataError, match="every training example has the label 'yes'"):
         class_names(splits, fresh())
@@ -208,7 +208,7 @@ def test_splits_that_do_not_go_together_are_refused(tmp_path, write):
         load(train_file=[single], validation_split_percentage=49, test_split_percentage=50)
 
 
-def test_no_data_and_a_missing_text_are_said(tmp_path):
+def test_missing_data_and_text_are_errors(tmp_path):
     with pytest.raises(UsageError, match="no data: give --task_name"):
         load()
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": 1}\n{"label": 1}\n')

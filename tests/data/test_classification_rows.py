@@ -22,7 +22,7 @@ def rows_of(tokenizer, first, second=None, length=32, **options):
     return ExampleRows(inputs, np.arange(len(first), dtype=np.int32), tokenizer, length, **options)
 
 
-def test_a_row_is_what_the_tokenizer_makes_of_the_example(tokenizer):
+def test_row_matches_the_tokenizer_output(tokenizer):
     texts = make_texts(20)
     other_texts = make_texts(20, seed=1)
     for second in (None, other_texts):
@@ -70,7 +70,7 @@ def test_the_second_sentence_of_a_pair_has_another_type():
     assert not actual["token_type_ids"][0, count:].any()
 
 
-def test_no_room_beside_the_special_tokens_is_said(tokenizer):
+def test_length_without_room_for_text_is_rejected(tokenizer):
     with pytest.raises(UsageError, match="--max_seq_length 2 leaves no space .* adds 2 special"):
         rows_of(tokenizer, ["a"], length=2)
 
@@ -96,7 +96,7 @@ def test_an_example_without_a_word_still_has_a_token():
     assert actual["input_ids"][1, 0] == created.unk_token_id
 
 
-def test_a_vocabulary_is_made_once_and_survives_loading(tmp_path):
+def test_vocabulary_is_created_once_and_loads(tmp_path):
     calls = []
 
     def load():

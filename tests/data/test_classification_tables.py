@@ -39,7 +39,7 @@ def test_a_tsv_has_no_quotes_and_a_csv_has(tmp_path):
     assert table.place(1) == f"--train_file {tmp_path}/a.csv, line 4"
 
 
-def test_quoting_can_be_turned_on_and_off(tmp_path):
+def test_quoting_is_configurable(tmp_path):
     table = read(tmp_path / "a.tsv", 'label\tsentence\n1\t"a\tb"\n', quoting=True)
     assert table.columns["sentence"] == ["a\tb"]
     table = read(tmp_path / "a.csv", 'label,sentence\n1,"a\n', no_quoting=True)
@@ -65,7 +65,7 @@ def test_blank_lines_are_no_examples_and_no_header(tmp_path):
         assert table.columns == {"label": ["1"], "sentence": ["a"]} and table.line_numbers == [5]
 
 
-def test_a_first_line_that_may_be_a_header_is_asked_about(tmp_path):
+def test_ambiguous_header_is_an_error(tmp_path):
     text = "kind\tbody\ngood\ta\nbad\tb\ngood\tc\nbad\td\n"
     numbers = {"label_column": "0", "sentence1_column": "1"}
     with pytest.raises(DataError, match=r"line 1 has the label 'kind', .*--header True.*False"):
@@ -84,14 +84,14 @@ def test_only_numbers_of_columns_are_numbers(tmp_path, name):
         columns(table, sentence1_column=name)
 
 
-def test_a_column_is_one_thing_alone(tmp_path):
+def test_column_has_one_role(tmp_path):
     table = read(tmp_path / "a.tsv", "label\ta\tb\n1\tx\ty\n")
     for flags in ({"sentence2_column": "a"}, {"label_column": "a"}):
         with pytest.raises(UsageError, match="'a' is used for two of"):
             columns(table, sentence1_column="a", **flags)
 
 
-def test_colas_own_files_are_recognised(tmp_path):
+def test_cola_files_are_recognized(tmp_path):
     table = read(tmp_path / "in_domain_train.tsv", COLA)
     assert table.task == "cola" and table.line_numbers == [1, 2]
     assert columns(table) == ("sentence", None, "label")
@@ -157,7 +157,7 @@ def test_a_file_that_is_no_table_is_named_with_the_line(tmp_path, name, text, me
         ("a\tb\tlabel", ("a", "b", "label")),
     ],
 )
-def test_usual_columns_are_found(tmp_path, header, expected):
+def test_common_columns_are_detected(tmp_path, header, expected):
     table = read(tmp_path / "a.tsv", f"{header}\n" + "\t".join("1" for _ in header.split()) + "\n")
     assert columns(table) == expected
 
@@ -178,9 +178,7 @@ def test_usual_columns_are_found(tmp_path, header, expected):
         ),
     ],
 )
-def test_a_missing_column_is_named_with_those_that_are_there(
-    tmp_path, header, flags, case, message
-):
+def test_missing_column_error_lists_the_columns(tmp_path, header, flags, case, message):
     table = read(
         tmp_path / "a.tsv", f"{header}\n" + "\t".join("x" * len(header.split())) + "\n", **flags
     )
@@ -211,7 +209,7 @@ def test_flags_that_cannot_work_are_named(flags, message):
         ClassificationArguments(**flags)
 
 
-def test_a_task_is_a_configuration_of_glue_unless_files_are_given():
+def test_task_name_selects_a_glue_configuration():
     actual = ClassificationArguments(task_name="SST-2")
     assert (actual.dataset_name, actual.dataset_config_name) == ("nyu-mll/glue", "sst2")
     assert ClassificationArguments(task_name="sst2", train_file=["a"]).dataset_name is None

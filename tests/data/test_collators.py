@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from hfseq.v4.collators import FlaxDataCollatorForLanguageModeling
 
 from hfseq.data.tokenizers import train_tokenizer
+from hfseq.objectives.collators import FlaxDataCollatorForLanguageModeling
 from tests.data.samples import make_texts
 
 
@@ -36,7 +36,7 @@ def test_masks_follow_the_recipe(tokenizer, examples):
     assert abs(masked / selected - 0.8) < 5 * (0.16 / selected) ** 0.5 + 1 / len(tokenizer)
 
 
-def test_special_tokens_are_found_without_their_mask(tokenizer):
+def test_special_tokens_are_detected_without_a_mask(tokenizer):
     collator = FlaxDataCollatorForLanguageModeling(tokenizer, mlm_probability=1.0, seed=0)
     batch = collator([tokenizer("en lov om alle")], pad_to_multiple_of=32)
     assert batch["labels"][0, 0] == -100 and batch["labels"][0, -1] == -100

@@ -79,7 +79,7 @@ def test_numbers_are_those_of_transformers_processors(name, tmp_path):
     assert output_shape(processor) == expected.shape
 
 
-def test_a_processor_comes_from_a_checkpoint_by_pillow_alone(tmp_path):
+def test_image_processor_loads_with_pillow_only(tmp_path):
     import transformers
 
     transformers.BeitImageProcessorPil(size={"height": 30, "width": 30}).save_pretrained(tmp_path)
@@ -100,7 +100,7 @@ def test_a_processor_comes_from_a_checkpoint_by_pillow_alone(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_cannot_be_read_is_left_out_with_its_reason(workers, tmp_path, digits):
+def test_unreadable_images_are_skipped_with_the_reason(workers, tmp_path, digits):
     messages = write_bad_images(tmp_path)
     sources = [MediaSource(str(tmp_path / name)) for name in messages]
     sources += [MediaSource(str(digits / "0" / "0.png")), MediaSource(str(tmp_path / "absent.png"))]
@@ -113,7 +113,7 @@ def test_what_cannot_be_read_is_left_out_with_its_reason(workers, tmp_path, digi
     assert decoded.pixel_values[-2].any() and not decoded.pixel_values[:-2].any()
 
 
-def test_a_picture_of_a_thousand_million_pixels_takes_no_memory(tmp_path):
+def test_gigapixel_image_is_rejected_without_memory(tmp_path):
     write_bad_images(tmp_path)
     tracemalloc.start()
     with pytest.raises(UnreadableError, match="40000 x 25000 pixels, more than 134217728"):
@@ -136,7 +136,7 @@ class Dying:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_of_a_picture_leaves_that_one_out(tmp_path):
+def test_image_that_kills_its_worker_is_skipped(tmp_path):
     for number, colour in enumerate(("red", "white", "blue")):
         Image.new("RGB", (9, 9), colour).save(tmp_path / f"{number}.png")
     decoder = ImageDecoder(Dying(), 2)
@@ -151,7 +151,7 @@ def test_a_process_that_dies_of_a_picture_leaves_that_one_out(tmp_path):
 # ------------------------------------------------------------------------------------
 
 
-def test_crops_are_parts_of_the_picture_and_half_of_them_mirrored(digits):
+def test_crops_are_inside_the_image_and_half_are_mirrored(digits):
     numbers = np.random.default_rng(0).random((2000, 5))
     crops = random_crops(numbers)
     shares = np.array([crop.width * crop.height for crop in crops])
@@ -239,7 +239,7 @@ def test_datasets_are_read_without_their_decoder(digits, tmp_path):
         assert [reason is None for reason in decoded.reasons] == [True, True, True, False]
 
 
-def test_flags_that_exclude_each_other_are_told():
+def test_conflicting_flags_are_rejected():
     with pytest.raises(UsageError, match="--train_dir and --train_file are mutually exclusive"):
         ImageArguments(train_dir="a", train_file=["b"])
     with pytest.raises(UsageError, match="apply to plain text; here every image"):

@@ -24,7 +24,7 @@ def test_codes_and_names(name, code):
     assert language_code(name) == code
 
 
-def test_a_language_is_found_in_whatever_way_it_is_written():
+def test_language_is_found_by_any_spelling():
     assert find_language(["id", "german", "English"], "en") == "English"
     assert find_language(["pt_PT", "pt_BR"], "pt_BR") == "pt_BR"
     assert find_language(["de"], "en") is None

@@ -35,7 +35,7 @@ def day_of(text):
 
 
 @pytest.mark.slow
-def test_there_are_about_twenty_thousand_pairs_of_short_sentences(packages):
+def test_about_twenty_thousand_short_pairs(packages):
     splits = generate_pairs("de")
     counts = {name: len(pairs) for name, pairs in splits.items()}
     assert 18_000 < sum(counts.values()) < 20_000
@@ -63,7 +63,7 @@ def test_a_date_has_the_same_day_on_both_sides(few):
         assert str(year) in target and re.search(rf"\b0?{day}\.", target)
 
 
-def test_a_month_that_is_its_own_abbreviation_has_one_translation(few):
+def test_month_equal_to_its_abbreviation_has_one_translation(few):
     pairs = [pair for split in generate_pairs("de").values() for pair in split]
     may = [target for source, target in pairs if source.startswith("May ")]
     june = [target for source, target in pairs if source.startswith("Jun ")]

@@ -64,7 +64,7 @@ def test_the_plan_is_a_function_of_the_lengths():
     assert np.array_equal(plan_rows(source, target, ROOM)[0], plan_rows(source, target, ROOM)[0])
 
 
-def test_neighbours_in_the_data_are_not_neighbours_in_rows():
+def test_packing_shuffles_neighbors():
     source, target = lengths()
     rows, _ = plan_rows(source, target, ROOM)
     assert (rows[1:] == rows[:-1]).mean() < 0.05

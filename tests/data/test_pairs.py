@@ -46,7 +46,7 @@ def sentences(side, store):
     return actual
 
 
-def test_sides_stay_aligned_even_where_one_is_blank(tokenized, marian):
+def test_sides_stay_aligned_with_blank_lines(tokenized, marian):
     from datasets import Dataset
 
     data = Dataset.from_dict({"source": ["en lov", "\u200b", "for alle"], "target": ["a", "b", ""]})
@@ -118,7 +118,7 @@ def test_long_pairs_are_left_out_or_cut_before_the_end_token_and_counted(
     assert cut.stats["tokens"] == sum(int(lengths.sum()) for lengths in cut.lengths)
 
 
-def test_errors_say_what_would_work(tokenized):
+def test_errors_suggest_a_fix(tokenized):
     with pytest.raises(DataError, match="all 120 pairs are longer than 2 source"):
         tokenized(max_source_length=2, drop_long=True)
     with pytest.raises(UsageError, match="--max_target_length 1 leaves no space"):
@@ -136,7 +136,7 @@ def test_the_cache_serves_other_limits_but_no_other_prefix(tokenized, tmp_path, 
     assert len(names) < len(list(tmp_path.iterdir()))
 
 
-def test_every_pair_has_a_row_and_batches_come_in_few_widths(tokenized):
+def test_every_pair_has_a_row_and_widths_are_bucketed(tokenized):
     store = tokenized(max_source_length=60, max_target_length=50)
     rows = PairRows(store)
     assert sorted(rows.order.tolist()) == list(range(len(rows))) == store.pair_indices.tolist()

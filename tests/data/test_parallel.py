@@ -83,7 +83,7 @@ def test_reversing_swaps_sides_and_languages(table):
     assert (splits.source_lang, splits.target_lang) == ("de", "en")
 
 
-def test_a_pair_of_columns_called_id_and_en_is_indonesian_and_english(tmp_path):
+def test_id_and_en_columns_are_languages(tmp_path):
     (tmp_path / "a.csv").write_text("id,en\nrumah,house\n")
     splits = load_pairs(flags(tmp_path / "a.csv", source_lang="id", target_lang="en"))
     assert pairs(splits["train"]) == [("rumah", "house")]
@@ -102,7 +102,7 @@ def test_one_sentence_cannot_be_split(tmp_path):
         load_pairs(flags(tmp_path / "a.tsv", validation_split_percentage=1))
 
 
-def test_a_validation_file_is_used_whole_and_nothing_is_split_off(table, tmp_path):
+def test_validation_file_disables_the_split(table, tmp_path):
     (tmp_path / "v.csv").write_text("english,german\nnew,neu\n")
     splits = load_pairs(
         flags(table, validation_file=[tmp_path / "v.csv"], validation_split_percentage=50)
@@ -111,7 +111,7 @@ def test_a_validation_file_is_used_whole_and_nothing_is_split_off(table, tmp_pat
     assert pairs(splits["train"]) == PAIRS
 
 
-def test_a_test_file_alone_is_enough(tmp_path):
+def test_test_file_is_sufficient(tmp_path):
     (tmp_path / "t.csv").write_text("english,german\nnew,neu\n")
     assert list(load_pairs(flags(test_file=[tmp_path / "t.csv"]))) == ["test"]
 
@@ -213,7 +213,7 @@ def test_a_dataset_directory_with_translations(tmp_path):
         load_pairs(flags(dataset_name=name, source_lang="en", target_lang="fr"))
 
 
-def test_a_plugin_is_asked_before_the_hub(table):
+def test_plugin_dataset_precedes_the_hub(table):
     from datasets import Dataset
 
     requested = []
@@ -237,7 +237,7 @@ def test_a_stream_from_a_plugin_is_refused():
         load_pairs(flags(dataset_name="ours"), plugins)
 
 
-def test_a_script_dataset_says_what_to_use(monkeypatch):
+def test_script_dataset_error_suggests_an_alternative(monkeypatch):
     def fails(*_, **__):
         raise RuntimeError("Dataset scripts are no longer supported, but found wmt14.py")
 
@@ -264,7 +264,7 @@ def test_pairs_survive_a_trip_to_another_process(table):
 
 
 @pytest.mark.slow
-def test_a_file_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_failing_file_leaves_no_cache(tmp_path, monkeypatch):
     file = tmp_path / "a.jsonl"
     rows = [json.dumps({"en": s, "de": t}) for s, t in PAIRS]
     file.write_text("\n".join([*rows, "{oops"]))

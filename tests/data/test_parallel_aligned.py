@@ -31,7 +31,7 @@ def pair_of(folder, first, second):
         ("a/en.txt", ("a/", "en")),
     ],
 )
-def test_a_name_is_what_a_pair_shares_and_the_side(name, expected):
+def test_pair_files_are_matched_by_name_and_side(name, expected):
     assert split_file_name(name) == expected
 
 

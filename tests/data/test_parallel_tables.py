@@ -62,7 +62,7 @@ def test_json_lines_as_the_translation_example_of_transformers_has_them(tmp_path
     assert splits.description["first_dropped"]["train"][0].endswith("line 41: empty target")
 
 
-def test_columns_are_chosen_by_flag_language_role_or_order(tmp_path):
+def test_columns_are_selected_by_flag_language_role_or_order(tmp_path):
     header = "id,source,EN,german,spanish\n"
     (tmp_path / "a.csv").write_text(header + "1,s,e,g,p\n")
 
@@ -76,14 +76,14 @@ def test_columns_are_chosen_by_flag_language_role_or_order(tmp_path):
     assert chosen() == ("s", "e")
 
 
-def test_names_that_are_not_known_are_taken_in_order(tmp_path):
+def test_unknown_column_names_are_used_in_order(tmp_path):
     file = write_parquet(tmp_path, {"n": [1], "bitext_a": ["house"], "bitext_b": ["Haus"]})
     splits = load_pairs(flags(file, source_lang="en", target_lang="de"))
     assert pairs(splits["train"]) == [("house", "Haus")]
     assert (splits.source_lang, splits.target_lang) == ("en", "de")
 
 
-def test_a_language_that_is_not_there_is_an_error_that_lists_the_columns(tmp_path):
+def test_missing_language_error_lists_the_columns(tmp_path):
     file = write(tmp_path, "a.csv")
     with pytest.raises(DataError, match="--target_lang fr; the columns are english, german"):
         load_pairs(flags(file, source_lang="en", target_lang="fr"))
@@ -94,7 +94,7 @@ def test_a_language_that_is_not_there_is_an_error_that_lists_the_columns(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
-def test_without_a_header_the_first_line_is_a_pair_and_that_is_said(tmp_path, messages, name):
+def test_missing_header_is_logged(tmp_path, messages, name):
     file = write(tmp_path, name, header=("Hello there", "Guten Tag"))
     splits = load_pairs(flags(file, source_lang="en", target_lang="de"))
     assert pairs(splits["train"]) == [("Hello there", "Guten Tag"), *PAIRS]
@@ -156,7 +156,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_with_a_file_is_said_with_file_and_line(tmp_path, name):
+def test_file_errors_name_file_and_line(tmp_path, name):
     content, message = BAD[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:

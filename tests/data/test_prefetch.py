@@ -17,7 +17,7 @@ def test_batches_come_in_order_with_their_steps():
     assert not workers()
 
 
-def test_batches_are_made_ahead_but_not_without_bound():
+def test_prefetch_is_bounded():
     created, fourth = [], threading.Event()
 
     def make(step):

@@ -48,7 +48,7 @@ def test_a_text_is_cut_by_position_into_training_validation_and_test(tmp_path, b
     assert bytes((actual - 3).tolist()) == content[900:950]  # any byte, UTF-8 or not
 
 
-def test_files_of_their_own_are_not_cut_and_packed_ones_are_read(tmp_path):
+def test_separate_files_are_not_split_and_compressed_files_load(tmp_path):
     with gzip.open(tmp_path / "train.bin.gz", "wb") as stream:
         stream.write(b"train" * 10)
     (tmp_path / "valid").write_bytes(b"valid")
@@ -62,7 +62,7 @@ def test_files_of_their_own_are_not_cut_and_packed_ones_are_read(tmp_path):
     assert splits["validation"].bytes.tobytes() == b"val"
 
 
-def test_other_vocabularies_read_whole_characters(tmp_path, tokenizer):
+def test_other_vocabularies_read_complete_characters(tmp_path, tokenizer):
     text = "æøå and\nthe rest\n" * 30
     (tmp_path / "text").write_bytes(text.encode())
     splits = splits_of(
@@ -150,7 +150,7 @@ def test_images_need_rows_of_their_size_and_a_vocabulary_of_bytes(
         ByteArrayRows(splits["train"], tokenizer, 18)
 
 
-def test_what_is_no_array_of_bytes_is_refused(tmp_path):
+def test_non_byte_arrays_are_rejected(tmp_path):
     np.save(tmp_path / "floats.npy", np.zeros((3, 2)))
     (tmp_path / "broken.npy").write_bytes(b"nothing")
     np.savez(tmp_path / "two.npz", a=np.zeros((2, 2), np.uint8), b=np.zeros(2))
@@ -169,7 +169,7 @@ def test_what_is_no_array_of_bytes_is_refused(tmp_path):
             splits_of(train_file=[str(tmp_path / name)])
 
 
-def test_a_file_beside_arrays_has_to_be_one_too(images):
+def test_arrays_and_text_files_do_not_mix(images):
     folder, _ = images
     (folder / "valid.txt").write_text("text")
     np.save(folder / "empty.npy", np.zeros((0, 18), np.uint8))
@@ -178,7 +178,7 @@ def test_a_file_beside_arrays_has_to_be_one_too(images):
             splits_of(train_file=[str(folder / "images.npy")], validation_file=[str(folder / name)])
 
 
-def test_images_are_rows_of_their_size_where_no_flag_says_so(images, bytes_tokenizer):
+def test_image_arrays_determine_the_row_length(images, bytes_tokenizer):
     flags = CausalArguments(train_file=[str(images[0] / "images.npz")])
     objective = CausalLM(flags, bytes_tokenizer, None)
     assert objective.choose_length(None) == 18

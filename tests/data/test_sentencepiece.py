@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hfseq.v4.sentencepiece import SentencePieceUnigramTokenizer
 
+from hfseq.data.sentencepiece import SentencePieceUnigramTokenizer
 from tests.data.samples import make_texts
 
 
@@ -26,7 +26,7 @@ def test_ids_and_normalisation_are_those_of_the_example(trained):
     assert trained.decode(trained.encode("en lov").ids) == "en lov"
 
 
-def test_digits_and_punctuation_stand_alone(tmp_path):
+def test_digits_and_punctuation_are_separate_tokens(tmp_path):
     (tmp_path / "a.txt").write_text("lov 2024 2024, lov!\n" * 50)
     tokenizer = SentencePieceUnigramTokenizer()
     tokenizer.train(str(tmp_path / "a.txt"), vocab_size=40, show_progress=False)

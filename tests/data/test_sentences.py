@@ -38,7 +38,7 @@ def tokenizer(request):
 
 
 @pytest.mark.parametrize("name", MARKED)
-def test_ends_are_found(tokenizer, name):
+def test_sentence_ends_are_detected(tokenizer, name):
     text = MARKED[name].replace("|", "")
     # The normalizer of T5's vocabularies replaces an ellipsis by three periods.
     parts = [part.replace("...", "…") for part in found(tokenizer, text)]

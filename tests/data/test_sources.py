@@ -82,7 +82,7 @@ def test_a_small_corpus_still_gets_a_validation_document(tmp_path):
     assert (documents(splits["validation"]), documents(splits["train"])) == (["one"], ["two"])
 
 
-def test_a_validation_file_is_used_whole(corpus, tmp_path, texts):
+def test_validation_file_is_used_completely(corpus, tmp_path, texts):
     (tmp_path / "valid.txt").write_text("a\nb\n")
     splits = load(corpus, validation_file=[str(tmp_path / "valid.txt")])
     assert documents(splits["validation"]) == ["a", "b"]
@@ -100,7 +100,7 @@ def test_a_stream_is_split_by_the_hash_of_the_document(corpus, texts):
 
 
 @pytest.mark.parametrize("validation", [0, 20])
-def test_a_stream_has_a_test_split_of_its_own(corpus, texts, validation):
+def test_stream_has_a_test_split(corpus, texts, validation):
     splits = load_splits(
         CausalArguments(
             train_file=[str(corpus)],
@@ -114,7 +114,7 @@ def test_a_stream_has_a_test_split_of_its_own(corpus, texts, validation):
     assert len(splits) == (3 if validation else 2) and all(len(part) > 15 for part in parts)
 
 
-def test_the_share_of_the_test_split_is_one_of_the_whole_text(tmp_path):
+def test_test_split_percentage_refers_to_the_full_text(tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"{i}\n" for i in range(10)))
     for shares, sizes in (((50, 40), (1, 5, 4)), ((49, 50), (1, 5, 4)), ((0, 30), (7, 0, 3))):
         splits = load_splits(
@@ -127,7 +127,7 @@ def test_the_share_of_the_test_split_is_one_of_the_whole_text(tmp_path):
         assert tuple(len(splits.get(n, ())) for n in ("train", "validation", "test")) == sizes
 
 
-def test_too_few_documents_for_a_test_split_are_told_with_its_flags(tmp_path):
+def test_too_few_documents_for_a_test_split_names_the_flags(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     flags = CausalArguments(train_file=[str(tmp_path / "a.txt")], test_split_percentage=5)
     with pytest.raises(DataError, match="1 document left, .* for test; use --test_file"):
@@ -254,7 +254,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, name):
+def test_bad_file_error_names_file_and_problem(tmp_path, name):
     content, message = BAD_FILES[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
@@ -276,7 +276,7 @@ def test_missing_files_directories_and_mixtures_are_named(tmp_path):
         load("nosuchscheme://a.txt")
 
 
-def test_a_missing_column_lists_those_there_are(corpus):
+def test_missing_text_column_error_lists_the_columns(corpus):
     with pytest.raises(DataError, match="--text_column_name txt.*id, text; did you mean 'text'"):
         load(corpus, text_column_name="txt")
     with pytest.raises(

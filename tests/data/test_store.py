@@ -27,7 +27,7 @@ def build(path, chunks=(), **options):
     return store.build_store(path, lambda: iter(chunks), HEADER, **options)
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_written_rows_are_read_back(tmp_path):
     built = build(tmp_path / "s", [chunk([1, 2, 3], [], [4]), chunk([]), chunk([5, 6])])
     assert len(built) == 3 and built.total_tokens == 6
     assert [built[i].tolist() for i in range(3)] == [[1, 2, 3], [4], [5, 6]]
@@ -42,13 +42,13 @@ def test_a_second_build_opens_the_first(tmp_path):
     assert build(tmp_path / "s", [chunk([3])], overwrite=True).tokens.tolist() == [3]
 
 
-def test_readers_keep_what_they_opened_when_it_is_replaced(tmp_path):
+def test_open_readers_survive_replacement(tmp_path):
     old = build(tmp_path / "s", [chunk([1, 2])])
     build(tmp_path / "s", [chunk([3])], overwrite=True)
     assert old.tokens.tolist() == [1, 2]
 
 
-def test_a_failure_leaves_nothing_and_keeps_the_former_store(tmp_path):
+def test_failed_write_keeps_the_previous_store(tmp_path):
     build(tmp_path / "s", [chunk([1])])
 
     def failing():
@@ -72,7 +72,7 @@ def _write_slowly(path, started):
     store.build_store(path, chunks, HEADER)
 
 
-def test_a_killed_writer_leaves_no_store_and_blocks_nobody(tmp_path):
+def test_killed_writer_leaves_no_store_or_lock(tmp_path):
     context = multiprocessing.get_context("spawn")
     started = context.Event()
     process = context.Process(target=_write_slowly, args=(tmp_path / "s", started))

@@ -74,7 +74,7 @@ def test_without_shuffling_a_stream_gives_the_rows_of_the_store(
         np.testing.assert_array_equal(actual, array)
 
 
-def test_each_epoch_gives_every_token_in_an_order_of_its_own(shards, tokenizer):
+def test_each_epoch_has_every_token_in_a_new_order(shards, tokenizer):
     stream = make(shards, tokenizer)
     first, second = (rows_of(stream.epoch_batches()) for _ in range(2))
     assert sorted(first.ravel().tolist()) == sorted(second.ravel().tolist())
@@ -87,9 +87,7 @@ def test_each_epoch_gives_every_token_in_an_order_of_its_own(shards, tokenizer):
 @pytest.mark.parametrize("percentage", [0, 10])
 @pytest.mark.parametrize("line_by_line", [False, True])
 @pytest.mark.parametrize("block_rows", [4, 40, 10_000])
-def test_resuming_anywhere_gives_the_same_batches(
-    shards, tokenizer, line_by_line, block_rows, percentage
-):
+def test_resume_gives_the_same_batches(shards, tokenizer, line_by_line, block_rows, percentage):
     options = {"line_by_line": line_by_line, "block_rows": block_rows, "percentage": percentage}
     stream, states, batches = make(shards, tokenizer, **options), [], []
     for _ in range(2):
@@ -127,7 +125,7 @@ def test_the_last_batch_is_filled_up_and_marked(shards, tokenizer):
     assert sum(int((~batch["valid"]).sum()) for batch in batches) == -(3 * 119) % BATCH
 
 
-def test_parts_of_a_batch_make_up_the_whole(shards, tokenizer):
+def test_process_batches_concatenate_to_the_global_batch(shards, tokenizer):
     full = make(shards, tokenizer).next()
     parts = [make(shards, tokenizer).next(slice(i, i + 2)) for i in (0, 2)]
     combined = {name: np.concatenate([part[name] for part in parts]) for name in full}
@@ -150,7 +148,7 @@ def test_a_stream_without_text_is_an_error(tokenizer):
         StreamingBatches(dataset, tokenizer, "text", LENGTH, BATCH, seed=0).next()
 
 
-def test_a_broken_stream_says_where(tmp_path, tokenizer):
+def test_broken_stream_error_names_the_position(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("hei\n" * 1000)
     (tmp_path / "b.txt").write_bytes(b"god dag\nbl\xe5b\xe6r\n")
     dataset = open_stream(str(tmp_path / "*.txt"))

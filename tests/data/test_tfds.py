@@ -56,7 +56,7 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_tensorflow_wrote_is_read(root):
+def test_files_written_by_tensorflow_are_read(root):
     prepare(root)
     splits = load_pairs(flags(dataset_name="tfds:tiny/de-en"))
     assert list(splits) == ["test"]
@@ -66,7 +66,7 @@ def test_what_tensorflow_wrote_is_read(root):
     assert pairs(splits["test"]) == [(t, s) for s, t in PAIRS]
 
 
-def test_train_on_one_dataset_and_judge_by_a_split_of_another(root):
+def test_train_and_validation_from_different_datasets(root):
     prepare(root, "train")
     prepare(root / "tiny" / "..", "test", version="2.0.0")  # the newer version has another split
     options = {"dataset_name": "tfds:tiny/de-en:1.0.0", "validation_file": ["tfds:tiny/de-en#test"]}
@@ -91,7 +91,7 @@ def test_descriptions_of_older_versions_lack_format_and_template(root):
     assert pairs(load_pairs(flags(dataset_name="tfds:tiny/de-en"))["test"]) == PAIRS
 
 
-def test_names_that_lead_nowhere_say_what_to_do(root):
+def test_unknown_dataset_error_suggests_a_fix(root):
     prepare(root)
     with pytest.raises(DataError, match="no prepared dataset at .*tiny/fr-en.*tfds build tiny/fr"):
         load_pairs(flags(dataset_name="tfds:tiny/fr-en"))

@@ -73,9 +73,7 @@ def test_processes_give_the_same_store(tokenizer, tmp_path, monkeypatch, method)
     np.testing.assert_array_equal(item.offsets, two.offsets)
 
 
-def test_the_store_is_found_again_until_something_changes(
-    dataset, tokenizer, tmp_path, monkeypatch
-):
+def test_store_is_reused_until_its_inputs_change(dataset, tokenizer, tmp_path, monkeypatch):
     from hfseq.data import tokenize as module
 
     created = []
@@ -179,7 +177,7 @@ def test_the_words_of_wikitext_are_as_many_as_published(shared_data, split, publ
     assert count_words(dataset, "text", arguments.keep_blank) == published
 
 
-def test_blank_lines_are_text_where_they_are_asked_for(tokenizer, tmp_path):
+def test_blank_lines_are_kept_on_request(tokenizer, tmp_path):
     (tmp_path / "a.txt").write_text("en lov\n \nfor alle\n")
     stores = {}
     for keep in (True, False):

@@ -80,7 +80,7 @@ def test_text_survives_a_round_trip(trained, key):
         ("blenderbot", "A </s>", "A </s> B </s>"),
     ],
 )
-def test_special_tokens_stand_where_the_family_expects_them(trained, family, single, pair):
+def test_special_tokens_have_the_ids_of_the_family(trained, family, single, pair):
     tokenizer, _ = trained[family, FAMILIES[family].algorithm]
 
     def expected(template):
@@ -127,7 +127,7 @@ def test_lower_casing_and_normalisation_survive_saving(tmp_path):
         assert loaded("ＬOV om")["input_ids"] == tokenizer("lov om")["input_ids"]
 
 
-def test_segments_are_told_apart_by_bert_only(trained):
+def test_only_bert_has_token_types(trained):
     bert, roberta = (trained[key][0] for key in (("bert", "wordpiece"), ("roberta", "bpe")))
     assert set(bert("lov", "alle")["token_type_ids"]) == {0, 1}
     assert "token_type_ids" not in roberta("lov")
@@ -214,7 +214,7 @@ def test_word_starts_of_published_tokenizers(shared_data, name, text, words):
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram", "wordpiece"])
-def test_a_word_of_200_kb_teaches_what_its_parts_teach(algorithm):
+def test_very_long_word_is_split_for_training(algorithm):
     # The training time is quadratic in the length of a word.
     full, parts = (
         train_tokenizer(texts, "roberta", algorithm, SIZE)
@@ -235,7 +235,7 @@ def test_texts_are_cut_within_long_words_only():
 
 
 @pytest.mark.parametrize("longest", ["512", [512], None, True, float("nan"), -1])
-def test_a_tokenizer_whose_longest_input_is_no_length_is_refused(longest):
+def test_invalid_model_max_length_is_rejected(longest):
     tokenizer = SimpleNamespace(model_max_length=longest, name_or_path="mine")
     with pytest.raises(UsageError, match="'mine' has model_max_length .* is not a valid length"):
         check_vocabulary(tokenizer, SimpleNamespace(vocab_size=9))

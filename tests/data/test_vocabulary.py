@@ -58,7 +58,7 @@ def test_bytes_know_every_character_and_pieces_those_of_the_texts(trained):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_word_is_the_same_piece_wherever_it_stands(trained, algorithm):
+def test_word_has_the_same_piece_at_any_position(trained, algorithm):
     tokenizer = trained[algorithm]
     pieces = tokenizer.tokenize("Tom")
     assert pieces == tokenizer.tokenize("cat Tom")[-len(pieces) :]
@@ -124,7 +124,7 @@ def test_both_languages_share_the_vocabulary():
         assert len(tokenizer.tokenize(text)) <= len(text) // 2
 
 
-def test_what_cannot_be_trained_is_refused():
+def test_untrainable_vocabulary_is_rejected():
     with pytest.raises(
         UsageError, match="--tokenizer_algorithm wordpiece: expected one of unigram, bpe"
     ):

@@ -41,7 +41,7 @@ def test_a_step_gets_the_next_window_of_the_same_rows():
     assert not np.array_equal(batches.indices(0)[0], batches.indices(12)[0])
 
 
-def test_nothing_follows_the_last_token_of_a_short_row():
+def test_short_row_ends_with_its_last_token():
     rows = packed(8 + 4, 8)  # the second row has four tokens
     batches = WindowBatches(rows, batch_size=2, seed=0, windows=2)
     position = batches.indices(0)[0].tolist().index(1)
@@ -50,7 +50,7 @@ def test_nothing_follows_the_last_token_of_a_short_row():
     assert (second["segment_ids"][position] == 0).all()
 
 
-def test_streams_read_on_and_begin_anew_at_the_end_of_the_text():
+def test_streams_continue_and_restart_at_the_end():
     rows = packed(4 * 10 - 1, 4)
     batches = ContinuousBatches(rows, batch_size=3, seed=0)
     assert len(batches) == 4

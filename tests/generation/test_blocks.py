@@ -21,7 +21,7 @@ def test_a_block_divides_the_vocabulary(size, width):
 
 @pytest.mark.parametrize("count", [1, 3, 8])
 @pytest.mark.parametrize("levels", [2, 5, 10_000])
-def test_top_k_is_that_of_jax_also_among_equals(levels, count):
+def test_top_k_matches_jax_with_ties(levels, count):
     random = np.random.default_rng(levels + count)
     values = jnp.asarray(random.integers(0, levels, (16, 2048)), jnp.float32)
     values = values.at[3].set(-jnp.inf).at[4, 7:].set(-jnp.inf)
@@ -88,7 +88,7 @@ def test_only_touched_blocks_are_looked_at_again(name, length):
     np.testing.assert_array_equal(maxima, cpu.block_maxima(processed, 4))
 
 
-def test_processors_of_the_whole_vocabulary_say_so():
+def test_full_vocabulary_processors_are_marked():
     for processor in (p.FlaxRepetitionPenaltyLogitsProcessor(1.2), lambda ids, scores, n: scores):
         assert cpu.changed_blocks([processor], 96, 4) is None
     every_second_token = p.FlaxSuppressTokensLogitsProcessor(list(range(0, 96, 2)))

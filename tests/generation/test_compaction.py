@@ -62,7 +62,7 @@ def test_results_are_those_of_the_plain_loop(family, mode, caplog):
 
 
 @pytest.mark.slow
-def test_rows_of_a_decoder_leave_too(caplog):
+def test_decoder_rows_are_compacted(caplog):
     model, arguments = families.model("llama"), inputs("llama", 20)
     plain = model.generate(**arguments, **SHAPE)
     with caplog.at_level(logging.DEBUG, logger=generate.__name__):
@@ -72,7 +72,7 @@ def test_rows_of_a_decoder_leave_too(caplog):
 
 
 @pytest.mark.slow
-def test_arrays_are_halved_down_to_the_smallest(caplog):
+def test_compaction_halves_down_to_the_smallest(caplog):
     """After each compaction, at most as many rows continue as the next batch size allows."""
     model, arguments = families.model("bart"), inputs("bart", 32)
     with caplog.at_level(logging.DEBUG, logger=generate.__name__):
@@ -98,7 +98,7 @@ def test_programs_are_as_many_as_halvings():
 
 
 @pytest.mark.slow
-def test_few_rows_stay_together(caplog):
+def test_small_batches_are_not_compacted(caplog):
     model = families.model("bart")
     with caplog.at_level(logging.DEBUG, logger=generate.__name__):
         model.generate(**inputs("bart", 8), **SHAPE, compact_finished=True)
@@ -107,7 +107,7 @@ def test_few_rows_stay_together(caplog):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"do_sample": True}, {"output_scores": True}])
-def test_where_rows_cannot_leave_they_stay(options, caplog):
+def test_unsupported_searches_are_not_compacted(options, caplog):
     model, arguments = families.model("bart"), inputs("bart", 20)
     plain = model.generate(**arguments, **SHAPE, **options)
     with caplog.at_level(logging.DEBUG, logger=generate.__name__):

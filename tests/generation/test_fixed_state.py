@@ -43,7 +43,7 @@ def greedily(model, prompt, steps=7):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 2, 16, 17])
-def test_greedy_search_is_the_best_token_of_a_whole_pass_at_each_step(either, length):
+def test_greedy_search_matches_argmax_of_full_forward_passes(either, length):
     ids = prompts(2, length)
     result = either.generate(ids, **OPTIONS | {"max_new_tokens": 3}).sequences
     assert result.tolist() == [greedily(either, row, 3) for row in ids]
@@ -51,7 +51,7 @@ def test_greedy_search_is_the_best_token_of_a_whole_pass_at_each_step(either, le
 
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_ragged_prompts_continue_as_if_alone(model, side):
+def test_padded_prompts_match_single_prompts(model, side):
     ids, lengths = prompts(), [5, 2, 1]
     mask = np.zeros_like(ids)
     for row, length in enumerate(lengths):
@@ -127,7 +127,7 @@ def test_sampling_is_reproducible_and_follows_the_key(model, options):
     assert np.array_equal(first, two) and not np.array_equal(first, other)
 
 
-def test_streams_hold_the_tokens_of_the_whole(model):
+def test_streamed_tokens_match_generate(model):
     ids = prompts()
     sequences = np.asarray(model.generate(ids, **OPTIONS).sequences)
     assert np.array_equal(
@@ -136,7 +136,7 @@ def test_streams_hold_the_tokens_of_the_whole(model):
 
 
 @pytest.mark.parametrize("beams", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_finished_rows_leave_the_work(either, beams, monkeypatch):
+def test_finished_rows_are_removed(either, beams, monkeypatch):
     monkeypatch.setattr(generate, "SMALLEST_BATCH", 2)
     options = {**OPTIONS, "eos_token_id": [3, 5, 7, 9, 11, 13], "max_new_tokens": 20}
     ids = prompts(12, seed=4)
@@ -174,7 +174,7 @@ def test_a_state_of_other_rows_is_refused(model):
         model(prompts(), past_key_values=model.init_cache(4, 0))
 
 
-def test_an_empty_state_is_what_the_module_says(either):
+def test_empty_state_matches_the_module(either):
     leaves = jax.tree.leaves(either.init_cache(4, 0))
     layers = (2,) if either.scan_layers else ()
     expected = {"float32": (*layers, 4, 8), "int32": (*layers, 4)}

@@ -41,7 +41,7 @@ def tokens(model, ids=IDS, **options):
         *(("t5", name) for name in ("greedy", "sample")),
     ],
 )
-def test_jit_and_own_compilation_agree(family, name):
+def test_jit_matches_internal_compilation(family, name):
     model = families.model(family)
     mask = np.ones_like(IDS)
     output = model.generate(IDS, attention_mask=mask, max_length=11, **OPTIONS[name])
@@ -124,7 +124,7 @@ def test_rows_on_several_devices_stay_there():
 
 
 @pytest.mark.slow
-def test_params_of_ones_own():
+def test_explicit_params_are_used():
     model = families.fresh_model()
     without = families.flax_class("llama")(families.config("llama"), _do_init=False)
     expected = tokens(model)
@@ -143,7 +143,7 @@ def test_new_parameters_are_seen():
     assert (tokens(model) == expected).all()
 
 
-def test_copies_and_pickles_leave_compiled_programs_behind():
+def test_copies_and_pickles_drop_compiled_programs():
     model = families.fresh_model()
     expected = tokens(model)
     assert (tokens(copy.deepcopy(model)) == expected).all()
@@ -171,7 +171,7 @@ def test_lengths():
 
 
 @pytest.mark.slow
-def test_configuration_given_whole_wins_over_the_models_and_keywords_over_both():
+def test_generation_config_precedence():
     from transformers import GenerationConfig
 
     model = families.fresh_model()
@@ -185,7 +185,7 @@ def test_configuration_given_whole_wins_over_the_models_and_keywords_over_both()
 
 
 @pytest.mark.slow
-def test_options_on_the_model_configuration_before_the_model_is_made():
+def test_options_on_the_model_config_before_creation():
     config = families.config("llama")
     config.max_length, config.num_beams, config.num_return_sequences = 9, 2, 2
     model = families.flax_class("llama")(config)

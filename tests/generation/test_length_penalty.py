@@ -65,7 +65,7 @@ def everything(
 @pytest.mark.slow
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("penalty_type", ["gnmt", "transformers"])
-def test_beams_that_hold_everything_find_the_best(model, penalty_type, penalty):
+def test_exhaustive_beams_find_the_best(model, penalty_type, penalty):
     """With ``early_stopping="never"``, and always with GNMT's penalty, the search is exhaustive."""
     stop = {} if penalty_type == "gnmt" else {"early_stopping": "never"}
     forbidden = [token for token in range(VOCAB) if token not in ALLOWED]
@@ -89,7 +89,7 @@ def test_beams_that_hold_everything_find_the_best(model, penalty_type, penalty):
 
 
 @pytest.mark.slow
-def test_the_penalty_changes_what_is_best(model):
+def test_length_penalty_changes_the_best_beam(model):
     """Without a change the comparison above would not depend on the penalty."""
     best = {
         everything(model, families.prompts(1, 5, seed), penalty_type, penalty)[0][1]
@@ -119,7 +119,7 @@ def test_it_comes_from_a_generation_config_too(model, tmp_path):
         ({"length_penalty": "0.6"}, "length_penalty='0.6' must be a number"),
     ],
 )
-def test_what_it_cannot_be(model, options, message):
+def test_invalid_length_penalties_are_rejected(model, options, message):
     with pytest.raises(UsageError, match=message):
         model.generate(families.prompts(1, 5), num_beams=2, max_new_tokens=4, **options)
 

@@ -32,7 +32,7 @@ def test_every_option_is_on_the_page():
 
 
 @pytest.mark.slow
-def test_every_field_of_the_configuration_is_known():
+def test_every_generation_config_field_is_documented():
     """Every option of Transformers is supported, unsupported with an error, or without effect."""
     from transformers import GenerationConfig
 

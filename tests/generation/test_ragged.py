@@ -29,7 +29,7 @@ def new_tokens(model, ids, mask=None, **options):
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("family", first(["llama", "gpt2"], "gpt2"))
-def test_rows_are_continued_as_if_alone(family, name):
+def test_ragged_rows_match_single_rows(family, name):
     model = families.model(family)
     alone = [new_tokens(model, prompt[None], **OPTIONS[name])[0] for prompt in PROMPTS]
     for side in ("left", "right"):
@@ -45,7 +45,7 @@ def test_right_padded_prompts_come_back_padded_on_the_left():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", families.PAIRS)
-def test_inputs_of_encoders_may_be_padded_on_either_side(family):
+def test_encoder_inputs_accept_padding_on_either_side(family):
     model = families.model(family)
     options = {"max_new_tokens": 6, "eos_token_id": None}
     alone = [np.asarray(model.generate(p[None], **options).sequences)[0] for p in PROMPTS]
@@ -74,7 +74,7 @@ def test_ragged_beginnings_of_the_decoder():
         assert (np.asarray(result)[row, -5:] == np.asarray(alone)[0, -5:]).all()
 
 
-def test_mask_is_inferred_from_padding_that_ends_nothing():
+def test_mask_is_inferred_if_pad_is_not_eos():
     model = families.model("llama")
     ids, mask = padded("left")
     expected = new_tokens(model, ids, mask, eos_token_id=families.EOS)

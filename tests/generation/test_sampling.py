@@ -106,7 +106,7 @@ def test_key_decides():
 
 
 @pytest.mark.slow
-def test_rows_do_not_depend_on_their_neighbours():
+def test_sampled_rows_do_not_depend_on_other_rows():
     ids = families.prompts(3, 5)
     full = tokens(ids=ids, prng_key=4)
     assert (tokens(ids=ids[:1], prng_key=4) == full[:1]).all()
@@ -129,7 +129,7 @@ def test_several_samples_of_each_row():
 
 
 @pytest.mark.slow
-def test_samples_stay_in_what_is_allowed():
+def test_samples_respect_the_filters():
     model = families.model("llama")
     greedy = np.asarray(model.generate(families.prompts(3, 5), max_length=12, eos_token_id=None)[0])
     assert (tokens(top_k=1) == greedy).all()

@@ -32,7 +32,7 @@ def test_stop_token_sequences():
     assert (tokens(stop_token_sequences=[pair, [99]]) == stopped(free, ends)).all()
 
 
-def test_function_of_ones_own():
+def test_custom_stopping_function():
     free = tokens()
 
     def at_eight(input_ids, cur_len):
@@ -78,7 +78,7 @@ class Letters:
         (["zz"], ["z"], False),
     ],
 )
-def test_strings_are_found_across_tokens(strings, text, ends):
+def test_stop_strings_match_across_tokens(strings, text, ends):
     tokenizer = Letters()
     texts = ["" if i == 0 else t for i, t in enumerate(tokenizer.texts)]
     ids = np.array([[tokenizer.texts.index(t) for t in text] + [5, 5, 5]])

@@ -102,7 +102,7 @@ def test_an_index_never_leads_out_of_its_folder(weight_map):
 @pytest.mark.slow
 @PLAIN
 @given(st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
-def test_json_has_one_kind_of_error(data):
+def test_json_errors_have_one_type(data):
     try:
         parsed = errors.parse_json(data, unique_keys=True)
     except json.JSONDecodeError:

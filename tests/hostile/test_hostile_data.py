@@ -96,14 +96,14 @@ def test_a_bomb_is_not_handed_to_others_that_unpack_it(tmp_path, bomb, streaming
 
 
 @pytest.mark.parametrize("suffix", first(PACK, ".gz"))
-def test_text_that_packs_well_is_read_whole(tmp_path, suffix):
+def test_highly_compressed_text_is_read_completely(tmp_path, suffix):
     content = "".join(f"line {i % 700} of a log, time {i}\n" for i in range(60_000)).encode()
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(PACK[suffix](content))
     assert sources.RawText.read([str(path)], "--train_file").bytes.tobytes() == content
 
 
-def test_more_than_anything_may_unpack_to_is_fine_where_it_was_large(tmp_path, monkeypatch):
+def test_large_archives_may_unpack_beyond_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(unpacked, "ALWAYS_ALLOWED_BYTES", 1000)
     content = np.random.default_rng(0).bytes(200_000)
     path = tmp_path / "a.gz"
@@ -188,7 +188,7 @@ def test_lines_that_deceive_are_read_or_named(tmp_path, name, read):
 
 
 @pytest.mark.parametrize("text", [DEEP, "1" * 10_000, '{"a": 1, "a": 2}', b"\xff", "", "\ufeff1"])
-def test_json_has_one_kind_of_error(text):
+def test_json_errors_have_one_type(text):
     with pytest.raises(json.JSONDecodeError):
         errors.parse_json(text, unique_keys=True)
 
@@ -221,7 +221,7 @@ def test_arrays_of_pickled_objects_never_run(tmp_path):
     assert not ran.exists()
 
 
-def test_an_archive_under_a_wrong_name_is_told(tmp_path):
+def test_archive_with_wrong_extension_is_reported(tmp_path):
     np.savez(tmp_path / "x.npz", np.zeros((2, 2), np.uint8))
     (tmp_path / "x.npz").rename(tmp_path / "x.npy")
     with pytest.raises(DataError, match="is an archive of arrays.*npz"):
@@ -229,7 +229,7 @@ def test_an_archive_under_a_wrong_name_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("shape", ["(10**12,)", "(2**62, 4)", "(-4, 4)", "(4", "((((((1,),),),),)"])
-def test_a_shape_that_lies_is_refused(tmp_path, shape):
+def test_false_shape_is_rejected(tmp_path, shape):
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
     data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(64)
     (tmp_path / "x.npy").write_bytes(data)
@@ -253,7 +253,7 @@ def test_a_shape_that_lies_is_refused(tmp_path, shape):
         {"version": {}},
     ],
 )
-def test_the_header_of_a_store_that_lies_is_refused(tmp_path, change):
+def test_false_store_header_is_rejected(tmp_path, change):
     chunks = [(np.arange(6, dtype=np.int32), np.array([2, 4]), None)]
     store.build_store(tmp_path / "s", lambda: chunks, {"fingerprint": "", "pad_token_id": 0})
     path = tmp_path / "s" / store.HEADER_FILE
@@ -262,7 +262,7 @@ def test_the_header_of_a_store_that_lies_is_refused(tmp_path, change):
         store.TokenStore.open(tmp_path / "s")
 
 
-def test_offsets_that_lead_elsewhere_are_refused(tmp_path):
+def test_false_offsets_are_rejected(tmp_path):
     chunks = [(np.arange(6, dtype=np.int32), np.array([2, 4]), None)]
     store.build_store(tmp_path / "s", lambda: chunks, {"fingerprint": "", "pad_token_id": 0})
     for offsets in ([0, 7, 6], [1, 2, 6], [0, -1, 6], [0, 2, 5]):
@@ -285,7 +285,7 @@ def test_offsets_that_lead_elsewhere_are_refused(tmp_path):
         "..",
     ],
 )
-def test_files_of_a_prepared_dataset_lie_beside_its_description(tmp_path, template):
+def test_prepared_dataset_files_outside_the_folder_are_rejected(tmp_path, template):
     info = test_tfds.info("train")
     info["splits"][0]["filepathTemplate"] = template
     (tmp_path / "dataset_info.json").write_text(json.dumps(info))

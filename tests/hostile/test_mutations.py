@@ -77,7 +77,7 @@ def test_there_are_thousands():
     assert sum(map(count, RUNNING)) >= 500
 
 
-def test_a_case_is_made_again_from_its_number():
+def test_case_is_reproducible_from_its_number():
     import random
 
     good = {

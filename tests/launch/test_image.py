@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import configparser
 import fnmatch
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ def instructions(name: str) -> list[str]:
     return [line.partition(" ")[2] for line in LINES if line.startswith(f"{name} ")]
 
 
-def test_hadolint_finds_nothing():
+def test_dockerfile_passes_hadolint():
     hadolint = shutil.which("hadolint") or shutil.which(
         "hadolint", path=Path(sys.executable).parent
     )
@@ -33,7 +33,7 @@ def test_hadolint_finds_nothing():
     assert done.returncode == 0, done.stdout
 
 
-def test_what_is_copied_is_there_and_not_left_out():
+def test_copied_files_exist_and_are_not_ignored():
     ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
     kept = {line[1:] for line in ignored if line.startswith("!")}
     copied = set()
@@ -49,13 +49,12 @@ def test_what_is_copied_is_there_and_not_left_out():
 
 
 def test_every_variant_is_an_extra_of_hfseq():
-    settings = configparser.ConfigParser()
-    settings.read(ROOT / "setup.cfg", encoding="utf-8")
-    extras = settings["options.extras_require"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
     assert '".[${VARIANT},wandb]"' in TEXT
     assert {"cpu", "cuda", "tpu", "wandb"} <= set(extras)
     (python,) = (line.partition("=")[2] for line in instructions("ARG") if "PYTHON=" in line)
-    wanted = settings["options"]["python_requires"].removeprefix(">=")
+    wanted = project["requires-python"].removeprefix(">=")
     assert tuple(map(int, python.split("."))) >= tuple(map(int, wanted.split(".")))
 
 

@@ -51,7 +51,7 @@ def prints(script: str, *words: str, **variables: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_bash_and_shellcheck_find_nothing(script):
+def test_scripts_pass_bash_and_shellcheck(script):
     assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
     shellcheck = shutil.which("shellcheck") or shutil.which(
         "shellcheck", path=Path(sys.executable).parent
@@ -162,18 +162,18 @@ def test_the_name_of_an_image_is_put_together():
     assert "europe-west1-docker.pkg.dev/p/r/t:v1" in build
 
 
-def test_a_slice_that_can_be_taken_away():
+def test_preemptible_slice():
     assert prints(TPU, "create", SPOT="1")[0][-1] == "--spot"
 
 
-def test_weights_and_biases_are_asked_for_by_their_key():
+def test_wandb_is_enabled_by_its_key():
     assert "wandb" not in prints("train.sh")[0]
     (command,) = prints("train.sh", WANDB_API_KEY="k")
     assert command[command.index("--report_to") + 1 :][:3] == ["tensorboard", "jsonl", "wandb"]
     assert "k" not in command
 
 
-def test_templates_take_flags_that_exist_and_add_what_is_given():
+def test_templates_pass_existing_and_extra_flags():
     from hfseq.training.arguments import parse
 
     for script in ("train.sh", "perf.sh"):
@@ -233,7 +233,7 @@ def test_missing_variables_and_arguments_are_named(words, unset, message):
 
 
 @pytest.mark.parametrize("words", [(GKE, "secrets"), (TPU, "secrets")], ids=lambda words: words[0])
-def test_secrets_stand_on_no_command_line(words, tmp_path):
+def test_secrets_are_not_on_command_lines(words, tmp_path):
     for name in ("kubectl", "gcloud"):  # each notes its words, and what it gets to read
         (tmp_path / name).write_text(
             f'#!/bin/bash\necho "$@" >>{tmp_path}/words\n'

@@ -156,7 +156,7 @@ def test_the_workers_are_as_many_as_the_processes_and_find_the_first():
     assert [*env].index("JOBSET_NAME") < [*env].index("COORDINATOR_ADDRESS")
 
 
-def test_the_indexed_job_is_found_through_its_own_service():
+def test_indexed_job_uses_its_service():
     service, found = documents(LAUNCH / "indexed_job.yaml")
     spec, name = found["spec"], found["metadata"]["name"]
     env = environment(spec["template"]["spec"]["containers"][0])
@@ -168,7 +168,7 @@ def test_the_indexed_job_is_found_through_its_own_service():
     assert env["COORDINATOR_ADDRESS"] == f"{name}-0.{service['metadata']['name']}:1234"
 
 
-def test_secrets_are_never_written_down():
+def test_secrets_are_not_in_manifests():
     for name, _, found in containers():
         for variable, value in environment(found).items():
             if re.search("KEY|TOKEN|SECRET|PASSWORD", variable):
@@ -176,7 +176,7 @@ def test_secrets_are_never_written_down():
                 assert value["secretKeyRef"]["optional"]
 
 
-def test_volumes_are_there_and_outlive_the_pods():
+def test_volumes_exist_and_outlive_pods():
     (claim,) = documents(LAUNCH / "storage.yaml")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     for name, spec, found in containers():
@@ -187,7 +187,7 @@ def test_volumes_are_there_and_outlive_the_pods():
         assert environment(found)["OUTPUT_DIR"].startswith(mounts["data"] + "/")
 
 
-def test_the_commands_are_ours_and_their_flags_exist():
+def test_commands_and_flags_exist():
     from hfseq.training.arguments import ARGUMENT_CLASSES, flag_names
 
     for name, spec, found in containers():

@@ -37,7 +37,7 @@ def test_fresh_collections_are_those_of_a_model_with_the_same_seed(model):
     assert bare.extra_shape_tree == shapes
 
 
-def test_most_models_have_none_and_their_hooks_change_nothing():
+def test_models_without_collections_are_unaffected():
     from hfseq_plugins.bert.modeling import FlaxBertModel
 
     model = FlaxBertModel(bert_config(), _do_init=False)
@@ -45,7 +45,7 @@ def test_most_models_have_none_and_their_hooks_change_nothing():
     assert model.finalize_extra({"a": 1}) == {"a": 1} and model.extra_metrics({}) == {}
 
 
-def test_a_training_call_leaves_its_part_and_settling_takes_it_over(model):
+def test_training_call_updates_collections_after_settling(model):
     _, changed = model(IDS, train=True, dropout_rng=jax.random.key(0), extra=model.extra)
     flat, initial = (trees.flatten(tree["tally"]) for tree in (changed, model.extra))
     for path, leaf in flat.items():
@@ -112,7 +112,7 @@ def test_types_of_parameters_do_not_reach_collections(tmp_path):
     assert {leaf.dtype for leaf in jax.tree.leaves(model.extra)} == {jnp.dtype("float32")}
 
 
-def test_collections_are_read_onto_the_devices_of_ones_choice(tmp_path):
+def test_collections_load_with_the_requested_sharding(tmp_path):
     recurrent.model().save_pretrained(tmp_path)
     device_sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     requests = []
@@ -132,7 +132,7 @@ def test_collections_are_read_onto_the_devices_of_ones_choice(tmp_path):
     assert model.extra["tally"]["model"]["layers"]["sums"].sharding == device_sharding
 
 
-def test_a_model_without_its_collections_says_what_to_pass(tmp_path):
+def test_missing_collections_error_names_the_argument(tmp_path):
     full = recurrent.model()
     bare = FlaxRecurrentForCausalLM(full.config, _do_init=False)
     with pytest.raises(UsageError, match="requires the collection tally, but `extra` has none"):

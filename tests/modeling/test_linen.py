@@ -12,13 +12,13 @@ from hfseq_plugins.bert.modeling import FlaxBertForCausalLM, FlaxBertForMaskedLM
 from tests.support.models import bert_config, close, ids
 
 
-def test_every_model_class_has_its_module_class_beside_it():
+def test_every_model_class_has_a_module_class():
     assert hfseq.FlaxBertForMaskedLMModule is modeling.FlaxBertForMaskedLMModule
     assert modeling.FlaxBertModule.model_class is modeling.FlaxBertModel
     assert not hasattr(modeling, "FlaxBertPreTrainedModule")
 
 
-def test_init_and_apply_are_the_models_own():
+def test_init_and_apply_match_the_model():
     module = modeling.FlaxBertForMaskedLMModule(bert_config())
     variables = module.init({"params": jax.random.key(0)}, ids())
     model = FlaxBertForMaskedLM(bert_config(), _do_init=False)

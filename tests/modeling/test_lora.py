@@ -165,7 +165,7 @@ def test_each_of_five_steps_equals_the_step_of_peft(tmp_path):
     assert max(float(np.abs(leaf - first[path]).max()) for path, leaf in adapter.items()) > 1e-2
 
 
-def test_adapters_share_their_base_and_are_chosen_by_their_model(tmp_path):
+def test_adapters_share_the_base_parameters(tmp_path):
     auto_class, inputs = base("gpt2", tmp_path / "base")
     plain, adapted = auto_class.from_pretrained(tmp_path / "base"), []
     for seed, rank in enumerate((2, 3)):
@@ -202,7 +202,7 @@ def change(folder, **fields):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_what_does_not_fit_is_refused_by_name(tmp_path):
+def test_mismatched_adapter_error_names_the_parameters(tmp_path):
     auto_class, _ = base("all-linear", tmp_path / "base")
     config = LoraConfig(2, target_modules=("q_proj", "v_proj"))
     folder = tmp_path / "adapter"

@@ -44,7 +44,7 @@ def test_params_are_plain_nested_dicts_in_float32(model):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_params_are_float32_whatever_the_type_of_computation(dtype):
+def test_params_are_float32_for_any_dtype(dtype):
     half = FlaxBertModel(bert_config(num_hidden_layers=1), dtype=dtype)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(half.params)} == {"float32"}
     assert half(ids()).last_hidden_state.dtype == dtype
@@ -85,7 +85,7 @@ def test_required_params_and_shapes_are_known_without_parameters(blank, model):
     assert isinstance(shape, jax.ShapeDtypeStruct) and shape.shape == (64,)
 
 
-def test_without_initialisation_params_can_neither_be_read_nor_set(blank, model):
+def test_uninitialized_params_are_inaccessible(blank, model):
     with pytest.raises(
         ValueError, match="`params` cannot be accessed from model when.*_do_init=False"
     ):
@@ -95,7 +95,7 @@ def test_without_initialisation_params_can_neither_be_read_nor_set(blank, model)
     assert close(blank(ids(), params=model.params).logits, model(ids()).logits, 0)
 
 
-def test_setter_takes_dicts_and_frozen_dicts_and_keeps_extra_leaves():
+def test_params_setter_accepts_dicts_and_keeps_extra_leaves():
     small = FlaxBertModel(bert_config(num_hidden_layers=1))
     changed = jax.tree.map(lambda leaf: leaf + 1, small.params)
     small.params = freeze({**changed, "more": {"x": jnp.ones(1)}})
@@ -115,7 +115,7 @@ def test_a_call_with_holes_names_them(model):
         model(ids(), params={"cls": model.params["cls"]})
 
 
-def test_frozen_params_and_an_empty_dict_are_taken_in_a_call(model):
+def test_call_accepts_frozen_dicts(model):
     expected = model(ids()).logits
     assert close(model(ids(), params=freeze(model.params)).logits, expected, 0)
     assert close(model(ids(), params={}).logits, expected, 0)
@@ -133,7 +133,7 @@ def test_init_weights_is_pure_and_fills_holes(model):
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
-def test_casts_touch_floats_that_the_mask_names_and_nothing_else(model, name, dtype):
+def test_casts_change_only_masked_float_leaves(model, name, dtype):
     params = model.params
     cast = getattr(model, f"to_{name}")
     assert {leaf.dtype.name for leaf in jax.tree.leaves(cast(model.params))} == {dtype}
@@ -196,7 +196,7 @@ def test_pmap_and_assignment_of_tracers():
     assert close(states[:, 0], expected)
 
 
-def test_dropout_depends_on_the_key_alone_and_evaluation_on_nothing(model):
+def test_dropout_depends_only_on_its_key(model):
     def run(seed):
         return np.asarray(model(ids(), dropout_rng=jax.random.PRNGKey(seed), train=True).logits)
 

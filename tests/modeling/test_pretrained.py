@@ -141,7 +141,7 @@ def test_dtype_is_the_second_argument_and_the_type_of_computation(saved):
 
 
 @pytest.mark.slow
-def test_without_initialisation_the_parameters_come_beside_the_model(saved, model):
+def test_do_init_false_returns_model_and_params(saved, model):
     loaded, params = FlaxBertForMaskedLM.from_pretrained(saved, _do_init=False)
     assert trees_equal(params, model.params)
     with pytest.raises(ValueError, match="`params` cannot be accessed from model"):
@@ -219,7 +219,7 @@ def test_sharded_loading_reads_only_slices(model, tmp_path, monkeypatch, native,
 
 
 @pytest.mark.slow
-def test_new_parameters_are_initialised_where_they_lie(tmp_path):
+def test_new_parameters_are_initialized_with_their_sharding(tmp_path):
     FlaxBertModel(bert_config()).save_pretrained(tmp_path)
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 

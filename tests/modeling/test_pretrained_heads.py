@@ -54,7 +54,7 @@ def test_another_number_of_labels(tmp_path, caplog, messages):
 
 
 @pytest.mark.slow
-def test_what_is_new_beside_a_mismatch_is_told_too(tmp_path, caplog, messages):
+def test_new_parameters_are_reported_with_mismatches(tmp_path, caplog, messages):
     FlaxBertForMaskedLM(bert_config()).save_pretrained(tmp_path)
     load = FlaxBertForPreTraining.from_pretrained
     with capture_warnings(caplog):

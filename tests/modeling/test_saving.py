@@ -28,9 +28,7 @@ def pruned(model, *left_out):
 
 @pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.parametrize("safe", [True, False])
-def test_a_tree_that_lacks_leaves_is_written_and_what_is_missing_is_named_and_made(
-    tmp_path, caplog, safe, scanned
-):
+def test_incomplete_tree_is_saved_with_a_warning(tmp_path, caplog, safe, scanned):
     model = FlaxBertForMaskedLM(bert_config(), scan_layers=scanned, seed=3)
     layer = ("bert", "encoder", "layer") + (() if scanned else ("1",))
     lacking = [(*layer, "output", "dense", "kernel"), ("bert", "embeddings", "LayerNorm", "bias")]
@@ -51,7 +49,7 @@ def test_a_tree_that_lacks_leaves_is_written_and_what_is_missing_is_named_and_ma
     assert trees.flatten(completed).keys() == blank.required_params
 
 
-def test_leaves_too_many_are_named_and_left_out(model, tmp_path, caplog):
+def test_unexpected_leaves_are_reported_and_skipped(model, tmp_path, caplog):
     wrong = {**trees.flatten(model.params), ("bert", "pooler", "dense", "bias"): np.zeros(3)}
     model.save_pretrained(tmp_path, trees.unflatten(wrong))
     assert "unexpected keys in params of FlaxBertForMaskedLM: bert/pooler/dense/bias" in caplog.text
@@ -67,7 +65,7 @@ def test_a_misnamed_leaf_is_named_with_the_one_that_is_missing(model, tmp_path, 
     assert f"{path}l; did you mean '{path}el'?" in caplog.text
 
 
-def test_a_tree_of_another_model_is_refused_before_anything_is_written(model, tmp_path):
+def test_tree_of_another_model_is_rejected_before_writing(model, tmp_path):
     with pytest.raises(UsageError, match="no parameter of FlaxBertForMaskedLM"):
         model.save_pretrained(tmp_path, params={"transformer": {"wte": np.zeros((2, 2))}})
     assert list(tmp_path.iterdir()) == []
@@ -112,13 +110,13 @@ def test_scanned_models_are_stored_layer_by_layer(model, tmp_path, safe):
     assert trees_equal(again.params, scanned.params)
 
 
-def test_given_params_are_saved_instead_of_the_models(model, tmp_path):
+def test_explicit_params_are_saved(model, tmp_path):
     changed = jax.tree.map(lambda leaf: leaf + 1, model.params)
     model.save_pretrained(tmp_path, params=freeze(changed))
     assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, changed)
 
 
-def test_half_precision_parameters_stay_half(model, tmp_path):
+def test_half_precision_parameters_are_saved_unchanged(model, tmp_path):
     half = model.to_bf16(model.params)
     model.save_pretrained(tmp_path, params=half)
     assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, half)
@@ -131,7 +129,7 @@ def test_shards_have_an_index_and_load_again(model, tmp_path):
     assert trees_equal(FlaxBertForMaskedLM.from_pretrained(tmp_path).params, model.params)
 
 
-def test_saving_over_another_form_is_what_loads(model, tmp_path):
+def test_saving_replaces_other_weight_formats(model, tmp_path):
     model.save_pretrained(tmp_path, safe_serialization=False)
     changed = jax.tree.map(lambda leaf: leaf + 1, model.params)
     model.save_pretrained(tmp_path, params=changed, max_shard_size="20kB")

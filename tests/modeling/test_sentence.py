@@ -44,7 +44,7 @@ def one_by_one(model, text, modes, prompt=""):
 
 
 @pytest.mark.parametrize("modes", [("mean",), tuple(POOLING_MODES)], ids=str)
-def test_vectors_are_pooled_as_their_names_say_whatever_the_batch(folder, modes):
+def test_pooling_modes_match_for_any_batch(folder, modes):
     model = hfseq.FlaxAutoModel.from_pretrained(folder)
     model.sentence_config = SentenceConfig(modes)
     expected = np.stack([one_by_one(model, text, modes) for text in TEXTS])
@@ -125,7 +125,7 @@ def test_a_prompt_can_be_left_out_of_the_mean(folder):
     np.testing.assert_allclose(result, hidden[left:].mean(0), atol=1e-5)
 
 
-def test_what_cannot_be_encoded_is_told(folder, tmp_path):
+def test_invalid_sentences_are_rejected(folder, tmp_path):
     model = hfseq.FlaxAutoModel.from_pretrained(folder)
     with pytest.raises(UsageError, match='modules.json.*pooling="mean"'):
         model.encode("a")

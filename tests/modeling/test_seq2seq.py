@@ -51,7 +51,7 @@ def places(rows, *numbers):
     return np.broadcast_to(np.array(numbers, np.int32), (rows, len(numbers)))
 
 
-def test_shift_begins_with_the_start_and_turns_ignored_labels_into_padding():
+def test_shift_tokens_right_starts_and_pads():
     labels = np.array([[5, 6, -100, -100], [7, 8, 9, 2]])
     shifted = shift_tokens_right(labels, 1, 3)
     assert isinstance(shifted, jax.Array) and shifted.dtype == jnp.int32
@@ -65,7 +65,7 @@ def test_shift_is_an_attribute_of_the_models_module():
     assert sys.modules[FlaxBartModel.__module__].shift_tokens_right is shift_tokens_right
 
 
-def test_decode_of_encode_is_the_whole_model(run, encoded, expected):
+def test_encode_then_decode_matches_the_model(run, encoded, expected):
     output = run.decode(TARGET, encoded, {"encoder_attention_mask": MASK})
     assert close(output.logits, expected)
     assert output.past_key_values is None
@@ -76,7 +76,7 @@ def test_decode_of_encode_is_the_whole_model(run, encoded, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("has_encoder_cache", [True, False], ids=["filled", "as in v4"])
 @pytest.mark.parametrize("chunks", [(4, 3), (1, 1, 5)])
-def test_decoding_in_chunks_is_the_whole_model(run, encoded, expected, has_encoder_cache, chunks):
+def test_chunked_decoding_matches_the_model(run, encoded, expected, has_encoder_cache, chunks):
     cache = run.cache(2, 7, encoded, run.model.params if has_encoder_cache else None)
     attentions = {path[-2] for path in trees.flatten(cache)}
     assert attentions == ({"self_attn", "encoder_attn"} if has_encoder_cache else {"self_attn"})
@@ -94,7 +94,7 @@ def test_decoding_in_chunks_is_the_whole_model(run, encoded, expected, has_encod
     assert close(np.concatenate(parts, 1), expected)
 
 
-def test_filled_cache_is_what_the_encoder_gives_and_nothing_else(run, encoded):
+def test_filled_cache_contains_the_encoder_keys(run, encoded):
     cache = run.cache(6, 7, encoded, run.model.params)["model"]["decoder"]["layers"]["0"]
     assert cache["encoder_attn"].keys() == {"cached_key", "cached_value"}
     assert cache["encoder_attn"]["cached_key"].shape == (2, 9, 4, 8)
@@ -106,7 +106,7 @@ def test_filled_cache_is_what_the_encoder_gives_and_nothing_else(run, encoded):
 
 
 @pytest.mark.slow
-def test_filled_cache_is_read_and_not_made_again(run, encoded):
+def test_filled_cache_is_reused(run, encoded):
     cache = run.cache(2, 7, encoded, run.model.params)
     inputs = {"past_key_values": cache, "decoder_position_ids": places(2, 0)}
     first = run.decode(TARGET[:, :1], encoded, inputs).logits
@@ -148,7 +148,7 @@ def test_beams_share_the_row_of_their_source(run, encoded):
     assert close(run.decode(tokens, encoded, without).logits, apart)
 
 
-def test_beams_have_cross_attentions_of_their_own(run, encoded):
+def test_beams_have_separate_cross_attentions(run, encoded):
     tokens = ids(6, 4, seed=2)
     model = run.model
     decode = jit(lambda y, e, m: model.decode(y, e, m, output_attentions=True).cross_attentions)
@@ -158,7 +158,7 @@ def test_beams_have_cross_attentions_of_their_own(run, encoded):
 
 
 @pytest.mark.slow
-def test_reordered_beams_go_on_as_if_they_had_always_stood_there(run, encoded):
+def test_reordered_beams_continue_correctly(run, encoded):
     tokens, rows = ids(4, 4, seed=3), np.array([1, 1, 3, 2])
     prompt = {
         "past_key_values": run.cache(4, 4, encoded, run.model.params),
@@ -178,7 +178,7 @@ def test_reordered_beams_go_on_as_if_they_had_always_stood_there(run, encoded):
 
 
 @pytest.mark.slow
-def test_rewound_cache_forgets_what_came_later(run, encoded):
+def test_rewound_cache_drops_later_tokens(run, encoded):
     inputs = {
         "past_key_values": run.cache(2, 4, encoded, run.model.params),
         "encoder_attention_mask": MASK,
@@ -223,7 +223,7 @@ def test_cache_needs_the_positions(run, encoded):
         run.model.decode(TARGET, encoded, past_key_values=cache)
 
 
-def test_families_that_do_not_shift_need_the_decoders_inputs():
+def test_families_without_shift_require_decoder_inputs():
     class Strict(FlaxBartModel):
         default_decoder_input_ids = FlaxSeq2SeqPreTrainedModel.default_decoder_input_ids
 
@@ -248,7 +248,7 @@ def test_ids_of_another_vocabulary_are_refused_on_both_sides():
 
 
 @pytest.mark.slow
-def test_packed_pairs_are_computed_as_if_alone(run):
+def test_packed_pairs_match_single_pairs(run):
     sources, targets = (4, 5), (3, 4)
     model = run.model
     packed = jit(
@@ -283,7 +283,7 @@ def test_left_padded_prompts_go_on_as_if_not_padded(run, encoded):
 
 
 @pytest.mark.slow
-def test_cache_is_kept_in_the_type_of_computation():
+def test_cache_has_the_compute_dtype():
     model = FlaxBartForConditionalGeneration(bart_config(**SHALLOW), dtype=jnp.bfloat16)
     states = (jnp.zeros((2, 9, 32), jnp.bfloat16),)
     cache = jit(lambda p: model.init_cache(2, 7, states, params=p))(model.params)

@@ -88,7 +88,7 @@ def test_half_types_on_a_cpu_take_float32_sums():
     assert close(actual.astype(jnp.float32), exact, 1e-2)
 
 
-def test_rows_without_visible_keys_stay_finite():
+def test_rows_without_visible_keys_are_finite():
     mask = jnp.zeros((2, 1, 1, 7), bool)
     for run in (eager_attention, xla_attention):
         assert np.isfinite(run(QUERY, KEY, VALUE, mask=mask)).all()
@@ -161,7 +161,7 @@ def test_decoding_on_a_cpu_does_not_transpose_the_cache():
 
 
 @pytest.mark.slow
-def test_returned_weights_are_the_ones_used():
+def test_returned_attention_weights_match_the_output():
     mask = jnp.array([1.0, 0.0, 1.0, 1.0])[None, :, None, None]
     mixed, weights = nn.attend(QUERY, KEY, VALUE, head_mask=mask, return_weights=True)
     assert not np.asarray(weights[:, 1]).any() and np.asarray(weights[:, 2]).any()

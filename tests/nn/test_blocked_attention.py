@@ -101,7 +101,7 @@ def test_blocks_are_only_used_on_a_single_cpu():
 
 
 @pytest.mark.slow
-def test_parts_of_lazy_bits_equal_the_whole_array():
+def test_slices_of_lazy_bits_match_the_array():
     for keys in (batch_keys(jax.random.key(1), jnp.arange(3)), nn.make_keys(jax.random.key(1))):
         bits = keys.draw((6, 4, 5, 7))
         all_bits = np.asarray(bits.all())

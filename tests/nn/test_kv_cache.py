@@ -46,7 +46,7 @@ def test_chunks_are_appended_and_the_future_is_hidden():
     assert int(module.cache_index[...]) == 5
 
 
-def test_a_given_mask_still_applies():
+def test_explicit_mask_applies_with_cache():
     module = Attention()
     give_cache(module, 3, 4)
     attention_mask = nn.attention_mask(jnp.array([[0, 1, 1, 1]] * 3))

@@ -86,7 +86,7 @@ def test_dropout_rates_of_zero_and_one():
     assert not np.asarray(nn.Dropout(1.0)(X, keys)).any()
 
 
-def test_drop_path_drops_whole_rows_with_a_rate_per_layer():
+def test_drop_path_drops_rows_with_a_rate_per_layer():
     ones, keys = jnp.ones((4000, 2, 3)), nn.make_keys(jax.random.key(0))
     for rate in (0.25, jnp.float32(0.5)):
         dropped = np.asarray(nn.DropPath(0.25)(ones, keys, rate)).reshape(4000, -1)

@@ -54,7 +54,7 @@ def trained(model, remat, **kwargs):
 
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("count", [1, 3])
-def test_scan_equals_loop_to_the_last_bit(remat, count):
+def test_scan_matches_loop_bit_for_bit(remat, count):
     loop, scan = models(count)
     (listed, plain), (stacked, scanned) = trained(loop, remat), trained(scan, remat)
     assert jax.tree.structure(plain) == jax.tree.structure(scanned)
@@ -222,7 +222,7 @@ def test_different_layers_are_scanned_in_runs_and_patterns(kinds, runs):
 
 
 @pytest.mark.parametrize("remat", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_scanned_patterns_equal_the_loop_to_the_last_bit(remat):
+def test_scanned_patterns_match_the_loop_bit_for_bit(remat):
     kinds = [FIRST, *[NEAR, FULL] * 2, NEAR]
     gains = {"gain": jnp.linspace(0.5, 1.5, len(kinds))}
     loop, scan = MixedModel(kinds), MixedModel(kinds)

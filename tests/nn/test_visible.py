@@ -59,7 +59,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_description_equals_its_mask_and_finds_masked_queries(case):
+def test_visibility_matches_its_mask(case):
     sizes = [(7, 7)] if case["segments"] == "same" else [(7, 7), (5, 8), (8, 5)]
     for queries, keys in sizes:
         visible, expected = described(queries, keys, **case)
@@ -84,7 +84,7 @@ def test_a_description_equals_its_mask_and_finds_masked_queries(case):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case["dense"]], ids=str)
-def test_masked_queries_are_found_without_an_array_of_all_pairs(case):
+def test_masked_queries_need_no_dense_mask(case):
     size = 37
     visible, _ = described(size, size, **case)
     text = str(jax.make_jaxpr(lambda v: v.sees_any(size, size))(visible))

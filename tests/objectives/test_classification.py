@@ -77,7 +77,7 @@ def judged(objective, model, batch):
 
 
 @pytest.mark.slow
-def test_the_loss_is_the_cross_entropy_of_each_example_and_copies_count_for_nothing(
+def test_loss_is_cross_entropy_without_padding_copies(
     build_objective,
 ):
     objective, model, rows = build_objective(pairs())
@@ -169,7 +169,7 @@ def the_loss_is_that_of_any_padding(objective, model, batch):
     return float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-5)
 
 
-def test_copies_leave_no_trace_in_the_statistics_of_a_model(build_objective):
+def test_padding_copies_do_not_change_batch_statistics(build_objective):
     objective, model, rows = build_objective(pairs(), vq_transformer_config, "vq_transformer")
     key, extras = jax.random.key(0), []
 
@@ -250,7 +250,7 @@ def test_how_many_examples_a_class_has_is_logged(build_objective, messages, capl
     assert "2 examples, numbers from 0.5 to 1.5, mean 1" in messages()
 
 
-def test_what_cannot_be_trained_is_refused_before_any_step(build_objective):
+def test_untrainable_runs_are_rejected_before_training(build_objective):
     with pytest.raises(DataError, match="every training example has the label 'a'"):
         build_objective(scored(["a", "a"]))
     with pytest.raises(DataError, match="the label 'a' is not a number"):

@@ -54,7 +54,7 @@ def test_across_documents_every_token_but_the_first_is_a_target():
     assert objective(cross_documents=True).cross_documents
 
 
-def test_a_line_ends_where_it_is_cut():
+def test_truncated_line_ends_the_document():
     rows = LineRows(store_of(DOCUMENTS), 4, pad_to_max_length=True).fetch(np.arange(4))
     assert labels_of(rows) == [
         [6, 7, -100, -100],
@@ -122,7 +122,7 @@ class Known:
     eos_token_id = 1
 
 
-def test_behind_the_end_of_text_every_token_is_a_target():
+def test_tokens_after_end_of_text_are_targets():
     rows = rows_of(DOCUMENTS, 5)
     batch = CausalLM(CausalArguments(start_with_eos=True), Known(), None).collate(rows, None, 1)
     assert batch["labels"].tolist() == [
@@ -175,7 +175,7 @@ class Adding:
         return SimpleNamespace(logits=logits, auxiliary_loss=added), extra
 
 
-def test_what_a_model_adds_is_minimised_and_reported_apart():
+def test_auxiliary_losses_are_minimized_and_reported():
     clm, model = objective(loss_per_position=True), Adding()
     clm.uses_code_mask = model.accepts("code_mask")
     rows = rows_of([[0, 1, 0], [1, 1]], 4, cross_documents=True)

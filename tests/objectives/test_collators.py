@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hfseq.v4.collators import FlaxDataCollatorForBartDenoisingLM, FlaxDataCollatorForT5MLM
 
+from hfseq.objectives.collators import FlaxDataCollatorForBartDenoisingLM, FlaxDataCollatorForT5MLM
 from hfseq.objectives.span_mlm import compute_input_and_target_lengths
 from tests.data.samples import make_texts
 
@@ -47,7 +47,7 @@ def test_t5_rows_have_the_lengths_computed_and_hold_the_text(tokenizer_of):
     np.testing.assert_array_equal(batch["input_ids"], again["input_ids"])
 
 
-def test_t5_masks_hide_as_many_tokens_as_the_density_says(tokenizer_of):
+def test_t5_noise_density_is_exact(tokenizer_of):
     raw, collator = t5_collator(tokenizer_of("t5"))
     mask = np.stack([collator.random_spans_noise_mask(raw) for _ in range(200)])
     assert mask.dtype == bool and set(mask.sum(axis=1)) == {round(raw * 0.15)}
@@ -71,7 +71,7 @@ def bart_rows(tokenizer_of):
     return tokenizer, [{"input_ids": ids} for ids in batch["input_ids"]]
 
 
-def test_bart_rows_are_shuffled_and_masked_and_the_labels_are_whole(bart_rows):
+def test_bart_rows_are_permuted_and_infilled(bart_rows):
     tokenizer, examples = bart_rows
     ids = np.array([example["input_ids"] for example in examples])
     batch = FlaxDataCollatorForBartDenoisingLM(tokenizer, decoder_start_token_id=2, seed=0)(
@@ -87,7 +87,7 @@ def test_bart_rows_are_shuffled_and_masked_and_the_labels_are_whole(bart_rows):
     assert ((batch["input_ids"] != 1) == (batch["attention_mask"] == 1)).all()
 
 
-def test_bart_takes_rows_whose_sentences_end_with_padding(bart_rows):
+def test_bart_accepts_pad_as_sentence_end(bart_rows):
     """Version 4's preprocessing marked sentence ends by pad tokens inside rows."""
     tokenizer, _ = bart_rows
     row = [0, 10, 11, 1, 12, 13, 14, 1, 15, 16, 1, 17, 18, 2, 1, 1]

@@ -46,7 +46,7 @@ def test_padding_of_the_vocabulary_gets_no_probability():
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_nothing_of_the_size_of_one_hot_labels_is_kept_for_the_backward_pass():
+def test_backward_pass_keeps_no_one_hot_array():
     """Only the logits are saved; all other residuals lack the vocabulary axis."""
     _, pull = jax.vjp(lambda logits: cross_entropy(logits, LABELS)[0], LOGITS)
     remaining = [leaf.size for leaf in jax.tree.leaves(pull)]

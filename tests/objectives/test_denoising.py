@@ -47,7 +47,7 @@ def batch_of(tokenizer, length=256, count=30, **flags):
     return rows, task.collate(rows, numbers(rows), 1)
 
 
-def test_labels_are_the_whole_row_and_inputs_have_its_shape(tokenizer):
+def test_labels_are_the_row_and_shapes_match(tokenizer):
     rows, batch = batch_of(tokenizer)
     real = rows["segment_ids"] > 0
     np.testing.assert_array_equal(batch["labels"], np.where(real, rows["input_ids"], -100))
@@ -55,7 +55,7 @@ def test_labels_are_the_whole_row_and_inputs_have_its_shape(tokenizer):
     assert all(array.dtype == np.int32 for array in batch.values())
 
 
-def test_a_share_of_the_tokens_is_gone_and_sentences_have_moved(tokenizer):
+def test_tokens_are_masked_and_sentences_permuted(tokenizer):
     rows, batch = batch_of(tokenizer, count=80)
     special = np.isin(rows["input_ids"], tokenizer.all_special_ids)
     text = (rows["segment_ids"] > 0) & ~special
@@ -67,7 +67,7 @@ def test_a_share_of_the_tokens_is_gone_and_sentences_have_moved(tokenizer):
     assert 0.95 * spans < masks < 1.15 * spans
 
 
-def test_without_masks_the_sentences_of_a_document_are_all_there(tokenizer):
+def test_permutation_keeps_all_sentences(tokenizer):
     task, texts = objective(tokenizer, mlm_probability=0.0), documents(tokenizer, 30)
     rows = LineRows(store_of(texts, tokenizer.pad_token_id), 400).fetch(np.arange(30))
     batch = task.collate(rows, numbers(rows), 1)
@@ -86,7 +86,7 @@ def test_without_noise_the_input_is_the_row(tokenizer):
     np.testing.assert_array_equal(batch["input_ids"], rows["input_ids"])
 
 
-def test_each_document_starts_as_if_alone(tokenizer):
+def test_packed_documents_start_independently(tokenizer):
     rows, batch = batch_of(tokenizer)
     segments, decoder = rows["segment_ids"], batch["decoder_input_ids"]
     starts = np.ones_like(segments, bool)

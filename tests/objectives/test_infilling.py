@@ -78,7 +78,7 @@ def test_span_lengths_are_poisson_with_zeros_as_insertions(mean):
         assert abs((lengths == k).mean() - expected) < error + 0.02 * expected, k
 
 
-def test_what_is_not_masked_is_the_text_in_order():
+def test_unmasked_tokens_keep_their_order():
     ids, ordinary, segments = make_rows(100, 96, documents=3, padding=7)
     result, documents = fill(ids, ordinary, segments)
     for row in range(100):
@@ -105,7 +105,7 @@ def test_rows_never_grow():
         assert ((result == MASK).sum(axis=1) <= lost).all()
 
 
-def test_spans_lie_anywhere_with_equal_chance():
+def test_span_positions_are_uniform():
     rows = 4000
     ids, ordinary, segments = make_rows(rows, 80, documents=1)
     result, _ = fill(ids, ordinary, segments)
@@ -116,7 +116,7 @@ def test_spans_lie_anywhere_with_equal_chance():
 
 
 @pytest.mark.parametrize("probability", [0.0, 1.0])
-def test_nothing_and_everything_can_be_masked(probability):
+def test_mask_ratio_zero_and_one(probability):
     ids, ordinary, segments = make_rows(20, 40)
     result, _ = fill(ids, ordinary, segments, probability=probability)
     if probability:
@@ -179,7 +179,7 @@ def cut(row, segments, ordinary, ends):
     return documents
 
 
-def test_sentences_are_permuted_whole_within_their_document():
+def test_sentences_are_permuted_within_their_document():
     ids, ordinary, segments, ends = sentences_of(60, 90, documents=3, padding=5)
     columns = permute(ids, ordinary, segments, ends)
     moved = 0
@@ -225,7 +225,7 @@ def test_a_part_of_the_sentences_is_permuted(ratio):
     assert abs(moved.mean() - max(is_selected - 1, 0)) < 0.15
 
 
-def test_rows_without_a_second_sentence_stay():
+def test_single_sentence_rows_are_unchanged():
     ids, ordinary, segments = make_rows(4, 30)
     columns = permute(ids, ordinary, segments, np.zeros_like(ordinary))
     assert (columns == np.arange(30)).all()

@@ -44,14 +44,14 @@ def test_loss_and_derivative_are_those_of_the_formula(smoothing):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
 
 
-def test_the_best_prediction_costs_nothing():
+def test_best_prediction_has_zero_loss():
     probabilities = np.full((1, 3, SIZE), S / (SIZE - 1))
     probabilities[0, np.arange(3), [2, 0, 6]] = 1 - S
     total, change = ours(np.log(probabilities), np.array([[2, 0, 6]]))
     assert abs(float(total)) < 1e-6 and np.abs(change).max() < 1e-6
 
 
-def test_the_sum_beside_the_loss_is_plain_cross_entropy():
+def test_reported_sum_is_plain_cross_entropy():
     _, plain, count, right = smoothed_cross_entropy(jnp.asarray(LOGITS), LABELS, None, S)
     expected = cross_entropy(jnp.asarray(LOGITS), LABELS)
     assert float(plain) == pytest.approx(naive(LOGITS, LABELS, 0.0)[0], rel=1e-6)
@@ -94,7 +94,7 @@ def test_pytorch_spreads_over_all_entries_and_so_smooths_a_little_less():
     np.testing.assert_allclose(ours(LOGITS, smoothing=same)[1], logits.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_nothing_of_the_logits_size_but_themselves_is_kept_for_the_backward_pass():
+def test_backward_pass_keeps_only_the_logits():
     _, pull = jax.vjp(lambda x: smoothed_cross_entropy(x, LABELS, None, S)[0], jnp.asarray(LOGITS))
     remaining = [leaf.size for leaf in jax.tree.leaves(pull)]
     assert sum(size >= LOGITS.size for size in remaining) == 1

@@ -48,7 +48,7 @@ def test_shares_are_those_of_the_paper(probability):
     assert ids.dtype == labels.dtype == np.int32
 
 
-def test_only_real_tokens_are_chosen_and_nothing_else_changes():
+def test_only_real_tokens_are_masked():
     rows = make_rows(50, 64)
     ids, labels = mask(rows, probability=1.0)
     candidates = (rows["segment_ids"] > 0) & ~SPECIAL[rows["input_ids"]]
@@ -62,7 +62,7 @@ def test_rows_that_only_fill_the_batch_have_no_targets():
     assert (labels[[1, 3]] == -100).all() and (labels[[0, 2]] != -100).any()
 
 
-def test_a_row_is_masked_alike_on_any_process():
+def test_masking_does_not_depend_on_the_process():
     rows = make_rows(8, 64)
     full = mask(rows)
     part = {name: array[[5, 2]] for name, array in rows.items()}
@@ -71,7 +71,7 @@ def test_a_row_is_masked_alike_on_any_process():
     assert not np.array_equal(full[1], mask(rows, seed=1)[1])
 
 
-def test_padding_a_row_further_changes_nothing():
+def test_masking_does_not_depend_on_padding():
     rows = make_rows(4, 64)
     wider = {name: np.pad(array, ((0, 0), (0, 16))) for name, array in rows.items()}
     np.testing.assert_array_equal(mask(rows)[1], mask(wider)[1][:, :64])
@@ -96,7 +96,7 @@ def words_of(rows, starts):
 
 
 @pytest.mark.parametrize("with_continues", [False, True])
-def test_words_are_chosen_as_a_whole(with_continues):
+def test_whole_words_are_masked(with_continues):
     rows = make_rows(200, 64)
     table = np.arange(VOCAB) % 3 == 0
     starts = table[rows["input_ids"]]
@@ -137,7 +137,7 @@ def test_every_target_is_gathered_once(groups):
         assert (positions[group][~real] == 0).all()
 
 
-def test_room_grows_so_that_no_target_is_lost():
+def test_target_buffer_grows_if_needed():
     labels = np.arange(256, dtype=np.int32).reshape(4, 64)
     positions, targets = gather_masked(labels, 2, 0.15)
     assert positions.shape[1] % 8 == 0

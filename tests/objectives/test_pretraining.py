@@ -44,7 +44,7 @@ def test_replaced_tokens_are_labelled_and_come_from_their_row(objective):
         assert set(ids[changed[row]]) <= set(rows["input_ids"][row][real[row]])
 
 
-def test_what_a_row_gets_depends_on_the_row_alone(objective):
+def test_row_noise_depends_only_on_the_row(objective):
     output, rows = objective(ReplacedTokens), rows_of(DOCUMENTS, 32)
     full = output.collate(rows, numbers(rows), 1)["input_ids"]
     some = {name: values[2:4] for name, values in rows.items()}
@@ -73,7 +73,7 @@ def test_loss_of_replaced_tokens_is_that_of_numpy(objective):
     assert total == pytest.approx(each[labels != IGNORE_INDEX].sum(), rel=1e-5)
 
 
-def test_halves_change_places_and_types_tell_them_apart(objective):
+def test_segments_are_swapped_and_have_token_types(objective):
     output = objective(SentenceOrder, AlbertConfig(embedding_size=8, **SIZES), 1e-9)
     rows = rows_of(DOCUMENTS, 29, cross_documents=True)
     batch = output.collate(rows, numbers(rows), 1)
@@ -90,7 +90,7 @@ def test_halves_change_places_and_types_tell_them_apart(objective):
         assert np.array_equal(text, inputs[~output.is_special[inputs]])
 
 
-def test_loss_of_order_weighs_as_much_as_that_of_masked_tokens(objective):
+def test_order_loss_and_mlm_loss_have_equal_weight(objective):
     from hfseq import FlaxAlbertForPreTraining
 
     created = objective(SentenceOrder, AlbertConfig(embedding_size=8, **SIZES))

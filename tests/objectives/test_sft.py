@@ -67,7 +67,7 @@ def test_no_token_of_a_prompt_has_a_loss_and_every_one_of_an_answer_has(tuning, 
     assert sorted(answers) == sorted(t["content"] for t in talk if t["role"] == "assistant")
 
 
-def test_packed_examples_have_the_loss_that_they_have_alone(tuning, model):
+def test_packed_examples_have_their_single_losses(tuning, model):
     (alone, rows), (packed, shared) = tuning(), tuning(packing=True)
     assert len(shared) < 0.6 * len(rows)
     expected, count = loss_of_batch(alone, model, alone.collate(all_of(rows), None, 1))
@@ -94,7 +94,7 @@ def test_the_loss_is_that_of_pytorch(tuning, model, tmp_path):
     assert total / count == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_rows_that_fill_a_batch_up_count_for_nothing(tuning):
+def test_padding_rows_do_not_count(tuning):
     objective, rows = tuning()
     fetched = all_of(rows)
     fetched["valid"][3:] = False
@@ -102,13 +102,13 @@ def test_rows_that_fill_a_batch_up_count_for_nothing(tuning):
     assert (labels[3:] == -100).all() and (labels[:3] != -100).any()
 
 
-def test_generation_stops_where_a_turn_ends(tuning):
+def test_generation_stops_at_the_end_of_a_turn(tuning):
     model = hfseq.FlaxLlamaForCausalLM(llama_config(**SIZES), _do_init=False)
     tuning(model, eos_token=END_TOKEN)
     assert model.generation_config.eos_token_id == [301, 0] and model.config.eos_token_id == 301
 
 
-def test_a_turn_that_nobody_learns_to_end_is_told(tuning, caplog):
+def test_turn_without_learned_end_causes_a_warning(tuning, caplog):
     with caplog.at_level(logging.WARNING):
         tuning(eos_token=END_TOKEN)
     assert not caplog.text
@@ -130,7 +130,7 @@ def test_models_that_cannot_keep_examples_apart_get_one_a_row(tuning, caplog, mo
     assert "does not accept segment_ids" in caplog.text
 
 
-def test_samples_answer_what_was_asked(tuning, folder):
+def test_samples_answer_the_prompt(tuning, folder):
     model = hfseq.FlaxGPT2LMHeadModel(gpt2_config(vocab_size=302, n_positions=96))
     for packing in (False, True):
         objective, rows = tuning(model, packing=packing)

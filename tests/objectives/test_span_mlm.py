@@ -44,7 +44,7 @@ def documents(count, seed=0):
     ],
 )
 @pytest.mark.parametrize("length", [32, 128])
-def test_inputs_have_exactly_the_length_asked_for(tokenizer, length, flags):
+def test_inputs_have_the_requested_length(tokenizer, length, flags):
     task = objective(tokenizer, **flags)
     rows = rows_of(documents(60), task.row_length(length), cross_documents=True)
     rows = {name: array[:-1] for name, array in rows.items()}  # the last one is short
@@ -69,7 +69,7 @@ def restore(task, batch, row):
 
 
 @pytest.mark.parametrize("lines", [False, True])
-def test_every_row_is_recovered_and_short_ones_are_kept(tokenizer, lines):
+def test_inputs_and_targets_reconstruct_every_row(tokenizer, lines):
     task, texts = objective(tokenizer), documents(40)
     raw = task.row_length(64)
     if lines:
@@ -113,7 +113,7 @@ def test_more_spans_than_sentinels_are_refused_before_training(tokenizer):
         task.row_length(3)
 
 
-def test_a_tokenizer_without_sentinels_gets_them_and_the_model_room(tokenizer_of):
+def test_sentinels_are_added_and_embeddings_resized(tokenizer_of):
     import copy
 
     plain = copy.deepcopy(tokenizer_of("roberta"))

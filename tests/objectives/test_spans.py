@@ -82,7 +82,7 @@ def test_text_is_recovered_from_inputs_and_targets(density, mean, lengths):
         assert hidden[row].sum() == sum(map(len, spans.values()))
 
 
-def test_a_row_hides_and_cuts_as_many_as_the_formula_says():
+def test_span_counts_follow_the_formula():
     _, _, hidden, first, *_ = make(200, 568)
     assert (hidden.sum(axis=1) == 85).all() and (first.sum(axis=1) == 28).all()
     assert (first & ~hidden).sum() == 0
@@ -90,7 +90,7 @@ def test_a_row_hides_and_cuts_as_many_as_the_formula_says():
     np.testing.assert_array_equal(runs, first)  # spans never touch
 
 
-def test_spans_lie_anywhere_with_equal_chance():
+def test_span_positions_are_uniform():
     """Inside a row, each position is masked with a probability equal to the density.
 
     At the edges it is spans / (gaps between unmasked tokens), because only a span that begins or
@@ -126,7 +126,7 @@ def test_a_row_is_corrupted_alike_in_any_company_and_width():
         np.testing.assert_array_equal(a[[2, 1], :33], b)
 
 
-def test_a_single_token_has_nothing_to_predict():
+def test_single_token_row_has_no_targets():
     *_, inputs, tokens, labels = make(1, 20, lengths=[1])
     assert tokens.sum() == 2 and inputs[0, 1] == EOS and (labels == -100).all()
 

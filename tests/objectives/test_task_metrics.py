@@ -14,7 +14,7 @@ KINDS = ("PER", "LOC", "ORG-X")
 TAGS = ["O", *(f"{mark}-{kind}" for mark in "BIES" for kind in KINDS)]
 
 
-def test_entities_are_found_as_by_conlleval():
+def test_entities_match_conlleval():
     assert find_entities(["B-PER", "I-PER", "O", "B-LOC"]) == {("PER", 0, 1), ("LOC", 3, 3)}
     assert find_entities(["I-PER", "I-LOC", "I-LOC"]) == {("PER", 0, 0), ("LOC", 1, 2)}  # IOB1
     assert find_entities(["B-PER", "B-PER", "I-LOC"]) == {
@@ -113,7 +113,7 @@ def test_the_best_spans_are_those_of_all_pairs():
         assert empty == pytest.approx(min(s[0] + e[0] for s, e in zip(starts, ends, strict=True)))
 
 
-def test_rouge_of_sentences_is_told_by_line_breaks():
+def test_rouge_lsum_splits_at_line_breaks():
     scorer = pytest.importorskip("rouge_score.rouge_scorer")
     item, other = "Ada sings. Bo is 3. He ran!", "He ran! Ada sang."
     lines = ("Ada sings.\nBo is 3.\nHe ran!", "He ran!\nAda sang.")

@@ -120,7 +120,7 @@ def test_the_last_pair_of_a_row_is_not_seen_by_padding_and_rows_that_fill_up_do_
 
 
 @pytest.mark.slow
-def test_training_smooths_and_reports_plain_cross_entropy_beside(task_of, splits):
+def test_label_smoothing_reports_plain_cross_entropy(task_of, splits):
     task, model = task_of(label_smoothing_factor=0.2)
     rows = every_row(task.make_rows(splits, "validation", 60)[0])
     batch = task.collate(rows, numbers(rows), 1)
@@ -164,7 +164,7 @@ def test_rows_are_packed_only_in_training_and_without_line_by_line(task_of, spli
     assert "decoder_segment_ids" not in batch
 
 
-def test_evaluation_never_leaves_a_pair_out(task_of, splits):
+def test_evaluation_includes_every_pair(task_of, splits):
     task, _ = task_of(load=False, max_source_length=4, max_target_length=60)
     assert task.make_rows(splits, "train", 4)[1]["dropped"] > 5
     rows, stats = task.make_rows(splits, "validation", 4)

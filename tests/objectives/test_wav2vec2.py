@@ -33,7 +33,7 @@ def generators(rows=4, step=0):
     return RowRandom(3, step, np.arange(rows)).generators()
 
 
-def test_spans_have_the_wanted_share_and_negatives_are_other_hidden_frames():
+def test_mask_probability_and_negatives():
     frames = np.array([200, 60, 12, 3, 0])
     shares = []
     for step in range(40):

@@ -34,7 +34,7 @@ def ask(chat: Chat, text: str) -> str:
     return "".join(chat.reply(text))
 
 
-def test_answers_are_those_of_generate_on_the_whole_conversation(chat):
+def test_answers_match_generate_on_the_conversation(chat):
     model, tokenizer = chat.generator.model, chat.generator.tokenizer
     chat = Chat(chat.generator, max_new_tokens=10, system="read the law")
     texts = "system: read the law<|endoftext|>"
@@ -50,7 +50,7 @@ def test_answers_are_those_of_generate_on_the_whole_conversation(chat):
     assert chat.dropped_turns == 0
 
 
-def test_turns_of_a_bucket_share_their_programs(folder):
+def test_turns_share_compiled_programs(folder):
     chat = Chat.from_pretrained(str(folder), max_new_tokens=4)
     for number in range(7):
         ask(chat, f"{number}")
@@ -61,7 +61,7 @@ def test_turns_of_a_bucket_share_their_programs(folder):
     assert sum(compiled[::2]) <= 6 and sum(compiled[1::2]) <= 6
 
 
-def test_the_oldest_turns_are_left_out_when_the_length_is_full(loaded):
+def test_oldest_turns_are_dropped_at_the_maximum_length(loaded):
     chat = Chat(loaded.generator, max_new_tokens=10, system="the law")
     for number in range(12):
         ask(chat, f"read {number}")
@@ -71,7 +71,7 @@ def test_the_oldest_turns_are_left_out_when_the_length_is_full(loaded):
     assert chat.messages[-2]["content"] == "read 11"
 
 
-def test_what_is_too_long_was_not_said(chat):
+def test_too_long_message_is_not_added(chat):
     ask(chat, "who?")
     previous = list(chat.messages)
     with pytest.raises(UsageError, match="supports 128 including the answer"):
@@ -82,7 +82,7 @@ def test_what_is_too_long_was_not_said(chat):
     assert ask(chat, long) and chat.dropped_turns == 1 and len(chat.messages) == 2
 
 
-def test_an_answer_that_is_interrupted_is_what_has_come(chat):
+def test_interrupted_answer_contains_the_streamed_text(chat):
     pieces = chat.reply("who?")
     first = next(pieces)
     pieces.close()
@@ -91,7 +91,7 @@ def test_an_answer_that_is_interrupted_is_what_has_come(chat):
     assert chat.messages == []
 
 
-def test_the_seed_is_that_of_what_is_drawn(loaded):
+def test_seed_determines_the_samples(loaded):
     def said(seed: int) -> list[str]:
         options = {"do_sample": True, "temperature": 2.0, "top_k": 0}
         chat = Chat(loaded.generator, max_new_tokens=10, seed=seed, **options)
@@ -100,7 +100,7 @@ def test_the_seed_is_that_of_what_is_drawn(loaded):
     assert said(1) == said(1) != said(2)
 
 
-def test_what_the_template_refuses_is_told(chat):
+def test_template_errors_are_reported(chat):
     with pytest.raises(UsageError, match="the chat template of .* fails: not that"):
         ask(chat, "refuse")
     assert chat.messages == []

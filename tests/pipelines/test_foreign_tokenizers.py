@@ -66,7 +66,7 @@ def test_a_tokenizer_without_attention_mask_generates(gpt2):
     assert list(writer.stream("the law", max_new_tokens=4))
 
 
-def test_masks_are_filled_whatever_the_tokenizer_returns_beside_ids(roberta):
+def test_fill_mask_ignores_extra_tokenizer_outputs(roberta):
     texts = ["the <mask> of every land", "a <mask>"]
     expected = pipeline("fill-mask", str(roberta))(texts, top_k=2)
     for names in (["input_ids"], ["input_ids", "token_type_ids", "attention_mask"]):
@@ -78,7 +78,7 @@ def test_masks_are_filled_whatever_the_tokenizer_returns_beside_ids(roberta):
         assert [guess["token"] for guess in item] == [guess["token"] for guess in other]
 
 
-def test_rows_are_filled_up_behind_and_hidden(gpt2):
+def test_rows_are_padded_on_the_right_and_masked(gpt2):
     from transformers import AutoTokenizer
 
     without(gpt2, "pad_token", model_input_names=["input_ids"])

@@ -33,7 +33,7 @@ def classifier(tmp_path_factory):
     return folder
 
 
-def test_classes_are_those_of_the_model_and_broken_files_are_told(classifier, tmp_path, capsys):
+def test_classes_match_the_model_and_broken_files_are_reported(classifier, tmp_path, capsys):
     write_bad_images(tmp_path / "bad")
     good = DATA / "pictures" / "dark"
     code = main(

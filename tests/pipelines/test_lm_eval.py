@@ -75,7 +75,7 @@ def scored(reference: Any, context: list[int], continuation: list[int]) -> tuple
     return picked.sum(), actual.argmax(-1).tolist() == continuation
 
 
-def test_likelihoods_are_those_of_pytorch_whatever_else_is_in_the_batch(evaluated, reference):
+def test_likelihoods_match_pytorch_in_any_batch(evaluated, reference):
     pairs = [
         ("the law of", " every land"),
         ("", "the law"),
@@ -96,7 +96,7 @@ def test_likelihoods_are_those_of_pytorch_whatever_else_is_in_the_batch(evaluate
         assert answer[0] == pytest.approx(expected[0], abs=1e-4) and answer[1] == expected[1]
 
 
-def test_what_greedy_search_writes_is_told(evaluated, reference):
+def test_greedy_generation_is_reported(evaluated, reference):
     context = evaluated.tok_encode("the law of")
     generated: list[int] = []
     for _ in range(4):
@@ -122,7 +122,7 @@ def test_a_long_text_is_read_in_windows_that_predict_each_token_once(evaluated, 
     assert isinstance(answer, float) and answer == pytest.approx(total, abs=1e-4 * repeats)
 
 
-def test_few_programs_are_compiled_for_many_lengths(folder):
+def test_lengths_share_compiled_programs(folder):
     fresh = HfseqLM(str(folder), batch_size=2)
     words = fresh.tok_encode(TEXT * 4)
     requests = [((str(n), ""), words[:n], words[n : n + 1]) for n in range(1, 39)]
@@ -148,7 +148,7 @@ def test_texts_are_those_of_generate_up_to_the_first_stop_string(evaluated):
     assert evaluated.generate_until(asks, disable_tqdm=True) == cut != full
 
 
-def test_a_stop_string_that_begins_in_the_context_ends_nothing(evaluated):
+def test_stop_string_in_the_context_is_ignored(evaluated):
     context = "the law of"
     full = greedy(evaluated, context, 8)
     stop = context[-2:] + full[0]
@@ -179,7 +179,7 @@ def test_an_adapter_is_its_directory_or_added_to_its_base(folder, tmp_path):
     assert first == second != HfseqLM(str(folder)).loglikelihood(ask, disable_tqdm=True)
 
 
-def test_what_cannot_be_is_refused(folder, evaluated):
+def test_invalid_options_are_rejected(folder, evaluated):
     with pytest.raises(UsageError, match="max_length 99 .* 40 positions"):
         HfseqLM(str(folder), max_length=99)
     with pytest.raises(UsageError, match="batch_size must be at least 1, not auto"):
@@ -239,7 +239,7 @@ def tasks(tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("shots", "chat"), [(0, False), (2, False), (1, True)])
-def test_samples_are_those_of_the_harness_own_model(folder, tasks, shots, chat):
+def test_samples_match_the_harness_model(folder, tasks, shots, chat):
     for package in ("torch", "accelerate", "peft"):
         pytest.importorskip(package)
     from lm_eval import simple_evaluate
@@ -302,9 +302,7 @@ def test_the_command_prints_the_table_of_the_harness(folder, tasks, tmp_path, ca
         (["--tasks", "riddles", "--include_path", "/no/where"], "/no/where is not a directory"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_is_loaded(
-    folder, tasks, flags, message, capsys, monkeypatch
-):
+def test_usage_errors_precede_loading(folder, tasks, flags, message, capsys, monkeypatch):
     import lm_eval.tasks
 
     full = lm_eval.tasks.TaskManager
@@ -316,7 +314,7 @@ def test_wrong_usage_is_told_before_anything_is_loaded(
     assert message in capsys.readouterr().err
 
 
-def test_what_a_task_does_wrong_is_one_line(folder, tmp_path, capsys):
+def test_task_failure_is_a_one_line_error(folder, tmp_path, capsys):
     (tmp_path / "bad.yaml").write_text("task: bad\ndataset_path: json\ntest_split: test\n")
     assert evaluate(folder, "--tasks", "bad", "--include_path", str(tmp_path)) == 1
     assert "error: lm_eval cannot evaluate bad: " in capsys.readouterr().err.splitlines()[-1]

@@ -121,7 +121,7 @@ def test_answers_are_those_of_transformers_4(folder, python_4):
         check_equal(ours(folder, case), json.loads(line.removeprefix("ANSWER")), str(case))
 
 
-def test_the_batch_changes_nothing(folder):
+def test_results_do_not_depend_on_the_batch(folder):
     alone = hfseq.pipeline("ner", str(folder / "tags"), batch_size=1, aggregation_strategy="simple")
     inputs = [TEXTS[number % 5] for number in range(40)]
     check_equal(alone(inputs), [alone(text) for text in inputs])
@@ -165,7 +165,7 @@ def test_iterators_and_files_are_answered_as_they_are_read(folder, tmp_path):
     assert list(asks(squad)) == [asks(question="Where?", context=TEXTS[2])]
 
 
-def test_what_cannot_be_answered_is_named(folder):
+def test_unanswerable_inputs_are_rejected(folder):
     with pytest.raises(UsageError, match="unknown task 'fil-mask'; did you mean 'fill-mask'"):
         hfseq.pipeline("fil-mask", str(folder / "masked"))
     with pytest.raises(
@@ -197,7 +197,7 @@ def test_what_cannot_be_answered_is_named(folder):
         writer("a", max_tokens=3)
 
 
-def test_the_models_own_length_of_a_summary_holds(folder):
+def test_summary_length_defaults_to_the_model(folder):
     short = hfseq.pipeline("summarization", str(folder / "seq2seq"))
     (item,) = short(TEXTS[0])
     tokens = short.tokenizer(item["summary_text"], add_special_tokens=False)["input_ids"]

@@ -64,7 +64,7 @@ def test_subtitles():
 
 
 @pytest.mark.slow
-def test_files_are_written_down_alike_alone_and_together(checkpoint, files):
+def test_transcripts_do_not_depend_on_the_batch(checkpoint, files):
     names = [str(files / f"{number}.wav") for number in range(4)]
     options = {"language": "en", "max_new_tokens": 12}
     observed = []

@@ -73,7 +73,7 @@ def test_the_direction_follows_from_the_checkpoint_and_the_wish(
         (NOTHING, CODES, {"source_lang": "en", "target_lang": "es"}, ("fr_XX -> de_DE",)),
     ],
 )
-def test_a_pair_that_is_not_there_or_not_clear_is_wrong_usage(config, tokenizer, options, parts):
+def test_unknown_or_ambiguous_pair_is_a_usage_error(config, tokenizer, options, parts):
     with pytest.raises(UsageError) as caught:
         find_direction(config, tokenizer, "m", **options)
     for part in parts:

@@ -34,7 +34,7 @@ def test_rows_end_at_the_end_token_or_at_padding_or_at_the_limit():
     ]
 
 
-def test_a_tokenizer_with_two_vocabularies_is_asked_for_the_target():
+def test_target_vocabulary_decodes_the_output():
     class Two(CharacterTokenizer):
         spm_target = object()
         options = None

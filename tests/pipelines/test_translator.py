@@ -39,7 +39,7 @@ def texts_of(actual: list[list[Hypothesis]]) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [GREEDY, SEARCH], ids=["greedy", "beams"])
-def test_each_translation_is_that_of_generate_on_the_text_alone(tiny, options):
+def test_translations_match_generate_on_single_texts(tiny, options):
     model, tokenizer = tiny
     texts = TEXTS if options is GREEDY else TEXTS[:-1]
     actual = Translator(model, tokenizer, batch_size=4, **options)(texts)
@@ -76,7 +76,7 @@ def test_translations_are_those_of_pytorch(folder, tiny, options):
     assert [item.text for hypotheses in actual for item in hypotheses] == expected
 
 
-def test_parameters_of_the_caller_are_used_wherever_they_lie(folder, tiny):
+def test_explicit_parameters_are_used_on_their_devices(folder, tiny):
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from hfseq import FlaxAutoModelForSeq2SeqLM
@@ -98,7 +98,7 @@ def test_parameters_of_the_caller_are_used_wherever_they_lie(folder, tiny):
     assert texts_of(translator(texts, params=halved)) != expected
 
 
-def test_few_programs_are_compiled_for_many_lengths():
+def test_lengths_share_compiled_programs():
     model = EchoModel(positions=64)
     translator = Translator(model, CharacterTokenizer(), batch_size=16)
     rng = np.random.default_rng(0)
@@ -113,14 +113,14 @@ def test_few_programs_are_compiled_for_many_lengths():
     assert len(model.calls) < 2 * 500 / 16 * 1.2
 
 
-def test_batches_hold_texts_of_similar_length_and_order_is_kept():
+def test_batches_group_by_length_and_keep_the_order():
     translator = echo(batch_size=4)
     texts = ["a" * 40, "b", "c" * 39, "", "d", "e" * 41, "f", " \t", "g" * 38, "h"]
     assert texts_of(translator(texts)) == [[text.strip().upper()] for text in texts]
     assert [call["shape"] for call in translator.model.calls] == [(4, 48), (4, 16)]
 
 
-def test_a_long_text_does_not_widen_the_batch_of_short_ones():
+def test_long_text_is_batched_separately():
     translator = echo(batch_size=4)
     translator(["a" * 5, "b" * 100, "c" * 6, "d" * 20])
     assert [call["shape"] for call in translator.model.calls] == [(1, 128), (4, 24)]
@@ -168,7 +168,7 @@ def test_one_text_that_fails_costs_no_other():
         translator(texts)
 
 
-def test_what_fails_on_every_text_is_raised_as_it_is():
+def test_error_on_every_text_is_raised():
     with pytest.raises(FloatingPointError, match="a dollar"):
         echo().translate(["$"] * 5)
     assert [line.error for line in echo().translate(["$"])] == ["the model failed: a dollar"]
@@ -184,7 +184,7 @@ def test_a_long_text_is_truncated_with_a_warning(messages):
     assert "1 of 1 texts are too long: text 1: 12 tokens" in messages()
 
 
-def test_a_long_text_is_split_where_sentences_end_and_joined_again():
+def test_long_text_is_split_at_sentences_and_joined():
     translator = echo(max_source_length=20, long_lines="split")
     text = (
         "One is here. Two, as it is, came late. Threefourfivesixseveneight 日本語です。そうです。"
@@ -208,7 +208,7 @@ def test_a_long_text_can_be_an_error():
     assert line.error.startswith("7 tokens exceed the limit of 5") and not line.hypotheses
 
 
-def test_a_prefix_goes_before_every_text_but_blank_ones():
+def test_prefix_is_added_to_non_blank_texts():
     assert texts_of(echo(source_prefix="to x: ")(["a", ""])) == [["TO X: A"], [""]]
 
 
@@ -248,7 +248,7 @@ def test_options_of_generate_are_handed_on():
 # -- streams
 
 
-def test_a_stream_gives_what_it_has_when_the_input_pauses():
+def test_stream_flushes_when_the_input_pauses():
     go_on = threading.Event()
 
     def lines():

@@ -52,7 +52,7 @@ def test_recomputed_layers_gather_their_weights_again(options):
     assert of_kind(twice, "all-gather", "fsdp")["bytes"] == 2 * gathered
 
 
-def test_a_ring_moves_what_it_must_at_the_speed_of_its_slowest_part():
+def test_ring_time_is_limited_by_the_slowest_link():
     h200 = get_accelerator("h200")
     summed = {"kind": "all-reduce", "axes": ["fsdp"], "bytes": 8e9}
     gathered = {"kind": "all-gather", "axes": ["fsdp"], "bytes": 8e9}

@@ -99,7 +99,7 @@ def test_a_program_of_the_plan_is_that_of_the_run(train):
 
 
 @pytest.mark.slow
-def test_fsdp_leaves_a_device_an_eighth_and_what_no_axis_splits(options):
+def test_fsdp_shards_parameters_over_eight_devices(options):
     plan = make_plan(options(mesh="fsdp=8", no_compile=True))
     parts = plan["bytes"]
     assert parts["parameters"]["all"] == 4 * plan["run"]["parameters"]

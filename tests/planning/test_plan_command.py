@@ -71,12 +71,12 @@ def test_recomputing_keeps_less_and_a_second_micro_batch_keeps_no_more(capsys):
         (["--devices", "h200:8", "--batch", "0"], "at least 1"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_wrong_usage(capsys, flags, message):
+def test_impossible_plans_are_usage_errors(capsys, flags, message):
     _, errors = plan(capsys, *flags, code=2)
     assert errors.startswith("error: ") and message in errors
 
 
-def test_a_run_that_does_not_fit_says_by_how_much_and_what_would(capsys):
+def test_run_out_of_memory_plan_suggests_changes(capsys):
     out, errors = plan(
         capsys, "--devices", "h200:8", "--memory_gb", "0.002", "--batch", "200", code=1
     )
@@ -107,7 +107,7 @@ def test_sixty_four_devices_are_compiled_for_and_no_accelerator_is_looked_for():
 
 
 @pytest.mark.slow
-def test_a_compilation_that_takes_too_long_leaves_an_estimate(capsys):
+def test_compilation_timeout_falls_back_to_the_estimate(capsys):
     assert cli.main([*TINY, "--devices", "h200:8", "--compile_timeout", "0.1"]) == 0
     assert "--compile_timeout 0.1 seconds" in capsys.readouterr().out
 

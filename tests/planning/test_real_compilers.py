@@ -71,7 +71,7 @@ def test_attention_that_was_named_and_cannot_serve_is_wrong_usage(capsys):
         ([], [], ""),
     ],
 )
-def test_who_is_asked_next_says_why_the_first_did_not_speak(
+def test_fallback_compiler_explains_the_failure_of_the_first(
     options, monkeypatch, real, host, speaker
 ):
     compilers = []
@@ -109,7 +109,7 @@ def test_who_is_asked_next_says_why_the_first_did_not_speak(
     assert ("real failed" in text) == (not real)
 
 
-def test_without_the_packages_the_reason_is_told(options, monkeypatch):
+def test_missing_packages_are_reported(options, monkeypatch):
     monkeypatch.setattr(aot, "_package_folder", lambda module: None)
     monkeypatch.setattr(step_compiler, "_compile_with", lambda *_: Programs(problem="slow"))
     programs = step_compiler.compile_in_subprocess(options(), [])

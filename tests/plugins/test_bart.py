@@ -92,7 +92,7 @@ def test_variants_equal_pytorch(name):
     assert len(report.passed) == 4 or "PyTorch is not installed" in report.not_run.values()
 
 
-def test_decoder_alone_without_an_encoder_equals_pytorch(tmp_path):
+def test_decoder_without_encoder_matches_pytorch(tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import BartForCausalLM
 
@@ -102,7 +102,7 @@ def test_decoder_alone_without_an_encoder_equals_pytorch(tmp_path):
     assert close(ours(ids()).logits, expected.logits.detach().numpy())
 
 
-def test_init_weights_keeps_what_is_given():
+def test_init_weights_keeps_given_parameters():
     model = FlaxBartForCausalLM(bart_config(**SHALLOW), _do_init=False)
     partial_params = {"model": {"decoder": {"embed_tokens": {"embedding": jnp.ones((64, 32))}}}}
     params = model.init_weights(jax.random.key(0), (1, 1), params=partial_params)
@@ -110,7 +110,7 @@ def test_init_weights_keeps_what_is_given():
     assert bool((params["model"]["decoder"]["embed_tokens"]["embedding"] == 1).all())
 
 
-def test_decoder_alone_leaves_the_configuration_as_it_was():
+def test_decoder_model_does_not_change_the_config():
     config = bart_config(**SHALLOW)
     config_before = copy.deepcopy(config.to_dict())
     model = FlaxBartForCausalLM(config, _do_init=False)
@@ -123,14 +123,14 @@ def test_decoder_alone_leaves_the_configuration_as_it_was():
 # -- the call --------------------------------------------------------------------------------------
 
 
-def test_decoder_reads_the_source_shifted_where_nothing_else_is_given(model):
+def test_decoder_inputs_default_to_shifted_source(model):
     tokens = ids()
     explicit = np.concatenate([np.full((2, 1), 2), tokens[:, :-1]], 1)
     assert close(model(tokens).logits, model(tokens, decoder_input_ids=explicit).logits, 0)
 
 
 @pytest.mark.parametrize("name", ["pad_token_id", "decoder_start_token_id"])
-def test_what_the_shift_needs_is_named(name):
+def test_missing_shift_tokens_are_named(name):
     config = bart_config(**SHALLOW)
     setattr(config, name, None)
     with pytest.raises(UsageError, match=f"decoder_input_ids.*without .*{name}"):
@@ -259,7 +259,7 @@ def test_classifier_needs_to_know_the_end():
         FlaxBartForSequenceClassification(config, _do_init=False)
 
 
-def test_question_answering_is_two_wide_whatever_the_labels():
+def test_question_answering_head_has_two_outputs():
     model = FlaxBartForQuestionAnswering(bart_config(**SHALLOW, num_labels=7), _do_init=False)
     assert model.params_shape_tree["qa_outputs"]["kernel"].shape == (32, 2)
 
@@ -268,7 +268,7 @@ def test_question_answering_is_two_wide_whatever_the_labels():
 
 
 @pytest.mark.slow
-def test_left_padded_prompts_of_the_decoder_alone():
+def test_decoder_model_accepts_left_padding():
     model = FlaxBartForCausalLM(bart_config(**SHALLOW))
     tokens, mask = ids(1, 6), np.array([[0, 0, 1, 1, 1, 1]])
     first = model.prepare_inputs_for_generation(tokens, 8, mask)

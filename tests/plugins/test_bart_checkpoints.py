@@ -94,7 +94,7 @@ def test_v4_msgpack_loads_as_it_is(tmp_path):
 
 
 @pytest.mark.slow
-def test_v4_msgpack_computes_what_pytorch_computes(tmp_path):
+def test_v4_msgpack_matches_pytorch(tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import BartForConditionalGeneration
 
@@ -125,7 +125,7 @@ def test_untied_v4_file_fills_both_sides_with_its_one_table(tmp_path):
     assert np.array_equal(loaded["lm_head"]["kernel"], tree["lm_head"]["kernel"])
 
 
-def test_tied_tree_has_one_table_and_the_decoder_alone_its_own(model):
+def test_tied_embeddings_are_stored_once(model):
     tables = {path for path in model.required_params if {"shared", "embed_tokens"} & set(path)}
     assert tables == {("model", "shared", "embedding")}
     alone = FlaxBartForCausalLM(bart_config(**SHALLOW), _do_init=False).required_params
@@ -138,7 +138,7 @@ def test_tied_tree_has_one_table_and_the_decoder_alone_its_own(model):
 
 
 @pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "msgpack"])
-def test_whole_checkpoint_serves_the_decoder_alone(model, tmp_path, safe):
+def test_decoder_model_loads_from_full_checkpoint(model, tmp_path, safe):
     model.save_pretrained(tmp_path, safe_serialization=safe)
     alone = FlaxBartForCausalLM.from_pretrained(tmp_path).params["model"]["decoder"]
     assert np.array_equal(
@@ -147,7 +147,7 @@ def test_whole_checkpoint_serves_the_decoder_alone(model, tmp_path, safe):
     assert trees_equal(alone, model.params["model"]["decoder"])
 
 
-def test_base_model_serves_the_decoder_alone(tmp_path):
+def test_decoder_model_loads_from_base_model(tmp_path):
     base = FlaxBartModel(bart_config(**SHALLOW))
     base.save_pretrained(tmp_path)
     alone = FlaxBartForCausalLM.from_pretrained(tmp_path).params["model"]["decoder"]
@@ -155,7 +155,7 @@ def test_base_model_serves_the_decoder_alone(tmp_path):
     assert trees_equal(alone["layers"], base.params["decoder"]["layers"])
 
 
-def test_decoder_alone_serves_a_whole_model(tmp_path):
+def test_full_model_loads_from_decoder_checkpoint(tmp_path):
     alone = FlaxBartForCausalLM(bart_config(**SHALLOW))
     alone.save_pretrained(tmp_path)
     config = bart_config(**SHALLOW)

@@ -105,7 +105,7 @@ def shaken(model, seed=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, SHARED, ABSOLUTE], ids=["own", "shared", "absolute"])
 @pytest.mark.parametrize("shape", [(20, 20), (8, 24), (14, 11), (4, 4)])
-def test_pictures_of_any_size_give_what_pytorch_gives(shape, changes, tmp_path):
+def test_images_of_any_size_match_pytorch(shape, changes, tmp_path):
     """Transformers 4 could not load them."""
     model = shaken(FlaxBeitModel(models.beit_config(**changes)))
     pixels = models.images(2, (3, *shape))
@@ -115,7 +115,7 @@ def test_pictures_of_any_size_give_what_pytorch_gives(shape, changes, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", [FlaxBeitModel, FlaxBeitForMaskedImageModeling])
-def test_hidden_patches_give_what_pytorch_gives(cls, tmp_path):
+def test_masked_patches_match_pytorch(cls, tmp_path):
     model = shaken(cls(models.beit_config()))
     hide = np.arange(18).reshape(2, 9) % 3 == 0
     import torch
@@ -129,7 +129,7 @@ def test_hidden_patches_give_what_pytorch_gives(cls, tmp_path):
         model(models.images(), hide[:, :4])
 
 
-def test_the_pooled_vector_has_its_own_output_class():
+def test_pooled_output_class():
     model = FlaxBeitModel(models.beit_config(num_hidden_layers=1, drop_path_rate=0.1))
     output = model(models.images(), output_hidden_states=True, output_attentions=True)
     assert isinstance(output, FlaxBeitModelOutputWithPooling)

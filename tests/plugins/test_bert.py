@@ -50,7 +50,7 @@ def test_battery_with_another_activation_and_no_dropout():
     check_architecture("bert", config, heads=["ForMaskedLM"])
 
 
-def test_untied_head_has_its_own_projection_and_pytorchs_bias():
+def test_untied_head_has_a_projection_and_bias():
     tied = FlaxBertForMaskedLM(bert_config())
     untied = FlaxBertForMaskedLM(bert_config(tie_word_embeddings=False))
     added = untied.required_params - tied.required_params
@@ -83,7 +83,7 @@ def test_head_mask_removes_a_head():
     assert not close(model(ids(), head_mask=mask)[0], model(ids())[0], 1e-6)
 
 
-def test_masked_positions_give_the_rows_of_the_full_head():
+def test_masked_positions_match_the_full_head():
     model = FlaxBertForMaskedLM(bert_config())
     tokens, positions = ids(), np.array([[0, 5, 13], [2, 3, 4]])[:1]
     full = np.asarray(model(tokens).logits).reshape(1, 24, 64)

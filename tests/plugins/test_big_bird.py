@@ -35,7 +35,8 @@ NOT_SPARSE = {
     "packing": "the first block would be seen by all documents of a row",
     "padding": "the last block is another one",
     # Blocks have two tokens. The end blocks are then so few queries that XLA of jax 0.10 computes
-    # wrong results if heads are sharded without a mesh. `test_a_mesh_changes_nothing` sets one.
+    # wrong results if heads are sharded without a mesh. `test_mesh_does_not_change_outputs`
+    # has one.
     "devices": "split heads of few queries without a mesh are wrong in XLA",
 }
 
@@ -59,7 +60,7 @@ def test_battery_sparse_in_blocks(head):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [SPARSE, ODD], ids=str)
-def test_a_mesh_changes_nothing(options):
+def test_mesh_does_not_change_outputs(options):
     model, tokens = FlaxBigBirdModel(config(**options)), ids(4, 16)
     right = model(tokens).last_hidden_state
     mesh, leaves = make_mesh("data=2,fsdp=2,tensor=2", jax.devices()[:8]), flatten(model.params)
@@ -110,7 +111,7 @@ def test_rows_of_any_length_are_pytorchs(options, length, tmp_path):
         assert np.abs((ours - theirs_) * real).max() < 2e-5, name
 
 
-def test_a_row_sees_ends_and_neighbours_and_nothing_else():
+def test_rows_attend_to_global_and_neighboring_blocks():
     model = FlaxBigBirdModel(config(num_hidden_layers=1, **SPARSE), seed=1)
     tokens = np.maximum(ids(1, 24) % 60, 2)
     changed = tokens.copy()
@@ -169,7 +170,7 @@ def test_short_rows_attend_in_full():
 
 
 @pytest.mark.slow
-def test_memory_grows_with_the_length_alone():
+def test_memory_is_linear_in_length():
     model_config = config(
         attention_type="block_sparse", block_size=16, max_position_embeddings=4096
     )
@@ -194,11 +195,11 @@ def test_memory_grows_with_the_length_alone():
         ({"head_mask": np.ones((2, 4))}, "head_mask"),
     ],
 )
-def test_what_sparse_attention_cannot_do_is_refused(inputs, message):
+def test_unsupported_sparse_attention_inputs_are_rejected(inputs, message):
     with pytest.raises(UsageError, match=message):
         FlaxBigBirdModel(config(**SPARSE))(ids(1, 30) % 60, **inputs)
 
 
-def test_another_kind_of_attention_is_refused():
+def test_unsupported_attention_type_is_rejected():
     with pytest.raises(UsageError, match="attention_type='sparse'.*original_full"):
         FlaxBigBirdModel(config(attention_type="sparse"))

@@ -53,7 +53,7 @@ def test_equals_pytorch(name, changes, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_tables_of_places_have_no_rows_kept_free_and_longer_rows_are_refused(name):
+def test_positions_have_no_offset_and_long_rows_are_rejected(name):
     model = CLASSES[name](CONFIGS[name](), _do_init=False)
     table = model.params_shape_tree["model"]["encoder"]["embed_positions"]["embedding"]
     assert table.shape == (40, 32)
@@ -65,14 +65,14 @@ def test_tables_of_places_have_no_rows_kept_free_and_longer_rows_are_refused(nam
 @pytest.mark.parametrize(
     "cls", [*CLASSES.values(), FlaxMarianMTModel, FlaxPegasusForConditionalGeneration]
 )
-def test_ids_are_shifted_by_the_function_beside_the_class(cls):
+def test_shift_tokens_right_of_the_module(cls):
     """As in the scripts of Transformers 4."""
     shift = __import__(cls.__module__, fromlist=["shift_tokens_right"]).shift_tokens_right
     assert np.asarray(shift(np.array([[5, 6, 2, -100]]), 1, 3)).tolist() == [[3, 5, 6, 2]]
 
 
 @pytest.mark.slow
-def test_norms_stand_where_pytorch_has_them():
+def test_norm_positions_match_pytorch():
     def names(name):
         tree = CLASSES[name](CONFIGS[name](), _do_init=False).params_shape_tree["model"]
         return {part for part in tree["decoder"] if "norm" in part}
@@ -84,7 +84,7 @@ def test_norms_stand_where_pytorch_has_them():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("beams", [1, 4])
-def test_replies_as_pytorch_does(name, beams, tmp_path):
+def test_generation_matches_pytorch(name, beams, tmp_path):
     torch = pytest.importorskip("torch")
     import transformers
 

@@ -43,7 +43,7 @@ def test_slopes_are_pytorchs_for_any_number_of_heads(heads):
     assert np.abs(bias - right.numpy()).max() < 1e-6
 
 
-def test_padding_on_the_left_changes_nothing():
+def test_left_padding_does_not_change_outputs():
     model, tokens = FlaxBloomForCausalLM(config(), seed=1), np.maximum(ids(1, 8), 4)
     padded = np.concatenate([np.full((1, 4), 3), tokens], 1)
     mask = np.concatenate([np.zeros((1, 4), int), np.ones((1, 8), int)], 1)

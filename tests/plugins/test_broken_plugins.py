@@ -89,7 +89,7 @@ def test_two_distributions_with_one_plugin_name_are_both_named(distribute, caplo
     assert "bert" in loaded.architectures
 
 
-def test_two_plugins_that_claim_one_name_are_both_named_when_it_is_asked_for(distribute, caplog):
+def test_conflict_error_names_both_plugins(distribute, caplog):
     distribute("acme", "acme", optimizer("shiny"))
     distribute("zenith", "zenith", optimizer("shiny"))
     loaded = plugins.load()
@@ -100,7 +100,7 @@ def test_two_plugins_that_claim_one_name_are_both_named_when_it_is_asked_for(dis
     assert loaded.optimizers["adamw"].plugin == "core"
 
 
-def test_a_file_that_claims_a_taken_name_does_not_load(project):
+def test_plugin_file_with_a_duplicate_name_is_rejected(project):
     path = write(project / "mine.py", optimizer("adamw"))
     with pytest.raises(PluginConflict, match="both plugin 'core' and plugin 'mine'"):
         plugins.load([path])

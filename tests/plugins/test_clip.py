@@ -60,7 +60,7 @@ def test_battery_with_the_old_end_and_dropout_and_another_activation():
 
 
 @pytest.mark.slow
-def test_battery_with_pictures_that_are_no_squares_and_of_other_channels():
+def test_battery_with_rectangular_images_and_other_channels():
     config = models.clip_vision_model_config(
         image_size=[12, 8], patch_size=[4, 2], num_channels=1, num_hidden_layers=1
     )
@@ -82,7 +82,7 @@ def test_a_text_is_pooled_at_its_first_end_as_in_pytorch(end, tmp_path):
 
 
 @pytest.mark.slow
-def test_features_are_the_projections_that_the_whole_normalises(tmp_path):
+def test_features_match_the_projections_before_normalization(tmp_path):
     model = FlaxCLIPModel(models.clip_config())
     tokens, pixels = models.ids(3) % 24, models.images(2)
     texts, pictures = model.get_text_features(tokens), model.get_image_features(pixels)
@@ -107,7 +107,7 @@ def test_features_are_the_projections_that_the_whole_normalises(tmp_path):
     assert close(jitted(model.params), pictures, 1e-6)
 
 
-def test_the_scale_of_logits_begins_where_the_configuration_says():
+def test_logit_scale_is_initialized_from_the_config():
     params = FlaxCLIPModel(models.clip_config(num_hidden_layers=1)).params
     assert params["logit_scale"].shape == () and close(params["logit_scale"], 2.6592)
 
@@ -162,7 +162,7 @@ def test_fresh_and_saved_again_models_of_pytorch_load(cls, fresh, tmp_path, capl
     assert not caplog.records
 
 
-def test_a_half_loads_from_the_files_of_the_whole(tmp_path, caplog):
+def test_towers_load_from_the_full_checkpoint(tmp_path, caplog):
     caplog.set_level(logging.WARNING, "hfseq")
     clip_model = FlaxCLIPModel(models.clip_config(num_hidden_layers=1))
     clip_model.save_pretrained(tmp_path)
@@ -207,7 +207,7 @@ def test_a_text_encoder_loads_as_maxdiffusion_loads_it(name, config, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_modules_of_version_4_take_what_they_took():
+def test_v4_modules_accept_v4_arguments():
     config = models.clip_text_model_config(num_hidden_layers=1)
     module = FlaxCLIPTextModule(config, dtype=jnp.float32)
     tokens = jnp.asarray(models.ids() % 24)
@@ -260,7 +260,7 @@ def clip_model():
         ((3, 12, 12), r"shape \(3, 12, 12\).*pixel_values\[None\]"),
     ],
 )
-def test_pictures_that_do_not_fit_are_refused_with_what_fits(clip_model, shape, message):
+def test_image_shape_error_names_the_expected_shape(clip_model, shape, message):
     tokens = models.ids() % 24
     with pytest.raises(UsageError, match=message):
         clip_model(tokens, np.zeros(shape, np.float32))
@@ -269,14 +269,14 @@ def test_pictures_that_do_not_fit_are_refused_with_what_fits(clip_model, shape, 
 
 
 @pytest.mark.slow
-def test_pictures_may_be_bytes_and_lists(clip_model):
+def test_images_may_be_bytes_or_lists(clip_model):
     pixels = np.arange(2 * 3 * 144).reshape(2, 3, 12, 12) % 256
     expected = clip_model.get_image_features(pixels.astype(np.float32))
     assert close(clip_model.get_image_features(pixels.astype(np.uint8)), expected, 0)
     assert close(clip_model.get_image_features(pixels.tolist()), expected, 0)
 
 
-def test_texts_that_do_not_fit_are_refused_with_what_fits(clip_model):
+def test_text_length_error_names_the_limit(clip_model):
     with pytest.raises(UsageError, match="25 tokens.*24 .max_position_embeddings=24"):
         clip_model.get_text_features(np.zeros((1, 25), np.int32))
     with pytest.raises(UsageError, match="input_ids.* 24.*vocabulary of 24"):

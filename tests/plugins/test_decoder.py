@@ -168,7 +168,7 @@ def test_rows_longer_than_those_of_training_are_stretched_as_in_pytorch(rope):
 
 
 @pytest.mark.parametrize("window", [5, None])
-def test_a_window_counts_the_querys_own_key(window):
+def test_window_includes_the_query_position(window):
     model = built("mistral", num_hidden_layers=1, sliding_window=window)
     tokens = ids(1, 12)
     weights = np.asarray(model(tokens, output_attentions=True).attentions[0])[0, 0]
@@ -186,7 +186,7 @@ def test_ties_and_bases_of_the_configuration_are_not_ignored():
     assert not close(plain(tokens).logits, other(tokens, params=plain.params).logits)
 
 
-def test_rows_longer_than_the_trained_positions_are_taken():
+def test_rows_longer_than_trained_positions_are_accepted():
     assert built("llama")(ids(1, 60)).logits.shape == (1, 60, 64)
 
 
@@ -336,7 +336,7 @@ def test_an_unknown_kind_of_rotary_positions_is_named():
         hfseq.FlaxLlamaModel(model_config)
 
 
-def test_a_checkpoint_of_a_sibling_says_what_does_not_fit(tmp_path):
+def test_sibling_checkpoint_error_names_the_mismatch(tmp_path):
     built("llama").save_pretrained(tmp_path)
     with pytest.raises(WeightsError, match=r"differ in shape\n.*k_proj"):
         hfseq.FlaxGemmaForCausalLM.from_pretrained(tmp_path, config=config("gemma"))

@@ -77,7 +77,7 @@ def test_the_gated_block_is_that_of_pytorch(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(12, 12), (20, 20), (8, 24), (14, 11), (4, 4), (36, 4)])
-def test_pictures_of_any_size_give_what_pytorch_gives(shape, tmp_path):
+def test_images_of_any_size_match_pytorch(shape, tmp_path):
     """Transformers 4 interpolated positions with another cubic kernel and an offset."""
     model = FlaxDinov2Model(models.dinov2_config(initializer_range=1.0))
     pixels = models.images(2, (3, *shape))
@@ -107,7 +107,7 @@ def test_branches_are_dropped_while_training():
 
 
 @pytest.mark.slow
-def test_hidden_patches_give_what_pytorch_gives(tmp_path):
+def test_masked_patches_match_pytorch(tmp_path):
     model = FlaxDinov2Model(models.dinov2_config())
     model.params["embeddings"]["mask_token"] += 1.0
     hide = np.arange(18).reshape(2, 9) % 3 == 0
@@ -171,7 +171,7 @@ def test_the_module_of_version_4_takes_channels_last_and_any_size():
         ((2, 3, 3, 12), r"\(2, 3, 3, 12\).*12 x 12"),
     ],
 )
-def test_pictures_that_do_not_fit_are_refused(shape, message):
+def test_images_of_wrong_shape_are_rejected(shape, message):
     model = FlaxDinov2Model(models.dinov2_config(), _do_init=False)
     with pytest.raises(UsageError, match=message):
         model(np.zeros(shape, np.float32), params={})

@@ -45,7 +45,7 @@ def test_battery_of_an_option(head, changes):
     check_architecture("distilbert", config(num_labels=2, **changes), heads=[head])
 
 
-def test_a_stored_table_that_is_no_sinusoid_is_kept(tmp_path):
+def test_stored_non_sinusoidal_table_is_kept(tmp_path):
     """Transformers 4 computed sinusoids instead."""
     model_config = config(sinusoidal_pos_embds=True)
     FlaxDistilBertModel(model_config, seed=1).save_pretrained(tmp_path)

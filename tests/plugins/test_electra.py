@@ -49,7 +49,7 @@ def test_battery_of_an_option(head, changes):
     check_architecture("electra", config(num_labels=2, **changes), heads=[head])
 
 
-def test_token_types_are_zeros_where_none_are_given():
+def test_token_types_default_to_zeros():
     """Transformers 4 used ones, which differed from PyTorch by 2.3."""
     model = FlaxElectraForPreTraining(config(), seed=1)
     plain, zeros, ones = (

@@ -111,7 +111,7 @@ def as_torch(inputs):
 @pytest.mark.slow
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 @pytest.mark.parametrize("name", PAIRS)
-def test_what_is_written_is_token_for_token_what_pytorch_writes(name, search, tmp_path):
+def test_generation_matches_pytorch_token_for_token(name, search, tmp_path):
     model = model_of(name)
     theirs = twin(model, tmp_path)
     options = {"max_new_tokens": 12, "do_sample": False, **search}

@@ -89,7 +89,7 @@ def test_packed_proteins_are_computed_as_apart():
         close(logits[:, 5:12], model(second).logits)
 
 
-def test_what_is_not_here_is_refused():
+def test_unsupported_configurations_are_rejected():
     for changes, message in (
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ({"add_cross_attention": True, "is_decoder": True}, "add_cross_attention=True"),

@@ -99,7 +99,7 @@ def test_reference_initialisation_is_scaled_by_fan_in():
     assert abs(float(kernel.std()) - 0.3) < 0.03
 
 
-def test_everything_that_cannot_work_is_listed_at_once():
+def test_all_configuration_problems_are_reported_together():
     with pytest.raises(UsageError) as error:
         Fp8EncoderConfig(
             positions="sinusoidal",
@@ -256,7 +256,7 @@ def test_without_positions_the_encoder_does_not_know_the_order():
         learned(ids(1, 41))
 
 
-def test_token_types_do_not_count_where_there_is_no_table():
+def test_token_types_are_ignored_without_a_table():
     types = np.ones((2, 12), np.int32)
     without = FlaxFp8EncoderModel(fp8_encoder_config(**SHALLOW, type_vocab_size=0))
     assert not without.accepts("token_type_ids") and without.accepts("attention_mask")

@@ -95,7 +95,7 @@ def test_pytorch_computes_the_same_and_saves_it_back(cls, changes, tmp_path):
     assert trees_equal(again.params, jax.tree.map(np.asarray, model.params))
 
 
-def test_native_configuration_of_what_auto_config_reads(tmp_path):
+def test_auto_config_result_converts_to_native_configuration(tmp_path):
     from transformers import AutoConfig
 
     model = random_model(num_labels=3, **BARE)
@@ -115,7 +115,7 @@ def test_options_can_be_changed_on_loading(tmp_path):
     assert type(loaded) is FlaxFp8EncoderForSequenceClassification
 
 
-def test_other_families_refuse_the_directory(tmp_path):
+def test_other_families_reject_the_directory(tmp_path):
     from hfseq import FlaxBertModel
 
     random_model().save_pretrained(tmp_path)
@@ -135,7 +135,7 @@ def test_other_families_refuse_the_directory(tmp_path):
     ],
     ids=str,
 )
-def test_native_checkpoints_say_so_and_load(changes, reason, tmp_path, messages):
+def test_native_checkpoints_declare_their_type_and_load(changes, reason, tmp_path, messages):
     model = random_model(**changes)
     model.save_pretrained(tmp_path)
     assert re.search(rf"hfseq's own format.*PyTorch's AutoModel.*since {reason}", messages())

@@ -158,7 +158,7 @@ def test_layers_that_end_in_a_norm_become_an_encoder_that_is_stored_as_stock(tmp
     assert close(states.detach().numpy() * MASK[..., None], expected * MASK[..., None])
 
 
-def test_biases_and_boxes_are_taken_over():
+def test_biases_and_boxed_values_are_converted():
     theirs, boxed = example(), None
     block = theirs["TransformerLayer_0"]
     block["attention"]["qkv"]["bias"] = draw(3, WIDTH)
@@ -178,7 +178,7 @@ def test_biases_and_boxes_are_taken_over():
     assert not layer["attention"]["output"]["dense"]["bias"].any()
 
 
-def test_everything_that_does_not_fit_is_listed():
+def test_all_mismatches_are_listed():
     theirs = example(layers=2, activations=2)
     del theirs["Dense_0"]["bias"], theirs["TransformerLayer_0"]["attention"]["out"]
     theirs["TransformerLayer_0"]["attention"]["qkv"]["bias"] = draw(3, WIDTH)
@@ -195,7 +195,7 @@ def test_everything_that_does_not_fit_is_listed():
         assert part in str(error.value)
 
 
-def test_a_final_norm_is_asked_for():
+def test_missing_final_norm_is_reported():
     config = fp8_encoder_config(**{**OPTIONS, "final_norm": True}, num_hidden_layers=1)
     with pytest.raises(WeightsError, match="TransformerLayer_0/output_layernorm/scale is missing"):
         from_transformer_engine(example(), config)

@@ -106,7 +106,7 @@ def test_forward_and_backward_stay_close_to_float32(recipe, name):
 
 
 @pytest.mark.slow
-def test_state_lies_beside_the_weights_and_comes_back(tmp_path):
+def test_fp8_state_is_saved_and_restored(tmp_path):
     model = fp8(FlaxFp8EncoderForSequenceClassification)
     model.extra = filled_state(model)
     model.save_pretrained(tmp_path)

@@ -48,7 +48,7 @@ def test_battery_with_unscaled_scores_another_activation_and_no_dropout():
     check_architecture("gpt2", config, heads=["Model"])
 
 
-def test_untied_head_has_its_own_projection():
+def test_untied_head_has_a_separate_projection():
     tied = FlaxGPT2LMHeadModel(gpt2_config(), _do_init=False)
     untied = FlaxGPT2LMHeadModel(gpt2_config(tie_word_embeddings=False), _do_init=False)
     assert untied.required_params - tied.required_params == {("lm_head", "kernel")}
@@ -154,7 +154,7 @@ def v4_folder(tmp_path_factory):
     return folder
 
 
-def test_v4_file_loads_and_computes_what_pytorch_does(v4_folder):
+def test_v4_msgpack_file_matches_pytorch(v4_folder):
     torch = pytest.importorskip("torch")
     from transformers import GPT2LMHeadModel
 
@@ -198,7 +198,7 @@ def test_another_vocabulary_needs_ignore_mismatched_sizes(v4_folder, caplog):
 
 
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
-def test_half_precision_is_kept_and_said(tmp_path, caplog, half):
+def test_half_precision_weights_keep_their_dtype_with_a_message(tmp_path, caplog, half):
     model = FlaxGPT2LMHeadModel(gpt2_config(n_layer=1))
     cast = model.to_bf16 if half == "bfloat16" else model.to_fp16
     model.save_pretrained(tmp_path, params=cast(model.params))

@@ -32,7 +32,7 @@ def test_battery_of_an_option(changes):
     check_architecture("gpt_neo", config(**changes), heads=["ForCausalLM"])
 
 
-def test_a_window_counts_the_querys_own_key_and_global_layers_have_none():
+def test_local_window_includes_the_query_position():
     output = FlaxGPTNeoForCausalLM(config())(ids(1, 12), output_attentions=True)
     distance = np.arange(12)[:, None] - np.arange(12)
     for weights, window in zip(output.attentions, (99, 5) * 2, strict=True):

@@ -37,7 +37,7 @@ def test_battery_of_an_option(changes):
     check_architecture("gptj", gptj_config(**changes), heads=["ForCausalLM"])
 
 
-def test_a_tied_head_has_its_bias_alone():
+def test_tied_head_has_only_a_bias():
     tied = FlaxGPTJForCausalLM(gptj_config(tie_word_embeddings=True, n_layer=1), _do_init=False)
     assert {p for p in tied.required_params if p[0] == "lm_head"} == {("lm_head", "bias")}
 

@@ -16,7 +16,7 @@ SPECS = [name for name, value in vars(hookspecs).items() if hasattr(value, "hfse
 project = plugin_files.project
 
 
-def test_there_are_nine_hooks_and_plugins_knows_them_all():
+def test_nine_hooks_exist_and_are_known():
     assert sorted(SPECS) == sorted(manager.HOOKS)
     assert len(SPECS) == 9
 

@@ -80,19 +80,19 @@ def test_a_token_sees_its_radius_and_summaries_beyond_it(variant):
     assert (far[17:24] > 1e-6).all() and (far[:17] > 0).any() == bool(variant)
 
 
-def test_packed_rows_are_refused_where_summaries_would_join_them():
+def test_packed_rows_are_rejected_with_global_summaries():
     model = FlaxLongT5Model(config(**GLOBAL))
     with pytest.raises(UsageError, match="transient-global attention does not support packed rows"):
         model.encode(ids(1, 12), segment_ids=np.ones((1, 12), int))
 
 
-def test_another_kind_of_attention_is_refused():
+def test_unsupported_attention_type_is_rejected():
     with pytest.raises(UsageError, match="encoder_attention_type='global' .*transient-global"):
         FlaxLongT5Model(config(encoder_attention_type="global"))
 
 
 @pytest.mark.slow
-def test_memory_of_local_attention_grows_with_the_length_alone():
+def test_local_attention_memory_is_linear_in_length():
     model = FlaxLongT5ForConditionalGeneration(config(local_radius=15), _do_init=False)
     params = jax.eval_shape(model.init_weights, jax.random.PRNGKey(0), (1, 8))
 

@@ -73,7 +73,7 @@ def test_the_last_token_that_is_no_padding_comes_first():
 
 
 @pytest.mark.slow
-def test_shifting_is_pytorchs_and_is_what_a_model_reads_that_is_told_nothing(tmp_path):
+def test_shift_matches_pytorch_and_is_the_default(tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import MBartModel
     from transformers.models.mbart import modeling_mbart
@@ -117,7 +117,7 @@ def test_translates_into_a_language_as_pytorch_does(options, beams, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_told():
+def test_mismatched_inputs_are_rejected():
     model = FlaxMBartForConditionalGeneration(mbart_config(), _do_init=False)
     with pytest.raises(UsageError, match="input_ids .*64.* of .* vocabulary of 64"):
         model(np.full((1, 3), 64), decoder_input_ids=ids(1, 3), params={})

@@ -85,7 +85,7 @@ def test_a_document_of_a_packed_row_is_itself():
     assert close(packed[:, 5:], model(tokens[:, 5:]).logits)
 
 
-def test_layers_of_another_kind_are_refused():
+def test_unsupported_layer_types_are_rejected():
     with pytest.raises(UsageError, match="'full_attention' or 'sliding_attention' .*layers"):
         FlaxModernBertForMaskedLM(
             config(layer_types=["full_attention"] * 4 + ["linear_attention"]), seed=1

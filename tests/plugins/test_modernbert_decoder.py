@@ -59,7 +59,7 @@ def test_a_window_counts_itself():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
-def test_it_writes_what_pytorch_writes(search, tmp_path):
+def test_generation_matches_pytorch(search, tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import ModernBertDecoderForCausalLM
 

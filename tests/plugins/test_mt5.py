@@ -39,7 +39,7 @@ def test_battery_of_other_depths_and_widths():
 
 
 @pytest.mark.slow
-def test_battery_of_the_encoder_alone(tmp_path):
+def test_battery_of_the_encoder_model(tmp_path):
     spec = plugins.load().architectures.get("mt5")
     case = Case("Model", FlaxMT5EncoderModel, mt5_config(), tmp_path, spec, (), 1e-5)
     for check in (*checks.CHECKS, *testing_torch.CHECKS):
@@ -50,7 +50,7 @@ def test_battery_of_the_encoder_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_fresh_head_is_its_own_and_its_input_is_not_scaled(tmp_path):
+def test_new_head_is_untied_and_unscaled(tmp_path):
     model = FlaxMT5ForConditionalGeneration(mt5_config(num_layers=1))
     assert ("lm_head", "kernel") in model.required_params and model.config.tie_word_embeddings
     model.save_pretrained(tmp_path)
@@ -75,7 +75,7 @@ def test_a_file_of_pytorchs_fresh_class_is_tied(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_old_file_keeps_its_own_head_though_transformers_5_says_tied(tmp_path):
+def test_old_file_keeps_its_untied_head(tmp_path):
     model = FlaxMT5ForConditionalGeneration(mt5_config(num_layers=1))
     model.save_pretrained(tmp_path)
     # Like google/mt5-small, with two token embeddings in addition to the shared one.
@@ -98,7 +98,7 @@ def test_an_old_file_keeps_its_own_head_though_transformers_5_says_tied(tmp_path
 
 
 @pytest.mark.slow
-def test_a_decoder_reads_what_was_shifted_and_generates_as_pytorch(tmp_path):
+def test_decoder_shift_and_generation_match_pytorch(tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import MT5ForConditionalGeneration
 

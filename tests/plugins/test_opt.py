@@ -48,7 +48,7 @@ def test_padding_on_the_left_moves_no_position():
     assert close(model(padded, mask).logits[:, 4:], model(tokens).logits)
 
 
-def test_deterministic_is_what_version_4_called_it():
+def test_deterministic_is_the_v4_name_of_train():
     import jax
 
     model, key = FlaxOPTForCausalLM(config(), seed=1), jax.random.PRNGKey(0)

@@ -71,7 +71,7 @@ def test_places_are_written_and_are_no_parameters(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_other_places_of_a_file_are_used_kept_and_not_trained(model, tmp_path):
+def test_stored_positions_are_used_and_not_trained(model, tmp_path):
     model.save_pretrained(tmp_path)
     other = np.random.default_rng(3).normal(size=(40, 32)).astype(np.float32)
     rewrite_tensors(tmp_path / "model.safetensors", lambda tensors: {**tensors, TABLE: other})
@@ -163,7 +163,7 @@ def test_v4_msgpack_loads_as_it_is(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_packed_rows_number_places_anew():
+def test_packed_rows_restart_positions():
     """Two packed pairs give the same results as two rows."""
     model = FlaxPegasusModel(pegasus_config(**SHALLOW))
     source, target = ids(2, 4), ids(2, 3, 1)

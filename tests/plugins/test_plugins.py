@@ -26,7 +26,7 @@ def test_the_architectures_of_this_repository_come_through_entry_points():
     assert loaded.registrations("bert") == {"architectures": ["bert"]}
 
 
-def test_every_lazy_target_of_the_in_tree_architectures_is_a_class_of_its_own_name():
+def test_every_lazy_target_is_a_class_of_that_name():
     for entry in plugins.load().architectures.entries():
         for task, target in entry.target.heads.items():
             assert entry.target.load_head(task).__name__ == target.rpartition(":")[2]
@@ -44,14 +44,20 @@ def test_an_installed_distribution_is_found_with_its_version(distribute):
     assert (info.origin, info.version, info.hooks) == ("acme", "2.3", ("register_optimizers",))
 
 
-def test_hfseqfile_in_the_working_directory_is_a_plugin(project):
-    write(project / "hfseqfile.py", optimizer("local"))
+def test_files_in_the_environment_variable_are_plugins(project):
+    plugin_files.write_project_file(project, "from hfseq import hookimpl\n\n" + optimizer("local"))
     assert plugins.load().registrations("hfseqfile") == {"optimizers": ["local"]}
+
+
+def test_missing_file_in_the_environment_variable_is_reported(project, monkeypatch):
+    monkeypatch.setenv("HFSEQ_PLUGIN_FILES", "absent.py")
+    error = str(plugins.load().errors["absent"])
+    assert "HFSEQ_PLUGIN_FILES" in error and "absent.py" in error
 
 
 def test_a_plugin_file_is_importable_under_its_name(project):
     body = "class Mine: pass\n\n" + optimizer("mine", "hfseqfile:Mine")
-    write(project / "hfseqfile.py", body)
+    plugin_files.write_project_file(project, "from hfseq import hookimpl\n\n" + body)
     mine = plugins.load().optimizers.get("mine")
     assert sys.modules["hfseqfile"].Mine is mine
 
@@ -84,8 +90,8 @@ def test_an_extra_file_that_is_broken_is_an_error_every_time(project):
     assert "bad" not in sys.modules
 
 
-def test_a_broken_hfseqfile_is_an_error_when_named_explicitly(project, caplog):
-    (project / "hfseqfile.py").write_text("1 / 0")
+def test_broken_file_is_an_error_when_passed_explicitly(project, caplog):
+    plugin_files.write_project_file(project, "1 / 0")
     assert "ZeroDivisionError" in str(plugins.load().errors["hfseqfile"])
     with pytest.raises(PluginError, match="ZeroDivisionError"):
         plugins.load(["hfseqfile.py"])
@@ -142,9 +148,7 @@ def family(model_type, config="transformers:BertConfig", head="somewhere:FlaxMyB
     )
 
 
-def test_a_named_plugin_wins_over_hfseqs_family_of_that_model_type_and_says_so_once(
-    project, caplog
-):
+def test_named_plugin_replaces_the_in_tree_family_with_one_message(project, caplog):
     body = family("bert", head="math:floor")
     path = write(project / "mine.py", body)
     loaded = plugins.load([path])
@@ -164,7 +168,7 @@ def test_a_named_plugin_wins_over_hfseqs_family_of_that_model_type_and_says_so_o
     assert FlaxAutoModel._model_mapping[BertConfig] is math.floor
 
 
-def test_an_installed_plugin_wins_whatever_order_the_names_have(distribute, caplog):
+def test_installed_plugin_replaces_family_in_any_order(distribute, caplog):
     distribute("aaa", "aaa", family("bert"))
     distribute("zzz", "zzz", family("roberta"))
     loaded = plugins.load()
@@ -180,7 +184,7 @@ def test_two_plugins_of_others_that_claim_one_family_of_hfseqs_clash(distribute,
         loaded.architectures.get("bert")
 
 
-def test_a_family_that_had_given_way_is_back_where_the_plugin_fails(project, caplog):
+def test_replaced_family_returns_if_the_plugin_fails(project, caplog):
     path = write(project / "half.py", family("bert") + "    raise RuntimeError('no licence')\n")
     with pytest.raises(PluginError, match="no licence"):
         plugins.load([path])
@@ -215,13 +219,13 @@ def test_a_failing_plugin_does_not_stop_another_from_answering(project):
     assert plugins.load([first, bad]).call_first("load_dataset", name="x", arguments=None) == "one"
 
 
-def test_a_failure_is_raised_with_the_plugins_name_where_nobody_answers(project):
+def test_failing_hook_error_names_the_plugin(project):
     bad = write(project / "bad.py", ANSWER.format("raise KeyError(name)"))
     with pytest.raises(PluginError, match="plugin 'bad' failed in load_dataset: KeyError: 'x'"):
         plugins.load([bad]).call_first("load_dataset", name="x", arguments=None)
 
 
-def test_an_error_meant_for_the_user_is_raised_as_it_is(project):
+def test_user_errors_of_plugins_are_raised_unchanged(project):
     body = "from hfseq.errors import DataError\n" + ANSWER.format(
         "raise DataError('no such shelf')"
     )

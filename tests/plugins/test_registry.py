@@ -20,14 +20,14 @@ def test_a_registry_lists_names_and_the_nearest_one():
         registry.get("adamv")
 
 
-def test_a_plugin_that_registers_a_name_twice_is_told_so():
+def test_duplicate_registration_is_an_error():
     registry = Registry("optimizer", {})
     registry.add("x", "mine", object())
     with pytest.raises(PluginConflict, match="plugin 'mine' registers the optimizer 'x' twice"):
         registry.add("x", "mine", object())
 
 
-def test_an_architecture_may_be_given_as_objects():
+def test_architecture_targets_may_be_objects():
     rules = [(".*", ())]
     spec = ArchitectureSpec("x", config=SimpleNamespace, heads={"Model": int}, sharding=rules)
     assert (spec.load_config(), spec.load_head("Model")) == (SimpleNamespace, int)
@@ -47,7 +47,7 @@ def test_a_head_that_no_auto_class_loads_goes_by_the_end_of_its_name():
         ArchitectureSpec("x", config=int, heads={"": "clip:FlaxCLIPTextModelWithProjection"})
 
 
-def test_a_head_with_a_name_of_its_own_is_imported_and_chosen_by_name(monkeypatch):
+def test_head_without_auto_class_is_selected_by_name(monkeypatch):
     import hfseq
     from hfseq.cli.inspect import _classes
     from hfseq.modeling.auto import find_class

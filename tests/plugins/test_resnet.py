@@ -118,7 +118,7 @@ def test_params_hold_the_statistics_as_in_version_4(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_basic_blocks_of_version_4s_files_are_read_by_either_name(tmp_path):
+def test_v4_basic_blocks_load_by_either_name(tmp_path):
     from flax import serialization
 
     model = hfseq.FlaxResNetModel(config_of("resnet", layer_type="basic"))
@@ -135,7 +135,7 @@ def test_basic_blocks_of_version_4s_files_are_read_by_either_name(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=2", "data=2,tensor=2", "fsdp=2"])
-def test_statistics_are_those_of_the_whole_batch_on_any_mesh(mesh):
+def test_batch_statistics_do_not_depend_on_the_mesh(mesh):
     from jax.sharding import NamedSharding, PartitionSpec
 
     from hfseq.nn.sharding import make_mesh
@@ -154,7 +154,7 @@ def test_statistics_are_those_of_the_whole_batch_on_any_mesh(mesh):
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 16, 3), (2, 1, 16, 16)])
-def test_pictures_with_other_channels_are_refused(shape):
+def test_images_with_wrong_channels_are_rejected(shape):
     model = hfseq.FlaxResNetModel(config_of("resnet"), _do_init=False)
     with pytest.raises(UsageError, match=r"FlaxResNetModel .*\(batch, 3, height, width\)"):
         model(np.zeros(shape, np.float32), params={})

@@ -57,14 +57,14 @@ def test_positions_restart_in_every_packed_document():
     assert close(model(ids(1, 6), **packed)[0], explicit[0], 0)
 
 
-def test_places_of_the_padding_do_not_count_as_room():
+def test_padding_offset_reduces_max_length():
     model = FlaxRobertaModel(roberta_config(), _do_init=False)
     with pytest.raises(UsageError, match="39 tokens.*38"):
         model(ids(1, 39), params={})
 
 
 @pytest.mark.slow
-def test_masked_positions_in_groups_give_the_rows_of_the_full_head():
+def test_grouped_masked_positions_match_the_full_head():
     model = FlaxRobertaForMaskedLM(roberta_config())
     full = np.asarray(model(ids(4)).logits)
     positions = np.array([[0, 23], [5, 11]])  # two groups of two rows of twelve

@@ -62,7 +62,7 @@ def encoder_case(tmp_path_factory):
 @pytest.mark.parametrize(
     "check", (*testing_checks.CHECKS, *testing_torch.CHECKS), ids=lambda check: check.__name__
 )
-def test_battery_of_the_encoder_alone(encoder_case, check):
+def test_battery_of_the_encoder_model(encoder_case, check):
     try:
         check(encoder_case)
     except Skipped as reason:
@@ -135,7 +135,7 @@ def test_scanned_decoding_with_a_cache_gives_the_full_forward(occupied):
 # --------------------------------------------------------------------------------------
 
 
-def test_original_head_is_tied_and_scaled_that_of_v1_1_neither():
+def test_head_is_tied_and_scaled_only_in_v1_0():
     original = FlaxT5ForConditionalGeneration(t5_config())
     newer = FlaxT5ForConditionalGeneration(t5_config(tie_word_embeddings=False))
     assert newer.required_params - original.required_params == {("lm_head", "kernel")}
@@ -234,7 +234,7 @@ def test_outputs_have_the_names_and_order_of_v4():
 
 
 @pytest.mark.slow
-def test_initialisation_follows_the_factors_of_the_paper():
+def test_initialization_follows_the_paper():
     config = t5_config(d_model=64, d_kv=16, num_heads=8, d_ff=256, initializer_factor=0.5, **V1_1)
     params = trees.flatten(FlaxT5ForConditionalGeneration(config).params)
     attention = ("encoder", "block", "1", "layer", "0", "SelfAttention")
@@ -309,7 +309,7 @@ def v4_folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_v4_file_loads_and_computes_what_pytorch_does(v4_folder, tmp_path):
+def test_v4_msgpack_file_matches_pytorch(v4_folder, tmp_path):
     pytest.importorskip("torch")
     model = FlaxT5ForConditionalGeneration.from_pretrained(v4_folder)
     assert trees_equal(model.params, v4_tree(model.config))
@@ -335,7 +335,7 @@ def test_base_head_and_encoder_load_each_others_files(v4_folder, tmp_path, caplo
     assert not caplog.records
 
 
-def test_half_precision_is_kept_and_said(tmp_path, caplog):
+def test_half_precision_weights_keep_their_dtype_with_a_message(tmp_path, caplog):
     model = FlaxT5ForConditionalGeneration(t5_config(num_layers=1))
     model.save_pretrained(tmp_path, params=model.to_bf16(model.params))
     again = FlaxT5ForConditionalGeneration.from_pretrained(tmp_path)

@@ -84,7 +84,7 @@ def test_parts_are_pasted_and_the_projections_are_new(vision, text, tmp_path, ca
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_pytorchs_files_load_and_ours_load_in_pytorch(pair, tmp_path, caplog):
+def test_checkpoints_load_in_both_directions(pair, tmp_path, caplog):
     pytest.importorskip("torch")
     from transformers import VisionTextDualEncoderModel
 
@@ -108,7 +108,7 @@ def test_pytorchs_files_load_and_ours_load_in_pytorch(pair, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_half_of_clip_is_taken_from_the_files_of_the_whole(tmp_path):
+def test_clip_tower_loads_from_the_full_checkpoint(tmp_path):
     """Transformers 4 could only use the image encoder of a CLIP checkpoint."""
     clip_model = hfseq.FlaxCLIPModel(models.clip_config(num_hidden_layers=1))
     clip_model.save_pretrained(tmp_path)
@@ -177,7 +177,7 @@ def test_pairs_that_do_not_fit_are_refused():
     assert VisionTextDualEncoderConfig.model_type == NAME
 
 
-def test_pictures_of_any_size_are_read_where_the_encoder_reads_them():
+def test_image_sizes_follow_the_encoder():
     model = FlaxVisionTextDualEncoderModel(config_of("dinov2", "bert"), _do_init=False)
     shapes = jax.eval_shape(
         lambda params: model(models.ids(), models.images(2, (3, 20, 8)), params=params),

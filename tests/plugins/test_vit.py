@@ -97,7 +97,7 @@ def test_attention_and_hidden_states_are_those_of_all_places():
 
 
 @pytest.mark.slow
-def test_the_tuple_of_a_classifier_has_all_that_was_asked_for():
+def test_tuple_output_contains_requested_fields():
     """In Transformers 4 the output had no hidden states and attentions."""
     head = FlaxViTForImageClassification(models.vit_config())
     flags = {"output_attentions": True, "output_hidden_states": True}
@@ -121,7 +121,7 @@ def test_the_module_of_version_4_takes_channels_last():
 
 
 @pytest.mark.parametrize("shape", [(2, 12, 12, 3), (2, 3, 12, 16)])
-def test_pictures_that_do_not_fit_are_refused(shape):
+def test_images_of_wrong_shape_are_rejected(shape):
     model = FlaxViTModel(models.vit_config(), _do_init=False)
     with pytest.raises(UsageError, match=r"FlaxViTModel .*\(batch, 3, 12, 12\)"):
         model(np.zeros(shape, np.float32), params={})
@@ -152,9 +152,7 @@ print(given["pixel_values"].shape, np.isfinite(output.pooler_output).all(), "tor
         ("CLIP", '{"shortest_edge": 12}', "FlaxCLIPVisionModel", "clip_vision_model_config"),
     ],
 )
-def test_image_processors_make_what_the_models_take_without_torch(
-    processor_name, size, model, config
-):
+def test_image_processors_work_without_torch(processor_name, size, model, config):
     pytest.importorskip("PIL")
     code = BLOCKER + READ.format(kind=processor_name, size=size, model=model, config=config)
     path = os.pathsep.join((str(ROOT), str(ROOT / "plugins")))

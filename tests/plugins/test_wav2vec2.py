@@ -193,7 +193,7 @@ def test_the_ctc_loss_and_its_gradients_are_those_of_pytorch(reduction, zero_inf
             assert close(ours[name], parameter.grad.numpy(), 1e-5), name
 
 
-def test_more_letters_than_frames_cost_infinity_or_nothing():
+def test_ctc_loss_of_too_long_targets():
     logits, labels = np.zeros((2, 3, 5)), np.array([[1, 1, 2], [1, 2, 3]])
     assert np.isinf(ctc_loss(logits, labels))
     each = ctc_loss(logits, labels, reduction="none", zero_infinity=True)
@@ -279,7 +279,7 @@ def test_dropout_takes_part_in_the_layers():
 
 
 @pytest.mark.slow
-def test_whole_layers_are_skipped_while_training():
+def test_layer_drop_skips_layers_in_training():
     config = models.wav2vec2_config(**STILL | {"layerdrop": 0.5}, **STABLE)
     model = FlaxWav2Vec2Model(config)
     output = model(
@@ -294,7 +294,7 @@ def test_whole_layers_are_skipped_while_training():
 
 
 @pytest.mark.slow
-def test_padding_changes_nothing_where_norms_are_of_places(tmp_path):
+def test_padding_does_not_change_layer_norm_models(tmp_path):
     model = FlaxWav2Vec2Model(models.wav2vec2_config(**STABLE))
     values, mask = audio_batch()
     long, short = model(values, mask), model(values[:1, : SAMPLES // 2])
@@ -387,7 +387,7 @@ def test_old_paths_lead_to_the_helpers():
         ([[0.0] * 90, [0.0] * 80], "rows of different lengths: pad them .feature_extractor"),
     ],
 )
-def test_sounds_that_do_not_fit_are_refused(values, message):
+def test_audio_of_wrong_shape_is_rejected(values, message):
     model = FlaxWav2Vec2Model(models.wav2vec2_config(), _do_init=False)
     with pytest.raises(UsageError, match=message):
         model(values, params={})

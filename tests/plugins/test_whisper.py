@@ -125,7 +125,7 @@ ASKED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("case", ASKED)
-def test_writes_what_pytorch_writes(case, beams, tmp_path):
+def test_generation_matches_pytorch(case, beams, tmp_path):
     torch = pytest.importorskip("torch")
     model, options = make_model(), {**ASKED[case], "num_beams": beams, "max_new_tokens": 12}
     theirs, audio = twin(model, tmp_path), spectrograms(3)
@@ -221,7 +221,7 @@ LONG = {
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("case", LONG)
-def test_reads_long_sound_by_windows_as_pytorch_does(case, seed, tmp_path):
+def test_long_audio_windows_match_pytorch(case, seed, tmp_path):
     torch = pytest.importorskip("torch")
     model, audio = make_model(seed), spectrograms(2, 130, seed)
     theirs, lengths = twin(model, tmp_path), np.array([130, 97])
@@ -249,7 +249,7 @@ def test_reads_long_sound_by_windows_as_pytorch_does(case, seed, tmp_path):
 
 
 @pytest.mark.slow
-def test_short_sound_is_cut_into_segments_too(tmp_path):
+def test_short_audio_returns_segments(tmp_path):
     torch = pytest.importorskip("torch")
     model, audio = make_model(2), spectrograms(2, 14)
     options = {"language": "en", "max_new_tokens": 20, "return_segments": True}
@@ -260,7 +260,7 @@ def test_short_sound_is_cut_into_segments_too(tmp_path):
         model.generate(audio, return_timestamps=False, **options)
 
 
-def test_what_a_row_begins_with_and_what_it_may_not_be_told():
+def test_forced_tokens_and_conflicting_options():
     model = make_model(encoder_layers=1, decoder_layers=1)
     audio, original_config = spectrograms(2), model.generation_config.to_dict()
 
@@ -321,7 +321,7 @@ def test_layers_are_summed_by_weights_that_are_learnt(scale, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_module_of_version_4_and_a_sound_of_another_length():
+def test_v4_module_accepts_other_audio_lengths():
     config = whisper_config(encoder_layers=1, decoder_layers=1)
     module, audio, tokens = FlaxWhisperModule(config), spectrograms(), ids(2, 5)
     variables = module.init(jax.random.PRNGKey(0), audio, tokens)

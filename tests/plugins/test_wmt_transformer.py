@@ -54,7 +54,7 @@ def test_names_of_the_reference_set_both_sides():
     assert (config.encoder_layers, config.decoder_layers, config.norm) == (5, 5, "post")
 
 
-def test_everything_that_cannot_work_is_listed_at_once():
+def test_all_configuration_problems_are_reported_together():
     with pytest.raises(UsageError) as error:
         WMTTransformerConfig(norm="prae", d_model=30, dropout=1.0, embedding_init_std=0.0)
     for part in (
@@ -87,7 +87,7 @@ def test_options_that_were_set_later_are_checked_by_the_model():
         ({"norm": "post", "positions": "learned"}, "positions='learned' with norm='post'"),
     ],
 )
-def test_options_without_a_twin_say_why(changes, reason):
+def test_options_without_stock_equivalent_give_the_reason(changes, reason):
     config = wmt_transformer_config(**changes)
     assert reason in "".join(config.twin_problems())
     with pytest.raises(UsageError, match="no stock twin"):
@@ -95,7 +95,7 @@ def test_options_without_a_twin_say_why(changes, reason):
 
 
 @pytest.mark.parametrize(("norm", "variant"), [("pre", "pegasus"), ("post", "marian")])
-def test_twin_says_the_same_in_stock_words(norm, variant):
+def test_stock_config_is_equivalent(norm, variant):
     config = wmt_transformer_config(norm=norm, dropout=0.3, bos_token_id=None)
     twin = config.twin()
     assert (twin.model_type, twin.dropout, twin.hfseq["norm"]) == (variant, 0.3, norm)
@@ -216,7 +216,7 @@ def test_first_layer_subtracts_one_map_from_the_other(differential):
         assert close(states.attentions[0][0, pair], expected)
 
 
-def test_a_query_that_sees_nothing_gives_zero_and_has_no_gradient():
+def test_fully_masked_query_gives_zero_and_no_gradient():
     config = wmt_transformer_config(**DIFFERENTIAL)
     layer = DifferentialAttention(config, 4, nnx.Rngs(0))
     query, key, value = jax.random.normal(jax.random.key(1), (3, 2, 3, 4, layer.head_dim))
@@ -286,7 +286,7 @@ def test_weights_of_beams_are_apart(differential):
 
 
 @pytest.mark.slow
-def test_bias_of_a_head_of_its_own_is_trained_and_that_of_a_tied_one_is_not():
+def test_head_bias_is_trained_only_if_untied():
     for tied in (True, False):
         model = FlaxWMTTransformerForConditionalGeneration(
             wmt_transformer_config(**SHALLOW, logits_via_embedding=tied)
@@ -300,7 +300,7 @@ def test_bias_of_a_head_of_its_own_is_trained_and_that_of_a_tied_one_is_not():
 
 
 @pytest.mark.slow
-def test_tables_are_made_as_asked():
+def test_position_tables_follow_the_config():
     def tables(**changes):
         config = wmt_transformer_config(**SHALLOW, **changes)
         blank = FlaxWMTTransformerForConditionalGeneration(config, _do_init=False)

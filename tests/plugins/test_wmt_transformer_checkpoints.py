@@ -136,7 +136,7 @@ def test_model_without_a_head_is_stored_as_one(tmp_path):
 # -- configurations --------------------------------------------------------------------------------
 
 
-def test_native_configuration_of_what_auto_config_reads(plain, tmp_path):
+def test_auto_config_result_converts_to_native_configuration(plain, tmp_path):
     from transformers import AutoConfig
 
     plain.save_pretrained(tmp_path)
@@ -155,7 +155,7 @@ def test_options_can_be_changed_on_loading(plain, tmp_path):
     assert loaded.config.dropout == 0.4 and loaded.config.norm == "pre"
 
 
-def test_other_families_refuse_the_directory(plain, tmp_path):
+def test_other_families_reject_the_directory(plain, tmp_path):
     plain.save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="type 'pegasus'.*FlaxMarianMTModel.*'marian'"):
         FlaxMarianMTModel.from_pretrained(tmp_path)
@@ -169,7 +169,7 @@ def test_other_families_refuse_the_directory(plain, tmp_path):
     [{"attention": "differential"}, {"qkv_dim": 64}, {"norm": "post", "positions": "learned"}],
     ids=str,
 )
-def test_native_checkpoints_say_so_and_load(changes, tmp_path, messages):
+def test_native_checkpoints_declare_their_type_and_load(changes, tmp_path, messages):
     model = random_model(**changes)
     model.save_pretrained(tmp_path)
     assert re.search(r"hfseq's own format.*PyTorch's AutoModel.*since ", messages())
@@ -232,7 +232,7 @@ def test_values_that_options_rule_out_are_refused_with_the_remedy(
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_tokenizer_beside_the_twin_is_the_one_that_was_saved(norm, tmp_path):
+def test_saved_tokenizer_is_unchanged(norm, tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -51,7 +51,7 @@ def test_its_parameters_are_robertas():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "msgpack"])
-def test_the_encoder_of_a_head_loads_alone_and_back(safe, tmp_path):
+def test_encoder_and_head_load_in_both_directions(safe, tmp_path):
     """Transformers 4 loaded no weights: it looked for the prefix `xlm-roberta`."""
     head = FlaxXLMRobertaForMaskedLM(xlm_roberta_config(num_hidden_layers=1), seed=3)
     head.save_pretrained(tmp_path / "head", safe_serialization=safe)

@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import make_docs
-import train_tokenizer
 
 import hfseq
 from hfseq import plugins
+from hfseq.cli.tokenizer import TokenizerArguments
 from hfseq.data.arguments import OBJECTIVES
 from hfseq.training.arguments import ModelArguments, ProcessArguments, TrainingArguments
 from hfseq.v4 import paths
@@ -45,7 +45,7 @@ def test_the_generated_documentation_is_current(path):
     assert current == expected, "run python scripts/make_docs.py"
 
 
-@pytest.mark.parametrize("part", [*PARTS, train_tokenizer.TokenizerArguments])
+@pytest.mark.parametrize("part", [*PARTS, TokenizerArguments])
 def test_every_flag_is_listed(part):
     listed = set(re.findall(r"^\| `--(\w+)", make_docs.flags(), flags=re.M))
     assert {field.name for field in dataclasses.fields(part)} <= listed
@@ -72,7 +72,7 @@ def test_the_gallery_has_every_architecture_and_leads_to_its_page():
     assert "[Devlin 2019](https://arxiv.org/abs/1810.04805) | `BertModel` |" in gallery
 
 
-def test_the_table_of_version_4_has_all_of_its_names_and_says_what_resolves():
+def test_v4_table_has_all_names_and_marks_missing_ones():
     table = make_docs.flax_classes()
     rows = dict(re.findall(r"^\| `(Flax\w+)` \| .+ \| (.+) \| .+ \|$", table, flags=re.M))
     assert list(rows) == list(paths.flax_classes()) and len(rows) == 183
@@ -95,7 +95,7 @@ def test_twins_of_the_table_are_classes_of_pytorch():
             assert kind.torch_class_name() == twin
 
 
-def test_the_version_that_brought_a_name_stays(tmp_path):
+def test_version_of_a_name_is_kept(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("| Name | Here since |\n|---|---|\n| `A` | 0.1.0 |\n| `B` | not yet |\n")
     assert make_docs._versions(page) == {"`A`": "0.1.0", "`B`": "not yet"}
@@ -109,7 +109,7 @@ def test_the_classes_of_a_family_are_those_of_its_module():
 
 
 @pytest.mark.slow
-def test_check_names_what_is_stale_and_writes_nothing(tmp_path, monkeypatch, capsys):
+def test_check_lists_stale_files_and_writes_nothing(tmp_path, monkeypatch, capsys):
     (tmp_path / "docs" / "families").mkdir(parents=True)
     page = f"# RoBERTa\n{make_docs.BEGIN_CLASSES} old {make_docs.END_CLASSES}\n"
     (tmp_path / "docs" / "families" / "roberta.md").write_text(page)

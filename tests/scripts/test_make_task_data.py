@@ -31,7 +31,7 @@ def test_equal_seeds_give_equal_examples(task):
     assert examples(task) == examples(task) != examples(task, seed=1)
 
 
-def test_every_word_has_a_tag_and_entities_are_whole():
+def test_every_word_has_a_tag_and_entities_are_complete():
     for example in examples("ner"):
         tags = example["ner_tags"]
         assert len(tags) == len(example["tokens"]) > 0
@@ -49,7 +49,7 @@ def test_the_same_words_are_entities_and_not():
         assert {(word, True), (word, False)} <= pairs
 
 
-def test_answers_stand_where_they_are_said_to_or_are_missing():
+def test_answer_positions_are_correct():
     made = examples("qa")
     assert not [one for one in made if answer_problem(one, allow_unanswerable=True)]
     share = sum(not one["answers"]["text"] for one in made) / len(made)
@@ -57,7 +57,7 @@ def test_answers_stand_where_they_are_said_to_or_are_missing():
     assert len({one["id"] for one in made}) == len(made)
 
 
-def test_a_summary_has_facts_of_its_report_and_not_those_of_the_year_before():
+def test_summaries_contain_only_facts_of_the_report():
     for example in examples("summarization"):
         country, rest = example["summary"].split(" had ")
         letters, language = rest.split(" letters in ")
@@ -65,7 +65,7 @@ def test_a_summary_has_facts_of_its_report_and_not_those_of_the_year_before():
         assert language.split(" by ")[0] in example["document"]
 
 
-def test_training_examples_lack_the_names_that_are_held_out():
+def test_held_out_names_are_not_in_training_examples():
     held = {
         name
         for kind in make_task_data.SlotValues(
@@ -78,7 +78,7 @@ def test_training_examples_lack_the_names_that_are_held_out():
     assert held and not [name for name in held if f" in {name} by" in text]
 
 
-def test_the_script_writes_three_files_and_prints_what_needs_no_model(tmp_path):
+def test_script_writes_three_files_and_prints_baselines(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("Some plain sentence that nobody ever wrote before. Short.")
     command = [sys.executable, str(ROOT / "scripts" / "make_task_data.py"), "--task", "qa",

@@ -62,7 +62,7 @@ def changed(mutant):
     return "".join(lines)
 
 
-def test_every_kind_is_made_and_messages_are_left_alone(mutants, tree):
+def test_every_mutation_type_occurs_and_messages_are_unchanged(mutants, tree):
     found = all_of(mutants, tree)
     assert Counter(mutant.kind for mutant in found) == {
         "constant": 5,
@@ -85,7 +85,7 @@ def test_a_sample_is_that_of_its_seed(mutants, tree):
     assert one == same != other and [mutant.number for mutant in one] == [0, 1, 2, 3, 4]
 
 
-def test_a_mutant_is_found_where_its_text_has_gone(mutants, tree):
+def test_mutant_is_located_after_text_moved(mutants, tree):
     found = all_of(mutants, tree)
     (tree / "hfseq" / "nn" / "clip.py").write_text("counts = {}\ncounts[x] = 1\n")
     indented = "class Clip:\n" + "".join(

@@ -13,14 +13,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 COMMANDS = [SCRIPTS / "quickstart.sh", SCRIPTS / "test.sh", ROOT / ".ci" / "run"]
-sys.path.insert(0, str(SCRIPTS))
-import quickstart_corpus
+
+from hfseq.cli import quickstart
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> list[str]:
     path = tmp_path_factory.mktemp("quickstart") / "new" / "corpus.jsonl"
-    quickstart_corpus.main(path)
+    quickstart.write_corpus(path)
     return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -35,7 +35,7 @@ def test_the_corpus_is_prose_enough_to_learn_from(corpus):
 
 @pytest.mark.slow
 def test_the_corpus_is_the_same_every_time(corpus, tmp_path):
-    quickstart_corpus.main(tmp_path / "again.jsonl")
+    quickstart.write_corpus(tmp_path / "again.jsonl")
     lines = (tmp_path / "again.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["text"] for line in lines] == corpus
 
@@ -44,8 +44,8 @@ def test_the_corpus_is_the_same_every_time(corpus, tmp_path):
 def test_writing_the_corpus_runs_no_module_of_the_standard_library(tmp_path):
     code = (
         "import sys; sys.argv = ['x', sys.argv[1]]\n"
-        "import quickstart_corpus, pathlib\n"
-        "quickstart_corpus.main(pathlib.Path(sys.argv[1]))\n"
+        "import pathlib; from hfseq.cli import quickstart\n"
+        "quickstart.write_corpus(pathlib.Path(sys.argv[1]))\n"
         "print(*{'antigravity', 'this', 'idlelib', 'turtle', 'tkinter'} & sys.modules.keys())"
     )
     done = subprocess.run(
@@ -86,7 +86,7 @@ def checkout(tmp_path) -> Path:
     (tmp_path / "scripts").mkdir()
     for name in ("environment.sh", "test.sh"):
         (tmp_path / "scripts" / name).write_text((SCRIPTS / name).read_text())
-    (tmp_path / "setup.cfg").write_text("[metadata]\n")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
     (tmp_path / "bin").mkdir()
     return tmp_path
 
@@ -117,7 +117,7 @@ def test_an_old_active_environment_is_a_clear_message(checkout):
     assert f"the active environment {checkout / 'old'} does not have Python 3.11" in done.stderr
 
 
-def test_a_newer_python_is_found_where_python3_is_too_old(checkout):
+def test_newer_python_is_found_if_python3_is_too_old(checkout):
     fake(checkout / "bin" / "python3", OLD)
     newer = fake(checkout / "bin" / "python3.13", f'exec {sys.executable} "$@"')
     done = run("source scripts/environment.sh; find_python", checkout)
@@ -141,7 +141,7 @@ def test_the_active_environment_is_used_and_installed_into_once(checkout):
 def test_a_changed_setup_is_installed_again(checkout):
     active = environment(checkout / "active")
     run("bash scripts/test.sh", checkout, VIRTUAL_ENV=str(active))
-    (checkout / "setup.cfg").write_text("[metadata]\nname = other\n")
+    (checkout / "pyproject.toml").write_text("[project]\nname = 'other'\n")
     run("bash scripts/test.sh", checkout, VIRTUAL_ENV=str(active))
     assert (checkout / "calls").read_text().count("pip install") == 2
 
@@ -155,7 +155,7 @@ def test_a_failure_is_the_exit_code(checkout):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.access(ROOT, os.W_OK), reason="needs a checkout")
-def test_an_environment_is_made_where_none_is_active(checkout):
+def test_environment_is_created_if_none_is_active(checkout):
     script = (
         f"PYTHON={sys.executable}; source scripts/environment.sh; find_environment; echo $PYTHON"
     )

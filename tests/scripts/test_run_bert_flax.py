@@ -39,7 +39,7 @@ def command(*flags):
 
 
 @pytest.mark.slow
-def test_both_precisions_run_in_turn_and_are_compared(tmp_path, capsys):
+def test_both_precisions_alternate_and_are_compared(tmp_path, capsys):
     result = inference.run(InferenceArguments(**SMALL, json=str(tmp_path / "r.json")))
     assert json.loads((tmp_path / "r.json").read_text()) == result
     assert set(result["rows"]) == {"float32", "bfloat16"}
@@ -51,11 +51,11 @@ def test_both_precisions_run_in_turn_and_are_compared(tmp_path, capsys):
     found = result["comparison"]
     assert 0 < found["max_absolute_difference"] < 0.1 and found["min_cosine"] > 0.999
     shown = capsys.readouterr().out
-    assert "p50 ms" in shown and "largest difference of the outputs" in shown
+    assert "p50 ms" in shown and "largest difference" in shown
 
 
 @pytest.mark.slow
-def test_float32_runs_alone(capsys):
+def test_float32_runs_without_comparison(capsys):
     result = inference.run(InferenceArguments(**SMALL, precision="float32", json="-"))
     assert set(result["rows"]) == {"float32"} and "comparison" not in result
     assert json.loads(capsys.readouterr().out) == result
@@ -67,7 +67,7 @@ def test_the_activation_is_that_of_the_old_script():
 
 
 @pytest.mark.slow
-def test_nothing_is_folded_into_a_constant():
+def test_inputs_are_not_constant_folded():
     """The compiled run takes every parameter and input: other inputs give other outputs."""
     arguments = InferenceArguments(**SMALL)
     models, params = inference.load(arguments)

@@ -151,7 +151,7 @@ def test_a_switch_of_v4_needs_no_value(flag):
         (["--do_train", "--do_eval"], True, True),
     ],
 )
-def test_exactly_what_is_named_runs(given, trains, evaluates):
+def test_only_the_named_actions_run(given, trains, evaluates):
     training = parse(["--output_dir", "out", *given]).training
     assert (training.do_train, training.do_eval) == (trains, evaluates)
 
@@ -278,7 +278,7 @@ def test_wrong_usage_ends_with_exit_code_2_and_without_a_traceback(argv, message
         (["--dtype", "bf16"], "recipes have --precision; did you mean 'bfloat16'?"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_would_work(argv, message):
+def test_invalid_value_error_names_the_allowed_values(argv, message):
     with pytest.raises(UsageError) as error:
         parse(["--output_dir", "out", *argv])
     assert message in str(error.value)
@@ -319,7 +319,7 @@ def test_a_token_does_not_belong_in_a_file_of_arguments(tmp_path, name):
     assert "hf_secret" not in str(caught.value)
 
 
-def test_what_looks_like_a_token_is_hidden_in_the_command():
+def test_tokens_are_redacted_in_the_command():
     token = "hf_" + "planted" * 5
     arguments = parse(["--output_dir", "hf_corpus", "--run_name", token])
     assert arguments.command.endswith("--output_dir hf_corpus --run_name <token>")

@@ -181,7 +181,7 @@ def test_every_flag_has_a_help_text(objective):
         ("denoising", ["--poison_lambda", "3"], "did you mean '--poisson_lambda'"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_would_work(objective, argv, message):
+def test_invalid_value_error_names_the_allowed_values(objective, argv, message):
     with pytest.raises(UsageError) as error:
         read(objective, *argv)
     assert message in str(error.value)
@@ -207,23 +207,7 @@ def test_help_shows_the_defaults_of_the_script_and_imports_nothing_heavy(script)
             assert text.split("(default: ")[1].startswith(f"{field.default})")
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_the_commands_of_the_docstring_parse(script):
-    text = (ROOT / "scripts" / script).read_text(encoding="utf-8").split('"""')[1]
-    commands = re.findall(r"python scripts/(\w+\.py)((?:.*\\\n)*.*)", text)
-    assert {name for name, _ in commands} == {"train_tokenizer.py", script}
-    sys.path.insert(0, str(ROOT / "scripts"))
-    import train_tokenizer
-
-    for name, flags in commands:
-        argv = shlex.split(flags.replace("\\\n", " "))
-        if name == script:
-            assert parse(argv, objective=SCRIPTS[script]).training.output_dir
-        else:
-            assert train_tokenizer.parse(argv)[0].output_dir
-
-
-def test_the_flags_that_only_name_an_objective_s_noise_are_its_own():
+def test_noise_flags_belong_to_their_objective():
     shared = flag_names((ModelArguments, TrainingArguments))
     for objective, part in OBJECTIVES.items():
         assert not flag_names((part,)) & shared, objective

@@ -12,7 +12,6 @@ from hfseq.errors import UsageError
 from hfseq.objectives.base import Objective
 from hfseq.training import script
 from hfseq.training.arguments import parse_with_objective
-from scripts import train
 from tests.support import plugin_files
 
 project = plugin_files.project
@@ -56,12 +55,12 @@ def test_an_objective_that_is_missing_or_unknown_is_an_error_that_lists_them():
 
 def test_help_needs_no_objective(capsys):
     with pytest.raises(SystemExit) as ended:
-        parse_with_objective(["--help"], train.__doc__)
+        parse_with_objective(["--help"])
     assert ended.value.code == 0 and "--objective NAME" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_strangers_objective_trains(project):
+def test_third_party_objective_trains(project):
     from hfseq.data.tokenizers import train_tokenizer
 
     (project / "corpus.txt").write_text("en lov om norsk\nlov om en lov\n" * 8, encoding="utf-8")
@@ -81,7 +80,7 @@ def test_a_strangers_objective_trains(project):
         *("--logging_steps", "1", "--report_to", "jsonl", "--validation_split_percentage", "20"),
         *("--compilation_cache_dir", "none", "--card_samples", "0"),
     ]
-    assert script.train(None, train.__doc__, flags) == 0
+    assert script.train(None, flags) == 0
     lines = (project / "copier" / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["train_loss"] for line in lines if "train_loss" in line]
     assert losses[-1] < losses[0] / 2

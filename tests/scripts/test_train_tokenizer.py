@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import train_tokenizer
+
+from hfseq.cli import tokenizer as train_tokenizer
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def corpus(tmp_path, monkeypatch):
 
 def run(corpus, output, *flags, model_type="roberta"):
     argv = ["--train_file", str(corpus), "--output_dir", str(output), "--model_type", model_type]
-    return train_tokenizer.run([*argv, *flags])
+    return train_tokenizer.main([*argv, *flags])
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_without_a_config_name_no_config_is_written(corpus, tmp_path, capsys):
 def test_a_vocabulary_of_bytes_needs_no_text_and_gets_its_config(tmp_path, capsys):
     argv = ["--model_type", "vq_transformer", "--vocabulary", "bytes", "--output_dir"]
     flags = ("--config_name", "vq_transformer", "--config_overrides", "hidden_size=64")
-    assert train_tokenizer.run([*argv, str(tmp_path), *flags]) == 0
+    assert train_tokenizer.main([*argv, str(tmp_path), *flags]) == 0
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["vocab_size"], config["pad_token_id"], config["eos_token_id"]) == (259, 0, 1)
     shown = capsys.readouterr().out
     assert "259 tokens" in shown and "were asked for" not in shown
-    assert train_tokenizer.run([*argv, str(tmp_path / "x"), "--algorithm", "bpe"]) == 2
+    assert train_tokenizer.main([*argv, str(tmp_path / "x"), "--algorithm", "bpe"]) == 2
     assert "--vocabulary bytes and --algorithm bpe disagree" in capsys.readouterr().err
 
 
@@ -84,7 +84,7 @@ def test_a_bpe_is_trained_on_one_raw_text(corpus, tmp_path):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text and len(tokenizer) > 259
 
 
-def test_an_existing_tokenizer_is_kept_unless_told(corpus, tmp_path, capsys):
+def test_existing_tokenizer_is_kept_unless_overwritten(corpus, tmp_path, capsys):
     output = tmp_path / "out"
     assert run(corpus, output, "--vocab_size", "300") == 0
     before = (output / "tokenizer.json").read_bytes()
@@ -131,4 +131,4 @@ def test_help_runs_as_a_command_and_shows_the_example():
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}", "PATH": "/usr/bin:/bin"}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0
-    assert "--vocab_size" in result.stdout and "run_mlm_flax.py" in result.stdout
+    assert "--vocab_size" in result.stdout and "hfseq train" in result.stdout

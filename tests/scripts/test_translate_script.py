@@ -45,7 +45,7 @@ def test_the_script_translates_as_the_command_does(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_the_script_says_in_one_line_what_is_wrong():
+def test_script_errors_are_one_line():
     done = run("--num_beams", "2")
     assert done.returncode == 2
-    assert done.stderr == "error: no model: give MODEL (a directory or a name on the Hub) first\n"
+    assert done.stderr.startswith("error: no model: ") and done.stderr.count("\n") == 1

@@ -5,6 +5,7 @@ A test module enables the autouse fixture with ``project = plugin_files.project`
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,8 +21,8 @@ GUIDE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 @pytest.fixture(autouse=True)
 def project(tmp_path, monkeypatch):
     """An empty working directory without plugin variables, with plugins discovered again."""
-    for variable in ("HFSEQ_PLUGINS", "HFSEQ_DISABLE_PLUGINS", "HFSEQ_TRACE_PLUGINS"):
-        monkeypatch.delenv(variable, raising=False)
+    for variable in ("PLUGINS", "PLUGIN_FILES", "DISABLE_PLUGINS", "TRACE_PLUGINS"):
+        monkeypatch.setenv(f"HFSEQ_{variable}", "")
     monkeypatch.chdir(tmp_path)
     modules = set(sys.modules)
     plugins.unload()
@@ -36,6 +37,12 @@ def project(tmp_path, monkeypatch):
 def write(path: Path, body: str) -> Path:
     path.write_text("from hfseq import hookimpl\n\n" + body, encoding="utf-8")
     return path
+
+
+def write_project_file(project: Path, text: str) -> None:
+    """Writes ``hfseqfile.py``, which hfseq loads until the end of the test."""
+    (project / "hfseqfile.py").write_text(text, encoding="utf-8")
+    os.environ["HFSEQ_PLUGIN_FILES"] = "hfseqfile.py"
 
 
 def optimizer(name: str, target: str = "optax:adam") -> str:

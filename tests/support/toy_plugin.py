@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hfseq import plugins
+from tests.support import plugin_files
 from tests.support.plugin_files import ROOT
 
 # A plugin without jax. Its model records its arguments.
@@ -72,7 +73,7 @@ class FlaxRemote:
 @pytest.fixture
 def toy(project):
     """The toy plugin as ``hfseqfile.py``. Returns its module."""
-    (project / "hfseqfile.py").write_text(TOY)
+    plugin_files.write_project_file(project, TOY)
     plugins.load()
     return sys.modules["hfseqfile"]
 

@@ -98,7 +98,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("check", FAULTS)
-def test_planted_faults_are_found(registered, check):
+def test_battery_detects_injected_faults(registered, check):
     if check.startswith("torch"):
         pytest.importorskip("torch")
     change, message = FAULTS[check]
@@ -107,7 +107,7 @@ def test_planted_faults_are_found(registered, check):
         check_architecture("faulty", config, checks=[check])
 
 
-def test_a_parameter_that_pytorch_lacks_is_found(registered):
+def test_parameter_that_pytorch_lacks_is_detected(registered):
     pytest.importorskip("torch")
     from hfseq_plugins.bert.modeling import TokenClassification
 
@@ -127,7 +127,7 @@ def test_a_parameter_that_pytorch_lacks_is_found(registered):
     ("table", "message"),
     [("", "rows of 41 tokens are not finite: .*position_table"), ("places", None)],
 )
-def test_rows_beyond_the_table_of_positions_are_found(registered, monkeypatch, table, message):
+def test_rows_beyond_the_positions_are_detected(registered, monkeypatch, table, message):
     from hfseq_plugins.bert.modeling import FlaxBertPreTrainedModel, TokenClassification
 
     config = registered(TokenClassification)
@@ -138,7 +138,7 @@ def test_rows_beyond_the_table_of_positions_are_found(registered, monkeypatch, t
         check_architecture("faulty", config, checks=["long_rows"])
 
 
-def test_rules_that_split_nothing_are_found(registered):
+def test_unused_sharding_rules_are_detected(registered):
     from hfseq_plugins.bert.modeling import TokenClassification
 
     config = registered(TokenClassification, [(r".*", "replicated")])
@@ -196,12 +196,12 @@ class Narrow(Wrapper):
         return self.bert(input_ids, attention_mask, rngs=rngs)
 
 
-def test_packing_is_tried_where_a_wrapper_takes_any_argument(registered):
+def test_packing_is_checked_behind_wrappers(registered):
     report = check_architecture("faulty", registered(Wrapper, task="Model"), checks=["packing"])
     assert report.passed == ["FlaxBertForFaults.packing"]
 
 
-def test_several_configurations_are_checked_at_once_and_told_apart(registered):
+def test_several_configurations_are_reported_separately(registered):
     config = registered(sabotage(FAULTS["padding"][0]))
     wide = type(config)(**{**config.to_dict(), "intermediate_size": 40})
     report = check_architecture("faulty", [config, wide], checks=["shapes"])
@@ -210,7 +210,7 @@ def test_several_configurations_are_checked_at_once_and_told_apart(registered):
         check_architecture("faulty", {"plain": config, "wide": wide}, checks=["padding"])
 
 
-def test_what_was_not_checked_never_reads_like_a_pass(registered, monkeypatch):
+def test_skipped_checks_are_not_reported_as_passed(registered, monkeypatch):
     config = registered(Narrow)
     with pytest.raises(
         AssertionError,

@@ -49,7 +49,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("check", FAULTS)
-def test_planted_faults_are_found(check, monkeypatch):
+def test_battery_detects_injected_faults(check, monkeypatch):
     if check.startswith("torch"):
         pytest.importorskip("torch")
     faulty, message = FAULTS[check]
@@ -72,7 +72,7 @@ def test_planted_faults_are_found(check, monkeypatch):
 
 
 @pytest.mark.slow
-def test_sides_are_told_by_the_outputs_name(tmp_path):
+def test_encoder_and_decoder_are_identified_by_output_names(tmp_path):
     spec = plugins.load().architectures.get("bart")
     case = cases.Case(
         "ForSeq2SeqLM", FlaxBartForConditionalGeneration, bart_config(), tmp_path, spec, (), 1e-5

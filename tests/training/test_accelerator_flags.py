@@ -39,7 +39,7 @@ def knows_all_but(monkeypatch):
     return install
 
 
-def test_none_are_set_unless_asked_for(environment):
+def test_no_flags_are_set_by_default(environment):
     accelerator_flags.apply_flags(
         parse(["--output_dir=x"], objective="mlm").training.accelerator_flags
     )
@@ -47,14 +47,12 @@ def test_none_are_set_unless_asked_for(environment):
 
 
 @pytest.mark.parametrize("value", ["recomended", "", "--lr=1", "xla_gpu_deterministic_ops=true x"])
-def test_what_are_no_flags_is_wrong_usage(value):
+def test_invalid_flags_are_usage_errors(value):
     with pytest.raises(UsageError, match="recommended, none.* XLA flags"):
         parse(["--output_dir=x", f"--accelerator_flags={value}"], objective="mlm")
 
 
-def test_recommended_flags_are_set_behind_those_that_are_there(
-    environment, knows_all_but, monkeypatch
-):
+def test_recommended_flags_follow_existing_flags(environment, knows_all_but, monkeypatch):
     knows_all_but()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
     accelerator_flags.apply_flags("recommended")
@@ -66,9 +64,7 @@ def test_recommended_flags_are_set_behind_those_that_are_there(
     assert environment()["XLA_FLAGS"].count(argument_list[0]) == 1
 
 
-def test_a_recommended_flag_that_xla_does_not_know_is_left_out_and_said(
-    environment, knows_all_but, caplog
-):
+def test_unknown_recommended_flag_is_skipped_with_a_message(environment, knows_all_but, caplog):
     knows_all_but(accelerator_flags.GPU_FLAGS[1])
     with caplog.at_level(logging.INFO, "hfseq"):
         accelerator_flags.apply_flags("recommended")
@@ -79,7 +75,7 @@ def test_a_recommended_flag_that_xla_does_not_know_is_left_out_and_said(
     assert f"skipping --{accelerator_flags.GPU_FLAGS[1]}" in caplog.text
 
 
-def test_flags_of_tpus_go_where_libtpu_reads_them(environment, knows_all_but):
+def test_tpu_flags_are_set_in_libtpu_init_args(environment, knows_all_but):
     knows_all_but()
     accelerator_flags.apply_flags(f"{accelerator_flags.TPU_FLAGS[3]} --xla_dump_to=there")
     assert environment() == {
@@ -108,7 +104,7 @@ def test_a_jax_that_has_started_takes_no_flags(environment, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", [*accelerator_flags.GPU_FLAGS, *accelerator_flags.TPU_FLAGS])
-def test_what_is_recommended_exists(flag):
+def test_recommended_flags_exist(flag):
     variable = accelerator_flags.variable_for(flag)
     if variable == accelerator_flags.LIBTPU_VARIABLE and (reason := aot.unavailable_reason("v5e")):
         pytest.skip(reason)
@@ -122,7 +118,7 @@ def test_an_unknown_flag_of_tpus_is_one_line_too():
     assert "'xla_tpu_x'" in accelerator_flags.try_flags("LIBTPU_INIT_ARGS", ["--xla_tpu_x=1"])
 
 
-def test_env_lists_what_is_set_and_what_would_be_recommended(environment, monkeypatch, capsys):
+def test_env_lists_set_and_recommended_flags(environment, monkeypatch, capsys):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_x=1")
     assert cli.main(["env", "--json", "--no_devices"]) == 0
     assert json.loads(capsys.readouterr().out)["accelerator_flags"] == {

@@ -63,9 +63,7 @@ DAMAGE = {
         *(pytest.param(name, marks=pytest.mark.slow) for name in list(DAMAGE)[1:]),
     ],
 )
-def test_a_damaged_checkpoint_is_kept_and_the_run_goes_on_from_the_one_before(
-    train, run, damage, caplog
-):
+def test_damaged_checkpoint_falls_back_to_the_previous_one(train, run, damage, caplog):
     uninterrupted, weights = losses(run), load_file(run / "model.safetensors")
     DAMAGE[damage](run / "checkpoints" / "6")
     (run / "checkpoints" / "6" / "mine").touch()  # by which the very directory is known again
@@ -80,14 +78,14 @@ def test_a_damaged_checkpoint_is_kept_and_the_run_goes_on_from_the_one_before(
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_every_damage_is_found_and_named(run, damage):
+def test_every_damage_is_detected_and_named(run, damage):
     step = run / "checkpoints" / "6"
     assert checkpointer.find_damage(step) == ""
     DAMAGE[damage](step)
     assert checkpointer.find_damage(step)
 
 
-def test_without_a_whole_checkpoint_nothing_is_moved(train, run):
+def test_without_a_complete_checkpoint_nothing_is_moved(train, run):
     for step in (2, 4, 6):
         flip(array_file(run / "checkpoints" / str(step)))
     files = sorted(run.rglob("*"))  # the file of the lock is there since the first run
@@ -98,7 +96,7 @@ def test_without_a_whole_checkpoint_nothing_is_moved(train, run):
     assert sorted(run.rglob("*")) == files
 
 
-def test_a_damaged_checkpoint_that_was_asked_for_is_an_error(train, run):
+def test_explicitly_requested_damaged_checkpoint_is_an_error(train, run):
     flip(array_file(run / "checkpoints" / "4"))
     with pytest.raises(
         CheckpointError, match="/4 cannot be restored .* has changed since the save"
@@ -107,7 +105,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_an_error(train, run):
 
 
 @pytest.mark.slow
-def test_the_newest_checkpoint_is_that_of_the_last_step_whatever_the_clock_said(train, run):
+def test_newest_checkpoint_is_determined_by_step(train, run):
     """The step decides, not the time: clocks jump, and copying changes file times."""
     for step, when in ((2, time.time() + 10**8), (4, 0), (6, 10**6)):
         for path in [
@@ -136,7 +134,7 @@ def test_a_second_run_is_refused_and_the_first_named(train, tmp_path):
     assert losses(tmp_path / "run").keys() == {1, 2, 3, 4, 5, 6}
 
 
-def test_what_a_killed_run_left_blocks_nobody(train, run):
+def test_leftovers_of_a_killed_run_do_not_block(train, run):
     (run / output_directory.LOCK_FILE).write_text(
         json.dumps({"process": 1, "machine": "x", "since": "y"})
     )

@@ -34,7 +34,7 @@ def test_a_port_in_use_is_named_at_once(host, shared):
             processes.join(mine)
 
 
-def test_a_free_port_stays_free(monkeypatch):
+def test_free_port_remains_free(monkeypatch):
     processes.check_port(f"localhost:{(port := free_port())}")
     with socket.socket() as later:
         later.bind(("localhost", port))
@@ -61,7 +61,7 @@ def test_a_pod_is_numbered_by_its_completion_index(monkeypatch):
         processes.resolve_cluster(ProcessArguments())
 
 
-def test_a_pod_without_addresses_is_told_where_they_belong(monkeypatch):
+def test_missing_pod_addresses_error_names_the_setting(monkeypatch):
     pytest.importorskip("jax")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setitem(sys.modules, "kubernetes", None)
@@ -74,7 +74,7 @@ def test_a_pod_without_addresses_is_told_where_they_belong(monkeypatch):
         processes.resolve_cluster(ProcessArguments(distributed=True))
 
 
-def test_a_wrong_address_is_named_by_where_it_stands(monkeypatch):
+def test_wrong_address_error_names_its_source(monkeypatch):
     monkeypatch.setenv("COORDINATOR_ADDRESS", "node0")
     with pytest.raises(UsageError, match="COORDINATOR_ADDRESS in the environment, node0: "):
         assert ProcessArguments().address
@@ -83,7 +83,7 @@ def test_a_wrong_address_is_named_by_where_it_stands(monkeypatch):
 # -- different code --------------------------------------------------------------------------------
 
 
-def test_code_is_the_same_where_its_files_are(tmp_path, monkeypatch):
+def test_code_digest_does_not_depend_on_location(tmp_path, monkeypatch):
     for name, text in (("a", "x = 1\n"), ("b", "x = 1\n"), ("c", "x = 2\n")):
         (tmp_path / name / "part").mkdir(parents=True)
         (tmp_path / name / "part" / "m.py").write_text(text)
@@ -153,7 +153,7 @@ def read_only(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", [".", "run", "run/of/mine"])
-def test_a_read_only_volume_is_refused_before_anything_is_loaded(train, read_only, name):
+def test_read_only_volume_is_rejected_before_loading(train, read_only, name):
     text = "cannot be written on .*Read-only file system.*Mount the volume as writable"
     with pytest.raises(UsageError, match=text) as caught:
         # neither of the files exists, and neither is read
@@ -161,7 +161,7 @@ def test_a_read_only_volume_is_refused_before_anything_is_loaded(train, read_onl
     assert caught.value.exit_code == 2
 
 
-def test_a_checkpoint_volume_of_its_own_is_looked_at_too(tmp_path):
+def test_separate_checkpoint_volume_is_checked(tmp_path):
     folder = tmp_path / "run"
     processes.check_writable(folder / "deeper")
     assert not folder.exists()  # nothing is left behind
@@ -227,7 +227,7 @@ def test_a_mesh_larger_than_all_processes_have(flags):
 
 
 @pytest.mark.slow
-def test_a_port_that_never_speaks_is_left_after_the_time_out(flags, tmp_path):
+def test_silent_port_times_out(flags, tmp_path):
     with socket.socket() as silent:
         silent.bind(("localhost", 0))
         silent.listen()

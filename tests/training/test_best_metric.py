@@ -67,13 +67,11 @@ def test_the_direction_of_a_metric_follows_from_its_name(name, best):
         ({"max_eval_batches": 2, "eval_strategy": "no"}, None, True),
     ],
 )
-def test_evaluations_of_a_part_and_of_the_whole_are_not_compared(
-    monkeypatch, training, limit, counts
-):
+def test_partial_and_full_evaluations_are_not_compared(monkeypatch, training, limit, counts):
     assert evaluate(monkeypatch, flags(**training), limit) == (2.0 if counts else None)
 
 
-def test_the_words_of_a_part_choose_nothing():
+def test_partial_generation_metrics_do_not_select():
     objective = SimpleNamespace(reported_metrics=lambda split: None)
     wrong = {"metric_for_best_model": "eval_word_perplexity", "max_eval_batches": 2}
     with pytest.raises(UsageError, match="word_perplexity .* --max_eval_batches 2, .* 3 .* loss"):

@@ -75,6 +75,6 @@ def test_an_object_may_have_some_of_the_moments_and_a_function_is_for_the_end_of
     assert call_handlers(find_handlers("on_train_end", callback_list), info(0)).state == "state 0"
 
 
-def test_what_is_no_callback_is_refused():
+def test_invalid_callbacks_are_rejected():
     with pytest.raises(UsageError, match="is not a callback: .*StepInfo.*on_train_begin"):
         find_handlers("on_step_begin", [3])  # type: ignore[list-item]

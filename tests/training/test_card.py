@@ -22,7 +22,7 @@ def samples(text: str) -> list[str]:
         pytest.param("denoising", marks=pytest.mark.slow),
     ],
 )
-def test_a_card_shows_what_the_model_answers(train, tmp_path, objective):
+def test_card_shows_model_outputs(train, tmp_path, objective):
     train("run", 1, objective, max_steps=2, card_samples=2)
     blocks = samples((tmp_path / "run" / "README.md").read_text())
     assert len(blocks) == 2 and all(block.startswith("> ") for block in blocks)
@@ -73,7 +73,7 @@ def test_a_run_becomes_a_released_card(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_run_goes_on_in_its_directory(train, tmp_path):
+def test_finished_run_continues_in_its_directory(train, tmp_path):
     train("run", 1, max_steps=2, lr_scheduler_type="constant")
     again = train("run", 1, max_steps=4, lr_scheduler_type="constant")
     assert again.start_step == 2 and again.progress.step == 4

@@ -43,7 +43,7 @@ def test_the_mean_of_the_last_checkpoints_is_saved_and_evaluated(train):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_averages_and_does_not_continue_from_the_mean(train):
+def test_resumed_run_averages_but_continues_from_its_state(train):
     options = {"save_steps": 2, "average_checkpoints": 2, "eval_steps": 100, "learning_rate": 1e-3}
     train("two", max_steps=4, lr_scheduler_type="constant", **options)
     resumed = train("two", max_steps=6, lr_scheduler_type="constant", **options)
@@ -54,7 +54,7 @@ def test_a_run_that_goes_on_averages_and_does_not_continue_from_the_mean(train):
 
 
 @pytest.mark.slow
-def test_the_best_weights_are_what_the_results_tell_of(train):
+def test_results_refer_to_the_best_weights(train):
     loop = train(
         save_steps=2,
         eval_steps=2,

@@ -85,7 +85,7 @@ def pairs(folder, **extra_columns):
     )
 
 
-def test_a_run_learns_reports_each_part_and_leaves_what_both_worlds_load(classify, folder):
+def test_run_learns_and_output_loads_in_jax_and_pytorch(classify, folder):
     loop = classify(
         max_steps=40,
         eval_steps=20,
@@ -155,7 +155,7 @@ def test_every_encoder_with_the_head_learns(classify, folder, changes):
         "fsdp=2,tensor=2,sequence=2",
     ],
 )
-def test_neither_devices_nor_micro_batches_change_losses_and_scores(classify, mesh):
+def test_losses_and_scores_do_not_depend_on_devices_or_micro_batches(classify, mesh):
     single = classify("one", do_train=True, do_eval=True)
     devices = int(np.prod([int(part[-1]) for part in mesh.split(",")]))
     distributed = classify(
@@ -192,7 +192,7 @@ def test_an_epoch_visits_every_example_once(classify):
 
 
 @pytest.mark.slow
-def test_pairs_are_told_apart_and_predictions_written(classify, folder):
+def test_pairs_are_classified_and_predictions_written(classify, folder):
     loop = classify(
         **pairs(folder, test_file=folder / "out_dev.jsonl"),
         label_column="label",
@@ -214,7 +214,7 @@ def test_pairs_are_told_apart_and_predictions_written(classify, folder):
     )
 
 
-def test_unlabelled_examples_are_predicted_and_not_judged(classify, folder, tmp_path):
+def test_unlabeled_examples_are_predicted_without_scores(classify, folder, tmp_path):
     unlabelled = tmp_path / "unlabelled.jsonl"
     unlabelled.write_text("".join(json.dumps({"text": f"the cat {i}"}) + "\n" for i in range(5)))
     labelled = tmp_path / "labelled.jsonl"
@@ -270,7 +270,7 @@ def test_a_score_that_is_no_number_is_null_in_the_results(classify, folder, tmp_
     assert json.loads(results_text, parse_constant=pytest.fail)["eval_pearson"] is None
 
 
-def test_an_evaluation_alone_takes_classes_and_words_from_the_model(classify, folder):
+def test_evaluation_uses_classes_and_vocabulary_of_the_model(classify, folder):
     trained = classify("one", tokenizer_name=None, vocabulary="words")
     again = classify(
         "again",
@@ -339,7 +339,7 @@ def test_batches_of_other_widths_compile_four_times_at_most(classify):
         ({"tokenizer_name": None}, UsageError, "no tokenizer: .*--tokenizer_name"),
     ],
 )
-def test_what_cannot_work_is_said(classify, folder, changes, error_type, message):
+def test_impossible_runs_are_rejected(classify, folder, changes, error_type, message):
     for name in ("train_file", "tokenizer_name"):
         if changes.get(name):
             changes = changes | {name: folder / changes[name]}

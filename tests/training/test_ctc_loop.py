@@ -90,7 +90,7 @@ def test_edits_are_counted():
 
 
 @pytest.mark.slow
-def test_what_is_no_sound_or_has_too_much_text_counts_for_nothing(spell, tmp_path, caplog):
+def test_broken_audio_and_too_long_texts_do_not_count(spell, tmp_path, caplog):
     rows = write_table(tmp_path, "mixed", 6)
     problems = write_bad_audio(tmp_path / "bad")
     del problems["short.wav"]
@@ -108,7 +108,7 @@ def test_what_is_no_sound_or_has_too_much_text_counts_for_nothing(spell, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_run_learns_to_spell_and_leaves_what_both_worlds_load(spell, folder):
+def test_run_learns_and_output_loads_in_jax_and_pytorch(spell, folder):
     loop = spell(max_steps=300, logging_steps=50, warmup_steps=20, learning_rate=3e-3)
     assert loop.metrics["eval_cer"] < 0.1
     pytest.importorskip("torch")
@@ -143,7 +143,7 @@ def test_a_run_learns_to_spell_and_leaves_what_both_worlds_load(spell, folder):
 
 
 @pytest.mark.slow
-def test_a_pretrained_encoder_is_gone_on_with(spell, folder, tmp_path):
+def test_training_continues_from_a_pretrained_encoder(spell, folder, tmp_path):
     from tests.support import runs
 
     flags = {
@@ -172,7 +172,7 @@ def test_a_pretrained_encoder_is_gone_on_with(spell, folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_neither_devices_nor_their_number_change_the_losses(spell):
+def test_losses_do_not_depend_on_the_number_of_devices(spell):
     plain = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 5, "mask_time_prob": 0.3}
     single, two = (spell(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
     for step, loss in losses(single.folder).items():
@@ -180,7 +180,7 @@ def test_neither_devices_nor_their_number_change_the_losses(spell):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_bit(spell):
+def test_resume_is_bit_exact(spell):
     options = {"mask_time_prob": 0.3, "save_steps": 2, "max_steps": 4}
     uninterrupted = spell("whole", **options)
     with pytest.raises(SystemExit):
@@ -189,7 +189,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(spell):
     assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
 
 
-def test_what_cannot_be_trained_is_told(spell, folder):
+def test_untrainable_data_is_rejected(spell, folder):
     with pytest.raises(UsageError, match="directories contain no transcripts: use tables"):
         spell(train_file=None, train_dir=folder / "train")
     with pytest.raises(UsageError, match="--min_duration_in_seconds 2.0 is greater than"):

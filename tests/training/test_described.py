@@ -38,7 +38,7 @@ def test_devices_are_named_with_their_number(text, name, count):
 
 
 @pytest.mark.parametrize("text", ["h200:0", "h200:", "h200:x", "v9:4"])
-def test_what_is_no_device_is_refused(text):
+def test_unknown_device_is_rejected(text):
     with pytest.raises(UsageError, match=text.partition(":")[0]):
         aot.parse(text)
 
@@ -54,7 +54,7 @@ def test_what_is_no_device_is_refused(text):
         ("v7", 8, "tpu", None),
     ],
 )
-def test_a_described_device_is_what_hfseq_traces_for(name, count, platform, capability):
+def test_described_device_determines_tracing(name, count, platform, capability):
     described = devices(name, count)
     assert len(described) == count
     assert hardware.find_accelerator(described[0].device_kind) is hardware.get_accelerator(name)
@@ -92,7 +92,7 @@ def test_a_program_is_that_of_the_device(name, kernel):
     assert selected_implementations == ["cpu", {"h200": "cuda", "v5e": "tpu"}[name]]
 
 
-def test_jaxs_own_checks_of_the_machine_are_back_afterwards():
+def test_jax_machine_checks_are_restored():
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     original = cudnn.check_cudnn_version, cudnn.check_compute_capability
@@ -104,7 +104,7 @@ def test_jaxs_own_checks_of_the_machine_are_back_afterwards():
     assert original == (cudnn.check_cudnn_version, cudnn.check_compute_capability)
 
 
-def test_what_is_not_installed_is_one_line_with_the_command(monkeypatch):
+def test_missing_compiler_error_names_the_command(monkeypatch):
     monkeypatch.setattr(aot, "_package_folder", lambda module: None)
     for name in ("h200", "v5e"):
         with pytest.raises(aot.NoCompiler, match=r"pip install 'hfseq\[aot\]'"):
@@ -185,7 +185,7 @@ def test_jax_starts_quietly_where_only_the_compilers_are_installed():
     assert (process.stdout, process.stderr) == ("cpu\n", "")
 
 
-def test_a_driver_or_cudnn_means_that_a_device_is_wanted(monkeypatch, tmp_path):
+def test_driver_or_cudnn_enables_the_device(monkeypatch, tmp_path):
     installed = {aot.CUDA_PLUGIN}
     monkeypatch.setattr(
         aot, "_package_folder", lambda name: tmp_path if name in installed else None

@@ -59,7 +59,7 @@ def test_without_flags_a_run_is_one_process(monkeypatch):
     assert processes.process_count() == 1
 
 
-def test_flags_and_environment_say_the_same(monkeypatch):
+def test_flags_and_environment_are_equivalent(monkeypatch):
     flags = ["--coordinator_address=a:1", "--num_processes=4", "--process_id=2"]
     from_flags = parse(["--output_dir=x", *flags, "--local_device_ids=0,3"]).processes
     assert processes.resolve_cluster(from_flags) == ("a:1", 4, 2) and from_flags.devices == [0, 3]
@@ -184,7 +184,7 @@ def test_processes_that_agree_go_on_and_others_end(store):
             processes.check_agreement({"--seed": 1}, "fix it")
 
 
-def test_what_belongs_to_a_machine_may_differ(store, monkeypatch):
+def test_machine_specific_values_may_differ(store, monkeypatch):
     compared = []
     monkeypatch.setattr(
         processes, "check_agreement", lambda values, advice: compared.append(values)
@@ -205,7 +205,7 @@ def test_an_output_folder_that_is_not_shared(store, tmp_path, monkeypatch):
         processes.check_shared(tmp_path)
 
 
-def test_alone_nothing_is_asked(tmp_path):
+def test_single_process_does_not_communicate(tmp_path):
     processes.check_agreement({"--seed": 1}, "")
     processes.check_shared(tmp_path / "new")
     processes.barrier()
@@ -227,7 +227,7 @@ def leaving(monkeypatch):
     return codes
 
 
-def test_an_error_is_told_to_the_others_with_its_exit_code(store, leaving):
+def test_errors_reach_other_processes_with_the_exit_code(store, leaving):
     fake_store = store(0)
     with pytest.raises(UsageError, match="bad"), processes.fail_together():
         raise UsageError("bad\nlines")
@@ -236,7 +236,7 @@ def test_an_error_is_told_to_the_others_with_its_exit_code(store, leaving):
     assert ': bad", "code": 2' in fake_store.values[processes.FAILURE_KEY]
 
 
-def test_a_broken_connection_is_explained_by_who_broke_it(store, leaving):
+def test_broken_connection_error_names_the_process(store, leaving):
     fake_store = store(1)
     fake_store.values[processes.FAILURE_KEY] = '{"text": "process 0 on here: bad", "code": 2}'
     with pytest.raises(HfseqError, match="^process 0 on here: bad$"), processes.fail_together():

@@ -111,7 +111,7 @@ def assert_same(reference_folder: Path, other: Path) -> None:
         np.testing.assert_allclose(other_weights[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
-def test_two_processes_are_one_and_the_first_alone_writes(flags, train, tmp_path):
+def test_two_processes_match_one_and_only_the_first_writes(flags, train, tmp_path):
     options = {"save_steps": 3, "eval_steps": 3}
     train("one", devices=2, **options)
     texts = Processes(flags("two", **options), 2).ends(0)
@@ -207,7 +207,7 @@ def test_every_process_writes_all_translations(flags, train, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes(flags, train, tmp_path):
+def test_run_resumes_with_another_number_of_processes(flags, train, tmp_path):
     options = {"save_steps": 2, "lr_scheduler_type": "constant_with_warmup"}
     train("whole", devices=4, **options)
     for count, devices, until in ((4, 1, 2), (2, 2, 4), (1, 4, 6)):

@@ -73,9 +73,7 @@ def assert_same_losses(reference_folder: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_through_meshes_with_the_rows_of_one_that_did_not_change(
-    train, notes, tmp_path
-):
+def test_run_resumes_on_other_meshes_with_the_same_rows(train, notes, tmp_path):
     train("whole", devices=1, max_steps=6, **OPTIONS)
     uninterrupted = notes("here")
     (tmp_path / "here.notes").unlink()
@@ -90,9 +88,7 @@ def test_a_run_goes_on_through_meshes_with_the_rows_of_one_that_did_not_change(
 
 
 @pytest.mark.slow  # by default test_a_killed_process_ends_the_others_soon, and test_kill.py
-def test_a_killed_worker_ends_the_run_and_another_number_of_processes_goes_on(
-    train, notes, processes, tmp_path
-):
+def test_killed_worker_ends_the_run_which_resumes_elsewhere(train, notes, processes, tmp_path):
     steps = 12
     running = processes("parts", 2, 1, max_steps=4000, heartbeat_timeout=60, logging_steps=1)
     saved = Checkpointer(tmp_path / "parts", limit=None)
@@ -124,7 +120,7 @@ def test_a_killed_worker_ends_the_run_and_another_number_of_processes_goes_on(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_devices_to_processes_and_back(train, notes, processes, tmp_path):
+def test_run_resumes_between_devices_and_processes(train, notes, processes, tmp_path):
     train("whole", devices=1, max_steps=10, **OPTIONS)
     uninterrupted = [line["rows"] for line in notes("here")]
     (tmp_path / "here.notes").unlink()

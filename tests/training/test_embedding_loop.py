@@ -120,7 +120,7 @@ def test_the_loss_is_that_of_the_formula(embed, pairs, tmp_path):
     assert loop.metrics["eval_loss"] == pytest.approx(total, rel=1e-4)
 
 
-def test_eight_devices_compare_the_whole_batch(embed):
+def test_eight_devices_contrast_the_global_batch(embed):
     changes = {"do_train": True, "max_steps": 4}
     single = losses(embed("one", **changes).folder)
     distributed = losses(embed("many", devices=8, mesh="data=8", **changes).folder)
@@ -129,7 +129,7 @@ def test_eight_devices_compare_the_whole_batch(embed):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_bit(embed):
+def test_resume_is_bit_exact(embed):
     changes = {"do_train": True, "save_steps": 2}
     uninterrupted = losses(embed("whole", **changes).folder)
     with pytest.raises(SystemExit):
@@ -137,7 +137,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(embed):
     assert losses(embed("cut", **changes).folder) == uninterrupted
 
 
-def test_flags_that_cannot_be_are_told(embed, pairs, tmp_path):
+def test_invalid_flags_are_rejected(embed, pairs, tmp_path):
     with pytest.raises(UsageError, match="--matryoshka_dims 64 .*32"):
         embed("wide", matryoshka_dims="64")
     with pytest.raises(UsageError, match="matryoshka_dims 8,x: expected positive integers"):

@@ -27,7 +27,7 @@ def files(folder):
     return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_tokenizer_that_cannot_be_written_leaves_the_one_that_was_there(tmp_path):
+def test_failed_tokenizer_write_keeps_the_previous_one(tmp_path):
     export._save_tokenizer(Tokenizer("first"), tmp_path)
     original = files(tmp_path)
     assert original == {"more/template.jinja": "first", "tokenizer.json": "first"}
@@ -38,7 +38,7 @@ def test_a_tokenizer_that_cannot_be_written_leaves_the_one_that_was_there(tmp_pa
     assert set(files(tmp_path).values()) == {"second"}
 
 
-def test_another_failure_of_a_tokenizer_stays_what_it_is(tmp_path):
+def test_other_tokenizer_errors_are_raised_unchanged(tmp_path):
     class Broken:
         def save_pretrained(self, folder):
             raise KeyError("vocab")

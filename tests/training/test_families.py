@@ -44,7 +44,7 @@ TRAINED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "objective", "sizes", "tokenizer"), TRAINED)
-def test_a_mesh_trains_what_one_device_does_and_resumes_to_the_bit(
+def test_mesh_matches_single_device_and_resume_is_bit_exact(
     train, corpus, name, objective, sizes, tokenizer
 ):
     options = {"model_type": name, "config_overrides": sizes, "do_train": True, "save_steps": 2}

@@ -101,7 +101,7 @@ def test_training_follows_bfloat16(train):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_last_bit(train, tmp_path):
+def test_resume_is_bit_exact(train, tmp_path):
     options = {"devices": 1, "save_steps": 3, "gradient_accumulation_steps": 2, **RECIPE}
     uninterrupted = train("whole", **options)
     with pytest.raises(SystemExit):
@@ -128,7 +128,7 @@ def test_a_run_cannot_change_its_collections_on_the_way(train, change):
 
 
 @pytest.mark.slow
-def test_a_skipped_step_leaves_the_state(train):
+def test_skipped_step_keeps_the_state(train):
     """A step with a non-finite loss does not change the scales."""
     old_state = {}
 
@@ -146,7 +146,7 @@ def test_a_skipped_step_leaves_the_state(train):
 
 
 @pytest.mark.slow
-def test_moments_and_decay_know_nothing_of_the_scales(train):
+def test_scales_have_no_moments_or_decay(train):
     loop = train(devices=1, max_steps=2, weight_decay=0.1, max_grad_norm=1.0, **RECIPE)
     names = {
         str(key) for path, _ in jax.tree.flatten_with_path(loop.state.opt_state)[0] for key in path

@@ -10,7 +10,7 @@ from hfseq.nn import trees
 from hfseq.training.state import make_state, make_step
 
 
-def test_frozen_parameters_are_used_and_neither_differentiated_nor_in_the_state(train):
+def test_frozen_parameters_are_not_in_the_train_state(train):
     observed = []
     result = train(devices=1, max_steps=2, callbacks=[lambda info: observed.append(info.batch)])
     run, optimizer = result.run, optax.sgd(0.1)

@@ -43,7 +43,7 @@ def test_permutations_have_axes_too():
     assert collective.axes == ("data",) and collective.size == 16
 
 
-def test_what_was_started_counts_once_and_what_is_done_not_at_all():
+def test_asynchronous_collectives_count_once():
     started = "(f32[2,8]{1,0}, f32[4,8]{1,0})"
     text = line("replica_groups=[4,2]<=[8]", "all-gather-start", started)
     text += "\n  %d = f32[4,8]{1,0} all-gather-done(%x.1)"
@@ -51,11 +51,11 @@ def test_what_was_started_counts_once_and_what_is_done_not_at_all():
     assert collective.shapes == ((4, 8),)
 
 
-def test_groups_of_one_device_exchange_nothing():
+def test_single_device_groups_do_not_communicate():
     assert find_collectives(line("replica_groups=[8,1]<=[8]", "all-reduce"), MESH) == []
 
 
-def test_a_loop_counts_as_often_as_it_turns():
+def test_loops_count_their_iterations():
     @jax.jit
     def run(x):
         def body(x, _):

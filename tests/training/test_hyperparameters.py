@@ -51,7 +51,7 @@ def test_tensorboard_reads_the_flags_for_its_hparams_tab(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_run_that_ends_with_an_error_is_a_failure_there(tmp_path):
+def test_failed_run_is_recorded_as_failure(tmp_path):
     (tracker,) = make_trackers(["tensorboard"], tmp_path, None, CONFIG, 0)
     tracker.log({"train_loss": 1.0}, 1)
     with pytest.raises(ZeroDivisionError):
@@ -62,7 +62,7 @@ def test_a_run_that_ends_with_an_error_is_a_failure_there(tmp_path):
     assert information(tmp_path, "session_end_info").status == 2
 
 
-def test_the_log_begins_with_the_flags_and_says_where_the_run_went_on(tmp_path):
+def test_log_contains_flags_and_resume_steps(tmp_path):
     for resume in (0, 4):
         (tracker,) = make_trackers(["jsonl"], tmp_path, None, CONFIG, resume)
         for step in range(resume + 1, resume + 7):
@@ -78,7 +78,7 @@ def test_the_log_begins_with_the_flags_and_says_where_the_run_went_on(tmp_path):
     }
 
 
-def test_tokens_and_the_home_directory_are_nobody_s_business(monkeypatch, tmp_path):
+def test_tokens_and_home_directory_are_redacted(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home" / "kari"))
     token = "hf_" + "a1B2" * 9
     config = {"file": [f"{tmp_path}/home/kari/data.txt"], "url": f"https://x:{token}@y", "n": 3}

@@ -56,9 +56,7 @@ def write_captions(tmp_path):
     return run
 
 
-def test_a_step_is_taken_captions_are_written_and_broken_pictures_count_for_nothing(
-    write_captions, tmp_path
-):
+def test_step_generates_captions_and_skips_broken_images(write_captions, tmp_path):
     write_bad_images(tmp_path / "bad")
     rows = [json.loads(line) for line in (DATA / "captions.jsonl").read_text().splitlines()][:6]
     rows = [row | {"image": str(DATA / row["image"])} for row in rows]
@@ -98,7 +96,7 @@ def test_the_loss_is_that_of_pytorch(write_captions):
 
 
 @pytest.mark.slow
-def test_a_run_learns_and_leaves_what_both_worlds_load(write_captions):
+def test_run_learns_and_output_loads_in_jax_and_pytorch(write_captions):
     torch = pytest.importorskip("torch")
     from transformers import AutoTokenizer, VisionEncoderDecoderModel
 
@@ -124,7 +122,7 @@ def test_two_devices_have_the_losses_of_one(write_captions):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_bit(write_captions):
+def test_resume_is_bit_exact(write_captions):
     options = {"augment": True, "save_steps": 2, "max_steps": 4, "predict_with_generate": False}
     uninterrupted = write_captions("whole", **options)
     with pytest.raises(SystemExit):
@@ -133,7 +131,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(write_captions):
     assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
 
 
-def test_what_does_not_fit_is_told(write_captions):
+def test_mismatched_inputs_are_rejected(write_captions):
     with pytest.raises(UsageError, match="directories contain classes but no captions"):
         write_captions(train_file=None, train_dir=DATA / "pictures")
     with pytest.raises(UsageError, match="create_model_from_encoder_decoder_models"):
@@ -145,7 +143,7 @@ def test_what_does_not_fit_is_told(write_captions):
 
 
 @pytest.mark.slow
-def test_a_model_is_made_of_two_checkpoints_and_nothing_is_replaced(tmp_path):
+def test_combine_creates_a_model_and_replaces_nothing(tmp_path):
     from transformers import AutoTokenizer, GPT2Config, ViTConfig, ViTImageProcessorPil
 
     from hfseq import FlaxGPT2LMHeadModel, FlaxViTModel

@@ -59,7 +59,7 @@ def classify(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_learns_and_leaves_what_both_worlds_load(classify, folder):
+def test_run_learns_and_output_loads_in_jax_and_pytorch(classify, folder):
     loop = classify(max_steps=300, logging_steps=50, warmup_steps=10, decode_workers=2)
     assert loop.metrics["eval_accuracy"] > 0.9 and losses(loop.folder)[300] < 0.3
     assert "eval_left_out" not in loop.metrics
@@ -83,7 +83,7 @@ def test_a_run_learns_and_leaves_what_both_worlds_load(classify, folder):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_bit(classify):
+def test_resume_is_bit_exact(classify):
     uninterrupted = classify("whole", augment=True, save_steps=2, max_steps=5)
     with pytest.raises(SystemExit):
         classify("parts", augment=True, save_steps=2, max_steps=5, callbacks=[stop_at(3)])
@@ -109,7 +109,7 @@ def test_two_devices_take_the_steps_of_one(model_type, classify, tmp_path):
     assert single.metrics["eval_loss"] == pytest.approx(two.metrics["eval_loss"], rel=1e-4)
 
 
-def test_pictures_that_cannot_be_read_are_left_out_and_counted(classify, tmp_path, caplog):
+def test_unreadable_images_are_skipped_and_counted(classify, tmp_path, caplog):
     draw_digits(tmp_path / "data", 3)
     problems = write_bad_images(tmp_path / "data" / "1")
     caplog.set_level(logging.WARNING, "hfseq")
@@ -127,7 +127,7 @@ def test_pictures_that_cannot_be_read_are_left_out_and_counted(classify, tmp_pat
     assert all("\n" not in line for line in messages)
 
 
-def test_what_does_not_fit_is_told_before_training(classify, folder, tmp_path):
+def test_mismatches_are_reported_before_training(classify, folder, tmp_path):
     with pytest.raises(UsageError, match="'bert' has no class ForImageClassification"):
         classify(model_type="bert", config_overrides=None)
     model_folder = tmp_path / "model"
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_told_before_training(classify, folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_predictions_of_pictures_without_labels_are_written(classify, folder, tmp_path):
+def test_predictions_of_unlabeled_images_are_written(classify, folder, tmp_path):
     trained = classify(max_steps=2)
     flat = tmp_path / "flat"
     flat.mkdir()

@@ -91,7 +91,7 @@ def contrast(folder, tmp_path):
     return run
 
 
-def test_a_step_is_taken_and_broken_pictures_count_for_nothing(contrast, folder, tmp_path):
+def test_step_skips_broken_images(contrast, folder, tmp_path):
     write_bad_images(folder / "bad")
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()][:6]
     rows += [
@@ -106,7 +106,7 @@ def test_a_step_is_taken_and_broken_pictures_count_for_nothing(contrast, folder,
 
 
 @pytest.mark.slow
-def test_a_run_learns_and_leaves_what_both_worlds_load(contrast):
+def test_run_learns_and_output_loads_in_jax_and_pytorch(contrast):
     loop = contrast(max_steps=300, logging_steps=50, learning_rate=1e-3, warmup_steps=20)
     # The digits alternate in the table, so the four rows of an evaluation batch all differ.
     assert loop.metrics["eval_accuracy"] > 0.9
@@ -130,7 +130,7 @@ def test_the_loss_is_over_the_batch_of_all_devices(contrast):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_bit(contrast):
+def test_resume_is_bit_exact(contrast):
     uninterrupted = contrast("whole", augment=True, save_steps=2, max_steps=4)
     with pytest.raises(SystemExit):
         contrast("parts", augment=True, save_steps=2, max_steps=4, callbacks=[stop_at(3)])
@@ -138,7 +138,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(contrast):
     assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
 
 
-def test_what_is_no_pair_is_told(contrast, folder, tmp_path):
+def test_invalid_pairs_are_rejected(contrast, folder, tmp_path):
     with pytest.raises(UsageError, match="directories contain classes but no captions"):
         contrast(train_file=None, train_dir=folder / "train")
     with pytest.raises(UsageError, match="no model: .*--model_name_or_path"):
@@ -146,7 +146,7 @@ def test_what_is_no_pair_is_told(contrast, folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_script_puts_two_checkpoints_together_and_goes_on_from_them(tmp_path):
+def test_clip_script_combines_checkpoints_and_resumes(tmp_path):
     from PIL import Image
     from transformers import ViTImageProcessorPil
 

@@ -88,7 +88,7 @@ def without_text(name: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlm", *SLOW])
-def test_kills_at_random_moments_change_nothing(flags, labelled, tmp_path, name):
+def test_kills_at_random_moments_do_not_change_results(flags, labelled, tmp_path, name):
     script, objective, objective_flags, kills = RUNS[name]
     options = {"max_steps": STEPS, "save_steps": 7, "save_total_limit": 2, "eval_steps": 40}
     options |= {"objective": objective, **objective_flags}
@@ -144,7 +144,7 @@ def log_of(run: subprocess.Popen, folder: Path, step: int) -> None:
         pytest.param([signal.SIGTERM], 0, id="sigterm"),
     ],
 )
-def test_a_signal_saves_and_a_second_ctrl_c_leaves_at_once(flags, tmp_path, signals, code):
+def test_signal_saves_and_second_ctrl_c_exits(flags, tmp_path, signals, code):
     """The first signal stops after the step and saves. In all cases, the run can be resumed."""
     options = {"max_steps": 4000, "save_steps": 50, "eval_strategy": "no", "report_to": "jsonl"}
     run = start(flags("signalled", **options), "run_mlm_flax.py")

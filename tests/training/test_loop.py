@@ -69,7 +69,7 @@ def test_scanned_and_rematerialised_layers_give_the_same_losses(train, reference
 
 
 @pytest.mark.slow
-def test_fsdp_leaves_each_device_its_share_of_parameters_and_optimizer_state(train):
+def test_fsdp_shards_parameters_and_optimizer_state(train):
     loop = train("fsdp", mesh="fsdp=8", max_steps=2)
     for part in ("params", "opt_state"):
         leaves = [leaf for leaf in jax.tree.leaves(getattr(loop.state, part)) if leaf.size > 1]
@@ -79,7 +79,7 @@ def test_fsdp_leaves_each_device_its_share_of_parameters_and_optimizer_state(tra
         assert device_size <= total_size / 8 + sum(bias)  # the vocabulary's bias alone is not split
 
 
-def test_training_learns_and_leaves_a_directory_that_both_worlds_load(train):
+def test_run_learns_and_output_loads_in_jax_and_pytorch(train):
     loop = train(
         "full",
         devices=1,
@@ -123,7 +123,7 @@ def _assert_torch_gives_the_same_logits(loop):
     )
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train):
+def test_resume_is_bit_exact(train):
     uninterrupted = train("whole", devices=1, max_steps=9, save_steps=4, logging_steps=3)
     with pytest.raises(SystemExit) as left:
         train(
@@ -163,7 +163,7 @@ def test_the_next_twenty_losses_are_the_same_on_another_number_of_devices(train)
     assert_same(losses(loop.folder), expected)
 
 
-def test_sigterm_saves_and_exits_with_the_code_asked_for(train):
+def test_sigterm_saves_and_exits_with_the_requested_code(train):
     with pytest.raises(SystemExit) as left:
         train("term", devices=1, callbacks=[stop_at(2)], sigterm_exit_code=143)
     assert left.value.code == 143
@@ -202,7 +202,7 @@ def test_save_total_limit_keeps_the_newest_and_the_best(train):
 
 
 @pytest.mark.slow
-def test_load_best_model_at_end_leaves_the_best_weights(train):
+def test_load_best_model_at_end_saves_the_best_weights(train):
     loop = train(
         "best",
         devices=1,
@@ -238,7 +238,7 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_checkpoint(train, tm
     assert np.isfinite(load_file(tmp_path / "nan" / "model.safetensors")["lm_head.bias"]).all()
 
 
-def test_on_non_finite_skip_leaves_the_state_of_a_bad_step_unchanged(train, caplog):
+def test_on_non_finite_skip_keeps_the_state(train, caplog):
     with caplog.at_level("WARNING"):
         loop = train(
             "skip",
@@ -300,7 +300,7 @@ def test_streaming_resumes_at_the_very_row(train):
 
 
 @pytest.mark.slow
-def test_a_frozen_parameter_stays_as_it_was(train):
+def test_frozen_parameter_is_unchanged(train):
     first = {}
 
     def remember(info):
@@ -362,7 +362,7 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(train, reference
         ({"profile": "ten"}, "--profile ten: .*first-last"),
     ],
 )
-def test_usage_errors_name_the_value_and_what_would_work(train, changes, message):
+def test_usage_errors_name_the_value_and_a_fix(train, changes, message):
     with pytest.raises(UsageError, match=message) as raised:
         train("wrong", **changes)
     assert raised.value.exit_code == 2

@@ -31,7 +31,7 @@ def base(train):
     return train("base", max_steps=2).folder
 
 
-def test_only_adapters_are_trained_kept_and_left(train, base, tmp_path):
+def test_only_adapters_are_trained_and_saved(train, base, tmp_path):
     loop = train("lora", model_name_or_path=base, do_train=True, do_eval=True, save_steps=3, **LORA)
     leaves = trees.flatten(loop.state.params)
     assert leaves and all("lora_" in trees.join(path) for path in leaves)
@@ -57,7 +57,7 @@ def test_only_adapters_are_trained_kept_and_left(train, base, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_bit(train, base):
+def test_resume_is_bit_exact(train, base):
     options = {"model_name_or_path": base, "do_train": True, "save_steps": 2, **LORA}
     uninterrupted = losses(train("whole", 1, **options).folder)
     with pytest.raises(SystemExit):
@@ -129,7 +129,7 @@ def test_few_bits_are_for_a_base_that_is_not_trained(train, base):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
-def test_a_mesh_trains_what_one_device_does(train, base, scan):
+def test_mesh_matches_single_device(train, base, scan):
     options = {
         "model_name_or_path": base,
         "do_train": True,
@@ -151,7 +151,7 @@ def test_a_mesh_trains_what_one_device_does(train, base, scan):
     assert kernel.qvalue.sharding.shard_shape(kernel.shape)[-2:] == (16, 16)
 
 
-def test_what_cannot_be_adapted_is_told(train, base, tmp_path):
+def test_unsupported_adapter_targets_are_rejected(train, base, tmp_path):
     with pytest.raises(UsageError, match="--use_peft .*--model_name_or_path"):
         train("none", do_train=True, **{**LORA, "model_type": "roberta"})
     with pytest.raises(UsageError, match="target_modules q_proj: no layer of this model"):

@@ -28,7 +28,7 @@ def test_overflow_halves_and_patience_doubles():
     ("factor", "loss", "norm", "expected"),
     [(8, 1.0, np.inf, True), (8, 1.0, 1.0, False), (8, np.nan, np.inf, False), (1, 1.0, np.inf, 0)],
 )
-def test_the_scale_is_to_blame_where_the_loss_is_finite(factor, loss, norm, expected):
+def test_overflow_with_finite_loss_is_attributed_to_the_scale(factor, loss, norm, expected):
     scale = {"factor": jnp.float32(factor), "good_steps": jnp.int32(0)}
     result = state.overflowed(scale, jnp.float32(loss), jnp.float32(norm))
     assert bool(result) == bool(expected)

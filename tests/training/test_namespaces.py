@@ -57,7 +57,7 @@ def on(flags, tmp_path: Path) -> Callable[..., list]:
         ("clm", 2, 2, "data=2,tensor=2"),
     ],
 )
-def test_machines_with_addresses_of_their_own_are_one_run(
+def test_separate_network_namespaces_form_one_run(
     on, train, tmp_path, objective, count, devices, mesh
 ):
     options = {"mesh": mesh, "max_steps": 4, "save_steps": 2, "heartbeat_timeout": 600}

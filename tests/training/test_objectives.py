@@ -40,9 +40,7 @@ def reference(train, references):
     ("mesh", "micro"),
     [("data=2", 4), ("data=2,tensor=2", 1), ("fsdp=2,tensor=2,sequence=2", 2), ("data=8", 1)],
 )
-def test_neither_devices_nor_micro_batches_change_the_losses(
-    train, reference, objective, mesh, micro
-):
+def test_losses_do_not_depend_on_devices_or_micro_batches(train, reference, objective, mesh, micro):
     devices = math.prod(int(part[-1]) for part in mesh.split(","))
     options = {"mesh": mesh, "gradient_accumulation_steps": micro, "do_train": True}
     loop = train("many", devices, objective, **options)
@@ -52,7 +50,7 @@ def test_neither_devices_nor_micro_batches_change_the_losses(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", NEW)
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(train, reference, objective):
+def test_resume_is_bit_exact(train, reference, objective):
     expected, uninterrupted = reference(objective)
     with pytest.raises(SystemExit):
         train("parts", 1, objective, callbacks=[stop_at(3)], save_steps=2, do_train=True)
@@ -133,7 +131,7 @@ def test_training_learns_and_pytorch_gives_the_same_logits(train, objective):
 
 
 @pytest.mark.slow
-def test_a_decoder_of_the_bert_family_is_made_causal(train):
+def test_bert_decoder_is_causal(train):
     changes = {"model_type": "bert", "warmup_steps": 0, "max_steps": 1}
     sizes = "hidden_size=32,num_hidden_layers=1,num_attention_heads=4,intermediate_size=64"
     loop = train("bert", 1, "clm", **{**changes, "config_overrides": sizes})
@@ -171,7 +169,7 @@ def test_word_perplexity_divides_all_nats_by_the_words(train, tmp_path):
         (10**30, None, None, 1024),
     ],
 )
-def test_block_size_is_1024_at_most_unless_it_is_given(tokenizer, model, block_size, expected):
+def test_block_size_defaults_to_at_most_1024(tokenizer, model, block_size, expected):
     from hfseq.data.arguments import CausalArguments
     from hfseq.objectives.clm import CausalLM
 
@@ -194,12 +192,12 @@ def test_block_size_is_1024_at_most_unless_it_is_given(tokenizer, model, block_s
         ),
     ],
 )
-def test_usage_errors_name_the_value_and_what_would_work(train, objective, changes, message):
+def test_usage_errors_name_the_value_and_a_fix(train, objective, changes, message):
     with pytest.raises(UsageError, match=message):
         train("wrong", 8, objective, **changes)
 
 
-def test_flags_of_another_objective_keep_what_was_set(flags):
+def test_flags_convert_between_objectives(flags):
     from hfseq.training.arguments import parse, with_data_arguments
 
     arguments = [*flags("x"), "--validation_split_percentage=7"]

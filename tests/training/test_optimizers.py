@@ -68,7 +68,7 @@ def test_biases_and_norms_are_not_decayed(path, decayed):
 
 
 @pytest.mark.parametrize("optim", first(OPTIMIZERS, "adamw", "adafactor", "lion", "sgd", "muon"))
-def test_every_registered_optimizer_descends_and_decays_what_it_should(optim):
+def test_every_registered_optimizer_descends_and_applies_decay(optim):
     plain, decayed = updates(optim=optim), updates(optim=optim, weight_decay=0.5)
     kernel = plain["encoder"]["layer"]["0"]["dense"]["kernel"]
     assert (kernel < 0).all() and jnp.isfinite(kernel).all()
@@ -156,7 +156,7 @@ def test_noam_needs_a_warmup_and_a_width(width, warmup):
         make_schedule(arguments(lr_scheduler_type="noam", warmup_steps=warmup), 100, width)
 
 
-def test_muon_takes_the_kernels_of_decoders_and_leaves_heads_to_adam():
+def test_muon_optimizes_kernels_and_adam_the_rest():
     kernels = {
         "decoder": {"layers": {"0": {"fc1": {"kernel": jnp.ones((4, 8))}}}},
         "predictions": {"decoder": {"kernel": jnp.ones((4, 8))}},
@@ -172,7 +172,7 @@ def test_muon_takes_the_kernels_of_decoders_and_leaves_heads_to_adam():
     assert signs == {"decoder": False, "predictions": True, "lm_head": True}
 
 
-def test_warmup_ratio_counts_where_no_steps_are_given():
+def test_warmup_ratio_applies_without_warmup_steps():
     schedule = make_schedule(arguments(warmup_ratio=0.2), 50)
     assert float(schedule(5)) == pytest.approx(0.05) and float(schedule(10)) == pytest.approx(0.1)
 
@@ -183,7 +183,7 @@ def test_a_warmup_longer_than_the_run_is_refused():
 
 
 @pytest.mark.slow
-def test_absolute_decay_multiplies_kernels_and_tables_whatever_the_learning_rate():
+def test_absolute_decay_does_not_depend_on_learning_rate():
     """With a learning rate of zero, only the decay changes parameters."""
     tree = {
         "model": {
@@ -219,7 +219,7 @@ def test_absolute_decay_multiplies_kernels_and_tables_whatever_the_learning_rate
         assert all((leaf == 2.0).all() for p, leaf in moved.items() if trees.join(p) not in decayed)
 
 
-def test_cosine_ends_at_a_share_of_the_peak_and_stays_there():
+def test_cosine_ends_at_the_end_ratio():
     options = arguments(
         lr_scheduler_type="cosine", warmup_steps=10, lr_end_ratio=0.1, lr_constant_steps=20
     )
@@ -231,7 +231,7 @@ def test_cosine_ends_at_a_share_of_the_peak_and_stays_there():
     assert rates[80:] == pytest.approx([0.01] * 20)
 
 
-def test_linear_has_an_end_and_inverse_sqrt_can_be_held():
+def test_linear_and_inverse_sqrt_schedules():
     linear = make_schedule(arguments(lr_end_ratio=0.5), 10)
     assert float(linear(10)) == pytest.approx(0.05)
     options = arguments(lr_scheduler_type="inverse_sqrt", warmup_steps=10, lr_constant_steps=30)
@@ -267,6 +267,6 @@ def test_flags_of_schedule_and_decay_that_make_no_sense_are_refused(changes, mes
         arguments(**changes)
 
 
-def test_constant_steps_leave_room_for_a_decay():
+def test_constant_steps_precede_the_decay():
     with pytest.raises(UsageError, match="--lr_constant_steps 8 .* 10 steps"):
         make_schedule(arguments(lr_constant_steps=8, warmup_steps=2), 10)

@@ -12,7 +12,7 @@ import json
 STEPS = 4
 
 
-def test_a_step_is_logged_evaluated_shown_to_callbacks_and_saved_in_this_order(train, tmp_path):
+def test_callback_order_within_a_step(train, tmp_path):
     folder = tmp_path / "run"
     weights, observed = folder / "model.safetensors", []
 
@@ -53,7 +53,7 @@ def test_a_step_is_logged_evaluated_shown_to_callbacks_and_saved_in_this_order(t
     assert record["step"] == record["best_step"] == 1 and record["best_metric"] is not None
 
 
-def test_what_a_callback_changes_is_saved_with_its_step(train, tmp_path):
+def test_state_changed_by_a_callback_is_saved(train, tmp_path):
     """A callback that sets the bias of the head to zero after step 2, which the weights contain."""
     from safetensors.numpy import load_file
 

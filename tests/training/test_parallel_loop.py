@@ -21,7 +21,7 @@ def test_sequence_parallelism_changes_no_loss(train):
 
 
 @pytest.mark.slow
-def test_inspection_says_what_lies_where_and_what_is_exchanged(train, capsys):
+def test_sharding_inspection_lists_placement_and_collectives(train, capsys):
     train("run", mesh="data=2,fsdp=2,tensor=2", inspect_sharding=True, **ONE)
     text = capsys.readouterr().out
     assert "data=2, fsdp=2, tensor=2, sequence=1 (8 devices)" in text
@@ -58,7 +58,7 @@ def test_a_rule_that_splits_a_product_the_wrong_way_is_reported(train, monkeypat
         ({"mesh": "data=8", "global_batch_size": 4}, "4 rows of a step .* 8 data shards"),
     ],
 )
-def test_what_cannot_be_laid_out_is_explained(train, changes, message):
+def test_impossible_layouts_are_explained(train, changes, message):
     with pytest.raises(UsageError, match=message):
         train(**changes)
 

@@ -58,7 +58,7 @@ def assert_same(ours, theirs):
         assert error <= 1e-5 * max(1, np.abs(b).max()), (jax.tree_util.keystr(path), error)
 
 
-def test_every_architecture_has_sizes_here():
+def test_every_architecture_has_test_sizes():
     assert set(NAMES) <= set(parallel.SIZES), "add the new family to tests/support/parallel.py"
 
 
@@ -70,7 +70,7 @@ def test_losses_and_gradients_are_those_of_one_device(name, mesh, split_length):
 
 
 @pytest.mark.parametrize(("name", "mesh", "split_length"), list(cases()))
-def test_nothing_is_gathered_that_no_rule_asks_for(name, mesh, split_length):
+def test_only_rules_cause_gathers(name, mesh, split_length):
     model, layout, step = parallel.compile_step(name, parallel.main_head(name), mesh, split_length)
     collectives = find_collectives(step.as_text(), layout.mesh)
     unasked = [
@@ -90,7 +90,7 @@ def test_nothing_is_gathered_that_no_rule_asks_for(name, mesh, split_length):
     "name",
     first(TEXT, *(name for name in NAMES if (name, "data=4,tensor=2", True) in DEFAULT)),
 )
-def test_neither_logits_nor_tables_of_words_come_together_on_a_device(name):
+def test_logits_and_embeddings_are_never_gathered(name):
     """The vocabulary is sharded in the embedding, the head and the loss."""
     task = parallel.main_head(name)
     model, layout, step = parallel.compile_step(name, task, "data=4,tensor=2", True)

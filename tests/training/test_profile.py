@@ -50,7 +50,7 @@ def before(step):
     return callbacks.StepInfo(None, None, Progress(step=step - 1))
 
 
-def test_a_profile_begins_before_its_first_step_and_ends_behind_its_last(monkeypatch, tmp_path):
+def test_profile_covers_its_steps(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(callbacks.jax.profiler, "start_trace", lambda folder: calls.append("start"))
     monkeypatch.setattr(callbacks.jax.profiler, "stop_trace", lambda: calls.append("stop"))
@@ -61,7 +61,7 @@ def test_a_profile_begins_before_its_first_step_and_ends_behind_its_last(monkeyp
     assert calls == [1, "start", 2, 3, "stop", 4, 5, 6]
 
 
-def test_a_run_that_goes_on_among_the_steps_profiles_the_rest(monkeypatch, tmp_path):
+def test_resumed_run_profiles_the_remaining_steps(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(callbacks.jax.profiler, "start_trace", lambda folder: calls.append("start"))
     monkeypatch.setattr(callbacks.jax.profiler, "stop_trace", lambda: calls.append("stop"))
@@ -74,7 +74,7 @@ def test_a_run_that_goes_on_among_the_steps_profiles_the_rest(monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("steps", ["ten", "5", "5-2", "0-3", "-3", "1-2-3"])
-def test_other_forms_are_refused_before_anything_is_read(flags, steps):
+def test_invalid_profile_ranges_are_rejected(flags, steps):
     from hfseq.training.arguments import parse
 
     with pytest.raises(UsageError, match="--profile .* first-last"):

@@ -94,14 +94,14 @@ def test_a_refusing_hub_does_not_stop_training(train, hub, no_waiting, tmp_path)
     assert (tmp_path / "tiny" / "README.md").exists()
 
 
-def test_at_the_end_alone_one_commit_is_made(train, hub):
+def test_hub_strategy_end_makes_one_commit(train, hub):
     train("tiny", devices=1, save_steps=2, hub_strategy="end", **PUSH)
     titles = [commit.title for commit in hub.repo("user/tiny").history()]
     assert titles == ["End of training"]
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_elsewhere_from_the_checkpoint_on_the_hub(train, flags, hub, tmp_path):
+def test_run_resumes_from_the_hub_checkpoint(train, flags, hub, tmp_path):
     """The output directory is lost, and the run is resumed from the Hub."""
     from huggingface_hub import snapshot_download
 
@@ -146,9 +146,7 @@ def publisher(folder, **flags):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_push_that_hangs_and_says_what_finishes_it(
-    hub, model_folder, messages, number
-):
+def test_signal_ends_hanging_push_with_the_completion_command(hub, model_folder, messages, number):
     hung = hub.fail("POST", "/commit/main", action="hang")
 
     def when_it_hangs():
@@ -182,7 +180,7 @@ def test_a_finished_run_ends_well_although_the_hub_hangs(train, hub, messages, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_the_exit_code_of_a_signal_is_kept_while_publishing(train, hub, number, code):
+def test_exit_code_of_a_signal_survives_publishing(train, hub, number, code):
     hung = hub.fail("POST", "/commit/main", action="hang")
 
     def when_it_hangs():

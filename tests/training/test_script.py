@@ -49,7 +49,7 @@ def run(tmp_path, enabled, *prefix_lines, **environ):
     return process.pid, out.strip()
 
 
-def test_a_script_begins_anew_as_the_same_process_with_the_same_words(tmp_path, enabled):
+def test_script_restarts_with_the_same_arguments(tmp_path, enabled):
     pid, out = run(tmp_path, enabled)
     assert out == f"{pid} glibc.malloc.hugetlb=1 ['--name', 'a b']"
     pid, out = run(tmp_path, enabled, "-X", "utf8", "-W", "error")
@@ -57,13 +57,13 @@ def test_a_script_begins_anew_as_the_same_process_with_the_same_words(tmp_path, 
 
 
 @pytest.mark.parametrize("choice", ["glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=2"])
-def test_a_choice_of_the_user_is_left_alone(tmp_path, enabled, choice):
+def test_user_setting_is_respected(tmp_path, enabled, choice):
     _, out = run(tmp_path, enabled, GLIBC_TUNABLES=choice)
     assert choice in out
     assert script.with_huge_pages({"GLIBC_TUNABLES": choice}) is None
 
 
-def test_a_profiled_script_goes_on_as_it_is(tmp_path, enabled):
+def test_traced_script_is_not_restarted(tmp_path, enabled):
     _, out = run(tmp_path, enabled, "-m", "cProfile", "-s", "time")
     assert " None ['--name', 'a b']" in out
 
@@ -77,14 +77,14 @@ def test_other_tunables_are_kept(enabled):
 
 
 @pytest.mark.parametrize("text", ["[always] madvise never\n", "always madvise [never]\n"])
-def test_nothing_is_asked_for_where_all_memory_has_huge_pages_or_none(enabled, text):
+def test_no_restart_if_huge_pages_are_always_or_never(enabled, text):
     enabled.write_text(text)
     assert script.with_huge_pages({}) is None
     enabled.unlink()
     assert script.with_huge_pages({}) is None
 
 
-def test_another_allocator_is_left_alone(enabled):
+def test_other_allocators_are_respected(enabled):
     assert script.with_huge_pages({"LD_PRELOAD": "/usr/lib/libtcmalloc.so.4"}) is None
     assert script.with_huge_pages({}) == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
@@ -100,12 +100,12 @@ def test_another_allocator_is_left_alone(enabled):
         (("", ""), False),
     ],
 )
-def test_only_a_glibc_that_knows_the_tunable_is_asked(enabled, monkeypatch, libc_version, able):
+def test_restart_requires_a_glibc_with_the_tunable(enabled, monkeypatch, libc_version, able):
     monkeypatch.setattr("platform.libc_ver", lambda: libc_version)
     assert (script.with_huge_pages({}) is not None) is able
 
 
-def test_only_a_program_of_its_own_begins_anew():
+def test_only_the_main_program_restarts():
     assert script.is_main_program(["run.py", "--a"], ["python", "-X", "dev", "run.py", "--a"])
     assert not script.is_main_program(["run.py", "--a"], ["python", "-m", "pytest", "tests"])
     assert not script.is_main_program(["run.py"], ["python", "-m", "ipykernel_launcher", "-f"])

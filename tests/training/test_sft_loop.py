@@ -79,7 +79,7 @@ def answer(folder, question: str) -> str:
     return tokenizer.decode(answer_ids, skip_special_tokens=True)
 
 
-def test_a_run_leaves_what_talks(tune):
+def test_trained_model_chats(tune):
     loop = tune(max_steps=1, card_samples=1, packing=True)
     assert {"eval_loss", "eval_perplexity", "eval_accuracy"} <= loop.metrics.keys()
     tokenizer = AutoTokenizer.from_pretrained(loop.folder)
@@ -103,7 +103,7 @@ def test_a_run_learns_to_answer(tune, packing):
 
 
 @pytest.mark.slow
-def test_packed_examples_have_the_evaluation_that_they_have_alone(tune):
+def test_packed_evaluation_matches_single_examples(tune):
     """The learning rate is zero: the answers of all examples are evaluated with one model."""
     alone, packed = (
         tune(f"packed-{packing}", max_steps=1, learning_rate=0.0, packing=packing)
@@ -115,7 +115,7 @@ def test_packed_examples_have_the_evaluation_that_they_have_alone(tune):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_run_that_was_stopped_goes_on_to_the_bit(tune, packing):
+def test_resume_is_bit_exact(tune, packing):
     options = {"save_steps": 2, "max_steps": 5, "packing": packing}
     uninterrupted = tune("whole", **options)
     with pytest.raises(SystemExit):
@@ -129,7 +129,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(tune, packing):
 @pytest.mark.parametrize(
     ("mesh", "micro"), [("data=8", 1), ("data=2,fsdp=2,tensor=2", 2), ("fsdp=2,sequence=4", 1)]
 )
-def test_neither_devices_nor_micro_batches_change_the_losses(tune, mesh, micro):
+def test_losses_do_not_depend_on_devices_or_micro_batches(tune, mesh, micro):
     options = {"packing": True, "max_steps": 4}
     single = losses(tune("one", **options).folder)
     distributed = tune("many", devices=8, mesh=mesh, gradient_accumulation_steps=micro, **options)
@@ -138,7 +138,7 @@ def test_neither_devices_nor_micro_batches_change_the_losses(tune, mesh, micro):
 
 
 @pytest.mark.slow
-def test_adapters_learn_on_a_base_that_stays(tune):
+def test_adapters_train_on_a_frozen_base(tune):
     base_run = tune("base", max_steps=25, learning_rate=1e-2)
     base = base_run.folder
     options = {
@@ -172,7 +172,7 @@ def test_adapters_learn_on_a_base_that_stays(tune):
 
 
 @pytest.mark.slow
-def test_prompts_with_completions_are_learned_and_a_test_split_is_judged(tune, chat):
+def test_prompt_completion_training_with_test_split(tune, chat):
     for name in ("train", "valid"):
         chats.write_lines(chat / f"{name}-pairs.jsonl", chats.pairs(40, len(name)))
     loop = tune(
@@ -201,7 +201,7 @@ def test_defaults_are_those_of_trl():
     assert data.completion_only_loss is None and data.dataset_text_field == "text"
 
 
-def test_what_does_not_fit_is_told(tune):
+def test_mismatched_inputs_are_rejected(tune):
     with pytest.raises(UsageError, match=r"--max_length 99 .* at most 64"):
         tune(max_length=99)
     with pytest.raises(UsageError, match="--packing_strategy wrapped: .*bfd"):

@@ -27,7 +27,7 @@ def test_without_a_layout_all_devices_share_the_data():
     assert data_shards(make_mesh("data=2,fsdp=2,tensor=2")) == 4
 
 
-def test_one_axis_may_take_what_is_left():
+def test_one_axis_may_be_inferred():
     assert make_mesh("data=-1,tensor=2").shape["data"] == 4
 
 
@@ -59,14 +59,14 @@ def test_the_first_matching_rule_decides():
     }
 
 
-def test_stacked_layers_keep_their_leading_axis_whole():
+def test_stacked_layers_are_not_split_along_layers():
     rules = layout("fsdp=4,tensor=2", stacked=[("layer",)])
     assert rules.specs({("layer", "up", "kernel"): (3, 8, 8)}) == {
         ("layer", "up", "kernel"): P(None, "fsdp", "tensor")
     }
 
 
-def test_everything_that_does_not_fit_is_listed_in_one_error():
+def test_all_sharding_problems_are_listed_in_one_error():
     with pytest.raises(UsageError) as raised:
         layout("fsdp=4,tensor=2").specs(
             {("up", "kernel"): (6, 8), ("odd", "scale"): (4,), ("down", "kernel"): (9, 8)}

@@ -62,7 +62,7 @@ def mesh():
 @pytest.mark.parametrize(
     ("name", "task"), first(CASES, *((name, parallel.main_head(name)) for name in EVERY_CHANGE))
 )
-def test_half_of_every_parameter_lies_on_a_device(name, task, mesh):
+def test_every_parameter_is_split_over_two_devices(name, task, mesh):
     model = parallel.make_model(name, task)
     layout = setup.shard_model(model, mesh)
     shapes = {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}

@@ -98,7 +98,7 @@ def test_the_loss_is_that_of_pytorch(listen, folder):
     assert loop.metrics["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_step_is_taken_and_what_cannot_be_heard_counts_for_nothing(listen, tmp_path, caplog):
+def test_step_skips_broken_audio(listen, tmp_path, caplog):
     rows = write_table(tmp_path, "mixed", 6)
     problems = write_bad_audio(tmp_path / "bad")
     del problems["short.wav"]
@@ -112,7 +112,7 @@ def test_a_step_is_taken_and_what_cannot_be_heard_counts_for_nothing(listen, tmp
 
 
 @pytest.mark.slow
-def test_a_run_learns_and_leaves_what_both_worlds_load(listen, folder):
+def test_run_learns_and_output_loads_in_jax_and_pytorch(listen, folder):
     torch = pytest.importorskip("torch")
     from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
@@ -143,7 +143,7 @@ def test_two_devices_have_the_losses_of_one(listen):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_bit(listen):
+def test_resume_is_bit_exact(listen):
     options = {"save_steps": 2, "max_steps": 4, "predict_with_generate": False}
     uninterrupted = listen("whole", **options)
     with pytest.raises(SystemExit):
@@ -152,7 +152,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(listen):
     assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
 
 
-def test_what_cannot_be_trained_is_told(listen, folder):
+def test_untrainable_data_is_rejected(listen, folder):
     with pytest.raises(UsageError, match="directories contain no transcripts: use tables"):
         listen(train_file=None, train_dir=folder / "train")
     with pytest.raises(UsageError, match="no model: .*--model_name_or_path .*Whisper"):

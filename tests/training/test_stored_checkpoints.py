@@ -26,7 +26,7 @@ def continued(request, tmp_path_factory) -> tuple[str, ContinuedRun]:
     return request.param, stored_runs.continue_run(request.param, folder)
 
 
-def test_there_is_one_of_every_objective_and_of_every_part_of_the_state():
+def test_stored_checkpoints_cover_objectives_and_state():
     assert {stored_runs.record(name)["objective"] for name in stored_runs.names()} == set(
         OBJECTIVES
     )

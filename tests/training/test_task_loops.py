@@ -119,7 +119,7 @@ def test_words_are_tagged_and_bad_sentences_named(task, tables, caplog, tmp_path
 
 
 @pytest.mark.slow
-def test_tokens_after_the_first_of_a_word_count_only_if_asked(task):
+def test_label_all_tokens_includes_later_pieces(task):
     apart = [
         task(f"all{every}", "token_classification", max_steps=1, label_all_tokens=every).run
         for every in (False, True)
@@ -166,7 +166,7 @@ def test_the_loss_is_that_of_pytorch(task, objective, tmp_path):
     assert loop.metrics["eval_loss"] == pytest.approx(float(total / count), rel=1e-5)
 
 
-def test_answers_are_found_and_written(task, tables, tmp_path, caplog):
+def test_answers_are_predicted_and_written(task, tables, tmp_path, caplog):
     loop = task(
         "qa",
         "question_answering",
@@ -214,7 +214,7 @@ def test_answers_are_found_and_written(task, tables, tmp_path, caplog):
         assert best[name] == ("" if odds[name] > 0 else next(t["text"] for t in texts if t["text"]))
 
 
-def test_questions_that_cannot_be_used_are_told(task, tables, tmp_path):
+def test_invalid_questions_are_reported(task, tables, tmp_path):
     with pytest.raises(UsageError, match="rows of 12 tokens with a stride of 8 leave no"):
         task("short", "question_answering", max_seq_length=12, doc_stride=8)
     with pytest.raises(DataError, match="it has no answer .*--version_2_with_negative"):
@@ -228,7 +228,7 @@ def test_questions_that_cannot_be_used_are_told(task, tables, tmp_path):
     assert len(loop.run.objective.splits["train"]) == 1
 
 
-def test_summaries_are_written_and_judged(task, tables, corpus):
+def test_summaries_are_generated_and_scored(task, tables, corpus):
     pytest.importorskip("rouge_score")
     loop = task(
         "sum",
@@ -248,7 +248,7 @@ def test_summaries_are_written_and_judged(task, tables, corpus):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", list(KINDS))
-def test_a_run_that_was_stopped_goes_on_to_the_bit(task, objective, corpus):
+def test_resume_is_bit_exact(task, objective, corpus):
     changes = {"do_train": True, "save_steps": 2}
     if objective == "summarization":
         changes |= {"tokenizer_name": corpus / "marian", "predict_with_generate": False}
@@ -260,7 +260,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(task, objective, corpus):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", list(KINDS))
-def test_a_mesh_trains_what_one_device_does(task, objective, corpus):
+def test_mesh_matches_single_device(task, objective, corpus):
     changes = {"do_train": True}
     if objective == "summarization":
         changes |= {"tokenizer_name": corpus / "marian", "predict_with_generate": False}

@@ -43,7 +43,7 @@ def test_report_to_is_parsed(report_to: Any, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("word", ["all", "none"])
-def test_report_to_all_or_none_stands_alone(word: str) -> None:
+def test_report_to_all_and_none_exclude_others(word: str) -> None:
     with pytest.raises(UsageError, match=f"{word} cannot be combined with wandb"):
         tracker_names([word, "wandb"])
 
@@ -101,7 +101,7 @@ def test_jsonl_has_one_object_a_line_with_step_and_time(tmp_path: Path) -> None:
     assert second["text"] == {"sample": "blåbær\n"}
 
 
-def test_jsonl_is_strict_json_whatever_the_loss(tmp_path: Path) -> None:
+def test_jsonl_is_strict_json_for_any_loss(tmp_path: Path) -> None:
     jsonl(tmp_path).log({"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1}, 1)
 
     def refuse(word: str) -> None:
@@ -125,7 +125,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
-def test_jsonl_resumed_drops_later_steps_and_goes_on(tmp_path: Path) -> None:
+def test_jsonl_resume_drops_later_steps(tmp_path: Path) -> None:
     tracker = jsonl(tmp_path)
     for step in range(1, 8):
         tracker.log({"loss": float(step)}, step)
@@ -142,7 +142,7 @@ def test_jsonl_opened_without_resuming_keeps_everything(tmp_path: Path) -> None:
     assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [7, 0]
 
 
-def test_jsonl_mends_a_line_torn_by_a_crash(tmp_path: Path) -> None:
+def test_jsonl_repairs_a_truncated_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
     assert [record["step"] for record in read_metrics(path)] == [1]
@@ -171,7 +171,7 @@ def test_failed_rewrite_on_resume_keeps_the_log(
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_a_resumed_run_repeats_replaces_the_lines_of_that_step(tmp_path: Path) -> None:
+def test_repeated_steps_replace_their_lines(tmp_path: Path) -> None:
     """A run that was killed after its last step evaluates again. An incomplete line is dropped."""
     path = tmp_path / "metrics.jsonl"
     for begun, torn in ((None, b'{"step": 4, "eval_lo'), (4, b'{"step": 4, "te'), (4, b"\0\0")):
@@ -193,7 +193,7 @@ def test_what_a_resumed_run_repeats_replaces_the_lines_of_that_step(tmp_path: Pa
     assert texts == [{"eval_samples": "a"}, {"eval_samples": "b"}, {"test_samples": "c"}]
 
 
-def test_a_resumed_run_that_goes_on_keeps_what_was_evaluated_at_its_first_step(
+def test_resume_keeps_the_evaluation_at_its_first_step(
     tmp_path: Path,
 ) -> None:
     tracker = jsonl(tmp_path)
@@ -204,7 +204,7 @@ def test_a_resumed_run_that_goes_on_keeps_what_was_evaluated_at_its_first_step(
     assert steps == [(4, None), (4, 2.0), (5, None)]
 
 
-def test_a_resumption_that_found_no_room_is_made_good_with_the_next_record(
+def test_resume_record_is_written_when_space_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = jsonl(tmp_path)
@@ -261,7 +261,7 @@ def test_tensorboard_resumed_is_one_curve_without_overlap(tmp_path: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_has_what_a_resumed_run_repeats_once(tmp_path: Path) -> None:
+def test_tensorboard_has_repeated_steps_once(tmp_path: Path) -> None:
     for resume, loss in ((None, 3.0), (4, 2.0), (4, 1.0)):
         (tracker,) = make_trackers(["tensorboard"], tmp_path, None, {"seed": 1}, resume)
         if resume is None:
@@ -300,7 +300,7 @@ def open_files(directory: Path) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
-def test_a_full_disk_leaves_no_files_open_and_no_empty_ones(
+def test_full_disk_leaves_no_open_or_empty_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tracker,) = make_trackers(["tensorboard"], tmp_path, None, {"learning_rate": 1e-3})

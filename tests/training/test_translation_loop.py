@@ -49,7 +49,7 @@ def trainings(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_vocabulary_is_trained_once_and_used_again_when_the_run_goes_on(train, trainings):
+def test_vocabulary_is_trained_once_and_reused_on_resume(train, trainings):
     with pytest.raises(SystemExit):
         train("parts", 1, "translation", callbacks=[stop_at(3)], do_train=True, **OPTIONS)
     loop = train("parts", 1, "translation", do_train=True, **OPTIONS)
@@ -94,7 +94,7 @@ def test_scores_samples_and_languages_are_left_with_the_model(train, corpus, cap
 
 
 @pytest.mark.slow
-def test_rates_of_tokens_are_real_ones_and_padding_is_told_apart(train):
+def test_token_rates_exclude_padding(train):
     loop = train("rates", 1, "translation", max_steps=2, do_train=True)
     counts = loop.run.data.description["train"]
     metrics = loop.metrics
@@ -105,7 +105,7 @@ def test_rates_of_tokens_are_real_ones_and_padding_is_told_apart(train):
     assert metrics["train_padded_mfu"] > metrics["train_mfu"] > 0
 
 
-def test_the_flops_of_pairs_are_those_of_their_own_lengths():
+def test_flops_of_pairs_use_both_lengths():
     params = {
         "encoder": {"dense": {"kernel": np.zeros((8, 16))}},
         "decoder": {"dense": {"kernel": np.zeros((8, 60))}},

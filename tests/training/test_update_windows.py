@@ -88,7 +88,7 @@ def assert_same_state(first, other, relative=2e-4):
 
 
 @pytest.mark.slow
-def test_a_run_stopped_in_mid_sequence_goes_on_to_the_last_bit(run, run_cache):
+def test_resume_within_a_sequence_is_bit_exact(run, run_cache):
     uninterrupted = reference(run, run_cache)
     with pytest.raises(SystemExit):
         run("parts", callbacks=[stop_at(6)])  # after the second of four windows
@@ -165,7 +165,7 @@ def test_streams_resume_and_carry_their_state_over_the_end_of_a_row(run):
 
 
 @pytest.mark.slow
-def test_without_dropout_windows_see_what_the_whole_row_sees(run):
+def test_windows_match_the_full_row_without_dropout(run):
     """At learning rate 0, four windows have the loss of the row: the state carries everything."""
     quiet = ",".join(part for part in TINY.split(",") if "dropout" not in part)
     options = {"learning_rate": 0.0, "warmup_steps": 0, "config_overrides": f"{quiet},ema_decay=1"}
@@ -203,7 +203,7 @@ def test_evaluation_and_results_hold_bits_per_byte_and_the_use_of_codes(run):
 
 
 @pytest.mark.slow
-def test_evaluation_alone_reads_the_codebook_from_the_saved_model(run):
+def test_evaluation_loads_the_codebook_from_the_saved_model(run):
     trained = run("trained", do_eval=True)
     loop = run(
         "evaluated",
@@ -242,7 +242,7 @@ def test_the_mean_of_checkpoints_has_the_mean_of_their_statistics(run):
 
 
 @pytest.mark.slow
-def test_a_skipped_step_leaves_the_codebook_as_it_was(run):
+def test_skipped_step_keeps_the_codebook(run):
     extra_by_step = {}
 
     def poison(info):
@@ -267,7 +267,7 @@ def test_a_skipped_step_leaves_the_codebook_as_it_was(run):
 
 
 @pytest.mark.slow
-def test_rows_that_begin_with_a_skipped_step_begin_afresh(run):
+def test_rows_after_a_skipped_first_step_restart(run):
     def poison(info):
         if info.progress.step != 4:  # the next step is the first window of other rows
             return None
@@ -346,7 +346,7 @@ def test_windows_that_cannot_be_are_refused_with_a_reason(run, changes, message)
         run("wrong", **changes)
 
 
-def test_other_objectives_need_their_row_as_a_whole():
+def test_other_objectives_reject_update_length():
     training = SimpleNamespace(update_length=8, state_reset="sequence", do_train=True)
     objective = SimpleNamespace(carries_state=False, name="mlm")
     model = SimpleNamespace(config=SimpleNamespace(model_type="roberta"), fixed_state=False)

@@ -61,7 +61,7 @@ def pretrain(folder, tmp_path):
     return run
 
 
-def test_a_step_is_taken_and_what_is_no_sound_counts_for_nothing(pretrain, tmp_path, caplog):
+def test_step_skips_broken_audio(pretrain, tmp_path, caplog):
     write_words(tmp_path / "mixed", 8)
     problems = write_bad_audio(tmp_path / "mixed" / "bad")
     loop = pretrain(
@@ -78,7 +78,7 @@ def test_a_step_is_taken_and_what_is_no_sound_counts_for_nothing(pretrain, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_learns_and_leaves_what_both_worlds_load(pretrain):
+def test_run_learns_and_output_loads_in_jax_and_pytorch(pretrain):
     loop = pretrain(max_steps=300, logging_steps=20, warmup_steps=20, gumbel_temperature_decay=0.99)
     train_losses = losses(loop.folder)
     assert train_losses[300] < 0.8 * train_losses[20] and loop.metrics["eval_accuracy"] > 0.3
@@ -90,7 +90,7 @@ def test_a_run_learns_and_leaves_what_both_worlds_load(pretrain):
 
 
 @pytest.mark.slow
-def test_neither_devices_nor_their_number_change_the_losses(pretrain):
+def test_losses_do_not_depend_on_the_number_of_devices(pretrain):
     # Adam amplifies rounding errors of zero gradients, such as those of key biases.
     plain = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 5}
     single, two = (pretrain(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
@@ -99,7 +99,7 @@ def test_neither_devices_nor_their_number_change_the_losses(pretrain):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_bit(pretrain):
+def test_resume_is_bit_exact(pretrain):
     # The temperature decreases with the steps: a resumed run uses that of its step.
     falls = {"gumbel_temperature_decay": 0.9, "save_steps": 2, "max_steps": 4}
     uninterrupted = pretrain("whole", **falls)
@@ -110,7 +110,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(pretrain):
     assert losses(uninterrupted.folder) == losses(again.folder)
 
 
-def test_what_cannot_be_trained_is_told(pretrain, tmp_path):
+def test_untrainable_data_is_rejected(pretrain, tmp_path):
     write_bad_audio(tmp_path / "bad")
     with pytest.raises(DataError, match="none of the first 4 audio files of train"):
         pretrain(train_dir=tmp_path / "bad")

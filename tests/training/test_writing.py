@@ -56,9 +56,7 @@ def test_scores_are_named_after_the_split(info):
     assert measured == {"eval_bleu": 12.5, "eval_chrf": 40.0}
 
 
-def test_samples_go_to_the_trackers_and_predictions_are_one_line_each_beside_their_references(
-    info, tracker, capsys
-):
+def test_samples_are_logged_and_predictions_are_one_line_each(info, tracker, capsys):
     Evaluate(Trackers([tracker])).predict(info)
     ((tag, text, step),) = tracker.shown
     assert (tag, step) == ("predict_samples", 7)
@@ -77,18 +75,18 @@ def test_samples_go_to_the_trackers_and_predictions_are_one_line_each_beside_the
     assert "predict_bleu: 12.5" in capsys.readouterr().out
 
 
-def test_an_objective_that_writes_nothing_adds_nothing(info):
+def test_objective_without_generation_adds_no_files(info):
     info.run.objective.generate_texts = lambda model, params, split: None
     result = evaluation.evaluate(info.run, info.state, "validation")
     assert result.metrics == {} and result.texts is None
 
 
-def test_no_samples_are_logged_where_none_are_asked_for(info, tracker):
+def test_samples_are_logged_only_on_request(info, tracker):
     info.run.arguments.data.text_samples = 0
     Evaluate(Trackers([tracker])).predict(info)
     assert not tracker.shown and tracker.reported_metrics
 
 
-def test_predicting_is_refused_where_an_objective_has_no_test_split(train):
+def test_do_predict_requires_a_test_split(train):
     with pytest.raises(UsageError, match=r"--do_predict: 'mlm' .* test split.* clm \(its loss\)"):
         train(do_predict=True)

@@ -84,7 +84,7 @@ def test_outputs_and_gradients_equal_dense_attention(name):
 
 
 @pytest.mark.slow
-def test_documents_are_independent_to_the_last_bit():
+def test_documents_are_independent_bit_for_bit():
     visible = Visibility(query_segments=segments("documents", 128))
     random = np.random.default_rng(1)
     q, k, v = (jnp.asarray(random.normal(size=(2, 128, 2, 32)), jnp.float32) for _ in range(3))

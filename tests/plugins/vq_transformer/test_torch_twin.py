@@ -65,7 +65,7 @@ def test_twin_trains_as_the_reference_does(golden, case):
 @pytest.mark.parametrize(
     ("window", "block"), first([(4, 4), (3, 5), (6, 2), (1, 7), (0, 3), (9, 64)], (3, 5), (0, 3))
 )
-def test_result_depends_on_neither_block_nor_cut_of_the_text(head, window, block):
+def test_result_does_not_depend_on_block_or_window(head, window, block):
     tokens, sizes = ids(2, 23), {"window_size": window}
     expected, full_state = run_in_steps(tiny_model(head, **sizes, block_size=64), tokens, 23)
     for length in (1, 4, 23):
@@ -84,7 +84,7 @@ def test_quadratic_type_is_the_same_function(changes):
 
 @pytest.mark.parametrize("head", ["shga", "gqa"])
 @pytest.mark.parametrize("variant", ["vq", "full"])
-def test_hidden_tokens_leave_no_trace(head, variant):
+def test_masked_tokens_do_not_change_outputs(head, variant):
     model, tokens = tiny_model(head, attention_type=variant), ids(1, 17)
     expected = model(tokens, use_cache=True)
     positions = torch.tensor(
@@ -199,7 +199,7 @@ def test_codebooks_move_once_for_all_passes_of_a_step():
         assert max_difference(leaf, dict(other_model.named_buffers())[name]) <= 1e-6
 
 
-def test_layers_are_dropped_for_whole_rows():
+def test_layers_are_dropped_per_row():
     model, tokens = tiny_model("shga", layer_dropout=0.5).train(), ids(1, 5).repeat(64, 1)
     torch.manual_seed(0)
     states = model(tokens, output_hidden_states=True).hidden_states
@@ -260,7 +260,7 @@ def test_fresh_weights_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize("present", [0, 1])
-def test_unused_codes_and_short_texts_stay_finite(present):
+def test_unused_codes_and_short_texts_are_finite(present):
     model = tiny_model("shga", window_size=8).train()
     for module in model.modules():
         if hasattr(module, "counts"):

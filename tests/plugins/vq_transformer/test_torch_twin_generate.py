@@ -29,7 +29,7 @@ def generate(model, tokens, **options):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("head", first(vq_cases.HEADS, "gqa"))
-def test_state_gives_what_reading_the_whole_text_gives(head, mode):
+def test_state_matches_the_full_forward_pass(head, mode):
     model, tokens = tiny_model(head, window_size=3, block_size=2), ids(2, 5)
     options = MODES[mode]
     with_state = generate(model, tokens, **options)
@@ -47,7 +47,7 @@ def test_quadratic_types_generate(variant):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("mode", ["greedy", "beams"])
-def test_padded_prompts_generate_as_they_do_alone(mode, side):
+def test_padded_prompts_match_single_prompts(mode, side):
     model, options = tiny_model("gqa", window_size=3, block_size=2), MODES[mode]
     rows, mask = torch.zeros(3, 9, dtype=torch.long), torch.zeros(3, 9, dtype=torch.long)
     lengths = (2, 9, 5)
@@ -71,7 +71,7 @@ def test_end_of_text_stops_a_row():
     assert (stopped[0, first + 1 :] == 0).all()
 
 
-def test_state_never_grows_and_generation_goes_on_from_it():
+def test_state_has_constant_size_and_continues_generation():
     model, tokens = tiny_model("shga"), ids(2, 5)
     full = generate(model, tokens, max_new_tokens=40)
     sizes = []
@@ -102,7 +102,7 @@ def test_prompt_lookup_is_refused_since_a_state_cannot_go_back():
         generate(tiny_model("shga"), ids(1, 5), prompt_lookup_num_tokens=2)
 
 
-def test_rows_of_a_state_can_be_chosen_and_copied():
+def test_state_rows_can_be_selected_and_copied():
     model, tokens = tiny_model("mhga"), ids(3, 9)
     _, state = run_in_steps(model, tokens, 9)
     for change, rows in (

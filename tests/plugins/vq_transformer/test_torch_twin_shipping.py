@@ -210,7 +210,7 @@ def test_other_heads_load_from_jax(model_class, tmp_path):
     assert to_state_dict(loaded.params, loaded.extra).keys() == theirs.state_dict().keys()
 
 
-def test_shipping_leaves_other_files_alone(tmp_path):
+def test_shipping_keeps_other_files(tmp_path):
     (tmp_path / "README.md").write_text("mine")
     torch_twin.copy_torch_files(tmp_path)
     torch_twin.copy_torch_files(tmp_path)

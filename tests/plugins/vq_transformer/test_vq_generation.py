@@ -55,7 +55,7 @@ def greedy_search(flax_model, prompt: np.ndarray, steps: int = 6) -> list[int]:
 
 
 @pytest.mark.parametrize("length", first([1, 3, 4, 9, 21], 4, 9))
-def test_greedy_search_is_the_best_token_of_a_whole_pass_at_each_step(length):
+def test_greedy_search_matches_argmax_of_full_forward_passes(length):
     # Shorter than the window of 4, as long as it, longer, and longer than several blocks.
     ids = vq_cases.ids(2, length)
     actual = model().generate(ids, **OPTIONS).sequences
@@ -83,7 +83,7 @@ def test_every_kind_of_head_continues_its_own_whole_pass(head, changes):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_ragged_prompts_continue_as_if_alone(side):
+def test_padded_prompts_match_single_prompts(side):
     ids, lengths = vq_cases.ids(4, 10), [10, 1, 5, 4]
     mask = np.zeros_like(ids)
     for row, length in enumerate(lengths):
@@ -198,7 +198,7 @@ def test_the_quadratic_baseline_says_that_it_cannot():
 
 
 @pytest.mark.slow
-def test_streams_hold_the_tokens_of_the_whole():
+def test_streamed_tokens_match_generate():
     ids = vq_cases.ids(2, 5)
     full = np.asarray(model().generate(ids, **OPTIONS).sequences)[:, 5:]
     assert np.array_equal(np.stack(list(model().stream_generate(ids, **OPTIONS)), 1), full)
