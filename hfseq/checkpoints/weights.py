@@ -218,7 +218,7 @@ class WeightMap:
         )
 
     def apply_synonyms(self, name: str, native: bool = False) -> str:
-        """Replaces the synonyms in a name that was read by the names that are written."""
+        """Replaces old spellings in a name of the checkpoint by the spellings that hfseq writes."""
         for pattern, replacement in self._native_synonyms if native else self._synonyms:
             name = pattern.sub(replacement, name, count=1)
         return name

@@ -124,7 +124,7 @@ def main(
             if training.do_train:
                 state = _train(session, state, callbacks)
             if not session.stop.received:
-                state = _evaluate(session, state)
+                state = _finish_state(session, state)
             _write_outputs(session, state)
         finally:
             checkpointer.wait_and_log_errors()
@@ -229,8 +229,11 @@ def _train(
         return train(run, state, session.progress, all_callbacks, session.stop, session.metrics)
 
 
-def _evaluate(session: _Session, state: TrainState) -> TrainState:
-    """Evaluates the last weights, then the final ones if they differ; returns the final state."""
+def _finish_state(session: _Session, state: TrainState) -> TrainState:
+    """Evaluates the last weights, selects and exports the final ones, and predicts with them.
+
+    The final weights are evaluated too if they differ. Returns the final state.
+    """
     run, training, evaluate = session.run, session.training, session.evaluate
     info = StepInfo(run, state, session.progress, metrics=session.metrics)
     if training.do_eval and evaluate.evaluated_step != session.progress.step:

@@ -7,6 +7,6 @@ Import it before the first old name:
     from transformers import FlaxBertModel
 """
 
-from hfseq.v4 import paths
+from hfseq.v4.paths import install as install
 
-paths.install()
+install()

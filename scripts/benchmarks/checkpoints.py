@@ -237,10 +237,17 @@ def plain(model: str, size: dict[str, Any], weights: str) -> Workload:
 
 CACHES = {"torch": "TORCHINDUCTOR_CACHE_DIR", "hfseq": "JAX_COMPILATION_CACHE_DIR"}
 HELP = "hfseq --help"
+#: Other commands whose start is measured, with the arguments of Python. The last one is the library
+#: that `hfseq train mlm --help` needs.
+COMMANDS = {
+    "hfseq train --list": ("-m", "hfseq.cli", "train", "--list"),
+    "hfseq train mlm --help": ("-m", "hfseq.cli", "train", "mlm", "--help"),
+    "import HfArgumentParser": ("-c", "from transformers import HfArgumentParser"),
+}
 
 
 def startup_cases(options: Options) -> list[Case]:
-    """Returns the cases of the suite: first training steps, and ``hfseq --help``."""
+    """Returns the cases of the suite: first training steps, and starts of commands."""
     cases = []
     rounds = options.choose(2, 3, 2, 1)
     models = (("gpt2", "GPT-2 small", 512), ("roberta", "RoBERTa-base", 128))
@@ -271,8 +278,11 @@ def startup_cases(options: Options) -> list[Case]:
                 )
         cases.append(dataclasses.replace(case, contestants=tuple(members), amount=1.0))
     if "hfseq" in options.peers:
-        alone = Contestant(HELP, HELP, "checkpoints:help_command")
-        cases.append(Case("the command line", (alone,), 1.0, "starts", rounds=rounds))
+        starts = [Contestant(HELP, HELP, "checkpoints:help_command")]
+        for name, arguments in COMMANDS.items():
+            settings = {"arguments": list(arguments)}
+            starts.append(Contestant(name, name, "checkpoints:start_python", settings))
+        cases.append(Case("the command line", tuple(starts), 1.0, "starts", rounds=rounds))
     return cases
 
 
@@ -342,10 +352,15 @@ def child() -> None:
 
 def help_command() -> Workload:
     """Runs ``hfseq --help`` in a new process."""
+    return start_python(["-m", "hfseq.cli", "--help"])
+
+
+def start_python(arguments: list[str]) -> Workload:
+    """Runs Python with these arguments in a new process."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     start = functools.partial(
         subprocess.run,
-        [sys.executable, "-m", "hfseq.cli", "--help"],
+        [sys.executable, *arguments],
         check=True,
         env=environment,
         stdout=subprocess.DEVNULL,
