@@ -53,8 +53,8 @@ def test_flags_of_the_table_exist():
 
     known = flag_names((ModelArguments, TrainingArguments, *OBJECTIVES.values()))
     known |= {flag[2:] for flag in TOKEN_FLAGS}  # the guide says that these are refused
-    clip = (ROOT / "scripts" / "run_clip_flax.py").read_text(encoding="utf-8")
-    known |= set(re.findall(r'"(\w+_model_name_or_path)"', clip))  # read by the script itself
+    derived = (ROOT / "hfseq" / "training" / "derived_flags.py").read_text(encoding="utf-8")
+    known |= set(re.findall(r'"(\w+_model_name_or_path)"', derived))
     text = TEXT.split("\n## Scripts\n")[1]
     assert set(re.findall(r"(?<![\w-])--([a-z]\w+)", text)) <= known
 

@@ -101,7 +101,16 @@ def train(
 
     from hfseq.training.run import main
 
-    _save_start(model, tokenizer, start)
+    in_memory = [
+        item for item in (model, tokenizer) if not isinstance(item, str | os.PathLike | None)
+    ]
+    if in_memory and (arguments.processes.distributed or arguments.processes.num_processes):
+        raise UsageError(
+            "a run of several processes loads the model and the tokenizer from a directory: save "
+            "them with save_pretrained, and pass the directory"
+        )
+    for item in in_memory:
+        item.save_pretrained(start)
     with _provide(splits):
         try:
             return main(arguments, name, callbacks=callbacks)
@@ -145,16 +154,6 @@ def _names(model: Any, tokenizer: Any, start: Path, values: Mapping[str, Any]) -
             raise UsageError(f"{flag} is given twice, by its keyword and as an argument")
         names[flag] = os.fspath(item) if isinstance(item, str | os.PathLike) else str(start)
     return names
-
-
-def _save_start(model: Any, tokenizer: Any, start: Path) -> None:
-    """Saves a model and a tokenizer that are in memory."""
-    import jax
-
-    for item in (model, tokenizer):
-        if item is not None and not isinstance(item, str | os.PathLike):
-            if jax.process_index() == 0 or item is model:
-                item.save_pretrained(start)
 
 
 class _InMemoryData:

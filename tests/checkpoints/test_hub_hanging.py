@@ -94,7 +94,9 @@ def test_last_push_is_abandoned_without_traffic(
     pusher.push("last")
     left = pusher.finish()
     assert left and "no network traffic for 0.3 s" in left and pusher.stalled
-    assert left.endswith(f"hfseq push {folder} --hub_model_id user/m") and not caplog.records
+    assert left.endswith(f"hfseq push {folder} --hub_model_id user/m")
+    # The client may log retries of an abandoned thread.
+    assert not [record for record in caplog.records if record.name.startswith("hfseq")]
 
 
 def test_a_slow_large_upload_is_not_cut(hub: FakeHub, folder: Path) -> None:

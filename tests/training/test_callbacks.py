@@ -20,7 +20,7 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
 
 
 def test_the_example_of_the_guide_runs(flags, tmp_path, monkeypatch, capsys):
-    (code,) = re.findall(r"## From Python\n\n```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (code,) = re.findall(r"### Callbacks\n\n```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     flag_values = dict(flag[2:].split("=", 1) for flag in flags(max_steps=4, do_train=True))
     monkeypatch.chdir(tmp_path)
     Path("roberta.yaml").write_text(yaml.safe_dump(flag_values))
