@@ -137,9 +137,11 @@ def test_no_family_is_loaded_that_is_not_used(what, tmp_path):
         "import": "import hfseq, transformers",
         "help": HELP,
         "bert": BERT.format(folder=str(tmp_path / "bert")),
-        "old path": "import hfseq; from transformers import FlaxBertForMaskedLM",
+        "old path": "import hfseq.v4; from transformers import FlaxBertForMaskedLM",
     }[what]
     loaded = set(run(LOADED.format(code=code)).splitlines()[-1].split())
+    # The configurations of hfseq's own architectures are registered with AutoConfig.
+    loaded = {name for name in loaded if not name.endswith(".configuration")}
     modeling = {name for name in loaded if name.count(".") > 1}
     if what in ("import", "help"):
         assert not loaded

@@ -104,8 +104,8 @@ index = {"weight_map": {"x": "pytorch_model.bin"}}
 try:
     FlaxRobertaModel.from_pretrained(folder, from_pt=True)
 except OSError as error:
-    assert "needs PyTorch to be read: pip install 'hfseq[torch]'" in str(error), error
-    print("told")
+    assert "requires PyTorch: pip install 'hfseq[torch]'" in str(error), error
+    print("raised")
 """.replace("NAME", repr(name))
     result = run(BLOCKER + code, tmp_path)
-    assert result.stdout.strip() == "told", result.stderr
+    assert result.stdout.strip() == "raised", result.stderr

@@ -43,6 +43,8 @@ def train(
     Calling the function again continues a stopped run from its last checkpoint, with the losses of
     an uninterrupted run. An interrupt (Ctrl-C, the stop button of a notebook) saves a checkpoint.
 
+    Example::
+
         result = hfseq.train(
             "classification", "FacebookAI/roberta-base", train_dataset=rows, eval_dataset=dev,
             output_dir="my-classifier", num_train_epochs=3, learning_rate=2e-5,
