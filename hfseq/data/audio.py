@@ -79,7 +79,7 @@ class AudioFile:
         try:
             with self._open() as file:
                 self.stored_rate, self._stored = file.samplerate, file.frames
-        except UnreadableError:
+        except (UnreadableError, UsageError):
             raise
         except Exception as error:  # errors of libsndfile and of the operating system
             raise UnreadableError(_reason(error, self.source.name)) from error
@@ -128,7 +128,7 @@ class AudioFile:
             stored = self._read_stored(first * self._down, last * self._down)
             resampled = resample_poly(stored, self._up, self._down)
             return resampled[start - first * self._up : stop - first * self._up].astype(np.float32)
-        except UnreadableError:
+        except (UnreadableError, UsageError):
             raise
         except Exception as error:
             raise UnreadableError(_reason(error, self.source.name)) from error

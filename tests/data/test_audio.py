@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from hfseq.data import audio
-from hfseq.errors import DataError
+from hfseq.errors import DataError, UsageError
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -104,3 +106,10 @@ def test_windows_of_spectrograms_are_those_of_the_feature_extractor(tmp_path):
         complete = extractor(part, sampling_rate=16000, return_tensors="np")["input_features"][0]
         actual = created.window(0, start, 200)
         assert actual.shape == (80, 200) and np.array_equal(actual, complete)
+
+
+def test_missing_soundfile_is_a_usage_error_with_the_command(tmp_path, monkeypatch):
+    soundfile.write(tmp_path / "a.wav", np.zeros(99, np.float32), 16000)
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(UsageError, match=r"pip install 'hfseq\[audio\]'"):
+        audio.AudioFile(str(tmp_path / "a.wav"), 16000)
