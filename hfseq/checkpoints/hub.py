@@ -461,7 +461,8 @@ def with_retries(call: Callable[[], T], attempts: int = PUSH_ATTEMPTS) -> T:
                 reset = re.search(r"\br=0;t=(\d+)", response.headers.get("ratelimit", ""))
                 requested_wait = response.headers.get("Retry-After") or (reset[1] if reset else "")
                 wait = float(requested_wait) if requested_wait.isdigit() else wait
-            if not retryable or wait > MAX_RETRY_WAIT or attempt + 1 == attempts:
+            is_last = attempt + 1 == attempts or network.is_abandoned()
+            if not retryable or wait > MAX_RETRY_WAIT or is_last:
                 raise
             logger.info("%s; retrying in %.0f s", describe_hub_error(error), wait)
             time.sleep(wait)
