@@ -40,6 +40,8 @@ PARTS = {"facts": 20, "attention": 100, "training": 120, "speed": 200, "fp8": 60
 ROOT = Path(__file__).resolve().parents[2]
 #: Maximum errors of outputs and gradients, relative to the largest number of the reference.
 LIMITS = {"float32": (1e-5, 1e-5), "bfloat16": (2e-2, 4e-2)}
+#: Training uses bfloat16, whose cases come first.
+HALF_FIRST = ("bfloat16", "float32")
 Rows = list[dict[str, Any]]
 
 
@@ -117,7 +119,7 @@ def measure_attention(toy: bool) -> Iterator[dict[str, Any]]:
     time_left = harness.TimeBudget(3600 if toy else 0.85 * PARTS["attention"])
     cases = [
         (length, width, dtype, name)
-        for length, width, dtype, name in itertools.product(lengths, widths, LIMITS, SHAPES)
+        for length, dtype, width, name in itertools.product(lengths, HALF_FIRST, widths, SHAPES)
         if dtype != "float32" or length <= 512
     ]
     first = sum(length <= 512 for length, *_ in cases)
@@ -259,8 +261,8 @@ MODELS = {
                    ("attention_dropout", "mlp_dropout", "embedding_dropout")),
 }  # fmt: skip
 
-#: float32 products as exact as on a CPU, and sums in a deterministic order.
-EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+#: float32 products as exact as on a CPU. Without jax's filter, a traceback ends with the exception.
+EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "JAX_TRACEBACK_FILTERING": "off"}
 DETERMINISTIC_FLAG = "--xla_gpu_deterministic_ops=true"
 #: Maximum relative difference from the losses of the CPU in float32.
 LOSS_LIMITS = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -302,15 +304,17 @@ def measure_training(toy: bool) -> Iterator[dict[str, Any]]:
         if time_left.remaining() <= 0:
             return row | {"not_run": "no time remained"}
         job = {"model": model, "rate": rate, "steps": 4 if toy else 20}
-        try:
-            losses = child(job | {"whole_only": False})
-            cpu = child(job | {"whole_only": True}, JAX_PLATFORMS="cpu")["whole"]
-        except RuntimeError as error:
-            return row | {"failed": str(error)}
-        return row | compare_losses(losses, cpu)
+        with ThreadPoolExecutor(2 if accelerator == "cuda" else 1) as pair:
+            device_run = pair.submit(child, job | {"whole_only": False})
+            cpu_run = pair.submit(child, job | {"whole_only": True}, JAX_PLATFORMS="cpu")
+            try:
+                return row | compare_losses(device_run.result(), cpu_run.result()["whole"])
+            except RuntimeError as error:
+                return row | {"failed": str(error)}
 
     jobs = list(itertools.product(list(MODELS)[: 2 if toy else None], (0.0, 0.1)))
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1) if accelerator == "cuda" else 1) as pool:
+    processes = min(len(jobs), os.cpu_count() or 1) if accelerator == "cuda" else 1
+    with ThreadPoolExecutor(processes) as pool:
         yield from pool.map(lambda job: row(*job), jobs)
 
 
@@ -480,11 +484,22 @@ def measure_speed(toy: bool) -> Iterator[dict[str, Any]]:
     torch = toy or not subprocess.run([sys.executable, "-c", code], capture_output=True).returncode
     time_left = harness.TimeBudget(3600 if toy else 0.85 * PARTS["speed"])
     with tempfile.TemporaryDirectory() as folder:
-        runner = harness.Runner(len(os.sched_getaffinity(0)), Path(folder))
-        for case in speed_cases(toy, platform == "gpu", torch):
-            rows = runner.run_case(case, time_left)
+        runner = make_runner(folder)
+        cases = list(speed_cases(toy, platform == "gpu", torch))
+        # First hfseq and its fastest peer for every model, then the others, if time remains.
+        for case, first in ((case, first) for first in (True, False) for case in cases):
+            contestants = [
+                c
+                for c in case.contestants
+                if c.name == "hfseq" or (c.name == "torch.compile") == first
+            ]
+            rows = runner.run_case(
+                dataclasses.replace(case, contestants=tuple(contestants)), time_left
+            )
             flops = next((r.info["model_flops"] for r in rows if "model_flops" in r.info), None)
             for row in rows:
+                if row.name == "hfseq" and not first:
+                    continue  # the first run has this row
                 summary = harness.summarize(row, case, rows, {})
                 yield (
                     suite_row(summary)
@@ -496,6 +511,16 @@ def measure_speed(toy: bool) -> Iterator[dict[str, Any]]:
                         "planned_gb": row.info.get("planned_bytes", 0) / harness.GB or None,
                     }
                 )
+
+
+def make_runner(folder: str, suite_time: float | None = None) -> harness.Runner:
+    """Returns a runner whose contestants start together on a GPU. A TPU allows one process."""
+    return harness.Runner(
+        len(os.sched_getaffinity(0)),
+        Path(folder),
+        suite_time=suite_time,
+        start_together=local_device()[0] == "gpu",
+    )
 
 
 def suite_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -523,9 +548,7 @@ def measure_fp8(toy: bool) -> Iterator[dict[str, Any]]:
     size = "--widths 64 --layers 1 --batch_size 2 --length 32 --vocab_size 200 --rounds 1"
     large = "--widths 4096 --layers 2 --rounds 20"
     options = recipes.parse(["--models", "gpt2", *(size if toy else large).split()])
-    runner = harness.Runner(
-        len(os.sched_getaffinity(0)), Path(), suite_time=3600 if toy else 0.85 * PARTS["fp8"]
-    )
+    runner = make_runner("", suite_time=3600 if toy else 0.85 * PARTS["fp8"])
     for row in runner.run_suite("fp8", recipes.step_cases(options)):
         yield suite_row(row)
 
@@ -587,7 +610,7 @@ def measure_flags(toy: bool) -> Rows:
     case = dataclasses.replace(case, contestants=tuple(members), baseline="hfseq")
     time_left = harness.TimeBudget(3600 if toy else 0.85 * PARTS["flags"])
     with tempfile.TemporaryDirectory() as folder:
-        runner = harness.Runner(len(os.sched_getaffinity(0)), Path(folder))
+        runner = make_runner(folder)
         rows_of_case = runner.run_case(case, time_left)
     records = [suite_row(harness.summarize(row, case, rows_of_case, {})) for row in rows_of_case]
     for row in records[1:]:

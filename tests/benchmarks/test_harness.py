@@ -43,6 +43,29 @@ def test_contestants_run_in_separate_processes():
     assert rounds == ["b", "a", "a", "b", "b", "a"] or rounds == ["a", "b", "b", "a", "a", "b"]
 
 
+@pytest.mark.parametrize("start_together", [False, True])
+def test_contestants_start_one_after_the_other_or_together(monkeypatch, start_together):
+    events = []
+
+    class RecordedProcess(harness.Process):
+        def __init__(self, contestant, *args):
+            events.append(f"start {contestant.name}")
+            super().__init__(contestant, *args)
+
+        def read(self, time_budget=None):
+            answer = super().read(time_budget)
+            events.extend(["ready"] if "facts" in answer else [])
+            return answer
+
+    monkeypatch.setattr(harness, "Process", RecordedProcess)
+    contestants = [contestant("a"), contestant("broken", "broken"), contestant("b")]
+    rows = harness.run(contestants, rounds=1, warmup=0, start_together=start_together)
+    assert [row.status == "ok" for row in rows] == [True, False, True]
+    starts = ["start a", "start broken", "start b"]
+    one_by_one = ["start a", "ready", "start broken", "start b", "ready"]
+    assert events == ([*starts, "ready", "ready"] if start_together else one_by_one)
+
+
 def test_settle_steps_are_not_timed():
     lines = []
     (row,) = harness.run([contestant("a")], rounds=2, warmup=1, settle=2, report=lines.append)
