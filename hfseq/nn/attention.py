@@ -8,6 +8,8 @@ supports the call (`hfseq.nn.dispatch.first_supported`). Implementations for acc
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -258,9 +260,12 @@ CPU = (
 #: The candidates of each platform in order of preference. The last one supports every call.
 IMPLEMENTATIONS_BY_PLATFORM: Mapping[str, tuple[Implementation, ...]] = {
     "cpu": (*CPU, *XLA),
-    "cuda": (*CUDNN[:3], FLASH, CUDNN[3], EXPLICIT),
+    "cuda": (CUDNN[0], CUDNN[2], FLASH, CUDNN[1], CUDNN[3], EXPLICIT),
     "tpu": (SPLASH, EXPLICIT),
 }
+_DETERMINISTIC_FLAG = re.compile(
+    r"--xla_gpu_(deterministic_ops|exclude_nondeterministic_ops)(=(true|1))?(\s|$)", re.IGNORECASE
+)
 # Up to this number of queries (a decoding step) the kernels of accelerators do not pay off.
 FEW_QUERIES = 4
 
@@ -297,6 +302,7 @@ def attention_spec(
         dropout=rate,
         mesh=() if mesh is None else tuple((k, n) for k, n in mesh.shape.items() if n > 1),
         devices=1 if cpu.is_single_cpu() else max(2, jax.device_count()),
+        deterministic=bool(_DETERMINISTIC_FLAG.search(os.environ.get("XLA_FLAGS", ""))),
     )
 
 

@@ -48,6 +48,7 @@ class AttentionSpec:
         memory: Memory of a device in bytes, if known.
         mesh: Names and sizes of the mesh axes with more than one device.
         devices: Number of devices.
+        deterministic: Whether `XLA_FLAGS` requests deterministic operations.
     """
 
     platform: str
@@ -70,6 +71,7 @@ class AttentionSpec:
     memory: float | None = None
     mesh: tuple[tuple[str, int], ...] = ()
     devices: int = 1
+    deterministic: bool = False
 
     @property
     def half(self) -> bool:

@@ -59,7 +59,6 @@ _CONVOLUTIONS = "embedding_size=64,hidden_sizes=[64,128],depths=[1,1]"
 _TWO = "the learned bias of positions is an array of heads and all pairs of positions"
 _EXPLICIT = "the explicit form's gradient multiplies scores in float32"
 _SHORT = {"v5e": "texts have fewer than 128 places, which splash refuses"}
-_CAPTIONS = "captions may be padded anywhere: flash"
 _CONTRASTIVE = "its loss compares all frames of a row, in float32"
 _T5_KERNELS = (
     "two biases have a gradient, each by a kernel of its own; without dropout documents with a "
@@ -67,20 +66,29 @@ _T5_KERNELS = (
 )
 
 
-#: Of what a family's step is compiled: target and dropout of the attention weights.
+#: Target and dropout rate of the attention weights of each compiled program.
 PROGRAMS = {"h200, dropout": ("h200", 0.1), "h200": ("h200", 0.0), "v5e": ("v5e", 0.0)}
-#: Why something is so in every program, or by the program's name.
+#: The reason for a property of all programs, or the reasons by the name of the program.
 Reason = str | Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A small model: its sizes, how often it attends, and the flag that its weights are dropped by.
+    """A small model that is compiled for accelerators.
 
-    ``flash`` counts kernels of ours in a step with dropout (three an attention), ``cudnn`` those of
-    cuDNN's forward pass in one without (one an attention), ``splash`` says whether a TPU has its
-    kernels. ``because`` says why they are others than these, ``squares`` why there are results with
-    two axes of a length, ``singles`` why there are products of float32.
+    Attributes:
+        sizes: Overrides of its configuration.
+        attentions: Number of attention calls.
+        dropout: Field of the configuration with the dropout rate of the attention weights.
+        objective: Objective of the training step.
+        flash: Number of calls of hfseq's kernels in a step with dropout on an H200, if it is not
+            three per attention.
+        fused: Number of attention calls that are fused without dropout on an H200, if not all.
+        splash: Whether splash is used on a TPU.
+        because: Reason why `flash`, `fused` or `splash` differ from the default.
+        squares: Reason for results with two axes of a sequence length.
+        singles: Reason for float32 products.
+        lengths: Sequence lengths.
     """
 
     sizes: str
@@ -88,7 +96,7 @@ class Family:
     dropout: str
     objective: str | None = None
     flash: int | None = None
-    cudnn: int | None = None
+    fused: int | None = None
     splash: bool = True
     because: str = ""
     squares: Reason = ""
@@ -97,13 +105,13 @@ class Family:
 
     @property
     def flash_calls(self) -> int:
-        """How often a step with dropout calls our kernels."""
+        """Number of calls of hfseq's kernels in a step with dropout."""
         return 3 * self.attentions if self.flash is None else self.flash
 
     @property
-    def cudnn_calls(self) -> int:
-        """How often a step without dropout calls cuDNN's forward pass."""
-        return self.attentions if self.cudnn is None else self.cudnn
+    def fused_calls(self) -> int:
+        """Number of fused attention calls in the forward pass of a step without dropout."""
+        return self.attentions if self.fused is None else self.fused
 
 
 def says(reason: Reason, program: str) -> bool:
@@ -132,10 +140,7 @@ FAMILIES = {
     ),
     "esm": Family(f"{_ENCODER},position_embedding_type=rotary,mask_token_id=6", 1, _WEIGHTS),
     "eurobert": Family(_DECODER, 1, "attention_dropout"),
-    "modernbert": Family(
-        _MODERN, 2, "attention_dropout", cudnn=1,
-        because="its windows look ahead, which cuDNN does not know: flash",
-    ),
+    "modernbert": Family(_MODERN, 2, "attention_dropout"),
     "fp8_encoder": Family(_ENCODER, 1, _WEIGHTS),
     "gpt2": Family(_GPT, 1, "attn_pdrop"),
     "gptj": Family(f"{_GPT},rotary_dim=32", 1, "attn_pdrop"),
@@ -148,7 +153,7 @@ FAMILIES = {
     "mistral": Family(f"{_DECODER},head_dim=64,sliding_window=128", 1, "attention_dropout"),
     "gemma": Family(f"{_DECODER},head_dim=64", 1, "attention_dropout"),
     "gemma2": Family(
-        f"{_DECODER},head_dim=64,sliding_window=128", 1, "attention_dropout", flash=0, cudnn=0,
+        f"{_DECODER},head_dim=64,sliding_window=128", 1, "attention_dropout", flash=0, fused=0,
         splash=False, because="no kernel caps scores softly", squares="it is explicit",
         singles={"h200, dropout": _EXPLICIT, "h200": _EXPLICIT},
     ),
@@ -176,9 +181,9 @@ FAMILIES = {
         because="it attends to codes and a window by a form of its own",
         singles="codes are chosen, and read from the cache, in float32 (docs/vq_transformer.md)",
     ),
-    "t5": Family(_T5, 3, "dropout_rate", flash=11, cudnn=2, splash=False,
+    "t5": Family(_T5, 3, "dropout_rate", flash=11, splash=False,
                  because=_T5_KERNELS, squares=_TWO),
-    "mt5": Family(_T5, 3, "dropout_rate", flash=11, cudnn=2, splash=False,
+    "mt5": Family(_T5, 3, "dropout_rate", flash=11, splash=False,
                  because=_T5_KERNELS, squares=_TWO),
     "longt5": Family(
         f"{_T5},num_decoder_layers=1,local_radius=63", 3, "dropout_rate", flash=7, splash=False,
@@ -186,10 +191,7 @@ FAMILIES = {
         "bias has a gradient by a kernel of its own; splash knows no bias",
         singles={"h200, dropout": _EXPLICIT},
     ),
-    "bart": Family(
-        _BOTH, 3, "attention_dropout", cudnn=2,
-        because="packed sources and targets have documents of their own: flash",
-    ),
+    "bart": Family(_BOTH, 3, "attention_dropout"),
     "mbart": Family(_BOTH, 3, "attention_dropout"),
     "marian": Family(_BOTH, 3, "attention_dropout"),
     "pegasus": Family(_BOTH, 3, "attention_dropout"),
@@ -206,7 +208,7 @@ FAMILIES = {
     ),
     "beit": Family(
         f"{_PICTURES},intermediate_size=512,use_relative_position_bias=true", 1, _WEIGHTS,
-        "image_classification", flash=4, cudnn=1, splash=False, lengths=(PLACES,), squares=_TWO,
+        "image_classification", flash=4, splash=False, lengths=(PLACES,), squares=_TWO,
         because="its bias has a gradient by a kernel of its own; splash knows no bias",
     ),
     "resnet": Family(
@@ -218,11 +220,9 @@ FAMILIES = {
     ),
     "clip": Family(
         _SIDES, 2, "attention_dropout", "image_text", lengths=(PLACES, WORDS), squares=_SHORT,
-        cudnn=1, because=_CAPTIONS,
     ),
     "vision-text-dual-encoder": Family(
         _SIDES, 2, _WEIGHTS, "image_text", lengths=(PLACES, WORDS), squares=_SHORT,
-        cudnn=1, because=_CAPTIONS,
     ),
     "vision-encoder-decoder": Family(
         _SIDES, 3, _WEIGHTS, "image_to_text", lengths=(PLACES, TARGETS),

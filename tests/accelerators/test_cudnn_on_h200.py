@@ -71,6 +71,7 @@ def squares(text: str, length: int = T) -> set[str]:
 
 
 PLAIN = ["fmhaSoftmax", "fmhaSoftmaxBackward"]
+PACKED = {"seen": ["query_segments"], "max_runs": 8, "named": CUDNN}
 BIASED = ["fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmaxBackward"]
 
 
@@ -82,9 +83,9 @@ BIASED = ["fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmaxBackward"]
         ({"causal": True, "window": (128, 0)}, {"sliding_window_length": 129}),
         ({"seen": ["key_lengths"]}, {"mask_type": "PADDING"}),
         ({"seen": ["key_lengths"], "causal": True}, {"mask_type": "PADDING_CAUSAL"}),
-        ({"seen": ["query_segments"], "max_runs": 8}, {"max_seg_per_batch": 8}),
+        (PACKED, {"max_seg_per_batch": 8}),
         (
-            {"seen": ["query_segments"], "max_runs": 8, "causal": True, "heads": 4, "count": 2},
+            PACKED | {"causal": True, "heads": 4, "count": 2},
             {"mask_type": "PADDING_CAUSAL", "max_seg_per_batch": 8},
         ),
     ],
@@ -111,15 +112,16 @@ def test_bias_and_dense_mask_use_the_fused_kernel(options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"seen": ["query_segments"]},  # nobody counted
+        {"seen": ["query_segments"]},
         {"seen": ["key_segments"]},
+        {"seen": ["query_segments"], "max_runs": 8},
         {"window": (64, 64), "seen": ["query_segments"], "max_runs": 8},
         pytest.param({"rate": 0.1}, marks=pytest.mark.slow),
         pytest.param({"dtype": "float32"}, marks=pytest.mark.slow),
     ],
-    ids=["uncounted", "holes", "both sides", "dropout", "float32"],
+    ids=["uncounted", "packed", "holes", "both sides", "dropout", "float32"],
 )
-def test_flash_kernel_handles_inputs_that_cudnn_rejects(options):
+def test_flash_kernel_handles_packed_rows_and_inputs_that_cudnn_rejects(options):
     text = program(**options)
     assert calls(text) == [] and not squares(text)
     assert text.count('custom_call_target="__gpu$xla.gpu.triton"') == 3

@@ -47,7 +47,7 @@ def test_every_architecture_compiles_or_gives_the_reason():
     assert here | set(NOT_COMPILED) == set(plugins.load().architectures)
     assert not here & set(NOT_COMPILED) and all(NOT_COMPILED.values())
     for name, family in FAMILIES.items():
-        usual = family.flash is None and family.cudnn is None and family.splash
+        usual = family.flash is None and family.fused is None and family.splash
         assert usual == (not family.because), f"{name}: what is unusual needs a reason"
 
 
@@ -62,19 +62,21 @@ def test_a_step_with_dropout_is_fused_on_an_h200(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_step_without_dropout_uses_cudnn_when_supported(family):
+def test_step_without_dropout_is_fused_on_an_h200(family):
     step, spec = step_of(family, "h200"), FAMILIES[family]
     check(step, family)
     check_kept(step, family, "h200")
     kinds = (CUDNN, "__cudnn$fmhaScaleBiasSoftmax")
     forward, backward = step.calls(*kinds), step.calls(*(f"{kind}Backward" for kind in kinds))
-    assert forward == backward == spec.cudnn_calls
+    flash = [step.text.count(f'name = "flash_{part}_kernel"') for part in ("forward", "key")]
+    assert forward + flash[0] == backward + flash[1] == spec.fused_calls
 
 
 @pytest.mark.slow
 def test_recomputed_layers_attend_forward_twice():
     step = compiled("roberta", dropout=0.0, remat=True)
-    assert (step.calls(CUDNN), step.calls(f"{CUDNN}Backward")) == (2, 1)
+    kernels = [f'name = "flash_{part}_kernel"' for part in ("forward", "key")]
+    assert [step.text.count(kernel) for kernel in kernels] == [2, 1]
 
 
 @pytest.mark.slow

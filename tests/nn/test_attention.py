@@ -347,7 +347,7 @@ def test_selection_by_call_properties():
         name(mask=(8, 1, 512, 512), dropout=0.1), name(window=(64, 64)), name(queries=1),
         name(**packed, capability=(8, 0)), name(capability=(7, 0)), name(mesh=(("sequence", 2),)),
     ] == [
-        "cudnn", "cudnn", "cudnn", "cudnn_packed",
+        "cudnn", "cudnn", "cudnn", "flash",
         "flash", "flash", "flash",
         "flash", "cudnn_bias", "flash", "cudnn_bias",
         "explicit", "flash", "explicit",

@@ -7,6 +7,8 @@ internal function.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -78,6 +80,10 @@ def _common_unsupported_reason(spec: AttentionSpec) -> str | None:
         return "cuDNN runs on NVIDIA GPUs only"
     if spec.capability is not None and spec.capability < (8, 0):
         return "it requires compute capability 8.0 or higher"
+    if spec.deterministic:
+        return (
+            "XLA fails with its deterministic operations and two equal layers (openxla/xla#46500)"
+        )
     if spec.dropout:
         return "its dropout is not a function of seed, step and row"
     if spec.dtype not in ("bfloat16", "float16"):
@@ -105,11 +111,31 @@ def cudnn_attention(call: AttentionCall) -> jax.Array:
     lengths = call.visible.key_lengths
     if lengths is not None:
         lengths = lengths.astype(jnp.int32)
+        key, value = (_zero_padding_gradient(x, lengths) for x in (call.key, call.value))
+        call = dataclasses.replace(call, key=key, value=value)
         # Padding queries attend to the keys of their row, as in the other implementations.
         queries = jnp.full_like(lengths, call.queries)
         lengths = jnp.maximum(lengths, 1)
         return _attend(call, q_seqlen=queries, kv_seqlen=lengths)
     return _attend(call, sliding_window_length=_window_length(call))
+
+
+@jax.custom_vjp
+def _zero_padding_gradient(x: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Returns `x`. Its gradient is zero after the first `lengths` positions of each row.
+
+    cuDNN does not write the gradients of padding keys. XLA zeroes them since June 2026, but not in
+    CUDA graphs (openxla/xla pull requests 44867 and 46500).
+    """
+    return x
+
+
+def _zero_padding_backward(lengths: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
+    exists = jnp.arange(gradient.shape[1]) < lengths[:, None]
+    return jnp.where(exists[:, :, None, None], gradient, 0), None
+
+
+_zero_padding_gradient.defvjp(lambda x, lengths: (x, lengths), _zero_padding_backward)
 
 
 def packed_attention(call: AttentionCall) -> jax.Array:
@@ -158,18 +184,18 @@ def run_offsets(segments: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
         most: The maximum number of runs in a row.
 
     Returns:
-        Lengths of the runs, int32 `(batch, most)`, and their offsets, `(batch, most + 1)`. Unused
-        entries are -1.
+        Lengths of the runs, int32 `(batch, most)`, and the positions at which they start,
+        `(batch, most + 1)`. Unused entries are -1, so the last start of a row always is: jax joins
+        the used entries of all rows, and run number n must have start number n.
     """
-    length = segments.shape[1]
     first = jnp.ones_like(segments[:, :1], bool)
-    starts = jnp.concatenate([first, segments[:, 1:] != segments[:, :-1]], 1)
-    count = starts.sum(1)[:, None]
-    begin = jax.vmap(lambda row: jnp.nonzero(row, size=most, fill_value=length)[0])(starts)
-    edges = jnp.concatenate([begin, jnp.full_like(begin[:, :1], length)], 1)
-    number = jnp.arange(most + 1)[None]
-    lengths = jnp.where(number[:, :-1] < count, edges[:, 1:] - edges[:, :-1], -1)
-    return lengths.astype(jnp.int32), jnp.where(number <= count, edges, -1).astype(jnp.int32)
+    is_start = jnp.concatenate([first, segments[:, 1:] != segments[:, :-1]], 1)
+    find = functools.partial(jnp.nonzero, size=most + 1, fill_value=segments.shape[1])
+    starts = jax.vmap(lambda row: find(row)[0])(is_start)
+    exists = jnp.arange(most) < is_start.sum(1)[:, None]
+    lengths = jnp.where(exists, starts[:, 1:] - starts[:, :-1], -1)
+    offsets = jnp.pad(jnp.where(exists, starts[:, :-1], -1), ((0, 0), (0, 1)), constant_values=-1)
+    return lengths.astype(jnp.int32), offsets.astype(jnp.int32)
 
 
 def _window_length(call: AttentionCall) -> int | None:

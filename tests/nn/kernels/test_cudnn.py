@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
-from hfseq.nn.dispatch import AttentionSpec
+from hfseq.nn.attention import attention_spec
+from hfseq.nn.dispatch import AttentionCall, AttentionSpec
 from hfseq.nn.kernels import cudnn
+from hfseq.nn.visible import Visibility
 
 SPEC = AttentionSpec("cuda", 8, 512, 512, 12, 12, 64, "bfloat16", capability=(9, 0))
 
@@ -104,4 +109,69 @@ def test_runs_equal_the_dense_mask_of_the_segments(seed):
         np.testing.assert_array_equal(mask, row[:, None] == row[None])
         runs = (row_lengths > 0).sum()
         assert (row_lengths[runs:] == -1).all()
-        assert (row_offsets[runs + 1 :] == -1).all() and row_offsets[runs] == 30
+        assert (row_offsets[runs:] == -1).all()
+
+
+@pytest.mark.parametrize("runs", [[[3, 9, 12], [0, 5]], [[], [4, 8, 20]], [[7], [1, 2, 3]]])
+def test_each_run_keeps_its_start_when_jax_joins_the_runs_of_all_rows(runs):
+    segments = np.stack([np.isin(np.arange(24), starts).cumsum() for starts in runs])
+    lengths, offsets = cudnn.run_offsets(jnp.asarray(segments), 5)
+    query = jnp.zeros((2, 24, 4, 8), jnp.bfloat16)
+    joined_lengths, _, joined_offsets, _ = fused_attention_stablehlo._fix_seqlen_offsets(
+        lengths, lengths, offsets, offsets, query, query
+    )
+    expected = [
+        (row * 24 + start, end - start)
+        for row, starts in enumerate(runs)
+        for start, end in itertools.pairwise(sorted({0, *starts, 24}))
+    ]
+    starts = np.asarray(joined_offsets).ravel() // (4 * 8)
+    actual = zip(starts.tolist(), np.asarray(joined_lengths).ravel().tolist(), strict=False)
+    assert [(start, length) for start, length in actual if length > 0] == expected
+
+
+def test_padding_keys_get_no_gradient_although_the_kernel_leaves_their_memory_as_it_is(
+    monkeypatch,
+):
+    @jax.custom_vjp
+    def kernel(query, key, value):
+        return value
+
+    def backward(_, gradient):
+        return gradient, jnp.full_like(gradient, jnp.nan), jnp.full_like(gradient, jnp.nan)
+
+    kernel.defvjp(lambda *arrays: (arrays[2], None), backward)
+    monkeypatch.setattr(
+        fused_attention_stablehlo,
+        "dot_product_attention",
+        lambda query, key, value, *args, **kwargs: kernel(query, key, value),
+    )
+    lengths = jnp.asarray([4, 0, 6])
+
+    def attend(key, value):
+        visible = Visibility(key_lengths=lengths)
+        return cudnn.cudnn_attention(AttentionCall(key, key, value, visible, 1.0)).sum()
+
+    arrays = [jnp.ones((3, 6, 2, 8), jnp.bfloat16)] * 2
+    for gradient in jax.grad(attend, argnums=(0, 1))(*arrays):
+        written = np.isnan(np.asarray(gradient, np.float32)).any((2, 3))
+        np.testing.assert_array_equal(written, np.arange(6) < np.asarray(lengths)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("flags", "deterministic"),
+    [
+        ("--xla_gpu_deterministic_ops=true", True),
+        ("--xla_a=1 --xla_gpu_deterministic_ops", True),
+        ("--xla_gpu_exclude_nondeterministic_ops=1 --xla_b=2", True),
+        ("--xla_gpu_deterministic_ops=false", False),
+        ("", False),
+    ],
+)
+def test_deterministic_operations_of_xla_exclude_cudnn(monkeypatch, flags, deterministic):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    array = jnp.zeros((2, 8, 2, 8), jnp.bfloat16)
+    spec = attention_spec(array, array, Visibility(), None, 0.0)
+    assert spec.deterministic == deterministic
+    reason = cudnn.unsupported_reason(dataclasses.replace(SPEC, deterministic=spec.deterministic))
+    assert (reason is not None and "deterministic" in reason) == deterministic
