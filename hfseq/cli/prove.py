@@ -31,7 +31,17 @@ hfseq prove my-llama --python ~/transformers4/bin/python --only torch ctranslate
 hfseq prove my-adapter --json"""
 
 #: The keys of `consumers.CONSUMERS`, which are repeated here because consumers.py imports NumPy.
-CONSUMER_NAMES = ("torch", "peft", "sentence-transformers", "ctranslate2", "onnx", "llama.cpp")
+CONSUMER_NAMES = (
+    "torch",
+    "accelerate",
+    "peft",
+    "sentence-transformers",
+    "ctranslate2",
+    "onnx",
+    "llama.cpp",
+    "vllm",
+    "sglang",
+)
 #: Maximum difference of float32 outputs, relative to the largest output.
 TOLERANCE = 1e-4
 #: Causes of known differences and their workarounds, by consumer and model type.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import sys
+import types
 
 import numpy as np
 import pytest
+import transformers
 
 import hfseq
 from hfseq import cli, plugins
@@ -48,6 +52,42 @@ def test_pytorch_computes_the_same_and_a_difference_is_seen(bert, capfd):
     np.savez(bert / "given.npz", **inputs, **{"output:logits": right + 0.01})
     comparison = consumers.main("torch", str(bert), str(bert / "given.npz"))
     assert comparison["difference"] > 1e-3
+
+
+def test_accelerate_opens_sharded_weights(bert, tmp_path, capfd):
+    pytest.importorskip("accelerate")
+    code, report = told(capfd, bert, "--only", "accelerate")
+    assert code == 0 and report["consumers"][0]["detail"] == "the weights are not sharded"
+    sharded = tmp_path / "sharded"
+    hfseq.FlaxBertForMaskedLM.from_pretrained(bert).save_pretrained(sharded, max_shard_size="20KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    code, report = told(capfd, sharded, "--only", "accelerate")
+    assert code == 0 and report["consumers"][0]["status"] == "equal"
+
+
+@pytest.mark.parametrize(
+    ("server", "module"),
+    [
+        ("vllm", "vllm.transformers_utils.config"),
+        ("sglang", "sglang.srt.utils.hf_transformers_utils"),
+    ],
+)
+def test_servers_read_the_configuration_or_are_absent(bert, monkeypatch, server, module):
+    np.savez(bert / "inputs.npz", **{"output:logits": np.zeros(1)})
+    arguments = (server, str(bert), str(bert / "inputs.npz"))
+    if importlib.util.find_spec(server) is None:
+        assert consumers.main(*arguments) == {"status": "absent", "detail": f"no {server}"}
+    parts = module.split(".")
+    for number in range(1, len(parts) + 1):
+        name = ".".join(parts[:number])
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    config = transformers.BertConfig.from_pretrained(bert)
+    reader = lambda folder, trust_remote_code: config  # noqa: E731
+    monkeypatch.setattr(sys.modules[module], "get_config", reader, raising=False)
+    assert consumers.main(*arguments)["status"] == "not compared"
+    config.hidden_size += 1
+    refused = consumers.main(*arguments)
+    assert refused["status"] == "refused" and "hidden_size" in refused["detail"]
 
 
 @pytest.mark.slow
