@@ -203,8 +203,8 @@ def load_metric(name: str) -> Any:
     except Exception as error:  # evaluate runs the metric's code
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"--metrics {name}: hfseq has {', '.join(METRICS)}, and `evaluate` cannot load it "
-            f"({reason})"
+            f"--metrics {name}: `evaluate` cannot load it ({reason}). Offline, use "
+            f"{', '.join(METRICS)}, or the path of a metric script; other names need the Hub"
         ) from error
 
 
