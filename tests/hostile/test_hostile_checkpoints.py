@@ -89,7 +89,7 @@ def test_a_deep_index_is_refused(sharded):
 def test_shard_that_is_its_index_is_rejected(sharded):
     index = sharded / files.SAFETENSORS_INDEX
     index.write_text(json.dumps({"weight_map": {"a": files.SAFETENSORS_INDEX}}))
-    with pytest.raises(CheckpointError, match="shard"):
+    with pytest.raises(CheckpointError, match=rf"{files.SAFETENSORS_INDEX}.*shard"):
         load(sharded)
 
 
@@ -167,7 +167,7 @@ def test_duplicate_name_in_header_is_rejected(saved):
     text = json.dumps(header)
     first = json.dumps({name: header[name]})[1:-1]
     write(saved / WEIGHTS, "{" + first + "," + text[1:], body)
-    with pytest.raises(CheckpointError, match="twice|damaged"):
+    with pytest.raises(CheckpointError, match="cls.predictions.bias.*twice|damaged"):
         load(saved)
 
 

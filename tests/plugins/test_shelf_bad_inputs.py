@@ -98,7 +98,7 @@ def test_unknown_rope_types_raise(name, rope, message):
 )
 def test_window_without_own_key_raises(changes):
     model = build(**changes)
-    with pytest.raises(UsageError, match="sliding_window"):
+    with pytest.raises(UsageError, match=r"own key.*sliding_window"):
         model(np.ones((1, 4), int))
 
 
