@@ -446,6 +446,8 @@ def with_retries(call: Callable[[], T], attempts: int = PUSH_ATTEMPTS) -> T:
         call: The function.
         attempts: Maximum number of calls.
     """
+    from huggingface_hub.utils import parse_ratelimit_headers
+
     for attempt in range(attempts):
         if network.is_abandoned():
             raise network.TransferStalled("the transfer was abandoned")
@@ -458,9 +460,12 @@ def with_retries(call: Callable[[], T], attempts: int = PUSH_ATTEMPTS) -> T:
             retryable = _is_connection_error(error) or isinstance(error, network.TransferStalled)
             if response is not None:
                 retryable = response.status_code in RETRYABLE_STATUSES
-                reset = re.search(r"\br=0;t=(\d+)", response.headers.get("ratelimit", ""))
-                requested_wait = response.headers.get("Retry-After") or (reset[1] if reset else "")
-                wait = float(requested_wait) if requested_wait.isdigit() else wait
+                retry_after = response.headers.get("Retry-After", "")
+                limit = parse_ratelimit_headers(response.headers)
+                if retry_after.isdigit():
+                    wait = float(retry_after)
+                elif limit is not None and limit.remaining == 0:
+                    wait = float(limit.reset_in_seconds)
             is_last = attempt + 1 == attempts or network.is_abandoned()
             if not retryable or wait > MAX_RETRY_WAIT or is_last:
                 raise
