@@ -908,6 +908,16 @@ class FlaxPreTrainedModel(FlaxModel):
         known_leaves = {path: flat[path] for path in paths if path in flat}
         if not known_leaves:
             raise UsageError(f"params has no parameter of {name}, so there is nothing to save")
+        different = [
+            f"{trees.join(path)} has shape {leaf.shape}, not {paths[path].shape}"
+            for path, leaf in known_leaves.items()
+            if leaf.shape != paths[path].shape
+        ]
+        if different:
+            raise UsageError(
+                f"params do not match the configuration of {name}, so nothing was saved: "
+                + "; ".join(different)
+            )
         missing = [trees.join(path) for path in paths if path not in flat]
         if unexpected := [trees.join(path) for path in flat if path not in self._paths]:
             listed = ", ".join(f"{path}{did_you_mean(path, missing)}" for path in unexpected)

@@ -175,6 +175,7 @@ class Layout:
         rules: Pairs (pattern, tactic), or `None` for an architecture without rules.
         vocab_size: Size of the vocabulary, which is padded if the tensor axis does not divide it.
         stacked: Path prefixes of scanned layers. Their leading axis is never split.
+        shapes: Shape of every parameter without padding, for `cut`.
 
     Raises:
         UsageError: A tactic is unknown, or `tensor > 1` without rules.
@@ -186,6 +187,7 @@ class Layout:
         rules: Rules | None,
         vocab_size: int | None = None,
         stacked: Sequence[trees.Path] = (),
+        shapes: Mapping[trees.Path, tuple[int, ...]] | None = None,
     ):
         if rules is None and mesh.shape["tensor"] > 1:
             raise UsageError(
@@ -193,6 +195,7 @@ class Layout:
                 "it with sharding=[(pattern, tactic), ...], or use the axes data and fsdp only"
             )
         self.mesh, self.stacked, self.vocab_size = mesh, tuple(stacked), vocab_size
+        self.shapes = shapes or {}
         self.rules = [(re.compile(pattern), tactic) for pattern, tactic in rules or DEFAULT_RULES]
         unknown = [tactic for _, tactic in self.rules if tactic not in TACTICS]
         if unknown:
@@ -277,11 +280,14 @@ class Layout:
         return leaf if target == leaf.shape else jnp.pad(leaf, missing)
 
     def cut(self, path: trees.Path, leaf: jax.Array) -> jax.Array:
-        """Removes the padding of the vocabulary, before saving."""
-        axis, size = VOCAB_DIMENSIONS.get(self.tactic(path) or ""), self.vocab_size
-        if axis is None or size is None or leaf.shape[axis] <= size:
+        """Removes the padding of the vocabulary, before saving.
+
+        Models may have two vocabularies, so the size comes from the parameter's own shape.
+        """
+        axis = VOCAB_DIMENSIONS.get(self.tactic(path) or "")
+        if axis is None or leaf.shape[axis] == self.shapes[path][axis]:
             return leaf
-        return jax.lax.slice_in_dim(leaf, 0, size, axis=axis)
+        return jax.lax.slice_in_dim(leaf, 0, self.shapes[path][axis], axis=axis)
 
 
 def optimizer_shardings(

@@ -590,11 +590,12 @@ def shard_model(
         mesh: The device mesh.
         sequence_parallel: Whether hidden states are sharded along their length between layers.
     """
+    shapes = param_shapes(model)
     layout = sharding.Layout(
-        mesh, model.sharding_rules(), model.vocab_size(), tuple(model.stacked_prefixes)
+        mesh, model.sharding_rules(), model.vocab_size(), tuple(model.stacked_prefixes), shapes
     )
     sharding.check_heads(model, mesh)
-    model.use_mesh(mesh, layout.axes(param_shapes(model)), sequence_parallel)
+    model.use_mesh(mesh, layout.axes(shapes), sequence_parallel)
     return layout
 
 

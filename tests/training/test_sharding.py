@@ -18,7 +18,8 @@ RULES = [
 
 
 def layout(mesh: str, vocab_size: int = 10, stacked=()) -> Layout:
-    return Layout(make_mesh(mesh), RULES, vocab_size, stacked)
+    shapes = {("embedding",): (10, 4), ("decoder", "embedding"): (12, 4)}
+    return Layout(make_mesh(mesh), RULES, vocab_size, stacked, shapes)
 
 
 def test_without_a_layout_all_devices_share_the_data():
@@ -86,6 +87,8 @@ def test_a_vocabulary_that_does_not_divide_is_padded_and_cut_again():
     assert padded.shape == (12, 4) and (padded[10:] == 0).all()
     assert rules.specs({path: (10, 4)}) == {path: P("tensor", "fsdp")}
     assert (rules.cut(path, padded) == table).all()
+    other = jax.numpy.ones((12, 4))  # the decoder's own vocabulary
+    assert rules.cut(("decoder", "embedding"), other).shape == (12, 4)
 
 
 def test_an_architecture_without_rules_runs_on_data_and_fsdp_only():

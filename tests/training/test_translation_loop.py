@@ -8,11 +8,15 @@ import types
 import jax
 import numpy as np
 import pytest
+import transformers
+from safetensors.numpy import load_file
 
+import hfseq
 from hfseq.checkpoints.storage import check_output_dir
 from hfseq.data import tokenizers
 from hfseq.errors import UsageError
 from hfseq.generation import generate, request
+from hfseq.nn import trees
 from hfseq.training import throughput
 from tests.support.models import bert_config, trees_equal
 from tests.training.conftest import losses
@@ -22,6 +26,18 @@ WMT = (
     "d_model=32,max_position_embeddings=40,encoder_layers=1,decoder_layers=1,"
     "encoder_attention_heads=4,decoder_attention_heads=4,encoder_ffn_dim=64,decoder_ffn_dim=64"
 )
+MARIAN = {
+    "d_model": 32,
+    "max_position_embeddings": 40,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "share_encoder_decoder_embeddings": False,
+    "tie_word_embeddings": False,
+}
 OPTIONS = {
     "model_type": None,
     "config_overrides": WMT,
@@ -181,3 +197,49 @@ def test_a_pair_of_models_learns_to_translate(train, corpus, tmp_path):
     FlaxEncoderDecoderModel(config).save_pretrained(tmp_path / "pair")
     with pytest.raises(UsageError, match="but config.vocab_size is 20"):
         train("small", 2, "translation", do_train=True, max_steps=1, **start)
+
+
+def test_decoder_keeps_a_vocabulary_that_is_larger_than_the_source(train, corpus, tmp_path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(corpus / "marian")
+    count = len(tokenizer)
+    sizes = MARIAN | {
+        "vocab_size": count,
+        "decoder_vocab_size": count + 6 + count % 2,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": tokenizer.pad_token_id,
+    }
+    model = hfseq.FlaxMarianMTModel(transformers.MarianConfig(**sizes))
+    params = trees.unflatten(
+        {
+            # The best token is unknown to the tokenizer, the second best is its last one.
+            path: leaf.at[..., [count + 3, count - 1]].set([60.0, 50.0])
+            if path[-1] == "final_logits_bias"
+            else leaf
+            for path, leaf in trees.flatten(model.params).items()
+        }
+    )
+    model.save_pretrained(tmp_path / "source", params=params)
+    tokenizer.save_pretrained(tmp_path / "source")
+    before = load_file(tmp_path / "source" / "model.safetensors")
+    loop = train(
+        "run",
+        2,
+        "translation",
+        **{**OPTIONS, "config_overrides": None, "vocab_size": None, "tokenizer_algorithm": None},
+        model_name_or_path=tmp_path / "source",
+        mesh="tensor=2",
+        do_train=True,
+        do_predict=True,
+        test_file=corpus / "valid-pairs.jsonl",
+        predict_with_generate=True,
+        num_beams=1,
+        max_new_tokens=3,
+        max_generate_samples=1,
+    )
+    saved = load_file(loop.folder / "model.safetensors")
+    assert {name: leaf.shape for name, leaf in saved.items()} == {
+        name: leaf.shape for name, leaf in before.items()
+    }
+    generated = (loop.folder / "generated_predictions.txt").read_text()
+    assert tokenizer.decode([count - 1]) not in generated
