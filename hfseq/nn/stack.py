@@ -270,9 +270,9 @@ def _equal(first: Any, second: Any) -> bool:
 
     The constructor of each layer creates its own closures, partial functions and helper objects.
     Python compares these by identity, but they are equal if they come from the same code and equal
-    values. So functions are compared by their code, default arguments and captured variables,
-    and objects that do not define `__eq__` by their attributes. Containers are compared
-    element by element for the same reason.
+    values. So functions are compared by their code, default arguments, captured variables,
+    attributes and module, and objects that do not define `__eq__` by their attributes. Containers
+    are compared element by element for the same reason.
     """
     if first is second:
         return True
@@ -304,6 +304,9 @@ def _equal_functions(first: FunctionType, second: FunctionType) -> bool:
     return (
         first.__code__ == second.__code__
         and _equal(first.__defaults__, second.__defaults__)
+        and _equal(first.__kwdefaults__, second.__kwdefaults__)
+        and _equal(vars(first), vars(second))
+        and first.__globals__ is second.__globals__
         and _equal(first_captured, second_captured)
     )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +14,7 @@ from flax import nnx
 from hfseq import nn
 from hfseq.errors import UsageError
 from hfseq.nn.context import Options
-from hfseq.nn.stack import LayerStacks, stack_layers, stacked_paths
+from hfseq.nn.stack import LayerStacks, _equal, stack_layers, stacked_paths
 
 
 class Layer(nnx.Module):
@@ -270,3 +273,44 @@ def test_an_undeclared_shared_parameter_makes_the_first_layer_different():
     model.layer = nn.Layers(list(model.layer))
     stack_layers(model)
     assert [tuple(run) for run in model.layer.runs] == [(0, 1, 1), (1, 1, 2)]
+
+
+def holder(way, number):
+    """Returns a function of a layer that holds its number in one of the ways of Python."""
+    if way == "default":
+        return lambda x, number=number: x * number
+    if way == "keyword-only default":
+        return lambda x, *, number=number: x * number
+    if way == "captured variable":
+        return lambda x: x * number
+    if way == "partial":
+        return functools.partial(operator.mul, number)
+    if way == "attribute":
+
+        def scaled(x):
+            return x
+
+        scaled.number = number
+        return scaled
+    namespace = {"number": number}  # a module of its own
+    exec("def scaled(x):\n    return x * number", namespace)
+    return namespace["scaled"]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "default",
+        "keyword-only default",
+        "captured variable",
+        "partial",
+        "attribute",
+        "global variable",
+    ],
+)
+def test_layers_whose_functions_hold_different_values_are_not_equal(way):
+    first, same, other = holder(way, 2.0), holder(way, 2.0), holder(way, 3.0)
+    assert _equal(first, first)
+    if way != "global variable":  # two modules may differ in other names
+        assert _equal(first, same)
+    assert not _equal(first, other)
