@@ -362,6 +362,19 @@ def merge_options(
     return config, remaining, default_length
 
 
+def end_token_ids(model: Any, options: Mapping[str, Any]) -> list[int]:
+    """Returns the tokens at which ``generate`` ends a row with these options."""
+    kwargs = dict(options)
+    config, _, _ = merge_options(model, kwargs.pop("generation_config", None), kwargs)
+    return np.ravel([] if config.eos_token_id is None else config.eos_token_id).tolist()
+
+
+def until_end(ids: np.ndarray, end_ids: Sequence[int]) -> np.ndarray:
+    """Returns the tokens before the first end token."""
+    end_positions = np.flatnonzero(np.isin(ids, end_ids))
+    return ids[: end_positions[0]] if len(end_positions) else ids
+
+
 def check_can_generate(model: GenerativeModel) -> None:
     """Raises a TypeError for a class without a head, naming the classes that have one."""
     if model.can_generate():
@@ -441,7 +454,8 @@ def _resolve_prompt_mask(
     if mask is not None:
         return pad_left(prompt, as_mask("attention_mask", mask, prompt, traced))
     if options.pad_token_id is not None and options.pad_token_id not in options.eos_token_id:
-        return prompt, (prompt != options.pad_token_id).astype(np.int32)  # as in PyTorch
+        # as in PyTorch, which does not move the padding of a row to its left
+        return pad_left(prompt, (prompt != options.pad_token_id).astype(np.int32))
     if traced:
         return prompt, None
     return prompt, np.ones_like(prompt)  # batches with and without padding share a program

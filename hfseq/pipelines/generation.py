@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from hfseq.errors import UsageError
-from hfseq.generation.request import SMALLEST_ENCODER_BUCKET, bucket_length
+from hfseq.generation.request import (
+    SMALLEST_ENCODER_BUCKET,
+    bucket_length,
+    end_token_ids,
+    until_end,
+)
 from hfseq.pipelines.base import (
     Options,
     Outputs,
@@ -92,12 +97,6 @@ class GenerationPipeline(Pipeline):
         )
         sequences = np.asarray(output.sequences)
         return {"sequences": sequences.reshape(len(inputs["input_ids"]), -1, sequences.shape[1])}
-
-    def _until_end(self, ids: np.ndarray) -> list[int]:
-        config = self.model.generation_config
-        end_ids = np.ravel(config.eos_token_id if config.eos_token_id is not None else -1)
-        end_positions = np.flatnonzero(np.isin(ids, end_ids))
-        return ids[: end_positions[0]].tolist() if len(end_positions) else ids.tolist()
 
 
 class TextGeneration(GenerationPipeline):
@@ -184,8 +183,9 @@ class TextGeneration(GenerationPipeline):
         """Decodes prompt and continuation together: some tokenizers drop a leading space."""
         (row,), (output,), answers = rows, outputs, []
         prompt_length = len(str(self.tokenizer.decode(list(row.ids), skip_special_tokens=True)))
+        end_ids = end_token_ids(self.model, self._generation(options, len(row.ids)))
         for new_ids in output["new"]:
-            ids = [*row.ids, *self._until_end(new_ids)]
+            ids = [*row.ids, *until_end(new_ids, end_ids).tolist()]
             text: Any = str(self.tokenizer.decode(ids, skip_special_tokens=True))[prompt_length:]
             if options.get("return_full_text", True):
                 if isinstance(row.metadata, str):
@@ -266,7 +266,8 @@ class Text2Text(GenerationPipeline):
         self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
     ) -> Any:
         """Decodes the outputs, without the start token."""
-        text_ids = [self._until_end(ids[1:]) for ids in outputs[0]["sequences"]]
+        end_ids = end_token_ids(self.model, self._generation({**self.task_defaults, **options}, 1))
+        text_ids = [until_end(ids[1:], end_ids).tolist() for ids in outputs[0]["sequences"]]
         texts = self.tokenizer.batch_decode(text_ids, skip_special_tokens=True, **self._decoding)
         return [{self.output_key: text} for text in texts]
 

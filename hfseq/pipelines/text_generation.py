@@ -11,6 +11,7 @@ import numpy as np
 from hfseq import plugins
 from hfseq.checkpoints.config import Source, class_names, model_type, read_config
 from hfseq.errors import UsageError
+from hfseq.generation.request import end_token_ids, until_end
 from hfseq.pipelines import encode, load
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class TextGenerator:
         inputs = self._inputs(prompt)
         output = self.model.generate(**inputs, **self._limited(inputs, options))
         start = inputs["input_ids"].shape[1] if self.is_decoder_only else 1
-        return [self._text(row[start:]) for row in np.asarray(output.sequences)]
+        end_ids = end_token_ids(self.model, options)
+        return [self._text(row[start:], end_ids) for row in np.asarray(output.sequences)]
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
         """Yields the generated text for a prompt in pieces of whole characters.
@@ -117,10 +119,11 @@ class TextGenerator:
         """
         inputs = self._inputs(prompt)
         ids: list[int] = []
+        end_ids = end_token_ids(self.model, options)
         text = yielded = ""
         for tokens in self.model.stream_generate(**inputs, **self._limited(inputs, options)):
             ids.append(int(tokens[0]))
-            text = self._text(np.asarray(ids)).text
+            text = self._text(np.asarray(ids), end_ids).text
             if len(text) > len(yielded) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
                 yield text[len(yielded) :]
                 yielded = text
@@ -166,10 +169,7 @@ class TextGenerator:
         )
         return {**options, "max_new_tokens": max(1, min(DEFAULT_MAX_NEW_TOKENS, num_free))}
 
-    def _text(self, ids: np.ndarray) -> GeneratedText:
-        config = self.model.generation_config
-        end_ids = np.atleast_1d(config.eos_token_id if config.eos_token_id is not None else -1)
-        end_positions = np.flatnonzero(np.isin(ids, end_ids))
-        text_ids = ids[: end_positions[0]] if len(end_positions) else ids
+    def _text(self, ids: np.ndarray, end_ids: Sequence[int]) -> GeneratedText:
+        text_ids = until_end(ids, end_ids)
         text = str(self.tokenizer.decode(text_ids, skip_special_tokens=True))
-        return GeneratedText(text, len(text_ids), bool(len(end_positions)))
+        return GeneratedText(text, len(text_ids), len(text_ids) < len(ids))

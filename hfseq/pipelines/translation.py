@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hfseq.errors import UsageError, did_you_mean, first_line
-from hfseq.generation.request import bucket_length
+from hfseq.generation.request import bucket_length, end_token_ids
 from hfseq.pipelines import load
 from hfseq.pipelines.base import WINDOW_BATCHES, distribute, padded_row_count
 from hfseq.pipelines.lines import LONG_LINE_POLICIES, BadLine, read_windows
@@ -441,12 +441,9 @@ class Translator:
             raise UsageError("; ".join(problems))
         limit = max_source_tokens(model, tokenizer, max_source_length)
         self.encode = SourceEncoder(tokenizer, limit, source_prefix, long_lines)
-        config = model.generation_config
-        ends, pad = config.eos_token_id, config.pad_token_id
-        ends = ends if ends is not None else model.config.eos_token_id
+        pad = model.generation_config.pad_token_id
         pad = pad if pad is not None else model.config.pad_token_id
         self.pad = 0 if pad is None else pad
-        self.decode = TargetDecoder(tokenizer, np.ravel([] if ends is None else ends).tolist(), pad)
         self._options: dict[str, Any] = {
             "do_sample": False,
             "compact_finished": True,
@@ -455,6 +452,7 @@ class Translator:
         }
         # None leaves an option to the model.
         self._options |= {name: value for name, value in generation.items() if value is not None}
+        self.decode = TargetDecoder(tokenizer, end_token_ids(model, self._options), pad)
         self._succeeded = False
 
     @classmethod

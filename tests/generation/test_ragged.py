@@ -33,8 +33,10 @@ def test_ragged_rows_match_single_rows(family, name):
     model = families.model(family)
     alone = [new_tokens(model, prompt[None], **OPTIONS[name])[0] for prompt in PROMPTS]
     for side in ("left", "right"):
-        result = new_tokens(model, *padded(side), **OPTIONS[name])
-        assert (result == alone).all(), side
+        ids, mask = padded(side)
+        for given_mask in (mask, None):  # without a mask, it is inferred from the padding
+            result = new_tokens(model, ids, given_mask, pad_token_id=families.PAD, **OPTIONS[name])
+            assert (result == alone).all(), side
 
 
 def test_right_padded_prompts_come_back_padded_on_the_left():

@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hfseq
@@ -238,3 +239,25 @@ def test_an_adapter_does_the_work(folder, tmp_path):
     assert actual["score"] == pytest.approx(float(expected.max()), rel=1e-4)
     plain = hfseq.pipeline("text-classification", str(base))(TEXTS[0], function_to_apply="none")
     assert abs(plain[0]["score"] - actual["score"]) > 1e-3
+
+
+@pytest.mark.parametrize("pad_token_id", [None, 1])
+@pytest.mark.parametrize(
+    ("task", "name"), [("text-generation", "causal"), ("text2text-generation", "seq2seq")]
+)
+def test_texts_end_at_the_end_token_of_the_call(folder, task, name, pad_token_id):
+    pipeline = hfseq.pipeline(task, str(folder / name))
+    options = {"max_new_tokens": 12, "num_beams": 1}
+    inputs = pipeline.tokenizer([TEXTS[3]], return_tensors="np")["input_ids"]
+    free = pipeline.model.generate(inputs, do_sample=False, eos_token_id=None, **options)
+    start = 1 if name == "seq2seq" else inputs.shape[1]
+    new = np.asarray(free.sequences)[0, start:].tolist()
+    config = pipeline.model.generation_config
+    config.pad_token_id = pad_token_id
+    own = next(token for token in new[1:] if token != new[0])
+    end = next(token for token in new[new.index(own) + 1 :] if token not in (own, new[0]))
+    expected = pipeline.tokenizer.decode(new[: new.index(end)], skip_special_tokens=True)
+    for config.eos_token_id in (own, None):
+        options |= {"return_full_text": False} if name == "causal" else {}
+        (answer,) = pipeline(TEXTS[3], eos_token_id=end, **options)
+        assert answer["generated_text"].strip() == expected.strip()

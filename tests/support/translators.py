@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from transformers import GenerationConfig
 
 PAD, EOS, FIRST = 0, 1, 3
 WORDS = (
@@ -38,9 +39,7 @@ class EchoModel:
     def __init__(self, positions: int | None = None):
         self.positions = positions
         self.config = SimpleNamespace(eos_token_id=EOS, pad_token_id=PAD, vocab_size=20_000)
-        self.generation_config = SimpleNamespace(
-            eos_token_id=EOS, pad_token_id=PAD, max_length=None, max_new_tokens=None
-        )
+        self.generation_config = GenerationConfig(eos_token_id=EOS, pad_token_id=PAD)
         self.calls: list[dict[str, Any]] = []
 
     def max_length(self) -> int | None:
