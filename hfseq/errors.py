@@ -82,6 +82,27 @@ class NonFiniteLoss(HfseqError):
     """The loss became NaN or infinite. The last good checkpoint is kept."""
 
 
+@contextlib.contextmanager
+def _printed_log() -> Iterator[None]:
+    """Prints the messages of hfseq's loggers. Afterwards, the loggers are as they were."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    loggers = [logging.getLogger(name) for name in ("hfseq", "hfseq_plugins")]
+    settings = [(log.level, log.propagate) for log in loggers]
+    for log in loggers:
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        # absl, a dependency of orbax, prints all records of the root logger.
+        log.propagate = False
+    try:
+        yield
+    finally:
+        for log, (level, propagate) in zip(loggers, settings, strict=True):
+            log.removeHandler(handler)
+            log.setLevel(level)
+            log.propagate = propagate
+
+
 def run_command(
     function: Callable[[], int | None], debug: bool = False, show_log: bool = False
 ) -> int:
@@ -98,20 +119,12 @@ def run_command(
     Returns:
         The exit code.
     """
-    if show_log:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        for name in ("hfseq", "hfseq_plugins"):
-            log = logging.getLogger(name)
-            log.addHandler(handler)
-            log.setLevel(logging.INFO)
-            # absl, a dependency of orbax, prints all records of the root logger.
-            log.propagate = False
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Texts can contain unpaired surrogates from JSON escapes, which no encoding supports.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = function() or 0
+        with _printed_log() if show_log else contextlib.nullcontext():
+            code = function() or 0
         sys.stdout.flush()  # raise write errors here instead of at exit
         return code
     except KeyboardInterrupt:

@@ -539,7 +539,9 @@ class FlaxModel(FlaxGenerationMixin):
             for name, value in output_options.items()
         }
         module_inputs = self._inputs(inputs, flags, method)
-        module_params, joined_extra = self.split_collections(params or self.params)
+        module_params, joined_extra = self.split_collections(
+            self.params if params is None else params
+        )
         returns_extra = extra is not None or train and self.params_include_collections
         extra = extra if extra is not None else self.extra if joined_extra is None else joined_extra
         module = nnx.merge(

@@ -215,7 +215,7 @@ class ImageClassifier(ImagePipeline):
     ) -> None:
         """Sets the most probable classes."""
         probabilities = np.asarray(
-            self._forward(params or self.model.params, pixel_values), np.float64
+            self._forward(self.model.params if params is None else params, pixel_values), np.float64
         )
         for result, row in zip(results, probabilities, strict=False):
             top_ids = np.argsort(-row, kind="stable")[: self.top_k]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
 import re
@@ -138,7 +139,11 @@ def make_optimizer(
     decay_mask = path_mask((*NO_DECAY, *arguments.no_decay), matching=False)
     absolute = arguments.weight_decay_mode == "absolute" and arguments.weight_decay
     factory_arguments = dataclasses.replace(arguments, weight_decay=0.0) if absolute else arguments
-    optimizer = factory(schedule, factory_arguments, decay_mask)
+    token = _STACKED.set(stacked)
+    try:
+        optimizer = factory(schedule, factory_arguments, decay_mask)
+    finally:
+        _STACKED.reset(token)
     parts.append(
         apply_per_layer(optimizer, stacked)
         if arguments.optim in PER_LEAF and stacked
@@ -235,30 +240,41 @@ _BETAS = {"b1": "adam_beta1", "b2": "adam_beta2"}
 _ADAM = _BETAS | {"eps": "adam_epsilon"}
 
 
-def _muon_dimensions(params: Tree) -> dict:
-    """Selects the parameters for Muon, the kernels, and their two axes."""
+#: Path prefixes of the scanned layers of the model whose optimizer is created.
+_STACKED = contextvars.ContextVar[Sequence[trees.Path]]("_STACKED", default=())
+
+
+def _muon(schedule: optax.Schedule, **options: Any) -> optax.GradientTransformation:
+    """Muon for the kernels of layers, and Adam for all other parameters.
+
+    Embeddings, poolers and heads are outside of layers. Updates are scaled to the RMS of Adam
+    updates, so that both can use the same learning rate.
+    """
+    stacked = _STACKED.get()
 
     def axes(path: trees.Path, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
-        # BERT's LM head is called "decoder". Embeddings and LM heads use Adam.
-        hidden = path[-1] == "kernel" and path[-2:-1] not in (("decoder",), ("lm_head",))
-        if not hidden:
+        # A number right before the kernel counts the parts of a head, as in ResNet.
+        in_layers = any(map(str.isdigit, path[:-2])) or any(path[: len(p)] == p for p in stacked)
+        if path[-1] != "kernel" or not in_layers:
             return None
         return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
 
-    flat = trees.flatten(params)
-    return trees.unflatten({path: axes(path, leaf) for path, leaf in flat.items()})
+    def dimensions(params: Tree) -> dict:
+        flat = trees.flatten(params)
+        return trees.unflatten({path: axes(path, leaf) for path, leaf in flat.items()})
+
+    return optax.contrib.muon(
+        schedule, muon_weight_dimension_numbers=dimensions, consistent_rms=0.2, **options
+    )
 
 
 adamw = _factory(optax.adamw, _ADAM, decays=True)  # Loshchilov and Hutter, 2019
 lion = _factory(optax.lion, _BETAS, decays=True)  # Chen et al., 2023
 # Shazeer and Stern, 2018, with an explicit learning rate, as in v4.
 adafactor = _factory(optax.adafactor)
-# Jordan et al., 2024, for kernels, and Adam for all other parameters. Updates are scaled to the RMS
-# of Adam updates (Liu et al., 2025), so that both can use the same learning rate.
+# Jordan et al., 2024, with the scale of Liu et al., 2025
 muon = _factory(
-    functools.partial(
-        optax.contrib.muon, muon_weight_dimension_numbers=_muon_dimensions, consistent_rms=0.2
-    ),
+    _muon,
     {"adam_b1": "adam_beta1", "adam_b2": "adam_beta2", "eps": "adam_epsilon"},
 )
 adam = _factory(optax.adam, _ADAM)
@@ -267,8 +283,12 @@ adamax = _factory(optax.adamax, _ADAM)
 radam = _factory(optax.radam, _ADAM)
 novograd = _factory(optax.novograd, _ADAM)
 nadamw = _factory(optax.nadam, _ADAM)
-lamb = _factory(optax.lamb, _ADAM)
-lars = _factory(optax.lars)
+# In LAMB and LARS (You et al., 2020 and 2017), the trust ratio includes weight decay.
+lamb = _factory(optax.lamb, _ADAM, decays=True)
+lars = _factory(
+    lambda schedule, weight_decay, mask: optax.lars(schedule, weight_decay, weight_decay_mask=mask),
+    decays=True,
+)
 adagrad = _factory(optax.adagrad)
 rmsprop = _factory(optax.rmsprop)
 sgd = _factory(functools.partial(optax.sgd, momentum=0.9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import jax
@@ -16,6 +17,7 @@ from hfseq.nn import trees
 from hfseq.plugins.builtin import OPTIMIZERS
 from hfseq.training.arguments import TrainingArguments
 from hfseq.training.optimizers import NO_DECAY, make_optimizer, make_schedule, muon, path_mask
+from tests.support import parallel
 from tests.support.tiers import first
 
 PARAMS = {
@@ -72,7 +74,8 @@ def test_every_registered_optimizer_descends_and_applies_decay(optim):
     plain, decayed = updates(optim=optim), updates(optim=optim, weight_decay=0.5)
     kernel = plain["encoder"]["layer"]["0"]["dense"]["kernel"]
     assert (kernel < 0).all() and jnp.isfinite(kernel).all()
-    assert (decayed["encoder"]["layer"]["0"]["dense"]["kernel"] < kernel - 1e-3).all()
+    if optim not in ("lamb", "lars"):  # see test_trust_ratio_includes_weight_decay
+        assert (decayed["encoder"]["layer"]["0"]["dense"]["kernel"] < kernel - 1e-3).all()
     for name in ("scale", "bias"):
         np.testing.assert_array_equal(
             decayed["embeddings"]["LayerNorm"][name], plain["embeddings"]["LayerNorm"][name]
@@ -161,6 +164,7 @@ def test_muon_optimizes_kernels_and_adam_the_rest():
         "decoder": {"layers": {"0": {"fc1": {"kernel": jnp.ones((4, 8))}}}},
         "predictions": {"decoder": {"kernel": jnp.ones((4, 8))}},
         "lm_head": {"kernel": jnp.ones((4, 8))},
+        "classifier": {"out_proj": {"kernel": jnp.ones((4, 8))}},
     }
     optimizer = muon(lambda step: 0.1, arguments(), lambda tree: jax.tree.map(jnp.ones_like, tree))
     grads = jax.tree.map(lambda leaf: jnp.arange(32.0).reshape(4, 8) + 1, kernels)
@@ -169,7 +173,62 @@ def test_muon_optimizes_kernels_and_adam_the_rest():
         path[0]: bool(jnp.allclose(leaf, leaf[0, 0]))
         for path, leaf in trees.flatten(kernel_updates).items()
     }  # Adam's first step has one size everywhere
-    assert signs == {"decoder": False, "predictions": True, "lm_head": True}
+    assert signs == {"decoder": False, "predictions": True, "lm_head": True, "classifier": True}
+
+
+def muon_kernels(name, head, scan_layers):
+    """Returns the shapes of the parameters of a model that Muon optimizes, by path."""
+    model = parallel.make_model(name, head, scan_layers=scan_layers)
+    optimizer = make_optimizer(
+        plugins.load().optimizers.get("muon"),
+        arguments(optim="muon"),
+        lambda step: 0.1,
+        tuple(model.stacked_prefixes),
+    )
+    leaves = jax.tree_util.tree_leaves_with_path(
+        jax.eval_shape(optimizer.init, model.abstract_params)
+    )
+    found = {}
+    for key_path, leaf in leaves:
+        names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in key_path]
+        if "muon" in names and "mu" in names:
+            path = tuple(names[names.index("mu") + 1 :])
+            found[path[path[0] == model.base_model_prefix :]] = leaf.shape
+    return found
+
+
+@pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", first(parallel.SIZES, "bert"))
+def test_muon_gets_the_kernels_of_layers_and_none_of_a_head(name, scan_layers):
+    heads = plugins.load().architectures.get(name).heads
+    if "Model" not in heads:
+        pytest.skip("the family has no model without a head")
+    try:
+        own = muon_kernels(name, "Model", scan_layers)
+    except UsageError:
+        pytest.skip("the layers of the small configuration cannot be scanned")
+    assert all(path[-1] == "kernel" for path in own)
+    assert own or name in ("vq_transformer",)
+    for head in set(heads) - {"Model"}:
+        with contextlib.suppress(UsageError):  # heads that need another configuration
+            assert muon_kernels(name, head, scan_layers).keys() <= own.keys(), head
+
+
+@pytest.mark.parametrize(("optim", "trust"), [("lamb", 1.0), ("lars", 0.001)])
+def test_trust_ratio_includes_weight_decay(optim, trust):
+    kernel = jnp.arange(24.0).reshape(4, 6) / 24
+    steps = []
+    for decay in (0.0, 0.1):
+        options = arguments(optim=optim, weight_decay=decay)
+        optimizer = make_optimizer(
+            plugins.load().optimizers.get(optim), options, make_schedule(options, 10)
+        )
+        params = {"dense": {"kernel": kernel}}
+        grads = {"dense": {"kernel": jnp.full_like(kernel, 0.5)}}
+        steps.append(optimizer.update(grads, optimizer.init(params), params)[0]["dense"]["kernel"])
+        ratio = float(jnp.linalg.norm(steps[-1]) / (0.1 * jnp.linalg.norm(kernel)))
+        assert ratio == pytest.approx(trust, rel=1e-4)
+    assert not np.allclose(*steps)
 
 
 def test_warmup_ratio_applies_without_warmup_steps():

@@ -196,7 +196,7 @@ class WhisperGeneration(_Model):
         programs = vars(self).setdefault("_generation_programs", Programs())
         key = "language", start, tuple(language_tokens), self._options
         program = programs.setdefault(key, jax.jit(choose))
-        return program(params or self.params, input_features, encoder_outputs)
+        return program(self.params if params is None else params, input_features, encoder_outputs)
 
 
 class _Options:
