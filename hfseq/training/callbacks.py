@@ -10,6 +10,7 @@ step: `LogMetrics`, `Evaluate`, the user's callbacks, `Save`.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import math
@@ -296,19 +297,64 @@ def to_histogram(bins: Mapping[str, np.ndarray]) -> Histogram:
 # -- after a step
 
 
+class FiniteCheck(Callback):
+    """Stops the run at a NaN or infinite loss or gradient, unless such steps are skipped.
+
+    The flag of a step is read a few steps later, when the device has computed it, so that no step
+    waits. :meth:`finish` reads the flags that are left, before something is logged or saved.
+
+    Args:
+        checkpointer: The checkpoints of the run, named in the error.
+        delay: Number of steps after which a flag is read.
+    """
+
+    def __init__(self, checkpointer: Checkpointer, delay: int):
+        self.checkpointer, self.delay = checkpointer, delay
+        self._flags: collections.deque[tuple[int, jax.Array]] = collections.deque()
+
+    def on_step_end(self, info: StepInfo) -> None:
+        """Remembers the flag of the step and reads an older one.
+
+        Raises:
+            NonFiniteLoss: The loss or a gradient of that step is not finite.
+        """
+        assert info.step_metrics is not None
+        if info.run.arguments.training.on_non_finite == "stop" and info.step_metrics:
+            self._flags.append((info.progress.step, info.step_metrics["bad"]))
+            self._read(self.delay)
+
+    def finish(self) -> None:
+        """Reads all flags. Raises `NonFiniteLoss` like :meth:`on_step_end`."""
+        self._read(0)
+
+    def _read(self, delay: int) -> None:
+        while len(self._flags) > delay:
+            step, is_bad = self._flags.popleft()
+            if not bool(is_bad):
+                continue
+            self.checkpointer.wait_and_log_errors()
+            latest_step = self.checkpointer.latest_step()
+            saved = f"the checkpoint of step {latest_step} is kept"
+            raise NonFiniteLoss(
+                f"the loss or a gradient became NaN or infinite at step {step}; "
+                f"{saved if latest_step else 'nothing was saved yet'}. Use a lower "
+                "--learning_rate, --max_grad_norm 1, more --warmup_steps, or --on_non_finite skip"
+            )
+
+
 class LogMetrics(Callback):
     """Logs the metrics every `logging_steps` and resets the sums of the log window.
 
     Args:
         trackers: The trackers to log to.
         meter: The meter for throughput.
-        checkpointer: The checkpoints of the run, named in the error if the loss is not finite.
+        finite_check: Stops the run before a loss that is not finite is logged.
         bar: The progress bar.
     """
 
-    def __init__(self, trackers: Trackers, meter: Meter, checkpointer: Checkpointer, bar: tqdm):
+    def __init__(self, trackers: Trackers, meter: Meter, finite_check: FiniteCheck, bar: tqdm):
         self.trackers, self.meter, self.bar = trackers, meter, bar
-        self.checkpointer = checkpointer
+        self.finite_check = finite_check
         self._tokens = 0
 
     def on_train_begin(self, info: StepInfo) -> None:
@@ -326,10 +372,9 @@ class LogMetrics(Callback):
         is_first, is_last = step == 1 and training.logging_first_step, step == run.total_steps
         if step % training.logging_steps and not is_first and not is_last:
             return None
+        self.finite_check.finish()
         sums = {name: float(x) for name, x in jax.device_get(info.state.window).items()}
         if bad_steps := sums.pop("bad_steps"):
-            if training.on_non_finite == "stop":
-                raise non_finite_loss_error(self.checkpointer, step)
             logger.warning(
                 "%d steps since the last log, up to step %d, were skipped because of a non-finite "
                 "loss or gradient",
@@ -366,20 +411,6 @@ class LogMetrics(Callback):
             for name, old_sum in info.state.window.items()
         }
         return dataclasses.replace(info.state, window=zeros)
-
-
-def non_finite_loss_error(checkpointer: Checkpointer, step: int) -> NonFiniteLoss:
-    """Returns the error for a NaN or infinite loss, with the last saved step."""
-    checkpointer.wait_and_log_errors()
-    latest_step = checkpointer.latest_step()
-    saved = (
-        f"the checkpoint of step {latest_step} is kept" if latest_step else "nothing was saved yet"
-    )
-    return NonFiniteLoss(
-        f"the loss or a gradient became NaN or infinite at step {step} or since the last log; "
-        f"{saved}. Use a lower --learning_rate, --max_grad_norm 1, more --warmup_steps, or "
-        "--on_non_finite skip"
-    )
 
 
 def progress_bar(run: Run, progress: Progress) -> tqdm:
@@ -518,8 +549,9 @@ def is_due(info: StepInfo, strategy: str | None, steps: int | None) -> bool:
 class Save(Callback):
     """Saves checkpoints and the model according to `save_strategy`, and publishes the model."""
 
-    def __init__(self, checkpointer: Checkpointer, publisher: Publisher, meter: Meter):
-        self.checkpointer, self.publisher, self.meter = checkpointer, publisher, meter
+    def __init__(self, finite_check: FiniteCheck, publisher: Publisher, meter: Meter):
+        self.finite_check, self.publisher, self.meter = finite_check, publisher, meter
+        self.checkpointer = finite_check.checkpointer
 
     def on_step_end(self, info: StepInfo) -> None:
         """Saves if due. After the last step, `on_train_end` saves instead."""
@@ -539,12 +571,10 @@ class Save(Callback):
         """Saves the checkpoint and the model.
 
         Raises:
-            NonFiniteLoss: A step since the last log had a NaN or infinite loss or gradient.
+            NonFiniteLoss: A step had a NaN or infinite loss or gradient.
         """
         run, progress = info.run, info.progress
-        stops_on_bad_steps = run.arguments.training.on_non_finite == "stop"
-        if stops_on_bad_steps and float(info.state.window["bad_steps"]):
-            raise non_finite_loss_error(self.checkpointer, progress.step)
+        self.finite_check.finish()
         self.checkpointer.save(info.state, progress)
         if not (run.folder / files.SAFETENSORS).exists():
             # If the run is killed, weights without a checkpoint look like an unrelated model.

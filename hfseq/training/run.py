@@ -24,6 +24,7 @@ from hfseq.training.callbacks import (
     Callback,
     CallbackFunction,
     Evaluate,
+    FiniteCheck,
     Histograms,
     InspectSharding,
     LogMetrics,
@@ -215,16 +216,20 @@ def _train(
         run.batch.length,
         training.peak_tflops,
     )
+    # On a CPU, each step has ended when the callbacks run.
+    delay = 0 if jax.default_backend() == "cpu" else 4
+    finite_check = FiniteCheck(session.checkpointer, delay)
     with progress_bar(run, session.progress) as bar:
         all_callbacks = [
             Calibrate(),
             *([InspectSharding()] if training.inspect_sharding else []),
             Profile(None if jax.process_index() else training.profile, run.folder),
             Histograms(session.trackers, training.log_histograms),
-            LogMetrics(session.trackers, meter, session.checkpointer, bar),
+            finite_check,
+            LogMetrics(session.trackers, meter, finite_check, bar),
             session.evaluate,
             *callbacks,
-            Save(session.checkpointer, session.publisher, meter),
+            Save(finite_check, session.publisher, meter),
         ]
         return train(run, state, session.progress, all_callbacks, session.stop, session.metrics)
 

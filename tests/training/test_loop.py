@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 
 from hfseq.errors import CheckpointError, NonFiniteLoss, UsageError
 from hfseq.nn import trees
+from hfseq.training.callbacks import FiniteCheck
 from tests.training.conftest import TINY, losses
 
 
@@ -236,6 +238,45 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_checkpoint(train, tm
     kept_steps = sorted(path.name for path in (tmp_path / "nan" / "checkpoints").iterdir())
     assert kept_steps == ["2"]
     assert np.isfinite(load_file(tmp_path / "nan" / "model.safetensors")["lm_head.bias"]).all()
+
+
+def test_a_non_finite_loss_is_noticed_before_the_next_log(train, tmp_path):
+    steps = []
+    with pytest.raises(NonFiniteLoss, match="at step 4; nothing was saved"):
+        train(
+            "nan",
+            devices=1,
+            logging_steps=500,
+            save_steps=500,
+            callbacks=[poison_at(3), lambda info: steps.append(info.progress.step)],
+        )
+    assert steps == [1, 2, 3]
+    assert not (tmp_path / "nan" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("delay", "noticed"), [(0, 3), (2, 5)])
+def test_flag_of_a_step_is_read_after_the_delay(delay, noticed):
+    kept = types.SimpleNamespace(wait_and_log_errors=lambda: None, latest_step=lambda: 2)
+    check = FiniteCheck(kept, delay)
+    training = types.SimpleNamespace(on_non_finite="stop")
+    run = types.SimpleNamespace(arguments=types.SimpleNamespace(training=training))
+
+    def end(step):
+        info = types.SimpleNamespace(
+            run=run,
+            progress=types.SimpleNamespace(step=step),
+            step_metrics={"bad": np.asarray(step == 3)},
+        )
+        check.on_step_end(info)
+
+    for step in range(1, noticed):
+        end(step)
+    with pytest.raises(NonFiniteLoss, match="at step 3; the checkpoint of step 2 is kept"):
+        end(noticed)
+    check = FiniteCheck(kept, 9)
+    end(3)
+    with pytest.raises(NonFiniteLoss, match="at step 3"):  # before a log or a checkpoint
+        check.finish()
 
 
 def test_on_non_finite_skip_keeps_the_state(train, caplog):
