@@ -11,6 +11,7 @@ have one PyTorch tensor per layer.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from hfseq.errors import WeightsError, did_you_mean
+from hfseq.errors import WeightsError
 
 if TYPE_CHECKING:
     import jax
@@ -124,6 +125,8 @@ class LoadReport:
             mismatches are ignored.
         unsupported_dtypes: Dtype by name of tensors that cannot be parameters.
         dtypes: Number of tensors by dtype.
+        suggestions: Unexpected tensor that may be a missing parameter: it has the same shape, and
+            one part of its name is spelled differently.
     """
 
     missing: list[ParamPath] = dataclasses.field(default_factory=list)
@@ -134,6 +137,7 @@ class LoadReport:
     reinitialized: set[ParamPath] = dataclasses.field(default_factory=set)
     unsupported_dtypes: dict[str, str] = dataclasses.field(default_factory=dict)
     dtypes: dict[str, int] = dataclasses.field(default_factory=dict)
+    suggestions: dict[ParamPath, str] = dataclasses.field(default_factory=dict)
 
 
 class WeightMap:
@@ -242,10 +246,12 @@ class WeightMap:
             renamed = _COLLECTIONS.sub("", renamed) if native else renamed
             cleaned[self.apply_synonyms(renamed, native)] = name, tensor
         report, matched, used = LoadReport(), {}, set()
+        absent = []
         for slot in self.slots:
             key = self._find(slot, cleaned, native)
             if key is None:
                 report.missing.append(slot.path)
+                absent.append(slot)
                 continue
             original, tensor = cleaned[key]
             used.add(key)
@@ -265,6 +271,11 @@ class WeightMap:
             for name, (original, _) in cleaned.items()
             if name not in used and not self._known(name)
         ]
+        for slot in absent:
+            for name in report.unexpected:
+                same_shape = tensors[name].shape == self._expected(slot, native)
+                if same_shape and _respelled(slot.flax_name if native else slot.name, name):
+                    report.suggestions.setdefault(slot.path, name)
         return matched, report
 
     def torch_shape(self, slot: Slot) -> tuple[int, ...]:
@@ -467,10 +478,26 @@ def check_derived(
 
 
 def describe_missing(report: LoadReport) -> str:
-    """Lists the missing parameters, each with the most similar unexpected name, one per line."""
-    lines = []
-    for path in report.missing:
-        if path not in report.reinitialized:
-            torch_name = ".".join((*path[:-1], TORCH_LEAF_NAMES.get(path[-1], path[-1])))
-            lines.append(f"  {'.'.join(path)}{did_you_mean(torch_name, report.unexpected)}")
-    return "\n".join(lines)
+    """Lists the missing parameters, one per line, with the name that may be meant."""
+    suggestions = {p: f"; did you mean '{name}'?" for p, name in report.suggestions.items()}
+    return "\n".join(
+        f"  {'.'.join(path)}{suggestions.get(path, '')}"
+        for path in report.missing
+        if path not in report.reinitialized
+    )
+
+
+def _respelled(name: str, other: str) -> bool:
+    """Returns whether two names differ in a prefix, or in the spelling of one part.
+
+    The parts of different heads, such as those of ELECTRA's generator and discriminator, are less
+    similar than two spellings.
+    """
+    parts, other_parts = name.split("."), other.split(".")
+    if len(parts) != len(other_parts):
+        return name.endswith(f".{other}") or other.endswith(f".{name}")
+    changed = [pair for pair in zip(parts, other_parts, strict=True) if pair[0] != pair[1]]
+    if len(changed) != 1:
+        return False
+    spelling, other_spelling = (part.lower().replace("_", "") for part in changed[0])
+    return difflib.SequenceMatcher(None, spelling, other_spelling).ratio() > 0.87

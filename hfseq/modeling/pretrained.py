@@ -337,6 +337,9 @@ class FlaxPreTrainedModel(FlaxModel):
         # New adapters are expected to be missing in the checkpoint.
         report.missing = [path for path in report.missing if not lora.is_adapter(path)]
         model._warn(report, source, _do_init, keeps_dtype=param_dtype is None)
+        model._fresh_head = [
+            trees.join(path) for path in report.missing if path[0] != cls.base_model_prefix
+        ]
         model.load_generation_config(source, **download)
         if not _do_init:
             return model, model.join_collections(params)
@@ -693,6 +696,8 @@ class FlaxPreTrainedModel(FlaxModel):
 
     #: The source of the model and the options of its download.
     _source: tuple[str, dict[str, Any]] | None = None
+    #: Parameters outside of the base model that the checkpoint lacks.
+    _fresh_head: Sequence[str] = ()
     _sentences: SentenceConfig | None = None
     _encoder: tuple[str | None, SentenceEncoder] | None = None
 

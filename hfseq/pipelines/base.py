@@ -168,17 +168,26 @@ class Pipeline:
         Raises:
             UsageError: The head would be initialized at random.
         """
+        if cls.head == "Model" or model.peft_config is not None:
+            return
         stored = class_names(model.config.to_dict())
         classes = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
         endings = (cls.head,) if cls.head in classes else ("LM", "PreTraining", "Generation", "MT")
-        is_compatible = cls.head == "Model" or model.peft_config is not None or not stored
-        if not is_compatible and not any(
-            end in class_name for end in endings for class_name in stored
-        ):
+        has_name = any(end in class_name for end in endings for class_name in stored)
+        if stored and not has_name or model._fresh_head:
+            fresh = ", ".join(model._fresh_head[:3])
             raise UsageError(
-                f"'{name}' contains {' '.join(stored)}, which has no head {cls.head}. The head "
-                "would be initialized at random. Fine-tune the model first."
+                f"'{name}' contains {' '.join(stored) or 'weights'}, which has no head {cls.head}. "
+                f"The head would be initialized at random{f' ({fresh})' if fresh else ''}. "
+                "Fine-tune the model first."
             )
+        if cls.head == "ForCausalLM":
+            try:
+                model.init_cache(1, 1)
+            except UsageError as error:
+                raise UsageError(
+                    f"'{name}' contains {' '.join(stored)}, which cannot continue a text: {error}"
+                ) from error
 
     # -- shared methods
 

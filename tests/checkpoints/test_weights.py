@@ -238,6 +238,26 @@ def test_missing_names_come_with_the_nearest_left_over():
     assert "did you mean 'heads.weight'" in describe_missing(report)
 
 
+@pytest.mark.parametrize(
+    "other", ["pooler.weight", "decoder.head.dense.weight", "head.LayerNorm.weight"]
+)
+def test_a_tensor_of_another_part_is_no_suggestion(other):
+    names = WeightMap(SHAPES)
+    tensors = names.to_torch(random_params())
+    tensors[other] = tensors.pop("head.weight")
+    _, report = filled(names, tensors)
+    assert report.missing == [("head", "kernel")]
+    assert "did you mean" not in describe_missing(report)
+
+
+def test_a_tensor_of_another_shape_is_no_suggestion():
+    names = WeightMap(SHAPES)
+    tensors = names.to_torch(random_params())
+    tensors["heads.weight"] = tensors.pop("head.weight")[:1]
+    _, report = filled(names, tensors)
+    assert "did you mean" not in describe_missing(report)
+
+
 def test_missing_tensors_are_read_from_the_fallback():
     shapes = {("base", name, "embedding"): (5, 3) for name in ("table", "one", "two")}
     file_tensors = {"base.table.weight": np.ones((5, 3), np.float32)}

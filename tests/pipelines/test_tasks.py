@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 
 import hfseq
 from hfseq.errors import UsageError
+from tests.support import models
 from tests.support.task_models import MADE, TEXTS, make
 
 
@@ -173,6 +175,10 @@ def test_unanswerable_inputs_are_rejected(folder):
         UsageError, match="contains RobertaForMaskedLM, which has no head ForTokenCl"
     ):
         hfseq.pipeline("ner", str(folder / "masked"))
+    with pytest.raises(
+        UsageError, match="contains RobertaForMaskedLM, which cannot continue.*is_decoder"
+    ):
+        hfseq.pipeline("text-generation", str(folder / "masked"))
     with pytest.raises(UsageError, match="a loaded model also requires tokenizer="):
         hfseq.pipeline("ner", hfseq.FlaxAutoModel.from_pretrained(folder / "features"))
     classes = hfseq.pipeline("text-classification", str(folder / "classes"))
@@ -261,3 +267,16 @@ def test_texts_end_at_the_end_token_of_the_call(folder, task, name, pad_token_id
         options |= {"return_full_text": False} if name == "causal" else {}
         (answer,) = pipeline(TEXTS[3], eos_token_id=end, **options)
         assert answer["generated_text"].strip() == expected.strip()
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [("fill-mask", {}), ("text-generation", {"is_decoder": True})],
+)
+def test_discriminator_of_electra_has_no_head_for_texts(folder, tmp_path, task, changes):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "grade")
+    config = models.electra_config(vocab_size=len(tokenizer), **changes)
+    hfseq.FlaxElectraForPreTraining(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="ElectraForPreTraining, which has no head.*generator"):
+        hfseq.pipeline(task, str(tmp_path))
