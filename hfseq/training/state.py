@@ -297,7 +297,7 @@ def make_step(
         if calibrate:
             scales = {name: extra[name] for name in model.overwrite_with_gradient}
             return dataclasses.replace(state, extra={**state.extra, **scales}), {}
-        grads, norm = _mean_gradients(grads, sums["divisor"], factor)
+        grads, norm = _mean_gradients(grads, state.params, sums["divisor"], factor)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         new = {
             "params": optax.apply_updates(state.params, updates),
@@ -374,8 +374,10 @@ def _gradients(
         micro_batch = dict(batch)
         row_keys = batch_keys(step_key, micro_batch.pop("row"), sequence_key)
         gradient = jax.grad(loss_sum, argnums=(0, 1), has_aux=True)
+        # Gradients have the dtype of the parameters, and are summed over rows and micro-batches.
+        params = trees.cast_floating(state.params, jnp.float32)
         (grads, scale_grads), (sums, extra, memory) = gradient(
-            state.params, scales, extra, micro_batch, row_keys
+            params, scales, extra, micro_batch, row_keys
         )
         sums = jax.tree.map(lambda x: x.astype(jnp.float32), sums)
         return (grads, sums, fp8.from_gradient(scale_grads)), extra, memory
@@ -419,14 +421,17 @@ def _accumulate(
 
 
 def _mean_gradients(
-    grads: Tree, divisor: jax.Array, factor: jax.Array | None
+    grads: Tree, params: Tree, divisor: jax.Array, factor: jax.Array | None
 ) -> tuple[Tree, jax.Array]:
-    """Divides summed gradients by `divisor` and the loss scale, and returns them and their norm."""
+    """Divides summed gradients by `divisor` and the loss scale, and returns them and their norm.
+
+    The gradients are rounded to the dtypes of the parameters.
+    """
     mean = 1.0 / jnp.maximum(divisor, 1.0)
     scale = mean if factor is None else mean / factor
     # Scale the norm of the sums: the norm of the scaled gradients would need them all in memory.
     norm = optax.tree.norm(grads) * scale
-    return jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads), norm
+    return jax.tree.map(lambda g, param: (g * scale).astype(param.dtype), grads, params), norm
 
 
 def _where(condition: jax.Array, new: dict, old: dict) -> dict:

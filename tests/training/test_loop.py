@@ -232,6 +232,33 @@ def test_evaluation_does_not_depend_on_batch_size_and_does_not_disturb_training(
     assert small.metrics["eval_loss"] == pytest.approx(plain.metrics["eval_loss"], rel=1e-5)
 
 
+def test_bfloat16_parameters_sum_their_gradients_in_float32(train, tmp_path):
+    options = {"devices": 1, "max_steps": 1, "optim": "sgd", "learning_rate": 1000.0}
+    options |= {"lr_scheduler_type": "constant", "warmup_steps": 0, "global_batch_size": None}
+    start = train("start", **options | {"learning_rate": 0.0, "per_device_train_batch_size": 1})
+    first = load_file(start.folder / "model.safetensors")
+
+    def step(name, dtype, micro_batches):
+        loop = train(
+            name,
+            **options,
+            param_dtype=dtype,
+            per_device_train_batch_size=64 // micro_batches,
+            gradient_accumulation_steps=micro_batches,
+        )
+        saved = load_file(loop.folder / "model.safetensors")
+        return {key: saved[key].astype(np.float32) - first[key] for key in first}
+
+    def norm(tree):
+        return np.sqrt(sum((leaf**2).sum() for leaf in tree.values()))
+
+    exact = step("exact", "float32", 1)
+    for micro_batches in (1, 64):
+        rounded = step(f"rounded-{micro_batches}", "bfloat16", micro_batches)
+        error = norm({key: rounded[key] - exact[key] for key in exact}) / norm(exact)
+        assert error < 2**-8, micro_batches
+
+
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_checkpoint(train, tmp_path):
     with pytest.raises(NonFiniteLoss, match="the checkpoint of step 2 is kept"):
         train("nan", devices=1, save_steps=2, callbacks=[poison_at(3)])
