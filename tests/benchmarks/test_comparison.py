@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
 from tests.training.conftest import corpus, flags  # noqa: F401
@@ -80,27 +79,6 @@ def test_the_final_loss_is_compared_with_the_range_of_the_seeds():
     outside = against_pytorch.verdict(trained(1.5), records, 1)
     assert not outside["within_range"]
     assert outside["distance_to_range"] == pytest.approx(0.3) and outside["max_difference"] == 0
-
-
-def test_without_validation_the_last_tenth_of_the_steps_is_the_final_loss():
-    losses = [9.0] * 18 + [2.0, 4.0]
-    assert against_pytorch.TrainingRecord(0, losses, None).final == 3.0
-
-
-def test_masks_separate_documents_and_hide_later_tokens():
-    segments = np.array([[1, 1, 2, 0]])
-    visible = against_pytorch.additive_mask(segments, segments)[0, 0] == 0
-    assert visible.tolist() == [
-        [True, True, False, False],
-        [True, True, False, False],
-        [False, False, True, False],
-        [False, False, False, True],
-    ]
-    causal = against_pytorch.additive_mask(segments, segments, causal=True)[0, 0] == 0
-    assert causal[0].tolist() == [True, False, False, False]
-    assert against_pytorch.positions(np.array([[1, 1, 1, 2, 2, 0, 0]])).tolist() == [
-        [0, 1, 2, 0, 1, 0, 1]
-    ]
 
 
 @pytest.mark.parametrize(

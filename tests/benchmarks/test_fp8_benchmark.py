@@ -8,7 +8,6 @@ import re
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -136,104 +135,7 @@ def test_text_that_is_not_a_program_raises_an_error():
 # -- profiles
 
 
-def profile(**planes):
-    """Returns a fake ``jax.profiler.ProfileData``: plane -> line -> (name, instruction, ns)."""
-
-    def line(name, events):
-        event_list = [
-            SimpleNamespace(name=n, stats=[("hlo_op", op)] if op else [], duration_ns=ns)
-            for n, op, ns in events
-        ]
-        return SimpleNamespace(name=name, events=event_list)
-
-    return SimpleNamespace(
-        planes=[
-            SimpleNamespace(name=name, lines=[line(*item) for item in lines.items()])
-            for name, lines in planes.items()
-        ]
-    )
-
-
-def test_shares_of_a_gpu_count_each_kernel_once():
-    kinds = {"gemm.1": training.FP8_PRODUCT, "fusion.2": training.ELEMENTWISE}
-    stream = [
-        ("gemm_1", "gemm.1", 600),
-        ("fusion_2", "fusion.2", 200),
-        ("MemcpyD2D", None, 50),
-        ("ncclDevKernel_AllReduce", None, 100),
-        ("who_knows", None, 50),
-    ]
-    data = profile(
-        **{
-            "/device:GPU:0": {"Stream #7(Compute)": stream, "XLA Ops": [("gemm", "gemm.1", 600)]},
-            "/host:CPU": {"python": [("gemm", "gemm.1", 9999)]},
-        }
-    )
-    assert fp8.shares(data, kinds) == {
-        training.FP8_PRODUCT: 0.6,
-        training.ELEMENTWISE: 0.2,
-        training.COLLECTIVE: 0.1,
-        training.COPY: 0.05,
-        fp8.UNKNOWN: 0.05,
-    }
-
-
-def test_shares_of_a_cpu_exclude_events_that_contain_others():
-    kinds = {"dot.1": training.OTHER_PRODUCT, "add.2": training.ELEMENTWISE}
-    events = [
-        ("while.3", "while.3", 500),
-        ("dot.1", "dot.1", 300),
-        ("add.2", "add.2", 100),
-        ("python call", None, 7000),
-    ]
-    data = profile(**{"/host:CPU": {"worker": events}})
-    assert fp8.shares(data, kinds) == {training.OTHER_PRODUCT: 0.75, training.ELEMENTWISE: 0.25}
-
-
-@pytest.mark.parametrize(
-    ("kernel", "expected"),
-    [
-        ("nvjet_qqtst_128x256_128x4_2x1_v_bz_TNT", training.FP8_PRODUCT),
-        ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128", training.FP8_PRODUCT),
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", training.OTHER_PRODUCT),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", training.ATTENTION),
-    ],
-)
-def test_library_kernels_are_classified_by_name(kernel, expected):
-    assert fp8.kind_of(kernel, None, {}) == expected
-
-
 # -- cases and programs
-
-
-def test_sizes_follow_the_width_and_every_contestant_of_a_group_gets_the_same():
-    options = fp8.parse([])
-    cases = fp8.step_cases(options)
-    contestants = [c for case in cases for c in case.contestants]
-    assert [c.name for c in contestants[:3]] == ["bfloat16", "fp8_delayed", "fp8_current"]
-    assert {c.group for c in contestants} == {
-        f"{model}, d = {d}" for model in ("fp8_encoder", "gpt2") for d in (1024, 2048, 4096)
-    }
-    largest = next(c for c in contestants if c.group == "gpt2, d = 4096").settings["size"]
-    assert (largest["layers"], largest["rows"] * largest["length"]) == (4, 8192)
-    cases = fp8.step_cases(options, profile=True)
-    profiled = [c for case in cases for c in case.contestants]
-    assert len({c.group for c in profiled}) == len(profiled) == len(contestants)
-    with pytest.raises(SystemExit):
-        fp8.parse(["--widths", "100"])
-
-
-@pytest.mark.parametrize(
-    "name", ["bert", "gpt2", "t5", "bart", "wmt_transformer", "vq_transformer"]
-)
-def test_a_size_reaches_every_architecture(name):
-    config = training.make_sized_config(name, TINY, 0.25)
-    values = config.to_dict()
-    expected = {key: value for key, value in TINY.values().items() if key in values}
-    expected |= training.ARCHITECTURE_SIZES.get(name, {})
-    assert {key: values[key] for key in expected} == expected and len(expected) > 3
-    rates = [values[key] for key in training.DROPOUT_KEYS if key in values]
-    assert set(rates) == (set() if name == "vq_transformer" else {0.25})
 
 
 OTHERS = [
@@ -277,37 +179,6 @@ def test_all_three_products_of_every_targeted_linear_are_lowered_to_fp8_for_cuda
 
 
 # -- remarks and results
-
-
-def row(name, ratio, width=4096, units=True, products=12, spread=0.01):
-    return {
-        "name": name,
-        "case": f"gpt2, d = {width}",
-        "ratio": ratio,
-        "spread": spread,
-        "case_facts": {"width": width},
-        "facts": {
-            "fp8_units": units,
-            "targeted": 12,
-            "kernels": {training.FP8_PRODUCT: products},
-        },
-    }
-
-
-def test_remarks_report_where_fp8_does_not_pay_off():
-    assert fp8.remarks([row("bfloat16", 1.0), row("fp8_delayed", 1.4)]) == []
-    (line,) = fp8.remarks([row("fp8_delayed", 0.9, width=1024)])
-    assert "does not pay off" in line and "0.90x" in line and "--precision bfloat16" in line
-    (line,) = fp8.remarks([row("fp8_delayed", 1.2)])
-    assert "fp8_delayed" in line and "1.20x" in line and "required 1.3x" in line
-    assert fp8.remarks([row("fp8_current", 1.05, width=2048)]) == []
-    (line,) = fp8.remarks([row("fp8_current", 1.35, products=0)])
-    assert "fp8_current" in line and "no FP8 products" in line
-
-
-def test_remarks_report_emulation():
-    lines = fp8.remarks([row("fp8_delayed", 0.5, units=False, products=0)])
-    assert "emulates" in lines[0] and len(lines) == 2
 
 
 @pytest.fixture

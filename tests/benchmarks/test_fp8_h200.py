@@ -61,15 +61,6 @@ def test_a_run_adds_to_an_earlier_one_of_the_same_sizes(tmp_path):
     assert fp8.earlier_rows(result, tmp_path / "none") == {}
 
 
-def test_the_recorded_command_covers_all_models_and_contains_no_paths(tmp_path):
-    arguments = [*("--target", str(tmp_path / "h200.txtpb")), *("--packages", str(tmp_path))]
-    options = fp8.parse_h200([*arguments, "--models", "gpt2", "--layers", "2", "--cublas"])
-    assert fp8.h200_command(options) == (
-        "python scripts/benchmarks/fp8.py h200 --target h200.txtpb --packages DIR --layers 2 "
-        "--cublas"
-    )
-
-
 @pytest.mark.slow
 def test_a_step_compiled_for_an_h200_has_fp8_in_every_targeted_product(shared, tmp_path):
     """Requires HFSEQ_CUDA_PACKAGES, a folder as described in ``fp8.py h200 --help``."""

@@ -28,22 +28,6 @@ ENTRY %main (a: f32[4,8], b: bf16[8,2]) -> bf16[4,2] {
 """
 
 
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [
-        ("f32[4,8]{1,0}", 128),
-        ("bf16[3]", 6),
-        ("pred[5]{0}", 5),
-        ("f32[]", 4),
-        ("(f32[2,2]{1,0}, s8[7]{0}, u16[1])", 25),
-        ("f8e4m3fn[16]", 16),
-        ("s64[0]", 0),
-    ],
-)
-def test_shape_bytes(shape, size):
-    assert training.shape_bytes(shape) == size
-
-
 def test_kernel_moves_its_operands_and_results():
     traffic = {
         kernel.name: (kernel_kind, size)
@@ -76,30 +60,6 @@ ENTRY %main (t: f32[1000,8], i: s32[4], x: f32[4,8]) -> f32[4,8] {
 """
     [(_, _, size)] = training.Program(text).traffic()
     assert size == 128 + 16 + 128 + 128
-
-
-def test_table_has_a_line_per_step_with_both_lower_bounds():
-    row = {
-        "name": "gpt2",
-        "group": "16x1024",
-        "kernels": 9,
-        "bytes": {training.ELEMENTWISE: 4.8e9},
-        "moved": 4.8e9,
-        "flops": 989e9,
-        "temporary": 2e9,
-    }
-    options = {"width": 768, "layers": 2, "vocab_size": 50257, "precision": "bfloat16"}
-    result = {
-        "rows": [row],
-        "options": options,
-        "machine": {"versions": {"jax": "1"}},
-        "target": "H200",
-        "command": "python h200_step.py",
-    }
-    line = training.h200_section(result).splitlines()[2]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[:3] == ["gpt2", "16x1024", "9"]
-    assert cells[-4:] == ["4.8 GB", "1.00 ms", "1.00 ms", "2.00 GB"]
 
 
 @pytest.mark.parametrize("step", ["gpt2", "gpt2:16", "gpt2:0x8", "gpt2:16x"])

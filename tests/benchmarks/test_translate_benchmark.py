@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
@@ -37,15 +36,6 @@ def folder(tmp_path_factory):
     return str(path)
 
 
-def test_sizes_are_those_of_opus_mt():
-    config = translation.configuration({})
-    assert (config.vocab_size, config.d_model, config.decoder_layers) == (54688, 512, 6)
-    assert config.pad_token_id == config.decoder_start_token_id == 54687
-    assert translation.configuration({"layers": 2}).encoder_layers == 2
-    words = translation.names(config.vocab_size)
-    assert len(set(words)) == 54688 and words[translation.END] == "</s>"
-
-
 @pytest.mark.parametrize("beams", [1, 3])
 def test_all_sides_return_the_same_translations(folder, beams):
     pytest.importorskip("ctranslate2")
@@ -66,42 +56,6 @@ def test_all_sides_return_the_same_translations(folder, beams):
     assert all(len(row) == 5 for batch in results[0] for row in batch)
     assert results[0] == results[1] == results[2]
     assert len({tuple(row) for batch in results[0] for row in batch}) == 3, "all rows are equal"
-
-
-def test_extra_rows_and_padding_are_masked():
-    ids, mask = translation.padded([[4, 5, 0], [6, 0]], 3, 59)
-    np.testing.assert_array_equal(ids, [[4, 5, 0], [6, 0, 59], [4, 5, 0]])
-    np.testing.assert_array_equal(mask, [[1, 1, 1], [1, 1, 0], [1, 1, 1]])
-
-
-def test_sentences_are_distinct_and_the_sample_is_fixed(tmp_path):
-    table, lines = tmp_path / "pairs.csv", tmp_path / "lines.txt"
-    table.write_text("english,spanish\n" + "".join(f"S{i % 30},x\n" for i in range(60)))
-    lines.write_text("one\n\ntwo\none\n")
-    sample = translation.sentences(table, 20)
-    assert len(set(sample)) == 20 and sample == translation.sentences(table, 20)
-    assert sorted(translation.sentences(lines, 1000)) == ["one", "two"]
-
-
-def test_batches_contain_sentences_of_similar_length():
-    rows = [[1] * length for length in np.random.default_rng(0).permutation(40) + 1]
-    batches = translation.batched(rows, 16)
-    assert sorted(map(len, batches)) == [8, 16, 16]
-    spans = [max(map(len, batch)) - min(map(len, batch)) for batch in batches]
-    assert max(spans) == 15 and sum(map(len, batches)) == 40
-
-
-def test_all_contestants_use_both_search_modes():
-    options = translation.parse(["--sides", *translation.SIDES, "--beams", "5"])
-    contestants = translation.contestants(options, "w")
-    assert [c.name for c in contestants if c.group == "beam 5"] == [
-        "PyTorch",
-        "CTranslate2",
-        "hfseq",
-        "hfseq bfloat16",
-    ]
-    assert [c.settings["beams"] for c in contestants] == [1] * 4 + [5] * 4
-    assert len({json.dumps(c.settings | {"dtype": ""}, default=str) for c in contestants}) == 2
 
 
 def row(name, seconds, tokens):

@@ -14,7 +14,6 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
 sys.path.insert(0, str(SCRIPTS))
 
 import harness
-import training
 import vq
 
 TINY = [
@@ -111,25 +110,6 @@ def test_a_point_that_exceeds_the_memory_is_marked_and_not_run(in_process, tmp_p
     assert all(row["compiled_bytes"] and not row["seconds"] for row in result["rows"])
     assert result["curves"][1]["does_not_fit"] == [64]
     assert "| does not fit |" in (tmp_path / "benchmarks" / "tables.md").read_text()
-
-
-def test_the_computed_state_size_is_that_of_the_model():
-    options = vq.parse(["memory", *TINY, "--head_types", "shga", "mha", "--batch_size", "2"])
-    sizes = {each["head_type"]: each["state"] for each in vq.state_sizes(options)}
-    for head, size in sizes.items():
-        model = vq.build(vq.configuration(options, head), "float32")
-        assert training.tree_bytes(model.init_cache(2, 0)) == size
-
-
-def test_points_alternate_and_memory_is_measured_separately():
-    flags = [*TINY, "--reductions", "recurrent", "matmul", "--head_types", "shga", "mqa"]
-    train_points = vq.points_of("train", vq.parse(["train", *flags]))
-    groups = [contestant.group for contestant in train_points]
-    assert len(groups) == 12 and {groups.count(group) for group in groups} == {3}
-    memory_points = vq.points_of("memory", vq.parse(["memory", *flags]))
-    assert len({contestant.group for contestant in memory_points}) == 12
-    plain = next(c for c in train_points if c.group == "train mqa 64").settings["config"]
-    assert plain["head_type"] == "mqa" and "value_dim" not in plain
 
 
 def curve(name, lengths, times):
