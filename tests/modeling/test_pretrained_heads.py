@@ -37,7 +37,6 @@ def test_new_parameters_are_those_of_the_seed(tmp_path):
     assert not trees_equal(first.params["classifier"], two.params["classifier"])
 
 
-@pytest.mark.slow
 def test_another_number_of_labels(tmp_path, caplog, messages):
     head = FlaxBertForSequenceClassification(bert_config(num_labels=2))
     head.save_pretrained(tmp_path)

@@ -13,7 +13,7 @@ from hfseq_plugins.bart.modeling import (
     FlaxBartForSequenceClassification,
     FlaxBartModel,
 )
-from tests.support.models import bart_config, close, ids, rewrite_tensors, trees_equal
+from tests.support.models import bart_config, rewrite_tensors, trees_equal
 
 SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
 
@@ -93,27 +93,6 @@ def test_v4_msgpack_loads_as_it_is(tmp_path):
     )
 
 
-@pytest.mark.slow
-def test_v4_msgpack_matches_pytorch(tmp_path):
-    torch = pytest.importorskip("torch")
-    from transformers import BartForConditionalGeneration
-
-    config = bart_config(**SHALLOW)
-    tree = v4_tree(config)
-    write_v4(tmp_path, config, tree)
-    last = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
-    state = {}
-    for path, leaf in trees.flatten(tree).items():
-        name = ".".join((*path[:-1], last.get(path[-1], path[-1])))
-        state[name] = torch.tensor(leaf.T.copy() if path[-1] == "kernel" else leaf)
-    theirs = BartForConditionalGeneration(config).eval()
-    theirs.load_state_dict(state, strict=False)
-    theirs.tie_weights()
-    expected = theirs(torch.tensor(ids(2, 9)).long()).logits.detach().numpy()
-    loaded = FlaxBartForConditionalGeneration.from_pretrained(tmp_path)
-    assert close(loaded(ids(2, 9)).logits, expected)
-
-
 def test_untied_v4_file_fills_both_sides_with_its_one_table(tmp_path):
     config = bart_config(**SHALLOW, tie_word_embeddings=False)
     tree = v4_tree(config, tied=False)
@@ -182,21 +161,6 @@ def test_base_into_head_and_head_into_base(head, tmp_path):
     assert trees_equal(loaded.params["model"], base.params)
     loaded.save_pretrained(tmp_path / "head")
     assert trees_equal(FlaxBartModel.from_pretrained(tmp_path / "head").params, base.params)
-
-
-def test_new_classifier_on_a_pytorch_body(tmp_path):
-    pytest.importorskip("torch")
-    from transformers import BartForSequenceClassification
-
-    torch_model = BartForSequenceClassification(bart_config(**SHALLOW, num_labels=2))
-    torch_model.save_pretrained(tmp_path)
-    load = FlaxBartForSequenceClassification.from_pretrained
-    with pytest.raises(ValueError, match="ignore_mismatched_sizes"):
-        load(tmp_path, num_labels=5)
-    fresh = load(tmp_path, num_labels=5, ignore_mismatched_sizes=True)
-    assert fresh.params["classification_head"]["out_proj"]["kernel"].shape == (32, 5)
-    table = torch_model.model.shared.weight.detach().numpy()
-    assert np.array_equal(fresh.params["model"]["shared"]["embedding"], table)
 
 
 @pytest.mark.slow

@@ -23,18 +23,18 @@ from hfseq_plugins.beit.modeling import (
 )
 from tests.support import models
 from tests.support.models import close, trees_equal
-from tests.support.tiers import CHECKS, first
+from tests.support.parity import compare_files
+from tests.support.tiers import battery
 from tests.support.torch_counterparts import tensors, torch_counterpart
 
 HEADS = ("Model", "ForImageClassification", "ForMaskedImageModeling")
-ONE = [("ForMaskedImageModeling", CHECKS)]
 # The battery masks no patches. With mean pooling, the pooler contains the norm.
 HIDDEN = ("mask_token",)
 SHARED = {"use_relative_position_bias": False, "use_shared_relative_position_bias": True}
 ABSOLUTE = {"use_relative_position_bias": False, "use_absolute_position_embeddings": True}
 
 
-@pytest.mark.parametrize(("head", "checks"), first([*ONE, *((h, None) for h in HEADS)], *ONE))
+@pytest.mark.parametrize(("head", "checks"), battery("beit", "ForMaskedImageModeling"))
 def test_battery(head, checks):
     config = models.beit_config(**({"num_hidden_layers": 1} if checks else {}))
     check_architecture("beit", config, heads=[head], checks=checks, zero_gradients=HIDDEN)
@@ -77,10 +77,6 @@ def test_both_norms_of_the_third_head_are_those_of_pytorch(tmp_path):
 )
 def test_battery_with_other_positions_pooling_and_dropout(changes):
     check_architecture("beit", models.beit_config(**changes), zero_gradients=HIDDEN)
-
-
-def test_battery_covers_every_registered_head():
-    assert tuple(hfseq.plugins.load().architectures["beit"].target.heads) == HEADS
 
 
 def test_rows_of_the_table_are_those_of_pytorch():
@@ -170,21 +166,9 @@ def test_names_in_files_and_in_memory_load_and_are_saved_as_they_were(
     cls, changes, tmp_path, caplog
 ):
     pytest.importorskip("torch")
-    import transformers
-    from safetensors.numpy import load_file
-
     caplog.set_level(logging.WARNING, "hfseq")
-    config = models.beit_config(**changes)
-    theirs = getattr(transformers, cls.__name__.removeprefix("Flax"))(config).eval()
-    theirs.save_pretrained(tmp_path / "theirs")
-    model = cls.from_pretrained(tmp_path / "theirs")
+    model, theirs = compare_files(cls, models.beit_config(**changes), tmp_path)
     inside = theirs.state_dict()
     assert any(".q_proj." in name for name in inside)
     assert trees_equal(hfseq.convert_pytorch_state_dict_to_flax(inside, model), model.params)
-    model.save_pretrained(tmp_path / "ours")
-    torch_weights, saved_weights = (
-        load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours")
-    )
-    assert torch_weights.keys() == saved_weights.keys()
-    assert all(np.array_equal(torch_weights[name], saved_weights[name]) for name in torch_weights)
     assert not caplog.records

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from hfseq import plugins
-from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.blenderbot.modeling import FlaxBlenderbotForConditionalGeneration
 from hfseq_plugins.blenderbot_small.modeling import FlaxBlenderbotSmallForConditionalGeneration
 from hfseq_plugins.marian.modeling import FlaxMarianMTModel
 from hfseq_plugins.pegasus.modeling import FlaxPegasusForConditionalGeneration
 from tests.support.models import blenderbot_config, blenderbot_small_config, ids
-from tests.support.parity import compare
+from tests.support.parity import compare, compare_tokens
 from tests.support.tiers import CHECKS, first
+from tests.support.torch_counterparts import torch_counterpart
 
 SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
 CONFIGS = {"blenderbot": blenderbot_config, "blenderbot-small": blenderbot_small_config}
@@ -52,16 +52,6 @@ def test_equals_pytorch(name, changes, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
-def test_positions_have_no_offset_and_long_rows_are_rejected(name):
-    model = CLASSES[name](CONFIGS[name](), _do_init=False)
-    table = model.params_shape_tree["model"]["encoder"]["embed_positions"]["embedding"]
-    assert table.shape == (40, 32)
-    with pytest.raises(UsageError, match="41 tokens.*40"):
-        model(ids(1, 41), decoder_input_ids=ids(1, 3), params={})
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "cls", [*CLASSES.values(), FlaxMarianMTModel, FlaxPegasusForConditionalGeneration]
 )
@@ -85,34 +75,18 @@ def test_norm_positions_match_pytorch():
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("beams", [1, 4])
 def test_generation_matches_pytorch(name, beams, tmp_path):
-    torch = pytest.importorskip("torch")
-    import transformers
-
     model = CLASSES[name](CONFIGS[name](init_std=0.3))
-    model.save_pretrained(tmp_path)
-    theirs = getattr(transformers, CLASSES[name].torch_class_name())
-    theirs = theirs.from_pretrained(tmp_path).eval()
-    options = {"max_length": 12, "num_beams": beams}
-    sequences = np.asarray(model.generate(ids(3, 9), **options).sequences)
-    expected = theirs.generate(torch.tensor(ids(3, 9)).long(), **options)
-    assert sequences[:, : expected.shape[1]].tolist() == expected.tolist()
+    theirs = torch_counterpart(model, tmp_path)
+    compare_tokens(model, theirs, ids(3, 9), max_length=12, num_beams=beams)
 
 
 @pytest.mark.slow
 def test_a_reply_repeats_no_ngram_of_the_input_as_in_pytorch(tmp_path):
     """The Flax classes of Transformers 4 ignored the option, whose default is 3."""
-    torch = pytest.importorskip("torch")
-    from transformers import BlenderbotForConditionalGeneration
-
     model = FlaxBlenderbotForConditionalGeneration(blenderbot_config(init_std=0.3))
-    model.save_pretrained(tmp_path)
-    theirs = BlenderbotForConditionalGeneration.from_pretrained(tmp_path).eval()
+    theirs = torch_counterpart(model, tmp_path)
     source = np.stack([np.arange(4, 40), np.arange(39, 3, -1)]).astype(np.int32)
-    repeated = {}
-    for size in (0, 1):
+    for size, repeated in ((0, True), (1, False)):
         options = {"max_length": 14, "num_beams": 1, "encoder_no_repeat_ngram_size": size}
-        sequences = np.asarray(model.generate(source, **options).sequences)
-        expected = theirs.generate(torch.tensor(source).long(), **options)
-        assert sequences[:, : expected.shape[1]].tolist() == expected.tolist()
-        repeated[size] = np.isin(sequences, source).any()
-    assert repeated == {0: True, 1: False}
+        sequences = compare_tokens(model, theirs, source, **options)
+        assert np.isin(sequences, source).any() == repeated

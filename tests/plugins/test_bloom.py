@@ -13,7 +13,7 @@ from tests.support.models import close, ids
 from tests.support.tiers import battery
 
 
-@pytest.mark.parametrize(("head", "checks"), battery(("ForCausalLM", "Model"), "ForCausalLM"))
+@pytest.mark.parametrize(("head", "checks"), battery("bloom", "ForCausalLM"))
 def test_battery(head, checks):
     check_architecture("bloom", config(), heads=[head], checks=checks)
 

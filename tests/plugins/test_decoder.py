@@ -14,7 +14,9 @@ from hfseq.nn import trees
 from hfseq.testing import check_architecture
 from tests.support import models
 from tests.support.models import close, ids
+from tests.support.parity import compare_tokens
 from tests.support.tiers import CHECKS, first
+from tests.support.torch_counterparts import torch_counterpart
 
 FAMILIES = (
     "llama",
@@ -280,24 +282,14 @@ GENERATED = {
 @pytest.mark.parametrize("padded", ["left", "none"])
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 def test_generated_tokens_are_pytorchs(variant, padded, search, tmp_path):
-    torch = pytest.importorskip("torch")
-    from transformers import AutoModelForCausalLM
-
     family, changes = GENERATED[variant]
     model = built(family, **changes)
-    model.save_pretrained(tmp_path)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
-    tokens, mask = np.maximum(ids(3, 9), 3), np.ones((3, 9), np.int64)
+    tokens, mask = np.maximum(ids(3, 9), 3), np.ones((3, 9), np.int32)
     if padded == "left":
         mask[0, :4], mask[1, :1] = 0, 0
         tokens = np.where(mask, tokens, 0)
-    options = {"max_new_tokens": 14, "do_sample": False, **search}
-    sequences = model.generate(tokens, attention_mask=mask, **options).sequences
-    right = theirs.generate(
-        torch.from_numpy(tokens).long(), attention_mask=torch.from_numpy(mask), **options
-    )
-    right = right.numpy()
-    assert np.array_equal(sequences[:, : right.shape[1]], right)
+    theirs = torch_counterpart(model, tmp_path)
+    compare_tokens(model, theirs, tokens, mask, max_new_tokens=14, do_sample=False, **search)
 
 
 @pytest.mark.slow

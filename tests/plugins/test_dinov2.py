@@ -19,17 +19,15 @@ from hfseq_plugins.dinov2.modeling import (
 )
 from tests.support import models
 from tests.support.models import close, trees_equal
-from tests.support.tiers import CHECKS, first
+from tests.support.parity import compare_files
+from tests.support.tiers import battery
 from tests.support.torch_counterparts import tensors, torch_counterpart
 
 # The battery masks no patches.
 HIDDEN = ("mask_token",)
-ONE = [("ForImageClassification", CHECKS)]
 
 
-@pytest.mark.parametrize(
-    ("head", "checks"), first([*ONE, ("Model", None), ("ForImageClassification", None)], *ONE)
-)
+@pytest.mark.parametrize(("head", "checks"), battery("dinov2", "ForImageClassification"))
 def test_battery(head, checks):
     config = models.dinov2_config(**({"num_hidden_layers": 1} if checks else {}))
     check_architecture("dinov2", config, heads=[head], checks=checks, zero_gradients=HIDDEN)
@@ -131,24 +129,12 @@ def test_files_of_fresh_models_of_pytorch_load_and_are_saved_as_they_were(
     cls, gated, tmp_path, caplog
 ):
     pytest.importorskip("torch")
-    import transformers
-    from safetensors.numpy import load_file
-
     caplog.set_level(logging.WARNING, "hfseq")
-    config = models.dinov2_config(use_swiglu_ffn=gated)
-    theirs = getattr(transformers, cls.__name__.removeprefix("Flax"))(config).eval()
-    theirs.save_pretrained(tmp_path / "theirs")
-    model = cls.from_pretrained(tmp_path / "theirs")
+    model, theirs = compare_files(cls, models.dinov2_config(use_swiglu_ffn=gated), tmp_path)
     if not gated:
         inside = theirs.state_dict()
         assert any(".q_proj." in name for name in inside)
         assert trees_equal(hfseq.convert_pytorch_state_dict_to_flax(inside, model), model.params)
-    model.save_pretrained(tmp_path / "ours")
-    torch_weights, saved_weights = (
-        load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours")
-    )
-    assert torch_weights.keys() == saved_weights.keys()
-    assert all(np.array_equal(torch_weights[name], saved_weights[name]) for name in torch_weights)
     assert not caplog.records
 
 

@@ -13,7 +13,9 @@ from hfseq.testing import check_architecture
 from hfseq.testing.case import Case
 from tests.support import models
 from tests.support.models import close, trees_equal
+from tests.support.parity import compare_files
 from tests.support.tiers import CHECKS, first
+from tests.support.torch_counterparts import torch_counterpart
 
 KINDS = {
     "encoder-decoder": "EncoderDecoder",
@@ -94,13 +96,6 @@ def encoder_inputs(model, rows=3, seed=0):
     return {"input_ids": np.where(mask, models.ids(rows, seed=seed), pad), "attention_mask": mask}
 
 
-def twin(model, folder):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("torch")
-    model.save_pretrained(folder)
-    return getattr(transformers, model.torch_class_name()).from_pretrained(folder).eval()
-
-
 def as_torch(inputs):
     import torch
 
@@ -113,7 +108,7 @@ def as_torch(inputs):
 @pytest.mark.parametrize("name", PAIRS)
 def test_generation_matches_pytorch_token_for_token(name, search, tmp_path):
     model = model_of(name)
-    theirs = twin(model, tmp_path)
+    theirs = torch_counterpart(model, tmp_path)
     options = {"max_new_tokens": 12, "do_sample": False, **search}
     for seed in range(4):
         inputs = encoder_inputs(model, seed=seed)
@@ -126,20 +121,9 @@ def test_generation_matches_pytorch_token_for_token(name, search, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_files_of_pytorch_load_and_are_saved_as_they_were(name, tmp_path, caplog):
-    transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
-    from safetensors.numpy import load_file
-
     variant, config = pair(name)
-    theirs = getattr(transformers, f"{KINDS[variant]}Model")(config).eval()
-    theirs.save_pretrained(tmp_path / "theirs")
-    model = getattr(hfseq, f"Flax{KINDS[variant]}Model").from_pretrained(tmp_path / "theirs")
-    model.save_pretrained(tmp_path / "ours")
-    theirs_tensors, our_tensors = (
-        load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours")
-    )
-    assert theirs_tensors.keys() == our_tensors.keys()
-    assert all(np.array_equal(theirs_tensors[name], our_tensors[name]) for name in theirs_tensors)
+    model, theirs = compare_files(getattr(hfseq, f"Flax{KINDS[variant]}Model"), config, tmp_path)
     assert not caplog.records
     inputs = encoder_inputs(model)
     ids = models.ids(3, 6)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.gptj.modeling import FlaxGPTJForCausalLM
 from tests.support.models import close, gptj_config, ids
-from tests.support.tiers import CHECKS, first
+from tests.support.parity import compare_tokens
+from tests.support.tiers import battery
+from tests.support.torch_counterparts import torch_counterpart
 
 
-@pytest.mark.parametrize(
-    ("head", "checks"),
-    first(
-        [("ForCausalLM", CHECKS), ("Model", None), ("ForCausalLM", None)], ("ForCausalLM", CHECKS)
-    ),
-)
+@pytest.mark.parametrize(("head", "checks"), battery("gptj", "ForCausalLM"))
 def test_battery(head, checks):
     check_architecture("gptj", gptj_config(), heads=[head], checks=checks)
 
@@ -57,25 +53,11 @@ def test_buffers_of_old_files_are_ignored(tmp_path, caplog):
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_rows_longer_than_the_positions_are_refused():
-    model = FlaxGPTJForCausalLM(gptj_config(n_layer=1))
-    with pytest.raises(UsageError, match="41 tokens.*n_positions=40"):
-        model(ids(1, 41))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 def test_generated_tokens_are_pytorchs(search, tmp_path):
-    torch = pytest.importorskip("torch")
-    from transformers import AutoModelForCausalLM
-
     model = FlaxGPTJForCausalLM(gptj_config(), seed=1)
-    model.save_pretrained(tmp_path)
-    tokens, mask = np.maximum(ids(3, 9), 3), np.ones((3, 9), np.int64)
+    tokens, mask = np.maximum(ids(3, 9), 3), np.ones((3, 9), np.int32)
     mask[0, :4] = 0
-    options = {"max_new_tokens": 14, "do_sample": False, **search}
-    sequences = model.generate(tokens, attention_mask=mask, **options).sequences
-    right = AutoModelForCausalLM.from_pretrained(tmp_path).generate(
-        torch.from_numpy(tokens).long(), attention_mask=torch.from_numpy(mask), **options
-    )
-    assert np.array_equal(sequences[:, : right.shape[1]], right.numpy())
+    theirs = torch_counterpart(model, tmp_path)
+    compare_tokens(model, theirs, tokens, mask, max_new_tokens=14, do_sample=False, **search)

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-from hfseq import plugins
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.mbart.modeling import (
@@ -17,26 +16,17 @@ from hfseq_plugins.mbart.modeling import (
     shift_tokens_right,
 )
 from tests.support.models import close, ids, mbart_config
-from tests.support.parity import compare
-from tests.support.tiers import CHECKS, first
+from tests.support.parity import compare, compare_tokens
+from tests.support.tiers import battery
+from tests.support.torch_counterparts import torch_counterpart
 
 SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
-HEADS = ("Model", "ForSeq2SeqLM", "ForSequenceClassification", "ForQuestionAnswering")
 
 
-@pytest.mark.parametrize(
-    ("head", "checks"),
-    first([("ForSeq2SeqLM", CHECKS), *((head, None) for head in HEADS)], ("ForSeq2SeqLM", CHECKS)),
-)
+@pytest.mark.parametrize(("head", "checks"), battery("mbart", "ForSeq2SeqLM"))
 def test_battery(head, checks):
     config = mbart_config(**(SHALLOW if checks else {}), num_labels=3)
     check_architecture("mbart", config, heads=[head], checks=checks)
-
-
-def test_battery_covers_every_registered_head():
-    heads = plugins.load().architectures["mbart"].target.heads
-    assert set(HEADS) == set(heads) - {"ForPreTraining", "ForMaskedLM"}
-    assert heads["ForPreTraining"] == heads["ForMaskedLM"] == heads["ForSeq2SeqLM"]
 
 
 def test_it_is_planned_as_an_encoder_decoder():
@@ -98,31 +88,15 @@ def test_shift_matches_pytorch_and_is_the_default(tmp_path):
 )
 @pytest.mark.parametrize("beams", [1, 4])
 def test_translates_into_a_language_as_pytorch_does(options, beams, tmp_path):
-    torch = pytest.importorskip("torch")
-    from transformers import MBartForConditionalGeneration
-
     model = FlaxMBartForConditionalGeneration(mbart_config(init_std=0.3, scale_embedding=True))
-    model.save_pretrained(tmp_path)
-    theirs = MBartForConditionalGeneration.from_pretrained(tmp_path).eval()
     source = np.concatenate([ids(3, 7), np.full((3, 2), [2, 49], np.int32)], 1)
     options = {"max_length": 10, "num_beams": beams, **options}
-    sequences = np.asarray(model.generate(source, **options).sequences)
-    expected = theirs.generate(torch.tensor(source).long(), **options)
-    assert sequences[:, : expected.shape[1]].tolist() == expected.tolist()
+    sequences = compare_tokens(model, torch_counterpart(model, tmp_path), source, **options)
     language = options.get("forced_bos_token_id")
     assert language is None or (sequences[:, 1] == language).all()
 
 
 # -- bad input -------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_mismatched_inputs_are_rejected():
-    model = FlaxMBartForConditionalGeneration(mbart_config(), _do_init=False)
-    with pytest.raises(UsageError, match="input_ids .*64.* of .* vocabulary of 64"):
-        model(np.full((1, 3), 64), decoder_input_ids=ids(1, 3), params={})
-    with pytest.raises(UsageError, match="41 tokens.*40"):
-        model(ids(1, 41), decoder_input_ids=ids(1, 3), params={})
 
 
 @pytest.mark.slow

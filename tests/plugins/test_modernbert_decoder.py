@@ -5,23 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq import FlaxModernBertDecoderForCausalLM, plugins
+from hfseq import FlaxModernBertDecoderForCausalLM
 from hfseq.testing import check_architecture
 from tests.support.models import ids
 from tests.support.models import modernbert_decoder_config as config
+from tests.support.parity import compare_tokens
 from tests.support.tiers import battery
+from tests.support.torch_counterparts import torch_counterpart
 
-HEADS = ("Model", "ForCausalLM", "ForSequenceClassification")
 
-
-@pytest.mark.parametrize(("head", "checks"), battery(HEADS, "ForCausalLM"))
+@pytest.mark.parametrize(("head", "checks"), battery("modernbert-decoder", "ForCausalLM"))
 def test_battery(head, checks):
     check_architecture("modernbert-decoder", config(num_labels=3), heads=[head], checks=checks)
-
-
-def test_battery_covers_every_registered_head():
-    heads = plugins.load().architectures["modernbert-decoder"].target.heads
-    assert set(HEADS) == set(heads)
 
 
 @pytest.mark.slow
@@ -60,19 +55,10 @@ def test_a_window_counts_itself():
 @pytest.mark.slow
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 def test_generation_matches_pytorch(search, tmp_path):
-    torch = pytest.importorskip("torch")
-    from transformers import ModernBertDecoderForCausalLM
-
     model = FlaxModernBertDecoderForCausalLM(config(), seed=2)
-    model.save_pretrained(tmp_path)
-    theirs = ModernBertDecoderForCausalLM.from_pretrained(tmp_path).eval()
-    tokens, mask = ids(50, 9), np.ones((50, 9), np.int64)
+    tokens, mask = ids(50, 9), np.ones((50, 9), np.int32)
     for row, length in enumerate(np.random.default_rng(3).integers(3, 10, 50)):
         mask[row, : 9 - length] = 0
     tokens = np.where(mask, tokens, 0)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, **search}
-    right = theirs.generate(
-        torch.from_numpy(tokens).long(), attention_mask=torch.from_numpy(mask), **options
-    ).numpy()
-    sequences = np.asarray(model.generate(tokens, attention_mask=mask, **options).sequences)
-    assert np.array_equal(sequences[:, : right.shape[1]], right)
+    compare_tokens(model, torch_counterpart(model, tmp_path), tokens, mask, **options)

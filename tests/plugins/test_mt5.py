@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from hfseq import plugins
@@ -12,24 +11,15 @@ from hfseq.testing import torch as testing_torch
 from hfseq.testing.case import Case, Skipped
 from hfseq_plugins.mt5.modeling import FlaxMT5EncoderModel, FlaxMT5ForConditionalGeneration
 from tests.support.models import close, ids, mt5_config, rewrite_tensors, trees_equal
-from tests.support.tiers import CHECKS, first
+from tests.support.parity import compare_tokens
+from tests.support.tiers import battery
+from tests.support.torch_counterparts import torch_counterpart
 
-HEADS = ("Model", "ForSeq2SeqLM")
 
-
-@pytest.mark.parametrize(
-    ("head", "checks"),
-    first([("ForSeq2SeqLM", CHECKS), *((head, None) for head in HEADS)], ("ForSeq2SeqLM", CHECKS)),
-)
+@pytest.mark.parametrize(("head", "checks"), battery("mt5", "ForSeq2SeqLM"))
 def test_battery(head, checks):
     config = mt5_config(num_layers=1 if checks else 2)
     check_architecture("mt5", config, heads=[head], checks=checks)
-
-
-def test_battery_covers_every_registered_head():
-    heads = plugins.load().architectures["mt5"].target.heads
-    assert set(HEADS) == set(heads) - {"ForPreTraining"}
-    assert heads["ForPreTraining"] == heads["ForSeq2SeqLM"]
 
 
 @pytest.mark.slow
@@ -99,14 +89,7 @@ def test_old_file_keeps_its_untied_head(tmp_path):
 
 @pytest.mark.slow
 def test_decoder_shift_and_generation_match_pytorch(tmp_path):
-    torch = pytest.importorskip("torch")
-    from transformers import MT5ForConditionalGeneration
-
     model = FlaxMT5ForConditionalGeneration(mt5_config(initializer_factor=2.0))
-    model.save_pretrained(tmp_path)
-    theirs = MT5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    theirs = torch_counterpart(model, tmp_path)
     for beams in (1, 3):
-        options = {"max_length": 9, "num_beams": beams}
-        actual = np.asarray(model.generate(ids(3, 8), **options).sequences)
-        expected = theirs.generate(torch.tensor(ids(3, 8)).long(), **options)
-        assert actual[:, : expected.shape[1]].tolist() == expected.tolist()
+        compare_tokens(model, theirs, ids(3, 8), max_length=9, num_beams=beams)

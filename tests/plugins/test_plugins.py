@@ -32,6 +32,28 @@ def test_every_lazy_target_is_a_class_of_that_name():
             assert entry.target.load_head(task).__name__ == target.rpartition(":")[2]
 
 
+def test_every_architecture_but_pairs_has_a_base_model():
+    """docs/families.md, which is generated and compared, lists the other heads."""
+    architectures = plugins.load().architectures
+    without = {name for name in architectures if "Model" not in architectures.get(name).heads}
+    assert without == {"encoder-decoder", "vision-encoder-decoder", "speech-encoder-decoder"}
+
+
+@pytest.mark.parametrize(
+    ("name", "alias", "task"),
+    [
+        *((name, "ForPreTraining", "ForSeq2SeqLM") for name in ("bart", "mbart", "t5", "mt5")),
+        *((name, "ForMaskedLM", "ForSeq2SeqLM") for name in ("bart", "mbart")),
+        ("roberta", "ForPreTraining", "ForMaskedLM"),
+        ("roberta-prelayernorm", "ForPreTraining", "ForMaskedLM"),
+        ("xlm-roberta", "ForPreTraining", "ForMaskedLM"),
+    ],
+)
+def test_pretraining_uses_the_class_of_the_objective(name, alias, task):
+    heads = plugins.load().architectures.get(name).heads
+    assert heads[alias] == heads[task]
+
+
 def test_load_is_cached():
     assert plugins.load() is plugins.load()
 

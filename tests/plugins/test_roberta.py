@@ -5,32 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM, FlaxRobertaModel
 from tests.support.models import close, ids, roberta_config
-from tests.support.tiers import CHECKS, first
-
-HEADS = (
-    *("Model", "ForMaskedLM", "ForCausalLM", "ForSequenceClassification", "ForMultipleChoice"),
-    *("ForTokenClassification", "ForQuestionAnswering"),
-)
+from tests.support.tiers import battery
 
 
-@pytest.mark.parametrize(
-    ("head", "checks"),
-    first([("ForMaskedLM", CHECKS), *((head, None) for head in HEADS)], ("ForMaskedLM", CHECKS)),
-)
+@pytest.mark.parametrize(("head", "checks"), battery("roberta", "ForMaskedLM"))
 def test_battery(head, checks):
     check_architecture("roberta", roberta_config(num_labels=2), heads=[head], checks=checks)
-
-
-def test_battery_covers_every_registered_head():
-    from hfseq import plugins
-
-    heads = plugins.load().architectures["roberta"].target.heads
-    assert set(HEADS) == set(heads) - {"ForPreTraining"}
-    assert heads["ForPreTraining"] == heads["ForMaskedLM"]
 
 
 @pytest.mark.slow
@@ -55,12 +38,6 @@ def test_positions_restart_in_every_packed_document():
     packed = {"segment_ids": segments}
     explicit = model(ids(1, 6), **packed, position_ids=np.array([[2, 3, 4, 2, 3, 1]]))
     assert close(model(ids(1, 6), **packed)[0], explicit[0], 0)
-
-
-def test_padding_offset_reduces_max_length():
-    model = FlaxRobertaModel(roberta_config(), _do_init=False)
-    with pytest.raises(UsageError, match="39 tokens.*38"):
-        model(ids(1, 39), params={})
 
 
 @pytest.mark.slow

@@ -9,17 +9,19 @@ from hfseq.errors import UsageError
 from tests.support import models
 from tests.support.tiers import first
 
-# Class name without "Flax", and whether a position table limits the row length.
+# Class name without "Flax", and the number of tokens that the position table allows.
 FAMILIES = {
-    "albert": ("AlbertModel", True), "distilbert": ("DistilBertModel", True),
-    "electra": ("ElectraModel", True), "roformer": ("RoFormerModel", True),
-    "big_bird": ("BigBirdModel", True), "xlm_roberta": ("XLMRobertaModel", True),
-    "roberta_prelayernorm": ("RobertaPreLayerNormModel", True), "llama": ("LlamaModel", False),
-    "mistral": ("MistralModel", False), "gemma": ("GemmaModel", False), "opt": ("OPTModel", True),
-    "bloom": ("BloomModel", False), "gpt_neo": ("GPTNeoModel", True), "gptj": ("GPTJModel", True),
-    "xglm": ("XGLMModel", True), "mbart": ("MBartModel", True), "mt5": ("MT5Model", False),
-    "blenderbot": ("BlenderbotModel", True), "blenderbot_small": ("BlenderbotSmallModel", True),
-    "longt5": ("LongT5Model", False), "clip_text_model": ("CLIPTextModel", True),
+    "albert": ("AlbertModel", 40), "distilbert": ("DistilBertModel", 40),
+    "electra": ("ElectraModel", 40), "roformer": ("RoFormerModel", 40),
+    "big_bird": ("BigBirdModel", 64), "xlm_roberta": ("XLMRobertaModel", 38),
+    "roberta_prelayernorm": ("RobertaPreLayerNormModel", 38), "llama": ("LlamaModel", None),
+    "mistral": ("MistralModel", None), "gemma": ("GemmaModel", None), "opt": ("OPTModel", 40),
+    "bloom": ("BloomModel", None), "gpt_neo": ("GPTNeoModel", 40), "gptj": ("GPTJModel", 40),
+    "xglm": ("XGLMModel", 40), "mbart": ("MBartModel", 40), "mt5": ("MT5Model", None),
+    "blenderbot": ("BlenderbotModel", 40), "blenderbot_small": ("BlenderbotSmallModel", 40),
+    "longt5": ("LongT5Model", None), "clip_text_model": ("CLIPTextModel", 24),
+    "bert": ("BertModel", 40), "megatron_bert": ("MegatronBertModel", 40),
+    "roberta": ("RobertaModel", 38), "gpt2": ("GPT2Model", 40), "bart": ("BartModel", 40),
 }  # fmt: skip
 
 
@@ -28,27 +30,35 @@ def configuration(name: str, **changes: object) -> PreTrainedConfig:
     return getattr(models, f"{name}_config")(**changes)
 
 
-def build(name: str, **changes: object) -> hfseq.FlaxPreTrainedModel:
+def build(name: str, _do_init: bool = True, **changes: object) -> hfseq.FlaxPreTrainedModel:
     """Returns a tiny model."""
-    return getattr(hfseq, "Flax" + FAMILIES[name][0])(configuration(name, **changes))
+    cls = getattr(hfseq, "Flax" + FAMILIES[name][0])
+    return cls(configuration(name, **changes), _do_init=_do_init)
 
 
-@pytest.mark.parametrize("name", first(FAMILIES, "roformer", "mbart"))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_invalid_ids_and_lengths_raise(name):
-    model = build(name)
+    model, limit = build(name, _do_init=False), FAMILIES[name][1]
     words = model.config.vocab_size
     target = {"decoder_input_ids": np.ones((1, 4), int)} if model.config.is_encoder_decoder else {}
     ids, message = np.array([[5, words, 7, 8]]), f"{words}.*vocabulary of {words}.*tokenizer"
     with pytest.raises(UsageError, match=f"input_ids .*{message}"):
-        model(ids, **target)
+        model(ids, **target, params={})
     if target:
         with pytest.raises(UsageError, match=f"decoder_input_ids .*{message}"):
-            model(np.ones((1, 4), int), decoder_input_ids=ids)
-    if FAMILIES[name][1]:
-        limit = model.max_length()
-        message = rf"input_ids .*{limit + 1} tokens.*{limit} \("
+            model(np.ones((1, 4), int), decoder_input_ids=ids, params={})
+    assert model.max_length() == limit or limit is None
+    if limit:
+        attribute = "n_positions" if name in ("gpt2", "gptj") else "max_position_embeddings"
+        message = rf"input_ids .*{limit + 1} tokens.*{limit} \(.*{attribute}"
         with pytest.raises(UsageError, match=message):
-            model(np.ones((1, limit + 1), int), **target)
+            model(np.ones((1, limit + 1), int), **target, params={})
+
+
+def test_causal_bart_rejects_long_rows():
+    model = hfseq.FlaxBartForCausalLM(configuration("bart"), _do_init=False)
+    with pytest.raises(UsageError, match="41 tokens.*40 .*max_position_embeddings=40"):
+        model(np.ones((1, 41), int), params={})
 
 
 @pytest.mark.parametrize(

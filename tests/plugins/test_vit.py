@@ -22,15 +22,12 @@ from hfseq_plugins.vit.modeling import (
 )
 from tests.support import models
 from tests.support.models import close, trees_equal
-from tests.support.tiers import CHECKS, first
+from tests.support.parity import compare_files
+from tests.support.tiers import battery
 from tests.test_without_torch import BLOCKER, ROOT
 
-ONE = [("ForImageClassification", CHECKS)]
 
-
-@pytest.mark.parametrize(
-    ("head", "checks"), first([*ONE, ("Model", None), ("ForImageClassification", None)], *ONE)
-)
+@pytest.mark.parametrize(("head", "checks"), battery("vit", "ForImageClassification"))
 def test_battery(head, checks):
     config = models.vit_config(**({"num_hidden_layers": 1} if checks else {}))
     check_architecture("vit", config, heads=[head], checks=checks)
@@ -56,25 +53,14 @@ def test_battery_without_biases_with_another_pooler_dropout_and_no_square():
 @pytest.mark.parametrize("cls", [FlaxViTModel, FlaxViTForImageClassification])
 def test_names_in_files_and_in_memory_load_and_are_saved_as_they_were(cls, tmp_path, caplog):
     pytest.importorskip("torch")
-    import transformers
-    from safetensors.numpy import load_file
-
     caplog.set_level(logging.WARNING, "hfseq")
     config = models.vit_config()
-    theirs = getattr(transformers, cls.__name__.removeprefix("Flax"))(config).eval()
-    theirs.save_pretrained(tmp_path / "theirs")
-    model = cls.from_pretrained(tmp_path / "theirs")
+    model, theirs = compare_files(cls, config, tmp_path)
     inside = theirs.state_dict()
     assert any(".q_proj." in name for name in inside)
     assert trees_equal(hfseq.convert_pytorch_state_dict_to_flax(inside, model), model.params)
     fresh = hfseq.load_flax_weights_in_pytorch_model(type(theirs)(config), model.params)
     assert all(np.array_equal(fresh.state_dict()[name], inside[name]) for name in inside)
-    model.save_pretrained(tmp_path / "ours")
-    torch_weights, saved_weights = (
-        load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours")
-    )
-    assert torch_weights.keys() == saved_weights.keys()
-    assert all(np.array_equal(torch_weights[name], saved_weights[name]) for name in torch_weights)
     assert not caplog.records
 
 
@@ -118,13 +104,6 @@ def test_the_module_of_version_4_takes_channels_last():
     assert result.pooler_output is None and close(result[0], output[0], 0)
     with pytest.raises(UsageError, match=r"\(batch, 3, 12, 12\)"):
         module.apply(variables, pixels)
-
-
-@pytest.mark.parametrize("shape", [(2, 12, 12, 3), (2, 3, 12, 16)])
-def test_images_of_wrong_shape_are_rejected(shape):
-    model = FlaxViTModel(models.vit_config(), _do_init=False)
-    with pytest.raises(UsageError, match=r"FlaxViTModel .*\(batch, 3, 12, 12\)"):
-        model(np.zeros(shape, np.float32), params={})
 
 
 READ = """

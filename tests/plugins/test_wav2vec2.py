@@ -24,6 +24,7 @@ from hfseq_plugins.wav2vec2.modeling import (
 )
 from tests.support import models
 from tests.support.models import close, trees_equal
+from tests.support.parity import compare_files
 from tests.support.tiers import CHECKS, first
 
 STABLE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
@@ -139,19 +140,8 @@ def test_names_of_before_and_after_pytorch_2_load_and_the_new_are_written(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Model", "ForCTC", "ForPreTraining"])
 def test_files_of_pytorch_load_and_are_saved_as_they_were(name, tmp_path, caplog):
-    transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
-    from safetensors.numpy import load_file
-
-    theirs = getattr(transformers, f"Wav2Vec2{name}")(models.wav2vec2_config()).eval()
-    theirs.save_pretrained(tmp_path / "theirs")
-    model = getattr(modeling, f"FlaxWav2Vec2{name}").from_pretrained(tmp_path / "theirs")
-    model.save_pretrained(tmp_path / "ours")
-    theirs_tensors, our_tensors = (
-        load_file(tmp_path / n / "model.safetensors") for n in ("theirs", "ours")
-    )
-    assert theirs_tensors.keys() == our_tensors.keys()
-    assert all(np.array_equal(theirs_tensors[name], our_tensors[name]) for name in theirs_tensors)
+    compare_files(getattr(modeling, f"FlaxWav2Vec2{name}"), models.wav2vec2_config(), tmp_path)
     assert not caplog.records
 
 

@@ -19,7 +19,9 @@ from hfseq_plugins.wmt_transformer.modeling import (
     FlaxWMTTransformerModel,
 )
 from tests.support.models import close, ids, rewrite_tensors, trees_equal, wmt_transformer_config
+from tests.support.parity import compare_tokens
 from tests.support.tiers import first
+from tests.support.torch_counterparts import torch_counterpart
 
 SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
 STOCK = {"pegasus": FlaxPegasusForConditionalGeneration, "marian": FlaxMarianMTModel}
@@ -101,19 +103,10 @@ def test_pytorch_computes_the_same_and_saves_it_back(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_greedy_and_beam_search_equal_pytorch(norm, tmp_path):
-    torch = pytest.importorskip("torch")
-    from transformers import AutoModelForSeq2SeqLM
-
     model = random_model(norm=norm)
-    model.save_pretrained(tmp_path)
-    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    theirs = torch_counterpart(model, tmp_path)
     for beams in (1, 3):
-        options = {"max_new_tokens": 6, "num_beams": beams}
-        ours = model.generate(TOKENS, attention_mask=MASK, **options).sequences
-        expected = theirs.generate(
-            torch.tensor(TOKENS).long(), attention_mask=torch.tensor(MASK), **options
-        )
-        assert np.asarray(ours).tolist() == expected.tolist()
+        compare_tokens(model, theirs, TOKENS, MASK, max_new_tokens=6, num_beams=beams)
 
 
 def test_model_without_a_head_is_stored_as_one(tmp_path):

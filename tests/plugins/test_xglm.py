@@ -5,28 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hfseq import plugins
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq_plugins.xglm.modeling import FlaxXGLMForCausalLM, FlaxXGLMModel, sinusoids
-from tests.support.models import close, ids, rewrite_tensors, trees_equal, xglm_config
-from tests.support.parity import compare
-from tests.support.tiers import CHECKS, first
+from tests.support.models import ids, rewrite_tensors, trees_equal, xglm_config
+from tests.support.parity import compare, compare_states, compare_tokens
+from tests.support.tiers import battery
+from tests.support.torch_counterparts import torch_counterpart
 
-HEADS = ("Model", "ForCausalLM")
 
-
-@pytest.mark.parametrize(
-    ("head", "checks"),
-    first([("ForCausalLM", CHECKS), *((head, None) for head in HEADS)], ("ForCausalLM", CHECKS)),
-)
+@pytest.mark.parametrize(("head", "checks"), battery("xglm", "ForCausalLM"))
 def test_battery(head, checks):
     config = xglm_config(num_layers=1 if checks else 2)
     check_architecture("xglm", config, heads=[head], checks=checks)
-
-
-def test_battery_covers_every_registered_head():
-    assert set(HEADS) == set(plugins.load().architectures["xglm"].target.heads)
 
 
 @pytest.mark.slow
@@ -73,13 +64,6 @@ def test_places_are_no_parameters_and_a_copy_of_them_is_no_surprise(tmp_path, ca
     assert not caplog.records
 
 
-@pytest.mark.slow
-def test_rows_longer_than_the_table_are_refused():
-    model = FlaxXGLMForCausalLM(xglm_config(), _do_init=False)
-    with pytest.raises(UsageError, match="41 tokens.*40"):
-        model(ids(1, 41), params={})
-
-
 # -- an encoder ------------------------------------------------------------------------------------
 
 
@@ -91,35 +75,14 @@ def test_encoder_hidden_states_need_cross_attention():
 
 @pytest.mark.slow
 def test_hidden_states_and_attentions_are_pytorchs(tmp_path):
-    torch = pytest.importorskip("torch")
-    from transformers import XGLMModel
-
-    model = FlaxXGLMModel(xglm_config(init_std=0.3))
-    model.save_pretrained(tmp_path)
-    theirs = XGLMModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
-    flags = {"output_hidden_states": True, "output_attentions": True}
-    ours = model(ids(), **flags)
-    expected = theirs(torch.tensor(ids()).long(), **flags)
-    for name, count in (("hidden_states", 3), ("attentions", 2)):
-        assert len(ours[name]) == len(expected[name]) == count
-        pairs = zip(ours[name], expected[name], strict=True)
-        assert all(close(a, b.detach()) for a, b in pairs)
+    compare_states(FlaxXGLMModel(xglm_config(init_std=0.3)), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 3])
 def test_continues_as_pytorch_does_padding_included(beams, tmp_path):
-    torch = pytest.importorskip("torch")
-    from transformers import XGLMForCausalLM
-
     model = FlaxXGLMForCausalLM(xglm_config(init_std=0.3))
-    model.save_pretrained(tmp_path)
-    theirs = XGLMForCausalLM.from_pretrained(tmp_path).eval()
     prompts, mask = ids(3, 8), np.ones((3, 8), np.int32)
     prompts[1, :3], mask[1, :3] = 1, 0
     options = {"max_length": 14, "num_beams": beams, "do_sample": False}
-    sequences = np.asarray(model.generate(prompts, attention_mask=mask, **options).sequences)
-    expected = theirs.generate(
-        torch.tensor(prompts).long(), attention_mask=torch.tensor(mask), **options
-    )
-    assert sequences[:, : expected.shape[1]].tolist() == expected.tolist()
+    compare_tokens(model, torch_counterpart(model, tmp_path), prompts, mask, **options)

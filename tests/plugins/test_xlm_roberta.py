@@ -8,29 +8,13 @@ from hfseq.testing import check_architecture
 from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM
 from hfseq_plugins.xlm_roberta.modeling import FlaxXLMRobertaForMaskedLM, FlaxXLMRobertaModel
 from tests.support.models import ids, roberta_config, trees_equal, xlm_roberta_config
-from tests.support.tiers import CHECKS, first
-
-HEADS = (
-    *("Model", "ForMaskedLM", "ForCausalLM", "ForSequenceClassification", "ForMultipleChoice"),
-    *("ForTokenClassification", "ForQuestionAnswering"),
-)
+from tests.support.tiers import battery
 
 
-@pytest.mark.parametrize(
-    ("head", "checks"),
-    first([("ForMaskedLM", CHECKS), *((head, None) for head in HEADS)], ("ForMaskedLM", CHECKS)),
-)
+@pytest.mark.parametrize(("head", "checks"), battery("xlm-roberta", "ForMaskedLM"))
 def test_battery(head, checks):
     config = xlm_roberta_config(num_labels=2, num_hidden_layers=1 if checks else 2)
     check_architecture("xlm-roberta", config, heads=[head], checks=checks)
-
-
-def test_battery_covers_every_registered_head():
-    from hfseq import plugins
-
-    heads = plugins.load().architectures["xlm-roberta"].target.heads
-    assert set(HEADS) == set(heads) - {"ForPreTraining"}
-    assert heads["ForPreTraining"] == heads["ForMaskedLM"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Comparison with PyTorch on a checkpoint: outputs, and the gradient of every parameter."""
+"""Comparison with PyTorch: outputs and gradients, hidden states, generated tokens, files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from hfseq.nn import trees
 from hfseq.testing import case
-from tests.support.models import close
+from tests.support.models import close, ids
+from tests.support.torch_counterparts import tensors, torch_counterpart
 
 
 def compare(
@@ -59,3 +60,56 @@ def compare(
     assert graded.keys() <= gradients.keys() and len(graded) >= len(gradients) - unused
     assert [n for n, g in graded.items() if not close(gradients[n], g)] == []
     return ours
+
+
+def compare_states(model: Any, folder: Path) -> None:
+    """Asserts that hidden states and attentions come in PyTorch's order."""
+    theirs = torch_counterpart(model, folder)
+    theirs.set_attn_implementation("eager")
+    flags = {"output_hidden_states": True, "output_attentions": True}
+    output, expected = model(ids(), **flags), theirs(**tensors(input_ids=ids()), **flags)
+    layers = model.config.num_hidden_layers
+    for name, count in (("hidden_states", layers + 1), ("attentions", layers)):
+        assert len(output[name]) == len(expected[name]) == count
+        pairs = zip(output[name], expected[name], strict=True)
+        assert all(close(a, b.detach()) for a, b in pairs)
+
+
+def compare_tokens(
+    model: Any, theirs: Any, input_ids: np.ndarray, mask: np.ndarray | None = None, **options: Any
+) -> np.ndarray:
+    """Asserts that both models generate the same tokens, and returns them.
+
+    Args:
+        model: hfseq's model.
+        theirs: PyTorch's model.
+        input_ids: Prompts, or the inputs of the encoder.
+        mask: Attention mask.
+        **options: Options of ``generate``.
+    """
+    inputs = {"input_ids": input_ids} | ({} if mask is None else {"attention_mask": mask})
+    sequences = np.asarray(model.generate(**inputs, **options).sequences)
+    expected = theirs.generate(**tensors(**inputs), **options)
+    assert sequences[:, : expected.shape[1]].tolist() == expected.tolist()
+    return sequences
+
+
+def compare_files(cls: Any, config: Any, folder: Path) -> tuple[Any, Any]:
+    """Asserts that a file of a new PyTorch model loads and is saved as it was.
+
+    Returns:
+        hfseq's model and PyTorch's.
+    """
+    import transformers
+    from safetensors.numpy import load_file
+
+    theirs = getattr(transformers, cls.torch_class_name())(config).eval()
+    theirs.save_pretrained(folder / "theirs")
+    model = cls.from_pretrained(folder / "theirs")
+    model.save_pretrained(folder / "ours")
+    expected, saved = (
+        load_file(folder / name / "model.safetensors") for name in ("theirs", "ours")
+    )
+    assert expected.keys() == saved.keys()
+    assert all(np.array_equal(expected[name], saved[name]) for name in expected)
+    return model, theirs

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from hfseq import plugins
+
 #: Checks that run without ``-m slow`` for a family if all checks run for a similar family.
 CHECKS = ["save_and_load", "torch_loads_it", "torch_tree", "torch_parity"]
 
@@ -19,9 +21,15 @@ def first(values: Iterable[Any], *default: Any) -> list[Any]:
     ]
 
 
-def battery(heads: Iterable[str], quick: str) -> list[Any]:
+def heads(name: str) -> list[str]:
+    """Returns the tasks of an architecture, one for each class."""
+    registered = plugins.load().architectures.get(name).heads
+    return list({target: task for task, target in registered.items()}.values())
+
+
+def battery(name: str, quick: str) -> list[Any]:
     """Returns heads with checks: `CHECKS` for ``quick``, and all checks of all heads as slow."""
-    return first([(quick, CHECKS), *((head, None) for head in heads)], (quick, CHECKS))
+    return first([(quick, CHECKS), *((head, None) for head in heads(name))], (quick, CHECKS))
 
 
 def _row(value: Any) -> tuple[Any, ...]:
