@@ -288,26 +288,3 @@ def test_state_of_other_rows_or_another_model_is_refused():
         model(tokens, attention_mask=torch.ones(2, 4))
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
         model()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"head_type": "mla"}, "head_type='mla' is unknown"),
-        ({"block_size": 0}, "block_size=0 has to be greater than 0"),
-        ({"window_size": -1}, "window_size=-1 has to be 0 or more"),
-        ({"hidden_size": 15}, "hidden_size=15 is odd"),
-        (
-            {"head_type": "gqa", "num_attention_heads": 4, "num_key_value_heads": 3},
-            "not a multiple",
-        ),
-        ({"num_attention_heads": 2}, "head_type=shga has one head"),
-        ({"head_type": "mqa", "num_key_value_heads": 2}, "one key head"),
-        ({"head_type": "mha", "num_attention_heads": 4, "num_key_value_heads": 2}, "Use gqa"),
-        ({"layer_dropout": 1.0}, "layer_dropout=1.0"),
-        ({"ema_decay": 1.5, "value_dim": 0}, "value_dim=0 .*; ema_decay=1.5"),
-    ],
-)
-def test_options_that_cannot_work_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        torch_twins.VQTransformerConfig(**changes)

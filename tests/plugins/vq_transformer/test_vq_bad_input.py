@@ -176,17 +176,41 @@ def model_and_params():
     return flax_model, *variables(flax_model)
 
 
-def test_states_of_another_batch_are_refused(model_and_params):
-    flax_model, params, extra = model_and_params
-    with pytest.raises(UsageError, match="past_key_values .*3 rows.* 2"):
-        flax_model(ids(2, 4), params=params, extra=extra, past_key_values=flax_model.init_cache(3))
+REFUSED = {
+    "past_key_values .*3 rows.* 2": lambda m: {"past_key_values": m.init_cache(3)},
+    "window|num_codes": lambda _: {
+        "past_key_values": model("mqa", window_size=9, num_codes=6).init_cache(2)
+    },
+    "past_key_values.*segment_ids.*reset_rows": lambda m: {
+        "past_key_values": m.init_cache(2),
+        "segment_ids": np.ones((2, 4), np.int32),
+    },
+    "reset_rows needs past_key_values": lambda _: {"reset_rows": jnp.ones(2, bool)},
+    "reset_rows.*3.*2": lambda m: {
+        "past_key_values": m.init_cache(2),
+        "reset_rows": np.ones(3, bool),
+    },
+    **{
+        rf"{name}.*\(2, 5\).*\(2, 4\)": lambda _, name=name: {name: np.ones((2, 5), np.int32)}
+        for name in ("attention_mask", "segment_ids", "code_mask")
+    },
+    r"input_ids have shape \(4,\).*\(batch, length\) with at least one": lambda _: {
+        "input_ids": np.zeros(4, np.int32)
+    },
+    r"input_ids have shape \(2, 0\).*\(batch, length\) with at least one": lambda _: {
+        "input_ids": np.zeros((2, 0), np.int32)
+    },
+    "19.*vocabulary of 19": lambda _: {"input_ids": np.array([[19]])},
+    "codebook": lambda _: {"extra": None},
+}
 
 
-def test_states_of_another_model_are_refused(model_and_params):
+@pytest.mark.parametrize("message", REFUSED)
+def test_inputs_that_do_not_fit_are_refused(model_and_params, message):
     flax_model, params, extra = model_and_params
-    other = model("mqa", window_size=9, num_codes=6).init_cache(2)
-    with pytest.raises(UsageError, match="window|num_codes"):
-        flax_model(ids(2, 4), params=params, extra=extra, past_key_values=other)
+    inputs = {"input_ids": ids(2, 4), "params": params, "extra": extra}
+    with pytest.raises(UsageError, match=message):
+        flax_model(**inputs | REFUSED[message](flax_model))
 
 
 @pytest.mark.parametrize(("layers", "other"), [(2, 1), (1, 2)])
@@ -253,53 +277,6 @@ def test_caches_of_other_families_are_refused(model_and_params, name):
         call_with(model_and_params[0], FOREIGN[name])
 
 
-@pytest.mark.parametrize("tokens", [np.zeros(4, np.int32), np.zeros((2, 0), np.int32)])
-def test_tokens_that_are_no_rows_are_refused(model_and_params, tokens):
-    flax_model, params, extra = model_and_params
-    with pytest.raises(
-        UsageError, match=r"input_ids have shape \(.*\(batch, length\) with at least one"
-    ):
-        flax_model(tokens, params=params, extra=extra)
-
-
-def test_packed_rows_cannot_go_on_from_a_state(model_and_params):
-    flax_model, params, extra = model_and_params
-    with pytest.raises(UsageError, match="past_key_values.*segment_ids.*reset_rows"):
-        flax_model(
-            ids(2, 4),
-            params=params,
-            extra=extra,
-            past_key_values=flax_model.init_cache(2),
-            segment_ids=np.ones((2, 4), np.int32),
-        )
-
-
-def test_rows_to_reset_need_a_state(model_and_params):
-    flax_model, params, extra = model_and_params
-    with pytest.raises(UsageError, match="reset_rows needs past_key_values"):
-        flax_model(ids(2, 4), params=params, extra=extra, reset_rows=jnp.ones(2, bool))
-
-
-@pytest.mark.parametrize("name", ["attention_mask", "segment_ids", "code_mask"])
-def test_masks_of_another_shape_are_refused(model_and_params, name):
-    flax_model, params, extra = model_and_params
-    inputs = {name: np.ones((2, 5), np.int32)}
-    with pytest.raises(UsageError, match=rf"{name}.*\(2, 5\).*\(2, 4\)"):
-        flax_model(ids(2, 4), params=params, extra=extra, **inputs)
-
-
-def test_rows_to_reset_of_another_batch_are_refused(model_and_params):
-    flax_model, params, extra = model_and_params
-    with pytest.raises(UsageError, match=r"reset_rows.*3.*2"):
-        flax_model(
-            ids(2, 4),
-            params=params,
-            extra=extra,
-            past_key_values=flax_model.init_cache(2),
-            reset_rows=np.ones(3, bool),
-        )
-
-
 def test_quadratic_baseline_has_no_state():
     with pytest.raises(UsageError, match="attention_type=full"):
         model("mqa", attention_type="full").init_cache(2)
@@ -309,18 +286,6 @@ def test_weights_of_attention_are_refused(model_and_params):
     flax_model, params, extra = model_and_params
     with pytest.raises((UsageError, TypeError), match="output_attentions"):
         flax_model(ids(2, 4), params=params, extra=extra, output_attentions=True)
-
-
-def test_tokens_outside_of_the_vocabulary_are_refused(model_and_params):
-    flax_model, params, extra = model_and_params
-    with pytest.raises(UsageError, match="19.*vocabulary of 19"):
-        flax_model(np.array([[19]]), params=params, extra=extra)
-
-
-def test_models_without_their_codebooks_are_refused(model_and_params):
-    flax_model, params, _ = model_and_params
-    with pytest.raises(UsageError, match="codebook"):
-        flax_model(ids(2, 4), params=params)
 
 
 @pytest.mark.slow

@@ -243,29 +243,6 @@ def evaluate(config: Any, params: Any, codebook: Any, ids: Any, **options: Any) 
         return jax.tree.map(np.asarray, result)
 
 
-def objective(config: Any, params: Any, codebook: Any, batch: Any, **options: Any) -> Any:
-    """Returns the loss, the mean of masked token loss and commitment cost, and its parts."""
-    result = run(config, params, codebook, batch["inputs"], **options)
-    logs = jax.nn.log_softmax(result.logits)
-    label_losses = -jnp.take_along_axis(logs, batch["targets"][..., None], -1)[..., 0]
-    size = label_losses.size
-    token_loss = (batch["loss_mask"] * label_losses).sum() / size
-    return token_loss + config.commitment_cost * result.commitment / size, (token_loss, result)
-
-
-def gradients(config: Any, params: Any, codebook: Any, batch: Any, **options: Any) -> Any:
-    """Returns loss, token loss, result, and the gradients of all parameters, in float64."""
-    with jax.enable_x64(True):
-        call = jax.jit(
-            jax.value_and_grad(
-                lambda p, c, b, call_options: objective(config, p, c, b, **call_options),
-                has_aux=True,
-            )
-        )
-        actual = call(float64(params), float64(codebook), float64(batch), float64(options))
-        return jax.tree.map(np.asarray, actual)
-
-
 def final_state(config: Any, module: Module, window: int | None = None) -> dict[str, Any]:
     """Returns the state after full rows. Heads precede tokens, and the window is sorted."""
     window = config.window_size if window is None else window
