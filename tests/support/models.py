@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+#: Sizes of encoders in the style of BERT.
 TINY = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -18,70 +22,10 @@ TINY = {
     "max_position_embeddings": 40,
     "type_vocab_size": 2,
 }
-
-
-def bert_config(**changes: Any) -> Any:
-    from transformers import BertConfig
-
-    return BertConfig(**{**TINY, **changes})
-
-
-def megatron_bert_config(**changes: Any) -> Any:
-    from transformers import MegatronBertConfig
-
-    return MegatronBertConfig(**{**TINY, **changes})
-
-
-def fp8_encoder_config(**changes: Any) -> Any:
-    from hfseq_plugins.fp8_encoder.configuration import Fp8EncoderConfig
-
-    return Fp8EncoderConfig(**{**TINY, **changes})
-
-
-def roberta_config(**changes: Any) -> Any:
-    from transformers import RobertaConfig
-
-    return RobertaConfig(**{**TINY, **changes})
-
-
-def xlm_roberta_config(**changes: Any) -> Any:
-    from transformers import XLMRobertaConfig
-
-    return XLMRobertaConfig(**{**TINY, **changes})
-
-
-def roberta_prelayernorm_config(**changes: Any) -> Any:
-    from transformers import RobertaPreLayerNormConfig
-
-    return RobertaPreLayerNormConfig(**{**TINY, **changes})
-
-
-def gpt2_config(**changes: Any) -> Any:
-    from transformers import GPT2Config
-
-    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40}
-    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    return GPT2Config(**{**sizes, **tokens, **changes})
-
-
-def llama_config(**changes: Any) -> Any:
-    from transformers import LlamaConfig
-
-    return LlamaConfig(**{**_decoder_sizes(), **changes})
-
-
-def mistral_config(**changes: Any) -> Any:
-    from transformers import MistralConfig
-
-    return MistralConfig(**{**_decoder_sizes(), "sliding_window": 5, **changes})
-
-
-def gemma_config(**changes: Any) -> Any:
-    from transformers import GemmaConfig
-
-    return GemmaConfig(**{**_decoder_sizes(), "head_dim": 12, **changes})
-
-
+_SIZES = {name: size for name, size in TINY.items() if name != "type_vocab_size"}
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+#: Sizes of Llama and the families in its style.
+_DECODER = {**_SIZES, **_TOKENS, "num_key_value_heads": 2, "initializer_range": 0.2}
 #: Two layers with full attention and two with a window.
 _QWEN_WINDOWS = {
     "use_sliding_window": True,
@@ -89,355 +33,23 @@ _QWEN_WINDOWS = {
     "max_window_layers": 2,
     "num_hidden_layers": 4,
 }
-
-
-def qwen2_config(**changes: Any) -> Any:
-    from transformers import Qwen2Config
-
-    return Qwen2Config(**{**_decoder_sizes(), **_QWEN_WINDOWS, **changes})
-
-
-def qwen3_config(**changes: Any) -> Any:
-    from transformers import Qwen3Config
-
-    return Qwen3Config(**{**_decoder_sizes(), **_QWEN_WINDOWS, "head_dim": 12, **changes})
-
-
-def smollm3_config(**changes: Any) -> Any:
-    from transformers import SmolLM3Config
-
-    windows = {
-        "use_sliding_window": True,
-        "sliding_window": 5,
-        "no_rope_layers": [1, 0] * 2,
-        "num_hidden_layers": 4,
-    }
-    return SmolLM3Config(**{**_decoder_sizes(), **windows, **changes})
-
-
-def gemma2_config(**changes: Any) -> Any:
-    from transformers import Gemma2Config
-
-    # Caps that are small enough to have an effect.
-    caps = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 4.0}
-    other_options = {
-        "head_dim": 12,
-        "query_pre_attn_scalar": 7,
-        "sliding_window": 5,
-        "num_hidden_layers": 4,
-    }
-    return Gemma2Config(**{**_decoder_sizes(), **caps, **other_options, **changes})
-
-
-def gemma3_text_config(**changes: Any) -> Any:
-    from transformers import Gemma3TextConfig
-
-    other_options = {
-        "head_dim": 12,
-        "query_pre_attn_scalar": 7,
-        "sliding_window": 5,
-        "num_hidden_layers": 4,
-    }
-    kinds = ["sliding_attention", "full_attention"] * 2
-    return Gemma3TextConfig(
-        **{**_decoder_sizes(), **other_options, "layer_types": kinds, **changes}
-    )
-
-
-def eurobert_config(**changes: Any) -> Any:
-    from transformers import EuroBertConfig
-
-    return EuroBertConfig(**{**_decoder_sizes(), "mask_token_id": 3, **changes})
-
-
-def esm_config(**changes: Any) -> Any:
-    from transformers import EsmConfig
-
-    tokens = {"pad_token_id": 1, "eos_token_id": 2, "mask_token_id": 3, "token_dropout": True}
-    other_options = {"position_embedding_type": "rotary", "initializer_range": 0.2}
-    sizes = {name: TINY[name] for name in TINY if name != "type_vocab_size"}
-    return EsmConfig(**{**sizes, **tokens, **other_options, **changes})
-
-
-def modernbert_config(**changes: Any) -> Any:
-    from transformers import ModernBertConfig
-
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5}
-    other_options = {"num_attention_heads": 4, "max_position_embeddings": 40, "local_attention": 6}
-    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1}
-    wide = {"sep_token_id": 2, "initializer_range": 0.2}
-    kinds = ["full_attention", *["sliding_attention", "full_attention"] * 2]
-    return ModernBertConfig(
-        **{**sizes, **other_options, **tokens, **wide, "layer_types": kinds, **changes}
-    )
-
-
-def modernbert_decoder_config(**changes: Any) -> Any:
-    from transformers import ModernBertDecoderConfig
-
-    stored = modernbert_config().to_dict()
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-             "num_attention_heads", "max_position_embeddings", "local_attention", "pad_token_id",
-             "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "initializer_range",
-             "layer_types")  # fmt: skip
-    return ModernBertDecoderConfig(**{**{name: stored[name] for name in names}, **changes})
-
-
-def gptj_config(**changes: Any) -> Any:
-    from transformers import GPTJConfig
-
-    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 40}
-    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    other_options = {"rotary_dim": 6, "initializer_range": 0.2}
-    return GPTJConfig(**{**sizes, **tokens, **other_options, **changes})
-
-
-def _decoder_sizes() -> dict[str, Any]:
-    sizes = {name: TINY[name] for name in TINY if name != "type_vocab_size"}
-    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return {**sizes, **tokens, "num_key_value_heads": 2, "initializer_range": 0.2}
-
-
-def t5_config(**changes: Any) -> Any:
-    from transformers import T5Config
-
-    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
-    other_options = {
-        "num_heads": 4,
-        "decoder_start_token_id": 0,
-        "relative_attention_num_buckets": 8,
-    }
-    return T5Config(**{**sizes, **other_options, **changes})
-
-
-def mt5_config(**changes: Any) -> Any:
-    from transformers import MT5Config
-
-    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
-    return MT5Config(**{**sizes, "num_heads": 4, "relative_attention_num_buckets": 8, **changes})
-
-
-def translation_sizes() -> dict[str, int]:
-    sizes = {"vocab_size": 64, "d_model": 32, "max_position_embeddings": 40}
-    for side in ("encoder", "decoder"):
-        sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 48}
-    return sizes
-
-
-def bart_config(**changes: Any) -> Any:
-    from transformers import BartConfig
-
-    return BartConfig(**{**translation_sizes(), **changes})
-
-
-def marian_config(**changes: Any) -> Any:
-    from transformers import MarianConfig
-
-    tokens = {"pad_token_id": 3, "decoder_start_token_id": 3, "eos_token_id": 0}
-    return MarianConfig(**{**translation_sizes(), **tokens, **changes})
-
-
-def pegasus_config(**changes: Any) -> Any:
-    from transformers import PegasusConfig
-
-    return PegasusConfig(**{**translation_sizes(), **changes})
-
-
-def mbart_config(**changes: Any) -> Any:
-    from transformers import MBartConfig
-
-    return MBartConfig(**{**translation_sizes(), **changes})
-
-
-def blenderbot_config(**changes: Any) -> Any:
-    from transformers import BlenderbotConfig
-
-    return BlenderbotConfig(**{**translation_sizes(), **changes})
-
-
-def blenderbot_small_config(**changes: Any) -> Any:
-    from transformers import BlenderbotSmallConfig
-
-    return BlenderbotSmallConfig(**{**translation_sizes(), **changes})
-
-
-def xglm_config(**changes: Any) -> Any:
-    from transformers import XGLMConfig
-
-    sizes = {"vocab_size": 64, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}
-    return XGLMConfig(**{**sizes, "max_position_embeddings": 40, **changes})
-
-
-def opt_config(**changes: Any) -> Any:
-    from transformers import OPTConfig
-
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "ffn_dim": 48,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 40,
-        "word_embed_proj_dim": 32,
-        "pad_token_id": 1,
-        "bos_token_id": 2,
-        "eos_token_id": 2,
-        "init_std": 0.05,
-    }
-    return OPTConfig(**sizes | changes)
-
-
-def bloom_config(**changes: Any) -> Any:
-    from transformers import BloomConfig
-
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "n_layer": 2,
-        "n_head": 4,
-        "pad_token_id": 3,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "initializer_range": 0.2,
-    }
-    return BloomConfig(**sizes | changes)
-
-
-def gpt_neo_config(**changes: Any) -> Any:
-    from transformers import GPTNeoConfig
-
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_layers": 4,
-        "num_heads": 4,
-        "window_size": 5,
-        "attention_types": [[["global", "local"], 2]],
-        "max_position_embeddings": 40,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    return GPTNeoConfig(**sizes | changes)
-
-
-def distilbert_config(**changes: Any) -> Any:
-    from transformers import DistilBertConfig
-
-    sizes = {
-        "vocab_size": 64,
-        "dim": 32,
-        "n_layers": 2,
-        "n_heads": 4,
-        "hidden_dim": 48,
-        "max_position_embeddings": 40,
-        "pad_token_id": 0,
-    }
-    return DistilBertConfig(**sizes | changes)
-
-
-def electra_config(**changes: Any) -> Any:
-    from transformers import ElectraConfig
-
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 40,
-        "pad_token_id": 0,
-        "embedding_size": 20,
-    }
-    return ElectraConfig(**sizes | changes)
-
-
-def albert_config(**changes: Any) -> Any:
-    from transformers import AlbertConfig
-
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 40,
-        "pad_token_id": 0,
-        "embedding_size": 20,
-        "num_hidden_groups": 1,
-        "classifier_dropout_prob": 0.1,
-    }
-    return AlbertConfig(**sizes | changes)
-
-
-def roformer_config(**changes: Any) -> Any:
-    from transformers import RoFormerConfig
-
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 40,
-        "pad_token_id": 0,
-        "embedding_size": 32,
-    }
-    return RoFormerConfig(**sizes | changes)
-
-
-def longt5_config(**changes: Any) -> Any:
-    from transformers import LongT5Config
-
-    sizes = {
-        "vocab_size": 64,
-        "d_model": 32,
-        "d_kv": 8,
-        "d_ff": 48,
-        "num_layers": 2,
-        "num_heads": 4,
-        "local_radius": 3,
-        "decoder_start_token_id": 0,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-    }
-    return LongT5Config(**sizes | changes)
-
-
-def big_bird_config(**changes: Any) -> Any:
-    from transformers import BigBirdConfig
-
-    sizes = {
-        "vocab_size": 70,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-        "attention_type": "original_full",
-        "block_size": 2,
-        "num_random_blocks": 1,
-    }
-    return BigBirdConfig(**sizes | changes)
-
-
-def vq_transformer_config(**changes: Any) -> Any:
-    from hfseq_plugins.vq_transformer.configuration import VQTransformerConfig
-
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "head_dim": 8}
-    other_options = {"num_codes": 8, "window_size": 4, "block_size": 4}
-    return VQTransformerConfig(**{**sizes, **other_options, **changes})
-
-
-def wmt_transformer_config(**changes: Any) -> Any:
-    from hfseq_plugins.wmt_transformer.configuration import WMTTransformerConfig
-
-    # Small values like those of the stock classes, so that rounding errors are as small.
-    init = {"kernel_init": "normal", "embedding_init_std": 0.02}
-    return WMTTransformerConfig(**{**translation_sizes(), **init, **changes})
-
-
+_GEMMA_WINDOWS = {
+    "head_dim": 12,
+    "query_pre_attn_scalar": 7,
+    "sliding_window": 5,
+    "num_hidden_layers": 4,
+}
+_SIDES = {
+    "vocab_size": 64,
+    "d_model": 32,
+    "max_position_embeddings": 40,
+    **{
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
+    },
+}
+_T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 # Such narrow layers have large initial values. Without a factor, the gradient of a key bias, which
 # is zero, would have larger rounding errors than the checks allow.
 _CLIP = {
@@ -449,22 +61,278 @@ _CLIP = {
     "initializer_factor": 0.5,
 }
 _PICTURES = {"image_size": 12, "patch_size": 4}
+_VIT = {
+    **{name: _CLIP[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")},
+    "num_attention_heads": 4,
+    "num_labels": 3,
+    **_PICTURES,
+}
+_CONVOLUTIONS = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1], "num_labels": 3}
 
 
-def clip_text_model_config(**changes: Any) -> Any:
-    from transformers import CLIPTextConfig
+def _tiny(
+    class_name: str, module: str = "transformers", *, words: bool = True, **options: Any
+) -> Callable[..., Any]:
+    """Returns a function that creates a tiny configuration.
 
-    # A small vocabulary, so that most rows contain the end token, which is not the legacy one, 2.
-    words = {"vocab_size": 24, "max_position_embeddings": 24}
-    tokens = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 5}
-    return CLIPTextConfig(**{**_CLIP, **words, **tokens, **changes})
+    Args:
+        class_name: The configuration class.
+        module: Its module, which is imported at the first call.
+        words: Whether the configuration has a vocabulary. Otherwise its size is ignored.
+        **options: Options, which keywords of the function add to or replace.
+    """
+
+    def make(**changes: Any) -> Any:
+        if not words:
+            changes.pop("vocab_size", None)
+        config_class = getattr(importlib.import_module(module), class_name)
+        return config_class(**copy.deepcopy(options) | changes)
+
+    return make
 
 
-def clip_vision_model_config(**changes: Any) -> Any:
-    from transformers import CLIPVisionConfig
-
-    changes.pop("vocab_size", None)
-    return CLIPVisionConfig(**{**_CLIP, **_PICTURES, **changes})
+albert_config = _tiny(
+    "AlbertConfig",
+    **_SIZES,
+    pad_token_id=0,
+    embedding_size=20,
+    num_hidden_groups=1,
+    classifier_dropout_prob=0.1,
+)
+bart_config = _tiny("BartConfig", **_SIDES)
+beit_config = _tiny(
+    "BeitConfig",
+    **_VIT,
+    vocab_size=24,
+    use_relative_position_bias=True,
+    use_mask_token=True,
+    drop_path_rate=0.0,
+)
+bert_config = _tiny("BertConfig", **TINY)
+big_bird_config = _tiny(
+    "BigBirdConfig",
+    **_SIZES | {"vocab_size": 70, "max_position_embeddings": 64},
+    pad_token_id=0,
+    attention_type="original_full",
+    block_size=2,
+    num_random_blocks=1,
+)
+blenderbot_config = _tiny("BlenderbotConfig", **_SIDES)
+blenderbot_small_config = _tiny("BlenderbotSmallConfig", **_SIDES)
+bloom_config = _tiny(
+    "BloomConfig",
+    **_TOKENS | {"pad_token_id": 3},
+    vocab_size=64,
+    hidden_size=32,
+    n_layer=2,
+    n_head=4,
+    initializer_range=0.2,
+)
+# A small vocabulary, so that most rows contain the end token, which is not the legacy one, 2.
+clip_text_model_config = _tiny(
+    "CLIPTextConfig",
+    **_CLIP,
+    vocab_size=24,
+    max_position_embeddings=24,
+    pad_token_id=1,
+    bos_token_id=0,
+    eos_token_id=5,
+)
+clip_vision_model_config = _tiny("CLIPVisionConfig", words=False, **_CLIP, **_PICTURES)
+dinov2_config = _tiny(
+    "Dinov2Config",
+    words=False,
+    hidden_size=32,
+    mlp_ratio=2,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_labels=3,
+    **_PICTURES,
+)
+distilbert_config = _tiny(
+    "DistilBertConfig",
+    vocab_size=64,
+    dim=32,
+    n_layers=2,
+    n_heads=4,
+    hidden_dim=48,
+    max_position_embeddings=40,
+    pad_token_id=0,
+)
+electra_config = _tiny("ElectraConfig", **_SIZES, pad_token_id=0, embedding_size=20)
+esm_config = _tiny(
+    "EsmConfig",
+    **_SIZES,
+    pad_token_id=1,
+    eos_token_id=2,
+    mask_token_id=3,
+    token_dropout=True,
+    position_embedding_type="rotary",
+    initializer_range=0.2,
+)
+eurobert_config = _tiny("EuroBertConfig", **_DECODER, mask_token_id=3)
+fp8_encoder_config = _tiny("Fp8EncoderConfig", "hfseq_plugins.fp8_encoder.configuration", **TINY)
+gemma_config = _tiny("GemmaConfig", **_DECODER, head_dim=12)
+# Caps that are small enough to have an effect.
+gemma2_config = _tiny(
+    "Gemma2Config",
+    **_DECODER | _GEMMA_WINDOWS,
+    attn_logit_softcapping=1.0,
+    final_logit_softcapping=4.0,
+)
+gemma3_text_config = _tiny(
+    "Gemma3TextConfig",
+    **_DECODER | _GEMMA_WINDOWS,
+    layer_types=["sliding_attention", "full_attention"] * 2,
+)
+gpt2_config = _tiny(
+    "GPT2Config", vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=40, **_TOKENS
+)
+gpt_neo_config = _tiny(
+    "GPTNeoConfig",
+    vocab_size=64,
+    hidden_size=32,
+    num_layers=4,
+    num_heads=4,
+    window_size=5,
+    attention_types=[[["global", "local"], 2]],
+    max_position_embeddings=40,
+    **_TOKENS,
+)
+gptj_config = _tiny(
+    "GPTJConfig",
+    vocab_size=64,
+    n_embd=32,
+    n_layer=2,
+    n_head=2,
+    n_positions=40,
+    rotary_dim=6,
+    initializer_range=0.2,
+    **_TOKENS,
+)
+llama_config = _tiny("LlamaConfig", **_DECODER)
+longt5_config = _tiny(
+    "LongT5Config",
+    **_T5,
+    local_radius=3,
+    decoder_start_token_id=0,
+    pad_token_id=0,
+    eos_token_id=1,
+)
+marian_config = _tiny(
+    "MarianConfig", **_SIDES, pad_token_id=3, decoder_start_token_id=3, eos_token_id=0
+)
+mbart_config = _tiny("MBartConfig", **_SIDES)
+megatron_bert_config = _tiny("MegatronBertConfig", **TINY)
+mistral_config = _tiny("MistralConfig", **_DECODER, sliding_window=5)
+_MODERNBERT = {
+    **_SIZES,
+    "num_hidden_layers": 5,
+    "local_attention": 6,
+    **_TOKENS,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "initializer_range": 0.2,
+    "layer_types": ["full_attention", *["sliding_attention", "full_attention"] * 2],
+}
+modernbert_config = _tiny("ModernBertConfig", **_MODERNBERT)
+modernbert_decoder_config = _tiny("ModernBertDecoderConfig", **_MODERNBERT)
+mt5_config = _tiny("MT5Config", **_T5, relative_attention_num_buckets=8)
+opt_config = _tiny(
+    "OPTConfig",
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    ffn_dim=48,
+    num_attention_heads=4,
+    max_position_embeddings=40,
+    word_embed_proj_dim=32,
+    pad_token_id=1,
+    bos_token_id=2,
+    eos_token_id=2,
+    init_std=0.05,
+)
+pegasus_config = _tiny("PegasusConfig", **_SIDES)
+qwen2_config = _tiny("Qwen2Config", **_DECODER | _QWEN_WINDOWS)
+qwen3_config = _tiny("Qwen3Config", **_DECODER | _QWEN_WINDOWS, head_dim=12)
+#: A tiny RegNet of type "y".
+regnet_config = _tiny("RegNetConfig", words=False, **_CONVOLUTIONS, groups_width=4)
+#: A tiny ResNet with blocks of three layers.
+resnet_config = _tiny("ResNetConfig", words=False, **_CONVOLUTIONS)
+roberta_config = _tiny("RobertaConfig", **TINY)
+roberta_prelayernorm_config = _tiny("RobertaPreLayerNormConfig", **TINY)
+roformer_config = _tiny("RoFormerConfig", **_SIZES, pad_token_id=0, embedding_size=32)
+smollm3_config = _tiny(
+    "SmolLM3Config",
+    **_DECODER | {"num_hidden_layers": 4},
+    use_sliding_window=True,
+    sliding_window=5,
+    no_rope_layers=[1, 0] * 2,
+)
+t5_config = _tiny("T5Config", **_T5, decoder_start_token_id=0, relative_attention_num_buckets=8)
+vit_config = _tiny("ViTConfig", words=False, **_VIT)
+vq_transformer_config = _tiny(
+    "VQTransformerConfig",
+    "hfseq_plugins.vq_transformer.configuration",
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    head_dim=8,
+    num_codes=8,
+    window_size=4,
+    block_size=4,
+)
+wav2vec2_config = _tiny(
+    "Wav2Vec2Config",
+    vocab_size=20,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=48,
+    conv_dim=(16, 24),
+    conv_stride=(5, 2),
+    conv_kernel=(6, 3),
+    num_conv_pos_embeddings=4,
+    num_conv_pos_embedding_groups=2,
+    codevector_dim=16,
+    num_codevectors_per_group=6,
+    num_codevector_groups=2,
+    proj_codevector_dim=12,
+    num_adapter_layers=2,
+)
+whisper_config = _tiny(
+    "WhisperConfig",
+    **{name: size for name, size in _SIDES.items() if name != "max_position_embeddings"},
+    num_mel_bins=8,
+    max_source_positions=10,
+    max_target_positions=40,
+    pad_token_id=1,
+    bos_token_id=1,
+    eos_token_id=2,
+    decoder_start_token_id=3,
+    begin_suppress_tokens=None,
+    suppress_tokens=None,
+    classifier_proj_size=16,
+    num_labels=3,
+)
+# Small values like those of the stock classes, so that rounding errors are as small.
+wmt_transformer_config = _tiny(
+    "WMTTransformerConfig",
+    "hfseq_plugins.wmt_transformer.configuration",
+    **_SIDES,
+    kernel_init="normal",
+    embedding_init_std=0.02,
+)
+xglm_config = _tiny(
+    "XGLMConfig",
+    vocab_size=64,
+    d_model=32,
+    num_layers=2,
+    attention_heads=4,
+    ffn_dim=48,
+    max_position_embeddings=40,
+)
+xlm_roberta_config = _tiny("XLMRobertaConfig", **TINY)
 
 
 def clip_config(**changes: Any) -> Any:
@@ -474,54 +342,6 @@ def clip_config(**changes: Any) -> Any:
     text = clip_text_model_config(**changes)
     vision = clip_vision_model_config(**{"hidden_size": 48, **changes})
     return CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)
-
-
-def vit_config(**changes: Any) -> Any:
-    from transformers import ViTConfig
-
-    changes.pop("vocab_size", None)
-    sizes = {name: _CLIP[name] for name in ("hidden_size", "intermediate_size")}
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 3}
-    return ViTConfig(**{**sizes, **layers, **_PICTURES, **changes})
-
-
-def dinov2_config(**changes: Any) -> Any:
-    from transformers import Dinov2Config
-
-    changes.pop("vocab_size", None)
-    sizes = {"hidden_size": 32, "mlp_ratio": 2, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return Dinov2Config(**{**sizes, "num_labels": 3, **_PICTURES, **changes})
-
-
-def beit_config(**changes: Any) -> Any:
-    from transformers import BeitConfig
-
-    sizes = {name: _CLIP[name] for name in ("hidden_size", "intermediate_size")}
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": 3, "vocab_size": 24}
-    position_options = {
-        "use_relative_position_bias": True,
-        "use_mask_token": True,
-        "drop_path_rate": 0.0,
-    }
-    return BeitConfig(**{**sizes, **layers, **position_options, **_PICTURES, **changes})
-
-
-def resnet_config(**changes: Any) -> Any:
-    """Returns a tiny ResNet with blocks of three layers."""
-    from transformers import ResNetConfig
-
-    changes.pop("vocab_size", None)
-    sizes = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1], "num_labels": 3}
-    return ResNetConfig(**(sizes | changes))
-
-
-def regnet_config(**changes: Any) -> Any:
-    """Returns a tiny RegNet of type "y"."""
-    from transformers import RegNetConfig
-
-    changes.pop("vocab_size", None)
-    sizes = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1], "num_labels": 3}
-    return RegNetConfig(**(sizes | {"groups_width": 4} | changes))
 
 
 def vision_text_dual_encoder_config(**changes: Any) -> Any:
@@ -538,71 +358,27 @@ def vision_text_dual_encoder_config(**changes: Any) -> Any:
     )
 
 
-def wav2vec2_config(**changes: Any) -> Any:
-    from transformers import Wav2Vec2Config
-
-    sizes = {
-        "vocab_size": 20,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "conv_dim": (16, 24),
-        "conv_stride": (5, 2),
-        "conv_kernel": (6, 3),
-        "num_conv_pos_embeddings": 4,
-        "num_conv_pos_embedding_groups": 2,
-        "codevector_dim": 16,
-        "num_codevectors_per_group": 6,
-        "num_codevector_groups": 2,
-        "proj_codevector_dim": 12,
-        "num_adapter_layers": 2,
-    }
-    return Wav2Vec2Config(**sizes | changes)
-
-
-def whisper_config(**changes: Any) -> Any:
-    from transformers import WhisperConfig
-
-    sizes = {
-        "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
-        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48, "num_mel_bins": 8, "max_source_positions": 10,
-        "max_target_positions": 40, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 2,
-        "decoder_start_token_id": 3, "begin_suppress_tokens": None, "suppress_tokens": None,
-        "classifier_proj_size": 16, "num_labels": 3,
-    }  # fmt: skip
-    return WhisperConfig(**{**sizes, **changes})
-
-
 def spectrograms(rows: int = 2, frames: int = 20, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, 8, frames)).astype(np.float32)
 
 
-def encoder_decoder_config(**changes: Any) -> Any:
-    """Returns two BERTs. ``changes`` apply to both sides."""
-    from transformers import EncoderDecoderConfig
+def _pair(
+    class_name: str, encoder: Callable[..., Any], decoder: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Returns a function that creates a pair. Its keywords apply to both sides."""
 
-    return _pair(EncoderDecoderConfig, bert_config(**changes), bert_config(**changes))
+    def make(**changes: Any) -> Any:
+        config_class = getattr(importlib.import_module("transformers"), class_name)
+        tokens = {"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": 2}
+        sides = encoder(**changes), decoder(**changes)
+        return config_class.from_encoder_decoder_configs(*sides, **tokens)
 
-
-def vision_encoder_decoder_config(**changes: Any) -> Any:
-    """Returns ViT and BERT. ``changes`` apply to both sides."""
-    from transformers import VisionEncoderDecoderConfig
-
-    return _pair(VisionEncoderDecoderConfig, vit_config(**changes), bert_config(**changes))
-
-
-def speech_encoder_decoder_config(**changes: Any) -> Any:
-    """Returns Wav2Vec2 and BERT. ``changes`` apply to both sides."""
-    from transformers import SpeechEncoderDecoderConfig
-
-    return _pair(SpeechEncoderDecoderConfig, wav2vec2_config(**changes), bert_config(**changes))
+    return make
 
 
-def _pair(config_class: Any, encoder: Any, decoder: Any) -> Any:
-    tokens = {"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": 2}
-    return config_class.from_encoder_decoder_configs(encoder, decoder, **tokens)
+encoder_decoder_config = _pair("EncoderDecoderConfig", bert_config, bert_config)
+vision_encoder_decoder_config = _pair("VisionEncoderDecoderConfig", vit_config, bert_config)
+speech_encoder_decoder_config = _pair("SpeechEncoderDecoderConfig", wav2vec2_config, bert_config)
 
 
 def images(rows: int = 2, shape: tuple[int, ...] = (3, 12, 12), seed: int = 0) -> np.ndarray:
