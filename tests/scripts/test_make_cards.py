@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -40,23 +39,6 @@ def test_number_that_differs_from_the_log_is_detected(cards: Path) -> None:
     card.write_text(card.read_text().replace("| loss | 3.759 |", "| loss | 3.659 |"))
     done = make_cards(cards, "--check")
     assert done.returncode == 1 and "3.659" in done.stdout and "3.759" in done.stdout
-
-
-def test_changed_log_is_detected(cards: Path) -> None:
-    make_cards(cards)
-    log = cards / "one" / "metrics.jsonl"
-    last = json.loads(log.read_text().splitlines()[-1])
-    log.write_text(log.read_text() + json.dumps(last | {"eval_loss": 3.0}) + "\n")
-    done = make_cards(cards, "--check")
-    assert done.returncode == 1 and "eval_results.json" in done.stdout
-
-
-def test_numbers_within_the_text_come_from_the_files(cards: Path) -> None:
-    comparison = cards / "one" / "pytorch_comparison.json"
-    values = json.loads(comparison.read_text())
-    comparison.write_text(json.dumps(values | {"max_difference": 0.00071}))
-    assert make_cards(cards).returncode == 0
-    assert "at most 7.1e-04" in (cards / "one" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("lacks", ["metrics.jsonl", "run.json"])

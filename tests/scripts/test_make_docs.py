@@ -61,17 +61,6 @@ def test_every_script_with_an_objective_has_its_flags_listed():
         assert {field.name for field in dataclasses.fields(OBJECTIVES[objective])} <= listed
 
 
-def test_the_gallery_has_every_architecture_and_leads_to_its_page():
-    gallery, readme = make_docs.families(), make_docs.architectures()
-    for name in plugins.load().architectures:
-        page = plugins.load().architectures[name].plugin
-        (row,) = (line for line in gallery.splitlines() if f"](families/{page}.md)" in line)
-        assert f"`{name}`" in row and f"\nfamilies/{page}\n" in gallery
-        assert f"](docs/families/{page}.md)" in readme
-    assert "| `bert` | pretraining, masked LM, causal LM" in gallery
-    assert "[Devlin 2019](https://arxiv.org/abs/1810.04805) | `BertModel` |" in gallery
-
-
 def test_v4_table_has_all_names_and_marks_missing_ones():
     table = make_docs.flax_classes()
     rows = dict(re.findall(r"^\| `(Flax\w+)` \| .+ \| (.+) \| .+ \|$", table, flags=re.M))
@@ -93,19 +82,6 @@ def test_twins_of_the_table_are_classes_of_pytorch():
         kind = getattr(hfseq, name, None)
         if "module_class" in vars(kind or int):
             assert kind.torch_class_name() == twin
-
-
-def test_version_of_a_name_is_kept(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("| Name | Here since |\n|---|---|\n| `A` | 0.1.0 |\n| `B` | not yet |\n")
-    assert make_docs._versions(page) == {"`A`": "0.1.0", "`B`": "not yet"}
-    assert make_docs._versions(tmp_path / "absent.md") == {}
-
-
-def test_the_classes_of_a_family_are_those_of_its_module():
-    table = make_docs.classes("t5")
-    assert "| `FlaxT5EncoderModel` | – | The encoder of T5 |" in table
-    assert "`FlaxT5PreTrainedModel`" not in table
 
 
 @pytest.mark.slow

@@ -80,11 +80,6 @@ def test_every_mutation_type_occurs_and_messages_are_unchanged(mutants, tree):
     assert sum('raise ValueError(f"{x - 1} is below 0", 17)' in text for text in texts) == 14
 
 
-def test_a_sample_is_that_of_its_seed(mutants, tree):
-    one, same, other = (mutants.sample(tree, 5, seed) for seed in (1, 1, 2))
-    assert one == same != other and [mutant.number for mutant in one] == [0, 1, 2, 3, 4]
-
-
 def test_mutant_is_located_after_text_moved(mutants, tree):
     found = all_of(mutants, tree)
     (tree / "hfseq" / "nn" / "clip.py").write_text("counts = {}\ncounts[x] = 1\n")
