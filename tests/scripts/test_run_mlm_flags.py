@@ -1,4 +1,4 @@
-"""The flags of run_mlm_flax.py: those of the old script, argument files, mistakes, secrets."""
+"""The flags of the scripts: those of Transformers 4, argument files, mistakes, secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hfseq.data.arguments import DataArguments
+from hfseq.data.arguments import OBJECTIVES
 from hfseq.errors import UsageError
 from hfseq.training.arguments import (
     Arguments,
@@ -20,88 +20,11 @@ from hfseq.training.arguments import (
     TrainingArguments,
     parse,
 )
+from tests.scripts.v4_flags import CHANGED, GUIDES, OWN_FLAGS, V4
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "run_mlm_flax.py"
-PARTS = (ModelArguments, DataArguments, TrainingArguments, ProcessArguments)
-
-# Transformers 4.56, examples/flax/language-modeling/run_mlm_flax.py: every flag and its default,
-# but for --token and --hub_token.
-V4 = {
-    "overwrite_output_dir": False,
-    "do_train": False,
-    "do_eval": False,
-    "per_device_train_batch_size": 8,
-    "per_device_eval_batch_size": 8,
-    "learning_rate": 5e-05,
-    "weight_decay": 0.0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": 1e-08,
-    "adafactor": False,
-    "num_train_epochs": 3.0,
-    "warmup_steps": 0,
-    "logging_steps": 500,
-    "save_steps": 500,
-    "eval_steps": None,
-    "seed": 42,
-    "push_to_hub": False,
-    "hub_model_id": None,
-    "gradient_checkpointing": False,
-    "model_name_or_path": None,
-    "model_type": None,
-    "config_name": None,
-    "tokenizer_name": None,
-    "cache_dir": None,
-    "use_fast_tokenizer": True,
-    "dtype": "float32",
-    "trust_remote_code": False,
-    "dataset_name": None,
-    "dataset_config_name": None,
-    "train_file": None,
-    "validation_file": None,
-    "train_ref_file": None,
-    "validation_ref_file": None,
-    "overwrite_cache": False,
-    "validation_split_percentage": 5,
-    "max_seq_length": None,
-    "preprocessing_num_workers": None,
-    "mlm_probability": 0.15,
-    "pad_to_max_length": False,
-    "line_by_line": False,
-}
-
-# Where the default is another one, and what the old default has become.
-CHANGED = {
-    "dtype": (None, "`--precision` decides where `--dtype` is not given: float32 again"),
-    "do_train": (True, "with neither --do_train nor --do_eval both run"),
-    "do_eval": (True, "with neither --do_train nor --do_eval both run"),
-}
-
-# The command of the Flax language-modeling guide as it was printed, its corpus aside.
-REFERENCE = """
-python run_mlm_flax.py \
-    --output_dir="./norwegian-roberta-base" \
-    --model_type="roberta" \
-    --config_name="./norwegian-roberta-base" \
-    --tokenizer_name="./norwegian-roberta-base" \
-    --dataset_name="HuggingFaceFW/fineweb-2" \
-    --dataset_config_name="nob_Latn" \
-    --max_seq_length="128" \
-    --weight_decay="0.01" \
-    --per_device_train_batch_size="128" \
-    --per_device_eval_batch_size="128" \
-    --learning_rate="3e-4" \
-    --warmup_steps="1000" \
-    --overwrite_output_dir \
-    --num_train_epochs="18" \
-    --adam_beta1="0.9" \
-    --adam_beta2="0.98" \
-    --logging_steps="500" \
-    --save_steps="2500" \
-    --eval_steps="2500" \
-    --push_to_hub
-"""
+PARTS = (ModelArguments, TrainingArguments, ProcessArguments)
 
 
 def values(arguments: Arguments) -> dict:
@@ -109,37 +32,55 @@ def values(arguments: Arguments) -> dict:
     return {k: v for part in parts for k, v in dataclasses.asdict(part).items()}
 
 
-@pytest.mark.parametrize("flag", V4)
-def test_a_flag_of_v4_has_its_default(flag):
-    expected = CHANGED[flag][0] if flag in CHANGED else V4[flag]
-    assert values(parse(["--output_dir", "out"]))[flag] == expected
+FLAGS = [(objective, flag) for objective, flags in V4.items() for flag in flags]
+#: Flags without a default that take integers.
+INTEGERS = {
+    *("eval_steps", "max_seq_length", "block_size", "max_train_samples", "max_eval_samples"),
+    *("max_predict_samples", "max_source_length", "max_target_length", "val_max_target_length"),
+    "preprocessing_num_workers",
+}
+
+
+@pytest.mark.parametrize(("objective", "flag"), FLAGS)
+def test_a_flag_of_v4_has_its_default(objective, flag):
+    expected = CHANGED.get(flag, V4[objective][flag])
+    default = values(parse(["--output_dir", "out"], objective=objective))[flag]
+    if (objective, flag) == ("question_answering", "max_seq_length"):
+        from hfseq.objectives.question_answering import QuestionAnswering
+
+        default = default or QuestionAnswering.default_length
+    assert default == expected
 
 
 def test_dtype_left_out_is_still_float32():
-    assert parse(["--output_dir", "out"]).model.recipe == V4["dtype"]
+    assert parse(["--output_dir", "out"]).model.recipe == V4["mlm"]["dtype"]
 
 
-@pytest.mark.parametrize("flag", V4)
-def test_a_flag_of_v4_takes_a_value_in_the_old_spelling(flag):
-    default = V4[flag]
+@pytest.mark.parametrize(("objective", "flag"), FLAGS)
+def test_a_flag_of_v4_takes_a_value_in_the_old_spelling(objective, flag):
+    default = V4[objective][flag]
     if isinstance(default, bool):
         given, expected = str(not default), not default
     elif isinstance(default, float):
-        given, expected = "0.25", 0.25
-    elif isinstance(default, int) or flag in ("eval_steps", "max_seq_length"):
+        given, expected = ("2.5", 2.5) if default > 1 else ("0.25", 0.25)
+    elif isinstance(default, int) or flag in INTEGERS:
         given, expected = "7", 7
-    elif flag == "preprocessing_num_workers":
-        given, expected = "2", 2
     else:
         given = expected = "bfloat16" if flag == "dtype" else "something"
     for argv in ([f"--{flag}", given], [f"--{flag}={given}"]):
-        found = values(parse(["--output_dir", "out", *argv]))[flag]
-        assert found == ([expected] if isinstance(found, list) else expected)
+        value = values(parse(["--output_dir", "out", *argv], objective=objective))[flag]
+        assert value == ([expected] if isinstance(value, list) else expected)
 
 
-@pytest.mark.parametrize("flag", [name for name, default in V4.items() if default is False])
+@pytest.mark.parametrize("flag", [name for name, default in V4["mlm"].items() if default is False])
 def test_a_switch_of_v4_needs_no_value(flag):
     assert values(parse(["--output_dir", "out", f"--{flag}"]))[flag] is True
+
+
+@pytest.mark.parametrize("objective", OWN_FLAGS)
+def test_every_flag_of_the_v4_script_exists(objective):
+    known = {field.name for field in dataclasses.fields(OBJECTIVES[objective])}
+    assert set(OWN_FLAGS[objective]) <= known
 
 
 @pytest.mark.parametrize(
@@ -156,17 +97,53 @@ def test_only_the_named_actions_run(given, trains, evaluates):
     assert (training.do_train, training.do_eval) == (trains, evaluates)
 
 
-def test_the_command_of_the_old_guide_parses_unchanged():
-    arguments = parse(shlex.split(REFERENCE)[2:])
-    found = values(arguments)
-    assert found["learning_rate"] == 3e-4 and found["adam_beta2"] == 0.98
-    assert found["num_train_epochs"] == 18 and found["overwrite_output_dir"] is True
-    # v4 evaluated every eval_steps without being told a strategy
-    assert found["eval_strategy"] == "steps" and found["eval_steps"] == 2500
-    assert found["push_to_hub"] is True and found["do_train"] and found["do_eval"]
+#: Values after parsing the command of a guide. v4 evaluated every eval_steps without a strategy.
+PARSED = {
+    "mlm": {
+        "learning_rate": 3e-4, "adam_beta2": 0.98, "num_train_epochs": 18, "eval_steps": 2500,
+        "eval_strategy": "steps", "overwrite_output_dir": True, "do_eval": True,
+        "push_to_hub": True, "dataset_config_name": "nob_Latn", "do_train": True,
+    },
+    "clm": {
+        "block_size": 512, "learning_rate": 5e-3, "num_train_epochs": 20.0,
+        "eval_strategy": "steps", "overwrite_output_dir": True, "push_to_hub": True,
+    },
+    "span_mlm": {
+        "max_seq_length": 512, "optim": "adafactor", "num_train_epochs": 3.0, "do_train": True,
+        "eval_strategy": "steps", "overwrite_output_dir": True, "push_to_hub": True,
+    },
+    "denoising": {
+        "max_seq_length": 1024, "model_type": None, "mlm_probability": 0.3, "do_train": True,
+        "eval_strategy": "steps", "overwrite_output_dir": True, "push_to_hub": True,
+    },
+    "classification": {
+        "task_name": "mrpc", "dataset_name": "nyu-mll/glue", "do_train": True, "do_eval": True,
+        "push_to_hub": True, "eval_strategy": "steps", "max_seq_length": 128,
+    },
+    "image_classification": {
+        "train_dir": "imagenette2/train", "augment": True, "do_train": True, "do_eval": True,
+        "push_to_hub": True,
+    },
+    "image_to_text": {"num_beams": 8, "data_dir": "data", "predict_with_generate": True},
+    "speech_recognition": {
+        "language": "hindi", "text_column_name": "sentence", "validation_split_name": "test",
+        "train_split_name": "train+validation",
+    },
+    "wav2vec2": {
+        "audio_column_name": "file", "train_split_name": "train.100",
+        "pad_to_multiple_of": 16384, "freeze_feature_extractor": False,
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("objective", GUIDES)
+def test_the_command_of_the_old_guide_parses_unchanged(objective):
+    arguments = parse(shlex.split(GUIDES[objective])[2:], objective=objective)
+    assert PARSED[objective].items() <= values(arguments).items()
+    assert objective != "image_to_text" or arguments.data.row_length == 32
+
+
+@pytest.mark.parametrize("part", [*PARTS, *OBJECTIVES.values()])
 def test_every_flag_has_a_help_text(part):
     for field in dataclasses.fields(part):
         assert len(field.metadata.get("help", "")) > 5, field.name
@@ -302,11 +279,12 @@ def test_help_imports_neither_jax_nor_torch():
 
 
 @pytest.mark.parametrize("flag", ["--token", "--hub_token", "--hub-token", "--use_auth_token"])
+@pytest.mark.parametrize("objective", ["mlm", "question_answering"])
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_token_is_no_flag(flag, joined):
+def test_a_token_is_no_flag(flag, objective, joined):
     given = [f"{flag}=hf_secret"] if joined else [flag, "hf_secret"]
     with pytest.raises(UsageError, match="HF_TOKEN") as caught:
-        parse(["--output_dir", "out", *given, "--seed", "3"])
+        parse(["--output_dir", "out", *given, "--seed", "3"], objective=objective)
     assert "hf_secret" not in str(caught.value)
 
 

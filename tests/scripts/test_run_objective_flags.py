@@ -1,4 +1,4 @@
-"""The flags of the causal, T5 and BART scripts: those of the old ones, and their own defaults."""
+"""Flags of single objectives, and the commands of the documentation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import pytest
 from hfseq.data.arguments import OBJECTIVES
 from hfseq.errors import UsageError
 from hfseq.training.arguments import ModelArguments, TrainingArguments, flag_names, parse
-from tests.scripts.test_run_mlm_flags import CHANGED, values
-from tests.scripts.test_run_mlm_flags import V4 as MLM
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {
@@ -24,135 +22,9 @@ SCRIPTS = {
     "run_bart_dlm_flax.py": "denoising",
 }
 
-# Transformers 4.56, examples/flax/language-modeling: what each script has instead of, or beside,
-# the flags of run_mlm_flax.py, with its defaults.
-_NOT = {"gradient_checkpointing", "pad_to_max_length", "line_by_line", "mlm_probability"}
-_SHARED = {name: default for name, default in MLM.items() if name not in _NOT}
-_REFERENCES = ("train_ref_file", "validation_ref_file", "max_seq_length")
-V4 = {
-    "clm": {name: default for name, default in _SHARED.items() if name not in _REFERENCES}
-    | {
-        "block_size": None,
-        "keep_linebreaks": True,
-        "max_train_samples": None,
-        "max_eval_samples": None,
-    },
-    "span_mlm": _SHARED | {"mlm_probability": 0.15, "mean_noise_span_length": 3.0},
-    "denoising": _SHARED
-    | {"mlm_probability": 0.3, "permute_sentence_ratio": 1.0, "poisson_lambda": 3.0},
-}
-FLAGS = [(objective, flag) for objective, flags in V4.items() for flag in flags]
-
-# The commands of the Flax language-modeling guide as they were printed, their corpus aside.
-REFERENCES = {
-    "clm": """
-python run_clm_flax.py \
-    --output_dir="./norwegian-gpt2" \
-    --model_type="gpt2" \
-    --config_name="./norwegian-gpt2" \
-    --tokenizer_name="./norwegian-gpt2" \
-    --dataset_name="HuggingFaceFW/fineweb-2" \
-    --dataset_config_name="nob_Latn" \
-    --do_train --do_eval \
-    --block_size="512" \
-    --per_device_train_batch_size="64" \
-    --per_device_eval_batch_size="64" \
-    --learning_rate="5e-3" --warmup_steps="1000" \
-    --adam_beta1="0.9" --adam_beta2="0.98" --weight_decay="0.01" \
-    --overwrite_output_dir \
-    --num_train_epochs="20" \
-    --logging_steps="500" \
-    --save_steps="2500" \
-    --eval_steps="2500" \
-    --push_to_hub
-""",
-    "span_mlm": """
-python run_t5_mlm_flax.py \
-	--output_dir="./norwegian-t5-base" \
-	--model_type="t5" \
-	--config_name="./norwegian-t5-base" \
-	--tokenizer_name="./norwegian-t5-base" \
-	--dataset_name="HuggingFaceFW/fineweb-2" \
-	--dataset_config_name="nob_Latn" \
-	--max_seq_length="512" \
-	--per_device_train_batch_size="32" \
-	--per_device_eval_batch_size="32" \
-	--adafactor \
-	--learning_rate="0.005" \
-	--weight_decay="0.001" \
-	--warmup_steps="2000" \
-	--overwrite_output_dir \
-	--logging_steps="500" \
-	--save_steps="10000" \
-	--eval_steps="2500" \
-	--push_to_hub
-""",
-    "denoising": """
-python run_bart_dlm_flax.py \
-    --output_dir="./norwegian-bart-base" \
-    --config_name="./norwegian-bart-base" \
-    --tokenizer_name="./norwegian-bart-base" \
-    --dataset_name="HuggingFaceFW/fineweb-2" \
-    --dataset_config_name="nob_Latn" \
-    --max_seq_length="1024" \
-    --per_device_train_batch_size="32" \
-    --per_device_eval_batch_size="32" \
-    --learning_rate="1e-4" \
-    --warmup_steps="2000" \
-    --overwrite_output_dir \
-    --logging_steps="500" \
-    --save_steps="2000" \
-    --eval_steps="2000" \
-    --push_to_hub
-""",
-}
-
 
 def read(objective, *argv):
     return parse(["--output_dir", "out", *argv], objective=objective)
-
-
-@pytest.mark.parametrize(("objective", "flag"), FLAGS)
-def test_a_flag_of_v4_has_its_default(objective, flag):
-    expected = CHANGED[flag][0] if flag in CHANGED else V4[objective][flag]
-    assert values(read(objective))[flag] == expected
-
-
-@pytest.mark.parametrize(("objective", "flag"), FLAGS)
-def test_a_flag_of_v4_takes_a_value_in_the_old_spelling(objective, flag):
-    default = V4[objective][flag]
-    if isinstance(default, bool):
-        given, expected = str(not default), not default
-    elif isinstance(default, float):
-        given, expected = ("2.5", 2.5) if default > 1 else ("0.25", 0.25)
-    elif isinstance(default, int) or flag in (
-        *("eval_steps", "max_seq_length", "block_size", "max_train_samples", "max_eval_samples"),
-        "preprocessing_num_workers",
-    ):
-        given, expected = "7", 7
-    else:
-        given = expected = "bfloat16" if flag == "dtype" else "something"
-    found = values(read(objective, f"--{flag}={given}"))[flag]
-    assert found == ([expected] if isinstance(found, list) else expected)
-
-
-@pytest.mark.parametrize("objective", REFERENCES)
-def test_the_command_of_the_old_guide_parses_unchanged(objective):
-    found = values(parse(shlex.split(REFERENCES[objective])[2:], objective=objective))
-    assert found["overwrite_output_dir"] and found["push_to_hub"] and found["do_train"]
-    assert found["eval_strategy"] == "steps" and found["dataset_config_name"] == "nob_Latn"
-    expected = {
-        "clm": {"block_size": 512, "learning_rate": 5e-3, "num_train_epochs": 20.0},
-        "span_mlm": {"max_seq_length": 512, "optim": "adafactor", "num_train_epochs": 3.0},
-        "denoising": {"max_seq_length": 1024, "model_type": None, "mlm_probability": 0.3},
-    }
-    assert expected[objective].items() <= found.items()
-
-
-@pytest.mark.parametrize("objective", V4)
-def test_every_flag_has_a_help_text(objective):
-    for field in dataclasses.fields(OBJECTIVES[objective]):
-        assert len(field.metadata.get("help", "")) > 5, field.name
 
 
 @pytest.mark.parametrize(
@@ -211,3 +83,59 @@ def test_noise_flags_belong_to_their_objective():
     shared = flag_names((ModelArguments, TrainingArguments))
     for objective, part in OBJECTIVES.items():
         assert not flag_names((part,)) & shared, objective
+
+
+# -- commands of the documentation
+
+PAGES = [
+    ("image_classification", "run_image_classification_flax.py", "image_classification.md"),
+    ("image_text", "run_clip_flax.py", "image_text.md"),
+    ("image_to_text", "run_image_captioning_flax.py", "captioning.md"),
+    ("speech_recognition", "run_speech_recognition_flax.py", "speech_recognition.md"),
+    ("wav2vec2", "run_wav2vec2_pretrain_flax.py", "speech_pretraining.md"),
+    ("ctc", "run_speech_recognition_ctc_flax.py", "speech_pretraining.md"),
+    ("token_classification", "run_ner_flax.py", "token_classification.md"),
+    ("question_answering", "run_qa_flax.py", "question_answering.md"),
+    ("summarization", "run_summarization_flax.py", "summarization.md"),
+]
+
+
+@pytest.mark.parametrize(("objective", "script", "page"), PAGES)
+def test_commands_parse_as_they_are_documented(objective, script, page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(rf"python scripts/{script} (.*)", text)
+    assert commands
+    for command in commands:
+        parse(shlex.split(command), objective=objective)
+
+
+# -- classification
+
+
+def test_old_column_flags_are_aliases():
+    columns = ["--text_column_name", "body", "--label_column_name", "y"]
+    data = read("classification", "--train_file", "a.csv", *columns).data
+    assert (data.sentence1_column, data.label_column) == ("body", "y")
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"), [(["--no_quoting"], False), (["--quoting", "True"], True), ([], None)]
+)
+def test_quoting_is_configurable(argv, expected):
+    assert read("classification", "--train_file", "a.csv", *argv).data.quoting is expected
+
+
+@pytest.mark.slow
+def test_a_mistake_ends_with_one_line_and_exit_code_2(tmp_path):
+    script = ROOT / "scripts" / "run_classification_flax.py"
+    command = [sys.executable, str(script), "--output_dir", str(tmp_path), "--task_name", "colla"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "expected one of cola" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_missing_data_is_an_error():
+    from hfseq.data.classification import load_examples
+
+    with pytest.raises(UsageError, match="no data: give --task_name"):
+        load_examples(read("classification").data)
