@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support.models import trees_equal
 
 if TYPE_CHECKING:
     from tests.support import runs
@@ -145,3 +149,62 @@ def losses(folder: Path) -> dict[int, float]:
     """Returns the training loss of each logged step."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {r["step"]: r["train_loss"] for r in records if "train_loss" in r}
+
+
+def make_runner(objective: str, output_dir: Path, **defaults: Any) -> Callable[..., Any]:
+    """Returns a function that trains in this process with these flags.
+
+    Its keywords add or replace flags, and `None` removes one.
+    """
+    shared = {"logging_steps": 1, "report_to": "jsonl", "compilation_cache_dir": "none"}
+
+    def run(
+        output: str = "run", devices: int = 1, callbacks: Sequence[Any] = (), **changes: Any
+    ) -> runs.Trained:
+        from tests.support import runs
+
+        values = {"output_dir": output_dir / output, **shared, **defaults} | changes
+        argv = [f"--{name}={value}" for name, value in values.items() if value is not None]
+        return runs.train(argv, objective, devices, callbacks)
+
+    return run
+
+
+def stop_at(step: int) -> Callable[[Any], None]:
+    """Returns a callback that sends SIGTERM after `step`."""
+
+    def stop(info: Any) -> None:
+        if info.progress.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return stop
+
+
+def assert_same(first: dict[int, float], other: dict[int, float], relative: float = 1e-5) -> None:
+    """Asserts that the losses of two runs are equal up to rounding."""
+    assert first.keys() == other.keys() and first
+    for step, value in first.items():
+        assert value == pytest.approx(other[step], rel=relative), step
+
+
+def check_resume(run: Callable[..., Any], step: int = 3, **options: Any) -> tuple[Any, Any]:
+    """Asserts that a run that stops after `step` and resumes equals an uninterrupted one.
+
+    Returns:
+        The uninterrupted run and the resumed one.
+    """
+    uninterrupted = run("whole", **options)
+    with pytest.raises(SystemExit):
+        run("parts", callbacks=[stop_at(step)], **options)
+    resumed = run("parts", **options)
+    assert resumed.start_step == step
+    assert trees_equal(uninterrupted.state.params, resumed.state.params)
+    assert losses(uninterrupted.folder) == losses(resumed.folder)
+    return uninterrupted, resumed
+
+
+def check_two_devices(run: Callable[..., Any], **options: Any) -> tuple[Any, Any]:
+    """Asserts that two devices have the losses of one, and returns both runs."""
+    single, two = (run(f"on-{n}", devices=n, mesh=f"data={n}", **options) for n in (1, 2))
+    assert_same(losses(two.folder), losses(single.folder))
+    return single, two

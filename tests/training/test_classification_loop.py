@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from hfseq.errors import DataError, UsageError
-from tests.training.conftest import TINY, losses
-from tests.training.test_loop import assert_same, stop_at
+from tests.training.conftest import TINY, assert_same, check_resume, losses, make_runner
 
 GOOD, BAD = "the cat sat here and slept".split(), "no dog barked there or ran".split()
 SIDES = "encoder_layers=1,decoder_layers=1,encoder_attention_heads=4,decoder_attention_heads=4"
@@ -52,30 +51,19 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def classify(folder, tmp_path):
-    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
-
-    def run(output="run", devices=1, callbacks=(), **changes):
-        from tests.support import runs
-
-        values = {
-            "output_dir": tmp_path / output,
-            "model_type": "bert",
-            "config_overrides": TINY,
-            "tokenizer_name": folder / "bert",
-            "train_file": folder / "train.tsv",
-            "validation_file": f"{folder}/in_dev.tsv,{folder}/out_dev.tsv",
-            "max_seq_length": 32,
-            "global_batch_size": 16,
-            "learning_rate": 3e-3,
-            "max_steps": 6,
-            "logging_steps": 1,
-            "report_to": "jsonl",
-            "compilation_cache_dir": "none",
-        } | changes
-        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        return runs.train(flags, "classification", devices, callbacks)
-
-    return run
+    return make_runner(
+        "classification",
+        tmp_path,
+        model_type="bert",
+        config_overrides=TINY,
+        tokenizer_name=folder / "bert",
+        train_file=folder / "train.tsv",
+        validation_file=f"{folder}/in_dev.tsv,{folder}/out_dev.tsv",
+        max_seq_length=32,
+        global_batch_size=16,
+        learning_rate=3e-3,
+        max_steps=6,
+    )
 
 
 def pairs(folder, **extra_columns):
@@ -176,13 +164,9 @@ def test_losses_and_scores_do_not_depend_on_devices_or_micro_batches(classify, m
 @pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(classify):
     options = {"tokenizer_name": None, "vocabulary": "words", "do_train": True, "save_steps": 2}
-    uninterrupted = classify("whole", **options)
-    with pytest.raises(SystemExit):
-        classify("parts", callbacks=[stop_at(3)], **options)
-    parts = classify("parts", **options)
-    assert losses(parts.folder) == losses(uninterrupted.folder)
-    assert parts.run.tokenizer.get_vocab() == uninterrupted.run.tokenizer.get_vocab()
-    assert parts.run.model.config.vocab_size == len(parts.run.tokenizer)
+    uninterrupted, resumed = check_resume(classify, **options)
+    assert resumed.run.tokenizer.get_vocab() == uninterrupted.run.tokenizer.get_vocab()
+    assert resumed.run.model.config.vocab_size == len(resumed.run.tokenizer)
 
 
 def test_an_epoch_visits_every_example_once(classify):

@@ -11,8 +11,7 @@ from hfseq.errors import UsageError
 from hfseq.objectives.metrics import edit_distance, error_rates
 from tests.support.audio import write_bad_audio, write_words
 from tests.support.models import trees_equal
-from tests.training.conftest import losses
-from tests.training.test_loop import stop_at
+from tests.training.conftest import check_resume, check_two_devices, make_runner
 
 pytest.importorskip("soundfile")
 #: A frame has 400 samples (25 ms), and a letter has three frames.
@@ -42,33 +41,22 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def spell(folder, tmp_path):
-    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
-
-    def run(output="run", devices=1, callbacks=(), **changes):
-        from tests.support import runs
-
-        values = {
-            "output_dir": tmp_path / output,
-            "config_overrides": SIZES,
-            "mask_time_prob": 0.0,
-            "train_file": folder / "train.csv",
-            "validation_file": folder / "validation.csv",
-            "chars_to_ignore": "!",
-            "max_duration_in_seconds": 1.0,
-            "decode_workers": 0,
-            "pad_to_multiple_of": 100,
-            "global_batch_size": 8,
-            "per_device_eval_batch_size": 4,
-            "learning_rate": 2e-3,
-            "max_steps": 3,
-            "logging_steps": 1,
-            "report_to": "jsonl",
-            "compilation_cache_dir": "none",
-        } | changes
-        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        return runs.train(flags, "ctc", devices, callbacks)
-
-    return run
+    return make_runner(
+        "ctc",
+        tmp_path,
+        config_overrides=SIZES,
+        mask_time_prob=0.0,
+        train_file=folder / "train.csv",
+        validation_file=folder / "validation.csv",
+        chars_to_ignore="!",
+        max_duration_in_seconds=1.0,
+        decode_workers=0,
+        pad_to_multiple_of=100,
+        global_batch_size=8,
+        per_device_eval_batch_size=4,
+        learning_rate=2e-3,
+        max_steps=3,
+    )
 
 
 def test_edits_are_counted():
@@ -173,20 +161,12 @@ def test_training_continues_from_a_pretrained_encoder(spell, folder, tmp_path):
 
 @pytest.mark.slow
 def test_losses_do_not_depend_on_the_number_of_devices(spell):
-    plain = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 5, "mask_time_prob": 0.3}
-    single, two = (spell(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
-    for step, loss in losses(single.folder).items():
-        assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
+    check_two_devices(spell, optim="sgd", learning_rate=0.1, max_steps=5, mask_time_prob=0.3)
 
 
 @pytest.mark.slow
 def test_resume_is_bit_exact(spell):
-    options = {"mask_time_prob": 0.3, "save_steps": 2, "max_steps": 4}
-    uninterrupted = spell("whole", **options)
-    with pytest.raises(SystemExit):
-        spell("parts", **options, callbacks=[stop_at(3)])
-    again = spell("parts", **options)
-    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
+    check_resume(spell, mask_time_prob=0.3, save_steps=2, max_steps=4)
 
 
 def test_untrainable_data_is_rejected(spell, folder):

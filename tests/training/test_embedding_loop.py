@@ -10,8 +10,7 @@ import pytest
 
 import hfseq
 from hfseq.errors import DataError, UsageError
-from tests.training.conftest import WORDS, losses
-from tests.training.test_loop import stop_at
+from tests.training.conftest import WORDS, check_resume, losses
 
 BERT = (
     "hidden_size=32,num_hidden_layers=1,num_attention_heads=4,intermediate_size=64,"
@@ -130,11 +129,7 @@ def test_eight_devices_contrast_the_global_batch(embed):
 
 @pytest.mark.slow
 def test_resume_is_bit_exact(embed):
-    changes = {"do_train": True, "save_steps": 2}
-    uninterrupted = losses(embed("whole", **changes).folder)
-    with pytest.raises(SystemExit):
-        embed("cut", callbacks=[stop_at(4)], **changes)
-    assert losses(embed("cut", **changes).folder) == uninterrupted
+    check_resume(embed, step=4, do_train=True, save_steps=2)
 
 
 def test_invalid_flags_are_rejected(embed, pairs, tmp_path):

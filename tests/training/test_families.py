@@ -8,8 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.training.conftest import SIDES, TINY, losses
-from tests.training.test_loop import stop_at
+from tests.training.conftest import SIDES, TINY, losses, stop_at
 
 BART = f"d_model=32,max_position_embeddings=40,{SIDES}"
 T5 = "d_model=32,d_kv=8,d_ff=64,num_layers=1,num_heads=4"

@@ -14,8 +14,7 @@ from hfseq import FlaxAutoModelForMaskedLM
 from hfseq.errors import UsageError, WeightsError
 from hfseq.nn import trees
 from tests.support.models import trees_equal
-from tests.training.conftest import losses
-from tests.training.test_loop import stop_at
+from tests.training.conftest import losses, stop_at
 
 RECIPE = {"precision": "fp8_delayed", "fp8_amax_history_length": 4, "do_train": True}
 

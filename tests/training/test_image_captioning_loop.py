@@ -15,10 +15,9 @@ from hfseq import FlaxVisionEncoderDecoderModel
 from hfseq.errors import UsageError
 from hfseq.objectives.metrics import rouge_scores
 from tests.support.images import write_bad_images
-from tests.support.models import close, trees_equal
+from tests.support.models import close
 from tests.support.stored_runs import STORED
-from tests.training.conftest import losses
-from tests.training.test_loop import stop_at
+from tests.training.conftest import check_resume, check_two_devices, make_runner
 
 pytest.importorskip("PIL")
 pytest.importorskip("rouge_score")
@@ -28,32 +27,21 @@ DATA = STORED / "data"
 
 @pytest.fixture
 def write_captions(tmp_path):
-    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
-
-    def run(output="run", devices=1, callbacks=(), **changes):
-        from tests.support import runs
-
-        values = {
-            "output_dir": tmp_path / output,
-            "model_name_or_path": DATA / "writer",
-            "train_file": DATA / "captions.jsonl",
-            "validation_file": DATA / "captions.jsonl",
-            "max_target_length": 8,
-            "augment": False,
-            "decode_workers": 0,
-            "global_batch_size": 8,
-            "per_device_eval_batch_size": 8,
-            "learning_rate": 2e-3,
-            "max_steps": 3,
-            "logging_steps": 1,
-            "report_to": "jsonl",
-            "generation_batch_size": 8,
-            "compilation_cache_dir": "none",
-        } | changes
-        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        return runs.train(flags, "image_to_text", devices, callbacks)
-
-    return run
+    return make_runner(
+        "image_to_text",
+        tmp_path,
+        model_name_or_path=DATA / "writer",
+        train_file=DATA / "captions.jsonl",
+        validation_file=DATA / "captions.jsonl",
+        max_target_length=8,
+        augment=False,
+        decode_workers=0,
+        global_batch_size=8,
+        per_device_eval_batch_size=8,
+        learning_rate=2e-3,
+        max_steps=3,
+        generation_batch_size=8,
+    )
 
 
 def test_step_generates_captions_and_skips_broken_images(write_captions, tmp_path):
@@ -116,19 +104,13 @@ def test_run_learns_and_output_loads_in_jax_and_pytorch(write_captions):
 
 @pytest.mark.slow
 def test_two_devices_have_the_losses_of_one(write_captions):
-    single, two = (write_captions(f"on-{n}", devices=n, mesh=f"data={n}") for n in (1, 2))
-    for step, loss in losses(single.folder).items():
-        assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
+    check_two_devices(write_captions)
 
 
 @pytest.mark.slow
 def test_resume_is_bit_exact(write_captions):
-    options = {"augment": True, "save_steps": 2, "max_steps": 4, "predict_with_generate": False}
-    uninterrupted = write_captions("whole", **options)
-    with pytest.raises(SystemExit):
-        write_captions("parts", callbacks=[stop_at(3)], **options)
-    again = write_captions("parts", **options)
-    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
+    options = {"save_steps": 2, "max_steps": 4, "predict_with_generate": False}
+    check_resume(write_captions, augment=True, **options)
 
 
 def test_mismatched_inputs_are_rejected(write_captions):

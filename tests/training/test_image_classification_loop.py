@@ -10,9 +10,7 @@ import pytest
 
 from hfseq.errors import DataError, UsageError
 from tests.support.images import draw_digits, write_bad_images
-from tests.support.models import trees_equal
-from tests.training.conftest import losses
-from tests.training.test_loop import stop_at
+from tests.training.conftest import check_resume, check_two_devices, losses, make_runner
 
 pytest.importorskip("PIL")
 SIZES = (
@@ -31,31 +29,20 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def classify(folder, tmp_path):
-    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
-
-    def run(output="run", devices=1, callbacks=(), **changes):
-        from tests.support import runs
-
-        values = {
-            "output_dir": tmp_path / output,
-            "model_type": "vit",
-            "config_overrides": SIZES,
-            "train_dir": folder / "train",
-            "validation_dir": folder / "validation",
-            "image_size": 32,
-            "augment": False,
-            "decode_workers": 0,
-            "global_batch_size": 24,
-            "learning_rate": 3e-3,
-            "max_steps": 4,
-            "logging_steps": 1,
-            "report_to": "jsonl",
-            "compilation_cache_dir": "none",
-        } | changes
-        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        return runs.train(flags, "image_classification", devices, callbacks)
-
-    return run
+    return make_runner(
+        "image_classification",
+        tmp_path,
+        model_type="vit",
+        config_overrides=SIZES,
+        train_dir=folder / "train",
+        validation_dir=folder / "validation",
+        image_size=32,
+        augment=False,
+        decode_workers=0,
+        global_batch_size=24,
+        learning_rate=3e-3,
+        max_steps=4,
+    )
 
 
 @pytest.mark.slow
@@ -84,13 +71,8 @@ def test_run_learns_and_output_loads_in_jax_and_pytorch(classify, folder):
 
 @pytest.mark.slow
 def test_resume_is_bit_exact(classify):
-    uninterrupted = classify("whole", augment=True, save_steps=2, max_steps=5)
-    with pytest.raises(SystemExit):
-        classify("parts", augment=True, save_steps=2, max_steps=5, callbacks=[stop_at(3)])
-    again = classify("parts", augment=True, save_steps=2, max_steps=5)
-    assert again.start_step == 3
-    assert trees_equal(uninterrupted.state.params, again.state.params)
-    assert uninterrupted.metrics["eval_loss"] == again.metrics["eval_loss"]
+    uninterrupted, resumed = check_resume(classify, augment=True, save_steps=2, max_steps=5)
+    assert uninterrupted.metrics["eval_loss"] == resumed.metrics["eval_loss"]
 
 
 @pytest.mark.slow
@@ -103,9 +85,7 @@ def test_two_devices_take_the_steps_of_one(model_type, classify, tmp_path):
         models.resnet_config().save_pretrained(tmp_path / "config")
         changes = {"model_type": None, "config_overrides": None}
         changes |= {"config_name": tmp_path / "config"}
-    single, two = (classify(f"on-{n}", devices=n, mesh=f"data={n}", **changes) for n in (1, 2))
-    for step, loss in losses(single.folder).items():
-        assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
+    single, two = check_two_devices(classify, **changes)
     assert single.metrics["eval_loss"] == pytest.approx(two.metrics["eval_loss"], rel=1e-4)
 
 

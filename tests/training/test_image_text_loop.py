@@ -12,9 +12,7 @@ import pytest
 
 from hfseq.errors import UsageError
 from tests.support.images import draw_digits, write_bad_images
-from tests.support.models import trees_equal
-from tests.training.conftest import losses
-from tests.training.test_loop import stop_at
+from tests.training.conftest import check_resume, check_two_devices, losses, make_runner
 
 pytest.importorskip("PIL")
 NAMES = ("zero", "one", "two", "three")
@@ -63,32 +61,21 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def contrast(folder, tmp_path):
-    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
-
-    def run(output="run", devices=1, callbacks=(), **changes):
-        from tests.support import runs
-
-        values = {
-            "output_dir": tmp_path / output,
-            "model_name_or_path": folder / "pair",
-            "train_file": folder / "train.jsonl",
-            "validation_file": folder / "validation.jsonl",
-            "image_column": "image_path",
-            "max_seq_length": 8,
-            "augment": False,
-            "decode_workers": 0,
-            "global_batch_size": 8,
-            "per_device_eval_batch_size": 4,
-            "learning_rate": 2e-3,
-            "max_steps": 3,
-            "logging_steps": 1,
-            "report_to": "jsonl",
-            "compilation_cache_dir": "none",
-        } | changes
-        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        return runs.train(flags, "image_text", devices, callbacks)
-
-    return run
+    return make_runner(
+        "image_text",
+        tmp_path,
+        model_name_or_path=folder / "pair",
+        train_file=folder / "train.jsonl",
+        validation_file=folder / "validation.jsonl",
+        image_column="image_path",
+        max_seq_length=8,
+        augment=False,
+        decode_workers=0,
+        global_batch_size=8,
+        per_device_eval_batch_size=4,
+        learning_rate=2e-3,
+        max_steps=3,
+    )
 
 
 def test_step_skips_broken_images(contrast, folder, tmp_path):
@@ -123,19 +110,12 @@ def test_run_learns_and_output_loads_in_jax_and_pytorch(contrast):
 @pytest.mark.slow
 def test_the_loss_is_over_the_batch_of_all_devices(contrast):
     # Adam amplifies rounding errors of zero gradients, such as those of key biases.
-    plain = {"optim": "sgd", "learning_rate": 0.1}
-    single, two = (contrast(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
-    for step, loss in losses(single.folder).items():
-        assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
+    check_two_devices(contrast, optim="sgd", learning_rate=0.1)
 
 
 @pytest.mark.slow
 def test_resume_is_bit_exact(contrast):
-    uninterrupted = contrast("whole", augment=True, save_steps=2, max_steps=4)
-    with pytest.raises(SystemExit):
-        contrast("parts", augment=True, save_steps=2, max_steps=4, callbacks=[stop_at(3)])
-    again = contrast("parts", augment=True, save_steps=2, max_steps=4)
-    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
+    check_resume(contrast, augment=True, save_steps=2, max_steps=4)
 
 
 def test_invalid_pairs_are_rejected(contrast, folder, tmp_path):

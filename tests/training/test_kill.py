@@ -16,14 +16,15 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.support import stored_runs
+from tests.support.models import trees_equal
 from tests.training.conftest import losses
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 STEPS = 80
 
 
-def start(flags: list[str], script: str) -> subprocess.Popen:
-    environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+def start(flags: list[str], script: str, xla_flags: str = "") -> subprocess.Popen:
+    environment = os.environ | {"XLA_FLAGS": xla_flags, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(SCRIPTS / script), *flags]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -37,7 +38,12 @@ def logged(folder: Path) -> int:
         return 0
 
 
-# Script, objective, extra flags, number of kills: five by default, 50 and more with `-m slow`.
+def log_of(run: subprocess.Popen, folder: Path, step: int) -> None:
+    while run.poll() is None and logged(folder) < step:
+        time.sleep(0.01)
+
+
+# Script, objective, extra flags, number of kills.
 RUNS = {
     "mlm": ("run_mlm_flax.py", "mlm", {}, 5),
     "fp8": ("run_mlm_flax.py", "mlm", {"precision": "fp8_delayed"}, 8),
@@ -61,7 +67,6 @@ RUNS = {
 }
 #: Objectives that use the data of the stored runs.
 OTHER_DATA = ("image", "speech", "wav2vec2", "ctc", "sft", "token", "question", "summ", "embed")
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name != "mlm"]
 
 
 @pytest.fixture
@@ -86,8 +91,22 @@ def without_text(name: str) -> dict[str, Any]:
     return {**dict.fromkeys((*none, "config_overrides")), **all_flags, "global_batch_size": 8}
 
 
+def test_one_kill_does_not_change_the_result(flags, train, tmp_path):
+    options = {"max_steps": 18, "save_steps": 5, "eval_strategy": "no"}
+    uninterrupted = train("whole", **options)
+    run = start(flags("killed", **options), "run_mlm_flax.py", os.environ["XLA_FLAGS"])
+    log_of(run, tmp_path / "killed", 7)
+    run.kill()
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == -signal.SIGKILL, output
+    resumed = train("killed", **options)
+    assert 5 <= resumed.start_step < 18
+    assert trees_equal(resumed.state.params, uninterrupted.state.params)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlm", *SLOW])
+@pytest.mark.parametrize("name", RUNS)
 def test_kills_at_random_moments_do_not_change_results(flags, labelled, tmp_path, name):
     script, objective, objective_flags, kills = RUNS[name]
     options = {"max_steps": STEPS, "save_steps": 7, "save_total_limit": 2, "eval_steps": 40}
@@ -128,11 +147,6 @@ def test_all_training_scripts_are_killed_fifty_times():
 
 
 # -- other ways to end a run
-
-
-def log_of(run: subprocess.Popen, folder: Path, step: int) -> None:
-    while run.poll() is None and logged(folder) < step:
-        time.sleep(0.01)
 
 
 @pytest.mark.slow

@@ -14,13 +14,7 @@ from safetensors.numpy import load_file
 from hfseq.errors import CheckpointError, NonFiniteLoss, UsageError
 from hfseq.nn import trees
 from hfseq.training.callbacks import FiniteCheck
-from tests.training.conftest import TINY, losses
-
-
-def assert_same(first: dict[int, float], other: dict[int, float], relative: float = 1e-5) -> None:
-    assert first.keys() == other.keys() and first
-    for step, value in first.items():
-        assert value == pytest.approx(other[step], rel=relative), step
+from tests.training.conftest import TINY, assert_same, losses, stop_at
 
 
 @pytest.fixture(scope="module")
@@ -138,19 +132,6 @@ def test_resume_is_bit_exact(train):
     assert losses(parts.folder) == losses(uninterrupted.folder)
     first, other = (load_file(loop.folder / "model.safetensors") for loop in (uninterrupted, parts))
     assert all(np.array_equal(first[name], other[name]) for name in first)
-
-
-def stop_at(step):
-    """A callback that sends SIGTERM after `step`."""
-
-    def stop(info):
-        if info.progress.step == step:
-            import os
-            import signal
-
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return stop
 
 
 @pytest.mark.slow

@@ -13,8 +13,7 @@ import pytest
 import hfseq
 from hfseq.errors import UsageError
 from hfseq.nn import trees
-from tests.training.conftest import losses
-from tests.training.test_loop import stop_at
+from tests.training.conftest import losses, stop_at
 
 LORA = {
     "use_peft": True,

@@ -11,8 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hfseq.errors import UsageError
-from tests.training.conftest import OBJECTIVES, losses
-from tests.training.test_loop import assert_same, stop_at
+from tests.training.conftest import OBJECTIVES, assert_same, losses, stop_at
 
 NEW = [name for name in OBJECTIVES if name != "mlm"]  # test_loop.py has the first
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,7 @@ from hfseq.errors import UsageError
 from hfseq.training.arguments import parse
 from tests.support import chats
 from tests.support.chats import END_TOKEN, OPPOSITES, turn
-from tests.support.models import trees_equal
-from tests.training.conftest import losses
-from tests.training.test_loop import assert_same, stop_at
+from tests.training.conftest import assert_same, check_resume, losses, make_runner
 
 TINY = (
     "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
@@ -38,33 +35,22 @@ def chat(tmp_path_factory):
 
 @pytest.fixture
 def tune(chat, tmp_path):
-    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
-
-    def run(output="run", devices=1, callbacks=(), **changes: Any):
-        from tests.support import runs
-
-        values = {
-            "output_dir": tmp_path / output,
-            "model_type": "llama",
-            "config_overrides": TINY,
-            "tokenizer_name": chat / "tokenizer",
-            "chat_template_path": chat / "chat.jinja",
-            "train_file": chat / "train.jsonl",
-            "validation_file": chat / "valid.jsonl",
-            "assistant_only_loss": True,
-            "eos_token": END_TOKEN,
-            "global_batch_size": 8,
-            "learning_rate": 3e-3,
-            "max_steps": 3,
-            "logging_steps": 1,
-            "report_to": "jsonl",
-            "card_samples": 0,
-            "compilation_cache_dir": "none",
-        } | changes
-        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        return runs.train(flags, "sft", devices, callbacks)
-
-    return run
+    return make_runner(
+        "sft",
+        tmp_path,
+        model_type="llama",
+        config_overrides=TINY,
+        tokenizer_name=chat / "tokenizer",
+        chat_template_path=chat / "chat.jinja",
+        train_file=chat / "train.jsonl",
+        validation_file=chat / "valid.jsonl",
+        assistant_only_loss=True,
+        eos_token=END_TOKEN,
+        global_batch_size=8,
+        learning_rate=3e-3,
+        max_steps=3,
+        card_samples=0,
+    )
 
 
 def answer(folder, question: str) -> str:
@@ -116,13 +102,7 @@ def test_packed_evaluation_matches_single_examples(tune):
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", [False, True])
 def test_resume_is_bit_exact(tune, packing):
-    options = {"save_steps": 2, "max_steps": 5, "packing": packing}
-    uninterrupted = tune("whole", **options)
-    with pytest.raises(SystemExit):
-        tune("parts", callbacks=[stop_at(3)], **options)
-    again = tune("parts", **options)
-    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
-    assert losses(uninterrupted.folder) == losses(again.folder)
+    check_resume(tune, save_steps=2, max_steps=5, packing=packing)
 
 
 @pytest.mark.slow

@@ -7,10 +7,9 @@ import pytest
 
 from hfseq.errors import UsageError
 from tests.support.audio import write_bad_audio
-from tests.support.models import trees_equal, whisper_config
-from tests.training.conftest import losses
+from tests.support.models import whisper_config
+from tests.training.conftest import check_resume, check_two_devices, make_runner
 from tests.training.test_ctc_loop import write_table
-from tests.training.test_loop import stop_at
 
 pytest.importorskip("soundfile")
 
@@ -49,32 +48,21 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def listen(folder, tmp_path):
-    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
-
-    def run(output="run", devices=1, callbacks=(), **changes):
-        from tests.support import runs
-
-        values = {
-            "output_dir": tmp_path / output,
-            "model_name_or_path": folder / "whisper",
-            "train_file": folder / "train.csv",
-            "validation_file": folder / "validation.csv",
-            "chars_to_ignore": "!",
-            "decode_workers": 0,
-            "max_label_length": 12,
-            "global_batch_size": 8,
-            "per_device_eval_batch_size": 4,
-            "learning_rate": 2e-3,
-            "max_steps": 3,
-            "logging_steps": 1,
-            "report_to": "jsonl",
-            "generation_batch_size": 8,
-            "compilation_cache_dir": "none",
-        } | changes
-        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        return runs.train(flags, "speech_recognition", devices, callbacks)
-
-    return run
+    return make_runner(
+        "speech_recognition",
+        tmp_path,
+        model_name_or_path=folder / "whisper",
+        train_file=folder / "train.csv",
+        validation_file=folder / "validation.csv",
+        chars_to_ignore="!",
+        decode_workers=0,
+        max_label_length=12,
+        global_batch_size=8,
+        per_device_eval_batch_size=4,
+        learning_rate=2e-3,
+        max_steps=3,
+        generation_batch_size=8,
+    )
 
 
 @pytest.mark.slow
@@ -137,19 +125,12 @@ def test_run_learns_and_output_loads_in_jax_and_pytorch(listen, folder):
 
 @pytest.mark.slow
 def test_two_devices_have_the_losses_of_one(listen):
-    single, two = (listen(f"on-{n}", devices=n, mesh=f"data={n}") for n in (1, 2))
-    for step, loss in losses(single.folder).items():
-        assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
+    check_two_devices(listen)
 
 
 @pytest.mark.slow
 def test_resume_is_bit_exact(listen):
-    options = {"save_steps": 2, "max_steps": 4, "predict_with_generate": False}
-    uninterrupted = listen("whole", **options)
-    with pytest.raises(SystemExit):
-        listen("parts", **options, callbacks=[stop_at(3)])
-    again = listen("parts", **options)
-    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
+    check_resume(listen, save_steps=2, max_steps=4, predict_with_generate=False)
 
 
 def test_untrainable_data_is_rejected(listen, folder):

@@ -19,8 +19,7 @@ from hfseq.generation import generate, request
 from hfseq.nn import trees
 from hfseq.training import throughput
 from tests.support.models import bert_config, trees_equal
-from tests.training.conftest import losses
-from tests.training.test_loop import stop_at
+from tests.training.conftest import losses, stop_at
 
 WMT = (
     "d_model=32,max_position_embeddings=40,encoder_layers=1,decoder_layers=1,"

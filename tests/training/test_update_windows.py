@@ -16,8 +16,7 @@ from hfseq.nn import trees
 from hfseq.training import setup, state
 from hfseq.training.checkpointer import Progress
 from hfseq.training.setup import record_windows
-from tests.training.conftest import losses
-from tests.training.test_loop import assert_same, stop_at
+from tests.training.conftest import assert_same, losses, stop_at
 
 DROPOUT = "residual_dropout=0.1,sinusoid_dropout=0.2,layer_dropout=0.2"
 TINY = (

@@ -7,9 +7,7 @@ import pytest
 
 from hfseq.errors import DataError, UsageError
 from tests.support.audio import write_bad_audio, write_words
-from tests.support.models import trees_equal
-from tests.training.conftest import losses
-from tests.training.test_loop import stop_at
+from tests.training.conftest import check_resume, check_two_devices, losses, make_runner
 
 pytest.importorskip("soundfile")
 #: A frame has 100 samples (6 ms), and a letter has ten frames.
@@ -32,33 +30,22 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def pretrain(folder, tmp_path):
-    """Trains in this process. Keywords add or replace flags, and `None` removes one."""
-
-    def run(output="run", devices=1, callbacks=(), **changes):
-        from tests.support import runs
-
-        values = {
-            "output_dir": tmp_path / output,
-            "config_overrides": SIZES,
-            "mask_time_prob": 0.5,
-            "train_dir": folder / "train",
-            "validation_dir": folder / "validation",
-            "max_duration_in_seconds": 0.5,
-            "min_duration_in_seconds": 0.1,
-            "decode_workers": 0,
-            "pad_to_multiple_of": 100,
-            "global_batch_size": 8,
-            "per_device_eval_batch_size": 4,
-            "learning_rate": 2e-3,
-            "max_steps": 3,
-            "logging_steps": 1,
-            "report_to": "jsonl",
-            "compilation_cache_dir": "none",
-        } | changes
-        flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        return runs.train(flags, "wav2vec2", devices, callbacks)
-
-    return run
+    return make_runner(
+        "wav2vec2",
+        tmp_path,
+        config_overrides=SIZES,
+        mask_time_prob=0.5,
+        train_dir=folder / "train",
+        validation_dir=folder / "validation",
+        max_duration_in_seconds=0.5,
+        min_duration_in_seconds=0.1,
+        decode_workers=0,
+        pad_to_multiple_of=100,
+        global_batch_size=8,
+        per_device_eval_batch_size=4,
+        learning_rate=2e-3,
+        max_steps=3,
+    )
 
 
 def test_step_skips_broken_audio(pretrain, tmp_path, caplog):
@@ -92,22 +79,13 @@ def test_run_learns_and_output_loads_in_jax_and_pytorch(pretrain):
 @pytest.mark.slow
 def test_losses_do_not_depend_on_the_number_of_devices(pretrain):
     # Adam amplifies rounding errors of zero gradients, such as those of key biases.
-    plain = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 5}
-    single, two = (pretrain(f"on-{n}", devices=n, mesh=f"data={n}", **plain) for n in (1, 2))
-    for step, loss in losses(single.folder).items():
-        assert losses(two.folder)[step] == pytest.approx(loss, rel=1e-5)
+    check_two_devices(pretrain, optim="sgd", learning_rate=0.1, max_steps=5)
 
 
 @pytest.mark.slow
 def test_resume_is_bit_exact(pretrain):
     # The temperature decreases with the steps: a resumed run uses that of its step.
-    falls = {"gumbel_temperature_decay": 0.9, "save_steps": 2, "max_steps": 4}
-    uninterrupted = pretrain("whole", **falls)
-    with pytest.raises(SystemExit):
-        pretrain("parts", **falls, callbacks=[stop_at(3)])
-    again = pretrain("parts", **falls)
-    assert again.start_step == 3 and trees_equal(uninterrupted.state.params, again.state.params)
-    assert losses(uninterrupted.folder) == losses(again.folder)
+    check_resume(pretrain, gumbel_temperature_decay=0.9, save_steps=2, max_steps=4)
 
 
 def test_untrainable_data_is_rejected(pretrain, tmp_path):
