@@ -49,105 +49,70 @@ def class_without_head(base_class: Any) -> Any:
     return type(base_class.__name__, (FlaxGenerationMixin, base_class), {"__module__": __name__})
 
 
-def bert_like(config: Any, **changes: Any) -> Any:
-    return config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=40,
-        max_position_embeddings=66,
-        is_decoder=True,
-        initializer_range=0.3,
-        **TOKENS,
-        **changes,
-    )
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "initializer_range": 0.3,
+    **TOKENS,
+}
+_BERT = {**_SIZES, "max_position_embeddings": 66, "is_decoder": True}
+#: The configuration of each family with its options, and PyTorch's class.
+CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama": (
+        "LlamaConfig",
+        {**_SIZES, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64},
+        "LlamaForCausalLM",
+    ),
+    "gpt2": (
+        "GPT2Config",
+        {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        | {"initializer_range": 0.3, **TOKENS},
+        "GPT2LMHeadModel",
+    ),
+    "bert": ("BertConfig", _BERT, "BertLMHeadModel"),
+    "roberta": ("RobertaConfig", _BERT, "RobertaForCausalLM"),
+    "t5": (
+        "T5Config",
+        {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4}
+        | {"initializer_factor": 3.0, "decoder_start_token_id": PAD}
+        | {"pad_token_id": PAD, "eos_token_id": EOS},
+        "T5ForConditionalGeneration",
+    ),
+    "bart": (
+        "BartConfig",
+        {"vocab_size": VOCAB, "d_model": 32, "init_std": 0.3, "max_position_embeddings": 64}
+        | {f"{side}_layers": 2 for side in ("encoder", "decoder")}
+        | {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
+        | {f"{side}_ffn_dim": 40 for side in ("encoder", "decoder")}
+        | {"decoder_start_token_id": EOS, "forced_eos_token_id": EOS, **TOKENS},
+        "BartForConditionalGeneration",
+    ),
+}
 
 
 def config(family: str) -> Any:
-    import transformers as t
+    import transformers
 
-    if family == "llama":
-        return t.LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=40,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            max_position_embeddings=64,
-            initializer_range=0.3,
-            **TOKENS,
-        )
-    if family == "gpt2":
-        return t.GPT2Config(
-            vocab_size=VOCAB,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            n_positions=64,
-            initializer_range=0.3,
-            **TOKENS,
-        )
-    if family == "t5":
-        return t.T5Config(
-            vocab_size=VOCAB,
-            d_model=32,
-            d_kv=8,
-            d_ff=40,
-            num_layers=2,
-            num_heads=4,
-            initializer_factor=3.0,
-            decoder_start_token_id=PAD,
-            pad_token_id=PAD,
-            eos_token_id=EOS,
-        )
-    if family == "bart":
-        return t.BartConfig(
-            vocab_size=VOCAB,
-            d_model=32,
-            encoder_layers=2,
-            decoder_layers=2,
-            init_std=0.3,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=40,
-            decoder_ffn_dim=40,
-            max_position_embeddings=64,
-            decoder_start_token_id=EOS,
-            forced_eos_token_id=EOS,
-            **TOKENS,
-        )
-    return bert_like(t.BertConfig if family == "bert" else t.RobertaConfig)
+    name, options, _ = CONFIGS[family]
+    return getattr(transformers, name)(**options)
 
 
 def flax_class(family: str) -> Any:
     import hfseq
 
-    names = {
-        "gpt2": "FlaxGPT2LMHeadModel",
-        "bert": "FlaxBertForCausalLM",
-        "roberta": "FlaxRobertaForCausalLM",
-        "t5": "FlaxT5ForConditionalGeneration",
-        "bart": "FlaxBartForConditionalGeneration",
-    }
     if family == "llama":
         return generative_class(llama_module().FlaxLlamaForCausalLM)
-    return generative_class(getattr(hfseq, names[family]))
+    name = "BertForCausalLM" if family == "bert" else CONFIGS[family][2]
+    return generative_class(getattr(hfseq, f"Flax{name}"))
 
 
 def torch_class(family: str) -> Any:
-    import transformers as t
+    import transformers
 
-    return {
-        "llama": t.LlamaForCausalLM,
-        "gpt2": t.GPT2LMHeadModel,
-        "bert": t.BertLMHeadModel,
-        "roberta": t.RobertaForCausalLM,
-        "t5": t.T5ForConditionalGeneration,
-        "bart": t.BartForConditionalGeneration,
-    }[family]
+    return getattr(transformers, CONFIGS[family][2])
 
 
 @functools.cache
