@@ -132,9 +132,6 @@ def test_text_that_is_not_a_program_raises_an_error():
         training.Program("module @jit_step {}")
 
 
-# -- profiles
-
-
 # -- cases and programs
 
 
@@ -178,7 +175,7 @@ def test_all_three_products_of_every_targeted_linear_are_lowered_to_fp8_for_cuda
     assert backward == 2 * forward - (2 if name == "vq_transformer" else 0)
 
 
-# -- remarks and results
+# -- results
 
 
 @pytest.fixture

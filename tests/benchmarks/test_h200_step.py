@@ -39,29 +39,6 @@ def test_kernel_moves_its_operands_and_results():
     }
 
 
-def test_only_gathered_elements_count():
-    text = """HloModule jit_step
-
-%fused (t: f32[1000,8], i: s32[4], x: f32[4,8]) -> f32[4,8] {
-  %t = f32[1000,8]{1,0} parameter(0)
-  %i = s32[4]{0} parameter(1)
-  %x = f32[4,8]{1,0} parameter(2)
-  %v = f32[900,8]{1,0} slice(%t), slice={[0:900], [0:8]}
-  %g = f32[4,8]{1,0} gather(%v, %i), offset_dims={1}
-  ROOT %a = f32[4,8]{1,0} add(%g, %x)
-}
-
-ENTRY %main (t: f32[1000,8], i: s32[4], x: f32[4,8]) -> f32[4,8] {
-  %t = f32[1000,8]{1,0} parameter(0)
-  %i = s32[4]{0} parameter(1)
-  %x = f32[4,8]{1,0} parameter(2)
-  ROOT %f = f32[4,8]{1,0} fusion(%t, %i, %x), kind=kLoop, calls=%fused
-}
-"""
-    [(_, _, size)] = training.Program(text).traffic()
-    assert size == 128 + 16 + 128 + 128
-
-
 @pytest.mark.parametrize("step", ["gpt2", "gpt2:16", "gpt2:0x8", "gpt2:16x"])
 def test_invalid_step_is_a_usage_error(step, capsys):
     with pytest.raises(SystemExit) as error:

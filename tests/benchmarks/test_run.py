@@ -222,27 +222,6 @@ def fakes(monkeypatch):
     monkeypatch.syspath_prepend(tests_dir)
 
 
-def test_missing_package_or_program_is_reported_and_others_run(tmp_path, inline, fakes):
-    case = harness.Case(
-        "c",
-        (
-            fake("PyTorch"),
-            fake("torch.compile", programs=("no-such-compiler",)),
-            fake("hfseq", requires=("no_such_package",)),
-        ),
-        8.0,
-    )
-    rows = runner(tmp_path).run_suite("train", [case])
-    assert [row["status"] for row in rows] == [
-        "ok",
-        "not run: no no-such-compiler",
-        "not run: no no_such_package",
-    ]
-    text = harness.table(rows, harness.DEFAULT_COLUMNS)
-    well_formed(text, rows)
-    assert "| torch.compile (not run: no no-such-compiler) | c | - | - | - | - | - |" in text
-
-
 def test_time_limit_applies_within_a_case(tmp_path, fakes):
     """A blocked contestant is killed, and weights are not saved after the time limit."""
     case = harness.Case("c", (fake("hfseq", "silent"),), 8.0)
@@ -313,18 +292,7 @@ def test_join_keeps_rows_of_an_earlier_run_on_the_same_machine(tmp_path, capsys)
     assert stopped.value.code == 2 and "another machine" in capsys.readouterr().err
 
 
-# -- numbers
-
-
-def test_binding_limit_is_the_slower_one():
-    limits = {"float32": 1e12, "bandwidth": 1e10}
-    compute = harness.binding_limit({"flops": 1e12, "bytes": 1e9}, "float32", 2.0, limits)
-    assert compute["binding"] == "compute" and compute["share"] == 0.5
-    memory = harness.binding_limit({"flops": 1e10, "bytes": 1e10}, "float32", 4.0, limits)
-    assert memory["binding"] == "bandwidth" and memory["share"] == 0.25
-    assert memory["of"] == {"compute": pytest.approx(0.0025), "bandwidth": 0.25}
-    assert harness.binding_limit({"flops": 1e12}, "bfloat16", 1.0, limits) is None
-    assert harness.binding_limit({}, "float32", 1.0, limits) is None
+# -- results
 
 
 def test_different_hidden_states_are_reported():
@@ -335,31 +303,6 @@ def test_different_hidden_states_are_reported():
     assert problems([row("PyTorch", 1.0), row("hfseq", 1.00001)]) == []
     (problem,) = problems([row("PyTorch", 1.0), row("hfseq", 1.1)])
     assert "c: " in problem and "hfseq is 1.1, that of PyTorch 1" in problem
-
-
-def test_plot_is_written_or_its_absence_is_explained(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    rows = [
-        {
-            "name": n,
-            "case": "a case",
-            "ratio": r,
-            "median_seconds": 1.0,
-            "amount": 4.0,
-            "case_facts": {"over": "batch", "value": v},
-        }
-        for n, r, v in (("PyTorch", 1.0, 1), ("hfseq", 1.3, 2))
-    ]
-    for suite in ("train", "scaling"):
-        path = tmp_path / f"{suite}.png"
-        assert harness.plot_suite(harness.load_suite(suite), {"rows": rows}, path) == path
-        assert path.read_bytes().startswith(b"\x89PNG")
-    assert (
-        harness.plot_suite(harness.load_suite("limits"), {"rows": rows}, tmp_path / "x.png") is None
-    )
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    reason = harness.plot_suite(harness.load_suite("train"), {"rows": rows}, tmp_path / "x.png")
-    assert reason == "matplotlib is not installed"
 
 
 @pytest.mark.slow

@@ -42,18 +42,6 @@ def test_changed_record_is_detected_and_written(docs, capsys):
     assert (docs / "benchmarks" / "summary.png").stat().st_size > 10_000
 
 
-def test_rows_that_did_not_run_and_other_comparisons_are_omitted(docs):
-    cases = {case.name: case for case in summary.cases(docs / "benchmarks", "run_train")}
-    assert "hfseq on the Xeon" not in cases["BART-base, 2 x 256 to 256"].ratios  # not run there
-    assert cases["RoBERTa-base, 8 x 128"].ratios["hfseq on the Xeon"] == pytest.approx(
-        1.12, abs=0.01
-    )
-    assert cases["RoBERTa-base, 2 x 512"].ratios["hfseq bfloat16"] == pytest.approx(1.83, abs=0.01)
-    beams = summary.cases(docs / "benchmarks", "translate")[1]
-    assert beams.name == "Marian-base, beam 4, batch 64"
-    assert "hfseq bfloat16" not in beams.ratios  # its record compares it with PyTorch in float32
-
-
 def test_page_without_markers_is_an_error(docs, capsys):
     (docs / "benchmarks.md").write_text("# Benchmarks\n")
     assert summary.main(docs=docs) == 1

@@ -112,35 +112,6 @@ def test_a_point_that_exceeds_the_memory_is_marked_and_not_run(in_process, tmp_p
     assert "| does not fit |" in (tmp_path / "benchmarks" / "tables.md").read_text()
 
 
-def curve(name, lengths, times):
-    points = [
-        {"length": n, "microseconds_per_token": t, "compiled_bytes": 1, "status": "ok"}
-        for n, t in zip(lengths, times, strict=True)
-    ]
-    return vq.curve("shga", name, points)
-
-
-def test_deviation_and_exponent_use_lengths_from_4k_on():
-    lengths = [1024, 4096, 8192, 16384]
-    flat = curve("vq recurrent", lengths, [90.0, 10.0, 10.5, 9.5])
-    steep = curve("full", lengths, [1.0, 4.0, 8.0, 16.0])
-    assert flat["deviation_from_flat"] == pytest.approx(0.05)
-    assert steep["exponent"] == pytest.approx(1.0)
-    assert vq.not_flat([flat, steep]) == []
-    bent = curve("vq recurrent", lengths, [10.0, 10.0, 10.0, 12.0])
-    assert "deviates by 20% from its median (allowed: 15%)" in vq.not_flat([bent])[0]
-
-
-def test_crossovers_are_interpolated_on_logarithmic_axes():
-    lengths = [1024, 2048, 4096]
-    fast, slow = curve("vq recurrent", lengths, [8.0] * 3), curve("full", lengths, [2.0, 4.0, 16.0])
-    assert vq.crossover(fast, slow)["length"] == round(2048 * 2**0.5)
-    never = vq.crossover(curve("vq recurrent", lengths, [99.0] * 3), slow)
-    always = vq.crossover(curve("vq recurrent", lengths, [1.0] * 3), slow)
-    assert never["length"] is None and "full is faster up to 4096" in never["text"]
-    assert always["length"] is None and "vq recurrent is faster from 1024 tokens" in always["text"]
-
-
 def test_a_growing_state_and_wrong_counts_are_reported():
     chunk = {"state_bytes": 8, "tokens_missing": 0, "memory_bytes": 1e8}
     row = {"name": "shga", "deviation": 0.01, "chunks": [chunk] * 3}
