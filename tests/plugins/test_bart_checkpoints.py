@@ -14,6 +14,7 @@ from hfseq_plugins.bart.modeling import (
     FlaxBartModel,
 )
 from tests.support.models import bart_config, rewrite_tensors, trees_equal
+from tests.support.v4_trees import bart_tree, write_v4
 
 SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
 
@@ -26,64 +27,9 @@ def model():
 # -- Transformers 4 checkpoints --------------------------------------------------------------------
 
 
-def v4_tree(config, tied=True):
-    """The parameter tree of FlaxBartForConditionalGeneration in Transformers 4, written by hand."""
-    random = np.random.default_rng(7)
-    width, table = config.d_model, config.max_position_embeddings + 2
-
-    def array(*shape):
-        return random.normal(size=shape).astype(np.float32) * 0.2
-
-    def linear(a, b):
-        return {"kernel": array(a, b), "bias": array(b)}
-
-    def norm():
-        return {"scale": 1 + array(width), "bias": array(width)}
-
-    def attention():
-        names = ("k_proj", "v_proj", "q_proj", "out_proj")
-        return {name: linear(width, width) for name in names}
-
-    def layer(inner, crossed):
-        tree = {
-            "self_attn": attention(),
-            "self_attn_layer_norm": norm(),
-            "fc1": linear(width, inner),
-            "fc2": linear(inner, width),
-            "final_layer_norm": norm(),
-        }
-        return tree | (
-            {"encoder_attn": attention(), "encoder_attn_layer_norm": norm()} if crossed else {}
-        )
-
-    def side(depth, inner, crossed):
-        return {
-            "embed_positions": {"embedding": array(table, width)},
-            "layernorm_embedding": norm(),
-            "layers": {str(i): layer(inner, crossed) for i in range(depth)},
-        }
-
-    tree = {
-        "model": {
-            "shared": {"embedding": array(config.vocab_size, width)},
-            "encoder": side(config.encoder_layers, config.encoder_ffn_dim, False),
-            "decoder": side(config.decoder_layers, config.decoder_ffn_dim, True),
-        },
-        "final_logits_bias": array(1, config.vocab_size),
-    }
-    return tree if tied else tree | {"lm_head": {"kernel": array(width, config.vocab_size)}}
-
-
-def write_v4(folder, config, tree):
-    from flax.serialization import msgpack_serialize
-
-    config.save_pretrained(folder)
-    (folder / "flax_model.msgpack").write_bytes(msgpack_serialize(tree))
-
-
 def test_v4_msgpack_loads_as_it_is(tmp_path):
     config = bart_config(encoder_layers=1)
-    tree = v4_tree(config)
+    tree = bart_tree(config)
     write_v4(tmp_path, config, tree)
     loaded = FlaxBartForConditionalGeneration.from_pretrained(tmp_path)
     assert loaded.required_params == trees.flatten(tree).keys()
@@ -95,7 +41,7 @@ def test_v4_msgpack_loads_as_it_is(tmp_path):
 
 def test_untied_v4_file_fills_both_sides_with_its_one_table(tmp_path):
     config = bart_config(**SHALLOW, tie_word_embeddings=False)
-    tree = v4_tree(config, tied=False)
+    tree = bart_tree(config, tied=False)
     write_v4(tmp_path, config, tree)
     loaded = FlaxBartForConditionalGeneration.from_pretrained(tmp_path).params
     table = tree["model"]["shared"]["embedding"]

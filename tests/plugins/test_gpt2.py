@@ -14,6 +14,7 @@ from hfseq_plugins.gpt2.modeling import FlaxGPT2LMHeadModel, FlaxGPT2Model
 from tests.support.models import close, gpt2_config, ids, rewrite_tensors, trees_equal
 from tests.support.parity import compare
 from tests.support.tiers import first, heads
+from tests.support.v4_trees import write_v4
 
 QUIET = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
@@ -133,11 +134,8 @@ def torch_state(tree):
 @pytest.fixture(scope="module")
 def v4_folder(tmp_path_factory):
     """A Transformers 4 checkpoint: config.json and flax_model.msgpack."""
-    from flax.serialization import msgpack_serialize
-
     folder, config = tmp_path_factory.mktemp("v4"), gpt2_config()
-    config.save_pretrained(folder)
-    (folder / "flax_model.msgpack").write_bytes(msgpack_serialize(v4_tree(config)))
+    write_v4(folder, config, v4_tree(config))
     return folder
 
 

@@ -9,9 +9,10 @@ import pytest
 from hfseq.nn import trees
 from hfseq.testing import check_architecture
 from hfseq_plugins.bart.positions import sinusoids
-from hfseq_plugins.pegasus.modeling import FlaxPegasusForConditionalGeneration, FlaxPegasusModel
+from hfseq_plugins.pegasus.modeling import FlaxPegasusForConditionalGeneration
 from tests.support.models import close, ids, pegasus_config, rewrite_tensors, trees_equal
 from tests.support.parity import compare
+from tests.support.v4_trees import bart_tree, write_v4
 
 SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}
 TABLE = "model.encoder.embed_positions.weight"
@@ -104,76 +105,14 @@ def test_half_types_round_the_same_places(model, tmp_path):
 # -- Transformers 4 checkpoints --------------------------------------------------------------------
 
 
-def v4_tree(config):
-    """The parameter tree of FlaxPegasusForConditionalGeneration in Transformers 4, by hand."""
-    random, width = np.random.default_rng(7), config.d_model
-
-    def array(*shape):
-        return random.normal(size=shape).astype(np.float32) * 0.2
-
-    def linear(a, b):
-        return {"kernel": array(a, b), "bias": array(b)}
-
-    def norm():
-        return {"scale": 1 + array(width), "bias": array(width)}
-
-    def attention():
-        names = ("k_proj", "v_proj", "q_proj", "out_proj")
-        return {name: linear(width, width) for name in names}
-
-    def side(crossed):
-        layer = {
-            "self_attn": attention(),
-            "self_attn_layer_norm": norm(),
-            "fc1": linear(width, 48),
-            "fc2": linear(48, width),
-            "final_layer_norm": norm(),
-        }
-        if crossed:
-            layer |= {"encoder_attn": attention(), "encoder_attn_layer_norm": norm()}
-        return {"layers": {"0": layer}, "layer_norm": norm()}
-
-    return {
-        "model": {
-            "shared": {"embedding": array(config.vocab_size, width)},
-            "encoder": side(False),
-            "decoder": side(True),
-        },
-        "final_logits_bias": array(1, config.vocab_size),
-    }
-
-
 @pytest.mark.slow
 def test_v4_msgpack_loads_as_it_is(tmp_path, caplog):
-    from flax.serialization import msgpack_serialize
-
     config = pegasus_config(**SHALLOW)
-    tree = v4_tree(config)
-    config.save_pretrained(tmp_path)
-    (tmp_path / "flax_model.msgpack").write_bytes(msgpack_serialize(tree))
+    tree = bart_tree(config)
+    write_v4(tmp_path, config, tree)
     loaded = FlaxPegasusForConditionalGeneration.from_pretrained(tmp_path)
     expected = trees.flatten(tree)
     assert loaded.required_params == expected.keys()
     for path, leaf in trees.flatten(loaded.params).items():
         assert np.array_equal(leaf, expected[path])
     assert "newly initialized" not in caplog.text
-
-
-# -- packed rows -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_packed_rows_restart_positions():
-    """Two packed pairs give the same results as two rows."""
-    model = FlaxPegasusModel(pegasus_config(**SHALLOW))
-    source, target = ids(2, 4), ids(2, 3, 1)
-    alone = model(source, decoder_input_ids=target).last_hidden_state
-
-    segments = np.array([[1] * 4 + [2] * 4]), np.array([[1] * 3 + [2] * 3])
-    packed = model(
-        source.reshape(1, -1),
-        decoder_input_ids=target.reshape(1, -1),
-        segment_ids=segments[0],
-        decoder_segment_ids=segments[1],
-    ).last_hidden_state
-    assert close(packed.reshape(2, 3, -1), alone)
