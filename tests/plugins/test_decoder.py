@@ -304,19 +304,6 @@ def test_a_windows_places_do_not_count_padding_on_the_right(scan_layers):
         assert np.array_equal(together[row, 9:], alone[0, length:])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_scanned_and_packed_rows_compute_the_same(family):
-    plain = built(family)
-    scanned = type(plain)(plain.config, seed=1, scan_layers=True)
-    tokens = ids(1, 12)
-    assert close(scanned(tokens).logits, plain(tokens).logits)
-    apart = jnp.asarray([[1] * 5 + [2] * 7])
-    packed = plain(tokens, segment_ids=apart).logits
-    assert close(packed[:, :5], plain(tokens[:, :5]).logits)
-    assert close(packed[:, 5:], plain(tokens[:, 5:]).logits)
-
-
 # -- bad input
 # ------------------------------------------------------------------------------------
 
