@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -365,6 +366,12 @@ def _write_index(path: Path, weight_map: Mapping[str, str], sizes: Mapping[str, 
     path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def is_full(error: BaseException) -> bool:
+    """Returns whether a disk or a quota is full. safetensors' errors only have a text."""
+    codes = {errno.ENOSPC, errno.EDQUOT}
+    return getattr(error, "errno", None) in codes or "No space left" in str(error)
+
+
 @contextlib.contextmanager
 def staging_directory(folder: Path) -> Iterator[Path]:
     """Yields a hidden directory in ``folder`` whose files are moved to ``folder`` on success.
@@ -380,7 +387,10 @@ def staging_directory(folder: Path) -> Iterator[Path]:
     os.umask(umask := os.umask(0))
     try:
         yield stage
-        names = sorted(path.name for path in stage.iterdir())
+        staged = [path.relative_to(stage) for path in stage.rglob("*")]
+        for directory in (path for path in staged if (stage / path).is_dir()):
+            (folder / directory).mkdir(parents=True, exist_ok=True)
+        names = sorted(path.as_posix() for path in staged if (stage / path).is_file())
         for name in names:
             with open(stage / name, "rb+") as file:
                 os.fsync(file.fileno())
@@ -390,8 +400,9 @@ def staging_directory(folder: Path) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
             raise CheckpointError(
-                f"could not save to {folder} ({error}). The previous files are unchanged: free "
-                "disk space or use another directory"
+                f"could not save to {folder} ({error}). The previous files are unchanged: "
+                f"{'free disk space' if is_full(error) else 'check its permissions'} or use "
+                "another directory"
             ) from error
         raise
     # The index makes the new shards visible, so it is moved last.

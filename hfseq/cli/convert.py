@@ -108,12 +108,22 @@ def use_cpu() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
+@contextlib.contextmanager
+def _without_warnings(name: str) -> Iterator[None]:
+    """Silences the warnings of a logger, because the result reports mismatching names itself."""
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def run_convert(arguments: argparse.Namespace) -> int:
     """Converts the checkpoint and prints the written files and the mismatches."""
     use_cpu()
     plugins.load(arguments.plugin)
-    # The result reports mismatching names, so the warnings of these modules are redundant.
-    logging.getLogger("hfseq.modeling").setLevel(logging.ERROR)
     try:
         flags = (
             "to",
@@ -128,7 +138,8 @@ def run_convert(arguments: argparse.Namespace) -> int:
         options = {name: getattr(arguments, name) for name in flags}
         if arguments.base:
             options["task"] = "Model"
-        conversion = convert(arguments.source, arguments.destination, **options)
+        with _without_warnings("hfseq.modeling"):
+            conversion = convert(arguments.source, arguments.destination, **options)
     except ValueError as error:
         if "max_shard_size" in str(error):
             raise UsageError(f"--{error}") from None
@@ -273,7 +284,11 @@ def convert(
             if not (folder / path.name).exists():
                 shutil.copyfile(path, folder / path.name)
                 carried.append(path.name)
-        sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+        sizes = {
+            path.relative_to(folder).as_posix(): path.stat().st_size
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
     saved = open_checkpoint(str(target), {}, from_pt=False).tensors
     return Conversion(
         model_class=cls.__name__,
@@ -359,7 +374,7 @@ def _small_files(location: str) -> list[Path]:
 @contextlib.contextmanager
 def _whole(target: Path) -> Iterator[Path]:
     """Yields a temporary directory whose files are moved to ``target`` together on success."""
-    from hfseq.checkpoints.files import staging_directory
+    from hfseq.checkpoints.files import is_full, staging_directory
 
     folder, parent = target, None
     try:
@@ -378,8 +393,9 @@ def _whole(target: Path) -> Iterator[Path]:
         while isinstance(reason, CheckpointError) and reason.__cause__ is not None:
             reason = reason.__cause__  # temporary directory names do not help users
         raise CheckpointError(
-            f"cannot write {target} ({first_line(reason)}). Its files are unchanged. Free disk "
-            "space or use another directory"
+            f"cannot write {target} ({first_line(reason)}). Its files are unchanged. "
+            f"{'Free disk space' if is_full(reason) else 'Check its permissions'} or use another "
+            "directory"
         ) from error
     finally:
         if parent is not None:

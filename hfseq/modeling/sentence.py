@@ -41,6 +41,8 @@ POOLING_MODES = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+#: Keys of `config_sentence_transformers.json` that hfseq writes itself.
+OWN_SETTINGS = ("__version__", "prompts", "default_prompt_name", "similarity_fn_name")
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "Tanh": jnp.tanh,
     "Identity": lambda x: x,
@@ -96,11 +98,24 @@ class Dense:
         kernel: Kernel, `(in, out)`.
         bias: Bias, `(out,)`, or `None`.
         activation: PyTorch's name of the activation.
+        use_residual: Whether the input is added to the output.
+        residual: Projection of the added input, `(in, out)`, if the sizes differ.
     """
 
     kernel: np.ndarray
     bias: np.ndarray | None
     activation: str
+    use_residual: bool = False
+    residual: np.ndarray | None = None
+
+    def __call__(self, vectors: jax.Array) -> jax.Array:
+        """Returns the vectors after the layer, `(batch, out)`."""
+        outputs = vectors @ self.kernel.astype(np.float32)
+        outputs = outputs if self.bias is None else outputs + self.bias
+        outputs = ACTIVATIONS[self.activation](outputs)
+        if not self.use_residual:
+            return outputs
+        return outputs + (vectors if self.residual is None else vectors @ self.residual)
 
 
 @dataclass(frozen=True)
@@ -116,6 +131,8 @@ class SentenceConfig:
         do_lower_case: Whether to convert sentences to lower case.
         prompts: Prompts by name.
         default_prompt_name: Name of the default prompt.
+        similarity_fn_name: Name of the similarity, such as "cosine" or "dot".
+        other_settings: Further keys of `config_sentence_transformers.json`, which are kept.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -126,6 +143,8 @@ class SentenceConfig:
     do_lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    similarity_fn_name: str | None = "cosine"
+    other_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for mode in self.pooling:
@@ -167,9 +186,8 @@ class SentenceConfig:
             if module_class == "Pooling":
                 pooling_modes = settings.get("pooling_mode")
                 if pooling_modes is not None:
-                    pooling_modes = (
-                        (pooling_modes,) if isinstance(pooling_modes, str) else tuple(pooling_modes)
-                    )
+                    listed = [pooling_modes] if isinstance(pooling_modes, str) else pooling_modes
+                    pooling_modes = tuple(mode.removesuffix("_tokens") for mode in listed)
                 else:
                     pooling_modes = tuple(
                         mode for mode, key in POOLING_MODES.items() if settings.get(key)
@@ -195,6 +213,10 @@ class SentenceConfig:
             do_lower_case=bool(transformer_settings.get("do_lower_case")),
             prompts=prompt_settings.get("prompts") or {},
             default_prompt_name=prompt_settings.get("default_prompt_name"),
+            similarity_fn_name=prompt_settings.get("similarity_fn_name", "cosine"),
+            other_settings={
+                key: value for key, value in prompt_settings.items() if key not in OWN_SETTINGS
+            },
         )
 
     def write(self, folder: Path, features: int) -> None:
@@ -224,6 +246,7 @@ class SentenceConfig:
                 "do_lower_case": self.do_lower_case,
             },
             "config_sentence_transformers.json": {
+                **self.other_settings,
                 "__version__": {
                     "sentence_transformers": "5.0.0",
                     "pytorch": "",
@@ -232,7 +255,7 @@ class SentenceConfig:
                 "prompts": {"query": "", "document": "", **self.prompts},
                 "default_prompt_name": self.default_prompt_name,
                 "model_type": "SentenceTransformer",
-                "similarity_fn_name": "cosine",
+                "similarity_fn_name": self.similarity_fn_name,
             },
             "1_Pooling/config.json": {
                 "word_embedding_dimension": features,
@@ -240,6 +263,11 @@ class SentenceConfig:
                 "include_prompt": self.include_prompt,
             },
         }
+        if list(self.pooling) != [mode for mode in POOLING_MODES if mode in self.pooling]:
+            # Only the format of version 6 has an order.
+            contents["1_Pooling/config.json"]["pooling_mode"] = [
+                "mean_sqrt_len_tokens" if mode == "mean_sqrt_len" else mode for mode in self.pooling
+            ]
         for number, dense in enumerate(self.dense, 2):
             torch_module = "linear" if dense.activation == "Identity" else "activation"
             contents[f"{number}_Dense/config.json"] = {
@@ -247,6 +275,7 @@ class SentenceConfig:
                 "out_features": dense.kernel.shape[1],
                 "bias": dense.bias is not None,
                 "activation_function": f"torch.nn.modules.{torch_module}.{dense.activation}",
+                **({"use_residual": True} if dense.use_residual else {}),
             }
         if self.normalize:
             (folder / f"{len(module_classes) - 1}_Normalize").mkdir(parents=True, exist_ok=True)
@@ -258,15 +287,15 @@ class SentenceConfig:
 
             tensors = {"linear.weight": np.ascontiguousarray(dense.kernel.T)}
             tensors |= {} if dense.bias is None else {"linear.bias": dense.bias}
+            if dense.residual is not None:
+                tensors["residual.weight"] = np.ascontiguousarray(dense.residual.T)
             save_file(tensors, folder / f"{number}_Dense" / "model.safetensors", {"format": "pt"})
 
     def __call__(self, hidden: jax.Array, mask: jax.Array) -> jax.Array:
         """Returns vectors `(batch, features)` of hidden states `(batch, tokens, features)`."""
-        vectors = pool(hidden, mask, [mode for mode in POOLING_MODES if mode in self.pooling])
+        vectors = pool(hidden, mask, self.pooling)
         for dense in self.dense:
-            vectors = vectors @ dense.kernel.astype(np.float32)
-            vectors = vectors if dense.bias is None else vectors + dense.bias
-            vectors = ACTIVATIONS[dense.activation](vectors)
+            vectors = dense(vectors)
         return l2_normalize(vectors) if self.normalize else vectors
 
 
@@ -275,6 +304,12 @@ def _read_dense(
 ) -> Dense:
     activation = str(settings.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
     path = fetch(f"{folder}/model.safetensors")
+    for key in ("module_input_name", "module_output_name"):
+        if settings.get(key) not in (None, "sentence_embedding"):
+            raise CheckpointError(
+                f"'{source}': {folder} has the unsupported {key} {settings[key]!r} (supported: "
+                "'sentence_embedding')"
+            )
     if path is None or activation not in ACTIVATIONS:
         raise CheckpointError(
             f"'{source}': {folder} has no model.safetensors"
@@ -286,7 +321,10 @@ def _read_dense(
 
     try:
         tensors = load_file(path)
-        return Dense(tensors["linear.weight"].T, tensors.get("linear.bias"), activation)
+        kernel, use_residual = tensors["linear.weight"].T, bool(settings.get("use_residual"))
+        projects = use_residual and kernel.shape[0] != kernel.shape[1]
+        residual = tensors["residual.weight"].T if projects else None
+        return Dense(kernel, tensors.get("linear.bias"), activation, use_residual, residual)
     except Exception as error:  # the error class of safetensors is private
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
 
@@ -300,6 +338,7 @@ class SentenceEncoder:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         limits = config.max_seq_length, model.max_length(), tokenizer.model_max_length
         self.limit = min(limit for limit in (*limits, 1 << 20) if limit)
+        self._uses_token_types = model.accepts("token_type_ids")
 
         def vectors(params: Any, inputs: Mapping[str, Any], pooled_mask: jax.Array) -> jax.Array:
             output = self.model(**inputs, params=params)
@@ -328,12 +367,13 @@ class SentenceEncoder:
         """
         from tqdm import tqdm
 
-        texts = [prompt + sentence.strip() for sentence in sentences]
-        if self.config.do_lower_case:
-            texts = [text.lower() for text in texts]
+        columns = self._columns(sentences, prompt)
+        texts = columns[0]
         # The tokenizer does not truncate here, so that truncated sentences can be logged.
-        encoded = self.tokenizer(texts, verbose=False) if texts else {"input_ids": []}
-        rows = encoded["input_ids"]
+        encoded = self.tokenizer(*columns, verbose=False) if texts else {"input_ids": []}
+        rows, types = encoded["input_ids"], encoded.get("token_type_ids")
+        if types is None or not self._uses_token_types or not any(map(any, types)):
+            types = [()] * len(rows)  # as all-zero types
         long = [number for number, row in enumerate(rows) if len(row) > self.limit]
         if long:
             logger.warning(
@@ -344,10 +384,14 @@ class SentenceEncoder:
                 f"{texts[long[0]]:.60}",
             )
             truncated = self.tokenizer(
-                [texts[number] for number in long], truncation=True, max_length=self.limit
+                *([column[number] for number in long] for column in columns),
+                truncation=True,
+                max_length=self.limit,
             )
-            for number, row in zip(long, truncated["input_ids"], strict=True):
-                rows[number] = row
+            for index, number in enumerate(long):
+                rows[number] = truncated["input_ids"][index]
+                if types[number]:
+                    types[number] = truncated["token_type_ids"][index]
         if empty := [number for number, row in enumerate(rows) if not row]:
             raise UsageError(f"sentence {empty[0] + 1} has no tokens: remove it")
         hidden_prompt = 0
@@ -361,7 +405,7 @@ class SentenceEncoder:
                 width = text_width(len(rows[order[0]]), self.limit)
                 max_rows = rows_per_chunk(width, batch_size)
                 numbers, order = order[:max_rows], order[max_rows:]
-                batch = [rows[number] for number in numbers]
+                batch = [(rows[number], types[number]) for number in numbers]
                 results.append(
                     (numbers, self._batch(batch, hidden_prompt, width, max_rows, params))
                 )
@@ -376,9 +420,31 @@ class SentenceEncoder:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors
 
+    def _columns(self, sentences: Sequence[Any], prompt: str) -> list[list[str]]:
+        """Returns the texts, or the first and the second texts of pairs.
+
+        Raises:
+            UsageError: A sentence is neither a text nor a pair of texts like the first one.
+        """
+        size = 1 if not sentences or isinstance(sentences[0], str) else 2
+        rows = [(s,) if isinstance(s, str) else tuple(s) for s in sentences]
+        for number, row in enumerate(rows, 1):
+            if len(row) != size or not all(isinstance(text, str) for text in row):
+                wanted = "a text" if size == 1 else "a pair of texts, like the first one"
+                raise UsageError(
+                    f"sentence {number} must be {wanted}, not {sentences[number - 1]!r:.60}"
+                )
+
+        def prepared(text: str, start: str) -> str:
+            text = start + text.strip()
+            return text.lower() if self.config.do_lower_case else text
+
+        starts = prompt, ""
+        return [[prepared(row[side], starts[side]) for row in rows] for side in range(size)]
+
     def _batch(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: Sequence[tuple[Sequence[int], Sequence[int]]],
         prompt_length: int,
         width: int,
         max_rows: int,
@@ -387,7 +453,7 @@ class SentenceEncoder:
         """Computes the vectors of a batch.
 
         Args:
-            rows: Token ids of each sentence.
+            rows: Token ids and token types of each sentence. No types stand for zeros.
             prompt_length: Number of leading tokens that are not pooled.
             width: Width to pad to.
             max_rows: Maximum number of rows. The number of rows is padded to one of a few sizes.
@@ -396,8 +462,12 @@ class SentenceEncoder:
         count = min(max_rows, 4 ** math.ceil(math.log(len(rows), 4)))
         inputs = {"input_ids": np.full((count, width), self.tokenizer.pad_token_id or 0, np.int32)}
         mask = inputs["attention_mask"] = np.zeros((count, width), np.int32)
-        for number, row in enumerate([*rows, *[rows[-1]] * (count - len(rows))]):
+        if rows[0][1]:
+            inputs["token_type_ids"] = np.zeros((count, width), np.int32)
+        for number, (row, types) in enumerate([*rows, *[rows[-1]] * (count - len(rows))]):
             inputs["input_ids"][number, : len(row)], mask[number, : len(row)] = row, 1
+            if types:
+                inputs["token_type_ids"][number, : len(row)] = types
         pooled_mask = mask.copy()
         pooled_mask[:, :prompt_length] = 0
         return self._vectors(params, inputs, pooled_mask)

@@ -43,7 +43,9 @@ def one_by_one(model, text, modes, prompt=""):
     return np.concatenate([pooled[mode] for mode in modes])
 
 
-@pytest.mark.parametrize("modes", [("mean",), tuple(POOLING_MODES)], ids=str)
+@pytest.mark.parametrize(
+    "modes", [("mean",), ("mean", "max", "cls"), tuple(POOLING_MODES)], ids=str
+)
 def test_pooling_modes_match_for_any_batch(folder, modes):
     model = hfseq.FlaxAutoModel.from_pretrained(folder)
     model.sentence_config = SentenceConfig(modes)
@@ -99,6 +101,100 @@ def test_the_files_are_written_and_read(folder, tmp_path, caplog):
     (tmp_path / "modules.json").write_text(json.dumps([*modules, {"type": "a.b.CNN", "path": ""}]))
     with pytest.raises(CheckpointError, match="unsupported module CNN .*Pooling"):
         SentenceConfig.read(str(tmp_path), {})
+
+
+@pytest.fixture
+def saved(folder, tmp_path):
+    """A directory in the format of sentence-transformers 6, which tests change."""
+    from transformers import AutoTokenizer
+
+    model = hfseq.FlaxAutoModel.from_pretrained(folder)
+    model.sentence_config = SentenceConfig(("mean",))
+    model.save_pretrained(tmp_path / "saved")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def change(file, **values):
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_order_and_names_of_version_6_are_read_and_written(saved, tmp_path):
+    modes = ["mean_sqrt_len_tokens", "cls"]
+    change(saved / "1_Pooling" / "config.json", pooling_mode=modes)
+    model = hfseq.FlaxAutoModel.from_pretrained(saved)
+    expected = one_by_one(model, TEXTS[0], ("mean_sqrt_len", "cls"))
+    np.testing.assert_allclose(model.encode(TEXTS[0]), expected, atol=2e-5)
+    model.save_pretrained(tmp_path / "again")
+    assert (
+        json.loads((tmp_path / "again/1_Pooling/config.json").read_text())["pooling_mode"] == modes
+    )
+
+
+def test_settings_that_hfseq_does_not_know_are_kept(saved, tmp_path):
+    name = "config_sentence_transformers.json"
+    change(saved / name, similarity_fn_name="dot", future_key=[1])
+    model = hfseq.FlaxAutoModel.from_pretrained(saved)
+    assert model.encode(TEXTS[0]).ndim == 1
+    model.save_pretrained(tmp_path / "again")
+    settings = json.loads((tmp_path / "again" / name).read_text())
+    assert settings["similarity_fn_name"] == "dot" and settings["future_key"] == [1]
+
+
+@pytest.mark.parametrize("features", [32, 5])
+def test_dense_layers_may_add_their_input(saved, tmp_path, features):
+    draw = np.random.default_rng(0)
+    kernel, residual = draw.normal(size=(2, 32, features)).astype(np.float32)
+    projection = None if features == 32 else residual
+    model = hfseq.FlaxAutoModel.from_pretrained(saved)
+    plain = model.encode(TEXTS)
+    layer = Dense(kernel, None, "Tanh", use_residual=True, residual=projection)
+    model.sentence_config = SentenceConfig(dense=(layer,))
+    expected = np.tanh(plain @ kernel) + (plain if projection is None else plain @ projection)
+    np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-5)
+    model.save_pretrained(saved)
+    again = hfseq.FlaxAutoModel.from_pretrained(saved)
+    np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-5)
+    change(saved / "2_Dense" / "config.json", module_input_name="token_embeddings")
+    with pytest.raises(CheckpointError, match="module_input_name 'token_embeddings'"):
+        hfseq.FlaxAutoModel.from_pretrained(saved).encode(TEXTS)
+
+
+def test_token_types_of_texts_and_pairs_reach_the_model(saved):
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS]:1 $A:1 [SEP]:1",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=special,
+    )
+    tokenizer.save_pretrained(saved)
+    model = hfseq.FlaxAutoModel.from_pretrained(saved)
+    for texts in (TEXTS[:2], [(TEXTS[3], TEXTS[0]), (TEXTS[1], TEXTS[3])]):
+        for text, vector in zip(texts, model.encode(texts), strict=True):
+            sides = (text,) if isinstance(text, str) else text
+            inputs = dict(tokenizer(*sides, return_tensors="np"))
+            hidden = np.asarray(model(**inputs).last_hidden_state[0])
+            assert inputs["token_type_ids"].any()
+            np.testing.assert_allclose(vector, hidden.mean(0), atol=2e-5)
+    with pytest.raises(UsageError, match="sentence 2 must be a text, not"):
+        model.encode([TEXTS[0], ("a", "b")])
+    with pytest.raises(UsageError, match="sentence 1 must be a pair of texts.*'a', 'b', 'c'"):
+        model.encode([("a", "b", "c")])
+
+
+def test_sentence_directories_are_converted_with_their_modules(saved, tmp_path):
+    target = tmp_path / "converted"
+    assert cli.main(["convert", str(saved), str(target), "--to", "msgpack"]) == 0
+    assert (target / "1_Pooling" / "config.json").is_file()
+    np.testing.assert_allclose(
+        hfseq.FlaxAutoModel.from_pretrained(target).encode(TEXTS),
+        hfseq.FlaxAutoModel.from_pretrained(saved).encode(TEXTS),
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("count", [1, 8])
