@@ -86,7 +86,7 @@ def add_int_flags(group: argparse._ActionsContainer, *flags: tuple[str, int | No
 
 def add_progress(group: argparse._ActionsContainer) -> None:
     """Adds ``--no_progress``."""
-    group.add_argument("--no_progress", action="store_true", help="Show no progress bar.")
+    group.add_argument("--no_progress", action="store_true", help="Do not show a progress bar.")
 
 
 def add_output_file(group: argparse._ActionsContainer) -> None:

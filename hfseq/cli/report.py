@@ -64,7 +64,9 @@ def run_report(arguments: argparse.Namespace) -> int:
     from hfseq.reports import log as logs
 
     if arguments.watch is not None and not (arguments.watch > 0 and not arguments.json):
-        raise UsageError("--watch requires a positive number of seconds, and no --json")
+        raise UsageError(
+            "--watch requires a positive number of seconds and cannot be combined with --json"
+        )
     while True:
         log = logs.RunLog(arguments.directory)
         summary = logs.summarize(log)

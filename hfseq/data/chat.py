@@ -466,7 +466,7 @@ class PackedChatRows(PackedRows):
         return self.store.total_tokens
 
     def spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first token of these rows in the store, and their number of tokens."""
+        """Returns the index of each row's first token in the store, and its number of tokens."""
         starts = self.row_offsets[np.asarray(indices)]
         return starts, self.row_offsets[np.asarray(indices) + 1] - starts
 

@@ -401,15 +401,15 @@ def train_joint_tokenizer(
 
     Args:
         texts: Lists of sentences, with alternating languages.
-        algorithm: "unigram" (as in SentencePiece, with `▁` for spaces; contains every character of
-            the texts) or "bpe" (byte-level, without unknown tokens).
+        algorithm: "unigram" (as in SentencePiece, with `▁` for spaces; its vocabulary
+            contains every character of the texts) or "bpe" (byte-level, without unknown tokens).
         vocab_size: Number of tokens. Few texts can result in fewer.
         output_dir: Directory for the tokenizer. Without it nothing is saved.
         max_corpus_chars: Number of characters to train on.
 
     Returns:
-        The tokenizer, as loaded by `AutoTokenizer.from_pretrained(output_dir)` for any
-        `config.json`. Its length is the `vocab_size` of the model.
+        The tokenizer. `AutoTokenizer.from_pretrained(output_dir)` loads the same one, whatever
+        `config.json` the directory contains. Its length is the `vocab_size` of the model.
 
     Raises:
         UsageError: The algorithm is unknown, or `vocab_size` is too small.

@@ -309,8 +309,8 @@ def warn_if_emulated() -> None:
         device = target_device()
         compute_capability = getattr(device, "compute_capability", None)
         logger.warning(
-            "%s%s has no known FP8 units: FP8 products are emulated with the same results, but "
-            "slower than bfloat16",
+            "%s%s has no known FP8 units: FP8 products are emulated. Their results are the "
+            "same, but they are slower than products in bfloat16",
             device.device_kind,
             f" (compute capability {compute_capability})" if compute_capability else "",
         )

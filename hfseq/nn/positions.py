@@ -273,8 +273,8 @@ def rotate(x: jax.Array, angles: Angles, *, interleaved: bool = False) -> jax.Ar
     Args:
         x: `(batch, length, heads, head_dim)`. Features beyond the rotated ones do not change.
         angles: Cosines and sines from `Rotary`.
-        interleaved: Whether a feature is paired with its neighbor (GPT-J, RoFormer) or with the one
-            half of the rotated width after it (Llama).
+        interleaved: Whether feature `i` is paired with its neighbor (GPT-J, RoFormer) instead of
+            feature `i + rotated_dim / 2` (Llama).
 
     Returns:
         The rotated heads in the dtype of `x`.

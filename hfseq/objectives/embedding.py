@@ -171,7 +171,9 @@ class Embedding(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss summed over anchors. In evaluation the totals include the embeddings."""
+        """Returns the loss summed over anchors, and the sums of the metrics.
+
+        In evaluation, the embeddings are returned with the sums."""
         rows, sides, width = batch["input_ids"].shape
         ids, mask = (batch[name].reshape(-1, width) for name in ("input_ids", "attention_mask"))
         output, new_extra = forward(model, params, rngs, train, extra, ids, attention_mask=mask)

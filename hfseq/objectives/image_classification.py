@@ -77,7 +77,9 @@ class ImageClassification(ImageInputMixin, Classification):
         cls.set_classes(config, load_images(arguments, plugins))
 
     def choose_length(self, limit: int | None) -> int:
-        """Returns the positions of an image in the model: its patches and the class token, or 1."""
+        """Returns the number of positions that an image occupies in the model.
+
+        These are its patches and the class token, or 1 if the model has no patches."""
         config_patch_size = getattr(self.config, "patch_size", None)
         if config_patch_size is None:
             return 1

@@ -39,8 +39,8 @@ class SpeechRecognition(AudioInputMixin, TextTargetObjective):
 
     As in PyTorch, Whisper's prefix tokens (language, task, no timestamps) and EOS are targets.
     ``--label_smoothing_factor`` applies to training only. Evaluation transcribes the audio and
-    reports word and character error rates. Examples with too long audio or too many tokens are
-    skipped.
+    reports word and character error rates. Examples whose audio is too long or that have too
+    many tokens are skipped.
     """
 
     name = "speech_recognition"

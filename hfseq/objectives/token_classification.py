@@ -75,7 +75,7 @@ class TokenClassification(Objective):
     def _problem(self, words: object, tags: object, classes: Sequence[str]) -> str | None:
         """Returns why an example cannot be used, or ``None``.
 
-        ``tags`` is ``...`` if none are required.
+        ``tags`` is ``Ellipsis`` if the example does not need tags.
         """
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             return f"words must be a list of texts, not {words!r:.60}"

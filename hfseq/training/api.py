@@ -153,7 +153,7 @@ def _names(model: Any, tokenizer: Any, start: Path, values: Mapping[str, Any]) -
         if item is None:
             continue
         if values.get(flag):
-            raise UsageError(f"{flag} is given twice, by its keyword and as an argument")
+            raise UsageError(f"{flag} is given twice, as a keyword argument and as a flag")
         names[flag] = os.fspath(item) if isinstance(item, str | os.PathLike) else str(start)
     return names
 

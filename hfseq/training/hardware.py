@@ -132,8 +132,8 @@ def get_accelerator(name: str) -> Accelerator:
     if name.lower() not in ACCELERATORS:
         raise UsageError(
             f"unknown accelerator '{name}'{did_you_mean(name.lower(), ACCELERATORS)} (known: "
-            f"{', '.join(ACCELERATORS)}); for others, use the most similar one with --peak_tflops "
-            "and --memory_gb"
+            f"{', '.join(ACCELERATORS)}); for another one, name the most similar one and set "
+            "--peak_tflops and --memory_gb"
         )
     return ACCELERATORS[name.lower()]
 

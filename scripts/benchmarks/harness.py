@@ -979,7 +979,9 @@ def jax_limit(resource: str, size: int | None, dtype: str = "float32") -> Worklo
 
 
 def torch_limit(resource: str, size: int | None, dtype: str = "float32") -> Workload:
-    """Builds the measurement of a limit in PyTorch. Products in float32 may use TF32 units."""
+    """Builds a workload that measures a limit of the hardware with PyTorch.
+
+    Matrix products in float32 may use TF32 units."""
     import torch
 
     cuda = torch.cuda.is_available()

@@ -157,7 +157,9 @@ def resting_memory() -> dict[str, Any]:
 def decoding(
     config: dict[str, Any], rows: int, chunk: int, dtype: str, report_every: int
 ) -> Workload:
-    """Decodes greedily: ``report_every`` tokens per step, in compiled loops of ``chunk`` tokens."""
+    """Builds a workload whose steps decode ``report_every`` tokens greedily.
+
+    A compiled loop decodes ``chunk`` tokens."""
     import jax
     import jax.numpy as jnp
 

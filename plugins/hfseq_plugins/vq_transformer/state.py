@@ -117,7 +117,9 @@ def merge(cache: Cache, new: Cache) -> Cache:
 
 
 def summarize_by_code(value: jax.Array, code: jax.Array, codes: int) -> Cache:
-    """Builds a cache from values `(..., T, V)` and their codes, ignoring codes from `codes` on."""
+    """Builds a cache from values `(..., T, V)` and their codes.
+
+    Positions whose code is `codes` or larger are ignored."""
     lead, width = code.shape[:-1], value.shape[-1]
     groups = code.size // max(code.shape[-1], 1)
     flat = jnp.minimum(code, codes).reshape(groups, -1)

@@ -372,7 +372,7 @@ def _forced_tokens(options: _Options) -> list[int | None]:
     pairs = options("forced_decoder_ids") or []
     if [position for position, _ in pairs] != list(range(1, len(pairs) + 1)):
         raise UsageError(
-            f"generate: forced_decoder_ids={pairs} have to number 1, 2, ... without gaps"
+            f"generate: the positions in forced_decoder_ids={pairs} must be 1, 2, ... without gaps"
         )
     return [token for _, token in pairs]
 
