@@ -500,4 +500,6 @@ def _respelled(name: str, other: str) -> bool:
     if len(changed) != 1:
         return False
     spelling, other_spelling = (part.lower().replace("_", "") for part in changed[0])
-    return difflib.SequenceMatcher(None, spelling, other_spelling).ratio() > 0.87
+    similarity = difflib.SequenceMatcher(None, spelling, other_spelling).ratio()
+    # The last parts are of one module, so they may differ more.
+    return similarity >= (0.6 if parts[:-1] == other_parts[:-1] else 0.87)
