@@ -272,7 +272,7 @@ def test_forced_tokens_and_conflicting_options():
         ({"language": ["en"] * 3}, "3 languages for 2 rows"),
         ({"task": "sing"}, "no task 'sing'.*transcribe, translate"),
         ({"language": "en", "is_multilingual": False}, "is_multilingual=True"),
-        ({"forced_decoder_ids": [(2, 44)]}, "forced_decoder_ids=.*number 1, 2"),
+        ({"forced_decoder_ids": [(2, 44)]}, "forced_decoder_ids=.*must be 1, 2"),
     ]:
         with pytest.raises(UsageError, match=message):
             model.generate(audio, **options)
