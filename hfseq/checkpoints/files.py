@@ -29,6 +29,7 @@ from hfseq.plugins.import_hooks import prepare_jax
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
+    from huggingface_hub import StateDictSplit
     from safetensors import safe_open as SafetensorsFile
 
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -283,25 +284,18 @@ def parse_size(size: int | str) -> int:
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
-def split_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Divides tensors into shards in order.
+def split_shards(
+    sizes: Mapping[str, int], max_shard_size: int | str, filename_pattern: str
+) -> StateDictSplit:
+    """Divides tensors into shards, which are named as in ``filename_pattern``."""
+    from huggingface_hub import split_state_dict_into_shards_factory
 
-    Args:
-        sizes: Bytes by tensor name.
-        limit: Maximum bytes per shard. A larger tensor gets its own shard.
-
-    Returns:
-        The tensor names of each shard.
-    """
-    shards: list[list[str]] = [[]]
-    shard_bytes = 0
-    for name, size in sizes.items():
-        if shards[-1] and shard_bytes + size > limit:
-            shards.append([])
-            shard_bytes = 0
-        shards[-1].append(name)
-        shard_bytes += size
-    return shards
+    return split_state_dict_into_shards_factory(
+        dict(sizes),
+        get_storage_size=int,
+        filename_pattern=filename_pattern,
+        max_shard_size=parse_size(max_shard_size),
+    )
 
 
 def write_safetensors(
@@ -323,15 +317,11 @@ def write_safetensors(
     """
     from safetensors.numpy import save_file
 
-    shards = split_shards(sizes, parse_size(max_shard_size))
-    names = [SAFETENSORS]
-    if len(shards) > 1:
-        names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    for name, keys in zip(names, shards, strict=True):
+    shards = split_shards(sizes, max_shard_size, "model{suffix}.safetensors")
+    for name, keys in shards.filename_to_tensors.items():
         save_file(dict(load(keys)), folder / name, metadata=dict(metadata))
-    if len(shards) > 1:
-        weight_map = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
-        _write_index(folder / SAFETENSORS_INDEX, weight_map, sizes)
+    if shards.is_sharded:
+        _write_index(folder / SAFETENSORS_INDEX, shards)
 
 
 def write_msgpack(
@@ -349,20 +339,16 @@ def write_msgpack(
     from flax.traverse_util import unflatten_dict
 
     sizes = {"/".join(path): leaf.nbytes for path, leaf in flat.items()}
-    shards = split_shards(sizes, parse_size(max_shard_size))
-    sharded = len(shards) > 1
-    weight_map: dict[str, str] = {}
-    for number, keys in enumerate(shards, 1):
-        name = f"flax_model-{number:05}-of-{len(shards):05}.msgpack" if sharded else MSGPACK
+    shards = split_shards(sizes, max_shard_size, "flax_model{suffix}.msgpack")
+    for name, keys in shards.filename_to_tensors.items():
         part = {tuple(key.split("/")): flat[tuple(key.split("/"))] for key in keys}
         (folder / name).write_bytes(msgpack_serialize(unflatten_dict(part)))
-        weight_map |= dict.fromkeys(keys, name)
-    if sharded:
-        _write_index(folder / MSGPACK_INDEX, weight_map, sizes)
+    if shards.is_sharded:
+        _write_index(folder / MSGPACK_INDEX, shards)
 
 
-def _write_index(path: Path, weight_map: Mapping[str, str], sizes: Mapping[str, int]) -> None:
-    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+def _write_index(path: Path, shards: StateDictSplit) -> None:
+    index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
     path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

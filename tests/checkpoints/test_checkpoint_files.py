@@ -244,11 +244,6 @@ def test_size_that_is_none_is_refused():
         files.parse_size("big")
 
 
-def test_shards_are_filled_in_order_and_large_tensors_get_their_own():
-    sizes = {"a": 3, "b": 3, "c": 9, "d": 1}
-    assert files.split_shards(sizes, 6) == [["a", "b"], ["c"], ["d"]]
-
-
 # -- writing ---------------------------------------------------------------------------------------
 
 
