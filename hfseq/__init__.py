@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel as FlaxPreTrainedModel
     from hfseq.modeling.auto import *  # noqa: F403
     from hfseq.nn.outputs import *  # noqa: F403
-    from hfseq.pipelines.tasks import pipeline as pipeline
+    from hfseq.pipelines.factory import pipeline as pipeline
     from hfseq.plugins import hookimpl as hookimpl
     from hfseq.plugins import register_auto_classes as register_auto_classes
     from hfseq.plugins.hookspecs import RegisterArchitecture as RegisterArchitecture
@@ -38,6 +38,7 @@ _PUBLIC = {
     "hfseq.modeling.auto": [
         *(f"Flax{auto_class_name(task)}" for task in TASKS),
         *TASKS.values(),
+        "FlaxAutoModelForCTC",
         "FLAX_MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING",
     ],
     "hfseq.modeling.pytorch_utils": [
@@ -55,7 +56,7 @@ _PUBLIC = {
     ],
     "hfseq.data.sentencepiece": ["SentencePieceUnigramTokenizer"],
     "hfseq.objectives.span_mlm": ["compute_input_and_target_lengths"],
-    "hfseq.pipelines.tasks": ["pipeline"],
+    "hfseq.pipelines.factory": ["pipeline"],
     "hfseq.training.api": ["train"],
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}

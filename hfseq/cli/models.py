@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,18 @@ from typing import TYPE_CHECKING, Any
 from hfseq import plugins
 from hfseq.cli.text import add_hidden_alias, add_json, colorize, print_json
 from hfseq.errors import DataError, UsageError, run_command, write_atomically
-from hfseq.pipelines.lines import LONG_LINE_POLICIES, Output, count_lines, open_input, read_lines
+from hfseq.pipelines.lines import (
+    LONG_LINE_POLICIES,
+    BadLine,
+    Output,
+    count_lines,
+    one_line,
+    open_input,
+    read_lines,
+)
 
 if TYPE_CHECKING:
-    from hfseq.pipelines.translation import Translation
+    from hfseq.pipelines.base import Answer
 
 EXAMPLES = """hfseq generate my-gpt2 "Once upon a time"
 hfseq generate my-gpt2 "The law" --do_sample --temperature 0.8 --top_p 0.95 --seed 7
@@ -37,7 +46,7 @@ OPTIONS: tuple[tuple[str, type, str], ...] = (
     (
         "max_new_tokens",
         int,
-        "Maximum number of new tokens. Default: the model's max_length, or 64.",
+        "Maximum number of new tokens. Default: the model's max_length, or 256.",
     ),
     ("min_new_tokens", int, "Minimum number of new tokens."),
     ("num_beams", int, "Number of beams; 1 decodes greedily or samples."),
@@ -55,12 +64,14 @@ OPTIONS: tuple[tuple[str, type, str], ...] = (
 #: Options that have no effect without sampling.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
-#: Flags that are passed to `Translator` under the same names.
-TRANSLATOR_OPTIONS = (
-    *("num_beams", "num_return_sequences", "batch_size", "max_source_length", "long_lines"),
-    *("max_new_tokens", "length_penalty", "length_penalty_type", "precision"),
-    *("source_lang", "target_lang", "source_prefix"),
+#: Flags of ``hfseq translate`` that are options of ``generate`` or of the pipeline.
+TRANSLATION_OPTIONS = (
+    *("num_beams", "num_return_sequences", "max_source_length", "max_new_tokens"),
+    *("length_penalty", "length_penalty_type", "source_prefix"),
 )
+
+#: Seconds without a new line after which the lines of a stream so far are processed.
+PAUSE = 0.1
 
 
 def add_model_flags(group: argparse._ActionsContainer) -> None:
@@ -156,8 +167,7 @@ def run_fill_mask(arguments: argparse.Namespace) -> int:
     """Prints the most likely tokens for each mask of each text."""
     check_at_least_one(arguments, "top_k")
     plugins.load(arguments.plugin)
-    from hfseq.pipelines.base import RejectedInput
-    from hfseq.pipelines.tasks import pipeline
+    from hfseq.pipelines.factory import pipeline
 
     fill_mask = pipeline("fill-mask", arguments.model, batch_size=32, top_k=arguments.top_k)
     if fill_mask.tokenizer.mask_token_id is None:
@@ -169,9 +179,10 @@ def run_fill_mask(arguments: argparse.Namespace) -> int:
         raise UsageError(f"no {MASK} in '{unmasked[0]}': insert {MASK} for each token to predict")
     texts = [text.replace(MASK, fill_mask.tokenizer.mask_token) for text in arguments.texts]
     predictions = []
-    for text, masks in zip(arguments.texts, fill_mask.stream(texts), strict=True):
-        if isinstance(masks, RejectedInput):
-            raise UsageError(f"'{text}': {masks}")
+    for text, answer in zip(arguments.texts, fill_mask.stream(texts), strict=True):
+        if answer.error is not None:
+            raise UsageError(f"'{text}': {answer.error}")
+        masks = answer.output
         predictions.append(masks if isinstance(masks[0], list) else [masks])
     if arguments.json:
         rows = [
@@ -237,7 +248,12 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     for name, value_type, text in OPTIONS:
         metavar = "N" if value_type is int else "X"
         group.add_argument(f"--{name}", type=value_type, metavar=metavar, help=text)
-    add_model_flags(parser.add_argument_group("model"))
+    group = parser.add_argument_group("model")
+    add_int_flags(
+        group,
+        ("batch_size", 1, "Number of prompts per batch. Samples depend on it. Default: 1."),
+    )
+    add_model_flags(group)
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
@@ -263,6 +279,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
         for name in ("max_new_tokens", "num_beams", "num_return_sequences")
         if options.get(name, 1) < 1
     ]
+    check_at_least_one(arguments, "batch_size")
     if problems:
         raise UsageError("; ".join(problems))
     prompts = list(arguments.prompts)
@@ -278,36 +295,51 @@ def run_generate(arguments: argparse.Namespace) -> int:
             prompts = [prompt for prompt in prompts if prompt]
     if not prompts:
         raise UsageError("no prompt: the input is empty")
-    from hfseq.pipelines.text_generation import TextGenerator
+    from hfseq.pipelines.factory import generation_task, pipeline
 
     prepare_devices(arguments)
-    generator = TextGenerator.from_pretrained(arguments.model, arguments.precision)
-    show_prompt = generator.is_decoder_only and not arguments.continuation_only
-    single_sequence = options.get("num_beams", 1) == 1 == options.get("num_return_sequences", 1)
-    can_stream = len(prompts) == 1 and single_sequence and not arguments.json
+    task = generation_task(arguments.model)
+    generator: Any = pipeline(task, arguments.model, precision=arguments.precision)
+    is_causal = task == "text-generation"
+    show_prompt = is_causal and not arguments.continuation_only
+    is_single = options.get("num_beams", 1 if is_causal else 4) == 1 == count
+    can_stream = len(prompts) == 1 and is_single and not arguments.json
     if arguments.stream and not can_stream:
-        raise UsageError("--stream requires one prompt, one sequence, no beams and no --json")
+        raise UsageError(
+            "--stream requires one prompt, one sequence, no beams (--num_beams 1) and no --json"
+        )
     if can_stream and (arguments.stream or arguments.stream is None and sys.stdout.isatty()):
         if show_prompt:
             print(colorize(prompts[0], "faint"), end="", flush=True)
-        for piece in generator.stream(prompts[0], **options):
+        for piece in generator.stream_text(prompts[0], **options):
             print(piece, end="", flush=True)
         print()
         return 0
-    for number, prompt in enumerate(prompts, 1):
-        texts = generator.generate(prompt, **options)
+    options |= {"return_details": True} | ({"return_full_text": False} if is_causal else {})
+    size = arguments.batch_size
+    answers = itertools.chain.from_iterable(
+        generator.stream(prompts[start : start + size], size, options)
+        for start in range(0, len(prompts), size)
+    )
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), 1):
+        if answer.error is not None:
+            raise UsageError(f"prompt {number}: {answer.error}")
         if arguments.json:
             rows = [
-                {"text": sequence.text, "tokens": sequence.tokens, "ended": sequence.ended}
-                for sequence in texts
+                {
+                    "text": each["generated_text"],
+                    "tokens": each["num_tokens"],
+                    "ended": each["ended"],
+                }
+                for each in answer.output
             ]
             print_json({"prompt": prompt, "sequences": rows}, one_line=True, texts=True)
             continue
-        for index, sequence in enumerate(texts, 1):
-            if len(prompts) * len(texts) > 1:
-                label = f"{number}" + (f".{index}" if len(texts) > 1 else "")
+        for index, sequence in enumerate(answer.output, 1):
+            if len(prompts) * len(answer.output) > 1:
+                label = f"{number}" + (f".{index}" if len(answer.output) > 1 else "")
                 print(colorize(f"== {label} ==", "faint"))
-            print((prompt if show_prompt else "") + sequence.text, flush=True)
+            print((prompt if show_prompt else "") + sequence["generated_text"], flush=True)
     return 0
 
 
@@ -362,39 +394,62 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from hfseq.data.audio import AudioFile, UnreadableError, find_audio
-    from hfseq.pipelines.transcription import Transcriber
+    from hfseq.pipelines.factory import pipeline
+    from hfseq.pipelines.speech import to_srt
 
-    names, seconds = find_audio(arguments.files), 0.0
+    names, durations = find_audio(arguments.files), dict[str, float]()
     for name in names:
-        with contextlib.suppress(UnreadableError):  # the transcriber reports it
-            seconds += AudioFile(name).seconds
+        with contextlib.suppress(UnreadableError):  # the pipeline reports it
+            durations[name] = AudioFile(name).seconds
     folder = Path(arguments.output_dir) if arguments.output_dir else None
     targets = _transcript_files(names, folder, arguments.output_format)
     prepare_devices(arguments)
-    options = ("precision", "language", "task", "batch_size", "num_beams", "max_new_tokens")
-    transcriber = Transcriber.from_pretrained(
+    transcribe: Any = pipeline(
+        "automatic-speech-recognition",
         arguments.model,
+        precision=arguments.precision,
+        batch_size=arguments.batch_size,
         resample=arguments.on_rate_mismatch == "convert",
-        **{name: getattr(arguments, name) for name in options},
+        generate_kwargs={
+            name: getattr(arguments, name)
+            for name in ("language", "task", "num_beams", "max_new_tokens")
+        },
     )
     hidden, failures = arguments.no_progress or not sys.stderr.isatty(), 0
     bar_format = "{l_bar}{bar}| {n:.0f}/{total:.0f} s of audio [{elapsed}<{remaining}]"
-    with tqdm(total=seconds, bar_format=bar_format, disable=hidden, file=sys.stderr) as bar:
-        for name, transcript in zip(names, transcriber(names, progress=bar.update), strict=True):
-            if transcript.error:
+    total = sum(durations.values())
+    with tqdm(total=total, bar_format=bar_format, disable=hidden, file=sys.stderr) as bar:
+        timestamps = {"return_timestamps": True, "on_progress": bar.update}
+        options = {**transcribe.options, **(timestamps if transcribe.is_whisper else {})}
+        for name, answer in zip(names, transcribe.stream(names, options=options), strict=True):
+            chunks = [] if answer.error else answer.output.get("chunks", [])
+            record: dict[str, Any] = {
+                "file": name,
+                "seconds": round(durations.get(name, 0.0), 3),
+                "text": "" if answer.error else answer.output["text"].strip(),
+                "segments": [
+                    {
+                        "start": round(chunk["timestamp"][0], 3),
+                        "end": round(chunk["timestamp"][1], 3),
+                        "text": chunk["text"].strip(),
+                    }
+                    for chunk in chunks
+                ],
+            }
+            if answer.error:
                 failures += 1
-                bar.write(f"error: {transcript.name}: {transcript.error}", file=sys.stderr)
+                record["error"] = answer.error
+                bar.write(f"error: {name}: {answer.error}", file=sys.stderr)
             if arguments.json:
-                print_json(transcript.to_dict(), one_line=True, texts=True)
-            if transcript.error:
+                print_json(record, one_line=True, texts=True)
+            if answer.error:
                 continue
-            text = {
-                "txt": lambda transcript=transcript: transcript.text + "\n",
-                "srt": lambda transcript=transcript: transcript.to_srt(),
-                "json": lambda transcript=transcript: (
-                    json.dumps(transcript.to_dict(), ensure_ascii=False) + "\n"
-                ),
-            }[arguments.output_format]()
+            if arguments.output_format == "srt":
+                text = to_srt(chunks)
+            elif arguments.output_format == "json":
+                text = json.dumps(record, ensure_ascii=False) + "\n"
+            else:
+                text = record["text"] + "\n"
             if folder is not None:
                 write_atomically(targets[name], text)
             elif not arguments.json:
@@ -432,7 +487,7 @@ def add_caption(parser: argparse.ArgumentParser) -> None:
 
 def run_caption(arguments: argparse.Namespace) -> int:
     """Generates a caption for each image."""
-    return _process_images(arguments, "Captioner", ("num_beams", "max_new_tokens"))
+    return _process_images(arguments, "image-to-text", ("num_beams", "max_new_tokens"))
 
 
 def classify_images(arguments: argparse.Namespace) -> int:
@@ -444,16 +499,16 @@ def classify_images(arguments: argparse.Namespace) -> int:
             "--input_file, --output_file and --candidate_labels"
         )
     arguments.files = arguments.inputs
-    return _process_images(arguments, "ImageClassifier", ("top_k",))
+    return _process_images(arguments, "image-classification", ("top_k",))
 
 
-def _process_images(arguments: argparse.Namespace, pipeline_name: str, names: Sequence[str]) -> int:
+def _process_images(arguments: argparse.Namespace, task: str, names: Sequence[str]) -> int:
     """Prints the pipeline's result for each image. Returns 1 if an image cannot be read.
 
     Args:
         arguments: The flags of the command.
-        pipeline_name: Class in `hfseq.pipelines.images`.
-        names: Flags that are passed to the class.
+        task: Task of the pipeline.
+        names: Flags that are options of the task.
     """
     from tqdm import tqdm
 
@@ -461,26 +516,34 @@ def _process_images(arguments: argparse.Namespace, pipeline_name: str, names: Se
 
     paths, failures = find_images(arguments.files), 0
     prepare_devices(arguments)
-    from hfseq.pipelines import images
+    from hfseq.pipelines.factory import pipeline
 
-    pipeline = getattr(images, pipeline_name).from_pretrained(
+    image_pipeline = pipeline(
+        task,
         arguments.model,
-        workers=arguments.decode_workers,
+        num_workers=arguments.decode_workers,
         precision=arguments.precision,
         batch_size=arguments.batch_size,
         **{name: getattr(arguments, name) for name in names},
     )
     hidden = arguments.no_progress or not sys.stderr.isatty() or len(paths) == 1
-    for result in tqdm(pipeline(paths), total=len(paths), disable=hidden, unit=" images"):
-        if result.error:
+    answers = tqdm(image_pipeline.stream(paths), total=len(paths), disable=hidden, unit=" images")
+    for path, answer in zip(paths, answers, strict=True):
+        if answer.error:
             failures += 1
-            tqdm.write(f"error: {result.name}: {result.error}", file=sys.stderr)
+            tqdm.write(f"error: {path}: {answer.error}", file=sys.stderr)
+            record = {"file": path, "error": answer.error}
+        elif task == "image-to-text":
+            text = answer.output[0]["generated_text"].strip()
+            record = {"file": path, "generated_text": text}
+        else:
+            text = ", ".join(f"{each['label']} ({each['score']:.1%})" for each in answer.output)
+            labels = [{**each, "score": round(each["score"], 6)} for each in answer.output]
+            record = {"file": path, "labels": labels}
         if arguments.json:
-            print_json(result.to_dict(), one_line=True, texts=True)
-        elif not result.error:
-            prefix = f"{result.name}\t" if len(paths) > 1 else ""
-            answer = result.text or ", ".join(f"{label} ({p:.1%})" for label, p in result.labels)
-            print(f"{prefix}{answer}", flush=True)
+            print_json(record, one_line=True, texts=True)
+        elif not answer.error:
+            print(f"{path}\t{text}" if len(paths) > 1 else text, flush=True)
     if failures:
         print(f"{failures} of {len(paths)} images could not be read", file=sys.stderr)
     return 1 if failures else 0
@@ -561,7 +624,7 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
     group = parser.add_argument_group("search")
     add_int_flags(
         group,
-        ("num_beams", 4, "Number of beams; 1 decodes greedily. Default: 4."),
+        ("num_beams", None, "Number of beams; 1 decodes greedily. Default: the model's, or 4."),
         ("num_return_sequences", 1, "Number of translations per text. Default: 1."),
         ("batch_size", 32, "Number of texts per batch. Default: 32."),
         ("max_source_length", None, "Maximum source length in tokens. Default: the model's."),
@@ -644,29 +707,50 @@ def run_translate(arguments: argparse.Namespace) -> int:
         lines, name = input_lines(arguments.input_file, "translating", replace)
     from tqdm import tqdm
 
-    from hfseq.pipelines.translation import Translator
+    from hfseq.pipelines.factory import pipeline
 
-    options = {option: getattr(arguments, option) for option in TRANSLATOR_OPTIONS}
-    pause = {} if total is None else {"pause": None}  # a file has no pauses
+    options = {option: getattr(arguments, option) for option in TRANSLATION_OPTIONS}
+    options |= {"src_lang": arguments.source_lang, "tgt_lang": arguments.target_lang}
+    options["truncation"] = {"truncate": True, "split": "split", "error": False}[
+        arguments.long_lines
+    ]
+    pause = PAUSE if total is None else None  # a file has no pauses
     hidden = arguments.no_progress or not sys.stderr.isatty()
     failures = truncated = count = 0
+    sources: deque[str] = deque()
+
+    def keep(lines: Iterable[str]) -> Iterator[str]:
+        """Stores each line until its translation arrives."""
+        for line in lines:
+            sources.append(line)
+            yield line
+
     with Output(arguments.output_file) as output:
         prepare_devices(arguments)
-        translator = Translator.from_pretrained(arguments.model, **options)
+        translate = pipeline(
+            "translation",
+            arguments.model,
+            precision=arguments.precision,
+            batch_size=arguments.batch_size,
+            return_details=True,
+            **{name: value for name, value in options.items() if value is not None},
+        )
         with tqdm(total=total, unit=" lines", disable=hidden, file=sys.stderr) as bar:
-            for translation in translator.stream(lines, **pause):
-                location = f"{name}:{translation.line}"
-                for warning in translation.warnings:
+            for answer in translate.stream(keep(lines), pause=pause):
+                source, count = sources.popleft(), count + 1
+                location = f"{name}:{count}"
+                if isinstance(source, BadLine) and source.usable:
+                    answer.warnings.insert(0, source.problem)
+                for warning in answer.warnings:
                     bar.write(f"warning: {location}: {warning}", file=sys.stderr)
-                if translation.error:
-                    bar.write(f"error: {location}: {translation.error}", file=sys.stderr)
+                if answer.error:
+                    bar.write(f"error: {location}: {answer.error}", file=sys.stderr)
                     if arguments.on_bad_line == "stop":
                         raise DataError(f"stopped at {location} (--on_bad_line stop)")
-                output.write(_render(translation, arguments))
+                output.write(_render(count, source, answer, arguments))
                 bar.update()
-                count += 1
-                failures += translation.error is not None
-                truncated += any(not hypothesis.ended for hypothesis in translation.hypotheses)
+                failures += answer.error is not None
+                truncated += any(not each["ended"] for each in answer.output or [])
     if failures:
         text = f"{failures} of {count} lines could not be translated and are empty in the output"
         print(text, file=sys.stderr)
@@ -678,25 +762,28 @@ def run_translate(arguments: argparse.Namespace) -> int:
     return 1 if failures and arguments.on_bad_line != "skip" else 0
 
 
-def _render(translation: Translation, arguments: argparse.Namespace) -> str:
-    """Returns the output for an input line: one line per hypothesis, or a JSON object."""
-    hypotheses = translation.hypotheses
+def _render(line: int, source: str, answer: Answer, arguments: argparse.Namespace) -> str:
+    """Returns the output for an input line: one line per translation, or a JSON object."""
+    translations = [
+        {"text": one_line(each["translation_text"]), "score": each.get("score")}
+        | {"ended": each["ended"]}
+        for each in answer.output or []
+    ]
     if arguments.json:
         record: dict[str, Any] = {
-            "line": translation.line,
-            "source": str(translation.source),
-            "translations": [hypothesis._asdict() for hypothesis in hypotheses],
-            "warnings": translation.warnings,
+            "line": line,
+            "source": str(source),
+            "translations": translations,
+            "warnings": answer.warnings,
         }
-        if translation.error:
-            record["error"] = translation.error
+        if answer.error:
+            record["error"] = answer.error
         return json.dumps(record, ensure_ascii=False)
-    texts = [hypothesis.text for hypothesis in hypotheses]
+    texts = [each["text"] for each in translations]
     if arguments.scores:
         texts = [
-            ("" if hypothesis.score is None else format(hypothesis.score, ".4f"))
-            + f"\t{hypothesis.text}"
-            for hypothesis in hypotheses
+            ("" if each["score"] is None else format(each["score"], ".4f")) + f"\t{each['text']}"
+            for each in translations
         ]
     # The number of lines per text is constant, so that line numbers of input and output correspond.
     return "\n".join(texts or [""] * arguments.num_return_sequences)

@@ -16,10 +16,6 @@ from hfseq.cli.text import add_json
 from hfseq.errors import DataError, UsageError, atomic_replace
 from hfseq.pipelines.lines import BadLine, Output, count_lines
 
-#: Seconds without a new line on a pipe after which an incomplete batch is processed.
-PAUSE = 0.1
-
-
 TEXT_INPUT = (
     "File with one text per line, or a table with the column text (.jsonl, .json, .csv, .tsv, "
     ".parquet). Default: standard input (-)."
@@ -82,8 +78,8 @@ def _run(
         raise UsageError("use either positional texts or --input_file")
     from tqdm import tqdm
 
-    from hfseq.pipelines.base import RejectedInput, read_inputs
-    from hfseq.pipelines.tasks import pipeline
+    from hfseq.pipelines.base import read_inputs
+    from hfseq.pipelines.factory import pipeline
 
     name = arguments.input_file or "-"
     total = len(direct_inputs) if direct_inputs else count_lines(name)
@@ -116,20 +112,22 @@ def _run(
             precision=arguments.precision,
             **options,
         )
-        pause = None if total is not None else PAUSE
+        pause = None if total is not None else models.PAUSE
         with tqdm(total=total, unit=" texts", disable=hidden, file=sys.stderr) as bar:
             for answer in task_pipeline.stream(inputs(), pause=pause):
                 position, value = read.popleft()
-                refused = isinstance(answer, RejectedInput)
+                refused = answer.error is not None
+                for warning in answer.warnings:
+                    bar.write(f"warning: {position}: {warning}", file=sys.stderr)
                 if refused:
-                    bar.write(f"error: {position}: {answer}", file=sys.stderr)
+                    bar.write(f"error: {position}: {answer.error}", file=sys.stderr)
                     if arguments.on_bad_line == "stop":
                         raise DataError(f"stopped at {position} (--on_bad_line stop)")
                 if arguments.json:
-                    record = {"error": str(answer)} if refused else {"output": answer}
+                    record = {"error": answer.error} if refused else {"output": answer.output}
                     output.write(json.dumps({"input": value, **record}, ensure_ascii=False))
                 else:
-                    output.write("" if refused else show(value, answer))
+                    output.write("" if refused else show(value, answer.output))
                 bar.update()
                 count, failures = count + 1, failures + refused
     if failures:

@@ -179,11 +179,16 @@ def find_audio(names: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 class Spectrograms:
-    """Spectrograms of audio files, computed window by window.
+    """Log-mel spectrograms of audio files, computed window by window.
 
-    A feature extractor of Transformers computes them. The object replaces an array `(files, mel
-    bins, frames)` whose values are accessed through `window` only. Each window is normalized
-    separately.
+    The object replaces an array `(files, mel bins, frames)` whose values are accessed through
+    `window` only. The values are those of Whisper's feature extractor for the whole file: frames at
+    the edge of a window see the samples beyond it, and the maximum of the file bounds the values
+    from below. It is found in a first pass over the file, at the first access.
+
+    Args:
+        audio_files: The files.
+        extractor: A `WhisperFeatureExtractor`.
 
     Attributes:
         ends: Number of frames of each file.
@@ -193,21 +198,42 @@ class Spectrograms:
     ndim = 3
 
     def __init__(self, audio_files: Sequence[AudioFile], extractor: Any):
-        self.audio_files, self.extractor, self.hop_length = (
-            audio_files,
-            extractor,
-            int(extractor.hop_length),
-        )
-        self.ends = np.array([max(1, -(-audio.length // self.hop_length)) for audio in audio_files])
+        self.audio_files, self.extractor = audio_files, extractor
+        self.hop_length = int(extractor.hop_length)
+        self.ends = np.array([max(1, audio.length // self.hop_length) for audio in audio_files])
         self.shape = (len(audio_files), int(extractor.feature_size), int(self.ends.max()))
+        self._maxima: dict[int, np.floating[Any]] = {}
 
     def window(self, row: int, start: int, frames: int) -> np.ndarray:
-        """Returns `frames` frames of a file from frame `start`, `(mel bins, frames)`."""
-        samples = self.audio_files[row].read(start * self.hop_length, frames * self.hop_length)
-        features = self.extractor(
-            samples, sampling_rate=self.extractor.sampling_rate, return_tensors="np"
+        """Returns up to `frames` frames of a file from frame `start`, `(mel bins, frames)`."""
+        if row not in self._maxima:
+            step = int(self.extractor.nb_max_frames)
+            starts = range(0, int(self.ends[row]), step)
+            self._maxima[row] = max(self._log_mel(row, first, step).max() for first in starts)
+        values = np.maximum(self._log_mel(row, start, frames), self._maxima[row] - 8.0)
+        return ((values + 4.0) / 4.0).astype(np.float32)
+
+    def _log_mel(self, row: int, start: int, frames: int) -> np.ndarray:
+        """Returns decimal logarithms of mel energies without a lower bound."""
+        from transformers.audio_utils import spectrogram, window_function
+
+        extractor, hop = self.extractor, self.hop_length
+        end = min(start + frames, int(self.ends[row]))
+        context = -(-extractor.n_fft // (2 * hop))  # frames that a frame's samples extend to
+        first = max(0, start - context)
+        samples = self.audio_files[row].read(first * hop, (end + context - first) * hop)
+        samples = np.pad(samples, (0, max(0, extractor.n_fft - len(samples))))
+        values = spectrogram(
+            samples,
+            window_function(extractor.n_fft, "hann"),
+            frame_length=extractor.n_fft,
+            hop_length=hop,
+            power=2.0,
+            dither=extractor.dither,
+            mel_filters=extractor.mel_filters,
+            log_mel="log10",
         )
-        return np.asarray(features["input_features"][0])[:, :frames]
+        return values[:, start - first : end - first]
 
 
 # -- datasets

@@ -84,10 +84,14 @@ def open_image(source: MediaSource, max_pixels: int = MAX_PIXELS) -> Image:
     Image.MAX_IMAGE_PIXELS = None  # checked below, as an error
     try:
         with contextlib.ExitStack() as stack:
-            stream: Any = io.BytesIO(source.data) if source.data is not None else None
-            if stream is None:
-                stream = stack.enter_context(files.open_binary(source.name))
-            image = stack.enter_context(Image.open(stream))
+            image: Image.Image
+            if isinstance(source.data, Image.Image):
+                image = source.data
+            else:
+                stream: Any = io.BytesIO(source.data) if source.data is not None else None
+                if stream is None:
+                    stream = stack.enter_context(files.open_binary(source.name))
+                image = stack.enter_context(Image.open(stream))
             width, height = image.size
             if width * height > max_pixels:
                 raise UnreadableError(f"{width} x {height} pixels, more than {max_pixels}")

@@ -411,11 +411,11 @@ class MediaSource(NamedTuple):
 
     Attributes:
         name: Path or URL. With `data`, a name for messages.
-        data: The content, if it is in memory.
+        data: The content, if it is in memory: encoded, or an image of Pillow.
     """
 
     name: str
-    data: bytes | None = None
+    data: bytes | Any = None
 
 
 class UnreadableError(Exception):

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hfseq import plugins
-from hfseq.errors import UsageError, did_you_mean
+from hfseq.errors import UsageError, did_you_mean, first_line
 from hfseq.generation.logits_process import Length
 from hfseq.generation.options import (
     SLOWER_ONLY,
@@ -347,7 +347,10 @@ def merge_options(
     default_length = config.max_length is None and kwargs.get("max_length") is None
     defaults = GenerationConfig._get_default_generation_params()
     config.update(**defaults, defaults_only=True)
-    remaining = config.update(**kwargs)
+    try:
+        remaining = config.update(**kwargs)
+    except ValueError as error:  # options that contradict each other
+        raise UsageError(f"generate: {first_line(error)}") from error
     for name in ("max_length", "min_length"):
         if getattr(config, name) is None:
             setattr(config, name, defaults[name])

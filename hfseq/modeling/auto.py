@@ -267,6 +267,7 @@ FlaxAutoModelForNextSentencePrediction = _auto_class("ForNextSentencePrediction"
 FlaxAutoModelForImageClassification = _auto_class("ForImageClassification")
 FlaxAutoModelForVision2Seq = _auto_class("ForVision2Seq")
 FlaxAutoModelForSpeechSeq2Seq = _auto_class("ForSpeechSeq2Seq")
+FlaxAutoModelForCTC = _auto_class("ForCTC")
 
 
 FLAX_MODEL_MAPPING = FlaxAutoModel._model_mapping

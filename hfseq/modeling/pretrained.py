@@ -716,6 +716,11 @@ class FlaxPreTrainedModel(FlaxModel):
     def sentence_config(self, sentences: SentenceConfig) -> None:
         self._sentences, self._encoder = sentences, None
 
+    @property
+    def name_or_path(self) -> str:
+        """The directory, file or repository of the model, or "" for a new model."""
+        return self._source[0] if self._source else getattr(self.config, "_name_or_path", "") or ""
+
     def encode(
         self,
         sentences: str | Sequence[str],

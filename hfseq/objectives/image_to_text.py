@@ -173,7 +173,7 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
 
         For an image with several captions, the reference with the best score counts.
         """
-        from hfseq.pipelines.images import Captioner
+        from hfseq.pipelines.images import ImageToText
 
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
@@ -186,22 +186,25 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
             captions_by_image.setdefault(name, []).append(caption)
             first_rows.setdefault(name, row)
         selected_rows = self.select_for_generation(split, sorted(first_rows.values()))
-        captioner = Captioner(
+        captioner = ImageToText(
             model,
-            self.processors.input_processor,
             self.tokenizer,
+            image_processor=self.processors.input_processor,
             batch_size=data.generation_batch_size,
             max_image_pixels=data.max_image_pixels,
+            params=params,
         )
-        results = [
-            result
-            for result in captioner((images.sources[row] for row in selected_rows), params)
-            if result.text is not None
-        ]
-        references = [captions_by_image[result.name] for result in results]
-        hypotheses = [result.text or "" for result in results]
+        sources = [images.sources[row] for row in selected_rows]
+        answers = captioner.stream(sources)
+        captions = {
+            source.name: answer.output[0]["generated_text"].strip()
+            for source, answer in zip(sources, answers, strict=True)
+            if answer.error is None
+        }
+        references = [captions_by_image[name] for name in captions]
+        hypotheses = list(captions.values())
         return GeneratedTexts(
-            [result.name for result in results],
+            list(captions),
             [captions[0] for captions in references],
             hypotheses,
             rouge_scores(hypotheses, references),

@@ -214,7 +214,8 @@ class Translation(TextTargetObjective, Seq2SeqLM):
         self, model: FlaxPreTrainedModel, params: Params, split: str
     ) -> GeneratedTexts | None:
         """Translates a split, or examples spread evenly over it, and computes the scores."""
-        from hfseq.pipelines.translation import Translator
+        from hfseq.pipelines import generation
+        from hfseq.pipelines.lines import one_line
 
         data = self.arguments
         if split == "validation" and not data.predict_with_generate:
@@ -227,17 +228,19 @@ class Translation(TextTargetObjective, Seq2SeqLM):
             options["length_penalty"] = data.length_penalty
             if data.length_penalty_type != "transformers":
                 options["length_penalty_type"] = data.length_penalty_type
-        translator = Translator(
+        translator = generation.Translation(
             model,
             self.tokenizer,
-            num_beams=data.num_beams,
             batch_size=data.generation_batch_size,
+            params=params,
+            num_beams=data.num_beams,
             max_source_length=self.lengths[0],
             max_new_tokens=data.max_new_tokens,
             source_prefix=data.source_prefix or "",
+            truncation=True,
             **options,
         )
-        hypotheses = [beams[0].text for beams in translator(sources, params)]
+        hypotheses = [one_line(answer["translation_text"]) for answer in translator(sources)]
         scores = self.score_texts(hypotheses, references)
         return GeneratedTexts(sources, references, hypotheses, scores.values, scores.signatures)
 

@@ -37,6 +37,36 @@ def load(
         CheckpointError: A file is missing or cannot be read.
         UsageError: The tokenizer has more entries than the model's vocabulary.
     """
+    from hfseq.modeling import auto
+
+    if revision is not None:
+        options["revision"] = revision
+    model = auto.load(auto_class, name, **options)
+    return model, load_tokenizer(model, name, tokenizer, revision=revision)
+
+
+def load_tokenizer(
+    model: FlaxPreTrainedModel,
+    name: str,
+    tokenizer: str | None = None,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer of a model.
+
+    Args:
+        model: The model.
+        name: Directory or Hub name of the checkpoint, which may be an adapter.
+        tokenizer: Directory or Hub name of the tokenizer. By default that of the model or, if an
+            adapter has none, of its base model.
+        revision: Revision of a Hub repository.
+        token: Access token of the Hub.
+
+    Raises:
+        CheckpointError: A file is missing or cannot be read.
+        UsageError: The tokenizer has more entries than the model's vocabulary.
+    """
     from transformers import AutoTokenizer
 
     from hfseq.checkpoints.config import fetcher
@@ -44,15 +74,18 @@ def load(
     from hfseq.modeling import auto as models
     from hfseq.modeling import lora
 
-    revision_options = {} if revision is None else {"revision": revision}
-    model = models.load(auto_class, name, **revision_options, **options)
+    options = {"revision": revision, "token": token}
+    revision_options = {name: value for name, value in options.items() if value is not None}
     if tokenizer is None and (adapter := lora.find_adapter(name, revision_options)):
         if fetcher(name, revision_options)("tokenizer_config.json") is None:
             tokenizer, revision_options = adapter.base, {}
     loaded_tokenizer = models.load(AutoTokenizer, tokenizer or name, **revision_options)
-    # In a model of an encoder and a decoder, the decoder defines the vocabulary.
-    check_vocabulary(loaded_tokenizer, getattr(model.config, "decoder", model.config))
-    return model, loaded_tokenizer
+    # In a model of two, the decoder or the text model defines the vocabulary.
+    config = model.config
+    for side in ("decoder", "text_config"):
+        config = getattr(config, side, None) or config
+    check_vocabulary(loaded_tokenizer, config)
+    return loaded_tokenizer
 
 
 def encode(

@@ -1,15 +1,17 @@
-"""The base class of the text pipelines: batched inference with a model and its tokenizer.
+"""The base class of the pipelines: batched inference with a model and its processors.
 
 :class:`Pipeline` reads inputs in windows, sorts their rows by length, and pads them to a few widths
 and numbers of rows, so that few programs are compiled. It returns answers in the order of the
-inputs. The tasks are in :mod:`hfseq.pipelines.tasks` and :mod:`hfseq.pipelines.generation`.
+inputs. The commands and the evaluation of generated texts use the same classes. The tasks are in
+:mod:`hfseq.pipelines.tasks`, :mod:`hfseq.pipelines.generation`, :mod:`hfseq.pipelines.images` and
+:mod:`hfseq.pipelines.speech`; :func:`hfseq.pipeline` creates them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,8 +23,9 @@ from hfseq.checkpoints.config import class_names
 from hfseq.data.arguments import RecordArguments
 from hfseq.data.files import extension_of
 from hfseq.data.question_answering import flatten_squad
+from hfseq.data.sources import UnreadableError
 from hfseq.data.tables import FORMATS, read_table
-from hfseq.errors import UsageError, did_you_mean
+from hfseq.errors import UsageError, did_you_mean, first_line
 from hfseq.generation.request import bucket_length, text_width
 from hfseq.nn.cpu import rows_per_chunk
 from hfseq.pipelines.lines import BadLine, open_input, read_lines, read_windows
@@ -44,20 +47,37 @@ class Row:
     """A row of a batch.
 
     Attributes:
-        ids: Token IDs.
+        ids: Token IDs. Empty for images and audio.
         token_type_ids: Token type IDs, if the tokenizer returns them.
         positions: Positions whose logits are required, if not all are.
-        metadata: Data that the task needs for postprocessing.
+        metadata: Data that the task needs for postprocessing, for example pixel values.
+        warning: What was lost of the input, for example by truncation.
     """
 
-    ids: Sequence[int]
+    ids: Sequence[int] = ()
     token_type_ids: Sequence[int] | None = None
     positions: Sequence[int] | None = None
     metadata: Any = None
+    warning: str | None = None
 
 
 class RejectedInput(str):
     """The reason why an input has no answer."""
+
+
+@dataclass
+class Answer:
+    """The result for one input of :meth:`Pipeline.stream`.
+
+    Attributes:
+        output: The answer, in the format of Transformers' pipelines.
+        error: Why there is no answer.
+        warnings: Warnings about the input, for example that it was truncated.
+    """
+
+    output: Any = None
+    error: str | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 Options = Mapping[str, Any]
@@ -69,43 +89,68 @@ class Pipeline:
     """Base class of the pipelines that :func:`hfseq.pipeline` returns.
 
     A call with one input returns its answer, and a call with a list returns a list. A call with an
-    iterator or a ``Path`` returns an iterator. A ``Path`` is a table with named columns, or a text
-    file with one input per line. Answers are yielded when a window of 16 batches is complete.
+    iterator, a dataset or a ``Path`` returns an iterator. For tasks on texts, a ``Path`` is a table
+    with named columns, or a text file with one input per line. Answers are yielded when a window of
+    several batches is complete.
 
     Args:
         model: The model.
-        tokenizer: Its tokenizer.
+        tokenizer: Its tokenizer, if the task reads or writes text.
         task: Name of the task in messages.
+        feature_extractor: Its feature extractor, for audio.
+        image_processor: Its image processor, for images.
         batch_size: Maximum number of rows per batch.
+        num_workers: Number of processes that decode images.
+        device: Device of the computation. By default that of the model's parameters.
+        params: Parameters to use instead of the model's.
         progress: Whether to show a progress bar.
         **options: Default options of the task.
 
     Raises:
-        UsageError: Unknown option, or invalid ``batch_size``.
+        UsageError: Unknown option, invalid ``batch_size``, or a device that does not exist.
     """
 
     #: Suffix of the model class's name.
     head: ClassVar[str]
+    #: What one input is, for messages.
+    input_description: ClassVar[str] = "a text"
     #: Options with their defaults. ``None`` if the task accepts all options of ``generate``.
     defaults: ClassVar[Mapping[str, Any] | None]
     #: Whether outputs are per token (or position) instead of per row.
     per_token: ClassVar[bool] = False
+    #: The processors that the task requires: "tokenizer", "feature_extractor", "image_processor".
+    processors: ClassVar[tuple[str, ...]] = ("tokenizer",)
+    #: Number of batches whose rows are read and sorted by length together.
+    window_batches: ClassVar[int] = WINDOW_BATCHES
 
     def __init__(
         self,
         model: FlaxPreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         task: str = "",
         *,
+        feature_extractor: Any = None,
+        image_processor: Any = None,
         batch_size: int = 8,
+        num_workers: int = 0,
+        device: Any = None,
+        params: Any = None,
         progress: bool = False,
         **options: Any,
     ):
         if batch_size < 1:
             raise UsageError(f"batch_size must be at least 1, not {batch_size}")
-        self.model, self.tokenizer, self.task = model, tokenizer, task
-        self.batch_size, self.progress = batch_size, progress
+        # Tasks without text have no tokenizer and do not access it.
+        self.tokenizer: PreTrainedTokenizerBase = tokenizer  # type: ignore[assignment]
+        self.check_model(model, task)
+        self.model, self.task = model, task
+        self.feature_extractor, self.image_processor = feature_extractor, image_processor
+        self.batch_size, self.num_workers, self.progress = batch_size, num_workers, progress
+        if device is not None:
+            params = jax.device_put(model.params if params is None else params, find_device(device))
+        self._params = params
         self.options = self._checked(options)
+        self._has_succeeded = False
         model_limit = model.max_length()
         tokenizer_limit = getattr(tokenizer, "model_max_length", None)
         # 1e30 stands for "no limit".
@@ -117,7 +162,24 @@ class Pipeline:
             (limit for limit in (model_limit, tokenizer_limit) if limit), default=None
         )
         self._compiled = jax.jit(self.forward)
-        self._uses_token_types = model.accepts("token_type_ids")
+
+    @property
+    def params(self) -> Any:
+        """The parameters that the pipeline uses."""
+        return self.model.params if self._params is None else self._params
+
+    @property
+    def device(self) -> jax.Device:
+        """The first device of the parameters."""
+        leaf = jax.tree.leaves(self.params)[0]
+        return next(iter(leaf.devices())) if isinstance(leaf, jax.Array) else jax.devices()[0]
+
+    def __repr__(self) -> str:
+        """Returns the class, the task, the model's class and the batch size."""
+        name = type(self.model).__name__
+        return (
+            f"{type(self).__name__}(task={self.task!r}, model={name}, batch_size={self.batch_size})"
+        )
 
     # -- methods that tasks define
 
@@ -140,7 +202,7 @@ class Pipeline:
 
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
         """Returns the model outputs for a batch."""
-        return self._compiled(self.model.params, distribute(inputs, self.model.params))
+        return self._compiled(self.params, distribute(inputs, self.params))
 
     def format_single(self, answer: Any, inputs: Any, options: Options) -> Any:
         """Formats the answer to a single input as Transformers 4 did."""
@@ -162,6 +224,10 @@ class Pipeline:
         return getattr(auto, f"Flax{auto_class_name(cls.head)}")
 
     @classmethod
+    def check_model(cls, model: FlaxPreTrainedModel, task: str) -> None:
+        """Raises a UsageError if the model does not have the task's inputs or methods."""
+
+    @classmethod
     def check_head(cls, model: FlaxPreTrainedModel, name: str) -> None:
         """Checks that a checkpoint has weights for the task's head.
 
@@ -171,10 +237,10 @@ class Pipeline:
         if cls.head == "Model" or model.peft_config is not None:
             return
         stored = class_names(model.config.to_dict())
+        # The heads of these classes have the same parameter names.
         classes = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-        endings = (cls.head,) if cls.head in classes else ("LM", "PreTraining", "Generation", "MT")
-        has_name = any(end in class_name for end in endings for class_name in stored)
-        if stored and not has_name or model._fresh_head:
+        is_other_class = cls.head in classes and not any(cls.head in name for name in stored)
+        if stored and is_other_class or model._fresh_head:
             fresh = ", ".join(model._fresh_head[:3])
             raise UsageError(
                 f"'{name}' contains {' '.join(stored) or 'weights'}, which has no head {cls.head}. "
@@ -212,24 +278,31 @@ class Pipeline:
             return self.format_list(list(self._answers(inputs, *arguments)), options)
         if isinstance(inputs, Path):
             return self._answers((row for _, row in read_inputs(str(inputs))), *arguments)
-        if isinstance(inputs, Iterable):
-            return self._answers(inputs, *arguments)
-        raise UsageError(
-            f"{self.task}: input must be a text, list, iterator or Path, not {inputs!r:.60}"
-        )
+        try:
+            iter(inputs)  # datasets define __getitem__ only
+        except TypeError:
+            raise UsageError(
+                f"{self.task}: input must be {self.input_description}, a list, an iterator or a "
+                f"dataset of these, not {inputs!r:.60}"
+            ) from None
+        return self._answers(inputs, *arguments)
 
     def _answers(
         self, inputs: Iterable[Any], batch_size: int | None, options: Options
     ) -> Iterator[Any]:
         from tqdm import tqdm
 
-        total = len(inputs) if isinstance(inputs, Sequence) else None
+        total = len(inputs) if isinstance(inputs, Sized) else None
+        warnings = list[str]()
         with tqdm(total=total, disable=not self.progress, unit=" inputs") as bar:
             for number, answer in enumerate(self.stream(inputs, batch_size, options), 1):
-                if isinstance(answer, RejectedInput):
-                    raise UsageError(f"{self.task}: input {number}: {answer}")
+                if answer.error is not None:
+                    raise UsageError(f"{self.task}: input {number}: {answer.error}")
+                warnings += [f"input {number}: {text}" for text in answer.warnings]
                 bar.update()
-                yield answer
+                yield answer.output
+        if warnings:
+            logger.warning("%s: %d inputs with warnings: %s", self.task, len(warnings), warnings[0])
 
     def stream(
         self,
@@ -237,8 +310,12 @@ class Pipeline:
         batch_size: int | None = None,
         options: Options | None = None,
         pause: float | None = None,
-    ) -> Iterator[Any]:
-        """Yields the answer to each input in order, or a :class:`RejectedInput` without an answer.
+    ) -> Iterator[Answer]:
+        """Yields an :class:`Answer` to each input in order.
+
+        An input that cannot be read, or on which the model fails, has an ``error`` and does not
+        affect the others. An error of ``inputs`` is raised after the answers to the inputs before
+        it.
 
         Args:
             inputs: The inputs.
@@ -246,30 +323,38 @@ class Pipeline:
             options: Options of the task, by default the pipeline's.
             pause: Seconds without a new input after which the inputs read so far are processed.
                 ``None`` waits for complete windows.
+
+        Raises:
+            UsageError: Options contradict each other or the model.
         """
-        size = batch_size or self.batch_size
+        size = self.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise UsageError(f"batch_size must be at least 1, not {size}")
         stream_options = self.options if options is None else options
-        for window in read_windows(inputs, WINDOW_BATCHES * size, size, pause):
-            encoded = self.encode(window, stream_options)
-            for number, rows in enumerate(encoded):
-                if not isinstance(rows, RejectedInput) and (problem := self._too_long(rows)):
-                    encoded[number] = RejectedInput(problem)
-            rows = [
-                row
-                for input_rows in encoded
-                if not isinstance(input_rows, RejectedInput)
-                for row in input_rows
+        for window in read_windows(inputs, self.window_batches * size, size, pause):
+            encoded = [
+                (RejectedInput(problem) if (problem := self.find_problem(rows)) else rows)
+                if not isinstance(rows, RejectedInput)
+                else rows
+                for rows in self.encode(window, stream_options)
             ]
+            rows = [row for item in encoded if isinstance(item, list) for row in item]
             outputs = iter(self._run(rows, size, stream_options))
             for item, item_rows in zip(window, encoded, strict=True):
                 if isinstance(item_rows, RejectedInput):
-                    yield item_rows
-                else:
-                    yield self.postprocess(
-                        item, item_rows, [next(outputs) for _ in item_rows], stream_options
-                    )
+                    yield Answer(error=str(item_rows))
+                    continue
+                warnings = [row.warning for row in item_rows if row.warning]
+                results = [next(outputs) for _ in item_rows]
+                error = next((item for item in results if isinstance(item, RejectedInput)), None)
+                if error is not None:
+                    yield Answer(error=str(error), warnings=warnings)
+                    continue
+                output = self.postprocess(item, item_rows, results, stream_options)  # type: ignore[arg-type]
+                yield Answer(output, warnings=warnings)
 
-    def _too_long(self, rows: Sequence[Row]) -> str | None:
+    def find_problem(self, rows: Sequence[Row]) -> str | None:
+        """Returns why the model cannot process the rows of an input, if it cannot."""
         longest = max((len(row.ids) for row in rows), default=0)
         if not longest:
             return "it contains no tokens"
@@ -280,12 +365,14 @@ class Pipeline:
             )
         return None
 
-    def _run(self, rows: Sequence[Row], size: int, options: Options) -> list[Outputs]:
+    def _run(
+        self, rows: Sequence[Row], size: int, options: Options
+    ) -> list[Outputs | RejectedInput]:
         """Returns the model outputs for rows.
 
         The longest rows run first, so that memory fails early.
         """
-        results: dict[int, Outputs] = {}
+        results: dict[int, Outputs | RejectedInput] = {}
         order = sorted(range(len(rows)), key=lambda row: -len(rows[row].ids))
         while order:
             first = rows[order[0]]
@@ -294,25 +381,56 @@ class Pipeline:
             compatible = [self.can_share_batch(first, rows[number], options) for number in numbers]
             numbers = numbers[: compatible.index(False)] if False in compatible else numbers
             order = order[len(numbers) :]
-            batch = [rows[number] for number in numbers]
-            inputs = self._padded(batch, padded_row_count(len(batch), max_rows))
+            outputs = self._run_each([rows[number] for number in numbers], max_rows, options)
+            results.update(zip(numbers, outputs, strict=True))
+        return [results[number] for number in range(len(rows))]
+
+    def _run_each(
+        self, batch: Sequence[Row], max_rows: int, options: Options
+    ) -> Sequence[Outputs | RejectedInput]:
+        """Returns the outputs for a batch, or the error that a row alone causes.
+
+        Raises:
+            UsageError: An option is invalid.
+            Exception: Several rows fail, and no batch has succeeded so far. The cause is then not a
+                row.
+        """
+        try:
+            inputs = self.collate(batch, padded_row_count(len(batch), max_rows))
             outputs = {
                 name: np.asarray(value) for name, value in self.run_batch(inputs, options).items()
             }
-            for position, (number, row) in enumerate(zip(numbers, batch, strict=True)):
-                row_positions = row.ids if row.positions is None else row.positions
-                valid = slice(0, len(row_positions) if self.per_token else None)
-                results[number] = {name: array[position][valid] for name, array in outputs.items()}
-        return [results[number] for number in range(len(rows))]
+        except UsageError:
+            raise
+        except Exception as error:
+            if len(batch) == 1:
+                is_input = isinstance(error, UnreadableError)
+                return [
+                    RejectedInput(f"{'' if is_input else 'the model failed: '}{first_line(error)}")
+                ]
+            separate = [self._run_each([row], max_rows, options)[0] for row in batch]
+            if len(batch) > 3 and not self._has_succeeded:
+                raise
+            return separate
+        self._has_succeeded = True
+        results = []
+        for position, row in enumerate(batch):
+            row_positions = row.ids if row.positions is None else row.positions
+            valid = slice(0, len(row_positions) if self.per_token else None)
+            results.append({name: array[position][valid] for name, array in outputs.items()})
+        return results
 
-    def _padded(self, rows: Sequence[Row], count: int) -> dict[str, np.ndarray]:
-        """Returns arrays `(count, width)` for rows. Missing rows are copies of the last one."""
+    def collate(self, rows: Sequence[Row], count: int) -> dict[str, Any]:
+        """Returns the model inputs, `(count, width)`, for at most ``count`` rows.
+
+        Missing rows are copies of the last one.
+        """
         width = self.padded_width(max(len(row.ids) for row in rows))
         padded_rows = [*rows, *[rows[-1]] * (count - len(rows))]
         pad = self.tokenizer.pad_token_id or 0
         inputs = {"input_ids": np.full((count, width), pad, np.int32)}
         inputs["attention_mask"] = np.zeros_like(inputs["input_ids"])
-        if self._uses_token_types and rows[0].token_type_ids is not None:
+        if rows[0].token_type_ids is not None and self.model.accepts("token_type_ids"):
             inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
         if rows[0].positions is not None:
             num_positions = max(len(row.positions or ()) for row in rows)
@@ -426,3 +544,29 @@ def distribute(inputs: Mapping[str, np.ndarray], params: Any) -> Mapping[str, An
         return inputs
     batch_sharding = NamedSharding(sharding.mesh, PartitionSpec(tuple(axes)))
     return {name: jax.device_put(array, batch_sharding) for name, array in inputs.items()}
+
+
+def find_device(device: Any) -> jax.Device:
+    """Returns the device that an argument of Transformers' pipelines names.
+
+    Args:
+        device: A device of JAX; "cpu", "gpu", "cuda", "tpu" or "cuda:1"; a number, where -1 is the
+            CPU; or an object with such a name, for example a ``torch.device``.
+
+    Raises:
+        UsageError: There is no such device.
+    """
+    if isinstance(device, jax.Device):
+        return device
+    if isinstance(device, int):
+        kind, number = ("cpu", 0) if device < 0 else (jax.default_backend(), device)
+    else:
+        kind, _, index = str(device).partition(":")
+        number = int(index) if index.isdigit() else 0
+    try:
+        return jax.devices(kind)[number]
+    except (RuntimeError, IndexError):
+        names = sorted({str(item) for item in [*jax.devices(), *jax.devices("cpu")]})
+        raise UsageError(
+            f"device {device!r} does not exist; use one of {', '.join(names)}"
+        ) from None

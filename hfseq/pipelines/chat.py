@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hfseq.errors import HfseqError, UsageError, first_line
-from hfseq.pipelines.text_generation import TextGenerator
+from hfseq.errors import HfseqError, UsageError
+from hfseq.pipelines.generation import TextGeneration
 
 #: Default of the maximum number of tokens per answer.
 DEFAULT_MAX_NEW_TOKENS = 512
@@ -25,7 +25,7 @@ class Chat:
         dropped_turns: Number of turns that have been dropped.
 
     Args:
-        generator: Generates the answers.
+        generator: The pipeline that generates the answers.
         system: System message.
         max_new_tokens: Maximum tokens per answer.
         chat_template: Replaces the tokenizer's chat template.
@@ -38,7 +38,7 @@ class Chat:
 
     def __init__(
         self,
-        generator: TextGenerator,
+        generator: TextGeneration,
         *,
         system: str | None = None,
         max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
@@ -47,16 +47,13 @@ class Chat:
         **options: Any,
     ):
         self.generator, self.max_new_tokens = generator, max_new_tokens
-        if not generator.is_decoder_only:
-            raise UsageError(
-                f"{generator.name} is an encoder-decoder. Chat requires a causal model."
-            )
         if chat_template is not None:
             generator.tokenizer.chat_template = chat_template
+        self.name = generator.model.name_or_path or "the model"
         if not generator.tokenizer.chat_template:
             raise UsageError(
-                f"{generator.name} has no chat template. Set --chat_template FILE, or continue a "
-                "prompt with `hfseq generate`."
+                f"{self.name} has no chat template. Set --chat_template FILE, or continue a prompt "
+                "with `hfseq generate`."
             )
         config_ends = generator.model.generation_config.eos_token_id
         ends = {
@@ -82,7 +79,13 @@ class Chat:
             CheckpointError: The checkpoint cannot be read.
             UsageError: The model cannot generate text, has no tokenizer or no chat template.
         """
-        return cls(TextGenerator.from_pretrained(name, precision), **options)
+        from hfseq.pipelines.factory import generation_task, pipeline
+
+        if generation_task(name) != "text-generation":
+            raise UsageError(f"{name} is an encoder-decoder. Chat requires a causal model.")
+        generator = pipeline("text-generation", name, precision=precision)
+        assert isinstance(generator, TextGeneration)
+        return cls(generator, **options)
 
     def clear(self) -> None:
         """Removes all messages except the system message."""
@@ -111,10 +114,9 @@ class Chat:
         self._turns += 1
         answer = ""
         try:
-            for chunk in self.generator.stream(
+            for chunk in self.generator.stream_text(
                 ids,
-                max_length=len(ids) + max_new_tokens,
-                max_new_tokens=None,
+                max_new_tokens=max_new_tokens,
                 prng_key=key,
                 **self._options,
             ):
@@ -146,7 +148,7 @@ class Chat:
                 break
             if len(user_turns) == 1:
                 raise UsageError(
-                    f"the message has {len(ids)} tokens, but {self.generator.name} supports "
+                    f"the message has {len(ids)} tokens, but {self.name} supports "
                     f"{max_positions} including the answer. Shorten the message."
                 )
             messages = messages[: user_turns[0]] + messages[user_turns[1] :]
@@ -157,14 +159,4 @@ class Chat:
         return ids
 
     def _ids(self, messages: list[dict[str, str]]) -> list[int]:
-        from jinja2 import TemplateError
-
-        try:
-            encoded: Any = self.generator.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=True
-            )
-        except TemplateError as error:
-            raise UsageError(
-                f"the chat template of {self.generator.name} fails: {first_line(error)}"
-            ) from error
-        return list(encoded["input_ids"])
+        return self.generator.chat_ids(messages)

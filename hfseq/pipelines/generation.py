@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from hfseq.errors import UsageError
+from hfseq.errors import UsageError, first_line
 from hfseq.generation.request import (
     SMALLEST_ENCODER_BUCKET,
     bucket_length,
@@ -23,7 +23,7 @@ from hfseq.pipelines.base import (
     distribute,
     input_text,
 )
-from hfseq.pipelines.translation import Direction, find_direction
+from hfseq.pipelines.translation import Direction, SourceEncoder, find_direction
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,15 +33,34 @@ if TYPE_CHECKING:
 #: Default maximum of new tokens if neither the call nor the model sets one, as in Transformers.
 MAX_NEW_TOKENS = 256
 
+#: Maximum tokens of a translation beyond twice the width of its source.
+EXTRA_TOKENS = 16
+
+LENGTH_OPTIONS = ("max_new_tokens", "max_length")
+
 
 class GenerationPipeline(Pipeline):
-    """Base class of the pipelines that generate text; accepts the options of ``generate``."""
+    """Base class of the pipelines that generate text; accepts the options of ``generate``.
+
+    Without ``max_new_tokens`` and ``max_length``, the length is that of the model's generation
+    configuration, or 256 new tokens. ``return_details=True`` adds ``num_tokens``, ``ended``
+    (whether the text ends with an end token, before the maximum length) and, for beam search,
+    ``score`` to each output.
+    """
 
     defaults = None
     #: Options that are not passed to ``generate``.
-    extra_options: ClassVar[tuple[str, ...]] = ("truncation",)
+    extra_options: ClassVar[tuple[str, ...]] = ()
     #: Names of the columns that may contain the text of an input.
     text_columns: ClassVar[tuple[str, ...]] = ("text",)
+    #: Number of beams if neither the call nor the model sets one.
+    num_beams: ClassVar[int] = 1
+    #: Whether models may force an end token at the maximum length, where it proves nothing.
+    forces_end: ClassVar[bool] = True
+    #: Key of the text in an output.
+    output_key: ClassVar[str] = "generated_text"
+    #: Options for generated texts, by the ``task_specific_params`` of the model's configuration.
+    task_defaults: Mapping[str, Any] = {}
 
     def padded_width(self, length: int) -> int:
         """Returns the width, of a few only: programs that generate take long to compile."""
@@ -51,28 +70,99 @@ class GenerationPipeline(Pipeline):
         """Returns ``size``: larger batches are faster, since each step reads all weights."""
         return size
 
-    def _generation(self, options: Options, num_used: int) -> dict[str, Any]:
-        """Returns the options of ``generate``.
+    def generation_options(
+        self, options: Options, prompt_length: int = 1, source_width: int | None = None
+    ) -> dict[str, Any]:
+        """Returns the options of ``generate`` with the defaults of the task.
 
         Args:
             options: The options of the call.
-            num_used: Number of positions that the prompt uses.
+            prompt_length: Number of positions that the prompt uses. 1 in an encoder-decoder.
+            source_width: Padded length of the source, for a task whose output is not longer than
+                about twice its input.
         """
         config, max_positions = self.model.generation_config, self.model.max_length()
-        generate_options = {
-            name: value for name, value in options.items() if name not in self.extra_options
+        values = {**options, **(options.get("generate_kwargs") or {})}
+        extra = ("truncation", "return_details", "generate_kwargs", *self.extra_options)
+        # None leaves an option to the model.
+        values = {n: v for n, v in values.items() if n not in extra and v is not None}
+        has_length = any(name in values for name in LENGTH_OPTIONS)
+        task_defaults = {
+            name: value for name, value in self.task_defaults.items() if name not in LENGTH_OPTIONS
         }
-        # 20 is Transformers' default.
-        if not {"max_new_tokens", "max_length"} & generate_options.keys() and (
-            config.max_new_tokens is None and config.max_length in (None, 20)
+        if config.num_beams is None and self.num_beams > 1 and not values.get("do_sample"):
+            task_defaults = {"num_beams": self.num_beams, **task_defaults}
+        values = {**task_defaults, **values}
+        if values.get("stop_strings") or config.stop_strings:
+            values.setdefault("tokenizer", self.tokenizer)
+        if has_length:
+            return values
+        new_tokens, length = (
+            self.task_defaults.get(name, getattr(config, name)) for name in LENGTH_OPTIONS
+        )
+        has_max_length = length not in (None, 20)  # 20 is the default of Transformers
+        if new_tokens is None and has_max_length:
+            new_tokens = length - prompt_length
+            if source_width is None:
+                return {**values, "max_length": length}
+        new_tokens = MAX_NEW_TOKENS if new_tokens is None else new_tokens
+        if source_width is not None:
+            new_tokens = min(new_tokens, bucket_length(2 * source_width + EXTRA_TOKENS) - 1)
+        if max_positions is not None:
+            new_tokens = min(new_tokens, max_positions - prompt_length)
+        new_tokens = max(1, new_tokens)
+        if not has_max_length:
+            return {**values, "max_new_tokens": new_tokens}
+        # Both options at once would cause a warning.
+        return {**values, "max_new_tokens": None, "max_length": prompt_length + new_tokens}
+
+    def stream_text(self, prompt: Any, **options: Any) -> Iterator[str]:
+        """Yields the text for one input in pieces of whole characters, while it is generated.
+
+        Args:
+            prompt: An input of the pipeline, or token IDs.
+            **options: Options of the task.
+
+        Raises:
+            UsageError: The input is invalid.
+        """
+        all_options = {**self.options, **options}
+        rows: list[Row] | RejectedInput
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], int):
+            rows = [Row(prompt)]
+        else:
+            (rows,) = self.encode([prompt], all_options)
+        if isinstance(rows, RejectedInput) or (problem := self.find_problem(rows)):
+            reason = rows if isinstance(rows, RejectedInput) else problem
+            raise UsageError(f"{self.task}: {reason}")
+        if not rows:
+            return
+        inputs, prompt_length = self.collate(rows[:1], 1), self._prompt_length(rows[0])
+        generate_options = self.generation_options(all_options, prompt_length)
+        end_ids = end_token_ids(self.model, generate_options)
+        ids: list[int] = []
+        text = yielded = ""
+        for tokens in self.model.stream_generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            params=self.params,
+            **generate_options,
         ):
-            max_new_tokens = (
-                MAX_NEW_TOKENS
-                if max_positions is None
-                else min(MAX_NEW_TOKENS, max_positions - num_used)
-            )
-            generate_options["max_new_tokens"] = max(1, max_new_tokens)
-        return generate_options
+            ids.append(int(tokens[0]))
+            text = self._decode(rows[0], until_end(np.asarray(ids), end_ids))
+            if len(text) > len(yielded) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield text[len(yielded) :]
+                yielded = text
+        if len(text) > len(yielded):
+            yield text[len(yielded) :]
+
+    def _prompt_length(self, row: Row) -> int:
+        """Returns the number of the decoder's positions that the row uses."""
+        return 1
+
+    def _decode(self, row: Row, new_ids: Any) -> str:
+        """Returns the text of new tokens."""
+        return str(self.tokenizer.decode(np.asarray(new_ids).tolist(), skip_special_tokens=True))
 
     def _text(self, item: Any) -> str | RejectedInput:
         """Returns the text of an input: the input itself, or its first text column."""
@@ -81,34 +171,61 @@ class GenerationPipeline(Pipeline):
             return input_text(item, next((name for name in names if name in item), names[0]))
         return input_text(item, "text")
 
-    def _sequences(
-        self, inputs: Mapping[str, np.ndarray], generate_options: Mapping[str, Any]
+    def generate(
+        self, inputs: Mapping[str, Any], generate_options: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
-        params = self.model.params
-        distributed = dict(distribute({"input_ids": inputs["input_ids"]}, params))
-        output = self.model.generate(
-            distributed["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            params=params,
-            compact_finished=not generate_options.get(
-                "do_sample", self.model.generation_config.do_sample
-            ),
+        """Generates texts for a batch.
+
+        Args:
+            inputs: The model's main input first, then the others.
+            generate_options: Options of ``generate``.
+
+        Returns:
+            "sequences", `(rows, num_return_sequences, length)`, and for beam search "scores",
+            `(rows, num_return_sequences)`.
+        """
+        names = list(inputs)
+        main = distribute({names[0]: inputs[names[0]]}, self.params)[names[0]]
+        is_sampled = generate_options.get("do_sample", self.model.generation_config.do_sample)
+        output: Any = self.model.generate(
+            main,
+            **{name: inputs[name] for name in names[1:]},
+            params=self.params,
+            compact_finished=not is_sampled,
             **generate_options,
         )
-        sequences = np.asarray(output.sequences)
-        return {"sequences": sequences.reshape(len(inputs["input_ids"]), -1, sequences.shape[1])}
+        sequences, rows = np.asarray(output.sequences), len(inputs[names[0]])
+        outputs: dict[str, np.ndarray] = {
+            "sequences": sequences.reshape(rows, -1, sequences.shape[1])
+        }
+        scores = getattr(output, "sequences_scores", None)
+        if scores is not None:
+            outputs["scores"] = np.asarray(scores, np.float64).reshape(rows, -1)
+        return outputs
+
+    def details(
+        self, new_ids: np.ndarray, end_ids: Sequence[int], output: Outputs, rank: int
+    ) -> dict[str, Any]:
+        """Returns the values that ``return_details`` adds to an output."""
+        length = len(until_end(new_ids, end_ids))
+        details = {"num_tokens": length, "ended": length < len(new_ids) - self.forces_end}
+        return details | ({"score": float(output["scores"][rank])} if "scores" in output else {})
 
 
 class TextGeneration(GenerationPipeline):
     """Continues a prompt: ``[{"generated_text": …}]``.
 
     A prompt is a text or a chat. A chat is a list of messages with ``role`` and ``content``, and is
-    returned together with the answer. ``return_full_text=False`` omits the prompt. Other options
-    are those of ``generate``. Unlike in Transformers, search is greedy unless ``do_sample`` is set.
+    returned together with the answer. ``return_full_text=False`` omits the prompt,
+    ``return_tensors=True`` returns ``generated_token_ids``, and ``prefix`` is added before each
+    text. Other options are those of ``generate``. Unlike in Transformers, search is greedy unless
+    ``do_sample`` is set.
     """
 
     head = "ForCausalLM"
-    extra_options = ("truncation", "return_full_text")
+    forces_end = False
+    input_description = "a text, a chat"
+    extra_options = ("return_full_text", "return_tensors", "prefix", "continue_final_message")
 
     def is_single_input(self, inputs: Any) -> bool:
         """Returns whether ``inputs`` is one prompt. A list of messages is one chat."""
@@ -121,12 +238,13 @@ class TextGeneration(GenerationPipeline):
         for item in inputs:
             chat = item.get("messages") if isinstance(item, Mapping) else item
             if isinstance(chat, list):
-                encoded_inputs.append(self._chat(chat))
+                encoded_inputs.append(self._chat(chat, options.get("continue_final_message")))
                 continue
             text = self._text(item)
             if isinstance(text, RejectedInput):
                 encoded_inputs.append(text)
                 continue
+            text = (options.get("prefix") or "") + text
             encoded = self.tokenize([text], truncation=options.get("truncation", False))
             ids = list(encoded["input_ids"][0])
             if not ids:  # the start token, or the token between texts
@@ -135,31 +253,56 @@ class TextGeneration(GenerationPipeline):
             encoded_inputs.append([Row(ids, metadata=text)])
         return encoded_inputs
 
-    def _chat(self, messages: list[Any]) -> list[Row] | RejectedInput:
+    def _chat(
+        self, messages: list[Any], continues_answer: bool | None
+    ) -> list[Row] | RejectedInput:
         for message in messages:
             if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
                 return RejectedInput(f"a message must have a role and a content: {message!r:.60}")
+        return [Row(self.chat_ids(messages, continues_answer), metadata=messages)]
+
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, Any]], continues_answer: bool | None = None
+    ) -> list[int]:
+        """Returns the token IDs of a chat, followed by the start of an answer.
+
+        Args:
+            messages: The messages, with ``role`` and ``content``.
+            continues_answer: Whether the last message is continued. By default if it is the
+                assistant's.
+
+        Raises:
+            UsageError: The tokenizer has no chat template, or the template rejects the messages.
+        """
+        from jinja2 import TemplateError
+
         if not getattr(self.tokenizer, "chat_template", None):
             raise UsageError(
                 "the tokenizer has no chat_template. Use a text prompt, or a model with a chat "
                 "template."
             )
-        continues_answer = messages[-1]["role"] == "assistant"
-        ids: Any = self.tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=not continues_answer,
-            continue_final_message=continues_answer,
-            tokenize=True,
-            return_dict=False,
-        )
-        return [Row(list(ids), metadata=messages)]
+        if continues_answer is None:
+            continues_answer = messages[-1]["role"] == "assistant"
+        try:
+            encoded: Any = self.tokenizer.apply_chat_template(
+                list(messages),  # type: ignore[arg-type]
+                add_generation_prompt=not continues_answer,
+                continue_final_message=continues_answer,
+                tokenize=True,
+                return_dict=True,
+            )
+        except TemplateError as error:
+            name = self.model.name_or_path or "the tokenizer"
+            raise UsageError(f"the chat template of {name} fails: {first_line(error)}") from error
+        return list(encoded["input_ids"])
 
     def can_share_batch(self, first: Row, row: Row, options: Options) -> bool:
         """Returns whether two prompts may share a batch.
 
-        With ``max_length`` they must be equally long.
+        If the maximum length includes the prompt, they must be equally long.
         """
-        if "max_new_tokens" in self._generation(options, len(first.ids)):
+        generate_options = self.generation_options(options, len(first.ids))
+        if generate_options.get("max_new_tokens") is not None:
             return super().can_share_batch(first, row, options)
         return len(first.ids) == len(row.ids)
 
@@ -174,19 +317,34 @@ class TextGeneration(GenerationPipeline):
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
         """Generates the continuations."""
         width = inputs["input_ids"].shape[1]
-        outputs = self._sequences(inputs, self._generation(options, width))
-        return {"new": outputs["sequences"][:, :, width:]}
+        outputs = self.generate(inputs, self.generation_options(options, width))
+        return outputs | {"sequences": outputs["sequences"][:, :, width:]}
+
+    def _prompt_length(self, row: Row) -> int:
+        return len(row.ids)
+
+    def _decode(self, row: Row, new_ids: Any) -> str:
+        """Decodes prompt and continuation together: some tokenizers drop a leading space."""
+        prompt_length = len(str(self.tokenizer.decode(list(row.ids), skip_special_tokens=True)))
+        ids = [*row.ids, *np.asarray(new_ids).tolist()]
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))[prompt_length:]
 
     def postprocess(
         self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
     ) -> Any:
-        """Decodes prompt and continuation together: some tokenizers drop a leading space."""
+        """Returns the prompt and its continuations."""
         (row,), (output,), answers = rows, outputs, []
-        prompt_length = len(str(self.tokenizer.decode(list(row.ids), skip_special_tokens=True)))
-        end_ids = end_token_ids(self.model, self._generation(options, len(row.ids)))
-        for new_ids in output["new"]:
-            ids = [*row.ids, *until_end(new_ids, end_ids).tolist()]
-            text: Any = str(self.tokenizer.decode(ids, skip_special_tokens=True))[prompt_length:]
+        end_ids = end_token_ids(self.model, self.generation_options(options, len(row.ids)))
+        for rank, new_ids in enumerate(output["sequences"]):
+            details = (
+                self.details(new_ids, end_ids, output, rank)
+                if options.get("return_details")
+                else {}
+            )
+            if options.get("return_tensors"):
+                answers.append({"generated_token_ids": [*row.ids, *new_ids.tolist()], **details})
+                continue
+            text: Any = self._decode(row, until_end(new_ids, end_ids))
             if options.get("return_full_text", True):
                 if isinstance(row.metadata, str):
                     text = row.metadata + text
@@ -195,7 +353,7 @@ class TextGeneration(GenerationPipeline):
                     text = [*row.metadata[:-1], {**last, "content": last["content"] + text}]
                 else:
                     text = [*row.metadata, {"role": "assistant", "content": text}]
-            answers.append({"generated_text": text})
+            answers.append({self.output_key: text, **details})
         return answers
 
 
@@ -203,17 +361,19 @@ class Text2Text(GenerationPipeline):
     """Generates a text from another with an encoder-decoder: ``[{"generated_text": …}]``.
 
     Options are those of ``generate``. The model's ``task_specific_params`` apply, including its
-    prefix. As in Transformers 4, the default is beam search with four beams.
+    prefix, which ``source_prefix`` replaces. As in Transformers 4, the default is beam search with
+    four beams. ``truncation=True`` truncates long texts, at most to ``max_source_length`` tokens.
+    ``truncation="split"`` splits them at sentences and joins the outputs for the parts.
     """
 
     head = "ForSeq2SeqLM"
-    extra_options = ("truncation", "src_lang", "tgt_lang")
-    output_key = "generated_text"
+    extra_options = ("src_lang", "tgt_lang", "source_prefix", "max_source_length")
+    num_beams = 4
 
     def __init__(
         self,
         model: FlaxPreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         task: str = "",
         **options: Any,
     ):
@@ -226,50 +386,92 @@ class Text2Text(GenerationPipeline):
         if prefix is None:
             prefix = getattr(model.config, "source_prefix", None)
         self.direction = Direction(prefix or "")
-        # Marian's tokenizer has two vocabularies.
-        has_two_vocabularies = hasattr(tokenizer, "spm_target")
-        self._decoding: dict[str, Any] = (
-            {"use_source_tokenizer": False} if has_two_vocabularies else {}
-        )
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Returns one row per text, with the prefix."""
+        """Returns a row per text with the prefix, a row per part of a text that is split, or none
+        for a text without words."""
         self.set_direction(options)
+        prefix = options.get("source_prefix")
+        encoder = SourceEncoder(
+            self.tokenizer,
+            self.max_positions,
+            options.get("max_source_length"),
+            self.direction.source_prefix if prefix is None else prefix,
+            options.get("truncation", False),
+        )
         texts = [self._text(item) for item in inputs]
-        prefix = self.direction.source_prefix
-        prefixed_texts = [prefix + text for text in texts if not isinstance(text, RejectedInput)]
-        ids: Iterator[Any] = iter(())
-        if prefixed_texts:
-            truncation = options.get("truncation", False)
-            ids = iter(self.tokenize(prefixed_texts, truncation=truncation)["input_ids"])
-        return [
-            text if isinstance(text, RejectedInput) else [Row(list(next(ids)))] for text in texts
-        ]
+        encoded = iter(encoder([text for text in texts if not isinstance(text, RejectedInput)]))
+        encoded_inputs: list[list[Row] | RejectedInput] = []
+        for text in texts:
+            if isinstance(text, RejectedInput):
+                encoded_inputs.append(text)
+                continue
+            parts, separators, warning, error = next(encoded)
+            if error is not None:
+                encoded_inputs.append(RejectedInput(error))
+                continue
+            rows = [
+                Row(ids, metadata=separator)
+                for ids, separator in zip(parts, ["", *separators], strict=False)
+            ]
+            if rows:
+                rows[0].warning = warning
+            encoded_inputs.append(rows)
+        return encoded_inputs
+
+    def find_problem(self, rows: Sequence[Row]) -> str | None:
+        """Returns why the model cannot process a text. A text without words is not a problem."""
+        return super().find_problem(rows) if rows else None
 
     def set_direction(self, options: Options) -> None:
         """Sets the languages. Only for translation."""
 
+    def source_width(self, width: int) -> int | None:
+        """Returns the source width that limits the output, for tasks with such a limit."""
+        return None
+
     def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
         """Generates the outputs."""
-        lengths = {"max_new_tokens", "max_length"}
-        defaults = {
-            n: v
-            for n, v in self.task_defaults.items()
-            if not (n in lengths and lengths & {*options})
-        }
-        generate_options = self._generation({"num_beams": 4, **defaults, **options}, 1)
+        width = self.source_width(inputs["input_ids"].shape[1])
+        generate_options = self.generation_options(options, 1, width)
         if self.direction.forced_bos_token_id is not None:
             generate_options.setdefault("forced_bos_token_id", self.direction.forced_bos_token_id)
-        return self._sequences(inputs, generate_options)
+        return self.generate(inputs, generate_options)
+
+    def _decode(self, row: Row, new_ids: Any) -> str:
+        # Marian's tokenizer has two vocabularies and decodes with the source vocabulary by default.
+        has_two_vocabularies = hasattr(self.tokenizer, "spm_target")
+        decoding = {"use_source_tokenizer": False} if has_two_vocabularies else {}
+        ids = np.asarray(new_ids).tolist()
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, **decoding))
 
     def postprocess(
         self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
     ) -> Any:
-        """Decodes the outputs, without the start token."""
-        end_ids = end_token_ids(self.model, self._generation({**self.task_defaults, **options}, 1))
-        text_ids = [until_end(ids[1:], end_ids).tolist() for ids in outputs[0]["sequences"]]
-        texts = self.tokenizer.batch_decode(text_ids, skip_special_tokens=True, **self._decoding)
-        return [{self.output_key: text} for text in texts]
+        """Decodes the outputs. Those of equal rank for all parts of a text are joined."""
+        generate_options = self.generation_options(options)
+        end_ids = end_token_ids(self.model, generate_options)
+        with_details = options.get("return_details")
+        if not rows:
+            blank = {self.output_key: ""} | (
+                {"num_tokens": 0, "ended": True} if with_details else {}
+            )
+            return [blank] * generate_options.get("num_return_sequences", 1)
+        answers = []
+        for rank in range(len(outputs[0]["sequences"])):
+            text, parts = "", []
+            for row, output in zip(rows, outputs, strict=True):
+                new_ids = output["sequences"][rank][1:]  # without the start token
+                text += row.metadata + self._decode(row, until_end(new_ids, end_ids))
+                parts.append(self.details(new_ids, end_ids, output, rank))
+            answer: dict[str, Any] = {self.output_key: text}
+            if with_details:
+                answer["num_tokens"] = sum(part["num_tokens"] for part in parts)
+                answer["ended"] = all(part["ended"] for part in parts)
+                if "score" in parts[0]:
+                    answer["score"] = sum(part["score"] for part in parts) / len(parts)
+            answers.append(answer)
+        return answers
 
     def format_list(self, answers: list[Any], options: Options) -> list[Any]:
         """Returns one dictionary per text, if each has exactly one."""
@@ -291,11 +493,16 @@ class Translation(Text2Text):
     """Translates a text: ``[{"translation_text": …}]``.
 
     ``src_lang`` and ``tgt_lang``, or a task name ``translation_xx_to_yy``, choose the languages of
-    a multilingual model.
+    a multilingual model. By default a translation has at most slightly more than twice as many
+    tokens as its source: longer ones are almost always repetitions.
     """
 
     output_key = "translation_text"
     text_columns = ("text", "source")
+
+    def source_width(self, width: int) -> int | None:
+        """Returns the width: the length of a translation depends on its source."""
+        return width
 
     def set_direction(self, options: Options) -> None:
         """Sets the language codes, prefix and first token that the model uses."""
@@ -304,8 +511,9 @@ class Translation(Text2Text):
         if source is None and target is None and len(task_parts) == 4:
             source, target = task_parts[1], task_parts[3]
         config, name = self.model.config, getattr(self.model.config, "_name_or_path", "")
+        prefix = options.get("source_prefix")
         try:
-            self.direction = find_direction(config, self.tokenizer, name, source, target)
+            self.direction = find_direction(config, self.tokenizer, name, source, target, prefix)
         except UsageError:
             # Models with one language pair may not define the languages, so a task name alone may
             # fail to match. Explicit options must match.

@@ -1,222 +1,277 @@
-"""Image captioning and classification pipelines for files."""
+"""Pipelines for images: classification, features and captions."""
 
 from __future__ import annotations
 
-import itertools
+import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from hfseq.data.images import (
-    MAX_PIXELS,
-    ImageDecoder,
-    MediaSource,
-    check_image_shape,
-    load_image_processor,
-)
+from hfseq.data.images import MAX_PIXELS, ImageDecoder, check_image_shape
+from hfseq.data.sources import MediaSource
 from hfseq.errors import UsageError
-from hfseq.pipelines import load
+from hfseq.generation.request import end_token_ids, until_end
+from hfseq.pipelines.base import Answer, Options, Outputs, Pipeline, RejectedInput, Row, distribute
+from hfseq.pipelines.generation import GenerationPipeline
+from hfseq.pipelines.tasks import candidate_labels_of, class_scores, hypotheses, softmax
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from hfseq.modeling import FlaxPreTrainedModel
 
 
-@dataclass
-class ImageResult:
-    """The result for an image: a caption, or classes with probabilities.
+class ImagePipeline(Pipeline):
+    """Base class of the pipelines that read images.
 
-    Attributes:
-        name: Name of the image file.
-        text: The caption.
-        labels: Classes and their probabilities.
-        error: Why the image could not be read.
-    """
-
-    name: str
-    text: str | None = None
-    labels: list[tuple[str, float]] = field(default_factory=list)
-    error: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the result as a JSON object with the keys of Transformers' pipelines."""
-        if self.error:
-            return {"file": self.name, "error": self.error}
-        if self.text is not None:
-            return {"file": self.name, "generated_text": self.text}
-        labels = [{"label": label, "score": round(score, 6)} for label, score in self.labels]
-        return {"file": self.name, "labels": labels}
-
-
-class ImagePipeline:
-    """Base class of pipelines for images, which are read in batches.
-
-    All batches have the same size, so that only one program is compiled. Unused rows of the last
-    batch are zero.
+    An image is a path, a URL, a base64 string with the prefix ``data:image/``, the content of a
+    file as ``bytes``, an array `(height, width, 3)` of ``uint8``, an image of Pillow, or a
+    dictionary with one of these as "image", "bytes" or "path".
 
     Args:
         model: The model.
-        processor: Its image processor.
-        batch_size: Images per batch, and the number of images in memory.
-        workers: Number of decoding processes. 0 decodes in this process.
+        image_processor: Its image processor.
         max_image_pixels: Maximum number of pixels of an image. Larger images are errors.
+        **arguments: Arguments of :class:`~hfseq.pipelines.base.Pipeline`.
     """
+
+    processors: ClassVar[tuple[str, ...]] = ("image_processor",)
+    input_description = "an image"
+    window_batches = 1  # decoded images are large
 
     def __init__(
         self,
         model: FlaxPreTrainedModel,
-        processor: Any,
+        tokenizer: Any = None,
+        task: str = "",
         *,
-        batch_size: int = 8,
-        workers: int = 0,
         max_image_pixels: int = MAX_PIXELS,
+        **arguments: Any,
     ):
-        if batch_size < 1:
-            raise UsageError(f"batch_size must be at least 1, not {batch_size}")
-        self.model, self.batch_size = model, batch_size
-        self.decoder = ImageDecoder(processor, workers, max_image_pixels)
+        super().__init__(model, tokenizer, task, **arguments)
+        self.decoder = ImageDecoder(self.image_processor, self.num_workers, max_image_pixels)
         check_image_shape(model, self.decoder)
 
-    def __call__(
-        self, sources: Iterable[str | MediaSource], params: Mapping[str, Any] | None = None
-    ) -> Iterator[ImageResult]:
-        """Yields an :class:`ImageResult` for each image, in order.
+    @classmethod
+    def check_model(cls, model: FlaxPreTrainedModel, task: str) -> None:
+        """Raises a UsageError if the model has no image inputs."""
+        if not model.has_input("pixel_values"):
+            raise UsageError(f"{task}: {type(model).__name__} does not read images")
 
-        Unreadable images have an ``error``.
+    def is_single_input(self, inputs: Any) -> bool:
+        """Returns whether ``inputs`` is one image."""
+        return not isinstance(as_image_source(inputs), RejectedInput)
 
-        Args:
-            sources: Paths or sources of images.
-            params: Parameters to use instead of the model's.
-        """
-        items = (MediaSource(source) if isinstance(source, str) else source for source in sources)
+    def stream(self, inputs: Iterable[Any], *arguments: Any, **options: Any) -> Iterator[Answer]:
+        """See :meth:`hfseq.pipelines.base.Pipeline.stream`."""
         try:
-            while batch := list(itertools.islice(items, self.batch_size)):
-                decoded = self.decoder(batch)
-                results = [
-                    ImageResult(source.name, error=reason)
-                    for source, reason in zip(batch, decoded.reasons, strict=True)
-                ]
-                read_rows = [row for row, result in enumerate(results) if result.error is None]
-                if read_rows:
-                    pixel_values = np.zeros((self.batch_size, *self.decoder.shape), np.float32)
-                    pixel_values[: len(read_rows)] = decoded.pixel_values[read_rows]
-                    self.fill_results([results[row] for row in read_rows], pixel_values, params)
-                yield from results
+            yield from super().stream(inputs, *arguments, **options)
         finally:
             self.decoder.close()
 
-    def fill_results(
-        self,
-        results: Sequence[ImageResult],
-        pixel_values: np.ndarray,
-        params: Mapping[str, Any] | None,
-    ) -> None:
-        """Sets the results of the first rows of ``pixel_values``."""
-        raise NotImplementedError
+    def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
+        """Decodes the images."""
+        sources = [as_image_source(item) for item in inputs]
+        valid = [source for source in sources if not isinstance(source, RejectedInput)]
+        decoded = self.decoder(valid)
+        pixels = iter(zip(decoded.pixel_values, decoded.reasons, strict=True))
+        encoded_inputs: list[list[Row] | RejectedInput] = []
+        for source in sources:
+            if isinstance(source, RejectedInput):
+                encoded_inputs.append(source)
+                continue
+            pixel_values, reason = next(pixels)
+            encoded_inputs.append(
+                [Row(metadata=pixel_values)] if reason is None else RejectedInput(reason)
+            )
+        return encoded_inputs
+
+    def find_problem(self, rows: Sequence[Row]) -> str | None:
+        """Returns ``None``: the decoder has found all problems."""
+        return None
+
+    def can_share_batch(self, first: Row, row: Row, options: Options) -> bool:
+        """Returns ``True``: all images have the same shape."""
+        return True
+
+    def max_rows(self, width: int, size: int) -> int:
+        """Returns ``size``: all images have the same shape."""
+        return size
+
+    def collate(self, rows: Sequence[Row], count: int) -> dict[str, Any]:
+        """Returns the pixel values, `(count, channels, height, width)`."""
+        pixel_values = [row.metadata for row in rows]
+        return {"pixel_values": np.stack([*pixel_values, *pixel_values[-1:] * (count - len(rows))])}
 
 
-class Captioner(ImagePipeline):
-    """Generates a caption for each image.
+def as_image_source(image: Any) -> MediaSource | RejectedInput:
+    """Returns the source of an image, or why the value is none."""
+    if isinstance(image, Mapping):
+        values = (image.get(name) for name in ("image", "bytes", "path"))
+        image = next((value for value in values if value is not None), image)
+    if isinstance(image, str) and image.startswith("data:image/"):
+        return MediaSource("the base64 image", base64.b64decode(image.partition(",")[2]))
+    if isinstance(image, str | Path):
+        return MediaSource(str(image))
+    if isinstance(image, MediaSource):
+        return image
+    if isinstance(image, bytes):
+        return MediaSource("the image", image)
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
+        from PIL import Image
 
-    Args:
-        model: A vision-encoder-decoder model.
-        processor: Its image processor.
-        tokenizer: Its tokenizer.
-        batch_size: Images per batch.
-        workers: Number of decoding processes.
-        max_image_pixels: Maximum number of pixels of an image.
-        **generation: Options of ``generate``. ``None`` leaves an option to the model.
+        return MediaSource("the array", Image.fromarray(image))
+    if hasattr(image, "getpixel"):  # an image of Pillow
+        return MediaSource("the image", image)
+    return RejectedInput(
+        "it must be a path, a URL, bytes, an image of Pillow, or a uint8 array (height, width, 3), "
+        f"not {image!r:.60}"
+    )
+
+
+class ImageClassification(ImagePipeline):
+    """Classifies an image: the ``top_k`` most probable classes, ``[{label, score}]``.
+
+    ``function_to_apply`` is ``softmax``, ``sigmoid`` or ``none``. The default depends on the
+    problem type of the model.
     """
 
-    def __init__(
-        self,
-        model: FlaxPreTrainedModel,
-        processor: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        batch_size: int = 8,
-        workers: int = 0,
-        max_image_pixels: int = MAX_PIXELS,
-        **generation: Any,
-    ):
-        super().__init__(
-            model,
-            processor,
-            batch_size=batch_size,
-            workers=workers,
-            max_image_pixels=max_image_pixels,
-        )
-        self.tokenizer = tokenizer
-        self._options = {name: value for name, value in generation.items() if value is not None}
+    head = "ForImageClassification"
+    defaults: ClassVar = {"top_k": 5, "function_to_apply": None, "timeout": None}
+
+    def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Returns the logits of all classes."""
+        return {"logits": self.model(**inputs, params=params).logits.astype(jnp.float32)}
+
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Returns the most probable classes."""
+        function = options.get("function_to_apply")
+        return class_scores(self.model.config, outputs[0]["logits"], function)[
+            : options.get("top_k", 5)
+        ]
+
+
+class ZeroShotImageClassification(ImagePipeline):
+    """Classifies images into the labels of the call with a model such as CLIP.
+
+    Returns ``[{score, label}]`` for all labels, the most probable first.
+    """
+
+    head = "Model"
+    processors = ("image_processor", "tokenizer")
+    defaults: ClassVar = {
+        "candidate_labels": None,
+        "hypothesis_template": "This is a photo of {}.",
+        "timeout": None,
+    }
 
     @classmethod
-    def from_pretrained(cls, name: str, *, precision: str | None = None, **options: Any) -> Any:
-        """Loads a checkpoint with its image processor and tokenizer.
+    def check_model(cls, model: FlaxPreTrainedModel, task: str) -> None:
+        """Raises a UsageError if the model does not compare images with texts."""
+        if not hasattr(model, "get_text_features"):
+            raise UsageError(
+                f"{task}: {type(model).__name__} does not compare images with texts. Use a "
+                "model such as CLIP."
+            )
 
-        Args:
-            name: Directory or Hub name.
-            precision: Precision recipe.
-            **options: Arguments of :class:`Captioner`.
+    def __call__(
+        self, inputs: Any, candidate_labels: str | Sequence[str] | None = None, **options: Any
+    ) -> Any:
+        """Returns the labels of one or more images with their scores."""
+        if candidate_labels is not None:
+            options["candidate_labels"] = candidate_labels
+        return super().__call__(inputs, **options)
 
-        Raises:
-            UsageError: The checkpoint has another type.
-            CheckpointError: The checkpoint cannot be loaded.
-        """
-        from hfseq.modeling.auto import FlaxAutoModelForVision2Seq
+    def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
+        """Returns the logits of all labels, `(images, labels)`."""
+        template = options.get("hypothesis_template", self.defaults["hypothesis_template"])
+        texts = hypotheses(candidate_labels_of(options), template)
+        encoded = self.tokenizer(texts, padding=True, truncation=True, return_tensors="np")
+        labels = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        images = distribute(inputs, self.params)
+        return self._compiled(self.params, {**images, **labels})
 
-        recipe = {"precision": precision} if precision else {}
-        model, tokenizer = load(FlaxAutoModelForVision2Seq, name, **recipe)
-        return cls(model, load_image_processor(name, None), tokenizer, **options)
+    def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Returns the similarity of each image and label."""
+        output = self.model(**inputs, params=params)
+        return {"logits": output.logits_per_image.astype(jnp.float32)}
 
-    def fill_results(
-        self,
-        results: Sequence[ImageResult],
-        pixel_values: np.ndarray,
-        params: Mapping[str, Any] | None,
-    ) -> None:
-        """Generates captions, without special tokens."""
-        output = self.model.generate(pixel_values, params=params, **self._options)
-        for result, row in zip(results, np.asarray(output.sequences), strict=False):
-            result.text = str(self.tokenizer.decode(row.tolist(), skip_special_tokens=True)).strip()
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Returns the labels with their probabilities."""
+        scores = softmax(outputs[0]["logits"].astype(np.float64))
+        labels = candidate_labels_of(options)
+        return [
+            {"score": float(scores[number]), "label": labels[number]}
+            for number in np.argsort(-scores, kind="stable").tolist()
+        ]
 
 
-class ImageClassifier(ImagePipeline):
-    """Returns the ``top_k`` most probable classes of each image."""
+class ImageFeatureExtraction(ImagePipeline):
+    """Returns the last hidden states of an image as nested lists, `(1, patches, features)`.
 
-    def __init__(
-        self, model: FlaxPreTrainedModel, processor: Any, *, top_k: int = 5, **options: Any
-    ):
-        super().__init__(model, processor, **options)
-        if top_k < 1:
-            raise UsageError(f"top_k must be at least 1, not {top_k}")
-        self.top_k, self.id2label = top_k, model.config.id2label
-        self._forward = jax.jit(
-            lambda params, pixels: jax.nn.softmax(model(pixels, params=params).logits)
-        )
+    ``pool=True`` returns the pooled output instead, and ``return_tensors=True`` an array.
+    """
 
-    @classmethod
-    def from_pretrained(cls, name: str, *, precision: str | None = None, **options: Any) -> Any:
-        """Loads a checkpoint with its image processor. See :meth:`Captioner.from_pretrained`."""
-        from hfseq.modeling import auto
+    head = "Model"
+    defaults: ClassVar = {"pool": False, "return_tensors": False, "timeout": None}
 
-        recipe = {"precision": precision} if precision else {}
-        model = auto.load(auto.FlaxAutoModelForImageClassification, name, **recipe)
-        return cls(model, load_image_processor(name, None), **options)
+    def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
+        """Returns the features that the call asks for."""
+        outputs = super().run_batch(inputs, options)
+        name = "pooled" if options.get("pool") else "features"
+        if name not in outputs:
+            raise UsageError(
+                f"pool=True requires a model with a pooled output, which "
+                f"{type(self.model).__name__} does not have"
+            )
+        return {name: outputs[name]}
 
-    def fill_results(
-        self,
-        results: Sequence[ImageResult],
-        pixel_values: np.ndarray,
-        params: Mapping[str, Any] | None,
-    ) -> None:
-        """Sets the most probable classes."""
-        probabilities = np.asarray(
-            self._forward(self.model.params if params is None else params, pixel_values), np.float64
-        )
-        for result, row in zip(results, probabilities, strict=False):
-            top_ids = np.argsort(-row, kind="stable")[: self.top_k]
-            result.labels = [(self.id2label[int(number)], float(row[number])) for number in top_ids]
+    def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Returns the hidden states and, if the model has one, the pooled output."""
+        output = self.model(**inputs, params=params)
+        features = {"features": output[0].astype(jnp.float32)}
+        pooled = getattr(output, "pooler_output", None)
+        return features if pooled is None else features | {"pooled": pooled.astype(jnp.float32)}
+
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Returns nested lists, or an array with ``return_tensors``."""
+        features = next(iter(outputs[0].values()))[None]
+        return features if options.get("return_tensors") else features.tolist()
+
+
+class ImageToText(ImagePipeline, GenerationPipeline):
+    """Generates captions of an image: ``[{"generated_text": …}]``.
+
+    Options are those of ``generate``.
+    """
+
+    head = "ForVision2Seq"
+    processors = ("image_processor", "tokenizer")
+    extra_options = ("timeout",)
+
+    def run_batch(self, inputs: Mapping[str, np.ndarray], options: Options) -> Outputs:
+        """Generates the captions."""
+        return self.generate(inputs, self.generation_options(options))
+
+    def postprocess(
+        self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
+    ) -> Any:
+        """Decodes the captions, without the start token."""
+        (output,), answers = outputs, []
+        end_ids = end_token_ids(self.model, self.generation_options(options))
+        for rank, ids in enumerate(output["sequences"]):
+            answer: dict[str, Any] = {
+                self.output_key: self._decode(rows[0], until_end(ids[1:], end_ids))
+            }
+            if options.get("return_details"):
+                answer |= self.details(ids[1:], end_ids, output, rank)
+            answers.append(answer)
+        return answers

@@ -12,9 +12,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from hfseq.errors import DataError, UsageError
+
+T = TypeVar("T")
 
 #: How to handle texts that are longer than the model supports.
 LONG_LINE_POLICIES = ("truncate", "split", "error")
@@ -110,8 +112,8 @@ def count_lines(name: str) -> int | None:
 
 
 def read_windows(
-    lines: Iterable[str], size: int, min_lines: int, pause: float | None
-) -> Iterator[list[str]]:
+    lines: Iterable[T], size: int, min_lines: int, pause: float | None
+) -> Iterator[list[T]]:
     """Yields ``lines`` in lists of up to ``size``.
 
     An error of ``lines`` is raised after the lines before it.
@@ -123,7 +125,7 @@ def read_windows(
         pause: With ``pause``, a thread reads ahead, and a list is also yielded when no line has
             arrived for this many seconds. ``None`` waits for complete lists.
     """
-    window: list[str]
+    window: list[T]
     if pause is None:
         iterator = iter(lines)
         while True:
@@ -139,10 +141,11 @@ def read_windows(
                 return
             yield window
 
-    pending: queue.Queue[str | BaseException | None] = queue.Queue(maxsize=2 * size)
+    # A line is in a tuple, and anything else is the end: an error or None.
+    pending: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=2 * size)
     stopped = threading.Event()
 
-    def put(item: str | BaseException | None) -> None:
+    def put(item: tuple[T] | BaseException | None) -> None:
         """Adds to the queue; waits while it is full, unless the reader has stopped."""
         while not stopped.is_set():
             try:
@@ -154,7 +157,7 @@ def read_windows(
         end = None
         try:
             for line in lines:
-                put(line)
+                put((line,))
                 if stopped.is_set():
                     return
         except BaseException as error:  # raised again by the consumer
@@ -163,8 +166,8 @@ def read_windows(
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        item: str | BaseException | None = ""
-        while isinstance(item, str):
+        item: tuple[T] | BaseException | None = ()  # type: ignore[assignment]
+        while isinstance(item, tuple):
             window = []
             while len(window) < size:
                 try:
@@ -176,15 +179,20 @@ def read_windows(
                         item = pending.get_nowait()
                 except queue.Empty:
                     break
-                if not isinstance(item, str):
+                if not isinstance(item, tuple):
                     break
-                window.append(item)
+                window.append(item[0])
             if window:
                 yield window
         if item is not None:
             raise item
     finally:
         stopped.set()
+
+
+def one_line(text: str) -> str:
+    """Returns a text without line breaks, so that it is one line of a file."""
+    return " ".join(text.split("\n")).replace("\r", " ").strip()
 
 
 class Output:

@@ -1,28 +1,28 @@
-"""Pipelines that analyze texts (masks, classes, tags, answers, features), and ``pipeline``.
+"""Pipelines that analyze texts: masks, classes, tags, answers and features.
 
 Return values have the format of Transformers 4, including tasks that version 5 dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hfseq.data.question_answering import ContextWindows, make_windows
-from hfseq.errors import UsageError, did_you_mean
-from hfseq.pipelines import load
-from hfseq.pipelines.base import Options, Outputs, Pipeline, RejectedInput, Row, input_text
-from hfseq.pipelines.generation import Summarization, Text2Text, TextGeneration, Translation
-
-if TYPE_CHECKING:
-    from jax.typing import DTypeLike
-    from transformers import PreTrainedTokenizerBase
-
-    from hfseq.modeling import FlaxPreTrainedModel
+from hfseq.errors import UsageError
+from hfseq.pipelines.base import (
+    Answer,
+    Options,
+    Outputs,
+    Pipeline,
+    RejectedInput,
+    Row,
+    input_text,
+)
 
 
 class FillMask(Pipeline):
@@ -164,6 +164,48 @@ def make_row(encoded: Any, number: int) -> list[Row]:
     return [Row(encoded["input_ids"][number], types and types[number])]
 
 
+class SentenceSimilarity(Pipeline):
+    """Returns the cosine similarity of a sentence and each of several others.
+
+    The input is ``{"source_sentence": …, "sentences": […]}``, as on the Hub. The embeddings are
+    those of :meth:`~hfseq.modeling.FlaxPreTrainedModel.encode`, whose options ``pooling``,
+    ``prompt`` and ``prompt_name`` are accepted.
+    """
+
+    head = "Model"
+    input_description = 'a dictionary with "source_sentence" and "sentences"'
+    defaults: ClassVar = {"pooling": None, "prompt": None, "prompt_name": None}
+
+    def stream(
+        self,
+        inputs: Iterable[Any],
+        batch_size: int | None = None,
+        options: Options | None = None,
+        pause: float | None = None,
+    ) -> Iterator[Answer]:
+        """See :meth:`hfseq.pipelines.base.Pipeline.stream`."""
+        encode_options = {**(self.options if options is None else options)}
+        for item in inputs:
+            source, sentences = (
+                (item.get("source_sentence"), item.get("sentences"))
+                if isinstance(item, Mapping)
+                else (None, None)
+            )
+            texts = [source, *sentences] if isinstance(sentences, list | tuple) else []
+            if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
+                yield Answer(error=f"it must be {self.input_description}, not {item!r:.60}")
+                continue
+            vectors = self.model.encode(
+                texts,
+                batch_size=batch_size or self.batch_size,
+                normalize_embeddings=True,
+                tokenizer=self.tokenizer,
+                params=self.params,
+                **encode_options,
+            )
+            yield Answer([float(score) for score in vectors[1:] @ vectors[0]])
+
+
 class TextClassification(Pipeline):
     """Classifies a text, or a pair ``{"text": …, "text_pair": …}``.
 
@@ -205,35 +247,44 @@ class TextClassification(Pipeline):
         self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
     ) -> Any:
         """Returns the most probable class, or a list with ``top_k``."""
-        config, logits = self.model.config, outputs[0]["logits"]
-        function, problem_type = options.get("function_to_apply"), config.problem_type
-        if function is None:
-            is_multi_label = problem_type == "multi_label_classification" or len(logits) == 1
-            function = (
-                "none"
-                if problem_type == "regression"
-                else "sigmoid"
-                if is_multi_label
-                else "softmax"
-            )
-        if function not in ("none", "sigmoid", "softmax"):
-            raise UsageError(
-                f"function_to_apply must be 'softmax', 'sigmoid' or 'none', not {function!r}"
-            )
-        scores = logits.astype(np.float64)
-        if function == "sigmoid":
-            scores = 1 / (1 + np.exp(-scores))
-        elif function == "softmax":
-            scores = softmax(scores)
-        results = [
-            {"label": config.id2label[number], "score": float(scores[number])}
-            for number in np.argsort(-scores, kind="stable").tolist()
-        ]
+        function = options.get("function_to_apply")
+        results = class_scores(self.model.config, outputs[0]["logits"], function)
         return results[: options["top_k"]] if "top_k" in options else results[0]
 
     def format_single(self, answer: Any, inputs: Any, options: Options) -> Any:
         """Returns a list for a single text, unless the call sets ``top_k``."""
         return [answer] if isinstance(inputs, str) and "top_k" not in options else answer
+
+
+def class_scores(config: Any, logits: np.ndarray, function: str | None) -> list[dict[str, Any]]:
+    """Returns ``{"label", "score"}`` for all classes, the highest score first.
+
+    Args:
+        config: The model's configuration.
+        logits: The logits, `(num_labels,)`.
+        function: "softmax", "sigmoid" or "none". By default none for regression, the sigmoid for
+            several labels or a single class, and otherwise the softmax.
+
+    Raises:
+        UsageError: Unknown ``function``.
+    """
+    if function is None:
+        is_multi_label = config.problem_type == "multi_label_classification" or len(logits) == 1
+        is_regression = config.problem_type == "regression"
+        function = "none" if is_regression else "sigmoid" if is_multi_label else "softmax"
+    if function not in ("none", "sigmoid", "softmax"):
+        raise UsageError(
+            f"function_to_apply must be 'softmax', 'sigmoid' or 'none', not {function!r}"
+        )
+    scores = logits.astype(np.float64)
+    if function == "sigmoid":
+        scores = 1 / (1 + np.exp(-scores))
+    elif function == "softmax":
+        scores = softmax(scores)
+    return [
+        {"label": config.id2label[number], "score": float(scores[number])}
+        for number in np.argsort(-scores, kind="stable").tolist()
+    ]
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -263,28 +314,15 @@ class ZeroShotClassification(Pipeline):
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
         """Returns one row per text and label."""
-        labels = self._labels(options)
+        labels = candidate_labels_of(options)
         template = options.get("hypothesis_template", self.defaults["hypothesis_template"])
-        if template.format(labels[0]) == template:
-            raise UsageError(
-                f"hypothesis_template {template!r} has no {{}} as a placeholder for the label"
-            )
-        hypotheses = [template.format(label) for label in labels]
 
         def rows(encoded: Any, number: int) -> list[Row]:
             start = number * len(labels)
             return [row for n in range(len(labels)) for row in make_row(encoded, start + n)]
 
         truncation = options.get("truncation", "only_first")
-        return encode_texts(self, inputs, truncation, rows, hypotheses)
-
-    def _labels(self, options: Options) -> list[str]:
-        labels = options.get("candidate_labels")
-        if isinstance(labels, str):
-            labels = [label.strip() for label in labels.split(",") if label.strip()]
-        if not labels:
-            raise UsageError("candidate_labels is required: the labels to choose from")
-        return list(labels)
+        return encode_texts(self, inputs, truncation, rows, hypotheses(labels, template))
 
     forward = TextClassification.forward
 
@@ -292,7 +330,7 @@ class ZeroShotClassification(Pipeline):
         self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
     ) -> Any:
         """Compares the entailment of all labels, or of each label with its contradiction."""
-        labels = self._labels(options)
+        labels = candidate_labels_of(options)
         logits = np.stack([output["logits"] for output in outputs]).astype(np.float64)
         label_ids = self.model.config.label2id.items()
         entailment = next((n for name, n in label_ids if name.lower().startswith("entail")), -1)
@@ -307,6 +345,33 @@ class ZeroShotClassification(Pipeline):
             "labels": [labels[n] for n in order],
             "scores": [float(scores[n]) for n in order],
         }
+
+
+def candidate_labels_of(options: Options) -> list[str]:
+    """Returns the labels of a zero-shot task: a list, or a string with commas.
+
+    Raises:
+        UsageError: There are no labels.
+    """
+    labels = options.get("candidate_labels")
+    if isinstance(labels, str):
+        labels = [label.strip() for label in labels.split(",") if label.strip()]
+    if not labels:
+        raise UsageError("candidate_labels is required: the labels to choose from")
+    return list(labels)
+
+
+def hypotheses(labels: Sequence[str], template: str) -> list[str]:
+    """Returns the sentence of each label.
+
+    Raises:
+        UsageError: The template has no placeholder.
+    """
+    if template.format(labels[0]) == template:
+        raise UsageError(
+            f"hypothesis_template {template!r} has no {{}} as a placeholder for the label"
+        )
+    return [template.format(label) for label in labels]
 
 
 AGGREGATION_STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -696,86 +761,3 @@ def _characters(
         first = int(np.flatnonzero(words == words[first])[0])
         last = int(np.flatnonzero(words == words[last])[-1])
     return int(spans[first, 0]), int(spans[last, 1])
-
-
-#: Pipelines by Transformers task name.
-PIPELINES: dict[str, type[Pipeline]] = {
-    "fill-mask": FillMask,
-    "feature-extraction": FeatureExtraction,
-    "text-classification": TextClassification,
-    "zero-shot-classification": ZeroShotClassification,
-    "token-classification": TokenClassification,
-    "question-answering": QuestionAnswering,
-    "text-generation": TextGeneration,
-    "text2text-generation": Text2Text,
-    "summarization": Summarization,
-    "translation": Translation,
-}
-ALIASES = {"sentiment-analysis": "text-classification", "ner": "token-classification"}
-
-
-def pipeline(
-    task: str,
-    model: str | FlaxPreTrainedModel,
-    tokenizer: str | PreTrainedTokenizerBase | None = None,
-    *,
-    batch_size: int = 8,
-    dtype: DTypeLike | None = None,
-    precision: str | None = None,
-    progress: bool = False,
-    **options: Any,
-) -> Pipeline:
-    """Creates a pipeline for a task, with the return values of Transformers 4.
-
-    Args:
-        task: A key of :data:`PIPELINES`, ``sentiment-analysis``, ``ner`` or
-            ``translation_xx_to_yy``.
-        model: Directory or Hub name of a checkpoint or adapter, or a model. A model requires
-            ``tokenizer``.
-        tokenizer: The tokenizer, or its directory or Hub name.
-        batch_size: Maximum rows per batch.
-        dtype: Dtype of the computation.
-        precision: Precision recipe.
-        progress: Whether to show a progress bar.
-        **options: Default options of the task.
-
-    Returns:
-        A pipeline, which is called with a text, a list, an iterator or a ``pathlib.Path``. See
-        :class:`~hfseq.pipelines.base.Pipeline`.
-
-    Raises:
-        UsageError: Unknown task or option, or the model does not have the task's head.
-        CheckpointError: The checkpoint cannot be loaded.
-    """
-    from transformers import AutoTokenizer
-
-    from hfseq.modeling import auto
-
-    name = ALIASES.get(task, "translation" if task.startswith("translation_") else task)
-    if name not in PIPELINES:
-        task_names = [*PIPELINES, *ALIASES, "translation_xx_to_yy"]
-        raise UsageError(
-            f"unknown task '{task}'{did_you_mean(task, task_names)}; use {', '.join(task_names)}"
-        )
-    pipeline_class = PIPELINES[name]
-    if isinstance(model, str):
-        recipe: dict[str, Any] = {"dtype": dtype, "precision": precision}
-        recipe = {name: value for name, value in recipe.items() if value is not None}
-        if isinstance(tokenizer, str | None):
-            loaded_model, loaded_tokenizer = load(
-                pipeline_class.auto_class(), model, tokenizer=tokenizer, **recipe
-            )
-        else:
-            loaded_model = auto.load(pipeline_class.auto_class(), model, **recipe)
-            loaded_tokenizer = tokenizer
-        pipeline_class.check_head(loaded_model, model)
-    else:
-        if tokenizer is None:
-            raise UsageError(f"pipeline('{task}', model): a loaded model also requires tokenizer=")
-        loaded_model = model
-        loaded_tokenizer = (
-            auto.load(AutoTokenizer, tokenizer) if isinstance(tokenizer, str) else tokenizer
-        )
-    return pipeline_class(
-        loaded_model, loaded_tokenizer, task, batch_size=batch_size, progress=progress, **options
-    )

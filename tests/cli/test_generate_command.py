@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hfseq
 from hfseq import cli
 from hfseq.errors import UsageError
-from hfseq.pipelines.text_generation import DEFAULT_MAX_NEW_TOKENS, TextGenerator
+from hfseq.pipelines.generation import MAX_NEW_TOKENS, TextGeneration
 from tests.support import models
 from tests.support.translators import save_tiny_t5
 
@@ -21,7 +22,6 @@ PROMPT = "the law of every land"
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory) -> Path:
     """A tiny random GPT-2 with its tokenizer."""
-    import hfseq
     from hfseq.data.tokenizers import train_tokenizer
 
     folder = tmp_path_factory.mktemp("writers") / "gpt2"
@@ -41,8 +41,8 @@ def t5(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def writer(gpt2) -> TextGenerator:
-    return TextGenerator.from_pretrained(str(gpt2))
+def writer(gpt2) -> TextGeneration:
+    return hfseq.pipeline("text-generation", str(gpt2))
 
 
 def run(folder: Path, *arguments: str) -> int:
@@ -64,7 +64,7 @@ def test_streaming_prints_the_same_text_piece_by_piece(gpt2, writer, capsys):
     full_text = capsys.readouterr().out
     assert run(gpt2, PROMPT, "--max_new_tokens", "6", "--stream") == 0
     assert capsys.readouterr().out == full_text
-    pieces = list(writer.stream(PROMPT, max_new_tokens=6))
+    pieces = list(writer.stream_text(PROMPT, max_new_tokens=6))
     assert len(pieces) > 1 and PROMPT + "".join(pieces) + "\n" == full_text
 
 
@@ -73,14 +73,14 @@ def test_half_a_character_is_not_printed(writer, monkeypatch):
     monkeypatch.setattr(
         writer.model, "stream_generate", lambda **_: (np.array([i]) for i in ids), raising=False
     )
-    pieces = list(writer.stream(PROMPT))
+    pieces = list(writer.stream_text(PROMPT))
     assert "".join(pieces) == "blåbær ø" and not any("\ufffd" in piece for piece in pieces)
 
 
 def test_one_prompt_streams_on_a_terminal(gpt2, capsys, monkeypatch):
     prompts = []
     monkeypatch.setattr(
-        TextGenerator, "stream", lambda self, p, **o: prompts.append(p) or iter(["!"])
+        TextGeneration, "stream_text", lambda self, p, **o: prompts.append(p) or iter(["!"])
     )
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -130,15 +130,17 @@ def test_an_encoder_decoder_answers(t5, capsys):
 
 
 def test_generation_stops_at_the_last_position(writer):
-    (sequence,) = writer.generate(PROMPT)
+    (output,) = writer(PROMPT, return_details=True)
     length = len(writer.tokenizer(PROMPT)["input_ids"])
-    assert sequence.ended or sequence.tokens == min(DEFAULT_MAX_NEW_TOKENS, 40 - length)
-    with pytest.raises(UsageError, match="tokens, but .* 40 positions"):
-        writer.generate(" ".join([PROMPT] * 40))
+    assert output["ended"] or output["num_tokens"] == min(MAX_NEW_TOKENS, 40 - length)
+    for answer in (writer, writer.stream_text):
+        with pytest.raises(UsageError, match="tokens exceed the model's 40 positions"):
+            list(answer(" ".join([PROMPT] * 40)))
 
 
 def test_an_empty_prompt_begins_with_the_start_token(writer):
-    assert writer._inputs("")["input_ids"].tolist() == [[writer.tokenizer.bos_token_id]]
+    ((row,),) = writer.encode([""], {})
+    assert row.ids == [writer.tokenizer.bos_token_id]
 
 
 @pytest.mark.parametrize(
@@ -170,11 +172,9 @@ def test_input_that_is_no_text_is_named(gpt2, tmp_path, capsys):
 
 
 def test_a_model_that_does_not_write_is_named(tmp_path, capsys):
-    import hfseq
-
     hfseq.FlaxBertModel(models.bert_config()).save_pretrained(tmp_path / "bert")
     assert run(tmp_path / "bert", "x") == 2
-    assert "contains BertModel, which has no language modeling head" in capsys.readouterr().err
+    assert "contains BertModel, which has no head ForCausalLM" in capsys.readouterr().err
     assert run(tmp_path / "nowhere", "x") == 1
     assert "nowhere' does not exist" in capsys.readouterr().err
     config = json.loads((tmp_path / "bert" / "config.json").read_text())

@@ -28,13 +28,10 @@ import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from hfseq import cli
-from hfseq.pipelines.translation import Translator
+from hfseq.pipelines import factory
 from tests.support.translators import echo
 
-def from_pretrained(name, **options):
-    return echo(**{key: options[key] for key in ("batch_size", "num_beams")})
-
-Translator.from_pretrained = from_pretrained
+factory.pipeline = lambda task, name, batch_size, **options: echo(batch_size=batch_size)
 sys.exit(cli.main(["translate", "m", *sys.argv[1:]]))
 """
 
@@ -42,16 +39,16 @@ sys.exit(cli.main(["translate", "m", *sys.argv[1:]]))
 @pytest.fixture
 def model_arguments(monkeypatch) -> list:
     """Replaces translation by upper case; the list has the arguments of the model."""
-    from hfseq.pipelines.translation import Translator
+    from hfseq.pipelines import factory
 
     calls = []
 
-    def from_pretrained(name, source_lang, target_lang, source_prefix, precision, **options):
-        settings = {"source_lang": source_lang, "target_lang": target_lang, "precision": precision}
-        calls.append({"name": name, "source_prefix": source_prefix, **settings, **options})
-        return echo(source_prefix=source_prefix or "", positions=48, **options)
+    def pipeline(task, name, precision, **options):
+        calls.append({"name": name, "precision": precision, **options})
+        languages = ("src_lang", "tgt_lang")
+        return echo(positions=48, **{n: v for n, v in options.items() if n not in languages})
 
-    monkeypatch.setattr(Translator, "from_pretrained", staticmethod(from_pretrained))
+    monkeypatch.setattr(factory, "pipeline", pipeline)
     return calls
 
 
@@ -97,7 +94,9 @@ def test_every_flag_on_the_model_reaches_the_translator(model_arguments):
         "source_prefix": "x",
     }
     assert run("a", *[word for name, value in given.items() for word in (f"--{name}", value)]) == 0
-    assert model_arguments == [{"name": "m", **given}]
+    renamed = {"source_lang": "src_lang", "target_lang": "tgt_lang", "long_lines": "truncation"}
+    expected = {renamed.get(name, name): value for name, value in given.items()}
+    assert model_arguments == [{"name": "m", "return_details": True, **expected}]
 
 
 def test_a_file_is_translated_line_by_line(model_arguments, tmp_path, capfd):

@@ -10,8 +10,7 @@ import pytest
 
 from hfseq.data.tokenizers import train_tokenizer
 from hfseq.pipelines import encode
-from hfseq.pipelines.tasks import pipeline
-from hfseq.pipelines.text_generation import TextGenerator
+from hfseq.pipelines.factory import pipeline
 from tests.support import models
 
 TEXTS = [f"the law of every land is read by all who live there {i}" for i in range(30)]
@@ -58,12 +57,12 @@ def roberta(tmp_path) -> Path:
 
 
 def test_a_tokenizer_without_attention_mask_generates(gpt2):
-    expected = TextGenerator.from_pretrained(str(gpt2)).generate("the law", max_new_tokens=4)
+    expected = pipeline("text-generation", str(gpt2))("the law", max_new_tokens=4)
     without(gpt2, model_input_names=["input_ids"])
-    writer = TextGenerator.from_pretrained(str(gpt2))
+    writer = pipeline("text-generation", str(gpt2))
     assert "attention_mask" not in writer.tokenizer("the law")
-    assert writer.generate("the law", max_new_tokens=4) == expected
-    assert list(writer.stream("the law", max_new_tokens=4))
+    assert writer("the law", max_new_tokens=4) == expected
+    assert list(writer.stream_text("the law", max_new_tokens=4))
 
 
 def test_fill_mask_ignores_extra_tokenizer_outputs(roberta):

@@ -114,8 +114,9 @@ def test_a_processor_of_another_size_is_refused(classifier):
     from transformers import ViTImageProcessorPil
 
     from hfseq import FlaxViTForImageClassification
-    from hfseq.pipelines.images import ImageClassifier
+    from hfseq.pipelines.images import ImageClassification
 
     model = FlaxViTForImageClassification.from_pretrained(classifier)
     with pytest.raises(UsageError, match="the model requires images of"):
-        ImageClassifier(model, ViTImageProcessorPil(size={"height": 8, "width": 16}))
+        processor = ViTImageProcessorPil(size={"height": 8, "width": 16})
+        ImageClassification(model, image_processor=processor)

@@ -8,9 +8,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
+import hfseq
 from hfseq.cli import main
 from hfseq.data.audio import AudioFile
-from hfseq.pipelines.transcription import Segment, Transcriber, Transcript
+from hfseq.pipelines.speech import to_srt
 from tests.data.test_audio import tones
 from tests.plugins.test_whisper import ENTRIES
 from tests.support.models import whisper_config
@@ -52,13 +53,12 @@ def files(tmp_path_factory):
 
 
 def test_subtitles():
-    output = Transcript(
-        "a",
-        3700.0,
-        [Segment(0, 1.5, "Hello"), Segment(2, 3, ""), Segment(3661.5, 3662.25, "there")],
-    )
-    assert output.text == "Hello there"
-    assert output.to_srt() == (
+    chunks = [
+        {"text": " Hello", "timestamp": (0, 1.5)},
+        {"text": "", "timestamp": (2, 3)},
+        {"text": " there", "timestamp": (3661.5, 3662.25)},
+    ]
+    assert to_srt(chunks) == (
         "1\n00:00:00,000 --> 00:00:01,500\nHello\n\n2\n01:01:01,500 --> 01:01:02,250\nthere\n"
     )
 
@@ -66,18 +66,16 @@ def test_subtitles():
 @pytest.mark.slow
 def test_transcripts_do_not_depend_on_the_batch(checkpoint, files):
     names = [str(files / f"{number}.wav") for number in range(4)]
-    options = {"language": "en", "max_new_tokens": 12}
-    observed = []
-    together = Transcriber.from_pretrained(str(checkpoint), batch_size=4, **options)
-    alone = Transcriber.from_pretrained(str(checkpoint), batch_size=1, **options)
-    actual, item = list(together(names, progress=observed.append)), list(alone(names))
-    assert (
-        actual == item and "unsupported audio format" in actual[3].error and not actual[3].segments
-    )
+    observed: list[float] = []
+    options = {"language": "en", "max_new_tokens": 12, "return_timestamps": True}
+    transcribe = hfseq.pipeline("automatic-speech-recognition", str(checkpoint), **options)
+    together = list(transcribe.stream(names, 4, {**options, "on_progress": observed.append}))
+    assert together == list(transcribe.stream(names, 1, options))
+    assert "unsupported audio format" in together[3].error and together[3].output is None
     assert sum(observed) == pytest.approx(2.6 + 0.7 + 1.9, abs=0.05) and len(observed) > 2
-    for each, seconds in zip(actual, (2.6, 0.7, 1.9), strict=False):
-        times = [t for s in each.segments for t in (s.start, s.end)]
-        assert each.text and times == sorted(times) and times[-1] <= each.seconds == seconds
+    for answer, seconds in zip(together, (2.6, 0.7, 1.9), strict=False):
+        times = [time for chunk in answer.output["chunks"] for time in chunk["timestamp"]]
+        assert answer.output["text"] and times == sorted(times) and times[-1] <= seconds
 
 
 @pytest.mark.slow

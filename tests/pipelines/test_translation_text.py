@@ -8,43 +8,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hfseq.pipelines.translation import SourceEncoder, TargetDecoder, max_source_tokens
-from tests.support.translators import EOS, FIRST, PAD, CharacterTokenizer, EchoModel, sentences
+from hfseq.pipelines.base import Row
+from hfseq.pipelines.generation import Translation
+from hfseq.pipelines.translation import SourceEncoder
+from tests.support.translators import EOS, PAD, CharacterTokenizer, EchoModel, echo, sentences
 
 
-def numbers(text: str) -> list[int]:
-    return [ord(c) + FIRST for c in text]
+def test_outputs_end_at_the_end_token_or_at_the_limit():
+    translator = echo(num_beams=1)
+    end = [EOS]
 
+    def ended(*ids: int) -> tuple[int, bool]:
+        details = translator.details(np.array(ids), end, {}, 0)
+        return details["num_tokens"], details["ended"]
 
-def test_rows_end_at_the_end_token_or_at_padding_or_at_the_limit():
-    decode = TargetDecoder(CharacterTokenizer(), [EOS], PAD)
-    rows = [
-        [PAD, *numbers("ab"), EOS, PAD],
-        [PAD, *numbers("abc"), EOS],
-        [PAD, *numbers("abcd")],
-        [PAD, *numbers("ab"), PAD, PAD],
-        [PAD, EOS, *numbers("xyz")],
-    ]
-    assert decode(np.array(rows)) == [
-        ("ab", True),
-        ("abc", False),
-        ("abcd", False),
-        ("ab", False),
-        ("", True),
-    ]
+    assert ended(5, 6, EOS, PAD) == (2, True)
+    assert ended(5, 6, 7, EOS) == (3, False)  # the end may have been forced
+    assert ended(5, 6, 7, 8) == (4, False)
+    assert ended(EOS, 5, 6) == (0, True)
 
 
 def test_target_vocabulary_decodes_the_output():
-    class Two(CharacterTokenizer):
+    class TwoVocabularies(CharacterTokenizer):
         spm_target = object()
-        options = None
 
-        def batch_decode(self, rows, skip_special_tokens=False, use_source_tokenizer=True):
-            Two.asked = use_source_tokenizer
-            return super().batch_decode(rows)
+        def decode(self, row, skip_special_tokens=False, use_source_tokenizer=True):
+            return f"{super().decode(row)} {use_source_tokenizer}"
 
-    assert TargetDecoder(Two(), [EOS], PAD)(np.array([[0, *numbers("a"), EOS, 0]]))[0][0] == "a"
-    assert Two.asked is False
+    translate = Translation(EchoModel(), TwoVocabularies())
+    assert translate("a")[0]["translation_text"] == "A False"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +53,7 @@ def test_target_vocabulary_decodes_the_output():
 def test_the_limit_of_the_source_is_the_smallest_that_binds(positions, own_value, options, limit):
     tokenizer = CharacterTokenizer()
     tokenizer.model_max_length = own_value
-    assert max_source_tokens(EchoModel(positions), tokenizer, options) == limit
+    assert SourceEncoder(tokenizer, positions, options, truncation=True).limit == limit
 
 
 @pytest.fixture
@@ -98,11 +90,10 @@ def test_marian_reads_the_source_and_writes_the_target(marian):
     source, target = "the cat is blue", "eulb si tac eht"
     tokenizer._switch_to_target_mode()  # as an error may leave it
     direction = find_direction(tokenizer, tokenizer, "m", target_lang="fra")
-    encoder = SourceEncoder(tokenizer, 50, direction.source_prefix)
+    encoder = SourceEncoder(tokenizer, 50, prefix=direction.source_prefix)
     (encoded,) = encoder([source])
     pieces = tokenizer.spm_source.encode(f" {source}", out_type=str)
     assert tokenizer.convert_ids_to_tokens(encoded.parts[0]) == [">>fra<<", *pieces, "</s>"]
     ids = tokenizer(text_target=target)["input_ids"]
-    row = np.array([[tokenizer.pad_token_id, *ids, tokenizer.pad_token_id]])
-    decode = TargetDecoder(tokenizer, [tokenizer.eos_token_id], tokenizer.pad_token_id)
-    assert decode(row) == [(target, True)]
+    translate = Translation(EchoModel(), tokenizer)
+    assert translate._decode(Row(), np.array(ids[:-1])) == target

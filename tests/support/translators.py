@@ -22,6 +22,7 @@ class CharacterTokenizer:
 
     name_or_path = "characters"
     model_max_length = int(1e30)
+    pad_token_id, eos_token_id, all_special_tokens = PAD, EOS, ()
 
     def __call__(self, texts: Sequence[str], verbose=True, truncation=False, max_length=None):
         rows = [[ord(c) + FIRST for c in text if c != "\u200b"] for text in texts]
@@ -29,8 +30,8 @@ class CharacterTokenizer:
             rows = [row[: max_length - 1] for row in rows]
         return {"input_ids": [[*row, EOS] for row in rows]}
 
-    def batch_decode(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool = False):
-        return ["".join(chr(i - FIRST) for i in row if i >= FIRST) for row in rows]
+    def decode(self, row: Sequence[int], skip_special_tokens: bool = False):
+        return "".join(chr(i - FIRST) for i in row if i >= FIRST)
 
 
 class EchoModel:
@@ -41,12 +42,28 @@ class EchoModel:
         self.config = SimpleNamespace(eos_token_id=EOS, pad_token_id=PAD, vocab_size=20_000)
         self.generation_config = GenerationConfig(eos_token_id=EOS, pad_token_id=PAD)
         self.calls: list[dict[str, Any]] = []
+        self.params: dict[str, Any] = {}
+        self.peft_config = None
 
     def max_length(self) -> int | None:
         return self.positions
 
-    def generate(self, ids: Any, attention_mask: Any, max_length: int, **options: Any) -> Any:
+    def accepts(self, name: str) -> bool:
+        return False
+
+    max_source_length = max_length
+
+    def generate(
+        self,
+        ids: Any,
+        attention_mask: Any,
+        max_length: int | None = None,
+        max_new_tokens: int | None = None,
+        **options: Any,
+    ) -> Any:
         ids = np.asarray(ids)
+        options.setdefault("num_return_sequences", 1)
+        max_length = max_length or 1 + max_new_tokens
         self.calls.append({"shape": ids.shape, "max_length": max_length, **options})
         if (ids == ord("$") + FIRST).any():
             raise FloatingPointError("a dollar\nand more")
@@ -59,14 +76,22 @@ class EchoModel:
                 new = new[: max_length - 1]
                 out[position * expected + rank, 1 : 1 + len(new)] = new
         scores = 0.0 - np.arange(len(out)) % expected
-        return SimpleNamespace(sequences=out, scores=scores)
+        return SimpleNamespace(sequences=out, sequences_scores=scores)
 
 
 def echo(positions: int | None = None, **options: Any) -> Any:
-    """Returns a translator that converts to upper case."""
-    from hfseq.pipelines.translation import Translator
+    """Returns a translation pipeline that converts to upper case and truncates long texts."""
+    from hfseq.pipelines.generation import Translation
 
-    return Translator(EchoModel(positions), CharacterTokenizer(), **options)
+    options = {"truncation": True, "return_details": True, **options}
+    return Translation(EchoModel(positions), CharacterTokenizer(), "translation", **options)
+
+
+def texts_of(answers: Any) -> list[str]:
+    """Returns the best translation of each answer of a call or of a stream."""
+    outputs = [getattr(answer, "output", answer) for answer in answers]
+    best = [output[0] if isinstance(output, list) else output for output in outputs]
+    return [item["translation_text"] for item in best]
 
 
 def sentences(count: int, longest: int = 18, seed: int = 0) -> list[str]:
