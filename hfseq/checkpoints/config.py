@@ -474,19 +474,15 @@ def open_checkpoint(source: str, download: Mapping[str, Any], from_pt: bool) -> 
     """
     if Path(source).is_file():
         return files.open_file(source)
-    return files.open_weights(fetcher(source, download), source, from_pt=from_pt)
+    location = "/".join(filter(None, (source, download.get("subfolder"))))
+    return files.open_weights(fetcher(source, download), location, from_pt=from_pt)
 
 
 def fetcher(source: str, download: Mapping[str, Any]) -> files.Fetch:
     """Returns a function that maps a file name of ``source`` to a local path, or to `None`."""
     if Path(source).is_dir():
-        folders = [Path(source) / (download.get("subfolder") or ""), Path(source)]
-
-        def local(name: str) -> str | None:
-            paths = (folder / name for folder in folders)
-            return next((str(path) for path in paths if path.is_file()), None)
-
-        return local
+        folder = Path(source, download.get("subfolder") or "")
+        return lambda name: str(folder / name) if (folder / name).is_file() else None
     from hfseq.checkpoints import hub
 
     options = {name: value for name, value in download.items() if name != "proxies"}

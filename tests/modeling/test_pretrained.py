@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hfseq.errors import UsageError
+from hfseq.errors import CheckpointError, UsageError
 from hfseq.nn import trees
 from hfseq_plugins.bert.modeling import (
     FlaxBertForMaskedLM,
@@ -66,6 +66,18 @@ def test_subfolder(saved, model, tmp_path):
     shutil.move(saved, tmp_path / "repository" / "inner")
     loaded = FlaxBertForMaskedLM.from_pretrained(tmp_path / "repository", subfolder="inner")
     assert trees_equal(loaded.params, model.params)
+
+
+def test_a_subfolder_never_reads_the_weights_of_its_parent(saved, model, tmp_path):
+    final = FlaxBertForMaskedLM(bert_config(), seed=1)
+    final.save_pretrained(saved)
+    model.save_pretrained(saved / "checkpoint-5", max_shard_size="20KB")
+    loaded = FlaxBertForMaskedLM.from_pretrained(saved, subfolder="checkpoint-5")
+    assert trees_equal(loaded.params, model.params)
+    for path in (saved / "checkpoint-5").glob("*.safetensors*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="checkpoint-5"):
+        FlaxBertForMaskedLM.from_pretrained(saved, subfolder="checkpoint-5")
 
 
 @pytest.mark.parametrize("old", [(".weight", ".gamma"), (".bias", ".beta")])
