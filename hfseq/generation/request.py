@@ -899,13 +899,25 @@ class StopStrings:
             following, hits = map(jnp.asarray, tables)
             # A match ends in the last token, and every non-empty token has at least one character.
             window = min(2 * len(following) + 1, input_ids.shape[1])
-            state, hit = jnp.zeros(len(input_ids), jnp.int32), jnp.zeros(len(input_ids), bool)
-            for back in range(window, 0, -1):
-                start = jnp.maximum(cur_len - back, 0)
-                column = jax.lax.dynamic_slice_in_dim(input_ids, start, 1, axis=1)
-                token = jnp.clip(column[:, 0], 0, following.shape[1] - 1)
-                inside = cur_len >= back
-                hit = hits[state, token] & inside
-                state = jnp.where(inside, following[state, token], 0)
+            tokens = jax.lax.dynamic_slice_in_dim(
+                jnp.pad(input_ids, ((0, 0), (window, 0))), cur_len, window, axis=1
+            )
+            tokens = jnp.clip(tokens, 0, following.shape[1] - 1)
+            first = jnp.maximum(window - cur_len, 0)  # columns before it are padding
+
+            def read(
+                column: jax.Array,
+                carry: tuple[jax.Array, jax.Array],
+                following: jax.Array = following,
+                hits: jax.Array = hits,
+                tokens: jax.Array = tokens,
+            ) -> tuple[jax.Array, jax.Array]:
+                state, token = carry[0], tokens[:, column]
+                return following[state, token], hits[state, token]
+
+            # A loop, because the compile time of unrolled lookups grows exponentially.
+            rows = len(input_ids)
+            start = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
+            _, hit = jax.lax.fori_loop(first, window, read, start)
             ended |= hit
         return ended

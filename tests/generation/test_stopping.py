@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -84,6 +85,18 @@ def test_stop_strings_match_across_tokens(strings, text, ends):
     ids = np.array([[tokenizer.texts.index(t) for t in text] + [5, 5, 5]])
     result = StopStrings(texts, strings)(ids, len(text))
     assert bool(result[0]) is ends
+
+
+def test_long_stop_strings_compile_and_match():
+    """Compile time must not grow with the length of a string: unrolled lookups never ended."""
+    tokenizer, string = Letters(), "abcdefghijkl"
+    texts = ["" if i == 0 else t for i, t in enumerate(tokenizer.texts)]
+    criterion = jax.jit(StopStrings(texts, (string, "zyx")))
+    row = [0, 3, 4, "ab", *string[2:], "d", 5]
+    ids = np.array([[texts.index(t) if isinstance(t, str) else t for t in row]])
+    end = len(row) - 2
+    ended = [bool(criterion(ids, length)[0]) for length in range(1, len(row) + 1)]
+    assert ended == [length == end for length in range(1, len(row) + 1)]
 
 
 def test_stop_strings_end_rows_and_are_compiled_once():
