@@ -464,18 +464,22 @@ def require_config(location: str, download: Mapping[str, Any]) -> None:
         raise CheckpointError(_NO_CONFIG.format(folder))
 
 
-def open_checkpoint(source: str, download: Mapping[str, Any], from_pt: bool) -> files.OpenedWeights:
+def open_checkpoint(
+    source: str, download: Mapping[str, Any], *, from_pt: bool = False, from_flax: bool = False
+) -> files.OpenedWeights:
     """Opens the weights of a directory, a file or a repository on the Hub.
 
     Args:
         source: Directory, file or Hub name.
         download: Download options.
-        from_pt: Whether PyTorch .bin files are allowed.
+        from_pt: Whether to prefer ``pytorch_model.bin`` to ``flax_model.msgpack``.
+        from_flax: Whether to read ``flax_model.msgpack`` and no other file.
     """
     if Path(source).is_file():
         return files.open_file(source)
     location = "/".join(filter(None, (source, download.get("subfolder"))))
-    return files.open_weights(fetcher(source, download), location, from_pt=from_pt)
+    fetch = fetcher(source, download)
+    return files.open_weights(fetch, location, from_pt=from_pt, from_flax=from_flax)
 
 
 def fetcher(source: str, download: Mapping[str, Any]) -> files.Fetch:

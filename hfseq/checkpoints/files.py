@@ -1,8 +1,8 @@
 """Finds weight files, reads slices of their tensors, and writes them atomically.
 
 Formats: ``model.safetensors`` and its shards (PyTorch or Flax names), the legacy
-``flax_model.msgpack`` and its shards, and ``pytorch_model.bin`` if PyTorch is installed, which is
-only read with its restricted loader.
+``flax_model.msgpack`` and its shards, and ``pytorch_model.bin`` and its shards, whose pickles are
+not run (`hfseq.checkpoints.torch_files`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import json
-import math
+import logging
 import os
 import re
 import shutil
@@ -22,22 +23,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hfseq.checkpoints.weights import Index, Tensor
-from hfseq.errors import CheckpointError, parse_json
+from hfseq.checkpoints.torch_files import open_torch_file
+from hfseq.checkpoints.weights import Index, Tensor, read_aligned
+from hfseq.errors import CheckpointError, UsageError, parse_json
 from hfseq.plugins.import_hooks import prepare_jax
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    import torch
     from huggingface_hub import StateDictSplit
     from safetensors import safe_open as SafetensorsFile
+
+logger = logging.getLogger("hfseq.checkpoints.files")
 
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MSGPACK, MSGPACK_INDEX = "flax_model.msgpack", "flax_model.msgpack.index.json"
 TORCH_BIN, TORCH_BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-# The order of Transformers 4: Flax files take precedence over PyTorch files.
-FLAX_FILES = (MSGPACK, MSGPACK_INDEX, SAFETENSORS, SAFETENSORS_INDEX)
+SAFETENSORS_FILES = (SAFETENSORS, SAFETENSORS_INDEX)
+MSGPACK_FILES = (MSGPACK, MSGPACK_INDEX)
 TORCH_FILES = (TORCH_BIN, TORCH_BIN_INDEX)
+#: Names of the weight files in the order of preference.
+WEIGHTS_FILES = (*SAFETENSORS_FILES, *MSGPACK_FILES, *TORCH_FILES)
 _WEIGHTS = re.compile(
     r"(model|flax_model)(-\d{5}-of-\d{5})?\.(safetensors|msgpack)(\.index\.json)?"
     r"|fp8_params\.safetensors|adapter_model\.safetensors"
@@ -64,29 +69,59 @@ class OpenedWeights:
 Fetch = Callable[[str], str | None]
 
 
-def open_weights(fetch: Fetch, source: str, *, from_pt: bool = False) -> OpenedWeights:
-    """Opens the weights of a checkpoint.
+def open_weights(
+    fetch: Fetch, source: str, *, from_pt: bool = False, from_flax: bool = False
+) -> OpenedWeights:
+    """Opens the weights of a checkpoint, the first of `WEIGHTS_FILES` that exists.
 
     Args:
         fetch: Maps a file name to a local path, or to `None` if the file does not exist.
         source: Directory or Hub name, for messages.
-        from_pt: Whether PyTorch .bin files are allowed.
+        from_pt: Whether to prefer ``pytorch_model.bin`` to ``flax_model.msgpack``.
+        from_flax: Whether to read ``flax_model.msgpack`` and no other file.
 
     Raises:
+        UsageError: Both ``from_pt`` and ``from_flax`` are set.
         CheckpointError: No weight file exists, or it cannot be read.
     """
-    for name in (*FLAX_FILES, *(TORCH_FILES if from_pt else ())):
-        path = fetch(name)
-        if path is not None:
-            return open_file(path, fetch=fetch)
-    if not from_pt and any(fetch(name) for name in TORCH_FILES):
+    if from_pt and from_flax:
+        raise UsageError("from_pt=True and from_flax=True exclude each other: pass one of them")
+    names: tuple[str, ...] = WEIGHTS_FILES
+    if from_pt:
+        names = (*SAFETENSORS_FILES, *TORCH_FILES, *MSGPACK_FILES)
+    elif from_flax:
+        names = MSGPACK_FILES
+    path = next(filter(None, map(fetch, names)), None)
+    if path is not None:
+        if os.path.isdir(source):
+            _warn_if_older(path, tuple(filter(None, map(fetch, WEIGHTS_FILES))))
+        return open_file(path, fetch=fetch)
+    if from_flax and any(fetch(name) for name in WEIGHTS_FILES):
         raise CheckpointError(
-            f"{source} contains only PyTorch .bin weights. Use `from_pt=True` to load them "
-            "(requires torch), or save them as safetensors"
+            f"{source} has no {MSGPACK}, which from_flax=True reads: leave out from_flax to load "
+            "the weights that it has"
         )
     raise CheckpointError(
-        f"Error no file named {', '.join(FLAX_FILES)} found in {source}: use a directory or a "
+        f"Error no file named {', '.join(names)} found in {source}: use a directory or a "
         "repository with a saved model"
+    )
+
+
+def _warn_if_older(path: str, paths: tuple[str, ...]) -> None:
+    """Logs a warning if another weight file is newer than the one to read."""
+    newest = max(paths, key=lambda other: os.lstat(other).st_mtime)
+    # The times of links in the cache of the Hub are those of the download.
+    if not os.path.islink(path) and os.lstat(path).st_mtime < os.lstat(newest).st_mtime:
+        _warn_about_newer(path, os.path.basename(newest))
+
+
+@functools.cache  # a program may open the same files several times
+def _warn_about_newer(path: str, newest: str) -> None:
+    logger.warning(
+        "reading %s, although %s is newer: delete the file that you do not need, or pass the path "
+        "of the file to read",
+        path,
+        newest,
     )
 
 
@@ -122,22 +157,7 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
             raise CheckpointError(f"{path} does not contain a parameter tree")
         return OpenedWeights(tensors, True, path)
     if name.endswith((".bin", ".pt", ".pth")):
-        try:
-            import torch
-        except ImportError as error:
-            raise CheckpointError(
-                f"reading {path} requires PyTorch: pip install 'hfseq[torch]'"
-            ) from error
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            tensors = {
-                key: tensor_from_array(torch_to_numpy(value)) for key, value in state.items()
-            }
-        except Exception as error:  # unpickling may raise any exception
-            raise CheckpointError(
-                f"{path} is damaged or not a plain PyTorch state dict: {error}"
-            ) from error
-        return OpenedWeights(tensors, False, path)
+        return OpenedWeights(open_torch_file(path), False, path)
     return _read_safetensors(path)
 
 
@@ -230,34 +250,10 @@ def _lazy(file: SafetensorsFile, name: str, path: str, begin: int) -> Tensor:
             return np.asarray(view[index])
         if code not in _DTYPES:
             return file.get_tensor(name)
-        # XLA uses the buffer without a copy if its address is a multiple of 64. Reading through the
-        # memory map would also keep the pages of the file in memory.
-        dtype = np.dtype(_DTYPES[code])
-        size = math.prod(shape) * dtype.itemsize
-        buffer = np.empty(size + 64, np.uint8)
-        start = -buffer.ctypes.data % 64
-        content = buffer[start : start + size]
-        with open(path, "rb") as stream:
-            stream.seek(begin)
-            if stream.readinto(content) < size:  # type: ignore[arg-type]
-                raise CheckpointError(
-                    f"{path} was truncated while it was read: download or save it again"
-                )
-        return content.view(dtype).reshape(shape)
+        return read_aligned(path, begin, shape, np.dtype(_DTYPES[code]))
 
     # Unsupported dtypes are not an error here, because buffers may be ignored by name.
     return Tensor(shape, _DTYPES.get(code, code), read)
-
-
-def torch_to_numpy(value: torch.Tensor) -> np.ndarray:
-    """Converts a PyTorch tensor to NumPy. Supports bfloat16."""
-    import ml_dtypes
-    import torch
-
-    tensor = value.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(dtype=torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
 
 
 def tensor_from_array(values: npt.ArrayLike) -> Tensor:

@@ -369,17 +369,17 @@ def read_local_headers(folder: Path, file_name: str | None = None) -> WeightFile
         file_name: A single weight file to read instead.
     """
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    selected = file_name or next((name for name in files.FLAX_FILES if name in names), None)
+    selected = file_name or next((name for name in files.WEIGHTS_FILES if name in names), None)
     if selected is None or ".bin" in selected:
         bins = [name for name in names if name.endswith(".bin") or name in files.TORCH_FILES]
         shards = [name for name in names if SHARD_NAME.fullmatch(name)]
-        problem = f"no weights: none of {', '.join(files.FLAX_FILES)}"
+        problem = f"no weights: none of {', '.join(files.WEIGHTS_FILES)}"
         if shards:
             problem = f"{len(shards)} shards, but no index that lists them ({shards[0]} …)"
         elif set(bins) & set(files.TORCH_FILES):
             problem = (
                 f"only {', '.join(bins)}, a pickle, which is not inspected. Convert it to "
-                "safetensors with `hfseq convert`, which uses PyTorch's restricted loader"
+                "safetensors with `hfseq convert`, which does not run pickles"
             )
         return WeightFiles(folder, unread_files=bins + shards, problems=[problem])
     weights = WeightFiles(folder)

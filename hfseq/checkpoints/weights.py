@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from hfseq.errors import WeightsError
+from hfseq.errors import CheckpointError, WeightsError
 
 if TYPE_CHECKING:
     import jax
@@ -56,6 +56,34 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[Index], np.ndarray]
+
+
+def read_aligned(path: str, begin: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Reads an array of a file into a new buffer.
+
+    XLA uses the buffer without a copy because its address is a multiple of 64. Reading through a
+    memory map would also keep the pages of the file in memory.
+
+    Args:
+        path: The file.
+        begin: Offset of the first byte.
+        shape: Shape of the array.
+        dtype: The dtype of the array.
+
+    Raises:
+        CheckpointError: The file is too short.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    content = buffer[start : start + size]
+    with open(path, "rb") as stream:
+        stream.seek(begin)
+        if stream.readinto(content) < size:  # type: ignore[arg-type]
+            raise CheckpointError(
+                f"{path} was truncated while it was read: download or save it again"
+            )
+    return content.view(dtype).reshape(shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -255,7 +255,7 @@ def convert(
     config_dict = read_config(location)
     cls = find_class(config_dict, location, task=task, model_class=model_class)
     weights = checkpoint.weights if adapter is None else location
-    opened = open_checkpoint(weights, {}, from_pt=True)
+    opened = open_checkpoint(weights, {})
     model = build_abstract_model(cls, location, opened.tensors)
     if adapter is None:
         _, report = model.file_map.match(opened.tensors, native=opened.native)
@@ -265,7 +265,6 @@ def convert(
     model = cls.from_pretrained(
         checkpoint.weights,
         config=model.config,
-        from_pt=True,
         param_dtype=None if dtype is None else jnp.dtype(dtype),
     )
     if adapter is not None:
@@ -289,7 +288,7 @@ def convert(
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         }
-    saved = open_checkpoint(str(target), {}, from_pt=False).tensors
+    saved = open_checkpoint(str(target), {}).tensors
     return Conversion(
         model_class=cls.__name__,
         files=sizes,

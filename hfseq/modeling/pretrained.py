@@ -276,6 +276,7 @@ class FlaxPreTrainedModel(FlaxModel):
         config: PreTrainedConfig | str | Path | None = None,
         ignore_mismatched_sizes: bool = False,
         from_pt: bool = False,
+        from_flax: bool = False,
         _do_init: bool = True,
         param_dtype: DTypeLike | None = None,
         sharding: ShardingFn | None = None,
@@ -291,7 +292,9 @@ class FlaxPreTrainedModel(FlaxModel):
             config: The configuration, or where to load it from.
             ignore_mismatched_sizes: Whether to initialize parameters whose shapes differ, instead
                 of raising an error.
-            from_pt: Whether to read ``pytorch_model.bin``.
+            from_pt: Whether to prefer ``pytorch_model.bin`` to ``flax_model.msgpack``. The default
+                order is ``model.safetensors``, ``flax_model.msgpack``, ``pytorch_model.bin``.
+            from_flax: Whether to read ``flax_model.msgpack`` and no other file.
             _do_init: Whether to store the parameters in the model. ``False`` returns ``(model,
                 params)`` with parameters on the host's CPU. The collections are in ``model.extra``
                 in both cases.
@@ -320,7 +323,7 @@ class FlaxPreTrainedModel(FlaxModel):
             kwargs["peft_config"] = dataclasses.replace(peft_config, base_model_name_or_path=source)
 
         config, kwargs = configs.load_config(cls, source, config, download, kwargs)
-        checkpoint = configs.open_checkpoint(source, download, from_pt)
+        checkpoint = configs.open_checkpoint(source, download, from_pt=from_pt, from_flax=from_flax)
         configs.check_against_file(config, checkpoint.tensors, checkpoint.source)
         kwargs = {**cls.checkpoint_options(checkpoint.tensors), **kwargs}
         with configs.wrap_build_errors(source):
@@ -391,7 +394,7 @@ class FlaxPreTrainedModel(FlaxModel):
         """Returns :meth:`checkpoint_options` of the checkpoint at ``source`` without loading it."""
         adapter = lora.find_adapter(source, download)
         base_source = source if adapter is None else adapter.base
-        return cls.checkpoint_options(configs.open_checkpoint(base_source, download, False).tensors)
+        return cls.checkpoint_options(configs.open_checkpoint(base_source, download).tensors)
 
     @property
     def weight_map(self) -> weights.WeightMap:

@@ -44,11 +44,22 @@ def convert_pytorch_state_dict_to_flax(
         WeightsError: A tensor has another shape (a ValueError).
     """
     arrays = {
-        name: np.asarray(value) if isinstance(value, np.ndarray) else files.torch_to_numpy(value)
+        name: np.asarray(value) if isinstance(value, np.ndarray) else torch_to_numpy(value)
         for name, value in pt_state_dict.items()
     }
     tensors = {name: files.tensor_from_array(array) for name, array in arrays.items()}
     return _fill(tensors, flax_model, "the PyTorch state dict")
+
+
+def torch_to_numpy(value: torch.Tensor) -> np.ndarray:
+    """Converts a PyTorch tensor to NumPy. Supports bfloat16."""
+    import ml_dtypes
+    import torch
+
+    tensor = value.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(dtype=torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
 
 
 def load_pytorch_checkpoint_in_flax_state_dict(

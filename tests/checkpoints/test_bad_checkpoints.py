@@ -22,7 +22,7 @@ def test_missing_directory_and_missing_config(tmp_path):
 
 def test_config_without_weights(tmp_path):
     bert_config().save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="no file named flax_model.msgpack"):
+    with pytest.raises(CheckpointError, match="no file named model.safetensors"):
         FlaxBertModel.from_pretrained(tmp_path)
 
 

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from hfseq.checkpoints import files
-from hfseq.errors import CheckpointError
+from hfseq.errors import CheckpointError, UsageError
 
 
 def folder_of(path: Path) -> files.Fetch:
@@ -75,11 +75,66 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path):
         tensor.read(...)
 
 
-def test_msgpack_wins_over_safetensors(tmp_path):
+def write_all_formats(folder: Path, monkeypatch) -> None:
+    """Writes each weight file that a directory may have. Only their names are read."""
+    monkeypatch.setattr(files, "open_file", lambda path, fetch: os.path.basename(path))
+    for age, name in enumerate(files.WEIGHTS_FILES):
+        (folder / name).write_bytes(b"")
+        os.utime(folder / name, (1e9 - age, 1e9 - age))
+
+
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [
+        ({}, "model.safetensors flax_model.msgpack pytorch_model.bin"),
+        ({"from_pt": True}, "model.safetensors pytorch_model.bin flax_model.msgpack"),
+        ({"from_flax": True}, "flax_model.msgpack"),
+    ],
+)
+def test_files_are_read_in_the_order_of_preference(tmp_path, monkeypatch, options, order):
+    write_all_formats(tmp_path, monkeypatch)
+    expected = [name + suffix for name in order.split() for suffix in ("", ".index.json")]
+    for name in expected:
+        assert opened(tmp_path, **options) == name
+        (tmp_path / name).unlink()
+    with pytest.raises(CheckpointError, match="no file named|has no flax_model.msgpack"):
+        opened(tmp_path, **options)
+
+
+def test_from_flax_and_from_pt_exclude_each_other(tmp_path):
+    with pytest.raises(UsageError, match="from_pt=True and from_flax=True exclude each other"):
+        opened(tmp_path, from_pt=True, from_flax=True)
+
+
+def test_from_flax_without_msgpack_is_an_error(tmp_path):
     write(tmp_path, ONE)
-    files.write_msgpack(tmp_path, {("b", "kernel"): ONE["a"]}, "5GB")
-    opened_weights = opened(tmp_path)
-    assert opened_weights.native and list(opened_weights.tensors) == ["b.kernel"]
+    with pytest.raises(CheckpointError, match=r"has no flax_model\.msgpack, which from_flax=True"):
+        opened(tmp_path, from_flax=True)
+
+
+def test_one_warning_names_the_read_file_and_a_newer_one(tmp_path, monkeypatch, caplog):
+    write_all_formats(tmp_path, monkeypatch)
+    opened(tmp_path)
+    assert not caplog.records
+    os.utime(tmp_path / files.MSGPACK, (2e9, 2e9))
+    for _ in range(2):
+        opened(tmp_path)
+    opened(tmp_path, from_flax=True)
+    (message,) = caplog.messages
+    assert re.search(
+        r"reading .*model\.safetensors, although flax_model\.msgpack is newer", message
+    )
+
+
+def test_times_of_links_in_the_cache_of_the_hub_are_not_compared(tmp_path, monkeypatch, caplog):
+    write_all_formats(tmp_path, monkeypatch)
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for name in (files.SAFETENSORS, files.MSGPACK):
+        (snapshot / name).symlink_to(tmp_path / name)
+        os.utime(snapshot / name, (1e9, 1e9), follow_symlinks=False)
+    os.utime(snapshot / files.MSGPACK, (2e9, 2e9), follow_symlinks=False)
+    assert opened(snapshot) == files.SAFETENSORS and not caplog.records
 
 
 def test_format_flax_has_native_names(tmp_path):
@@ -100,38 +155,9 @@ def test_unknown_format_is_rejected(tmp_path):
 
 def test_empty_directory_error_lists_the_expected_files(tmp_path):
     with pytest.raises(
-        CheckpointError, match="no file named flax_model.msgpack.*model.safetensors"
+        CheckpointError, match="no file named model.safetensors.*flax_model.msgpack"
     ):
         opened(tmp_path)
-
-
-def test_bin_weights_error_mentions_from_pt(tmp_path):
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match="Use `from_pt=True`"):
-        opened(tmp_path)
-
-
-def test_bin_weights_are_read_without_unpickling_objects(tmp_path):
-    torch = pytest.importorskip("torch")
-    state = {"a": torch.arange(3.0), "b": torch.ones(2, dtype=torch.bfloat16)}
-    torch.save(state, tmp_path / "pytorch_model.bin")
-    tensors = opened(tmp_path, from_pt=True).tensors
-    assert np.array_equal(tensors["a"].read(...), [0, 1, 2])
-    assert tensors["b"].dtype == "bfloat16"
-
-
-class Bomb:
-    def __reduce__(self):
-        return (os.mkdir, ("exploded",))
-
-
-def test_malicious_pickle_is_refused(tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch")
-    monkeypatch.chdir(tmp_path)
-    torch.save({"a": Bomb()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="damaged or not a plain PyTorch state dict"):
-        opened(tmp_path, from_pt=True)
-    assert not (tmp_path / "exploded").exists()
 
 
 # -- damaged files ---------------------------------------------------------------------------------

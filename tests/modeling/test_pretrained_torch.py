@@ -13,16 +13,16 @@ model, saved = saved_bert.model, saved_bert.saved
 
 
 @pytest.mark.slow
-def test_pytorch_bin_with_from_pt(saved, model):
+def test_pytorch_bin_is_loaded_with_and_without_from_pt(saved, model):
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
     torch.save(load_file(saved / "model.safetensors"), saved / "pytorch_model.bin")
     (saved / "model.safetensors").unlink()
-    loaded = FlaxBertForMaskedLM.from_pretrained(saved, from_pt=True)
+    loaded = FlaxBertForMaskedLM.from_pretrained(saved)
     assert trees_equal(loaded.params, model.params)
-    with pytest.raises(OSError, match="Use `from_pt=True` to load this model from those weights"):
-        FlaxBertForMaskedLM.from_pretrained(saved)
+    with pytest.raises(OSError, match="from_flax=True"):
+        FlaxBertForMaskedLM.from_pretrained(saved, from_flax=True)
     pair = FlaxBertForMaskedLM.from_pretrained(saved, from_pt=True, _do_init=False)
     assert trees_equal(pair[1], model.params)
 
