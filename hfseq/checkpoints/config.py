@@ -490,7 +490,7 @@ def fetcher(source: str, download: Mapping[str, Any]) -> files.Fetch:
     from hfseq.checkpoints import hub
 
     options = {name: value for name, value in download.items() if name != "proxies"}
-    return lambda name: hub.resolve_file(source, name, **options)
+    return hub.Repository(source, **options)
 
 
 def check_trusted_config(stored: Mapping[str, Any], trust_remote_code: bool, location: str) -> None:

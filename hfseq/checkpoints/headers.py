@@ -486,7 +486,7 @@ def read_remote_headers(name: str) -> WeightFiles:
     from hfseq.checkpoints import hub
 
     weights = WeightFiles()
-    index = hub.resolve_file(name, files.SAFETENSORS_INDEX)
+    index = hub.Repository(name)(files.SAFETENSORS_INDEX)
     weight_map = {} if index is None else _weight_map(Path(index), weights)
     shards = sorted(set(weight_map.values())) if index is not None else [files.SAFETENSORS]
     for shard in shards:

@@ -9,6 +9,7 @@ Tokens come from the caller, the environment or ``hf auth login``, and never app
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -59,6 +60,9 @@ APPENDED_FILES = ("*tfevents*", "*.jsonl", "*.log")
 HARD_LINK_MIN_BYTES = 8_000_000
 
 
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
 class HubError(HfseqError):
     """The Hub refused a push or could not be reached."""
 
@@ -102,7 +106,7 @@ def resolve_file(
     if os.path.isdir(os.path.expanduser(name)):
         local = Path(name).expanduser() / path
         return str(local) if local.is_file() else None
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
+    if not _HUB_NAME.fullmatch(name):
         raise CheckpointError(f"no checkpoint at '{name}': neither a directory nor a Hub name")
     from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
 
@@ -146,6 +150,57 @@ def resolve_file(
         if not is_hub_error(error):
             raise
         raise CheckpointError(_not_loaded(name, revision, error, offline)) from error
+
+
+class Repository:
+    """Maps the names of a repository's files to local paths, and downloads them if necessary.
+
+    Files that are neither in the cache nor in the list of the repository's files are not requested.
+
+    Args:
+        name: Hub name such as ``"user/model"``.
+        **options: Options of `resolve_file`.
+    """
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name, self._options = name, options
+
+    def __call__(self, filename: str) -> str | None:
+        """Returns the local path of a file, or `None` if the repository does not have it."""
+        path = str(PurePosixPath(self._options.get("subfolder") or "", filename))
+        if not self._is_cached(path) and self._names is not None and path not in self._names:
+            return None
+        return resolve_file(self.name, filename, **self._options)
+
+    def _is_cached(self, path: str) -> bool:
+        from huggingface_hub import try_to_load_from_cache
+
+        if self._options.get("force_download") or not _HUB_NAME.fullmatch(self.name):
+            return False
+        options = {key: self._options.get(key) for key in ("cache_dir", "revision")}
+        return isinstance(try_to_load_from_cache(self.name, path, **options), str)
+
+    @functools.cached_property
+    def _names(self) -> frozenset[str] | None:
+        """The names of all files, or `None` if the list is not available, for example offline."""
+        from huggingface_hub import HfApi, constants
+
+        offline = self._options.get("local_files_only") or constants.HF_HUB_OFFLINE
+        if offline or not _HUB_NAME.fullmatch(self.name):
+            return None
+        api = HfApi(token=self._options.get("token"), library_name="hfseq")
+
+        def request() -> Any:
+            revision = self._options.get("revision")
+            return api.model_info(self.name, revision=revision, expand=["siblings"])
+
+        try:
+            files = network.run_with_stall_timeout(request).siblings
+        except Exception as error:
+            if not is_hub_error(error):
+                raise
+            return None  # the request for the file explains the problem
+        return None if files is None else frozenset(file.rfilename for file in files)
 
 
 def _not_loaded(name: str, revision: str | None, error: Exception, offline: bool) -> str:

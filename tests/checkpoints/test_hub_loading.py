@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hfseq.checkpoints.hub import push_folder, resolve_file
+from hfseq.checkpoints.config import open_checkpoint
+from hfseq.checkpoints.hub import Repository, push_folder, resolve_file
 from hfseq.errors import CheckpointError
 from hfseq.reports.cards import CardContext, CardResult, write_model_card
 from tests.support.fake_hub import FakeHub
@@ -142,6 +143,56 @@ def test_offline_uses_the_cache_and_names_missing_files(hub: FakeHub, model: Pat
     assert resolve_file("user/m", "config.json", local_files_only=True) == cached
     assert resolve_file("user/m", "absent.json", local_files_only=True) is None
     assert len(hub.requests) == num_requests
+
+
+def downloads(hub: FakeHub) -> list[str]:
+    return [request for request in hub.requests if "/resolve/" in request]
+
+
+@pytest.mark.parametrize("subfolder", ["", "small"])
+def test_files_that_the_repository_does_not_list_are_not_requested(
+    hub: FakeHub, model: Path, subfolder: str
+) -> None:
+    hub.seed("user/m", model)
+    repository = Repository("user/m", subfolder=subfolder)
+    assert repository("flax_model.msgpack") is None and repository("absent.json") is None
+    assert downloads(hub) == [] and len(hub.requests) == 1
+    config = repository("config.json")
+    assert config and Path(config).read_bytes() == (model / subfolder / "config.json").read_bytes()
+    assert all("config.json" in request for request in downloads(hub))
+
+
+def test_a_cached_file_is_found_without_the_list(hub: FakeHub, model: Path) -> None:
+    hub.seed("user/m", model)
+    Repository("user/m")("config.json")
+    hub.requests.clear()
+    assert Repository("user/m")("config.json")
+    assert len(hub.requests) == 1
+    num_requests = len(hub.requests)
+    offline = Repository("user/m", local_files_only=True)
+    assert offline("config.json") and offline("model.safetensors") is None
+    assert len(hub.requests) == num_requests
+
+
+def test_without_the_list_files_are_requested(hub: FakeHub, model: Path) -> None:
+    hub.seed("user/m", model)
+    hub.fail("GET", "/api/models/", times=9, status=404)
+    repository = Repository("user/m")
+    assert repository("config.json") and repository("absent.json") is None
+
+
+def test_an_index_that_names_an_absent_file_is_an_error_without_its_request(
+    hub: FakeHub, model: Path
+) -> None:
+    (model / "model.safetensors").unlink()
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    hub.seed("user/m", model)
+    with pytest.raises(CheckpointError, match="lists model-00001-of-00001.safetensors, which does"):
+        open_checkpoint("user/m", {})
+    assert {request.rpartition("/")[2] for request in downloads(hub)} == {
+        "model.safetensors.index.json"
+    }
 
 
 @pytest.mark.slow
