@@ -201,11 +201,26 @@ class Sidecar:
 
 
 def _computation_dtype(dtype: DTypeLike | None) -> DTypeLike:
-    """Returns the dtype for a name such as ``"torch.bfloat16"``. "auto" and `None` are float32."""
-    if dtype is not None and not isinstance(dtype, str):
-        return dtype
-    name = str(dtype or "auto").removeprefix("torch.")
-    return jnp.float32 if name == "auto" else jnp.dtype(name)
+    """Returns the dtype for a name such as ``"torch.bfloat16"``. `None` is float32."""
+    if not isinstance(dtype, str):
+        return jnp.float32 if dtype is None else dtype
+    try:
+        return jnp.dtype(dtype.removeprefix("torch."))
+    except TypeError:
+        raise UsageError(
+            f"dtype='{dtype}' is not a dtype: use 'float32', 'bfloat16', 'float16' or 'auto'"
+        ) from None
+
+
+def _checkpoint_dtype(config: PreTrainedConfig, tensors: Mapping[str, weights.Tensor]) -> str:
+    """Returns the dtype of a checkpoint as Transformers 5 does for ``dtype="auto"``.
+
+    It is the one in config.json, or that of the first floating-point tensor.
+    """
+    names = [str(getattr(config, "dtype", None)).removeprefix("torch.")]
+    names += [tensor.dtype for tensor in tensors.values()]
+    name = next((name for name in names if name in weights.FLOAT_DTYPES), "float32")
+    return jax.dtypes.canonicalize_dtype(name).name
 
 
 def _make_directory(path: str | Path) -> Path:
@@ -287,7 +302,8 @@ class FlaxPreTrainedModel(FlaxModel):
 
         Args:
             pretrained_model_name_or_path: The directory, file or repository. It may be an adapter.
-            dtype: The dtype of *computation*.
+            dtype: The dtype of *computation*. ``"auto"`` is the dtype of the checkpoint, for the
+                parameters too: the one in config.json, or that of the first floating-point tensor.
             *model_args: Positional arguments of the constructor.
             config: The configuration, or where to load it from.
             ignore_mismatched_sizes: Whether to initialize parameters whose shapes differ, instead
@@ -298,7 +314,8 @@ class FlaxPreTrainedModel(FlaxModel):
             _do_init: Whether to store the parameters in the model. ``False`` returns ``(model,
                 params)`` with parameters on the host's CPU. The collections are in ``model.extra``
                 in both cases.
-            param_dtype: The dtype of the parameters. The default is that of the checkpoint.
+            param_dtype: The dtype of the parameters. The default is that of each tensor in the
+                checkpoint.
             sharding: Returns the sharding of a parameter from its path and shape. Each process then
                 reads only its part.
             extra_sharding: The same for stored collections, whose dtypes never change.
@@ -314,7 +331,8 @@ class FlaxPreTrainedModel(FlaxModel):
             WeightsError: The tensors do not fit the model.
         """
         source = str(pretrained_model_name_or_path)
-        dtype = _computation_dtype(dtype)
+        is_auto = isinstance(dtype, str) and dtype == "auto"
+        dtype = _computation_dtype(None if is_auto else dtype)
         download = configs.pop_download_options(kwargs)
         adapter = lora.find_adapter(source, download)
         if adapter is not None:
@@ -325,6 +343,9 @@ class FlaxPreTrainedModel(FlaxModel):
         config, kwargs = configs.load_config(cls, source, config, download, kwargs)
         checkpoint = configs.open_checkpoint(source, download, from_pt=from_pt, from_flax=from_flax)
         configs.check_against_file(config, checkpoint.tensors, checkpoint.source)
+        if is_auto:
+            dtype = _checkpoint_dtype(config, checkpoint.tensors)
+            param_dtype = param_dtype or dtype
         kwargs = {**cls.checkpoint_options(checkpoint.tensors), **kwargs}
         with configs.wrap_build_errors(source):
             model_class: Any = cls  # untyped, because model_args may contain dtype and _do_init

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from hfseq import FlaxAutoModelForMaskedLM
 from hfseq.errors import CheckpointError, UsageError
 from hfseq.nn import trees
 from hfseq_plugins.bert.modeling import (
@@ -143,6 +144,32 @@ def test_double_precision_becomes_single(saved):
     )
     loaded = FlaxBertForMaskedLM.from_pretrained(saved)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {"float32"}
+
+
+@pytest.mark.parametrize("source", ["config.json", "the first floating-point tensor"])
+def test_auto_is_the_dtype_that_transformers_loads(saved, source):
+    transformers = pytest.importorskip("transformers.models.bert.modeling_bert")
+    rewrite_tensors(
+        saved / "model.safetensors",
+        lambda t: {n: v.astype(ml_dtypes.bfloat16) for n, v in t.items()},
+    )
+    stored = json.loads((saved / "config.json").read_text())
+    stored["dtype"] = stored["torch_dtype"] = "float16" if source == "config.json" else None
+    (saved / "config.json").write_text(json.dumps(stored))
+    theirs = transformers.BertForMaskedLM.from_pretrained(saved, dtype="auto")
+    expected = str(theirs.dtype).removeprefix("torch.")
+    loaded = FlaxAutoModelForMaskedLM.from_pretrained(saved, dtype="auto")
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {expected}
+    assert loaded.dtype == expected == jnp.dtype(loaded.precision.compute_dtype)
+    full = FlaxBertForMaskedLM.from_pretrained(saved, dtype="auto", param_dtype=jnp.float32)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(full.params)} == {"float32"}
+    assert full.dtype == expected
+    assert FlaxBertForMaskedLM.from_pretrained(saved).dtype == jnp.float32
+
+
+def test_unknown_dtype_is_named(saved):
+    with pytest.raises(UsageError, match="dtype='fp16' is not a dtype.*bfloat16.*auto"):
+        FlaxBertForMaskedLM.from_pretrained(saved, dtype="fp16")
 
 
 @pytest.mark.slow
