@@ -18,6 +18,8 @@ from hfseq.plugins import transformers_hook
 from hfseq.plugins.registry import TASKS, ArchitectureSpec, auto_class_name, target_name
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from hfseq.generation import *  # noqa: F403
     from hfseq.modeling import FlaxPreTrainedModel as FlaxPreTrainedModel
     from hfseq.modeling.auto import *  # noqa: F403
@@ -69,24 +71,33 @@ _CLASS_MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # computed on use, since it loads the plugins
+        return _public_names()
     if name in _MODULES:
         value = getattr(importlib.import_module(_MODULES[name]), name)
     elif name.startswith("Flax"):
-        return _flax_class(name)  # not cached: a plugin that is loaded later may replace it
+        value = _flax_class(name)
+        if value is None:
+            raise _unknown(name, sys._getframe(1))
+        return value  # not cached: a plugin that is loaded later may replace it
     elif name.islower() and name[0] != "_" and importlib.util.find_spec(f"hfseq.{name}"):
         value = importlib.import_module(f"hfseq.{name}")
     else:
-        raise AttributeError(_unknown(name))
+        raise _unknown(name, sys._getframe(1))
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
+    return sorted({*globals(), *_public_names()})
+
+
+def _public_names() -> list[str]:
     heads = {target_name(target) for spec in _architectures() for target in spec.heads.values()}
     class_names = {
         name for module in _CLASS_MODULES if module in sys.modules for name in _class_names(module)
     }
-    return sorted({*globals(), *_MODULES, *heads, *class_names})
+    return sorted({*_MODULES, *heads, *class_names})
 
 
 def _class_names(module: str) -> list[str]:
@@ -96,8 +107,8 @@ def _class_names(module: str) -> list[str]:
     return [n for n in names if n.startswith("Flax") and any(part in n for part in parts)]
 
 
-def _flax_class(name: str) -> type:
-    """Returns an output class, a logits processor, or a class of a registered architecture.
+def _flax_class(name: str) -> type | None:
+    """Returns an output class, a logits processor, or a class of a registered architecture, if any.
 
     Heads are found by their names in the registry. Other classes of an architecture, such as
     ``FlaxBertPreTrainedModel``, are looked up in the modules of its heads.
@@ -115,7 +126,7 @@ def _flax_class(name: str) -> type:
                 module = sys.modules[spec.load_head(task).__module__]
                 if hasattr(module, name):
                     return getattr(module, name)
-    raise AttributeError(_unknown(name))
+    return None
 
 
 def _architectures() -> list[ArchitectureSpec]:
@@ -124,14 +135,24 @@ def _architectures() -> list[ArchitectureSpec]:
     return [entry.target for entry in load().architectures.entries()]
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, frame: FrameType) -> Exception:
+    """Returns the error for an unknown name.
+
+    ``from hfseq import name`` replaces an AttributeError by an ImportError without the suggestion,
+    so an ImportError is returned if this is the statement that ``frame`` executes.
+    """
     message = f"module 'hfseq' has no attribute '{name}'"
     if name.startswith("__"):  # many tools query dunder names: do not discover plugins for them
-        return message
+        return AttributeError(message)
+    import opcode
+
     from hfseq.errors import did_you_mean
     from hfseq.plugins import load
 
-    return message + did_you_mean(name, __dir__()) + load().broken_message()
+    hint = did_you_mean(name, __dir__()) + load().broken_message()
+    if frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]:
+        return ImportError(f"cannot import name '{name}' from 'hfseq'{hint}", name=name)
+    return AttributeError(message + hint)
 
 
 transformers_hook.install()

@@ -34,6 +34,7 @@ from hfseq.generation.options import (
     resolve_options,
 )
 from hfseq.generation.search import GenerativeModel
+from hfseq.nn.inputs import as_array
 from hfseq.plugins.registry import target_name
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ UNSUPPORTED_ARGUMENTS = {
     "synced_gpus": "leave it out; sharded models need no such flag in JAX",
     "past_key_values": "pass the whole prompt; generate creates its cache",
     "custom_generate": "call your function directly",
+    "seed": "pass it as prng_key",
+    "rng": "pass it as prng_key",
 }
 
 #: Arguments of a model's call that ``generate`` sets.
@@ -571,7 +574,7 @@ def as_ids(name: str, ids: TokenRows, traced: bool, vocab_size: int | None) -> A
         UsageError: The value is not a batch of integers, or an id is outside of the vocabulary. JAX
             would silently compute NaN for it.
     """
-    array: Any = _as_array(name, ids)
+    array: Any = as_array(name, ids)
     if not hasattr(array, "ndim") or array.ndim != 2:
         description = (
             f"the shape {tuple(array.shape)}" if hasattr(array, "shape") else f"type {type(ids)}"
@@ -580,12 +583,7 @@ def as_ids(name: str, ids: TokenRows, traced: bool, vocab_size: int | None) -> A
             f"generate: {name} must have the shape (batch, length), but has {description}; add a "
             "batch axis to a single prompt: ids[None]"
         )
-    array = array if traced else np.asarray(array)
-    if not jnp.issubdtype(array.dtype, jnp.integer) and array.size:
-        raise UsageError(
-            f"generate: {name} has the dtype {array.dtype}, but token ids must be integers"
-        )
-    array = array.astype(np.int32)
+    array = (array if traced else np.asarray(array)).astype(np.int32)
     if vocab_size and isinstance(array, np.ndarray) and array.size:
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= vocab_size:
@@ -604,7 +602,7 @@ def as_media(name: str, values: Any, options: Options, traced: bool) -> Array:
     Raises:
         UsageError: The value is not a batch, or an option compares with input tokens.
     """
-    array: Any = _as_array(name, values)
+    array: Any = as_array(name, values)
     array = array if traced else np.asarray(array)
     if array.ndim < 2 or not array.size:
         raise UsageError(
@@ -631,7 +629,7 @@ def as_mask(name: str, mask: TokenRows, ids: Array, traced: bool) -> Array:
     Raises:
         UsageError: The shapes differ, or a row has no visible token.
     """
-    array = _as_array(name, mask)
+    array = as_array(name, mask)
     if tuple(array.shape) != tuple(ids.shape):
         raise UsageError(
             f"generate: {name} has the shape {tuple(array.shape)}, but the tokens have the shape "
@@ -647,19 +645,6 @@ def as_mask(name: str, mask: TokenRows, ids: Array, traced: bool) -> Array:
             "visible token"
         )
     return visible
-
-
-def _as_array(name: str, rows: TokenRows) -> Array:
-    """Returns lists as an array and anything else unchanged."""
-    if not isinstance(rows, (list, tuple)):
-        return rows  # type: ignore[return-value]
-    try:
-        return np.asarray(rows)
-    except ValueError:
-        raise UsageError(
-            f"generate: the rows of {name} have different lengths: pad them and pass the "
-            'attention_mask too; tokenizer(texts, padding=True, return_tensors="np") returns both'
-        ) from None
 
 
 def pad_left(ids: Array, mask: Array) -> tuple[Array, Array]:

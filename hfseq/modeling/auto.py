@@ -24,6 +24,7 @@ from hfseq.checkpoints.config import (
     require_config,
 )
 from hfseq.errors import CheckpointError, HfseqError, UsageError, did_you_mean, first_line
+from hfseq.modeling.keywords import translate_keywords
 from hfseq.plugins import ArchitectureSpec
 from hfseq.plugins.registry import auto_class_name, describe_error, target_name
 
@@ -47,6 +48,7 @@ CODE_ARGUMENTS = ("trust_remote_code", "code_revision")
 MODEL_ARGUMENTS = (
     *("dtype", "attn_implementation", "precision", "scan_layers", "gradient_checkpointing"),
     *("input_shape", "seed", "param_dtype", "remat_policy", "sharding", "_do_init"),
+    *("extra_sharding", "mesh", "output_loading_info", "from_pt", "from_flax"),
 )
 
 
@@ -148,6 +150,7 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         """
         name = os.path.expanduser(os.fspath(pretrained_model_name_or_path))
         check_directory(name)
+        kwargs = translate_keywords(kwargs)
         hub = {key: kwargs.pop(key) for key in HUB_ARGUMENTS if key in kwargs}
         model_options = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
         code_options = {key: kwargs.pop(key) for key in CODE_ARGUMENTS if key in kwargs}

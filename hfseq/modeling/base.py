@@ -8,8 +8,11 @@ a pure function of the arguments, so it works under ``jit``, ``grad`` and ``eval
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import logging
+import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,13 +21,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.nnx import Module as NNXModule
+from flax.nnx import State as NNXState
 from jax.typing import DTypeLike
 
-from hfseq.errors import UsageError
+from hfseq.errors import UsageError, did_you_mean
 from hfseq.generation import FlaxGenerationMixin
 from hfseq.nn import kv_cache, sharding, trees
 from hfseq.nn.attention import resolve_attention
 from hfseq.nn.context import Options, options
+from hfseq.nn.inputs import as_array, check_masks
 from hfseq.nn.layers import Dropout, height_and_width
 from hfseq.nn.precision import Precision, apply_precision, resolve_precision
 from hfseq.nn.random import Keys, make_keys, provide_adapter_keys
@@ -42,6 +48,13 @@ MEDIA_INPUTS = ("pixel_values", "input_features", "input_values")
 
 #: Ids, masks and positions: an array, or nested lists of numbers.
 Input = jax.Array | np.ndarray | Sequence[Any] | None
+
+
+#: Attributes that follow from the others, which copies and pickles build again.
+DERIVED_STATE = (
+    *("_graph", "_abstract", "_paths", "_extra_types", "_stacked", "_accepted", "_has_dropout"),
+    *("_generation_programs", "_encoder"),
+)
 
 
 def _accepts(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
@@ -125,24 +138,11 @@ class FlaxModel(FlaxGenerationMixin):
             remat_policy=remat_policy,
             attention=resolve_attention(attn_implementation),
         )
-        self.peft_config, self._stacked = peft_config, {}
-        module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))
-        self._graph, params, extra = trees.split(module)
-        self._abstract = trees.to_dict(params)
-        self._paths = trees.flatten(self._abstract)
-        self._extra_types = trees.collections(extra)
-        self._stacked = stacked_paths(module)
+        self.peft_config = peft_config
+        self._set_structure()
         if self.position_table is None and self._has_position_table():
             self.position_table = "max_position_embeddings"
-        self._accepted = {
-            name: dict(inspect.signature(getattr(self.module_class, name)).parameters)
-            for name in self.module_methods
-            if hasattr(self.module_class, name)
-        }
         self.input_shape = self._example_shape() if input_shape is None else input_shape
-        self._has_dropout = any(
-            isinstance(part, Dropout) and part.rate > 0 for _, part in nnx.iter_graph(module)
-        )
         self._is_initialized = _do_init
         self._params: dict[str, Any] | None = None
         self.extra: dict[str, Any] = {}
@@ -154,9 +154,28 @@ class FlaxModel(FlaxGenerationMixin):
 
             self.generation_config = GenerationConfig.from_model_config(config)
 
+    def _set_structure(self) -> None:
+        """Builds the module without arrays, and stores what follows from its structure."""
+        self._stacked: Mapping[Any, Any] = {}
+        module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))
+        self._graph, params, extra = trees.split(module)
+        self._abstract = trees.to_dict(params)
+        self._paths = trees.flatten(self._abstract)
+        self._extra_types = trees.collections(extra)
+        self._stacked = stacked_paths(module)
+        self._accepted = {
+            name: dict(inspect.signature(getattr(self.module_class, name)).parameters)
+            for name in self.module_methods
+            if hasattr(self.module_class, name)
+        }
+        self._has_dropout = any(
+            isinstance(part, Dropout) and part.rate > 0 for _, part in nnx.iter_graph(module)
+        )
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Adds the v4 module class (``FlaxBertModule``) to the module of the model class."""
         super().__init_subclass__(**kwargs)
+        jax.tree_util.register_pytree_node(cls, FlaxModel._flatten, _Structure.unflatten)
         if cls.module_class is not None and cls.__module__ in sys.modules:
             name = f"{cls.__name__.removesuffix('Model')}Module"
             content = {
@@ -188,6 +207,127 @@ class FlaxModel(FlaxGenerationMixin):
     def _initialize(self, rng: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
         _, params, extra = trees.split(self._build(nnx.Rngs(rng)))
         return trees.to_dict(params), trees.by_collection(extra)
+
+    # -- the model as a value
+
+    def _flatten(self) -> tuple[tuple[Any, Any], _Structure]:
+        """Returns the arrays and the structure: models are pytrees."""
+        return (self._params, self.extra), _Structure(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state of a copy or a pickle, without compiled programs."""
+        return {name: value for name, value in vars(self).items() if name not in DERIVED_STATE}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores the state, and builds the structure again."""
+        vars(self).update(state)
+        self._set_structure()
+
+    def __copy__(self) -> FlaxModel:
+        """Returns a model with the same structure and arrays."""
+        model = object.__new__(type(self))
+        vars(model).update(vars(self))
+        return model
+
+    def __repr__(self) -> str:
+        """Returns the class, the number of parameters, their dtypes and their devices."""
+        leaves = jax.tree.leaves(self._params if self._is_initialized else self._abstract)
+        dtypes = ", ".join(sorted({str(leaf.dtype) for leaf in leaves}))
+        devices = {device for leaf in leaves for device in getattr(leaf, "devices", set)()}
+        names = sorted(map(str, devices), key=lambda name: (len(name), name))
+        places = f" on {', '.join(names[:4])}{', …' if names[4:] else ''}" if names else ""
+        source = f"{self.name_or_path!r}, " if self.name_or_path else ""
+        state = "" if self._is_initialized else "no parameters (_do_init=False), "
+        return (
+            f"{type(self).__name__}({source}{state}{self.num_parameters():,} parameters in "
+            f"{dtypes}{places}, computation in {self.dtype})"
+        )
+
+    def __dir__(self) -> list[str]:
+        """Returns the public names, without those that model classes define."""
+        author_names = {
+            name
+            for owner in type(self).__mro__
+            for name, annotation in vars(owner).get("__annotations__", {}).items()
+            if str(annotation).startswith("ClassVar")
+        }
+        return [name for name in super().__dir__() if name[0] != "_" and name not in author_names]
+
+    @property
+    def name_or_path(self) -> str:
+        """The directory, file or repository of the model, or "" for a new model."""
+        return getattr(self.config, "_name_or_path", "") or ""
+
+    @property
+    def device(self) -> jax.Device:
+        """The first device of the parameters, or JAX's default device without parameters."""
+        leaf = next(iter(jax.tree.leaves(self._params)), None)
+        devices = leaf.devices() if isinstance(leaf, jax.Array) else [jnp.zeros(()).device]
+        return min(devices, key=lambda device: device.id)
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """Returns the number of parameters.
+
+        Args:
+            only_trainable: Whether to count only the adapters of a model that has some.
+            exclude_embeddings: Whether to leave out embedding tables.
+        """
+        paths = self._paths
+        if only_trainable and self.peft_config is not None:
+            paths = {path: leaf for path, leaf in paths.items() if "lora" in trees.join(path)}
+        if exclude_embeddings:
+            paths = {path: leaf for path, leaf in paths.items() if path[-1] != "embedding"}
+        return sum(math.prod(leaf.shape) for leaf in paths.values())
+
+    def tree(self, depth: int = 3) -> str:
+        """Returns the parts of the model with their numbers of parameters, one per line.
+
+        Args:
+            depth: Number of levels.
+        """
+        sizes: dict[trees.Path, int] = {}
+        for path, leaf in self._paths.items():
+            for level in range(1, min(depth, len(path)) + 1):
+                sizes[path[:level]] = sizes.get(path[:level], 0) + math.prod(leaf.shape)
+        lines = [f"{'  ' * (len(path) - 1)}{path[-1]}: {size:,}" for path, size in sizes.items()]
+        return "\n".join([repr(self), *lines])
+
+    def nnx(self, params: trees.Params | None = None) -> NNXModule:
+        """Returns the Flax NNX module with the parameters and the collections.
+
+        It works with ``nnx.split``, ``nnx.state``, ``nnx.jit`` and ``nnx.Optimizer``. Its call
+        takes the inputs of the model by name, as arrays. The module has its own variables:
+        :meth:`update_from_nnx` copies their values back to the model.
+
+        Args:
+            params: Parameters to use instead of the model's own.
+        """
+        own_params, extra = self.split_collections(self.params if params is None else params)
+        return nnx.merge(
+            self._graph,
+            trees.to_state(own_params, self._abstract, nnx.Param),
+            *self._extra_states(self.extra if extra is None else extra),
+        )
+
+    def update_from_nnx(self, module: NNXModule) -> None:
+        """Sets the parameters and collections to those of a module from :meth:`nnx`.
+
+        Args:
+            module: The module.
+
+        Raises:
+            UsageError: The module has another structure.
+        """
+        _, params, extra = trees.split(module)
+        new_params = trees.to_dict(params)
+        shapes = {path: leaf.shape for path, leaf in trees.flatten(new_params).items()}
+        if shapes != {path: leaf.shape for path, leaf in self._paths.items()}:
+            raise UsageError(
+                f"update_from_nnx requires a module of {type(self).__name__} from model.nnx(), not "
+                f"{type(module).__name__} with other parameters"
+            )
+        self._params, self._is_initialized = new_params, True
+        self.extra = trees.by_collection(extra)
 
     # -- properties
 
@@ -538,12 +678,16 @@ class FlaxModel(FlaxGenerationMixin):
             name: bool(self._or_config(value, name, False))
             for name, value in output_options.items()
         }
-        module_inputs = self._inputs(inputs, flags, method)
+        module_inputs = self._inputs(inputs, flags, method, bool(past_key_values))
         module_params, joined_extra = self.split_collections(
             self.params if params is None else params
         )
         returns_extra = extra is not None or train and self.params_include_collections
         extra = extra if extra is not None else self.extra if joined_extra is None else joined_extra
+        if params is not None:
+            module_params = jax.tree.map(
+                functools.partial(sharding.with_automatic_axes, "params"), module_params
+            )
         module = nnx.merge(
             self._graph,
             trees.to_state(module_params, self._abstract, nnx.Param),
@@ -557,7 +701,17 @@ class FlaxModel(FlaxGenerationMixin):
             self._options, fill_encoder_cache=fill_encoder_cache, train=train
         )
         with options(call_options), provide_adapter_keys(keys):
-            output = getattr(module, method)(**module_inputs, rngs=keys)
+            try:
+                output = getattr(module, method)(**module_inputs, rngs=keys)
+            except TypeError as error:
+                # A module that passes its keywords on raises the error of an inner module.
+                name = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+                if name is None or name[1] not in module_inputs:
+                    raise
+                raise TypeError(
+                    f"{type(self).__name__} does not accept the argument {name[1]}"
+                    f"{did_you_mean(name[1], inspect.signature(self.__call__).parameters)}"
+                ) from error
         if past_key_values:
             output.past_key_values = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
         if not self._or_config(return_dict, "return_dict", True):
@@ -570,25 +724,14 @@ class FlaxModel(FlaxGenerationMixin):
         return getattr(self._config, name, default) if value is None else value
 
     def _inputs(
-        self, inputs: dict[str, Any], flags: dict[str, bool], method: str
+        self, inputs: dict[str, Any], flags: dict[str, bool], method: str, has_cache: bool
     ) -> dict[str, Any]:
         accepted, owner = self._accepted[method], type(self).__name__
         module_inputs: dict[str, Any] = {}
         for name, value in inputs.items():
             if value is None:
                 continue
-            if isinstance(value, (str, bytes)):
-                raise TypeError(
-                    f"{name} must be an array of numbers, not text: call the tokenizer first"
-                )
-            if isinstance(value, (list, tuple)) and value and not isinstance(value[0], jax.Array):
-                try:
-                    value = np.asarray(value)
-                except ValueError:
-                    raise UsageError(
-                        f"{name} has rows of different lengths: pad them (tokenizer(texts, "
-                        'padding=True, return_tensors="np")) and pass the attention_mask too'
-                    ) from None
+            value = sharding.with_automatic_axes(name, as_array(name, value))
             if name in ("input_ids", "decoder_input_ids"):
                 self._check_ids(name, value)
             if name == "pixel_values":
@@ -599,6 +742,14 @@ class FlaxModel(FlaxGenerationMixin):
             if jnp.issubdtype(getattr(value, "dtype", float), jnp.integer):
                 value = jnp.asarray(value, jnp.int32)
             module_inputs[name] = jnp.asarray(value) if isinstance(value, np.ndarray) else value
+        if "labels" in module_inputs:
+            raise UsageError(
+                f"{owner} does not compute a loss, so it does not accept labels. Compute the loss "
+                "from output.logits, for example with optax (docs/losses.md), or train with "
+                "hfseq.train"
+            )
+        if not has_cache:
+            check_masks(module_inputs)
         module_inputs |= {
             name: flag for name, flag in flags.items() if flag or self.accepts(name, method)
         }
@@ -711,12 +862,45 @@ class FlaxModel(FlaxGenerationMixin):
             )
         return extra
 
-    def _extra_states(self, extra: Mapping[str, Any]) -> list[nnx.State]:
+    def _extra_states(self, extra: Mapping[str, Any]) -> list[NNXState]:
         """Returns the collections as NNX states."""
         return [
             trees.to_state(self._require_extra(extra)[name], shapes, variable_type)
             for name, (variable_type, shapes) in self._extra_types.items()
         ]
+
+
+class _Structure:
+    """Everything of a model except its arrays: the static part of the pytree.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: FlaxModel):
+        self.model = model
+        state = vars(model)
+        self.key = tuple(id(state[name]) for name in ("_config", "_graph", "_abstract"))
+        self.options = model._options
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Structure)
+            and type(self.model) is type(other.model)
+            and self.key == other.key
+            and self.options == other.options
+        )
+
+    @staticmethod
+    def unflatten(structure: _Structure, arrays: tuple[Any, Any]) -> FlaxModel:
+        """Returns a model with the structure and other arrays."""
+        model = object.__new__(type(structure.model))
+        vars(model).update(vars(structure.model))
+        model._params, model.extra = arrays
+        return model
 
 
 class FlaxModule:

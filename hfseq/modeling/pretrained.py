@@ -24,10 +24,12 @@ from hfseq.checkpoints import files, weights
 from hfseq.errors import CheckpointError, UsageError, WeightsError, did_you_mean
 from hfseq.modeling import lora
 from hfseq.modeling.base import FlaxModel, Input
+from hfseq.modeling.keywords import translate_keywords
 from hfseq.modeling.sentence import SentenceConfig, SentenceEncoder
 from hfseq.nn import sharding, trees
 from hfseq.nn.layers import Linear
 from hfseq.nn.qwix import quantize_kernel
+from hfseq.nn.sharding import complete_mesh
 from hfseq.nn.random import Keys
 
 if TYPE_CHECKING:
@@ -202,8 +204,9 @@ class Sidecar:
 
 def _computation_dtype(dtype: DTypeLike | None) -> DTypeLike:
     """Returns the dtype for a name such as ``"torch.bfloat16"``. `None` is float32."""
-    if not isinstance(dtype, str):
+    if not isinstance(dtype, str) and not str(dtype).startswith("torch."):
         return jnp.float32 if dtype is None else dtype
+    dtype = str(dtype)
     try:
         return jnp.dtype(dtype.removeprefix("torch."))
     except TypeError:
@@ -296,6 +299,8 @@ class FlaxPreTrainedModel(FlaxModel):
         param_dtype: DTypeLike | None = None,
         sharding: ShardingFn | None = None,
         extra_sharding: ShardingFn | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+        output_loading_info: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Loads a model from a directory, a weight file or a repository on the Hub.
@@ -319,6 +324,10 @@ class FlaxPreTrainedModel(FlaxModel):
             sharding: Returns the sharding of a parameter from its path and shape. Each process then
                 reads only its part.
             extra_sharding: The same for stored collections, whose dtypes never change.
+            mesh: A mesh with some of the axes ``data``, ``fsdp``, ``tensor`` and ``sequence``, over
+                which the model is distributed by its own rules, as :meth:`shard` does.
+            output_loading_info: Whether to return the pair of the model and a dictionary with
+                "missing_keys", "unexpected_keys", "mismatched_keys" and "error_msgs".
             **kwargs: ``cache_dir``, ``force_download``, ``local_files_only``, ``token``,
                 ``revision`` and ``subfolder`` work as in Transformers. Other arguments override the
                 configuration or are passed to the constructor.
@@ -331,6 +340,8 @@ class FlaxPreTrainedModel(FlaxModel):
             WeightsError: The tensors do not fit the model.
         """
         source = str(pretrained_model_name_or_path)
+        kwargs = translate_keywords(kwargs)
+        dtype = kwargs.pop("dtype", dtype)
         is_auto = isinstance(dtype, str) and dtype == "auto"
         dtype = _computation_dtype(None if is_auto else dtype)
         download = configs.pop_download_options(kwargs)
@@ -351,6 +362,12 @@ class FlaxPreTrainedModel(FlaxModel):
             model_class: Any = cls  # untyped, because model_args may contain dtype and _do_init
             model = model_class(config, *model_args, dtype=dtype, _do_init=False, **kwargs)
 
+        if mesh is not None:
+            mesh = complete_mesh(mesh)
+            shardings = model._use_mesh_rules(mesh, sequence_parallel=False)
+            replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+            sharding = lambda path, shape: shardings.get(path, replicated)  # noqa: E731
+            extra_sharding = lambda path, shape: replicated  # noqa: E731
         read, report = model._match_checkpoint(
             checkpoint, adapter, ignore_mismatched_sizes, on_device=_do_init
         )
@@ -368,7 +385,15 @@ class FlaxPreTrainedModel(FlaxModel):
         if not _do_init:
             return model, model.join_collections(params)
         model._is_initialized, model._params = True, params
-        return model
+        if not output_loading_info:
+            return model
+        loading_info = {
+            "missing_keys": [trees.join(path) for path in report.missing],
+            "unexpected_keys": list(report.unexpected),
+            "mismatched_keys": list(report.mismatched),
+            "error_msgs": [],
+        }
+        return model, loading_info
 
     def _match_checkpoint(
         self,
@@ -615,6 +640,57 @@ class FlaxPreTrainedModel(FlaxModel):
         """Returns the sharding rules that the architecture was registered with, if any."""
         return plugins.load().architectures.get(self.config.model_type).load_sharding()
 
+    def _use_mesh_rules(
+        self, mesh: jax.sharding.Mesh, sequence_parallel: bool
+    ) -> dict[trees.Path, jax.sharding.NamedSharding]:
+        """Makes the model compute on a mesh, and returns the sharding of each parameter."""
+        shapes = {path: leaf.shape for path, leaf in self._paths.items()}
+        # Parameters keep their shapes, so a vocabulary that does not divide evenly is not split.
+        layout = sharding.Layout(
+            mesh,
+            self.sharding_rules(),
+            self.vocab_size(),
+            self.stacked_prefixes,
+            shapes,
+            pad_vocabulary=False,
+        )
+        sharding.check_heads(self, mesh)
+        self.use_mesh(mesh, layout.axes(shapes), sequence_parallel)
+        return layout.shardings(shapes)
+
+    def shard(self, mesh: jax.sharding.Mesh, sequence_parallel: bool = False) -> jax.sharding.Mesh:
+        """Distributes the model over a mesh by the rules of its architecture.
+
+        The parameters are laid out in place, and calls split their work over the mesh. Rows of the
+        inputs may be sharded over ``data`` and ``fsdp``.
+
+        Args:
+            mesh: A mesh of ``jax.make_mesh`` with some of the axes ``data``, ``fsdp``, ``tensor``
+                and ``sequence``. A missing axis has size 1, and explicit axes are treated as
+                automatic ones.
+            sequence_parallel: Whether to split hidden states by length over the axis ``tensor``
+                between the layers.
+
+        Returns:
+            The mesh with all four axes, to shard inputs with.
+
+        Raises:
+            UsageError: An axis is unknown, or does not divide the model.
+        """
+        mesh = complete_mesh(mesh)
+        shardings = self._use_mesh_rules(mesh, sequence_parallel)
+        if not self._is_initialized:
+            return mesh
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        self._params = trees.unflatten(
+            {
+                path: jax.device_put(leaf, shardings.get(path, replicated))
+                for path, leaf in trees.flatten(self._params or {}).items()
+            }
+        )
+        self.extra = jax.device_put(self.extra, replicated)
+        return mesh
+
     # -- adapters
 
     def _adapt(self, module: nnx.Module, rngs: nnx.Rngs) -> None:
@@ -743,7 +819,7 @@ class FlaxPreTrainedModel(FlaxModel):
     @property
     def name_or_path(self) -> str:
         """The directory, file or repository of the model, or "" for a new model."""
-        return self._source[0] if self._source else getattr(self.config, "_name_or_path", "") or ""
+        return self._source[0] if self._source else super().name_or_path
 
     def encode(
         self,

@@ -302,9 +302,14 @@ _product.defvjp(
 )
 
 
-FLOAT32 = Precision("float32", jnp.float32, lambda: low_precision_dot_general)
-BFLOAT16 = Precision("bfloat16", jnp.bfloat16, lambda: low_precision_dot_general)
-FLOAT16 = Precision("float16", jnp.float16, lambda: low_precision_dot_general)
+def _make_low_precision() -> DotGeneral:
+    """Returns the operation. A named function can be pickled."""
+    return low_precision_dot_general
+
+
+FLOAT32 = Precision("float32", jnp.float32, _make_low_precision)
+BFLOAT16 = Precision("bfloat16", jnp.bfloat16, _make_low_precision)
+FLOAT16 = Precision("float16", jnp.float16, _make_low_precision)
 
 _BY_DTYPE = {recipe.name: recipe for recipe in (FLOAT32, BFLOAT16, FLOAT16)}
 

@@ -89,6 +89,54 @@ def make_mesh(layout: str | None, devices: Sequence[jax.Device] | None = None) -
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def complete_mesh(mesh: Mesh) -> Mesh:
+    """Returns a mesh over the same devices with all axes, which are automatic.
+
+    Args:
+        mesh: A mesh with some of the axes. The others get size 1.
+
+    Raises:
+        UsageError: An axis is unknown.
+    """
+    unknown = [name for name in mesh.axis_names if name not in AXES]
+    if unknown:
+        raise UsageError(
+            f"the mesh has the axis {unknown[0]!r}{did_you_mean(str(unknown[0]), AXES)}; use some "
+            f"of {', '.join(AXES)}, for example jax.make_mesh(({mesh.size},), ('data',))"
+        )
+    automatic = (AxisType.Auto,) * len(AXES)
+    missing = [name for name in AXES if name not in mesh.axis_names]
+    if not missing and mesh.axis_types == automatic:
+        return mesh
+    devices = mesh.devices.reshape(*mesh.devices.shape, *[1] * len(missing))
+    return Mesh(devices, (*mesh.axis_names, *missing), axis_types=automatic)
+
+
+def with_automatic_axes(name: str, value: Any) -> Any:
+    """Returns an array with the same shards on a mesh without explicit axes.
+
+    Args:
+        name: Name of the argument, for messages.
+        value: An array, or anything else, which is returned unchanged.
+
+    Raises:
+        UsageError: The array is traced, so its mesh cannot be replaced.
+    """
+    if not isinstance(value, jax.Array):
+        return value
+    mesh = getattr(jax.typeof(value).sharding, "mesh", None)
+    if mesh is None or AxisType.Explicit not in mesh.axis_types:
+        return value
+    if isinstance(value, jax.core.Tracer):
+        raise UsageError(
+            f"{name} is sharded over a mesh with explicit axes {mesh.axis_names}. Inside jit, use "
+            "the mesh that model.shard(mesh) returns, or create yours with "
+            f"axis_types=(jax.sharding.AxisType.Auto,) * {len(mesh.axis_names)}"
+        )
+    sharding: Any = value.sharding
+    return jax.device_put(value, NamedSharding(complete_mesh(sharding.mesh), sharding.spec))
+
+
 def mesh_sizes(layout: str | None, devices: int) -> dict[str, int]:
     """Returns the size of every mesh axis.
 
@@ -176,6 +224,8 @@ class Layout:
         vocab_size: Size of the vocabulary, which is padded if the tensor axis does not divide it.
         stacked: Path prefixes of scanned layers. Their leading axis is never split.
         shapes: Shape of every parameter without padding, for `cut`.
+        pad_vocabulary: Whether to pad the vocabulary. Otherwise one that the tensor axis does not
+            divide is not split.
 
     Raises:
         UsageError: A tactic is unknown, or `tensor > 1` without rules.
@@ -188,6 +238,7 @@ class Layout:
         vocab_size: int | None = None,
         stacked: Sequence[trees.Path] = (),
         shapes: Mapping[trees.Path, tuple[int, ...]] | None = None,
+        pad_vocabulary: bool = True,
     ):
         if rules is None and mesh.shape["tensor"] > 1:
             raise UsageError(
@@ -195,7 +246,7 @@ class Layout:
                 "it with sharding=[(pattern, tactic), ...], or use the axes data and fsdp only"
             )
         self.mesh, self.stacked, self.vocab_size = mesh, tuple(stacked), vocab_size
-        self.shapes = shapes or {}
+        self.shapes, self.pad_vocabulary = shapes or {}, pad_vocabulary
         self.rules = [(re.compile(pattern), tactic) for pattern, tactic in rules or DEFAULT_RULES]
         unknown = [tactic for _, tactic in self.rules if tactic not in TACTICS]
         if unknown:
@@ -221,6 +272,12 @@ class Layout:
                 problems.append(f"  {trees.join(path)}: no sharding rule matches")
                 continue
             specs[path] = self._spec(path, tactic, len(shape))
+            axis = VOCAB_DIMENSIONS.get(tactic)
+            if not self.pad_vocabulary and axis is not None and axis < len(shape):
+                if shape[axis] % _num_shards(self.mesh, _names(specs[path][axis])):
+                    whole = list(specs[path])
+                    whole[axis] = None
+                    specs[path] = PartitionSpec(*whole)
             for dimension, (size, axes) in enumerate(
                 zip(self.padded_shape(path, shape), specs[path], strict=False)
             ):
@@ -268,7 +325,7 @@ class Layout:
         """Returns `shape` with the vocabulary rounded up to a multiple of the tensor axis."""
         axis = VOCAB_DIMENSIONS.get(self.tactic(path) or "")
         tensor_shards = self.mesh.shape["tensor"]
-        if axis is None or shape[axis] != self.vocab_size:
+        if axis is None or not self.pad_vocabulary or shape[axis] != self.vocab_size:
             return shape
         rounded = math.ceil(shape[axis] / tensor_shards) * tensor_shards
         return (*shape[:axis], rounded, *shape[axis + 1 :])

@@ -223,7 +223,7 @@ def test_a_device_is_written_to_and_not_replaced(model_arguments):
         (["--input_file", "."], "--input_file .: is a directory"),
         (["a", "--output_file", "."], "--output_file . is a directory"),
         (["a", "--output_file", "no/such/out"], "--output_file no/such/out: No such file"),
-        (["a", "--num_beams", "2", "--num_return_sequences", "3"], "num_return_sequences 3"),
+        (["a", "--num_beams", "2", "--num_return_sequences", "3"], "num_return_sequences` (3)"),
     ],
 )
 def test_usage_errors_precede_any_work(

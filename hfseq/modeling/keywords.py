@@ -1,0 +1,86 @@
+"""Keywords of ``from_pretrained`` in PyTorch programs: supported, mapped, or refused by name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from hfseq.errors import UsageError
+
+logger = logging.getLogger("hfseq.modeling")
+
+#: Attention implementations of PyTorch and those of hfseq that they mean.
+ATTENTION_NAMES = {
+    "sdpa": "auto",
+    "flash_attention_2": "auto",
+    "flash_attention_3": "auto",
+    "flex_attention": "auto",
+}
+
+#: Values of ``device_map`` that ask for what JAX does anyway.
+DEFAULT_DEVICE_MAPS = (None, "auto", "cpu", "balanced", "sequential")
+
+_QUANTIZATION = (
+    "hfseq computes in int8 or FP8 with precision= (docs/precision.md), and trains adapters on a "
+    "quantized base with --load_in_4bit and --load_in_8bit of the scripts (docs/adapters.md)"
+)
+_MESH = "use mesh=, a jax.sharding.Mesh, to distribute the model over devices"
+
+#: Refused keywords, and what to do instead.
+REFUSED = {
+    "load_in_8bit": _QUANTIZATION,
+    "load_in_4bit": _QUANTIZATION,
+    "quantization_config": _QUANTIZATION,
+    "variant": "pass the file itself, for example DIR/model.fp16.safetensors with config=DIR",
+    "target_lang": "load the checkpoint of the language, or merge its adapter in PyTorch first",
+    "key_mapping": "set weight_synonyms in the model class (docs/model_class.md)",
+    "tp_plan": _MESH,
+    "tp_size": _MESH,
+    "device_mesh": _MESH,
+    "max_memory": _MESH,
+    "offload_folder": _MESH,
+    "offload_state_dict": _MESH,
+    "offload_buffers": _MESH,
+    "from_tf": "TensorFlow checkpoints are not supported; convert them with Transformers 4 first",
+    "state_dict": "load the model without it, and set model.params",
+}
+
+
+def translate_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keywords that hfseq understands.
+
+    ``device_map`` is dropped with a warning, ``torch_dtype`` becomes ``dtype``, and names of
+    PyTorch's attention implementations become hfseq's.
+
+    Args:
+        keywords: The keywords of ``from_pretrained``.
+
+    Raises:
+        UsageError: A keyword has no counterpart. The message names hfseq's way.
+    """
+    translated = dict(keywords)
+    for name, advice in REFUSED.items():
+        value = translated.pop(name, None)
+        if value is not None and value is not False:
+            raise UsageError(f"from_pretrained: {name}={value!r:.60} is not supported; {advice}")
+    device_map = translated.pop("device_map", None)
+    if device_map not in DEFAULT_DEVICE_MAPS:
+        raise UsageError(
+            f"from_pretrained: device_map={device_map!r:.60} is not supported; {_MESH}, or "
+            'jax.default_device(jax.devices("cpu")[0]) to choose one'
+        )
+    if device_map is not None:
+        logger.warning(
+            "device_map=%r has no effect: JAX puts the model on its default device. %s",
+            device_map,
+            _MESH,
+        )
+    translated.pop("weights_only", None)
+    torch_dtype = translated.pop("torch_dtype", None)
+    if torch_dtype is not None:
+        translated.setdefault("dtype", torch_dtype)
+    attention = translated.get("attn_implementation")
+    if isinstance(attention, str) and attention in ATTENTION_NAMES:
+        translated["attn_implementation"] = ATTENTION_NAMES[attention]
+    return translated
