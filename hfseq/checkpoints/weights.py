@@ -117,11 +117,14 @@ class DerivedTensor:
     Attributes:
         value: The derived array, or the PyTorch name of the tensor that this one repeats.
         remedy: What to do if a file contains other values, for example because they were trained.
-            With `None`, other values are allowed.
+            With `None`, other values are ignored.
+        unused: Whether no output of PyTorch's model depends on the tensor. Otherwise ignoring other
+            values is a warning.
     """
 
     value: np.ndarray | str
     remedy: str | None = None
+    unused: bool = False
 
     def fits(self, tensor: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> bool:
         """Returns whether a tensor of a file has the derived value, up to rounding.
@@ -148,9 +151,13 @@ class LoadReport:
     Attributes:
         missing: Parameters that the checkpoint lacks or has with another shape.
         unexpected: Names in the checkpoint that the model lacks.
+        ignored: Names in the checkpoint that the model class ignores, for example buffers.
         mismatched: Name, shape in the checkpoint, and expected shape of mismatching tensors.
         reinitialized: The parameters of mismatching tensors, which are newly initialized if
             mismatches are ignored.
+        conflicts: Pairs of tensors with different values for the same parameter: the name of the
+            one that is read, and of the other.
+        unused_biases: The same for biases of which PyTorch's model computes with the first only.
         unsupported_dtypes: Dtype by name of tensors that cannot be parameters.
         dtypes: Number of tensors by dtype.
         suggestions: Unexpected tensor that may be a missing parameter: it has the same shape, and
@@ -159,10 +166,13 @@ class LoadReport:
 
     missing: list[ParamPath] = dataclasses.field(default_factory=list)
     unexpected: list[str] = dataclasses.field(default_factory=list)
+    ignored: list[str] = dataclasses.field(default_factory=list)
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = dataclasses.field(
         default_factory=list
     )
     reinitialized: set[ParamPath] = dataclasses.field(default_factory=set)
+    conflicts: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    unused_biases: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     unsupported_dtypes: dict[str, str] = dataclasses.field(default_factory=dict)
     dtypes: dict[str, int] = dataclasses.field(default_factory=dict)
     suggestions: dict[ParamPath, str] = dataclasses.field(default_factory=dict)
@@ -175,7 +185,7 @@ class WeightMap:
         shapes: Shape of each parameter by path.
         prefix: Name of the base model, with which names in checkpoints may start.
         aliases: Maps other PyTorch names of tied tensors to the name that is used.
-        fallbacks: Maps PyTorch names to other names to read if a checkpoint lacks the first one.
+        fallbacks: Maps PyTorch names to the names to read, in order, if a checkpoint lacks them.
         ignored: Regular expressions of PyTorch names without a parameter.
         templates: Pairs such as ``"block.{}.norm": "layers.{}.ln"`` that rename parameters to
             PyTorch names.
@@ -191,7 +201,7 @@ class WeightMap:
         *,
         prefix: str = "",
         aliases: Mapping[str, str] | None = None,
-        fallbacks: Mapping[str, str] | None = None,
+        fallbacks: Mapping[str, Sequence[str]] | None = None,
         ignored: tuple[str, ...] = (),
         templates: Mapping[str, str] | None = None,
         synonyms: Mapping[str, str] | None = None,
@@ -205,8 +215,12 @@ class WeightMap:
         self._native_synonyms = [_template(*pair) for pair in (native_synonyms or {}).items()]
         self.slots = [slot for path in self.shapes for slot in self._slots(path, stacked or {})]
         names = {slot.name for slot in self.slots}
+        self._torch_names, self._flax_names = names, {slot.flax_name for slot in self.slots}
+        # The tied tensor may have the prefix of a base model, and aliases may be of other heads.
         self.aliases = {
-            alias: name for alias, name in (aliases or {}).items() if alias not in names
+            alias: self.resolve_name(name)
+            for alias, name in (aliases or {}).items()
+            if self.has_parameter(name) and not self.has_parameter(alias)
         }
         # PyTorch adds the bias of an untied projection (`decoder.bias`): this alias is saved too.
         self._live = {
@@ -244,10 +258,18 @@ class WeightMap:
     def resolve_name(self, name: str) -> str:
         """Returns the name that this map uses for a PyTorch name, with or without the prefix."""
         name = self.apply_synonyms(name)
-        slot_names = {slot.name for slot in self.slots}
         return next(
-            (candidate for candidate in self._with_prefix(name) if candidate in slot_names), name
+            (candidate for candidate in self._with_prefix(name) if candidate in self._torch_names),
+            name,
         )
+
+    def is_alias(self, name: str) -> bool:
+        """Returns whether a name of a checkpoint is that of a tied copy of a parameter."""
+        return any(n in self.aliases for n in self._with_prefix(self.apply_synonyms(name)))
+
+    def has_parameter(self, name: str) -> bool:
+        """Returns whether a PyTorch name is that of a parameter, not only an alias of one."""
+        return self.resolve_name(name) in self._torch_names
 
     def apply_synonyms(self, name: str, native: bool = False) -> str:
         """Replaces old spellings in a name of the checkpoint by the spellings that hfseq writes."""
@@ -256,33 +278,43 @@ class WeightMap:
         return name
 
     def match(
-        self, tensors: Mapping[str, Tensor], *, native: bool = False
+        self, tensors: Mapping[str, Tensor], *, native: bool = False, compare: bool = True
     ) -> tuple[dict[Slot, Tensor], LoadReport]:
         """Matches the tensors of a checkpoint with the parameters.
 
         Args:
             tensors: The tensors of the checkpoint by name.
             native: Whether the names are Flax paths (``flax_model.msgpack``, ``format: flax``).
+            compare: Whether to read and compare tensors that belong to the same parameter.
 
         Returns:
             The tensor of each slot, and a report of the differences.
         """
-        cleaned = {}
+        cleaned: dict[str, tuple[str, Tensor]] = {}
+        report = LoadReport()
         for name, tensor in tensors.items():
             old = next((pair for pair in _OLD_NAMES if name.endswith(pair[0])), ("", ""))
             renamed = name.removesuffix(old[0]) + old[1]
             renamed = _COLLECTIONS.sub("", renamed) if native else renamed
-            cleaned[self.apply_synonyms(renamed, native)] = name, tensor
-        report, matched, used = LoadReport(), {}, set()
+            renamed = self.apply_synonyms(renamed, native)
+            if compare and renamed in cleaned and not self._is_ignored(renamed):
+                if not same_values(cleaned[renamed][1], tensor):
+                    report.conflicts.append((name, cleaned[renamed][0]))
+            cleaned[renamed] = name, tensor
+        matched, used = {}, set()
         absent = []
         for slot in self.slots:
-            key = self._find(slot, cleaned, native)
-            if key is None:
+            keys = self._find(slot, cleaned, native)
+            if not keys:
                 report.missing.append(slot.path)
                 absent.append(slot)
                 continue
-            original, tensor = cleaned[key]
-            used.add(key)
+            original, tensor = cleaned[keys[0]]
+            used.add(keys[0])
+            for key in keys[1:] if compare else ():
+                if key not in used and not same_values(tensor, cleaned[key][1]):
+                    pairs = report.unused_biases if key == slot.name else report.conflicts
+                    pairs.append((original, cleaned[key][0]))
             expected, shape = self._expected(slot, native), tensor.shape
             if expected != shape:
                 report.mismatched.append((original, shape, expected))
@@ -294,11 +326,10 @@ class WeightMap:
             report.dtypes[tensor.dtype] = report.dtypes.get(tensor.dtype, 0) + 1
             matched[slot] = tensor
         report.missing = list(dict.fromkeys(report.missing))
-        report.unexpected = [
-            original
-            for name, (original, _) in cleaned.items()
-            if name not in used and not self._known(name)
-        ]
+        for name, (original, _) in cleaned.items():
+            if name not in used and not self._is_copy(name):
+                group = report.ignored if self._is_ignored(name) else report.unexpected
+                group.append(original)
         for slot in absent:
             for name in report.unexpected:
                 same_shape = tensors[name].shape == self._expected(slot, native)
@@ -314,16 +345,27 @@ class WeightMap:
         shape = self.shapes[slot.path] if slot.layer is None else self.shapes[slot.path][1:]
         return shape if native else _in_torch(shape, slot.axes)
 
-    def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> str | None:
-        live = [alias for alias, name in self._live.items() if name == slot.name]
+    def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> list[str]:
+        """Returns the names of a slot's tensor in a file: the one to read, and its copies."""
         aliases = [alias for alias, name in self.aliases.items() if name == slot.name]
-        candidates = [*live, slot.name, *aliases, self.fallbacks.get(slot.name, slot.name)]
+        # PyTorch adds the bias of the projection, `decoder.bias`, not that of the head.
+        biases = [alias for alias in aliases if alias.endswith(".bias")]
+        names_of_slot = [*biases, slot.name, *aliases]
+        fallbacks = list(self.fallbacks.get(slot.name, ()))
         if native:
-            candidates = [
-                slot.flax_name,
-                *(f"{n.rpartition('.')[0]}.{slot.path[-1]}" for n in candidates),
-            ]
-        return next((n for name in candidates for n in self._with_prefix(name) if n in names), None)
+            leaf = slot.path[-1]
+            names_of_slot, fallbacks = (
+                [f"{n.rpartition('.')[0]}.{leaf}" for n in group]
+                for group in (names_of_slot, fallbacks)
+            )
+            names_of_slot.insert(0, slot.flax_name)
+        others = (self._flax_names if native else self._torch_names) - {slot.name, slot.flax_name}
+        for group in (names_of_slot, fallbacks):
+            keys = [n for name in group for n in self._with_prefix(name) if n in names]
+            if keys:
+                copies = keys[1:] if group is names_of_slot else []
+                return list(dict.fromkeys([keys[0], *(key for key in copies if key not in others)]))
+        return []
 
     def _with_prefix(self, name: str) -> tuple[str, ...]:
         prefix = f"{self.prefix}."
@@ -331,11 +373,14 @@ class WeightMap:
             return (name,)
         return (name, name.removeprefix(prefix), prefix + name)
 
-    def _known(self, name: str) -> bool:
-        """Returns whether an unused name is ignored or an alias of another tensor."""
-        if any(re.search(pattern, name) for pattern in self.ignored):
-            return True
-        copies = (*self.aliases, *self._live.values())
+    def _is_ignored(self, name: str) -> bool:
+        """Returns whether the model class ignores a name in checkpoints."""
+        return any(re.search(pattern, name) for pattern in self.ignored)
+
+    def _is_copy(self, name: str) -> bool:
+        """Returns whether an unused name is that of a copy of a tied tensor."""
+        biases = (other for alias, other in self.aliases.items() if alias.endswith(".bias"))
+        copies = (*self.aliases, *biases)
         return any(copy in self._with_prefix(name) for copy in copies)
 
     def saved_slots(self) -> dict[str, Slot]:
@@ -416,6 +461,60 @@ def _read(slot: Slot, tensor: Tensor, index: Index, native: bool) -> np.ndarray:
     return tensor.read(torch_index).transpose(slot.axes)
 
 
+def same_values(first: Tensor, second: Tensor, rows: int = 1024) -> bool:
+    """Returns whether two tensors are equal. Stops reading at the first difference."""
+    if first.shape != second.shape:
+        return False
+    if not first.shape:
+        return bool(np.array_equal(first.read(...), second.read(...), equal_nan=True))
+    for start in range(0, first.shape[0], rows):
+        stop = min(start + rows, first.shape[0])
+        part = (slice(start, stop), *(slice(None) for _ in first.shape[1:]))
+        one, other = (np.asarray(tensor.read(part), np.float32) for tensor in (first, second))
+        if not np.array_equal(one, other, equal_nan=True):
+            return False
+    return True
+
+
+def different_copies(
+    aliases: Mapping[str, str], tensors: Mapping[str, Tensor], prefix: str
+) -> dict[str, str]:
+    """Returns the aliases of tied tensors whose values in a file differ from the tied tensor.
+
+    Like PyTorch, this compares each alias with the tensor that it is tied to or, if the file lacks
+    that tensor, with its first alias in the file.
+
+    Args:
+        aliases: Maps PyTorch names of tied tensors to the name that is used.
+        tensors: The tensors of the file by PyTorch name, or by Flax path.
+        prefix: Prefix of the base model, which names in files may lack.
+
+    Returns:
+        The name in the file that each of these aliases differs from.
+    """
+
+    def find(name: str, leaf: str) -> str | None:
+        flax = f"{name.removesuffix('weight')}{leaf}"
+        bare = [n.removeprefix(f"{prefix}.") for n in (name, flax)]
+        return next((n for n in (name, flax, *bare) if n in tensors), None)
+
+    references = {name: find(name, "embedding") for name in aliases.values()}
+    different = {}
+    for alias, name in aliases.items():
+        found, reference = find(alias, "kernel"), references[name]
+        if found is None:
+            continue
+        if reference is None:
+            references[name] = found
+            continue
+        copy = tensors[found]
+        if found.endswith(".kernel") and reference.endswith(".embedding"):
+            copy = Tensor(copy.shape[::-1], copy.dtype, lambda i, t=copy: t.read(i[::-1]).T)
+        if not same_values(copy, tensors[reference]):
+            different[alias] = reference
+    return different
+
+
 def torch_axes(path: ParamPath, ndim: int) -> tuple[int, ...] | None:
     """Returns the axes of the PyTorch tensor in the order of the parameter, or `None` if equal.
 
@@ -451,6 +550,12 @@ def check_report(
     Raises:
         WeightsError: Tensors do not match.
     """
+    if report.conflicts:
+        raise WeightsError(
+            f"{source} contains different values for the same parameter of {class_name}:\n"
+            + "\n".join(f"  {name} and {other}" for name, other in report.conflicts)
+            + "\nRemove the wrong one of each pair"
+        )
     if report.unsupported_dtypes:
         unsupported = ", ".join(
             f"{name} ({dtype})" for name, dtype in report.unsupported_dtypes.items()
@@ -475,8 +580,8 @@ def check_report(
 
 def check_derived(
     derived: Mapping[str, DerivedTensor], tensors: Mapping[str, Tensor], prefix: str, source: str
-) -> None:
-    """Raises an error that lists the tensors with other values than the model derives.
+) -> list[str]:
+    """Checks the derived tensors that a checkpoint contains.
 
     Args:
         derived: The derived tensors by PyTorch name.
@@ -484,25 +589,30 @@ def check_derived(
         prefix: The prefix of the base model.
         source: The weight file, for the message.
 
+    Returns:
+        The names of used tensors with other values, which are ignored.
+
     Raises:
-        WeightsError: A tensor with a remedy has other values.
+        WeightsError: A tensor with a remedy has other values. The message lists all of them.
     """
     by_name = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
-    wrong: dict[str, list[str]] = {}
+    different: dict[str | None, list[str]] = {}
     for name, entry in derived.items():
         tensor = by_name.get(name.removeprefix(f"{prefix}."))
-        if entry.remedy and tensor is not None and not entry.fits(tensor, by_name, prefix):
-            wrong.setdefault(entry.remedy, []).append(name)
-    if wrong:
+        if tensor is not None and not entry.unused and not entry.fits(tensor, by_name, prefix):
+            different.setdefault(entry.remedy, []).append(name)
+    ignored = different.pop(None, [])
+    if different:
         lines = [
             f"  {', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: "
             f"{remedy}"
-            for remedy, names in wrong.items()
+            for remedy, names in different.items()
         ]
         raise WeightsError(
             f"{source} contains values that the options in its config.json do not allow, probably "
             "because it was trained with another library\n" + "\n".join(lines)
         )
+    return ignored
 
 
 def describe_missing(report: LoadReport) -> str:

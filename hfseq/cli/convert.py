@@ -258,7 +258,7 @@ def convert(
     opened = open_checkpoint(weights, {})
     model = build_abstract_model(cls, location, opened.tensors)
     if adapter is None:
-        _, report = model.file_map.match(opened.tensors, native=opened.native)
+        _, report = model.match_tensors(opened.tensors, native=opened.native)
     if strict and (mismatches := describe_mismatches(model, report)):
         lines = "".join(f"\n  {line}" for line in mismatches)
         raise WeightsError(f"{opened.source} does not fit {cls.__name__} (--strict):{lines}")
@@ -315,7 +315,7 @@ def build_abstract_model(
 
     config, _ = load_config(cls, location, None, {}, {})
     try:
-        options = cls.checkpoint_options(tensors)
+        options = cls.checkpoint_options(tensors, config)
     except WeightsNotDownloaded:  # only the headers of models on the Hub are read
         options = {}
     return cls(config, _do_init=False, **options)
@@ -333,6 +333,10 @@ def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport) -> list[
         ),
         *(f"missing:{line[1:]}" for line in describe_missing(report).splitlines()),
         *(f"unexpected: {key}" for key in sorted(report.unexpected)),
+        *(
+            f"{key} and {other} have different values, but are one parameter of {name}"
+            for key, other in (*report.conflicts, *report.unused_biases)
+        ),
         *(
             f"{key}: unsupported dtype {dtype} of a parameter"
             for key, dtype in report.unsupported_dtypes.items()

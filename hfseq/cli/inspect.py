@@ -331,15 +331,16 @@ class Checkpoint:
         except (HfseqError, ValueError, TypeError, KeyError, AttributeError) as error:
             self.problems.append(f"cannot build the model class: {first_line(error)}")
             return None
-        _, report = model.file_map.match(tensors, native=self.weights.native)
+        _, report = model.match_tensors(
+            tensors, native=self.weights.native, compare=self.folder is not None
+        )
         self.problems += describe_mismatches(model, report)
-        has_lm_head = model.can_generate() or "LM" in cls.__name__ or "PreTraining" in cls.__name__
         # PyTorch names that are not stored because they are tied to another tensor. The aliases
         # include the heads of all classes of a family.
         tied = {
             alias: name
             for alias, name in model.file_map.aliases.items()
-            if alias not in tensors and (has_lm_head or ".embed" in alias)
+            if alias not in tensors and (model.has_lm_head or ".embed" in alias)
         }
         return {
             "class": cls.__name__,

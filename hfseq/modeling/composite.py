@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hfseq import plugins
-from hfseq.checkpoints.weights import DerivedTensor, ParamPath, WeightMap
+from hfseq.checkpoints.weights import DerivedTensor, ParamPath, Tensor, WeightMap
 from hfseq.modeling.pretrained import FlaxPreTrainedModel
 from hfseq.nn import sharding, trees
 
@@ -32,14 +33,16 @@ class CompositeWeightMap(WeightMap):
         stacked: Mapping[ParamPath, Sequence[ParamPath]] | None = None,
     ):
         self.parts = dict(parts)
-        aliases, fallbacks = (
-            {
-                f"{part}.{name}": f"{part}.{other}"
-                for part, names in self.parts.items()
-                for name, other in getattr(names, attribute).items()
-            }
-            for attribute in ("aliases", "fallbacks")
-        )
+        aliases = {
+            f"{part}.{name}": f"{part}.{other}"
+            for part, names in self.parts.items()
+            for name, other in names.aliases.items()
+        }
+        fallbacks = {
+            f"{part}.{name}": [f"{part}.{other}" for other in others]
+            for part, names in self.parts.items()
+            for name, others in names.fallbacks.items()
+        }
         super().__init__(shapes, aliases=aliases, fallbacks=fallbacks, stacked=stacked)
 
     def torch_name(self, path: ParamPath) -> str:
@@ -58,17 +61,23 @@ class CompositeWeightMap(WeightMap):
         )
         return f"{head}.{saved_name}"
 
-    def _known(self, name: str) -> bool:
+    def _is_ignored(self, name: str) -> bool:
         head, _, part_name = name.partition(".")
-        inside = head in self.parts and self.parts[head]._known(part_name)
-        return inside or super()._known(name)
+        inside = head in self.parts and self.parts[head]._is_ignored(part_name)
+        return inside or super()._is_ignored(name)
+
+    def _is_copy(self, name: str) -> bool:
+        head, _, part_name = name.partition(".")
+        inside = head in self.parts and self.parts[head]._is_copy(part_name)
+        return inside or super()._is_copy(name)
 
 
 class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
     """Base class of models that consist of other models.
 
     The module receives the models of the parts, which have no parameters, as the argument ``parts``
-    and creates its submodules from them.
+    and creates its submodules from them. The argument ``part_options`` contains constructor
+    arguments of the parts by name.
 
     Attributes:
         part_configs: The name of each part, in the tree and in files, and the attribute of the
@@ -79,14 +88,47 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
     part_configs: ClassVar[Mapping[str, str]] = {}
     part_tasks: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
-        scan = kwargs.get("scan_layers", False)
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        *args: Any,
+        part_options: Mapping[str, Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ):
+        scan, part_options = kwargs.get("scan_layers", False), part_options or {}
         self.parts: dict[str, FlaxPreTrainedModel] = {
-            name: self.part_class(name, part)(part, _do_init=False, scan_layers=scan)
+            name: self.part_class(name, part)(
+                part, _do_init=False, scan_layers=scan, **part_options.get(name, {})
+            )
             for name, attribute in self.part_configs.items()
             for part in [getattr(config, attribute)]
         }
+        if part_options:  # the options of a checkpoint may change the configurations of the parts
+            config = copy.copy(config)
+            for name in part_options:
+                setattr(config, self.part_configs[name], self.parts[name].config)
+        self._part_options = part_options
         super().__init__(config, *args, parts=self.parts, **kwargs)
+
+    @classmethod
+    def checkpoint_options(
+        cls, tensors: Mapping[str, Tensor], config: PreTrainedConfig
+    ) -> dict[str, Any]:
+        """Returns the constructor arguments of the parts that depend on the checkpoint."""
+        part_options = {}
+        for name, attribute in cls.part_configs.items():
+            part = getattr(config, attribute)
+            inside = {
+                key.removeprefix(f"{name}."): tensor
+                for key, tensor in tensors.items()
+                if key.startswith(f"{name}.")
+            }
+            if options := cls.part_class(name, part).checkpoint_options(inside, part):
+                part_options[name] = options
+        return {"part_options": part_options} if part_options else {}
+
+    def _like(self, **changes: Any) -> Any:
+        return super()._like(**{"part_options": self._part_options, **changes})
 
     @classmethod
     def part_class(cls, name: str, config: PreTrainedConfig) -> Any:

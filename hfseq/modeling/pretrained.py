@@ -253,6 +253,8 @@ class FlaxPreTrainedModel(FlaxModel):
         remat_policy: A policy of ``jax.checkpoint`` for the recomputed layers.
         attn_implementation: Name of a registered attention implementation.
         peft_config: Configuration of LoRA adapters.
+        untied: Whether to have separate parameters for tensors that the configuration ties, for
+            checkpoints in which they differ.
 
     Attributes:
         base_model_prefix: The attribute under which heads contain the base model.
@@ -282,6 +284,15 @@ class FlaxPreTrainedModel(FlaxModel):
     weight_synonyms: ClassVar[Mapping[str, str]] = {}
     native_synonyms: ClassVar[Mapping[str, str]] = {}
     stored_collections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def __init__(
+        self, config: PreTrainedConfig, *args: Any, untied: bool = False, **kwargs: Any
+    ) -> None:
+        self._untied = untied and getattr(config, "tie_word_embeddings", False)
+        if self._untied:
+            config = copy.deepcopy(config)
+            config.tie_word_embeddings = False
+        super().__init__(config, *args, **kwargs)
 
     # -- loading
 
@@ -357,7 +368,7 @@ class FlaxPreTrainedModel(FlaxModel):
         if is_auto:
             dtype = _checkpoint_dtype(config, checkpoint.tensors)
             param_dtype = param_dtype or dtype
-        kwargs = {**cls.checkpoint_options(checkpoint.tensors), **kwargs}
+        kwargs = {**cls.checkpoint_options(checkpoint.tensors, config), **kwargs}
         with configs.wrap_build_errors(source):
             model_class: Any = cls  # untyped, because model_args may contain dtype and _do_init
             model = model_class(config, *model_args, dtype=dtype, _do_init=False, **kwargs)
@@ -408,7 +419,7 @@ class FlaxPreTrainedModel(FlaxModel):
             WeightsError: The tensors do not fit, or the checkpoint has none of the model's tensors.
         """
         class_name = type(self).__name__
-        weights.check_derived(
+        other_values = weights.check_derived(
             self.derived_weights(),
             checkpoint.tensors,
             type(self).base_model_prefix,
@@ -416,7 +427,7 @@ class FlaxPreTrainedModel(FlaxModel):
         )
         if adapter is not None:
             checkpoint.tensors = lora.combine_tensors(adapter, checkpoint, self.file_map)
-        slots, report = self.file_map.match(checkpoint.tensors, native=checkpoint.native)
+        slots, report = self.match_tensors(checkpoint.tensors, native=checkpoint.native)
         weights.check_report(
             report, checkpoint.source, class_name, ignore_mismatched=ignore_mismatched_sizes
         )
@@ -426,21 +437,93 @@ class FlaxPreTrainedModel(FlaxModel):
                 f"{next(iter(checkpoint.tensors), 'none at all')}): is it a checkpoint of another "
                 "architecture?"
             )
+        if other_values:
+            logger.warning(
+                "%s has other values than %s computes for %s, which are ignored",
+                checkpoint.source,
+                class_name,
+                ", ".join(other_values),
+            )
         missing = set(report.missing)
         reader = _CheckpointReader(self.file_map, slots, missing, checkpoint.native, on_device)
         return reader, report
 
-    @classmethod
-    def checkpoint_options(cls, tensors: Mapping[str, weights.Tensor]) -> dict[str, Any]:
-        """Returns constructor arguments that depend on the checkpoint's tensors, usually none."""
-        return {}
+    def match_tensors(
+        self, tensors: Mapping[str, weights.Tensor], *, native: bool, compare: bool = True
+    ) -> tuple[dict[weights.Slot, weights.Tensor], weights.LoadReport]:
+        """Matches tensors with the variables of this model, see :meth:`WeightMap.match`.
+
+        Copies of tied tensors that differ from them are unexpected if they belong to a head that
+        this class lacks, and otherwise conflicts.
+        """
+        names = self.file_map
+        slots, report = names.match(tensors, native=native, compare=compare)
+        for pair in list(report.conflicts):
+            other = pair[1]
+            if names.is_alias(other) and ".embed" not in other and not self.has_lm_head:
+                report.conflicts.remove(pair)
+                report.unexpected.append(other)
+        return slots, report
+
+    @property
+    def has_lm_head(self) -> bool:
+        """Whether this class has a language modeling head, according to its name."""
+        name = type(self).__name__
+        return self.can_generate() or re.search("(LM|LMHeadModel|PreTraining)$", name) is not None
 
     @classmethod
-    def read_checkpoint_options(cls, source: str, **download: Any) -> dict[str, Any]:
+    def checkpoint_options(
+        cls, tensors: Mapping[str, weights.Tensor], config: PreTrainedConfig
+    ) -> dict[str, Any]:
+        """Returns constructor arguments that depend on the checkpoint's tensors.
+
+        By default these are ``{"untied": True}`` if the configuration ties tensors that have
+        different values in the checkpoint, and otherwise ``{}``. Like PyTorch, the model then has a
+        parameter for each of them.
+
+        Args:
+            tensors: The tensors of the checkpoint by name.
+            config: The configuration.
+        """
+        if not cls.weight_aliases or not getattr(config, "tie_word_embeddings", False):
+            return {}
+        copies = cls.different_copies(tensors)
+        if not copies:
+            return {}
+        # Some of the aliases belong to other heads of the family.
+        untied = cls(config, _do_init=False, untied=True).weight_map
+        separate = [alias for alias in copies if untied.has_parameter(alias)]
+        if not separate:
+            return {}
+        logger.warning(
+            "the configuration of this %s ties tensors that have different values in the "
+            "checkpoint, so they are not tied: %s. Saved models have tie_word_embeddings=False",
+            cls.__name__,
+            ", ".join(f"{alias} and {copies[alias]}" for alias in separate),
+        )
+        return {"untied": True}
+
+    @classmethod
+    def different_copies(cls, tensors: Mapping[str, weights.Tensor]) -> dict[str, str]:
+        """Returns the keys of ``weight_aliases`` whose values in a checkpoint differ.
+
+        Args:
+            tensors: The tensors of the checkpoint by name.
+
+        Returns:
+            The name of the tensor that each of them differs from.
+        """
+        return weights.different_copies(cls.weight_aliases, tensors, cls.base_model_prefix)
+
+    @classmethod
+    def read_checkpoint_options(
+        cls, source: str, config: PreTrainedConfig, **download: Any
+    ) -> dict[str, Any]:
         """Returns :meth:`checkpoint_options` of the checkpoint at ``source`` without loading it."""
         adapter = lora.find_adapter(source, download)
         base_source = source if adapter is None else adapter.base
-        return cls.checkpoint_options(configs.open_checkpoint(base_source, download).tensors)
+        tensors = configs.open_checkpoint(base_source, download).tensors
+        return cls.checkpoint_options(tensors, config)
 
     @property
     def weight_map(self) -> weights.WeightMap:
@@ -460,13 +543,27 @@ class FlaxPreTrainedModel(FlaxModel):
             shapes,
             prefix=self.base_model_prefix,
             aliases=self.weight_aliases,
-            fallbacks=self.weight_fallbacks,
+            fallbacks=self._fallbacks(),
             ignored=(*self.ignored_weights, *(rf"(^|\.){name}$" for name in derived)),
             templates=self.weight_templates,
             synonyms=self.weight_synonyms,
             native_synonyms=self.native_synonyms,
             stacked=self._stacked,
         )
+
+    def _fallbacks(self) -> dict[str, list[str]]:
+        """Returns the names to read if a tensor is missing. Untied tensors replace each other."""
+        fallbacks = {name: [other] for name, other in self.weight_fallbacks.items()}
+        if not self._untied:
+            return fallbacks
+        groups: dict[str, list[str]] = {}
+        for alias, name in self.weight_aliases.items():
+            groups.setdefault(name, [name]).append(alias)
+        return fallbacks | {
+            name: [other for other in group if other != name]
+            for group in groups.values()
+            for name in group
+        }
 
     def _read(
         self, read: _CheckpointReader, sharding: ShardingFn | None, param_dtype: DTypeLike | None
@@ -576,6 +673,22 @@ class FlaxPreTrainedModel(FlaxModel):
                 source,
                 name,
                 sorted(report.unexpected),
+            )
+        if report.ignored:
+            logger.info(
+                "ignoring tensors of %s that %s does not use: %s",
+                source,
+                name,
+                ", ".join(sorted(report.ignored)),
+            )
+        for used, unused in report.unused_biases:
+            logger.warning(
+                "%s and %s have different values in the model checkpoint at %s. Like PyTorch, %s "
+                "uses the first and ignores the second",
+                used,
+                unused,
+                source,
+                name,
             )
         if report.mismatched:
             lines = (
@@ -787,6 +900,7 @@ class FlaxPreTrainedModel(FlaxModel):
             _do_init=False,
             precision=self.precision,
             scan_layers=self.scan_layers,
+            **{name: value for name, value in self._module_kwargs.items() if name != "parts"},
             **changes,
         )
         model._options, model.generation_config = self._options, self.generation_config

@@ -513,7 +513,7 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
     flags, head, source = arguments.model, spec.load_head(task), weights_source(arguments)
     # The checkpoint can determine the structure (T5: whether the head is tied).
     checkpoint_options = (
-        head.read_checkpoint_options(source, **_hub_options(arguments)) if source else {}
+        head.read_checkpoint_options(source, config, **_hub_options(arguments)) if source else {}
     )
     adapter = lora.find_adapter(source, _hub_options(arguments)) if source else None
     if adapter is not None and arguments.training.do_train and not flags.use_peft:

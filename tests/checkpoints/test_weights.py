@@ -261,8 +261,8 @@ def test_a_tensor_of_another_shape_is_no_suggestion():
 def test_missing_tensors_are_read_from_the_fallback():
     shapes = {("base", name, "embedding"): (5, 3) for name in ("table", "one", "two")}
     file_tensors = {"base.table.weight": np.ones((5, 3), np.float32)}
-    aliases = {f"base.{name}.weight": "base.table.weight" for name in ("one", "two")}
-    names = WeightMap(shapes, prefix="base", fallbacks=aliases)
+    fallbacks = {f"base.{name}.weight": ["base.table.weight"] for name in ("one", "two")}
+    names = WeightMap(shapes, prefix="base", fallbacks=fallbacks)
     params, report = filled(names, file_tensors)
     assert params.keys() == shapes.keys() and not report.missing and not report.unexpected
     both = {**file_tensors, "base.one.weight": np.zeros((5, 3), np.float32)}
@@ -276,7 +276,7 @@ def test_second_names_count_in_native_files_too(way):
     shapes = {("base", "own", "embedding"): (5, 3)}
     second = {
         "aliases": {"base.shared.weight": "base.own.weight"},
-        "fallbacks": {"base.own.weight": "base.shared.weight"},
+        "fallbacks": {"base.own.weight": ["base.shared.weight"]},
     }
     names = WeightMap(shapes, prefix="base", **{way: second[way]})
     table = {"shared.embedding": np.ones((5, 3), np.float32)}

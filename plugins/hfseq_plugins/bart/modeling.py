@@ -192,10 +192,8 @@ class FlaxBartDecoderPreTrainedModel(FlaxPreTrainedModel):
     config_class: ClassVar[type[PreTrainedConfig]] = BartConfig
     base_model_prefix = "model"
     position_table = "max_position_embeddings"
-    weight_aliases = {
-        "model.shared.weight": "model.decoder.embed_tokens.weight",
-        "lm_head.weight": "model.decoder.embed_tokens.weight",
-    }
+    weight_aliases = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
+    weight_fallbacks = {"model.decoder.embed_tokens.weight": "model.shared.weight"}
     ignored_weights = FlaxBartPreTrainedModel.ignored_weights
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):

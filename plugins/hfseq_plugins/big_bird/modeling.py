@@ -392,10 +392,11 @@ class FlaxBigBirdPreTrainedModel(bert.FlaxBertPreTrainedModel):
         module, width = self.module_class, self.config.hidden_size
         if module is BigBirdModule or module is QuestionAnswering or module.use_pooler:
             return {}
-        kernel = np.random.default_rng(0).normal(size=(width, width))
+        normal = np.random.default_rng(0).normal(size=(width, width))
+        kernel = (self.config.initializer_range * normal).astype(np.float32)
         return {
-            "bert.pooler.weight": DerivedTensor(np.float32(self.config.initializer_range * kernel)),  # type: ignore[arg-type]  # an array
-            "bert.pooler.bias": DerivedTensor(np.zeros(width, np.float32)),
+            "bert.pooler.weight": DerivedTensor(kernel, unused=True),
+            "bert.pooler.bias": DerivedTensor(np.zeros(width, np.float32), unused=True),
         }
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from transformers import DistilBertConfig
+from transformers import DistilBertConfig, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.modeling import DerivedTensor, FlaxPreTrainedModel
@@ -392,13 +392,16 @@ class FlaxDistilBertPreTrainedModel(FlaxPreTrainedModel):
         )
 
     @classmethod
-    def checkpoint_options(cls, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `stored_positions=True` if a checkpoint contains other positions."""
+    def checkpoint_options(
+        cls, tensors: Mapping[str, Any], config: PreTrainedConfig
+    ) -> dict[str, Any]:
+        """Adds `stored_positions=True` if a checkpoint contains other positions."""
+        options = super().checkpoint_options(tensors, config)
         for name, tensor in tensors.items():
             if name.endswith("embeddings.position_embeddings.weight") and len(tensor.shape) == 2:
                 is_computed = DerivedTensor(sinusoids(*tensor.shape)).fits(tensor, tensors, "")
-                return {} if is_computed else {"stored_positions": True}
-        return {}
+                return options if is_computed else {"stored_positions": True, **options}
+        return options
 
     def derived_weights(self) -> dict[str, DerivedTensor]:
         """Returns the computed positions, which PyTorch checkpoints contain."""

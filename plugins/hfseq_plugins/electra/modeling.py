@@ -162,6 +162,7 @@ class FlaxElectraForPreTraining(FlaxElectraPreTrainedModel):
     """ELECTRA discriminator, which detects replaced tokens."""
 
     module_class = PreTraining
+    weight_aliases = {}
 
 
 class FlaxElectraForMaskedLM(FlaxElectraPreTrainedModel):

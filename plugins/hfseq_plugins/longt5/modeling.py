@@ -17,7 +17,7 @@ from transformers import LongT5Config, PreTrainedConfig
 
 from hfseq import nn
 from hfseq.errors import UsageError
-from hfseq.modeling import Seq2SeqGeneration, shift_tokens_right
+from hfseq.modeling import shift_tokens_right
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
 from hfseq_plugins.t5 import modeling as t5
@@ -300,7 +300,7 @@ class LongEncoderMixin(t5.EncoderOnly):
     ) -> out.FlaxModelOutput:
         """Runs the encoder."""
         return self.encoder(
-            self.shared(input_ids),
+            self.embed(self.encoder, input_ids),
             attention_mask,
             segment_ids,
             rngs=rngs,
@@ -329,11 +329,12 @@ class FlaxLongT5Model(FlaxLongT5PreTrainedModel):
     module_class = EncoderDecoder
 
 
-class FlaxLongT5ForConditionalGeneration(Seq2SeqGeneration, FlaxLongT5PreTrainedModel):
+class FlaxLongT5ForConditionalGeneration(
+    t5.FlaxT5ForConditionalGeneration, FlaxLongT5PreTrainedModel
+):
     """LongT5 with its language-modeling head, for example for summaries of long texts."""
 
     module_class = ConditionalGeneration
-    checkpoint_options = t5.FlaxT5ForConditionalGeneration.checkpoint_options
 
 
 __all__ = [

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PegasusConfig
+from transformers import PegasusConfig, PreTrainedConfig
 
 from hfseq.modeling import DerivedTensor, Seq2SeqGeneration
 from hfseq.modeling import shift_tokens_right as shift_tokens_right
@@ -79,9 +79,12 @@ class FixedPositions(FlaxBartPreTrainedModel):
         super().__init__(config, *args, **kwargs)
 
     @classmethod
-    def checkpoint_options(cls, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `stored_positions=True` if the positions in a checkpoint are not sinusoids."""
-        return {"stored_positions": True} if has_custom_positions(tensors) else {}
+    def checkpoint_options(
+        cls, tensors: Mapping[str, Any], config: PreTrainedConfig
+    ) -> dict[str, Any]:
+        """Adds `stored_positions=True` if the positions in a checkpoint are not sinusoids."""
+        positions = {"stored_positions": True} if has_custom_positions(tensors) else {}
+        return positions | super().checkpoint_options(tensors, config)
 
     def position_tables(self, prefix: str) -> dict[str, DerivedTensor]:
         """Returns the computed position tables under their PyTorch names.

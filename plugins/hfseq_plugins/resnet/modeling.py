@@ -300,7 +300,7 @@ class FlaxResNetPreTrainedModel(FlaxVisionPreTrainedModel):
         """Returns the batch counters of the PyTorch batch norms, which are not used here."""
         means = [path for path in self._stored_paths() if path[-1] == "mean"]
         names = (".".join((*path[:-1], "num_batches_tracked")) for path in means)
-        return {name: DerivedTensor(np.zeros((), np.int64)) for name in names}
+        return {name: DerivedTensor(np.zeros((), np.int64), unused=True) for name in names}
 
 
 class FlaxResNetModel(FlaxResNetPreTrainedModel):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
-import numpy as np
 from flax import nnx
 from transformers import PreTrainedConfig, T5Config
 
@@ -23,15 +22,35 @@ from hfseq.nn import outputs as out
 from hfseq_plugins.t5.stack import Stack
 
 
+def token_embedding(config: PreTrainedConfig, rngs: nnx.Rngs) -> nn.Embed:
+    """Returns a table of token embeddings."""
+    init = nn.normal(config.initializer_factor)
+    return nn.Embed(config.vocab_size, config.d_model, init, rngs)
+
+
 class EncoderOnly(nnx.Module):
-    """Token embeddings and encoder."""
+    """Token embeddings and encoder.
+
+    Args:
+        config: The configuration.
+        rngs: Random keys for the parameters.
+        separate_embeddings: Whether the encoder and the decoder have their own token embeddings,
+            for checkpoints in which they differ. Only a tied head then uses `shared`, as in
+            PyTorch.
+    """
 
     stack: ClassVar[type[Stack]] = Stack
 
-    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        init = nn.normal(config.initializer_factor)
-        self.shared = nn.Embed(config.vocab_size, config.d_model, init, rngs)
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, separate_embeddings: bool = False):
+        self.shared = token_embedding(config, rngs)
         self.encoder = self.stack(config, rngs)
+        if separate_embeddings:
+            self.encoder.embed_tokens = token_embedding(config, rngs)
+
+    def embed(self, stack: Stack, input_ids: jax.Array) -> jax.Array:
+        """Returns the token embeddings of the encoder or the decoder."""
+        table = self.shared if stack.embed_tokens is None else stack.embed_tokens
+        return table(input_ids)
 
     def encode(
         self,
@@ -45,7 +64,7 @@ class EncoderOnly(nnx.Module):
     ) -> out.FlaxModelOutput:
         """Runs the encoder."""
         return self.encoder(
-            self.shared(input_ids),
+            self.embed(self.encoder, input_ids),
             nn.visible(attention_mask, segment_ids),
             rngs=rngs,
             output_attentions=output_attentions,
@@ -60,9 +79,11 @@ class EncoderDecoder(EncoderOnly):
 
     output: ClassVar[type[out.FlaxModelOutput]] = out.FlaxSeq2SeqModelOutput
 
-    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        super().__init__(config, rngs)
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, separate_embeddings: bool = False):
+        super().__init__(config, rngs, separate_embeddings)
         self.decoder = Stack(config, rngs, decoder=True)
+        if separate_embeddings:
+            self.decoder.embed_tokens = token_embedding(config, rngs)
 
     def decode(
         self,
@@ -79,7 +100,7 @@ class EncoderDecoder(EncoderOnly):
     ) -> out.FlaxModelOutput:
         """Runs the decoder and, if there is one, the head."""
         decoded = self.decoder(
-            self.shared(decoder_input_ids),
+            self.embed(self.decoder, decoder_input_ids),
             nn.visible(decoder_attention_mask, decoder_segment_ids),
             encoder_hidden_states,
             nn.visible_across(encoder_attention_mask, segment_ids, decoder_segment_ids),
@@ -143,12 +164,19 @@ class ConditionalGeneration(EncoderDecoder):
         rngs: Random keys for the parameters.
         tied: Whether the head shares the token embeddings. Overrides the configuration, for
             checkpoints that contradict it.
+        separate_embeddings: See `EncoderOnly`.
     """
 
     output = out.FlaxSeq2SeqLMOutput
 
-    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs, tied: bool | None = None):
-        super().__init__(config, rngs)
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        rngs: nnx.Rngs,
+        tied: bool | None = None,
+        separate_embeddings: bool = False,
+    ):
+        super().__init__(config, rngs, separate_embeddings)
         scaled = getattr(config, "scale_decoder_outputs", False)  # not an option of mT5
         self.scale = config.d_model**-0.5 if scaled else 1.0
         tied = scaled if tied is None else tied
@@ -189,6 +217,20 @@ class FlaxT5PreTrainedModel(FlaxSeq2SeqPreTrainedModel):
             config.scale_decoder_outputs = False
         super().__init__(config, *args, **kwargs)
 
+    @classmethod
+    def checkpoint_options(
+        cls, tensors: Mapping[str, Any], config: PreTrainedConfig
+    ) -> dict[str, Any]:
+        """Returns which tables are separate. The checkpoint's tensors decide, as in PyTorch."""
+        copies = cls.different_copies(tensors)
+        separate = any(alias.endswith("embed_tokens.weight") for alias in copies)
+        return {"separate_embeddings": True} if separate else {}
+
+    def _fallbacks(self) -> dict[str, list[str]]:
+        """Returns the names to read if a tensor is missing: those of the other tables."""
+        tables = ["shared.weight", *self.weight_aliases]
+        return {name: [other for other in tables if other != name] for name in tables}
+
     def max_length(self) -> None:
         """Returns None: relative positions do not limit the length."""
 
@@ -205,19 +247,25 @@ class FlaxT5ForConditionalGeneration(Seq2SeqGeneration, FlaxT5PreTrainedModel):
     module_class = ConditionalGeneration
 
     @classmethod
-    def checkpoint_options(cls, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns whether the head is tied. The checkpoint's tensors decide, as in PyTorch."""
-        untied = "lm_head.kernel" in tensors or _tensors_differ(
-            tensors, "lm_head.weight", "shared.weight"
-        )
-        return {"tied": not untied}
+    def checkpoint_options(
+        cls, tensors: Mapping[str, Any], config: PreTrainedConfig
+    ) -> dict[str, Any]:
+        """Adds whether the head is tied."""
+        untied = "lm_head.weight" in cls.different_copies(tensors)
+        return {"tied": not untied, **super().checkpoint_options(tensors, config)}
 
 
 class FlaxT5EncoderModel(FlaxT5PreTrainedModel):
     """The encoder of T5."""
 
     module_class = EncoderOnly
-    ignored_weights = (*FlaxT5PreTrainedModel.ignored_weights, r"^decoder\.")
+    weight_aliases = {"encoder.embed_tokens.weight": "shared.weight"}
+    ignored_weights = (*FlaxT5PreTrainedModel.ignored_weights, r"^decoder\.", r"^lm_head\.")
+
+    def _fallbacks(self) -> dict[str, list[str]]:
+        """Adds the decoder's table, which some checkpoints contain instead of `shared`."""
+        fallbacks = super()._fallbacks()
+        return {name: [*names, "decoder.embed_tokens.weight"] for name, names in fallbacks.items()}
 
     def __call__(  # type: ignore[override]  # as in Transformers 4
         self,
@@ -250,18 +298,6 @@ class FlaxT5EncoderModel(FlaxT5PreTrainedModel):
             return_dict,
             extra=extra,
         )
-
-
-def _tensors_differ(tensors: Mapping[str, Any], name: str, other: str, rows: int = 1024) -> bool:
-    """Returns whether two matrices exist and differ. Stops reading at the first difference."""
-    if name not in tensors or other not in tensors:
-        return False
-    first, second = tensors[name], tensors[other]
-    if first.shape != second.shape:
-        return True
-    ends = (min(start + rows, first.shape[0]) for start in range(0, first.shape[0], rows))
-    parts = ((slice(max(end - rows, 0), end), slice(None)) for end in ends)
-    return any(not np.array_equal(first.read(part), second.read(part)) for part in parts)
 
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Sharding rules of T5: Megatron's column and row pairs."""
 
 RULES = [
-    (r"shared/embedding$", "embedding"),
+    (r"(shared|embed_tokens)/embedding$", "embedding"),
     (r"relative_attention_bias/embedding$", "heads"),
     (r"(Self|EncDec)Attention/(q|k|v)/kernel$", "column"),
     (r"DenseReluDense/wi(_0|_1)?/kernel$", "column"),

@@ -305,7 +305,7 @@ class FlaxWMTTransformerPreTrainedModel(StoredAsTwin, FlaxBartPreTrainedModel):
             return {table: DerivedTensor("model.shared.weight", remedy) for table in tables}
         if config.norm == "post":
             return {}
-        copies = {"model.shared.weight": DerivedTensor(tables[0])}
+        copies = {"model.shared.weight": DerivedTensor(tables[0], unused=True)}
         if config.logits_via_embedding:
             remedy = "load it with logits_via_embedding=False"
             copies["lm_head.weight"] = DerivedTensor(tables[1], remedy)
