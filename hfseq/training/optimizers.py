@@ -31,6 +31,11 @@ NO_DECAY = (r"(^|/)[^/]*bias$", r"norm[^/]*/[^/]+$", r"(^|/)ln[^/]*/[^/]+$")
 PER_LEAF = ("adafactor", "lamb", "lars", "novograd")
 
 
+def num_warmup_steps(arguments: TrainingArguments, total_steps: int) -> int:
+    """Returns the number of warmup steps, from `warmup_steps` or `warmup_ratio`."""
+    return arguments.warmup_steps or round(arguments.warmup_ratio * total_steps)
+
+
 def make_schedule(
     arguments: TrainingArguments, total_steps: int, width: int | None = None
 ) -> optax.Schedule:
@@ -48,7 +53,7 @@ def make_schedule(
         UsageError: The flags contradict each other or the number of steps.
     """
     peak, end = arguments.learning_rate, arguments.lr_end_ratio
-    warmup = arguments.warmup_steps or round(arguments.warmup_ratio * total_steps)
+    warmup = num_warmup_steps(arguments, total_steps)
     if arguments.lr_scheduler_type == "noam":
         if not warmup or not width:
             raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ from hfseq import plugins
 from hfseq.checkpoints import hub, network
 from hfseq.checkpoints.storage import Workspace
 from hfseq.modeling import FlaxPreTrainedModel
-from hfseq.training import accelerator_flags, output_directory, processes
+from hfseq.training import accelerator_flags, optimizers, output_directory, processes
 from hfseq.training.arguments import Arguments, TrainingArguments, with_data_arguments
 from hfseq.training.callbacks import (
     Calibrate,
@@ -52,6 +53,8 @@ from hfseq.training.setup import Run, build_run, restore_or_initialize
 from hfseq.training.state import TrainState
 from hfseq.training.throughput import make_meter
 from hfseq.training.trackers import Trackers, make_trackers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +219,7 @@ def _train(
         run.batch.length,
         training.peak_tflops,
     )
+    log_settings(run, session.progress.step)
     # On a CPU, each step has ended when the callbacks run.
     delay = 0 if jax.default_backend() == "cpu" else 4
     finite_check = FiniteCheck(session.checkpointer, delay)
@@ -232,6 +236,33 @@ def _train(
             Save(finite_check, session.publisher, meter),
         ]
         return train(run, state, session.progress, all_callbacks, session.stop, session.metrics)
+
+
+def log_settings(run: Run, first_step: int) -> None:
+    """Logs the values that the steps of a run use, which may be defaults or depend on the data."""
+    training, model = run.arguments.training, run.arguments.model
+    values = {
+        name: getattr(training, name)
+        for name in (
+            *("seed", "optim", "learning_rate", "lr_scheduler_type", "weight_decay"),
+            *("max_grad_norm", "logging_steps", "eval_strategy", "save_strategy"),
+        )
+    }
+    values["warmup_steps"] = optimizers.num_warmup_steps(training, run.total_steps)
+    for name in ("eval", "save"):
+        if values[f"{name}_strategy"] == "steps":
+            values[f"{name}_steps"] = getattr(training, f"{name}_steps")
+    values |= {"precision": run.model.precision.name, "param_dtype": model.param_dtype}
+    count = run.batch.micro_batches
+    logger.info(
+        "training steps %d to %d, %d rows per step in %d micro-batch%s, with %s",
+        first_step + 1,
+        run.total_steps,
+        run.batch.rows,
+        count,
+        "es" if count > 1 else "",
+        " ".join(f"--{name} {value}" for name, value in values.items()),
+    )
 
 
 def _finish_state(session: _Session, state: TrainState) -> TrainState:

@@ -13,7 +13,11 @@ from safetensors.numpy import load_file
 
 from hfseq.errors import CheckpointError, NonFiniteLoss, UsageError
 from hfseq.nn import trees
+from hfseq.nn.precision import FLOAT32
+from hfseq.training.arguments import TrainingArguments
 from hfseq.training.callbacks import FiniteCheck
+from hfseq.training.run import log_settings
+from hfseq.training.setup import BatchPlan
 from tests.training.conftest import TINY, assert_same, losses, stop_at
 
 
@@ -62,6 +66,25 @@ def test_scanned_and_rematerialised_layers_give_the_same_losses(train, reference
     expected = one_device(train, reference)
     assert_same(losses(train("scan", devices=1, scan_layers=True).folder), expected)
     assert_same(losses(train("remat", devices=1, gradient_checkpointing=True).folder), expected)
+
+
+def test_the_values_that_a_run_uses_are_logged(caplog):
+    training = TrainingArguments(output_dir="model", warmup_ratio=0.5, eval_steps=5)
+    run = types.SimpleNamespace(
+        arguments=types.SimpleNamespace(
+            training=training, model=types.SimpleNamespace(param_dtype="float32")
+        ),
+        model=types.SimpleNamespace(precision=FLOAT32),
+        batch=BatchPlan(rows=16, micro_batches=2, length=32),
+        total_steps=10,
+    )
+    with caplog.at_level("INFO", "hfseq"):
+        log_settings(run, first_step=3)
+    (message,) = caplog.messages
+    assert message.startswith("training steps 4 to 10, 16 rows per step in 2 micro-batches, with ")
+    # The defaults of Transformers 4, and values that follow from other flags.
+    flags = ("seed 42", "max_grad_norm 0.0", "logging_steps 500", "warmup_steps 5", "eval_steps 5")
+    assert all(f"--{flag}" in message for flag in flags)
 
 
 @pytest.mark.slow
