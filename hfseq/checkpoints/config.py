@@ -168,10 +168,11 @@ def check_numbers(config: PreTrainedConfig, location: str) -> None:
             there are more than `MAX_LAYERS` layers. The message lists them.
     """
     problems = []
-    for name, value in _attributes(config):
+    for name, value, default in _attributes(config):
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        is_size = _SIZES.search(name)
+        # A class whose own value is negative uses it as an index, or as "no limit".
+        is_size = _SIZES.search(name) and not (isinstance(default, int) and default < 0)
         limit = MAX_LAYERS if _LAYERS.search(name) else MAX_SIZE
         if isinstance(value, float) and not math.isfinite(value):
             problems.append(f"{name} is {value}")
@@ -185,12 +186,12 @@ def check_numbers(config: PreTrainedConfig, location: str) -> None:
         )
 
 
-def _attributes(config: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of a configuration and of its sub-configurations."""
+def _attributes(config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yields name, value and class default of the attributes, also of sub-configurations."""
     for name, value in vars(config).items():
-        yield name, value
+        yield name, value, getattr(type(config), name, None)
         if name in getattr(config, "sub_configs", {}) and hasattr(value, "__dict__"):
-            yield from ((f"{name}.{inner}", part) for inner, part in _attributes(value))
+            yield from ((f"{name}.{inner}", *rest) for inner, *rest in _attributes(value))
 
 
 def check_against_file(
@@ -204,7 +205,7 @@ def check_against_file(
     Raises:
         WeightsError: The configuration has far more layers or positions than the weights.
     """
-    numbers = {n: v for n, v in _attributes(config) if isinstance(v, int) and v is not True}
+    numbers = {n: v for n, v, _ in _attributes(config) if isinstance(v, int) and v is not True}
     layers = max((value for name, value in numbers.items() if _LAYERS.search(name)), default=0)
     if layers > max(FREE_LAYERS, len(tensors)):
         raise WeightsError(
@@ -607,7 +608,8 @@ def write_config(config: PreTrainedConfig, folder: str | Path) -> None:
     config_dict = json.loads(text)
     with_both = add_legacy_keys(config_dict)
     reloaded = [
-        type(config).from_dict(copy.deepcopy(stored)) for stored in (config_dict, with_both)
+        type(config).from_dict(config._decode_special_floats(copy.deepcopy(stored)))
+        for stored in (config_dict, with_both)
     ]
     if reloaded[0].__dict__.get("rope_parameters") != reloaded[1].__dict__.get("rope_parameters"):
         logger.warning("%s", _UNKNOWN_TO_4.format(config.model_type))

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from hfseq import plugins
 from hfseq.cli.text import add_json, print_json
@@ -33,6 +34,9 @@ hfseq convert my-roberta my-roberta-flax --to msgpack
 hfseq convert my-gpt2 my-gpt2-bf16 --dtype bfloat16 --max_shard_size 2GB
 hfseq convert my-bert my-encoder --base --strict
 hfseq convert my-adapter my-model --merge"""
+
+#: Images are copied if the model card shows them.
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 
 #: Files that are not copied: `save_pretrained` writes them, or they do not belong to the model.
 NOT_COPIED = (
@@ -363,6 +367,8 @@ def _small_files(location: str) -> list[Path]:
             raise CheckpointError(
                 f"cannot load the tokenizer files of '{location}': {first_line(error)}"
             ) from error
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     return [
         path
         for path in sorted(folder.iterdir())
@@ -370,6 +376,7 @@ def _small_files(location: str) -> list[Path]:
         and (
             path.name in SIDECARS
             or (matches_any(path, PREPARED_FILES) and not matches_any(path, NOT_COPIED))
+            or (path.suffix in IMAGE_SUFFIXES and quote(path.name) in text)  # shown in the card
         )
     ]
 

@@ -201,6 +201,11 @@ def run_push(arguments: argparse.Namespace) -> int:
     hub.set_timeout(arguments.hub_timeout)
     folder, private = arguments.directory, arguments.hub_private_repo
     name = arguments.hub_model_id or folder.resolve().name
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or Path(name).is_dir():
+        raise UsageError(
+            f"--hub_model_id {name} is a path, not a repository such as user/model. To copy a "
+            f"model to a directory, use: hfseq convert {folder} {name}"
+        )
 
     def push() -> str:
         return hub.push_folder(

@@ -50,6 +50,26 @@ MEDIA_INPUTS = ("pixel_values", "input_features", "input_values")
 Input = jax.Array | np.ndarray | Sequence[Any] | None
 
 
+#: Methods of PyTorch's models, and what to use instead.
+TORCH_METHODS = {
+    "to": (
+        "Transformers' pipelines require PyTorch: use hfseq.pipeline. To move the model, use "
+        "model.shard(mesh), jax.device_put(model.params, device) or model.to_bf16(model.params)"
+    ),
+    "cuda": "JAX computes on its default device; see jax.devices()",
+    "cpu": "JAX computes on its default device; see jax.devices()",
+    "eval": "Calls are in evaluation mode unless they have train=True",
+    "train": "Pass train=True and dropout_rng=jax.random.key(...) to the call",
+    "half": "Use dtype=jnp.float16 in from_pretrained, or model.to_fp16(model.params)",
+    "parameters": "The parameters are model.params, a nested dict",
+    "named_parameters": "The parameters are model.params, a nested dict",
+    "state_dict": "The parameters are model.params, a nested dict",
+    "load_state_dict": "Set model.params, or use from_pretrained",
+    "gradient_checkpointing_enable": "Use model.enable_gradient_checkpointing()",
+    "resize_token_embeddings": "Load the checkpoint with another vocab_size and "
+    "ignore_mismatched_sizes=True, or resize it in PyTorch",
+}
+
 #: Attributes that follow from the others, which copies and pickles build again.
 DERIVED_STATE = (
     *("_graph", "_abstract", "_paths", "_extra_types", "_stacked", "_accepted", "_has_dropout"),
@@ -228,6 +248,12 @@ class FlaxModel(FlaxGenerationMixin):
         model = object.__new__(type(self))
         vars(model).update(vars(self))
         return model
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises an AttributeError, which for methods of PyTorch's models names hfseq's way."""
+        advice = TORCH_METHODS.get(name)
+        hint = f". {advice}" if advice else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute '{name}'{hint}")
 
     def __repr__(self) -> str:
         """Returns the class, the number of parameters, their dtypes and their devices."""

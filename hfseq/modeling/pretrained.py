@@ -29,8 +29,8 @@ from hfseq.modeling.sentence import SentenceConfig, SentenceEncoder
 from hfseq.nn import sharding, trees
 from hfseq.nn.layers import Linear
 from hfseq.nn.qwix import quantize_kernel
-from hfseq.nn.sharding import complete_mesh
 from hfseq.nn.random import Keys
+from hfseq.nn.sharding import complete_mesh
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -393,6 +393,8 @@ class FlaxPreTrainedModel(FlaxModel):
             trees.join(path) for path in report.missing if path[0] != cls.base_model_prefix
         ]
         model.load_generation_config(source, **download)
+        if adapter is not None:
+            model._load_adapter_generation_config(str(pretrained_model_name_or_path), download)
         if not _do_init:
             return model, model.join_collections(params)
         model._is_initialized, model._params = True, params
@@ -749,6 +751,21 @@ class FlaxPreTrainedModel(FlaxModel):
                 source, **({} if generation_config_path else legacy_options), **download
             )
 
+    def _load_adapter_generation_config(self, source: str, download: Mapping[str, Any]) -> None:
+        """Loads the generation options that an adapter was saved with, if it has any.
+
+        Training may have given the model another end-of-text token than that of its base.
+        """
+        if not self.can_generate() or not configs.fetcher(source, download)(
+            "generation_config.json"
+        ):
+            return
+        self.load_generation_config(source, **download)
+        eos_token_id = self.generation_config.eos_token_id
+        ids = [] if eos_token_id is None else np.ravel(eos_token_id).tolist()
+        if ids and getattr(self.config, "eos_token_id", None) != ids[0]:
+            self.config.eos_token_id = ids[0]
+
     def sharding_rules(self) -> sharding.Rules | None:
         """Returns the sharding rules that the architecture was registered with, if any."""
         return plugins.load().architectures.get(self.config.model_type).load_sharding()
@@ -866,6 +883,9 @@ class FlaxPreTrainedModel(FlaxModel):
             for path, leaf in model._paths.items()
         }
         model._is_initialized, model._params, model.extra = True, trees.unflatten(flat), self.extra
+        # The base keeps its own configuration.
+        model._config = copy.deepcopy(self._config)
+        model._load_adapter_generation_config(str(source), download)
         return model
 
     def merge_adapter(self, params: trees.Params | None = None) -> Any:
@@ -1075,6 +1095,8 @@ class FlaxPreTrainedModel(FlaxModel):
         with files.staging_directory(folder) as stage:
             if self.peft_config is not None:
                 lora.write_adapter(stage, self.peft_config, self._adapted, names, flat)
+                if self.generation_config is not None:
+                    self._split_configs()[1].save_pretrained(stage)
             else:
                 if safe_serialization:
                     self._write_torch(stage, names, flat, max_shard_size)

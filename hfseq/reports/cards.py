@@ -470,6 +470,11 @@ class CardContext:
         origin = f", fine-tuned from [{base}](https://huggingface.co/{base})" if base else ""
         names = ", ".join(data.name for data in self.datasets)
         data = f" on {names}" if names else ""
+        if self.adapter:
+            return (
+                f"An adapter for `{self.architecture}`{origin}, trained{data} in JAX with hfseq: "
+                f"{self.adapter}."
+            )
         return f"`{self.architecture}`{size}{origin}, trained{data} in JAX with hfseq."
 
     def training_facts(self) -> list[tuple[str, str]]:
@@ -564,7 +569,7 @@ def render_model_card(context: CardContext) -> str:
         count=_count,
         fence=fence,
         number=lambda value: f"{value:,}" if isinstance(value, int) else f"{value:.4g}",
-        private=redact_private,
+        private=shorten_paths,
         url=quote,
     )
     results = [result for result in context.eval_results if math.isfinite(result.value)]
@@ -601,16 +606,19 @@ def render_model_card(context: CardContext) -> str:
         "torch_library": SENTENCE_TRANSFORMERS_TAG if sentences else "plain Transformers",
         "samples": context.sample_outputs,
         "facts": context.training_facts(),
-        "command": redact_private(context.command),
-        "hyperparameters": [
-            (k, redact_private(str(v))) for k, v in context.hyperparameters.items()
-        ],
+        "command": shorten_paths(context.command),
+        "hyperparameters": [(k, shorten_paths(str(v))) for k, v in context.hyperparameters.items()],
         "limits": context.limits or LIMITS,
     }
     sections = plugins.load().call_all("model_card_sections", context=variables)
     variables["extra_sections"] = [*context.extra_sections, *filter(None, sections)]
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(variables)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def shorten_paths(text: str) -> str:
+    """Removes secrets, and the directories of absolute paths, which only exist on this machine."""
+    return re.sub(r"(?<![\w:/.~-])/(?:[\w.@%+~-]+/)+([\w.@%+~-]+)", r"\1", redact_private(text))
 
 
 def _count(value: int | None) -> str:

@@ -144,12 +144,13 @@ def peak_flops(
         unit_flops, source = measure_flops(dtype.name), "a measured matrix product"
     unit = "process" if on_cpu else "device"
     logger.info(
-        "the MFU refers to %.4g TFLOP/s: %d x %.4g per %s, from %s",
+        "MFU (model FLOPs utilization) is relative to %.4g TFLOP/s: %.4g TFLOP/s per %s, according "
+        "to %s, times %d",
         unit_flops * units / 1e12,
-        units,
         unit_flops / 1e12,
         unit,
         source,
+        units,
     )
     return unit_flops * units
 

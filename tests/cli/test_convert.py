@@ -296,3 +296,13 @@ def test_the_command_merges_an_adapter_into_its_base(tmp_path, capfd):
     merged_model = hfseq.FlaxAutoModelForSequenceClassification.from_pretrained(merged)
     right = auto_class.from_pretrained(adapter)(**inputs).logits
     np.testing.assert_allclose(merged_model(**inputs).logits, right, rtol=3e-5, atol=3e-5)
+
+
+def test_pictures_of_the_model_card_are_copied(saved, tmp_path):
+    _, source = saved("bert")
+    (source / "README.md").write_text("![Loss](learning%20curve.png)")
+    for name in ("learning curve.png", "other.png"):
+        (source / name).write_bytes(b"png")
+    assert cli.main(["convert", str(source), str(tmp_path / "target")]) == 0
+    copied = {path.name for path in (tmp_path / "target").glob("*.png")}
+    assert copied == {"learning curve.png"}

@@ -152,6 +152,12 @@ def test_push_refuses_an_empty_directory(tmp_path, capsys):
     assert "nothing to push" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["./published", "/srv/models/x", "a/b/c"])
+def test_push_to_a_path_names_the_command_that_copies(model, name, capsys):
+    assert cli.main(["push", str(model), "--hub_model_id", name]) == 2
+    assert f"hfseq convert {model} {name}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["push", "fill-mask"])
 def test_help_imports_nothing_heavy(command):
     code = (

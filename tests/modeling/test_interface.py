@@ -283,3 +283,22 @@ def test_loading_info_lists_the_differences(folder):
     )
     assert info["missing_keys"] == ["classifier/bias", "classifier/kernel"]
     assert any("lm_head" in name for name in info["unexpected_keys"])
+
+
+def test_methods_of_pytorch_are_answered_with_the_way_of_hfseq(model):
+    for name, hint in {"to": "hfseq.pipeline", "eval": "train=True", "cuda": "jax.devices"}.items():
+        with pytest.raises(AttributeError, match=hint):
+            getattr(model, name)
+    assert not hasattr(model, "parameters")
+
+
+def test_pipelines_of_transformers_name_those_of_hfseq(model):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    from tokenizers import Tokenizer
+    from tokenizers import models as tokenizer_models
+
+    words = Tokenizer(tokenizer_models.WordLevel({"<mask>": 0, "a": 1}, unk_token="a"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, mask_token="<mask>")
+    with pytest.raises(AttributeError, match="hfseq.pipeline"):
+        transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)

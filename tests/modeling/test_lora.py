@@ -243,3 +243,23 @@ def test_mismatched_adapter_error_names_the_parameters(tmp_path):
         )
     with pytest.raises(UsageError, match="no default target_modules for 'modernbert'"):
         hfseq.FlaxModernBertModel(models.modernbert_config(), peft_config=LoraConfig(2))
+
+
+def test_an_adapter_keeps_the_end_of_text_of_its_training(tmp_path):
+    base("gpt2", tmp_path / "base")
+    load = hfseq.FlaxAutoModelForCausalLM.from_pretrained
+    model = load(tmp_path / "base", peft_config=LoraConfig(r=2, target_modules="all-linear"))
+    old, new = model.config.eos_token_id, 7
+    assert old != new
+    model.config.eos_token_id = new
+    model.generation_config.eos_token_id = [new, old]
+    model.save_pretrained(tmp_path / "adapter")
+    adapted = load(tmp_path / "adapter")
+    original = load(tmp_path / "base")
+    loaded = original.load_adapter(tmp_path / "adapter")
+    assert original.config.eos_token_id == original.generation_config.eos_token_id == old
+    adapted.merge_adapter().save_pretrained(tmp_path / "merged")
+    merged = load(tmp_path / "merged")
+    for each in (adapted, loaded, merged):
+        assert each.config.eos_token_id == new
+        assert each.generation_config.eos_token_id == [new, old]

@@ -205,6 +205,25 @@ def test_tokens_and_home_directory_do_not_reach_the_card() -> None:
     assert "--data ~/laws.txt" in card
 
 
+def test_directories_of_this_machine_do_not_reach_the_card() -> None:
+    command = (
+        "hfseq train mlm --train_file /srv/data/laws.txt --cache_dir=/var/cache/hf https://a/b"
+    )
+    files = [CardDataset("laws", files=["/srv/data/laws.txt"])]
+    values = {"train_file": ["/srv/data/laws.txt"], "ratio": "1/2/3"}
+    context = replace(FULL, command=command, hyperparameters=values, datasets=files)
+    card = render_model_card(context)
+    assert "/srv" not in card and "/var" not in card
+    assert "--train_file laws.txt --cache_dir=hf https://a/b" in card and "1/2/3" in card
+
+
+def test_the_card_of_an_adapter_begins_with_the_adapter() -> None:
+    adapter = "LoRA of rank 8 for org/base, 1,000 of 9,000 parameters trained"
+    summary = replace(FULL, adapter=adapter, description="", base_model="org/base").summary()
+    assert summary.startswith("An adapter for `RobertaForMaskedLM`, fine-tuned from [org/base]")
+    assert summary.endswith(f"{adapter}.")
+
+
 def test_text_cannot_break_out_of_its_block() -> None:
     context = replace(FULL, sample_outputs=[("```\n# not a heading\n```", "````")])
     assert "`````text\n> ```\n# not a heading\n```\n\n````\n`````" in render_model_card(context)
