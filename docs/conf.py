@@ -2,10 +2,13 @@
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = (ROOT / "hfseq" / "plugins" / "registry.py").read_text(encoding="utf-8")
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 project = "hfseq"
 author = "the hfseq authors"
@@ -38,6 +41,13 @@ linkcheck_anchors = False
 html_theme = "furo"
 html_title = f"hfseq {release}"
 html_static_path = ["_static"]
+html_logo = "_static/logo.svg"
+html_theme_options = {
+    # The links "edit this page" and "view source".
+    "source_repository": PROJECT["urls"]["Repository"],
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
 html_css_files = ["hfseq.css"]
 html_js_files = [("filter.js", {"defer": "defer"})]
 html_copy_source = False

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 RUN = [
-    *(DOCS / f"{name}.md" for name in ("migration", "precision")),
+    *(DOCS / f"{name}.md" for name in ("losses", "migration", "nnx", "own_sharding", "precision")),
     *sorted((DOCS / "families").glob("*.md")),
 ]
 
