@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from flax import nnx
+
 from hfseq import plugins
 from hfseq.checkpoints.weights import DerivedTensor, ParamPath, Tensor, WeightMap
 from hfseq.modeling.pretrained import FlaxPreTrainedModel
@@ -127,14 +129,20 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
                 part_options[name] = options
         return {"part_options": part_options} if part_options else {}
 
-    def _like(self, **changes: Any) -> Any:
-        return super()._like(**{"part_options": self._part_options, **changes})
+    @property
+    def checkpoint_arguments(self) -> dict[str, Any]:
+        """The arguments of :meth:`checkpoint_options` that this model was created with."""
+        return {"part_options": self._part_options} if self._part_options else {}
 
     @classmethod
     def part_class(cls, name: str, config: PreTrainedConfig) -> Any:
         """Returns the model class of a part, with the head of its task if it has one."""
         task = cls.part_tasks.get(name, "Model")
         return plugins.load().architectures.get(config.model_type).load_head(task)
+
+    def _apply_is_causal(self, module: nnx.Module) -> None:
+        for name, part in self.parts.items():
+            part._apply_is_causal(getattr(module, name))
 
     def _names(self, shapes: Mapping[trees.Path, tuple[int, ...]]) -> WeightMap:
         inside = {

@@ -288,8 +288,8 @@ class FlaxPreTrainedModel(FlaxModel):
     def __init__(
         self, config: PreTrainedConfig, *args: Any, untied: bool = False, **kwargs: Any
     ) -> None:
-        self._untied = untied and getattr(config, "tie_word_embeddings", False)
-        if self._untied:
+        self._untied = untied
+        if untied and getattr(config, "tie_word_embeddings", False):
             config = copy.deepcopy(config)
             config.tie_word_embeddings = False
         super().__init__(config, *args, **kwargs)
@@ -516,6 +516,11 @@ class FlaxPreTrainedModel(FlaxModel):
             The name of the tensor that each of them differs from.
         """
         return weights.different_copies(cls.weight_aliases, tensors, cls.base_model_prefix)
+
+    @property
+    def checkpoint_arguments(self) -> dict[str, Any]:
+        """The arguments of :meth:`checkpoint_options` that this model was created with."""
+        return {**self._module_kwargs, **({"untied": True} if self._untied else {})}
 
     @classmethod
     def read_checkpoint_options(
@@ -920,7 +925,7 @@ class FlaxPreTrainedModel(FlaxModel):
             _do_init=False,
             precision=self.precision,
             scan_layers=self.scan_layers,
-            **{name: value for name, value in self._module_kwargs.items() if name != "parts"},
+            **self.checkpoint_arguments,
             **changes,
         )
         model._options, model.generation_config = self._options, self.generation_config

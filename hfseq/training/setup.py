@@ -645,6 +645,7 @@ def make_params(
         precision=model.precision,
         peft_config=model.peft_config,
         ignore_mismatched_sizes=getattr(arguments.data, "ignore_mismatched_sizes", False),
+        **model.checkpoint_arguments,
         **_hub_options(arguments),
     )
     padded = {
