@@ -208,6 +208,7 @@ class FlaxModel(FlaxGenerationMixin):
 
     def _build(self, rngs: nnx.Rngs, cache: kv_cache.CacheSize | None = None) -> nnx.Module:
         module = self.module_class(self._config, rngs=rngs, **self._module_kwargs)
+        self._apply_is_causal(module)
         apply_precision(module, self.precision, self.precision_sites)
         if self.peft_config is not None:
             self._adapt(module, rngs)
@@ -217,6 +218,9 @@ class FlaxModel(FlaxGenerationMixin):
             stack_layers(module)
         sharding.assign_weight_axes(module, self._weight_axes)
         return module
+
+    def _apply_is_causal(self, module: nnx.Module) -> None:
+        kv_cache.apply_is_causal(module, self._config)
 
     def _adapt(self, module: nnx.Module, rngs: nnx.Rngs) -> None:
         """Adds the adapters of ``peft_config``. Only models with checkpoints support this."""
@@ -558,10 +562,11 @@ class FlaxModel(FlaxGenerationMixin):
     def _empty_cache(self, size: kv_cache.CacheSize) -> dict[str, Any]:
         module = nnx.eval_shape(lambda: self._build(nnx.Rngs(0), size))
         shapes = trees.to_dict(nnx.split(module, nnx.Cache, ...)[1])
-        if not shapes:
+        if not any(path[-1] in ("cache_index", "position") for path in trees.flatten(shapes)):
             raise UsageError(
                 f"{type(self).__name__} has no cache: it has neither nn.StateAttention nor a "
-                "causal nn.CachedAttention (BERT-like models require is_decoder=True)"
+                "causal nn.CachedAttention (BERT-like models require is_decoder=True, and no model "
+                "may have is_causal=false in config.json)"
             )
         return kv_cache.empty_cache(module, shapes, size.batch_size)
 

@@ -10,7 +10,13 @@ prepare_jax()  # before the first import of flax
 from hfseq.nn.attention import attend, dot_product
 from hfseq.nn.context import current_options, options, row_guarantees
 from hfseq.nn.dispatch import AttentionSpec, Implementation
-from hfseq.nn.kv_cache import CachedAttention, StateAttention, encoder_cache, extend_cache
+from hfseq.nn.kv_cache import (
+    CachedAttention,
+    StateAttention,
+    encoder_cache,
+    extend_cache,
+    is_causal,
+)
 from hfseq.nn.layers import (
     BatchNorm,
     Conv,
@@ -83,6 +89,7 @@ __all__ = [
     "embed_patches",
     "encoder_cache",
     "extend_cache",
+    "is_causal",
     "gather_positions",
     "height_and_width",
     "make_keys",

@@ -119,6 +119,24 @@ def add_cache(module: nnx.Module, size: CacheSize, dtype: DTypeLike) -> None:
             part.cache_index = nnx.Cache(jnp.zeros((), jnp.int32))
 
 
+def is_causal(config: Any) -> bool:
+    """Returns whether causal attention is causal, which `is_causal=False` in config.json changes.
+
+    Transformers then makes all masks of self-attention bidirectional, as embedding models that were
+    made from decoders need.
+    """
+    return bool(getattr(config, "is_causal", True))
+
+
+def apply_is_causal(module: nnx.Module, config: Any) -> None:
+    """Makes the self-attention of a module bidirectional if its configuration says so."""
+    if is_causal(config):
+        return
+    for _, part in nnx.iter_graph(module):
+        if isinstance(part, CachedAttention):
+            part.causal = False
+
+
 def empty_cache(module: nnx.Module, shapes: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
     """Returns the empty cache of a module.
 
@@ -155,7 +173,8 @@ def extend_cache(
 ) -> tuple[jax.Array, jax.Array, Mask, bool]:
     """Appends keys and values to the cache and returns what the queries attend to.
 
-    Without a cache the inputs are returned with `causal=True`. With one, the keys and values of the
+    Without a cache the inputs are returned with `causal=True`, or `causal=False` if the module is
+    not causal. With one, the keys and values of the
     whole buffer are returned. The mask then hides positions that are not filled yet, and those
     outside of a window in `mask`.
 
@@ -169,7 +188,7 @@ def extend_cache(
         Keys, values, the mask, and the `causal` argument for `hfseq.nn.attend`.
     """
     if module.cached_key is None:
-        return key, value, mask, True
+        return key, value, mask, module.causal
     index, new = module.cache_index[...], key.shape[1]
     full_key = _write(module.cached_key[...], key, index)
     full_value = _write(module.cached_value[...], value, index)

@@ -163,7 +163,7 @@ class TextTransformer(nnx.Module):
 
     def __init__(self, config: CLIPTextConfig, rngs: nnx.Rngs):
         self.embeddings = TextEmbeddings(config, rngs)
-        self.encoder = Encoder(config, rngs, causal=True)
+        self.encoder = Encoder(config, rngs, causal=nn.is_causal(config))
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)  # type: ignore[arg-type]  # set in all configurations
         self.eos = config.eos_token_id
 

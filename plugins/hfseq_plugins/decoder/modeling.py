@@ -82,11 +82,11 @@ def family_options(config: PreTrainedConfig) -> FamilyOptions:
 def is_causal(config: PreTrainedConfig) -> bool:
     """Returns whether attention is causal.
 
-    EmbeddingGemma is a Gemma 3 with bidirectional attention.
+    EmbeddingGemma is a Gemma 3 with bidirectional attention. `is_causal=False` makes any family
+    bidirectional, as in Transformers.
     """
-    return family_options(config).causal and not getattr(
-        config, "use_bidirectional_attention", None
-    )
+    bidirectional = getattr(config, "use_bidirectional_attention", None)
+    return family_options(config).causal and nn.is_causal(config) and not bidirectional
 
 
 def layer_types(config: PreTrainedConfig) -> list[str]:
@@ -266,8 +266,8 @@ class Decoder(nnx.Module):
             {FULL: None} if FULL in attention_types else {}
         )
         if SLIDING in attention_types:
-            # The configured window size includes the query's own key.
-            side = config.sliding_window - 1
+            # The configured window size includes the query's own key, except with is_causal=False.
+            side = config.sliding_window - nn.is_causal(config)
             self.windows[SLIDING] = (side, 0) if is_causal(config) else (side, side)
         use_rotary = getattr(config, "no_rope_layers", None) or [True] * len(attention_types)
         self.embedding_scale = (
@@ -405,7 +405,8 @@ class TokenClassification(nnx.Module):
         self.model = Decoder(config, rngs)
         rates = (getattr(config, name, None) for name in ("classifier_dropout", "hidden_dropout"))
         self.dropout = nn.Dropout(next((rate for rate in rates if rate is not None), 0.1))
-        self.score = linear(config, config.hidden_size, num_labels(config), rngs, bias=True)
+        bias = getattr(config, "token_classification_bias", True)
+        self.score = linear(config, config.hidden_size, num_labels(config), rngs, bias)
 
     def __call__(self, *args: Any, rngs: Keys | None = None, **kwargs: Any) -> out.FlaxModelOutput:
         """Runs the decoder with these arguments. Returns logits, `(batch, length, num_labels)`."""

@@ -13,6 +13,7 @@ from flax import nnx
 from transformers import ElectraConfig, PreTrainedConfig
 
 from hfseq import nn
+from hfseq.errors import UsageError
 from hfseq.generation import CausalGeneration
 from hfseq.nn import Keys
 from hfseq.nn import outputs as out
@@ -115,20 +116,38 @@ class QuestionAnswering(ElectraMixin, bert.QuestionAnswering):
 
 
 class SequenceSummary(nnx.Module):
-    """Projection of the first token. The configuration names activation and dropout."""
+    """One vector per row: the first or last token, or the mean, and an optional projection.
 
-    def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
-        self.summary = dense(config, config.hidden_size, config.hidden_size, rngs)
-        self.act = nn.activation(config.summary_activation or "linear")
-        self.first_dropout = nn.Dropout(getattr(config, "summary_first_dropout", None) or 0.0)
-        self.last_dropout = nn.Dropout(config.summary_last_dropout or 0.0)
+    The options `summary_*` of the configuration are those of Transformers' `SequenceSummary`.
+    """
+
+    def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
+        self.summary_type = getattr(config, "summary_type", "last")
+        if self.summary_type not in ("first", "last", "cls_index", "mean"):
+            raise UsageError(
+                f"summary_type='{self.summary_type}' in the configuration is not supported "
+                "(supported: first, last, cls_index, mean)"
+            )
+        self.summary = nnx.data(None)
+        if getattr(config, "summary_use_proj", False):
+            self.summary = dense(config, config.hidden_size, config.hidden_size, rngs)
+        self.act = nn.activation(getattr(config, "summary_activation", None) or "linear")
+        self.first_dropout, self.last_dropout = (
+            nn.Dropout(getattr(config, f"summary_{place}_dropout", None) or 0.0)
+            for place in ("first", "last")
+        )
 
     def __call__(
         self,
         x: jax.Array,  # (batch, length, hidden)
         rngs: Keys | None,
     ) -> jax.Array:
-        x = self.summary(self.first_dropout(x[:, 0], rngs))
+        if self.summary_type == "mean":
+            x = x.mean(1)
+        else:  # without given indices, cls_index is the last token
+            x = x[:, 0 if self.summary_type == "first" else -1]
+        x = self.first_dropout(x, rngs)
+        x = x if self.summary is None else self.summary(x)
         return self.last_dropout(self.act(x), rngs)
 
 

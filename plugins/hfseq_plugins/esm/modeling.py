@@ -102,7 +102,8 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, config: EsmConfig, rngs: nnx.Rngs, cross: bool = False):
         self.heads, width = config.num_attention_heads, config.hidden_size
-        self.rate, self.causal = config.attention_probs_dropout_prob, bool(config.is_decoder)
+        self.rate = config.attention_probs_dropout_prob
+        self.causal = bool(config.is_decoder) and nn.is_causal(config)
         self.query, self.key, self.value = (dense(config, width, width, rngs) for _ in range(3))
 
     def __call__(

@@ -202,6 +202,9 @@ class FlaxGPTNeoPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
     weight_aliases = {"lm_head.weight": "transformer.wte.weight"}
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"attention\.(masked_)?bias$")
 
+    def _apply_is_causal(self, module: nnx.Module) -> None:
+        """Does nothing: PyTorch's layers have their own causal masks and ignore `is_causal`."""
+
 
 class FlaxGPTNeoModel(FlaxGPTNeoPreTrainedModel):
     """GPT-Neo without a head. Returns hidden states."""

@@ -88,6 +88,8 @@ class Decoder(modernbert.ModernBert):
 
     def window(self, config: PreTrainedConfig) -> tuple[int, int]:
         """Returns the number of visible tokens before and after each token, without itself."""
+        if not nn.is_causal(config):
+            return config.sliding_window, config.sliding_window
         return config.sliding_window - 1, 0
 
 

@@ -24,6 +24,7 @@ from hfseq_plugins.bart.positions import sinusoids
 from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import dense, embedding_size
+from hfseq_plugins.electra.modeling import SequenceSummary
 from hfseq_plugins.roberta import modeling as roberta
 
 
@@ -194,11 +195,15 @@ class QuestionAnswering(RoFormerMixin, bert.QuestionAnswering):
 
 
 class MultipleChoice(RoFormerMixin, bert.MultipleChoice):
-    """Multiple choice, on the last token."""
+    """Multiple choice, on the last token unless the configuration has another `summary_type`."""
+
+    def __init__(self, config: RoFormerConfig, rngs: nnx.Rngs):
+        super().__init__(config, rngs)
+        self.sequence_summary = SequenceSummary(config, rngs)
 
     def pool(self, outputs: out.FlaxModelOutput, rngs: Keys | None) -> jax.Array:
-        """Returns the last token of each choice, `(batch * choices, hidden)`."""
-        return outputs.last_hidden_state[:, -1]
+        """Returns the summary of each choice, `(batch * choices, hidden)`."""
+        return self.sequence_summary(outputs.last_hidden_state, rngs)
 
 
 class FlaxRoFormerPreTrainedModel(FlaxPreTrainedModel):
