@@ -267,6 +267,26 @@ class WeightMap:
         """Returns whether a name of a checkpoint is that of a tied copy of a parameter."""
         return any(n in self.aliases for n in self._with_prefix(self.apply_synonyms(name)))
 
+    def tied_name(self, name: str) -> str:
+        """Returns the name of the parameter that a PyTorch name belongs to, also for aliases."""
+        forms = self._with_prefix(self.apply_synonyms(name))
+        alias = next((n for n in forms if n in self.aliases), None)
+        return self.resolve_name(name) if alias is None else self.aliases[alias]
+
+    def expand_ties(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Adds the tensors of parameters that a checkpoint stores as the tensor they are tied to.
+
+        This matters for models that untie the tensors of a tied checkpoint.
+        """
+        names = {self.resolve_name(name) for name in tensors}
+        absent = [name for name in self.fallbacks if name in self._torch_names - names]
+        found = {}
+        for name in absent:
+            forms = (form for other in self.fallbacks[name] for form in self._with_prefix(other))
+            if (form := next((form for form in forms if form in tensors), None)) is not None:
+                found[name] = tensors[form]
+        return {**tensors, **found}
+
     def has_parameter(self, name: str) -> bool:
         """Returns whether a PyTorch name is that of a parameter, not only an alias of one."""
         return self.resolve_name(name) in self._torch_names

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hfseq import plugins
@@ -232,7 +232,6 @@ def convert(
 
     from hfseq.checkpoints.config import Source, open_checkpoint, read_config
     from hfseq.checkpoints.files import parse_size
-    from hfseq.checkpoints.weights import LoadReport
     from hfseq.modeling import lora
     from hfseq.modeling.auto import find_class
 
@@ -251,7 +250,7 @@ def convert(
         )
     if adapter is not None and not merge:
         raise UsageError(f"{source} is an adapter: use --merge to merge it with its base model")
-    location, folders, report = checkpoint.location, [checkpoint.location], LoadReport()
+    location, folders = checkpoint.location, [checkpoint.location]
     if adapter is not None:
         location = adapter.base
         folders.append(location)
@@ -260,9 +259,12 @@ def convert(
     cls = find_class(config_dict, location, task=task, model_class=model_class)
     weights = checkpoint.weights if adapter is None else location
     opened = open_checkpoint(weights, {})
-    model = build_abstract_model(cls, location, opened.tensors)
-    if adapter is None:
-        _, report = model.match_tensors(opened.tensors, native=opened.native)
+    options = {} if adapter is None else {"peft_config": adapter.config}
+    model = build_abstract_model(cls, location, opened.tensors, **options)
+    tensors = (
+        opened.tensors if adapter is None else lora.combine_tensors(adapter, opened, model.file_map)
+    )
+    _, report = model.match_tensors(tensors, native=opened.native)
     if strict and (mismatches := describe_mismatches(model, report)):
         lines = "".join(f"\n  {line}" for line in mismatches)
         raise WeightsError(f"{opened.source} does not fit {cls.__name__} (--strict):{lines}")
@@ -270,6 +272,7 @@ def convert(
         checkpoint.weights,
         config=model.config,
         param_dtype=None if dtype is None else jnp.dtype(dtype),
+        **model.checkpoint_arguments,
     )
     if adapter is not None:
         model = model.merge_adapter()
@@ -305,7 +308,7 @@ def convert(
 
 
 def build_abstract_model(
-    cls: type[FlaxPreTrainedModel], location: str, tensors: Mapping[str, Tensor]
+    cls: type[FlaxPreTrainedModel], location: str, tensors: Mapping[str, Tensor], **arguments: Any
 ) -> FlaxPreTrainedModel:
     """Returns the model of a checkpoint without parameter values.
 
@@ -313,6 +316,7 @@ def build_abstract_model(
         cls: The model class.
         location: Directory or Hub name of the checkpoint.
         tensors: The tensors of the checkpoint by name.
+        **arguments: Further arguments of the class.
     """
     from hfseq.checkpoints.config import load_config
     from hfseq.checkpoints.headers import WeightsNotDownloaded
@@ -322,7 +326,7 @@ def build_abstract_model(
         options = cls.checkpoint_options(tensors, config)
     except WeightsNotDownloaded:  # only the headers of models on the Hub are read
         options = {}
-    return cls(config, _do_init=False, **options)
+    return cls(config, _do_init=False, **{**options, **arguments})
 
 
 def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport) -> list[str]:

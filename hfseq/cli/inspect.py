@@ -340,7 +340,7 @@ class Checkpoint:
         tied = {
             alias: name
             for alias, name in model.file_map.aliases.items()
-            if alias not in tensors and (model.has_lm_head or ".embed" in alias)
+            if alias not in tensors and (model.has_lm_head() or ".embed" in alias)
         }
         return {
             "class": cls.__name__,

@@ -97,7 +97,12 @@ class FlaxCompositePreTrainedModel(FlaxPreTrainedModel):
         part_options: Mapping[str, Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ):
-        scan, part_options = kwargs.get("scan_layers", False), part_options or {}
+        scan, part_options = kwargs.get("scan_layers", False), dict(part_options or {})
+        for name, attribute in self.part_configs.items():
+            part = getattr(config, attribute)
+            part_class = self.part_class(name, part)
+            if part_class._saves_tied_tensor(part, kwargs.get("peft_config"), f"{name}."):
+                part_options[name] = {**part_options.get(name, {}), "untied": True}
         self.parts: dict[str, FlaxPreTrainedModel] = {
             name: self.part_class(name, part)(
                 part, _do_init=False, scan_layers=scan, **part_options.get(name, {})

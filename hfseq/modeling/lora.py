@@ -88,7 +88,10 @@ class LoraConfig:
         target_modules: Ends of checkpoint paths (``"q_proj"``), one regular expression for whole
             paths, ``"all-linear"``, or `None` for the default of the model type.
         exclude_modules: Ends of checkpoint paths, or a regular expression, to leave out.
-        modules_to_save: Modules that are trained and saved completely.
+        modules_to_save: Modules that are trained and saved completely. A tied table, or a head that
+            is tied to it, then becomes a separate parameter, as in PEFT.
+        ensure_weight_tying: Whether a tied table stays tied if ``modules_to_save`` contains its
+            full name, such as ``"model.embed_tokens"``.
         bias: Which biases are trained: none, all, or those of adapted layers.
         use_rslora: Whether to scale by ``1 / sqrt(r)``.
         rank_pattern: Ranks of paths that end with these patterns.
@@ -108,6 +111,7 @@ class LoraConfig:
     target_modules: Sequence[str] | str | None = None
     exclude_modules: Sequence[str] | str | None = None
     modules_to_save: Sequence[str] | None = None
+    ensure_weight_tying: bool = False
     bias: Literal["none", "all", "lora_only"] = "none"
     use_rslora: bool = False
     rank_pattern: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -178,6 +182,8 @@ class LoraConfig:
         """
         fields = dataclasses.asdict(self)
         fields |= {"peft_type": "LORA", "inference_mode": True, "fan_in_fan_out": conv1d}
+        if not self.ensure_weight_tying:  # unknown to older versions of PEFT
+            del fields["ensure_weight_tying"]
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in sorted(fields.items())
@@ -222,6 +228,30 @@ class LoraConfig:
         return any(
             re.match(rf"(^|.*\.){module}($|\..*)", name) for module in self.modules_to_save or ()
         )
+
+    def unties(self, aliases: Mapping[str, str]) -> bool:
+        """Returns whether the adapter saves its own version of a tied tensor, which unties it.
+
+        Args:
+            aliases: Maps PyTorch names of tied tensors to the name that they are tied to.
+
+        Raises:
+            UsageError: The adapter is new and ``ensure_weight_tying`` has no effect.
+        """
+        saved = [
+            (alias, name)
+            for alias, name in aliases.items()
+            if self.is_fully_saved(alias) or self.is_fully_saved(name)
+        ]
+        if not saved or not self.ensure_weight_tying:
+            return bool(saved)
+        table = saved[0][1].removesuffix(".weight")
+        if table not in (self.modules_to_save or ()) and not self.inference_mode:
+            raise UsageError(
+                f"ensure_weight_tying requires '{table}', the name of the tied table, in "
+                f"modules_to_save, which contains {', '.join(self.modules_to_save or ())}"
+            )
+        return table not in (self.modules_to_save or ())
 
 
 def _matches(patterns: Sequence[str] | str | None, name: str) -> bool:
@@ -490,8 +520,10 @@ def combine_tensors(
             f"{base.source} uses Flax names, which adapters do not support: convert the base model "
             "with hfseq convert"
         )
+    base_tensors = names.expand_ties(base.tensors)
+    replaced = {*adapter_tensors, *(names.tied_name(name) for name in adapter_tensors)}
     return {
-        n: t for n, t in base.tensors.items() if names.resolve_name(n) not in adapter_tensors
+        n: t for n, t in base_tensors.items() if names.tied_name(n) not in replaced
     } | adapter_tensors
 
 
@@ -520,7 +552,11 @@ def write_adapter(
         inside = head in owners and not leaf.startswith("lora_")  # the bias of an adapted layer
         return f"{_PREFIX}{head}.base_layer.{leaf}" if inside else f"{_PREFIX}{name}"
 
-    tensors = {peft_name(name): array for name, array in names.to_torch(leaves).items()}
+    arrays = names.to_torch(leaves)
+    if config.ensure_weight_tying and not config.unties(names.aliases):
+        # PEFT saves a tied table under all of its names.
+        arrays |= {alias: arrays[name] for alias, name in names.aliases.items() if name in arrays}
+    tensors = {peft_name(name): array for name, array in arrays.items()}
     save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
     config_dict = config.to_peft_dict(all(layer.conv1d for layer in adapted.values()))
     text = json.dumps(config_dict, indent=2, sort_keys=True)

@@ -288,11 +288,27 @@ class FlaxPreTrainedModel(FlaxModel):
     def __init__(
         self, config: PreTrainedConfig, *args: Any, untied: bool = False, **kwargs: Any
     ) -> None:
+        untied = untied or self._saves_tied_tensor(config, kwargs.get("peft_config"))
         self._untied = untied
         if untied and getattr(config, "tie_word_embeddings", False):
             config = copy.deepcopy(config)
             config.tie_word_embeddings = False
         super().__init__(config, *args, **kwargs)
+
+    @classmethod
+    def _saves_tied_tensor(
+        cls, config: PreTrainedConfig, peft_config: lora.LoraConfig | None, prefix: str = ""
+    ) -> bool:
+        """Returns whether an adapter has its own version of a tied tensor, which unties it."""
+        if peft_config is None or not getattr(config, "tie_word_embeddings", False):
+            return False
+        return peft_config.unties(
+            {
+                f"{prefix}{alias}": f"{prefix}{name}"
+                for alias, name in cls.weight_aliases.items()
+                if ".embed" in alias or cls.has_lm_head()
+            }
+        )
 
     # -- loading
 
@@ -462,16 +478,16 @@ class FlaxPreTrainedModel(FlaxModel):
         slots, report = names.match(tensors, native=native, compare=compare)
         for pair in list(report.conflicts):
             other = pair[1]
-            if names.is_alias(other) and ".embed" not in other and not self.has_lm_head:
+            if names.is_alias(other) and ".embed" not in other and not self.has_lm_head():
                 report.conflicts.remove(pair)
                 report.unexpected.append(other)
         return slots, report
 
-    @property
-    def has_lm_head(self) -> bool:
-        """Whether this class has a language modeling head, according to its name."""
-        name = type(self).__name__
-        return self.can_generate() or re.search("(LM|LMHeadModel|PreTraining)$", name) is not None
+    @classmethod
+    def has_lm_head(cls) -> bool:
+        """Returns whether this class has a language modeling head, according to its name."""
+        named_so = re.search("(LM|LMHeadModel|PreTraining)$", cls.__name__) is not None
+        return named_so or cls.can_generate()
 
     @classmethod
     def checkpoint_options(
@@ -876,10 +892,15 @@ class FlaxPreTrainedModel(FlaxModel):
         if adapter is None:
             raise CheckpointError(f"'{source}' is not an adapter: it has no {lora.CONFIG_NAME}")
         model = self._like(peft_config=adapter.config)
-        tensors = lora.combine_tensors(adapter, None, model.file_map)
-        slots, report = model.file_map.match(tensors)
+        tensors = {
+            **self._untied_tensors(model.weight_map),
+            **lora.combine_tensors(adapter, None, model.file_map),
+        }
+        names = model.file_map
+        names.fallbacks = {}  # other tensors come from this model
+        slots, report = names.match(tensors)
         weights.check_report(report, adapter.source, type(self).__name__, ignore_mismatched=False)
-        read = _CheckpointReader(model.file_map, slots, set(report.missing), False, True)
+        read = _CheckpointReader(names, slots, set(report.missing), False, True)
         own_params = trees.flatten(
             self.params if self.peft_config is None else self.split_collections(self.params)[0]
         )
@@ -892,6 +913,27 @@ class FlaxPreTrainedModel(FlaxModel):
         model._config = copy.deepcopy(self._config)
         model._load_adapter_generation_config(str(source), download)
         return model
+
+    def _untied_tensors(self, names: weights.WeightMap) -> dict[str, weights.Tensor]:
+        """Returns the tensors of parameters that are tied in this model, but not in ``names``."""
+        own_names = self.weight_map
+        untied = {
+            name: source
+            for name, sources in names.fallbacks.items()
+            for source in sources
+            if names.has_parameter(name)
+            and not own_names.has_parameter(name)
+            and own_names.has_parameter(source)
+        }
+        if not untied:
+            return {}
+        params = trees.flatten(self.split_collections(self.params)[0])
+        sources = {own_names.resolve_name(source) for source in untied.values()}
+        arrays = own_names.to_torch(params, sources)
+        return {
+            name: files.tensor_from_array(arrays[own_names.resolve_name(source)])
+            for name, source in untied.items()
+        }
 
     def merge_adapter(self, params: trees.Params | None = None) -> Any:
         """Returns a model without adapters, in which they are added to the kernels.

@@ -10,13 +10,18 @@ import optax
 import pytest
 
 import hfseq
+from hfseq.cli.convert import convert
 from hfseq.errors import CheckpointError, UsageError, WeightsError
 from hfseq.modeling.lora import LoraConfig
 from hfseq.nn import trees
 from tests.support import models
+from tests.support.torch_counterparts import tensors
 
 # PEFT 0.21 uses a deprecated attribute of Transformers 5.23.
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated"),
+    pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings=True.:UserWarning"),
+]
 #: Family, head, and PEFT's configuration.
 CASES = {
     "gpt2": ("gpt2", "CausalLM", {"r": 4, "lora_alpha": 8, "fan_in_fan_out": True}),
@@ -263,3 +268,106 @@ def test_an_adapter_keeps_the_end_of_text_of_its_training(tmp_path):
     for each in (adapted, loaded, merged):
         assert each.config.eos_token_id == new
         assert each.generation_config.eos_token_id == [new, old]
+
+
+#: Class, configuration, target, modules to save; the default suite runs the first.
+TIED_TABLES = {
+    "head": ("LlamaForCausalLM", "llama", "q_proj", ["lm_head"]),
+    "words": ("LlamaForCausalLM", "llama", "q_proj", ["embed_tokens"]),
+    "both": ("LlamaForCausalLM", "llama", "q_proj", ["embed_tokens", "lm_head"]),
+    "bart": ("BartForConditionalGeneration", "bart", "q_proj", ["shared"]),
+    "bart tables": ("BartForConditionalGeneration", "bart", "q_proj", ["embed_tokens"]),
+    "t5": ("T5ForConditionalGeneration", "t5", "q", ["lm_head"]),
+    "t5 tables": ("T5ForConditionalGeneration", "t5", "q", ["embed_tokens"]),
+    "bert": ("BertForMaskedLM", "bert", "query", ["cls"]),
+}
+
+
+def tied_base(name, folder):
+    """Saves a PyTorch model with tied word embeddings, and returns the classes and inputs."""
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    class_name, config_name, *_ = TIED_TABLES[name]
+    config = getattr(models, f"{config_name}_config")(tie_word_embeddings=True)
+    theirs = getattr(transformers, class_name)
+    torch.manual_seed(0)
+    model = theirs(config)
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    inputs = {"input_ids": models.ids(2, 9)}
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = models.ids(2, 5, seed=1)
+    return theirs, getattr(hfseq, f"Flax{class_name}"), inputs
+
+
+def outputs_in_peft(theirs, base_folder, folder, inputs):
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(theirs.from_pretrained(base_folder), folder).eval()
+    return model(**tensors(**inputs))[0].detach().numpy()
+
+
+@pytest.mark.parametrize(
+    ("name", "ensure"),
+    [
+        ("head", False),
+        *(pytest.param(n, False, marks=pytest.mark.slow) for n in [*TIED_TABLES][1:]),
+        *(pytest.param(n, True, marks=pytest.mark.slow) for n in ("head", "words", "both")),
+    ],
+)
+def test_adapters_that_replace_tied_tables_equal_pefts(name, ensure, tmp_path):
+    peft = pytest.importorskip("peft")
+    theirs, ours, inputs = tied_base(name, tmp_path / "base")
+    *_, target, saved = TIED_TABLES[name]
+    config = peft.LoraConfig(
+        r=2, target_modules=[target], modules_to_save=saved, ensure_weight_tying=ensure
+    )
+    adapted = peft.get_peft_model(theirs.from_pretrained(tmp_path / "base"), config)
+    for parameter in adapted.parameters():
+        parameter.data.add_(0.1 * parameter.requires_grad * parameter.data.cos())
+    adapted.save_pretrained(tmp_path / "adapter")
+    expected = outputs_in_peft(theirs, tmp_path / "base", tmp_path / "adapter", inputs)
+    loaded = ours.from_pretrained(tmp_path / "adapter")
+    close(loaded(**inputs)[0], expected, 1e-4)
+    on_base = ours.from_pretrained(tmp_path / "base").load_adapter(tmp_path / "adapter")
+    close(on_base(**inputs)[0], expected, 1e-4)
+    loaded.save_pretrained(tmp_path / "back")
+    close(outputs_in_peft(theirs, tmp_path / "base", tmp_path / "back", inputs), expected)
+    convert(str(tmp_path / "adapter"), tmp_path / "merged", merge=True, strict=True)
+    merged = theirs.from_pretrained(tmp_path / "merged").eval()
+    close(merged(**tensors(**inputs))[0].detach(), expected, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["words", *(pytest.param(n, marks=pytest.mark.slow) for n in TIED_TABLES if n != "words")],
+)
+def test_trained_copies_of_tied_tables_open_in_peft(name, tmp_path):
+    pytest.importorskip("peft")
+    theirs, ours, inputs = tied_base(name, tmp_path / "base")
+    *_, target, saved = TIED_TABLES[name]
+    config = LoraConfig(2, target_modules=[target], modules_to_save=saved)
+    model = ours.from_pretrained(tmp_path / "base", peft_config=config)
+    assert any("lora" not in str(path) for path in model.trainable_paths)
+    model.params = trees.unflatten(
+        {
+            path: leaf + 0.1 * np.cos(np.arange(leaf.size)).reshape(leaf.shape)
+            if path in model.trainable_paths
+            else leaf
+            for path, leaf in trees.flatten(model.params).items()
+        }
+    )
+    model.save_pretrained(tmp_path / "adapter")
+    expected = outputs_in_peft(theirs, tmp_path / "base", tmp_path / "adapter", inputs)
+    close(model(**inputs)[0], expected, 1e-4)
+    close(ours.from_pretrained(tmp_path / "adapter")(**inputs)[0], expected, 1e-4)
+
+
+def test_ensure_weight_tying_needs_the_name_of_the_tied_table():
+    config = LoraConfig(2, modules_to_save=["lm_head"], ensure_weight_tying=True)
+    with pytest.raises(UsageError, match="model.embed_tokens"):
+        hfseq.FlaxLlamaForCausalLM(
+            models.llama_config(tie_word_embeddings=True), peft_config=config, _do_init=False
+        )

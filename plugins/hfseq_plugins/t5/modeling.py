@@ -215,7 +215,18 @@ class FlaxT5PreTrainedModel(FlaxSeq2SeqPreTrainedModel):
             # Setting it after construction means T5 v1.1, as in Transformers 4. In saved
             # configurations Transformers 5 needs scale_decoder_outputs for that.
             config.scale_decoder_outputs = False
+        peft_config = kwargs.get("peft_config")
+        if peft_config is not None and peft_config.unties(self.weight_aliases):
+            if self.has_lm_head():
+                kwargs["tied"] = False
+            tables = ["shared.weight", *(n for n in self.weight_aliases if ".embed" in n)]
+            if any(peft_config.is_fully_saved(name) for name in tables):
+                kwargs["separate_embeddings"] = True
         super().__init__(config, *args, **kwargs)
+
+    @classmethod
+    def _saves_tied_tensor(cls, *_: Any) -> bool:
+        return False  # the constructor has its own options for separate tables
 
     @classmethod
     def checkpoint_options(
