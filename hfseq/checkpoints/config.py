@@ -12,12 +12,12 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfseq.checkpoints import files
-from hfseq.checkpoints.weights import Tensor
+from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
 from hfseq.errors import (
     CheckpointError,
     ConfigError,
@@ -192,6 +192,60 @@ def _attributes(config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
         yield name, value, getattr(type(config), name, None)
         if name in getattr(config, "sub_configs", {}) and hasattr(value, "__dict__"):
             yield from ((f"{name}.{inner}", *rest) for inner, *rest in _attributes(value))
+
+
+#: Last parts of the names of tensors in quantized checkpoints: packed weights, scales, codebooks.
+QUANTIZED_TENSORS = re.compile(
+    r"(^|\.)(qweight|qzeros|g_idx|scales|zeros|weight_(packed|scale(_inv|_2)?|scales|shape|"
+    r"zero_point|format|g_idx)|input_(scale|zero_point|global_scale)|weight_global_scale|absmax|"
+    r"nested_absmax|quant_map|nested_quant_map|quant_state\.\w+|SCB|codes|codebooks|W_q|"
+    r"_data|_scale)$"
+)
+
+
+def quantization_method(config: PreTrainedConfig) -> str | None:
+    """Returns the ``quant_method`` of a configuration, or `None` if it is not quantized."""
+    stored = getattr(config, "quantization_config", None)
+    if stored is None:
+        return None
+    get = stored.get if isinstance(stored, Mapping) else lambda name: getattr(stored, name, None)
+    method = get("quant_method") or "unknown method"
+    return str(getattr(method, "value", method))
+
+
+def check_quantization(
+    config: PreTrainedConfig, tensors: Mapping[str, Tensor], location: str
+) -> None:
+    """Checks that the weights of a configuration with ``quantization_config`` are dequantized.
+
+    Raises:
+        WeightsError: The weights are quantized. The message names the method.
+    """
+    method = quantization_method(config)
+    if method is None:
+        return
+    quantized = [
+        name
+        for name, tensor in tensors.items()
+        if QUANTIZED_TENSORS.search(name)
+        or name.endswith(".weight")
+        and tensor.dtype not in FLOAT_DTYPES
+    ]
+    if quantized:
+        raise_quantized(method, quantized, location)
+    logger.info(
+        "%s has a quantization_config (%s), but its weights are not quantized", location, method
+    )
+
+
+def raise_quantized(method: str | None, names: Sequence[str], location: str) -> None:
+    """Raises `WeightsError` for a quantized checkpoint."""
+    examples = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if names[2:] else "")
+    raise WeightsError(
+        f"{location} is quantized with {method or 'an unknown method'} (tensors {examples}), which "
+        "hfseq does not read. Load it in Transformers, call model.dequantize() and save the "
+        "result, or use the checkpoint that it was made from"
+    )
 
 
 def check_against_file(
@@ -606,6 +660,7 @@ def write_config(config: PreTrainedConfig, folder: str | Path) -> None:
         )
         text = Path(temporary, "config.json").read_text(encoding="utf-8")
     config_dict = json.loads(text)
+    config_dict.pop("quantization_config", None)  # saved weights are never quantized
     with_both = add_legacy_keys(config_dict)
     reloaded = [
         type(config).from_dict(config._decode_special_floats(copy.deepcopy(stored)))
@@ -614,7 +669,8 @@ def write_config(config: PreTrainedConfig, folder: str | Path) -> None:
     if reloaded[0].__dict__.get("rope_parameters") != reloaded[1].__dict__.get("rope_parameters"):
         logger.warning("%s", _UNKNOWN_TO_4.format(config.model_type))
     else:
-        text = json.dumps(with_both, indent=2, sort_keys=True) + "\n"
+        config_dict = with_both
+    text = json.dumps(config_dict, indent=2, sort_keys=True) + "\n"
     write_atomically(Path(folder, "config.json"), text)
 
 

@@ -318,10 +318,11 @@ def build_abstract_model(
         tensors: The tensors of the checkpoint by name.
         **arguments: Further arguments of the class.
     """
-    from hfseq.checkpoints.config import load_config
+    from hfseq.checkpoints.config import check_quantization, load_config
     from hfseq.checkpoints.headers import WeightsNotDownloaded
 
     config, _ = load_config(cls, location, None, {}, {})
+    check_quantization(config, tensors, location)
     try:
         options = cls.checkpoint_options(tensors, config)
     except WeightsNotDownloaded:  # only the headers of models on the Hub are read

@@ -380,6 +380,7 @@ class FlaxPreTrainedModel(FlaxModel):
 
         config, kwargs = configs.load_config(cls, source, config, download, kwargs)
         checkpoint = configs.open_checkpoint(source, download, from_pt=from_pt, from_flax=from_flax)
+        configs.check_quantization(config, checkpoint.tensors, checkpoint.source)
         configs.check_against_file(config, checkpoint.tensors, checkpoint.source)
         if is_auto:
             dtype = _checkpoint_dtype(config, checkpoint.tensors)
@@ -446,6 +447,8 @@ class FlaxPreTrainedModel(FlaxModel):
         if adapter is not None:
             checkpoint.tensors = lora.combine_tensors(adapter, checkpoint, self.file_map)
         slots, report = self.match_tensors(checkpoint.tensors, native=checkpoint.native)
+        if quantized := list(filter(configs.QUANTIZED_TENSORS.search, report.unexpected)):
+            configs.raise_quantized(None, quantized, checkpoint.source)
         weights.check_report(
             report, checkpoint.source, class_name, ignore_mismatched=ignore_mismatched_sizes
         )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import ml_dtypes
 import numpy as np
 import pytest
 
+from hfseq.cli.convert import convert
+from hfseq.cli.inspect import inspect_checkpoint
 from hfseq.errors import CheckpointError, UsageError, WeightsError
 from hfseq_plugins.bert.modeling import FlaxBertForMaskedLM, FlaxBertModel
 from hfseq_plugins.roberta.modeling import FlaxRobertaForMaskedLM, FlaxRobertaModel
 from tests.support import saved_bert
-from tests.support.models import bert_config, rewrite_tensors, roberta_config
+from tests.support.models import bert_config, rewrite_tensors, roberta_config, trees_equal
 
 model, saved = saved_bert.model, saved_bert.saved
 
@@ -49,6 +53,58 @@ def test_checkpoint_of_another_architecture(saved):
     )
     with pytest.raises(WeightsError, match=r"no tensor of FlaxBertForMaskedLM .*h\.0"):
         FlaxBertForMaskedLM.from_pretrained(saved)
+
+
+QUERY = "bert.encoder.layer.0.attention.self.query."
+
+
+def quantize(saved, method, parts, keep=False):
+    """Replaces the weight of a query by tensors of a quantized format."""
+
+    def change(tensors):
+        if not keep:
+            del tensors[f"{QUERY}weight"]
+        return tensors | {f"{QUERY}{name}": value for name, value in parts.items()}
+
+    rewrite_tensors(saved / "model.safetensors", change)
+    if method is not None:
+        set_key(saved, {"quant_method": method, "bits": 4})
+
+
+def set_key(saved, value):
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps(config | {"quantization_config": value}))
+
+
+PACKED, SCALES = np.zeros((4, 32), np.int32), np.ones((1, 32), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("method", "parts", "keep"),
+    [
+        ("gptq", {"qweight": PACKED, "scales": SCALES}, False),
+        ("compressed-tensors", {"weight_packed": PACKED, "weight_scale": SCALES}, False),
+        ("compressed-tensors", {"weight_scale": SCALES}, True),
+        ("bitsandbytes", {"weight": np.zeros((512, 1), np.uint8)}, False),
+        ("aqlm", {"codes": PACKED, "codebooks": SCALES}, False),
+        (None, {"qweight": PACKED, "scales": SCALES}, False),
+    ],
+)
+def test_quantized_weights_are_refused_by_name(saved, method, parts, keep, tmp_path):
+    quantize(saved, method, parts, keep)
+    with pytest.raises(WeightsError, match=f"quantized with {method or 'an unknown'}.*query"):
+        FlaxBertForMaskedLM.from_pretrained(saved)
+    with pytest.raises(WeightsError, match="quantized with"):
+        convert(str(saved), tmp_path / "converted")
+    assert any("quer" in problem for problem in inspect_checkpoint(str(saved))["problems"])
+
+
+def test_dequantized_weights_are_saved_without_the_key(saved, model, tmp_path):
+    set_key(saved, {"quant_method": "bitsandbytes", "load_in_4bit": True})
+    loaded = FlaxBertForMaskedLM.from_pretrained(saved)
+    assert trees_equal(loaded.params, model.params)
+    loaded.save_pretrained(tmp_path / "again")
+    assert "quantization_config" not in json.loads((tmp_path / "again/config.json").read_text())
 
 
 def test_checkpoint_of_another_family_is_rejected(tmp_path):
