@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfseq.cli.models import add_model_flags, add_output_file, input_lines, prepare_devices
+from hfseq.cli import flags
+from hfseq.cli.models import input_lines, prepare_devices
 from hfseq.cli.text import add_json, colorize
 from hfseq.errors import DataError, UsageError
 from hfseq.pipelines.lines import Output
@@ -33,42 +34,23 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="File with a Jinja chat template. Default: the tokenizer's template.",
     )
-    group.add_argument(
-        "--input_file",
-        metavar="FILE",
-        help="File with one user message per line. Default: a prompt in the terminal, or standard "
-        "input (-).",
+    flags.add_flag(
+        group,
+        "input_file",
+        help_text="File with one user message per line; - is standard input.",
+        default_text="a prompt in the terminal, or standard input",
     )
-    add_output_file(group)
+    flags.add_flag(group, "output_file", default_text="standard output")
     add_json(group, "Write a JSON object with role and content per answer.")
     group = parser.add_argument_group("answers")
-    group.add_argument(
-        "--max_new_tokens",
-        type=int,
-        metavar="N",
-        default=512,
-        help="Maximum length of an answer in tokens. Default: 512.",
+    flags.add_generation_flag(group, "max_new_tokens", 512)
+    flags.add_generation_flag(
+        group, "temperature", help_text="Sampling temperature; 0 decodes greedily."
     )
-    group.add_argument(
-        "--temperature",
-        type=float,
-        metavar="X",
-        help="Sampling temperature; 0 decodes greedily. Default: from generation_config.json.",
-    )
-    group.add_argument(
-        "--top_p",
-        type=float,
-        metavar="X",
-        help="Sample from the most likely tokens with this total probability.",
-    )
-    group.add_argument(
-        "--top_k",
-        type=int,
-        metavar="N",
-        help="Sample from the k most likely tokens; 0 for all tokens.",
-    )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="Random seed. Default: 0.")
-    add_model_flags(parser.add_argument_group("model"))
+    for name in ("top_p", "top_k"):
+        flags.add_generation_flag(group, name)
+    flags.add_flag(group, "seed")
+    flags.add_model_flags(parser.add_argument_group("model"))
 
 
 def run_chat(arguments: argparse.Namespace) -> int:
@@ -76,7 +58,6 @@ def run_chat(arguments: argparse.Namespace) -> int:
     sampling = {name: getattr(arguments, name) for name in ("temperature", "top_p", "top_k")}
     sampling = {name: value for name, value in sampling.items() if value is not None}
     ranges = (
-        ("max_new_tokens", arguments.max_new_tokens >= 1, "at least 1"),
         ("temperature", sampling.get("temperature", 1) >= 0, "at least 0"),
         ("top_p", 0 < sampling.get("top_p", 1) <= 1, "above 0 and at most 1"),
         ("top_k", sampling.get("top_k", 1) >= 0, "at least 0"),

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-from hfseq.cli.models import add_model_flags, prepare_devices
+from hfseq.cli import flags
+from hfseq.cli.models import prepare_devices
 from hfseq.cli.text import add_json
 from hfseq.errors import DataError, HfseqError, UsageError, first_line, write_atomically
 
 EXAMPLES = """hfseq evaluate my-gpt2 --tasks lambada_openai,hellaswag --limit 100
 hfseq evaluate my-adapter --task riddles --include_path my-tasks --num_fewshot 3
-hfseq evaluate my-chat --tasks gsm8k --apply_chat_template --output gsm8k.json"""
+hfseq evaluate my-chat --tasks gsm8k --apply_chat_template --output_file gsm8k.json"""
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -52,16 +54,15 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("output")
     add_json(group, "Print the results of the harness as JSON.")
-    group.add_argument("--output", metavar="FILE", help="Also write the results to this JSON file.")
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "--batch_size",
-        type=int,
-        metavar="N",
-        default=8,
-        help="Number of requests per batch. Default: 8.",
+    flags.add_flag(
+        group,
+        "output_file",
+        help_text="JSON file for the results. Without --json, their table is also printed.",
+        default_text="none",
+        aliases=("--output",),
     )
-    add_model_flags(group)
+    flags.add_flag(group, "disable_tqdm")
+    flags.add_model_flags(parser.add_argument_group("model"), batch_size=8)
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
@@ -71,16 +72,17 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         for name, value, minimum, rule in (
             ("num_fewshot", arguments.num_fewshot, 0, "at least 0"),
             ("limit", arguments.limit, 1e-9, "above 0"),
-            ("batch_size", arguments.batch_size, 1, "at least 1"),
         )
         if value is not None and value < minimum
     ]
     if arguments.include_path and not Path(arguments.include_path).is_dir():
         problems.append(f"--include_path {arguments.include_path} is not a directory")
-    if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
-        problems.append(f"--output {arguments.output}: the directory does not exist")
+    if arguments.output_file and not Path(arguments.output_file).absolute().parent.is_dir():
+        problems.append(f"--output_file {arguments.output_file}: the directory does not exist")
     if problems:
         raise UsageError("; ".join(problems))
+    if arguments.disable_tqdm:  # the harness has no option for its progress bars
+        os.environ["TQDM_DISABLE"] = "1"
     try:
         import lm_eval
         from lm_eval.utils import handle_non_serializable, make_table
@@ -112,10 +114,11 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
             f"lm_eval cannot evaluate {','.join(tasks)}: {first_line(error)}"
         ) from error
     text = json.dumps(results, indent=2, default=handle_non_serializable, ensure_ascii=False)
-    if arguments.output:
-        write_atomically(Path(arguments.output), text + "\n")
+    if arguments.output_file:
+        write_atomically(Path(arguments.output_file), text + "\n")
     if arguments.json:
-        print(text)
+        if not arguments.output_file:
+            print(text)
         return 0
     for column in ("results", "groups"):
         if results.get(column):

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfseq import plugins
-from hfseq.cli.text import add_hidden_alias, add_json, colorize, print_json
+from hfseq.cli import flags
+from hfseq.cli.text import add_hidden_alias, colorize
 from hfseq.errors import DataError, UsageError, run_command, write_atomically
 from hfseq.pipelines.lines import (
     LONG_LINE_POLICIES,
@@ -41,26 +42,6 @@ cat chapter.txt | hfseq generate my-gpt2 --whole_input --max_new_tokens 200"""
 #: Placeholder for a mask, which is replaced by the mask token of the tokenizer.
 MASK = "<mask>"
 
-#: Flags for fields of GenerationConfig: name, type, help.
-OPTIONS: tuple[tuple[str, type, str], ...] = (
-    (
-        "max_new_tokens",
-        int,
-        "Maximum number of new tokens. Default: the model's max_length, or 256.",
-    ),
-    ("min_new_tokens", int, "Minimum number of new tokens."),
-    ("num_beams", int, "Number of beams; 1 decodes greedily or samples."),
-    ("num_return_sequences", int, "Number of samples, or of best beams, per prompt."),
-    ("temperature", float, "Sampling temperature; values below 1 favor likely tokens."),
-    ("top_k", int, "Sample from the k most likely tokens; 0 for all tokens."),
-    ("top_p", float, "Sample from the most likely tokens with this total probability."),
-    ("min_p", float, "Minimum probability of a sampled token relative to the most likely token."),
-    ("typical_p", float, "Probability mass of locally typical sampling."),
-    ("repetition_penalty", float, "Penalty for repeated tokens; 1 is no penalty."),
-    ("no_repeat_ngram_size", int, "Size of n-grams that may occur only once."),
-    ("length_penalty", float, "Length penalty of beam search; values above 0 favor long texts."),
-)
-
 #: Options that have no effect without sampling.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
@@ -74,39 +55,10 @@ TRANSLATION_OPTIONS = (
 PAUSE = 0.1
 
 
-def add_model_flags(group: argparse._ActionsContainer) -> None:
-    """Adds the flags of all commands that run a model."""
-    group.add_argument(
-        "--precision",
-        metavar="NAME",
-        default="float32",
-        help="Precision, such as float32 or bfloat16. Default: float32.",
-    )
-    group.add_argument(
-        "--device",
-        choices=("cpu", "cuda", "gpu", "tpu"),
-        help="Fail unless this type of device is available. Default: any device.",
-    )
-
-
 def add_int_flags(group: argparse._ActionsContainer, *flags: tuple[str, int | None, str]) -> None:
     """Adds integer flags. Each has a name, a default and a help text."""
     for name, default, text in flags:
         group.add_argument(f"--{name}", type=int, metavar="N", default=default, help=text)
-
-
-def add_progress(group: argparse._ActionsContainer) -> None:
-    """Adds ``--no_progress``."""
-    group.add_argument("--no_progress", action="store_true", help="Do not show a progress bar.")
-
-
-def add_output_file(group: argparse._ActionsContainer) -> None:
-    """Adds ``--output_file`` for output by line."""
-    group.add_argument(
-        "--output_file",
-        metavar="FILE",
-        help="Output file, named FILE.part until it is complete. Default: standard output.",
-    )
 
 
 def check_at_least_one(arguments: argparse.Namespace, *names: str) -> None:
@@ -152,24 +104,25 @@ def add_fill_mask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "texts", metavar="TEXT", nargs="+", help=f"Text with {MASK} for each token to predict."
     )
-    top_k = parser.add_argument(
-        "--top_k",
-        type=int,
-        default=5,
-        metavar="N",
-        help="Number of predictions per mask. Default: 5.",
-    )
-    add_hidden_alias(parser, "--top", top_k)
-    add_json(parser)
+    flags.add_flag(parser, "top_k", 5, aliases=("--top",))
+    flags.add_output_flags(parser.add_argument_group("output"), "Write a JSON list of all texts.")
+    flags.add_model_flags(parser.add_argument_group("model"), batch_size=32)
 
 
 def run_fill_mask(arguments: argparse.Namespace) -> int:
     """Prints the most likely tokens for each mask of each text."""
-    check_at_least_one(arguments, "top_k")
-    plugins.load(arguments.plugin)
+    prepare_devices(arguments)
+    from tqdm import tqdm
+
     from hfseq.pipelines.factory import pipeline
 
-    fill_mask = pipeline("fill-mask", arguments.model, batch_size=32, top_k=arguments.top_k)
+    fill_mask = pipeline(
+        "fill-mask",
+        arguments.model,
+        batch_size=arguments.batch_size,
+        precision=arguments.precision,
+        top_k=arguments.top_k,
+    )
     if fill_mask.tokenizer.mask_token_id is None:
         raise UsageError(
             f"the tokenizer of {arguments.model} has no mask token: use a masked language model"
@@ -179,34 +132,37 @@ def run_fill_mask(arguments: argparse.Namespace) -> int:
         raise UsageError(f"no {MASK} in '{unmasked[0]}': insert {MASK} for each token to predict")
     texts = [text.replace(MASK, fill_mask.tokenizer.mask_token) for text in arguments.texts]
     predictions = []
-    for text, answer in zip(arguments.texts, fill_mask.stream(texts), strict=True):
+    hidden = arguments.disable_tqdm or not sys.stderr.isatty() or len(texts) == 1
+    answers = tqdm(fill_mask.stream(texts), total=len(texts), disable=hidden, unit=" texts")
+    for text, answer in zip(arguments.texts, answers, strict=True):
         if answer.error is not None:
             raise UsageError(f"'{text}': {answer.error}")
         masks = answer.output
         predictions.append(masks if isinstance(masks[0], list) else [masks])
-    if arguments.json:
-        rows = [
-            {
-                "text": text,
-                "masks": [
-                    [
-                        {"token": guess["token_str"].strip(), "probability": guess["score"]}
-                        for guess in guesses
-                    ]
-                    for guesses in masks
-                ],
-            }
-            for text, masks in zip(arguments.texts, predictions, strict=True)
-        ]
-        print_json(rows, texts=True)
-        return 0
-    for text, masks in zip(arguments.texts, predictions, strict=True):
-        print(text)
-        for number, guesses in enumerate(masks, 1):
-            if len(masks) > 1:
-                print(f"  mask {number}")
-            for guess in guesses:
-                print(f"  {guess['score']:6.1%}  {guess['token_str'].strip()}")
+    with Output(arguments.output_file) as output:
+        if arguments.json:
+            rows = [
+                {
+                    "text": text,
+                    "masks": [
+                        [
+                            {"token": guess["token_str"].strip(), "probability": guess["score"]}
+                            for guess in guesses
+                        ]
+                        for guesses in masks
+                    ],
+                }
+                for text, masks in zip(arguments.texts, predictions, strict=True)
+            ]
+            output.write(json.dumps(rows, indent=2, ensure_ascii=False))
+            return 0
+        for text, masks in zip(arguments.texts, predictions, strict=True):
+            output.write(text)
+            for number, guesses in enumerate(masks, 1):
+                if len(masks) > 1:
+                    output.write(f"  mask {number}")
+                for guess in guesses:
+                    output.write(f"  {guess['score']:6.1%}  {guess['token_str'].strip()}")
     return 0
 
 
@@ -220,16 +176,17 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         help="Prompt, or input of the encoder. Default: standard input.",
     )
     group = parser.add_argument_group("input and output")
-    group.add_argument(
-        "--input_file",
-        metavar="FILE",
-        help="File with one prompt per line. Default: standard input (-) if there is no PROMPT.",
+    flags.add_flag(
+        group,
+        "input_file",
+        help_text="File with one prompt per line; - is standard input.",
+        default_text="standard input if there is no PROMPT",
     )
     whole_input = group.add_argument(
         "--whole_input", action="store_true", help="Use the whole input as one prompt."
     )
     add_hidden_alias(group, "--whole", whole_input)
-    add_json(group, "Print a JSON object per prompt, each on one line.")
+    flags.add_output_flags(group, "Write a JSON object per prompt, each on one line.")
     group.add_argument("--continuation_only", action="store_true", help="Do not print the prompt.")
     group.add_argument(
         "--stream",
@@ -238,27 +195,21 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         help="Print tokens while they are generated. Default: on a terminal, for a single prompt "
         "without beams.",
     )
-    group = parser.add_argument_group(
-        "search", "Defaults are those of the model's generation_config.json unless stated."
-    )
+    group = parser.add_argument_group("search")
     group.add_argument("--do_sample", action="store_true", help="Sample tokens.")
-    group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="Random seed of sampling. Default: 0."
-    )
-    for name, value_type, text in OPTIONS:
-        metavar = "N" if value_type is int else "X"
-        group.add_argument(f"--{name}", type=value_type, metavar=metavar, help=text)
-    group = parser.add_argument_group("model")
-    add_int_flags(
-        group,
-        ("batch_size", 1, "Number of prompts per batch. Samples depend on it. Default: 1."),
-    )
-    add_model_flags(group)
+    flags.add_flag(group, "seed")
+    defaults = {
+        "max_new_tokens": "the model's, or 256",
+        "num_beams": "the model's, or 4 for an encoder-decoder",
+    }
+    for name in flags.GENERATION_FLAGS:
+        flags.add_generation_flag(group, name, default_text=defaults.get(name, "the model's"))
+    flags.add_model_flags(parser.add_argument_group("model"), batch_size=1)
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """Generates text for each prompt."""
-    values = {name: getattr(arguments, name) for name, _, _ in OPTIONS}
+    values = {name: getattr(arguments, name) for name in flags.GENERATION_FLAGS}
     options = {name: value for name, value in values.items() if value is not None}
     if arguments.do_sample:
         options |= {"do_sample": True, "prng_key": arguments.seed}
@@ -274,12 +225,6 @@ def run_generate(arguments: argparse.Namespace) -> int:
             f"--num_return_sequences {count} requires --do_sample, or --num_beams of at least "
             f"{count}: greedy search generates one text"
         )
-    problems += [
-        f"--{name} {options[name]} must be at least 1"
-        for name in ("max_new_tokens", "num_beams", "num_return_sequences")
-        if options.get(name, 1) < 1
-    ]
-    check_at_least_one(arguments, "batch_size")
     if problems:
         raise UsageError("; ".join(problems))
     prompts = list(arguments.prompts)
@@ -295,18 +240,38 @@ def run_generate(arguments: argparse.Namespace) -> int:
             prompts = [prompt for prompt in prompts if prompt]
     if not prompts:
         raise UsageError("no prompt: the input is empty")
+    with Output(arguments.output_file) as output:
+        _generate(arguments, prompts, options, output)
+    return 0
+
+
+def _generate(
+    arguments: argparse.Namespace, prompts: list[str], options: dict[str, Any], output: Output
+) -> None:
+    """Writes the texts that continue or answer the prompts.
+
+    Args:
+        arguments: The flags of the command.
+        prompts: The prompts.
+        options: Options of generation.
+        output: Where to write.
+    """
+    from tqdm import tqdm
+
     from hfseq.pipelines.factory import generation_task, pipeline
 
+    to_stdout, count = output.name is None, options.get("num_return_sequences", 1)
     prepare_devices(arguments)
     task = generation_task(arguments.model)
     generator: Any = pipeline(task, arguments.model, precision=arguments.precision)
     is_causal = task == "text-generation"
     show_prompt = is_causal and not arguments.continuation_only
     is_single = options.get("num_beams", 1 if is_causal else 4) == 1 == count
-    can_stream = len(prompts) == 1 and is_single and not arguments.json
+    can_stream = len(prompts) == 1 and is_single and not arguments.json and to_stdout
     if arguments.stream and not can_stream:
         raise UsageError(
-            "--stream requires one prompt, one sequence, no beams (--num_beams 1) and no --json"
+            "--stream requires one prompt, one sequence, no beams (--num_beams 1), and neither "
+            "--json nor --output_file"
         )
     if can_stream and (arguments.stream or arguments.stream is None and sys.stdout.isatty()):
         if show_prompt:
@@ -314,13 +279,16 @@ def run_generate(arguments: argparse.Namespace) -> int:
         for piece in generator.stream_text(prompts[0], **options):
             print(piece, end="", flush=True)
         print()
-        return 0
+        return
     options |= {"return_details": True} | ({"return_full_text": False} if is_causal else {})
     size = arguments.batch_size
     answers = itertools.chain.from_iterable(
         generator.stream(prompts[start : start + size], size, options)
         for start in range(0, len(prompts), size)
     )
+    hidden = arguments.disable_tqdm or not sys.stderr.isatty() or len(prompts) == 1
+    hidden |= to_stdout and sys.stdout.isatty()
+    answers = tqdm(answers, total=len(prompts), disable=hidden, unit=" prompts")
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), 1):
         if answer.error is not None:
             raise UsageError(f"prompt {number}: {answer.error}")
@@ -333,14 +301,14 @@ def run_generate(arguments: argparse.Namespace) -> int:
                 }
                 for each in answer.output
             ]
-            print_json({"prompt": prompt, "sequences": rows}, one_line=True, texts=True)
+            output.write(json.dumps({"prompt": prompt, "sequences": rows}, ensure_ascii=False))
             continue
         for index, sequence in enumerate(answer.output, 1):
             if len(prompts) * len(answer.output) > 1:
                 label = f"{number}" + (f".{index}" if len(answer.output) > 1 else "")
-                print(colorize(f"== {label} ==", "faint"))
-            print((prompt if show_prompt else "") + sequence["generated_text"], flush=True)
-    return 0
+                label = f"== {label} =="
+                output.write(colorize(label, "faint") if to_stdout else label)
+            output.write((prompt if show_prompt else "") + sequence["generated_text"])
 
 
 def add_transcribe(parser: argparse.ArgumentParser) -> None:
@@ -361,8 +329,7 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="Directory for one output file per input file. Default: standard output.",
     )
-    add_json(group, "Print a JSON object per file, each on one line.")
-    add_progress(group)
+    flags.add_output_flags(group, "Write a JSON object per file, each on one line.")
     group = parser.add_argument_group("speech")
     group.add_argument(
         "--language", metavar="NAME", help="Language, e.g. de or german. Default: detected."
@@ -380,13 +347,13 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         "convert.",
     )
     add_hidden_alias(group, "--wrong_rate", on_rate_mismatch)
-    add_int_flags(
+    flags.add_generation_flag(group, "num_beams", 1)
+    flags.add_generation_flag(
         group,
-        ("batch_size", 8, "Number of files per batch. Default: 8."),
-        ("num_beams", 1, "Number of beams; 1 decodes greedily. Default: 1."),
-        ("max_new_tokens", None, "Maximum tokens per 30 seconds. Default: the model's limit."),
+        "max_new_tokens",
+        help_text="Maximum number of generated tokens per 30 seconds of audio.",
     )
-    add_model_flags(parser.add_argument_group("model"))
+    flags.add_model_flags(parser.add_argument_group("model"), batch_size=8)
 
 
 def run_transcribe(arguments: argparse.Namespace) -> int:
@@ -401,6 +368,8 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
     for name in names:
         with contextlib.suppress(UnreadableError):  # the pipeline reports it
             durations[name] = AudioFile(name).seconds
+    if arguments.output_dir and arguments.output_file:
+        raise UsageError("use either --output_dir or --output_file")
     folder = Path(arguments.output_dir) if arguments.output_dir else None
     targets = _transcript_files(names, folder, arguments.output_format)
     prepare_devices(arguments)
@@ -415,10 +384,13 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
             for name in ("language", "task", "num_beams", "max_new_tokens")
         },
     )
-    hidden, failures = arguments.no_progress or not sys.stderr.isatty(), 0
+    hidden, failures = arguments.disable_tqdm or not sys.stderr.isatty(), 0
     bar_format = "{l_bar}{bar}| {n:.0f}/{total:.0f} s of audio [{elapsed}<{remaining}]"
     total = sum(durations.values())
-    with tqdm(total=total, bar_format=bar_format, disable=hidden, file=sys.stderr) as bar:
+    with (
+        Output(arguments.output_file) as output,
+        tqdm(total=total, bar_format=bar_format, disable=hidden, file=sys.stderr) as bar,
+    ):
         timestamps = {"return_timestamps": True, "on_progress": bar.update}
         options = {**transcribe.options, **(timestamps if transcribe.is_whisper else {})}
         for name, answer in zip(names, transcribe.stream(names, options=options), strict=True):
@@ -441,7 +413,7 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
                 record["error"] = answer.error
                 bar.write(f"error: {name}: {answer.error}", file=sys.stderr)
             if arguments.json:
-                print_json(record, one_line=True, texts=True)
+                output.write(json.dumps(record, ensure_ascii=False))
             if answer.error:
                 continue
             if arguments.output_format == "srt":
@@ -452,8 +424,8 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
                 text = record["text"] + "\n"
             if folder is not None:
                 write_atomically(targets[name], text)
-            elif not arguments.json:
-                print(text, end="", flush=True)
+            elif not arguments.json and text:
+                output.write(text.removesuffix("\n"))
     if failures:
         print(f"{failures} of {len(names)} files could not be transcribed", file=sys.stderr)
     return 1 if failures else 0
@@ -470,19 +442,14 @@ def add_caption(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("images")
     add_int_flags(
         group,
-        ("batch_size", 8, "Number of images per batch. Default: 8."),
         ("decode_workers", 0, "Processes that decode images; 0 uses the main process. Default: 0."),
     )
     group = parser.add_argument_group("output")
-    add_json(group, "Print a JSON object per image, each on one line.")
-    add_progress(group)
+    flags.add_output_flags(group, "Write a JSON object per image, each on one line.")
     group = parser.add_argument_group("caption")
-    add_int_flags(
-        group,
-        ("num_beams", None, "Number of beams; 1 decodes greedily. Default: the model's."),
-        ("max_new_tokens", None, "Maximum caption length in tokens. Default: the model's."),
-    )
-    add_model_flags(parser.add_argument_group("model"))
+    for name in ("num_beams", "max_new_tokens"):
+        flags.add_generation_flag(group, name)
+    flags.add_model_flags(parser.add_argument_group("model"), batch_size=8)
 
 
 def run_caption(arguments: argparse.Namespace) -> int:
@@ -492,11 +459,11 @@ def run_caption(arguments: argparse.Namespace) -> int:
 
 def classify_images(arguments: argparse.Namespace) -> int:
     """Classifies the images in ``arguments.inputs``, which are files and directories."""
-    unused = ("input_file", "output_file", "candidate_labels")
+    unused = ("input_file", "candidate_labels")
     if not arguments.inputs or any(getattr(arguments, name) for name in unused):
         raise UsageError(
             "the model classifies images: pass image files or directories as arguments, and remove "
-            "--input_file, --output_file and --candidate_labels"
+            "--input_file and --candidate_labels"
         )
     arguments.files = arguments.inputs
     return _process_images(arguments, "image-classification", ("top_k",))
@@ -526,24 +493,25 @@ def _process_images(arguments: argparse.Namespace, task: str, names: Sequence[st
         batch_size=arguments.batch_size,
         **{name: getattr(arguments, name) for name in names},
     )
-    hidden = arguments.no_progress or not sys.stderr.isatty() or len(paths) == 1
+    hidden = arguments.disable_tqdm or not sys.stderr.isatty() or len(paths) == 1
     answers = tqdm(image_pipeline.stream(paths), total=len(paths), disable=hidden, unit=" images")
-    for path, answer in zip(paths, answers, strict=True):
-        if answer.error:
-            failures += 1
-            tqdm.write(f"error: {path}: {answer.error}", file=sys.stderr)
-            record = {"file": path, "error": answer.error}
-        elif task == "image-to-text":
-            text = answer.output[0]["generated_text"].strip()
-            record = {"file": path, "generated_text": text}
-        else:
-            text = ", ".join(f"{each['label']} ({each['score']:.1%})" for each in answer.output)
-            labels = [{**each, "score": round(each["score"], 6)} for each in answer.output]
-            record = {"file": path, "labels": labels}
-        if arguments.json:
-            print_json(record, one_line=True, texts=True)
-        elif not answer.error:
-            print(f"{path}\t{text}" if len(paths) > 1 else text, flush=True)
+    with Output(arguments.output_file) as output:
+        for path, answer in zip(paths, answers, strict=True):
+            if answer.error:
+                failures += 1
+                tqdm.write(f"error: {path}: {answer.error}", file=sys.stderr)
+                record = {"file": path, "error": answer.error}
+            elif task == "image-to-text":
+                text = answer.output[0]["generated_text"].strip()
+                record = {"file": path, "generated_text": text}
+            else:
+                text = ", ".join(f"{each['label']} ({each['score']:.1%})" for each in answer.output)
+                labels = [{**each, "score": round(each["score"], 6)} for each in answer.output]
+                record = {"file": path, "labels": labels}
+            if arguments.json:
+                output.write(json.dumps(record, ensure_ascii=False))
+            elif not answer.error:
+                output.write(f"{path}\t{text}" if len(paths) > 1 else text)
     if failures:
         print(f"{failures} of {len(paths)} images could not be read", file=sys.stderr)
     return 1 if failures else 0
@@ -594,13 +562,13 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
     parser.parse_known_args = parse_known_args  # type: ignore[method-assign, assignment]
 
     group = parser.add_argument_group("input and output")
-    group.add_argument(
-        "--input_file",
-        metavar="FILE",
-        help="File with one text per line. Default: standard input (-).",
+    flags.add_flag(
+        group,
+        "input_file",
+        help_text="File with one text per line; - is standard input.",
+        default_text="standard input",
     )
-    add_output_file(group)
-    add_json(group, "Print a JSON object per line with all results.")
+    flags.add_output_flags(group, "Write a JSON object per line with all results.")
     group.add_argument(
         "--scores", action="store_true", help="Print the score and a tab before each translation."
     )
@@ -619,23 +587,15 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
         "(report) or 0 (skip), replace invalid UTF-8 by U+FFFD (replace), or stop. Default: "
         "report.",
     )
-    add_progress(group)
 
     group = parser.add_argument_group("search")
+    flags.add_generation_flag(group, "num_beams", default_text="the model's, or 4")
+    flags.add_generation_flag(group, "num_return_sequences", 1)
+    flags.add_generation_flag(group, "max_new_tokens", default_text="over twice the source")
+    flags.add_generation_flag(group, "length_penalty")
     add_int_flags(
         group,
-        ("num_beams", None, "Number of beams; 1 decodes greedily. Default: the model's, or 4."),
-        ("num_return_sequences", 1, "Number of translations per text. Default: 1."),
-        ("batch_size", 32, "Number of texts per batch. Default: 32."),
         ("max_source_length", None, "Maximum source length in tokens. Default: the model's."),
-        ("max_new_tokens", None, "Maximum translation length. Default: over twice the source."),
-    )
-    group.add_argument(
-        "--length_penalty",
-        type=float,
-        metavar="X",
-        help="Length penalty of beam search; values above 0 favor long translations. Default: the "
-        "model's.",
     )
     group.add_argument(
         "--length_penalty_type",
@@ -654,7 +614,7 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
     group.add_argument(
         "--source_prefix", metavar="TEXT", help="Prefix for each text. Default: none."
     )
-    add_model_flags(group)
+    flags.add_model_flags(group, batch_size=32)
 
 
 def main(argv: Sequence[str] | None = None, description: str | None = None) -> int:
@@ -715,7 +675,7 @@ def run_translate(arguments: argparse.Namespace) -> int:
         arguments.long_lines
     ]
     pause = PAUSE if total is None else None  # a file has no pauses
-    hidden = arguments.no_progress or not sys.stderr.isatty()
+    hidden = arguments.disable_tqdm or not sys.stderr.isatty()
     failures = truncated = count = 0
     sources: deque[str] = deque()
 

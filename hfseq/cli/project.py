@@ -13,6 +13,7 @@ from typing import Any
 
 from hfseq import plugins
 from hfseq.checkpoints import hub, network
+from hfseq.cli import flags
 from hfseq.cli.text import add_hidden_alias, add_json, print_json
 from hfseq.errors import UsageError
 from hfseq.plugins import __version__, manager
@@ -133,9 +134,14 @@ def add_new(parser: argparse.ArgumentParser) -> None:
         default=TEMPLATE_KINDS[0],
         help="Type of architecture. Default: encoder.",
     )
-    parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="Output file. Default: NAME.py."
+    flags.add_flag(
+        parser,
+        "output_file",
+        help_text="File to create.",
+        default_text="NAME.py",
+        aliases=("--output",),
     )
+    add_json(parser)
 
 
 def run_new(arguments: argparse.Namespace) -> int:
@@ -151,7 +157,7 @@ def run_new(arguments: argparse.Namespace) -> int:
             f"plugin '{architectures[name].plugin}' already registers '{name}': use another name"
         )
     words = re.split("[-_]", name)
-    output = arguments.output or Path("_".join(words) + ".py")
+    output = Path(arguments.output_file or "_".join(words) + ".py")
     template = TEMPLATES / f"new_{arguments.kind}.py.txt"
     text = Template(template.read_text(encoding="utf-8")).substitute(
         model_type=name, Class="".join(word.capitalize() for word in words), prefix="_".join(words)
@@ -160,8 +166,11 @@ def run_new(arguments: argparse.Namespace) -> int:
         with open(output, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"'{output}' already exists: use another --output") from None
-    print(f"wrote {output}; next: hfseq plugins --plugin {output}")
+        raise UsageError(f"'{output}' already exists: use another --output_file") from None
+    if arguments.json:
+        print_json({"file": str(output)})
+    else:
+        print(f"wrote {output}; next: hfseq plugins --plugin {output}")
     return 0
 
 
@@ -192,6 +201,7 @@ def add_push(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="Seconds without network traffic after which the upload fails. Default: 600.",
     )
+    add_json(parser)
 
 
 def run_push(arguments: argparse.Namespace) -> int:
@@ -217,11 +227,15 @@ def run_push(arguments: argparse.Namespace) -> int:
         )
 
     try:
-        print(network.run_with_stall_timeout(push))
+        url = network.run_with_stall_timeout(push)
     except network.TransferStalled as error:
         command = hub.push_command(folder, name, private, arguments.checkpoint)
         raise hub.HubError(
             f"cannot push {folder} to '{name}': {error}. Files that have arrived are not sent "
             f"again. Resume with: {command}"
         ) from error
+    if arguments.json:
+        print_json({"url": url})
+    else:
+        print(url)
     return 0

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hfseq.cli import models
-from hfseq.cli.text import add_json
+from hfseq.cli import flags, models
 from hfseq.errors import DataError, UsageError, atomic_replace
 from hfseq.pipelines.lines import BadLine, Output, count_lines
 
@@ -31,13 +30,10 @@ def _add_lines(parser: argparse.ArgumentParser, input_help: str, long_lines: boo
         long_lines: Whether to add ``--long_lines``.
     """
     group = parser.add_argument_group("input and output")
-    group.add_argument(
-        "--input_file",
-        metavar="FILE",
-        help=input_help,
+    flags.add_flag(group, "input_file", help_text=input_help)
+    flags.add_output_flags(
+        group, "Write a JSON object with the input and the pipeline's output per line."
     )
-    models.add_output_file(group)
-    add_json(group, "Write a JSON object with the input and the pipeline's output per line.")
     if long_lines:
         group.add_argument(
             "--long_lines",
@@ -53,9 +49,7 @@ def _add_lines(parser: argparse.ArgumentParser, input_help: str, long_lines: boo
         help="Write an empty line for an invalid input and exit with code 1 (report) or 0 (skip), "
         "replace invalid UTF-8 by U+FFFD (replace), or stop. Default: report.",
     )
-    models.add_progress(group)
-    models.add_int_flags(group, ("batch_size", 32, "Number of texts per batch. Default: 32."))
-    models.add_model_flags(parser.add_argument_group("model"))
+    flags.add_model_flags(parser.add_argument_group("model"), batch_size=32)
 
 
 def _run(
@@ -101,7 +95,7 @@ def _run(
             read.append((f"input {position}" if direct_inputs else str(position), value))
             yield value
 
-    hidden = arguments.no_progress or not sys.stderr.isatty()
+    hidden = arguments.disable_tqdm or not sys.stderr.isatty()
     failures = count = 0
     with Output(arguments.output_file) as output:
         models.prepare_devices(arguments)
@@ -153,9 +147,9 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
         "--context", metavar="TEXT", help="Text that contains the answer; @FILE reads a file."
     )
     group = parser.add_argument_group("answers")
+    flags.add_flag(group, "top_k", 1)
     models.add_int_flags(
         group,
-        ("top_k", 1, "Number of answers per question. Default: 1."),
         ("max_answer_len", 30, "Maximum answer length in tokens. Default: 30."),
         ("max_seq_len", None, "Maximum tokens of question and context. Default: 384 at most."),
         ("doc_stride", None, "Overlap of the windows of a long context in tokens. Default: 128."),
@@ -198,7 +192,7 @@ def run_answer(arguments: argparse.Namespace) -> int:
     for name in ("max_seq_len", "doc_stride"):
         if getattr(arguments, name) is not None:
             options[name] = getattr(arguments, name)
-    models.check_at_least_one(arguments, "top_k", "max_answer_len", "max_seq_len")
+    models.check_at_least_one(arguments, "max_answer_len", "max_seq_len")
 
     def show(value: Any, answer: Any) -> str:
         answers = answer if isinstance(answer, list) else [answer]
@@ -270,24 +264,10 @@ def add_summarize(parser: argparse.ArgumentParser) -> None:
         "texts", metavar="TEXT", nargs="*", help="Text to summarize. Default: standard input."
     )
     group = parser.add_argument_group("search")
-    models.add_int_flags(
-        group,
-        ("num_beams", None, "Number of beams; 1 decodes greedily. Default: the model's, or 4."),
-        ("max_new_tokens", None, "Maximum summary length. Default: the model's, or 256."),
-        ("min_new_tokens", None, "Minimum summary length. Default: the model's."),
-        (
-            "no_repeat_ngram_size",
-            None,
-            "Size of n-grams that may occur once. Default: the model's.",
-        ),
-    )
-    group.add_argument(
-        "--length_penalty",
-        type=float,
-        metavar="X",
-        help="Length penalty of beam search; values above 0 favor long summaries. Default: the "
-        "model's.",
-    )
+    flags.add_generation_flag(group, "num_beams", default_text="the model's, or 4")
+    flags.add_generation_flag(group, "max_new_tokens", default_text="the model's, or 256")
+    for name in ("min_new_tokens", "no_repeat_ngram_size", "length_penalty"):
+        flags.add_generation_flag(group, name)
     _add_lines(parser, TEXT_INPUT)
 
 
@@ -296,7 +276,6 @@ def run_summarize(arguments: argparse.Namespace) -> int:
     names = ("num_beams", "max_new_tokens", "min_new_tokens", "no_repeat_ngram_size")
     values = {name: getattr(arguments, name) for name in (*names, "length_penalty")}
     options = {name: value for name, value in values.items() if value is not None}
-    models.check_at_least_one(arguments, "num_beams", "max_new_tokens")
     options["truncation"] = arguments.long_lines == "truncate"
     show = lambda values, answer: _line(answer[0]["summary_text"])  # noqa: E731
     return _run(arguments, "summarization", options, show, arguments.texts)
@@ -313,9 +292,7 @@ def add_classify(parser: argparse.ArgumentParser) -> None:
         "input.",
     )
     group = parser.add_argument_group("classes")
-    group.add_argument(
-        "--top_k", type=int, metavar="N", default=5, help="Number of classes to print. Default: 5."
-    )
+    flags.add_flag(group, "top_k", 5)
     group.add_argument(
         "--candidate_labels",
         metavar="A,B,C",
@@ -333,7 +310,6 @@ def run_classify(arguments: argparse.Namespace) -> int:
     from hfseq import plugins
     from hfseq.checkpoints.config import Source, class_names, read_config
 
-    models.check_at_least_one(arguments, "top_k")
     plugins.load(arguments.plugin)
     location = Source.parse(arguments.model).location
     if not os.path.exists(os.path.join(location, "adapter_config.json")):
@@ -379,27 +355,18 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompt_name", metavar="NAME", help="Name of a prompt of the model.")
     models.add_int_flags(group, ("truncate_dim", None, "Number of features. Default: all."))
     group = parser.add_argument_group("input and output")
-    group.add_argument(
-        "--input_file",
-        metavar="FILE",
-        help="File with one text per line, or a table with the column text. Default: standard "
-        "input (-).",
+    flags.add_flag(group, "input_file", help_text=TEXT_INPUT)
+    flags.add_output_flags(
+        group,
+        "Write a JSON object with the text and its vector per line, not the vector alone.",
+        "Output file: FILE.npy for a float32 array (texts, features), or JSON lines.",
     )
-    group.add_argument(
-        "--output_file",
-        metavar="FILE",
-        help="Output: FILE.npy for a float32 array (texts, features), or JSON lines. Default: JSON "
-        "lines on standard output.",
-    )
-    add_json(group, "Write a JSON object with the text and its vector per line.")
-    models.add_progress(group)
-    models.add_int_flags(group, ("batch_size", 32, "Number of texts per batch. Default: 32."))
-    models.add_model_flags(parser.add_argument_group("model"))
+    flags.add_model_flags(parser.add_argument_group("model"), batch_size=32)
 
 
 def run_embed(arguments: argparse.Namespace) -> int:
     """Computes the embedding of each text."""
-    models.check_at_least_one(arguments, "batch_size", "truncate_dim")
+    models.check_at_least_one(arguments, "truncate_dim")
     if arguments.texts and arguments.input_file:
         raise UsageError("use either positional texts or --input_file")
     import numpy as np
@@ -430,7 +397,7 @@ def run_embed(arguments: argparse.Namespace) -> int:
         pooling=arguments.pooling,
         normalize_embeddings=arguments.normalize,
         truncate_dim=arguments.truncate_dim,
-        show_progress_bar=sys.stderr.isatty() and not arguments.no_progress,
+        show_progress_bar=sys.stderr.isatty() and not arguments.disable_tqdm,
     )
     if arguments.output_file and arguments.output_file.endswith(".npy"):
         with (

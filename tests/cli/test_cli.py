@@ -202,6 +202,88 @@ def test_debug_shows_the_traceback(capsys, project):
 # -- new -------------------------------------------------------------------------------------------
 
 
+def command_flags() -> dict[str, dict[str, argparse.Action]]:
+    """Returns the flags that the help of each command shows."""
+    (commands,) = (
+        action
+        for action in cli.build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    return {
+        name: {action.option_strings[0]: action for action in sub._actions if action.option_strings}
+        for name, sub in commands.choices.items()
+    }
+
+
+#: Flags of commands that run a model, and the commands that cannot have them.
+SHARED = {
+    "precision": (),
+    "device": (),
+    "json": (),
+    "output_file": (),
+    "batch_size": ("chat",),
+    "disable_tqdm": ("chat",),
+}
+GENERATING = ("generate", "translate", "transcribe", "caption", "summarize")
+
+
+def test_commands_that_run_a_model_have_the_same_flags():
+    flags = command_flags()
+    running = [name for name, own in flags.items() if "--device" in own]
+    assert len(running) == 12
+    for flag, without in SHARED.items():
+        assert {name for name in running if f"--{flag}" not in flags[name]} == set(without), flag
+    for flag in ("num_beams", "max_new_tokens"):
+        assert all(f"--{flag}" in flags[name] for name in GENERATING)
+
+
+def test_a_flag_has_one_definition_in_all_commands():
+    sampling = ("generate", "chat")
+    for flag in (*SHARED, "num_beams", "max_new_tokens", "top_k", "seed", "input_file"):
+        definitions = {
+            (
+                name in sampling and flag == "top_k",  # as in GenerationConfig
+                type(action).__name__,
+                action.type,
+                tuple(action.choices or ()),
+                action.metavar,
+            )
+            for name, own in command_flags().items()
+            if (action := own.get(f"--{flag}")) and name not in ("plan", "combine")
+        }
+        assert len(definitions) == 1 + (flag == "top_k"), definitions
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["caption", "m", "x.png", "--no_progress"], "disable_tqdm", True),
+        (["fill-mask", "m", "x", "--top", "3"], "top_k", 3),
+        (["evaluate", "m", "--tasks", "x", "--output", "r.json"], "output_file", "r.json"),
+        (["new", "x", "--output", "y.py"], "output_file", "y.py"),
+    ],
+)
+def test_an_earlier_spelling_is_accepted_but_not_shown(arguments, name, value):
+    assert getattr(cli.build_parser().parse_args(arguments), name) == value
+    old = next(word for word in arguments[2:] if word.startswith("--") and word != "--tasks")
+    assert old not in command_flags()[arguments[0]]
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("classify", "top_k"),
+        ("caption", "batch_size"),
+        ("translate", "num_beams"),
+        ("transcribe", "max_new_tokens"),
+        ("generate", "num_return_sequences"),
+    ],
+)
+def test_a_count_below_one_is_wrong_usage(command, flag, capsys):
+    assert run(command, "model", "input", f"--{flag}", "0") == 2
+    assert f"--{flag} 0 must be at least 1" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_new_writes_a_plugin_that_is_found(capsys, project):
     assert run("new", "my-encoder") == 0
@@ -215,7 +297,7 @@ def test_new_writes_a_plugin_that_is_found(capsys, project):
 def test_new_writes_an_architecture_that_passes_the_battery(kind, project):
     from hfseq.testing import check_architecture
 
-    assert run("new", "tiny-bird", "--kind", kind, "--output", "bird.py") == 0
+    assert run("new", "tiny-bird", "--kind", kind, "--output_file", "bird.py") == 0
     spec = plugins.load(["bird.py"]).architectures.get("tiny-bird")
     config = spec.load_config()(
         vocab_size=64, hidden_size=16, num_hidden_layers=2, max_position_embeddings=32

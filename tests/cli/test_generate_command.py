@@ -122,6 +122,17 @@ def test_prompts_come_from_a_file_or_from_standard_input(gpt2, tmp_path, capsys,
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+def test_texts_are_written_to_a_file(gpt2, tmp_path, capsys):
+    output = tmp_path / "texts.txt"
+    short = [PROMPT, "--max_new_tokens", "2"]
+    assert run(gpt2, *short, "--output_file", str(output)) == 0
+    assert capsys.readouterr().out == ""
+    assert run(gpt2, *short) == 0
+    assert capsys.readouterr().out == output.read_text(encoding="utf-8")
+    assert run(gpt2, *short, "--output_file", str(output), "--stream") == 2
+    assert "--output_file" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_an_encoder_decoder_answers(t5, capsys):
     assert run(t5, "the cat", "a dog", "--max_new_tokens", "8") == 0

@@ -75,6 +75,14 @@ def test_fill_mask_as_json(model, capsys):
     assert first["probability"] >= second["probability"] > 0 and isinstance(first["token"], str)
 
 
+def test_fill_mask_writes_a_file_in_another_precision_and_batch_size(model, tmp_path, capsys):
+    output = tmp_path / "tokens.json"
+    flags = ["--json", "--output_file", str(output), "--batch_size", "1"]
+    assert cli.main(["fill-mask", str(model), *TEXTS, *flags, "--precision", "bfloat16"]) == 0
+    assert capsys.readouterr().out == ""
+    assert [len(row["masks"]) for row in json.loads(output.read_text())] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -186,7 +186,7 @@ RUNNING: dict[str, tuple[str, tuple[str, ...], Callable[[Path], None], Callable]
         "json",
         (CONFIG, GENERATION, *TOKENIZER),
         save_translator,
-        commands("translate|DIR|the law of land|--max_new_tokens|4|--num_beams|2|--no_progress"),
+        commands("translate|DIR|the law of land|--max_new_tokens|4|--num_beams|2|--disable_tqdm"),
     ),
 }
 

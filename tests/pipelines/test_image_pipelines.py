@@ -70,10 +70,14 @@ def test_classes_match_the_model_and_broken_files_are_reported(classifier, tmp_p
     assert labels[0]["score"] == pytest.approx(shares.max(), abs=1e-5)
 
 
-def test_captions_are_those_that_the_model_generates(capsys):
+def test_captions_are_those_that_the_model_generates(capsys, tmp_path):
     picture = DATA / "pictures" / "light" / "2.png"
-    assert main(["caption", str(DATA / "writer"), str(picture), "--max_new_tokens", "5"]) == 0
+    command = ["caption", str(DATA / "writer"), str(picture), "--max_new_tokens", "5"]
+    assert main(command) == 0
     visible = capsys.readouterr().out.removesuffix("\n")
+    assert main([*command, "--json", "--output_file", str(tmp_path / "captions")]) == 0
+    assert capsys.readouterr().out == ""
+    assert json.loads((tmp_path / "captions").read_text())["generated_text"] == visible
     from PIL import Image
     from transformers import AutoImageProcessor, AutoTokenizer
 
@@ -94,7 +98,7 @@ def test_captions_are_those_that_the_model_generates(capsys):
         (["classify", "CLASSES", "PICTURE", "--top_k", "0"], "--top_k 0"),
         (
             ["caption", "MODEL", "PICTURE", "--batch_size", "0"],
-            "batch_size must be at least 1, not 0",
+            "--batch_size 0 must be at least 1",
         ),
         (["caption", "CLASSES", "PICTURE"], "vit"),
     ],

@@ -277,7 +277,7 @@ def evaluate(folder: Path, *arguments: str) -> int:
 
 def test_the_command_prints_the_table_of_the_harness(folder, tasks, tmp_path, capsys):
     output = tmp_path / "scores.json"
-    flags = ["--include_path", str(tasks), "--limit", "4", "--output", str(output)]
+    flags = ["--include_path", str(tasks), "--limit", "4", "--output_file", str(output)]
     assert evaluate(folder, "--tasks", "riddles,surprises", *flags) == 0
     table = capsys.readouterr().out
     assert table.startswith("|  Tasks  |") and "|riddles  |" in table and "|acc_norm" in table
@@ -298,7 +298,7 @@ def test_the_command_prints_the_table_of_the_harness(folder, tasks, tmp_path, ca
         ),
         (["--tasks", "riddles", "--limit", "0"], "--limit 0.0 must be above 0"),
         (["--tasks", "riddles", "--batch_size", "0"], "--batch_size 0 must be at least 1"),
-        (["--tasks", "riddles", "--output", "/no/where/x"], "--output /no/where/x: "),
+        (["--tasks", "riddles", "--output", "/no/where/x"], "--output_file /no/where/x: "),
         (["--tasks", "riddles", "--include_path", "/no/where"], "/no/where is not a directory"),
     ],
 )

@@ -101,7 +101,12 @@ def test_the_command_writes_each_format_and_counts_broken_files(checkpoint, file
     assert record["text"] and record["segments"][0].keys() == {"start", "end", "text"}
     assert (tmp_path / "0.txt").read_text() == record["text"] + "\n"
     assert main([*message, "--json"]) == 1
-    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    printed = capfd.readouterr().out
+    lines = [json.loads(line) for line in printed.splitlines()]
+    output = ["--output_file", str(tmp_path / "all.jsonl")]
+    assert main([*message, "--json", *output]) == 1 and not capfd.readouterr().out
+    assert (tmp_path / "all.jsonl").read_text(encoding="utf-8") == printed
+    assert main([*message, *output, "--output_dir", str(tmp_path)]) == 2
     assert lines[0] == record | {"file": lines[0]["file"]} and "error" in lines[3]
     assert main(["transcribe", str(checkpoint), str(tmp_path / "gone.wav")]) == 1
     assert "no such file or directory" in capfd.readouterr().err

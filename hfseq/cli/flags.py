@@ -1,0 +1,170 @@
+"""Flags that several commands have.
+
+Each of them has one definition here: the same name, type, check and meaning in every command. A
+command selects its flags and their defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hfseq.cli.text import add_hidden_alias
+from hfseq.errors import UsageError
+
+
+class AtLeastOne(argparse.Action):
+    """Stores a number, and raises `UsageError` if it is below 1."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Checks and stores the number."""
+        if values < 1:
+            raise UsageError(f"--{self.dest} {values} must be at least 1")
+        setattr(namespace, self.dest, values)
+
+
+_COUNT: Mapping[str, Any] = {"type": int, "metavar": "N", "action": AtLeastOne}
+_INTEGER: Mapping[str, Any] = {"type": int, "metavar": "N"}
+_NUMBER: Mapping[str, Any] = {"type": float, "metavar": "X"}
+
+#: Arguments of ``add_argument`` by flag. Help texts do not mention the default.
+FLAGS: dict[str, dict[str, Any]] = {
+    "precision": {
+        "metavar": "NAME",
+        "default": "float32",
+        "help": "Precision recipe, such as float32 or bfloat16.",
+    },
+    "device": {
+        "choices": ("cpu", "cuda", "gpu", "tpu"),
+        "help": "Fail unless this type of device is available.",
+    },
+    "batch_size": {**_COUNT, "help": "Number of inputs per batch."},
+    "top_k": {**_COUNT, "help": "Number of results per input, the most likely first."},
+    "disable_tqdm": {"action": "store_true", "help": "Do not show a progress bar."},
+    "input_file": {"metavar": "FILE", "help": "Input file; - is standard input."},
+    "output_file": {
+        "metavar": "FILE",
+        "help": "Output file, named FILE.part until it is complete.",
+    },
+    "seed": {**_INTEGER, "default": 0, "help": "Random seed."},
+}
+
+#: The same for options of generation, which are fields of ``GenerationConfig``.
+GENERATION_FLAGS: dict[str, dict[str, Any]] = {
+    "max_new_tokens": {**_COUNT, "help": "Maximum number of generated tokens per output."},
+    "min_new_tokens": {**_INTEGER, "help": "Minimum number of generated tokens per output."},
+    "num_beams": {**_COUNT, "help": "Number of beams; 1 decodes greedily or samples."},
+    "num_return_sequences": {**_COUNT, "help": "Number of samples, or of best beams, per input."},
+    "temperature": {
+        **_NUMBER,
+        "help": "Sampling temperature; values below 1 favor likely tokens.",
+    },
+    "top_k": {**_INTEGER, "help": "Sample from the k most likely tokens; 0 for all tokens."},
+    "top_p": {
+        **_NUMBER,
+        "help": "Sample from the most likely tokens with this total probability.",
+    },
+    "min_p": {
+        **_NUMBER,
+        "help": "Minimum probability of a sampled token relative to the most likely token.",
+    },
+    "typical_p": {**_NUMBER, "help": "Probability mass of locally typical sampling."},
+    "repetition_penalty": {**_NUMBER, "help": "Penalty for repeated tokens; 1 is no penalty."},
+    "no_repeat_ngram_size": {**_INTEGER, "help": "Size of n-grams that may occur only once."},
+    "length_penalty": {
+        **_NUMBER,
+        "help": "Length penalty of beam search; values above 0 favor long texts.",
+    },
+}
+
+#: Earlier spellings, which help does not show.
+ALIASES: Mapping[str, Sequence[str]] = {"disable_tqdm": ("--no_progress",)}
+
+
+def add_flag(
+    group: argparse._ActionsContainer,
+    name: str,
+    default: Any = None,
+    *,
+    default_text: str | None = None,
+    help_text: str | None = None,
+    aliases: Sequence[str] = (),
+) -> None:
+    """Adds one of `FLAGS`.
+
+    Args:
+        group: The parser or group.
+        name: Name of the flag.
+        default: Default of this command, if it is not that of the definition.
+        default_text: Description of the default for the help, if it is not a value.
+        help_text: More specific help of this command. The meaning must be the same.
+        aliases: Earlier spellings of this command, which help does not show.
+    """
+    _add(group, name, FLAGS[name], default, default_text, help_text, aliases)
+
+
+def add_generation_flag(
+    group: argparse._ActionsContainer,
+    name: str,
+    default: Any = None,
+    *,
+    default_text: str = "the model's",
+    help_text: str | None = None,
+) -> None:
+    """Adds one of `GENERATION_FLAGS`, with the arguments of `add_flag`."""
+    _add(group, name, GENERATION_FLAGS[name], default, default_text, help_text, ())
+
+
+def _add(
+    group: argparse._ActionsContainer,
+    name: str,
+    definition: Mapping[str, Any],
+    default: Any,
+    default_text: str | None,
+    help_text: str | None,
+    aliases: Sequence[str],
+) -> None:
+    options = {**definition, "help": help_text or definition["help"]}
+    if default is not None:
+        options["default"] = default
+    described = default_text if options.get("default") is None else options["default"]
+    if described is not None:
+        options["help"] += f" Default: {described}."
+    action = group.add_argument(f"--{name}", **options)
+    for alias in (*ALIASES.get(name, ()), *aliases):
+        add_hidden_alias(group, alias, action)
+
+
+def add_model_flags(group: argparse._ActionsContainer, batch_size: int | None = None) -> None:
+    """Adds the flags of all commands that run a model.
+
+    Args:
+        group: The group.
+        batch_size: Default of ``--batch_size``, or `None` for a command without batches.
+    """
+    if batch_size is not None:
+        add_flag(group, "batch_size", batch_size)
+    add_flag(group, "precision")
+    add_flag(group, "device", default_text="any device")
+
+
+def add_output_flags(
+    group: argparse._ActionsContainer, json_text: str, output_file: str | None = None
+) -> None:
+    """Adds the flags of the output of commands that process many inputs.
+
+    Args:
+        group: The group.
+        json_text: What ``--json`` writes.
+        output_file: More specific help for ``--output_file``.
+    """
+    add_flag(group, "output_file", default_text="standard output", help_text=output_file)
+    group.add_argument("--json", action="store_true", help=json_text)
+    add_flag(group, "disable_tqdm")
