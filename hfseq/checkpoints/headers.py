@@ -486,9 +486,15 @@ def read_remote_headers(name: str) -> WeightFiles:
     from hfseq.checkpoints import hub
 
     weights = WeightFiles()
-    index = hub.Repository(name)(files.SAFETENSORS_INDEX)
+    no_safetensors = f"'{name}' has no safetensors file: load or convert it to inspect it"
+    repository = hub.Repository(name)
+    index = repository(files.SAFETENSORS_INDEX)
     weight_map = {} if index is None else _weight_map(Path(index), weights)
-    shards = sorted(set(weight_map.values())) if index is not None else [files.SAFETENSORS]
+    shards = sorted(set(weight_map.values()))
+    if index is None:
+        shards = [files.SAFETENSORS]
+        if not repository.may_contain(files.SAFETENSORS):
+            return WeightFiles(problems=[no_safetensors])
     for shard in shards:
         cached = try_to_load_from_cache(name, shard)
         if isinstance(cached, str | os.PathLike) and os.path.isfile(cached):
@@ -497,8 +503,7 @@ def read_remote_headers(name: str) -> WeightFiles:
         try:
             metadata = HfApi().parse_safetensors_file_metadata(name, shard)
         except errors.EntryNotFoundError:
-            problem = f"'{name}' has no safetensors file: load or convert it to inspect it"
-            weights.problems.append(problem)
+            weights.problems.append(no_safetensors)
             weights.headers = []
             break
         except Exception as error:

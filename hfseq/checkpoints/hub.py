@@ -167,10 +167,14 @@ class Repository:
 
     def __call__(self, filename: str) -> str | None:
         """Returns the local path of a file, or `None` if the repository does not have it."""
-        path = str(PurePosixPath(self._options.get("subfolder") or "", filename))
-        if not self._is_cached(path) and self._names is not None and path not in self._names:
+        if not self.may_contain(filename):
             return None
         return resolve_file(self.name, filename, **self._options)
+
+    def may_contain(self, filename: str) -> bool:
+        """Returns whether a file is in the cache, in the list of files, or the list is unknown."""
+        path = str(PurePosixPath(self._options.get("subfolder") or "", filename))
+        return self._is_cached(path) or self._names is None or path in self._names
 
     def _is_cached(self, path: str) -> bool:
         from huggingface_hub import try_to_load_from_cache

@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hfseq.checkpoints import files
 from hfseq.checkpoints.config import fetcher
-from hfseq.errors import CheckpointError, UsageError, did_you_mean, first_line, write_atomically
+from hfseq.errors import CheckpointError, UsageError, did_you_mean, write_atomically
 from hfseq.generation.request import text_width
 from hfseq.nn.cpu import rows_per_chunk
 
@@ -303,7 +304,8 @@ def _read_dense(
     source: str, folder: str, settings: Mapping[str, Any], fetch: Callable[[str], str | None]
 ) -> Dense:
     activation = str(settings.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
-    path = fetch(f"{folder}/model.safetensors")
+    names = (files.SAFETENSORS, files.TORCH_BIN)
+    path = next(filter(None, (fetch(f"{folder}/{name}") for name in names)), None)
     for key in ("module_input_name", "module_output_name"):
         if settings.get(key) not in (None, "sentence_embedding"):
             raise CheckpointError(
@@ -312,21 +314,19 @@ def _read_dense(
             )
     if path is None or activation not in ACTIVATIONS:
         raise CheckpointError(
-            f"'{source}': {folder} has no model.safetensors"
+            f"'{source}': {folder} has no {' or '.join(names)}"
             if path is None
             else f"'{source}': {folder} has the unsupported activation {activation} "
             f"(supported: {', '.join(ACTIVATIONS)})"
         )
-    from safetensors.numpy import load_file
-
+    tensors = {name: tensor.read(...) for name, tensor in files.open_file(path).tensors.items()}
     try:
-        tensors = load_file(path)
         kernel, use_residual = tensors["linear.weight"].T, bool(settings.get("use_residual"))
         projects = use_residual and kernel.shape[0] != kernel.shape[1]
         residual = tensors["residual.weight"].T if projects else None
         return Dense(kernel, tensors.get("linear.bias"), activation, use_residual, residual)
-    except Exception as error:  # the error class of safetensors is private
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    except (LookupError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a dense layer: {error!r}") from error
 
 
 class SentenceEncoder:

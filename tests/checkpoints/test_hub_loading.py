@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hfseq.checkpoints.config import open_checkpoint
+from hfseq.checkpoints.headers import read_remote_headers
 from hfseq.checkpoints.hub import Repository, push_folder, resolve_file
 from hfseq.errors import CheckpointError
 from hfseq.reports.cards import CardContext, CardResult, write_model_card
@@ -160,6 +161,15 @@ def test_files_that_the_repository_does_not_list_are_not_requested(
     config = repository("config.json")
     assert config and Path(config).read_bytes() == (model / subfolder / "config.json").read_bytes()
     assert all("config.json" in request for request in downloads(hub))
+
+
+def test_headers_of_a_repository_without_safetensors_are_not_requested(
+    hub: FakeHub, model: Path
+) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    hub.seed("user/m", model)
+    assert "has no safetensors file" in read_remote_headers("user/m").problems[0]
+    assert downloads(hub) == []
 
 
 def test_a_cached_file_is_found_without_the_list(hub: FakeHub, model: Path) -> None:

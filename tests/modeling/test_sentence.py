@@ -160,6 +160,22 @@ def test_dense_layers_may_add_their_input(saved, tmp_path, features):
         hfseq.FlaxAutoModel.from_pretrained(saved).encode(TEXTS)
 
 
+def test_dense_layers_are_read_from_a_bin_file(saved):
+    torch = pytest.importorskip("torch")
+    kernel = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
+    model = hfseq.FlaxAutoModel.from_pretrained(saved)
+    model.sentence_config = SentenceConfig(dense=(Dense(kernel, None, "Tanh"),))
+    model.save_pretrained(saved)
+    (saved / "2_Dense" / "model.safetensors").unlink()
+    path = saved / "2_Dense" / "pytorch_model.bin"
+    torch.save({"linear.weight": torch.tensor(kernel.T)}, path)
+    (layer,) = SentenceConfig.read(str(saved), {}).dense
+    np.testing.assert_array_equal(layer.kernel, kernel)
+    torch.save({"weight": torch.tensor(kernel.T)}, path)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is not a dense layer"):
+        SentenceConfig.read(str(saved), {})
+
+
 def test_token_types_of_texts_and_pairs_reach_the_model(saved):
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
