@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +80,6 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         problems.append(f"--output_file {arguments.output_file}: the directory does not exist")
     if problems:
         raise UsageError("; ".join(problems))
-    if arguments.disable_tqdm:  # the harness has no option for its progress bars
-        os.environ["TQDM_DISABLE"] = "1"
     try:
         import lm_eval
         from lm_eval.utils import handle_non_serializable, make_table
@@ -98,7 +95,11 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     try:
         results = lm_eval.simple_evaluate(
             model="hfseq",
-            model_args={"pretrained": arguments.model, "dtype": arguments.precision},
+            model_args={
+                "pretrained": arguments.model,
+                "dtype": arguments.precision,
+                "disable_tqdm": arguments.disable_tqdm,
+            },
             tasks=tasks,
             task_manager=manager,
             num_fewshot=arguments.num_fewshot,

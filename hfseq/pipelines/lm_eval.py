@@ -65,6 +65,7 @@ class HfseqLM(TemplateLM):
         max_gen_toks: Maximum new tokens for tasks that do not define them.
         device: Ignored; the harness passes it.
         max_batch_size: Ignored; the harness passes it.
+        disable_tqdm: Whether to hide the progress bars.
 
     Raises:
         UsageError: The model is not causal, its tokenizer has no end token, or a size is invalid.
@@ -83,8 +84,12 @@ class HfseqLM(TemplateLM):
         max_gen_toks: int = 256,
         device: str | None = None,
         max_batch_size: int | None = None,
+        disable_tqdm: bool = False,
     ):
         super().__init__()
+        if disable_tqdm:  # the harness calls these methods without the argument
+            for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+                setattr(self, name, functools.partial(getattr(self, name), disable_tqdm=True))
         self.name = pretrained if isinstance(pretrained, str) else "the model"
         if isinstance(pretrained, str):
             self.model, self.tokenizer = load(

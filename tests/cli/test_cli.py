@@ -8,7 +8,9 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -252,6 +254,16 @@ def test_a_flag_has_one_definition_in_all_commands():
             if (action := own.get(f"--{flag}")) and name not in ("plan", "combine")
         }
         assert len(definitions) == 1 + (flag == "top_k"), definitions
+
+
+def test_training_flags_have_the_names_and_choices_of_the_commands():
+    from hfseq.training.arguments import DeviceName, ModelArguments, TrainingArguments
+
+    choices = get_args(get_args(DeviceName)[0])
+    assert {*choices} == {*command_flags()["generate"]["--device"].choices}
+    training = {item.name for item in fields(TrainingArguments)}
+    assert {"device", "disable_tqdm", "seed"} <= training
+    assert "precision" in {item.name for item in fields(ModelArguments)}
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,15 @@ def test_the_command_prints_the_table_of_the_harness(folder, tasks, tmp_path, ca
     assert printed["n-shot"]["riddles"] == 1 and printed["config"]["batch_size"] == 3
 
 
+def test_progress_bars_can_be_disabled(folder, tasks, capsys):
+    flags = ["--include_path", str(tasks), "--limit", "1", "--tasks", "riddles"]
+    bars = []
+    for more in ([], ["--disable_tqdm"]):
+        assert evaluate(folder, *flags, *more) == 0
+        bars.append(capsys.readouterr().err.count("loglikelihood"))
+    assert bars[0] > 0 == bars[1]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
