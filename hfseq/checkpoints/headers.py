@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from hfseq.checkpoints import files
+from hfseq.checkpoints.torch_files import TorchTensor, locate_tensors
 from hfseq.checkpoints.weights import Index, Tensor
 from hfseq.errors import CheckpointError, first_line, parse_json
 
@@ -64,7 +65,9 @@ _NUMBERS = {
 }
 
 #: File name of a shard, with its number and the number of shards.
-SHARD_NAME = re.compile(r"(?:model|flax_model)-(\d{5})-of-(\d{5})\.(?:safetensors|msgpack)")
+SHARD_NAME = re.compile(
+    r"(?:model|flax_model|pytorch_model)-(\d{5})-of-(\d{5})\.(?:safetensors|msgpack|bin)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,7 @@ class TensorEntry:
         shape: The shape.
         begin: Offset of the first byte from the start of the file.
         end: Offset after the last byte.
+        strided: The tensor in a ``.bin`` file, whose values need not be in order.
     """
 
     name: str
@@ -84,6 +88,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     begin: int
     end: int
+    strided: TorchTensor | None = None
 
     @property
     def count(self) -> int:
@@ -156,7 +161,7 @@ class Header:
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Reads the header of a ``.safetensors`` or ``.msgpack`` file."""
+    """Reads the header of a ``.safetensors``, ``.msgpack`` or ``.bin`` file."""
     path = Path(path)
     header = Header(path.name, path.stat().st_size)
 
@@ -168,7 +173,16 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
     try:
         with path.open("rb") as file:
-            if path.suffix == ".msgpack":
+            if path.suffix == ".bin":
+                header.tensors = [
+                    TensorEntry(
+                        *(name, _CODES[tensor.dtype], tensor.shape, tensor.begin),
+                        tensor.begin + math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize,
+                        tensor,
+                    )
+                    for name, tensor in locate_tensors(str(path)).items()
+                ]
+            elif path.suffix == ".msgpack":
                 header.native = True
                 if not header.size:
                     raise ValueError("it is empty")
@@ -356,6 +370,8 @@ def read_tensor(folder: Path | None, header: Header, entry: TensorEntry) -> np.n
         raise WeightsNotDownloaded(f"only the header of {header.file} was downloaded")
     if not entry.count:
         return np.empty(entry.shape, np.dtype(NUMPY_DTYPES[entry.dtype_code]))
+    if entry.strided is not None:
+        return entry.strided.map(folder / header.file)
     dtype = np.dtype(NUMPY_DTYPES[entry.dtype_code])
     flat = np.memmap(folder / header.file, dtype, "r", entry.begin, (entry.count,))
     return flat.reshape(entry.shape)
@@ -370,20 +386,14 @@ def read_local_headers(folder: Path, file_name: str | None = None) -> WeightFile
     """
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     selected = file_name or next((name for name in files.WEIGHTS_FILES if name in names), None)
-    if selected is None or ".bin" in selected:
-        bins = [name for name in names if name.endswith(".bin") or name in files.TORCH_FILES]
+    if selected is None:
         shards = [name for name in names if SHARD_NAME.fullmatch(name)]
         problem = f"no weights: none of {', '.join(files.WEIGHTS_FILES)}"
         if shards:
             problem = f"{len(shards)} shards, but no index that lists them ({shards[0]} …)"
-        elif set(bins) & set(files.TORCH_FILES):
-            problem = (
-                f"only {', '.join(bins)}, a pickle, which is not inspected. Convert it to "
-                "safetensors with `hfseq convert`, which does not run pickles"
-            )
-        return WeightFiles(folder, unread_files=bins + shards, problems=[problem])
+        return WeightFiles(folder, unread_files=shards, problems=[problem])
     weights = WeightFiles(folder)
-    if selected.endswith((".safetensors.index.json", ".msgpack.index.json")):
+    if selected.endswith(".index.json"):
         weight_map = _weight_map(folder / selected, weights)
         for shard in sorted(set(weight_map.values())):
             if re.search(r"[/\\]", shard) or shard in ("", ".", ".."):
@@ -399,8 +409,11 @@ def read_local_headers(folder: Path, file_name: str | None = None) -> WeightFile
             metadata = parse_json((folder / selected).read_bytes()).get("metadata")
             weights.problems += check_index(selected, weight_map, metadata, weights.headers)
         listed_files = {header.file for header in weights.headers}
+        prefix = f"{selected.partition('.')[0]}-"  # of shards of the same format
         unlisted = [
-            name for name in names if SHARD_NAME.fullmatch(name) and name not in listed_files
+            name
+            for name in names
+            if SHARD_NAME.fullmatch(name) and name.startswith(prefix) and name not in listed_files
         ]
         weights.problems += [
             f"{name} is a shard that {selected} does not list" for name in unlisted
@@ -464,7 +477,9 @@ def check_index(
         problems.append(f"{index} does not list {_listed(unlisted)}, which its shards contain")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     complete = shard_files == set(weight_map.values()) and not missing
-    actual = sum(entry.end - entry.begin for _, entry in stored.values())
+    # Tied tensors of .bin files have the same bytes, which their index counts once.
+    places = {(file, entry.begin, entry.end) for file, entry in stored.values()}
+    actual = sum(end - begin for _, begin, end in places)
     if complete and isinstance(total, int) and total != actual:
         problems.append(f"{index} has a total size of {total:,} bytes; the shards have {actual:,}")
     return problems

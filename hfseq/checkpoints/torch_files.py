@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import mmap
+import os
 import pickletools
 import struct
 import zipfile
@@ -221,6 +222,48 @@ def _interpret(stream: Any) -> Any:
     return stack.pop()
 
 
+@dataclasses.dataclass(frozen=True)
+class TorchTensor:
+    """The location of a tensor in a file.
+
+    Attributes:
+        dtype: The dtype as in NumPy.
+        shape: The shape.
+        strides: Number of values between neighbors of each axis.
+        begin: Offset of the first byte.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    begin: int
+
+    @property
+    def extent(self) -> int:
+        """The number of values from the first to the last one, or 0 without any."""
+        return 0 if 0 in self.shape else _extent(self.shape, self.strides)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the values are stored in order."""
+        return all(
+            # The strides of axes of length 1 have no meaning.
+            size == 1 or stride == math.prod(self.shape[axis + 1 :])
+            for axis, (size, stride) in enumerate(zip(self.shape, self.strides, strict=True))
+        )
+
+    def map(self, path: str | os.PathLike[str]) -> np.ndarray:
+        """Returns the values as a memory map."""
+        import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+
+        dtype = np.dtype(self.dtype)
+        if not self.extent:
+            return np.empty(self.shape, dtype)
+        flat = np.memmap(path, dtype, "r", self.begin, (self.extent,))
+        strides = tuple(stride * dtype.itemsize for stride in self.strides)
+        return np.lib.stride_tricks.as_strided(flat, self.shape, strides)
+
+
 def open_torch_file(path: str) -> dict[str, Tensor]:
     """Opens a state dict that ``torch.save`` wrote. Values are read on demand.
 
@@ -230,12 +273,36 @@ def open_torch_file(path: str) -> dict[str, Tensor]:
     Raises:
         CheckpointError: The file is damaged, or contains anything but a dictionary of tensors.
     """
+
+    def tensor(location: TorchTensor) -> Tensor:
+        def read(index: Index) -> np.ndarray:
+            if location.extent and location.contiguous and (index is ... or not index):
+                dtype = np.dtype(location.dtype)
+                return read_aligned(path, location.begin, location.shape, dtype)
+            return np.array(location.map(path)[index])
+
+        return Tensor(location.shape, location.dtype, read)
+
+    return {name: tensor(location) for name, location in locate_tensors(path).items()}
+
+
+def locate_tensors(path: str) -> dict[str, TorchTensor]:
+    """Returns where the tensors of a state dict that ``torch.save`` wrote are in the file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        CheckpointError: The file is damaged, or contains anything but a dictionary of tensors.
+    """
+    import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+
     try:
         if zipfile.is_zipfile(path):
             state, begins = _read_zip(path)
         else:
             state, begins = _read_plain(path)
-        return {name: _tensor(path, value, begins) for name, value in state.items()}
+        return {name: _locate(value, begins) for name, value in state.items()}
     except (
         *(ValueError, LookupError, TypeError, OverflowError, MemoryError, OSError),
         *(struct.error, zipfile.BadZipFile, NotImplementedError, RuntimeError),
@@ -298,7 +365,7 @@ def _read_plain(path: str) -> tuple[dict[str, _StoredTensor], dict[str, tuple[in
             raise ValueError(f"it has version {version} of the format, or big-endian values")
         state, keys = _read_state(view), _interpret(view)
         sizes = {
-            tensor.storage.key: np.dtype(_numpy_dtype(tensor)).itemsize for tensor in state.values()
+            tensor.storage.key: np.dtype(tensor.storage.dtype).itemsize for tensor in state.values()
         }
         begins = {}
         for key in keys:
@@ -310,34 +377,13 @@ def _read_plain(path: str) -> tuple[dict[str, _StoredTensor], dict[str, tuple[in
     return state, begins
 
 
-def _numpy_dtype(tensor: _StoredTensor) -> str:
-    import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
-
-    return tensor.storage.dtype
-
-
-def _tensor(path: str, tensor: _StoredTensor, begins: Mapping[str, tuple[int, int]]) -> Tensor:
-    dtype = np.dtype(_numpy_dtype(tensor))
-    storage, shape = tensor.storage, tensor.shape
+def _locate(tensor: _StoredTensor, begins: Mapping[str, tuple[int, int]]) -> TorchTensor:
+    storage = tensor.storage
+    item_size = np.dtype(storage.dtype).itemsize
     if storage.key not in begins:
         raise ValueError(f"the values of the storage {storage.key!r:.80} are missing")
     begin, size = begins[storage.key]
-    if (storage.offset + storage.num_values) * dtype.itemsize > size:
+    if (storage.offset + storage.num_values) * item_size > size:
         raise ValueError(f"the storage {storage.key!r:.80} is shorter than its tensors")
-    begin += (storage.offset + tensor.offset) * dtype.itemsize
-    # The strides of axes of length 1 have no meaning.
-    contiguous = all(
-        n == 1 or stride == math.prod(shape[axis + 1 :])
-        for axis, (n, stride) in enumerate(zip(shape, tensor.strides, strict=True))
-    )
-
-    def read(index: Index) -> np.ndarray:
-        if 0 in shape:
-            return np.empty(shape, dtype)[index]
-        if contiguous and (index is ... or not index):
-            return read_aligned(path, begin, shape, dtype)
-        flat = np.memmap(path, dtype, "r", begin, (_extent(shape, tensor.strides),))
-        strides = tuple(stride * dtype.itemsize for stride in tensor.strides)
-        return np.array(np.lib.stride_tricks.as_strided(flat, shape, strides)[index])
-
-    return Tensor(shape, dtype.name, read)
+    begin += (storage.offset + tensor.offset) * item_size
+    return TorchTensor(storage.dtype, tensor.shape, tensor.strides, begin)

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hfseq.checkpoints.headers import read_header
+from hfseq.checkpoints.headers import read_header, read_local_headers
 
 TREE = {
     "a": {"kernel": np.ones((3, 4), np.float32), "0": np.ones((300, 40), ml_dtypes.bfloat16)},
@@ -111,3 +111,27 @@ def test_every_cut_of_a_msgpack_file_is_a_problem_and_no_crash(tmp_path):
 def test_a_tree_nested_too_deeply_is_a_problem(tmp_path):
     (tmp_path / "flax_model.msgpack").write_bytes(b"\x91" * 100_000)
     assert "cannot be read" in read_header(tmp_path / "flax_model.msgpack").problems[0]
+
+
+def test_tied_tensors_of_bin_shards_count_once(tmp_path):
+    torch = pytest.importorskip("torch")
+    table = torch.ones(4, 3)
+    name = "pytorch_model-00001-of-00001.bin"
+    torch.save({"wte.weight": table, "lm_head.weight": table}, tmp_path / name)
+    index = {"metadata": {"total_size": 48}, "weight_map": {"wte.weight": name}}
+    index["weight_map"]["lm_head.weight"] = name
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    weights = read_local_headers(tmp_path)
+    assert weights.problems == [] and set(weights.entries) == {"wte.weight", "lm_head.weight"}
+
+
+def test_shards_of_a_format_that_is_not_read_are_no_problem(tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "model-00001-of-00001.safetensors")
+    index = {"metadata": {}, "weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    other = "pytorch_model-00001-of-00001.bin"
+    (tmp_path / other).write_bytes(b"")
+    weights = read_local_headers(tmp_path)
+    assert weights.problems == [] and weights.unread_files == [other]

@@ -205,7 +205,27 @@ def test_missing_index_and_pickle_only_are_reported(copy):
         path.unlink()
     assert quick(folder)["problems"][0].startswith("no weights: none of")
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
-    assert "only pytorch_model.bin, a pickle" in quick(folder)["problems"][0]
+    assert "pytorch_model.bin is damaged" in quick(folder)["problems"][0]
+
+
+def test_a_bin_file_is_inspected_like_safetensors(copy):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    folder = copy()
+    expected = quick(folder)
+    state = load_file(folder / "model.safetensors")
+    name = "transformer.h.0.attn.c_attn.weight"
+    state[name] = state[name].T.contiguous().T  # values that are not in order
+    torch.save(state, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    report = inspect_checkpoint(str(folder), read_values=True)
+    assert report["problems"] == [] and "pytorch_model.bin" not in report["not_read"]
+    assert report["parameters"] == expected["parameters"] and report["not_finite"] == {}
+    state[name][0, 1] = float("nan")
+    torch.save(state, folder / "pytorch_model.bin")
+    problems = inspect_checkpoint(str(folder), read_values=True)["problems"]
+    assert any(name in problem for problem in problems)
 
 
 def test_a_vocabulary_larger_than_the_embedding_is_a_problem(copy):
