@@ -529,10 +529,17 @@ def different_copies(
             continue
         copy = tensors[found]
         if found.endswith(".kernel") and reference.endswith(".embedding"):
-            copy = Tensor(copy.shape[::-1], copy.dtype, lambda i, t=copy: t.read(i[::-1]).T)
+            copy = _transposed(copy)
         if not same_values(copy, tensors[reference]):
             different[alias] = reference
     return different
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    def read(index: Index) -> np.ndarray:
+        return tensor.read(index[::-1] if isinstance(index, tuple) else index).T
+
+    return Tensor(tensor.shape[::-1], tensor.dtype, read)
 
 
 def torch_axes(path: ParamPath, ndim: int) -> tuple[int, ...] | None:

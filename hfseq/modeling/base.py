@@ -253,11 +253,13 @@ class FlaxModel(FlaxGenerationMixin):
         vars(model).update(vars(self))
         return model
 
-    def __getattr__(self, name: str) -> Any:
-        """Raises an AttributeError, which for methods of PyTorch's models names hfseq's way."""
-        advice = TORCH_METHODS.get(name)
-        hint = f". {advice}" if advice else ""
-        raise AttributeError(f"{type(self).__name__} has no attribute '{name}'{hint}")
+    if not TYPE_CHECKING:  # type checkers report unknown attributes themselves
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises an AttributeError, which for methods of PyTorch's models names hfseq's way."""
+            advice = TORCH_METHODS.get(name)
+            hint = f". {advice}" if advice else ""
+            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'{hint}")
 
     def __repr__(self) -> str:
         """Returns the class, the number of parameters, their dtypes and their devices."""

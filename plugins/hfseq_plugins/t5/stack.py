@@ -218,7 +218,7 @@ class Stack(nnx.Module):
             shared=("relative_attention_bias", "global_relative_attention_bias"),
         )
         self.final_layer_norm, self.dropout = norm(config), nn.Dropout(config.dropout_rate)
-        self.embed_tokens = nnx.data(None)  # the model's shared table
+        self.embed_tokens: nn.Embed | None = nnx.data(None)  # None: the model's shared table
         self.decoder, self.max_distance = decoder, config.relative_attention_max_distance
 
     @property
