@@ -601,13 +601,17 @@ def auto_config(
     return config
 
 
-def read_config(location: str) -> dict[str, Any]:
+def read_config(location: str, download: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Reads the config.json of a directory or Hub name as a dictionary.
+
+    Args:
+        location: Directory or Hub name.
+        download: Download options.
 
     Raises:
         CheckpointError: config.json does not exist or is not a JSON object.
     """
-    path = fetcher(location, {})("config.json")
+    path = fetcher(location, download or {})("config.json")
     if path is None:
         raise CheckpointError(_NO_CONFIG.format(location))
     try:

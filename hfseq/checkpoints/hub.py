@@ -138,10 +138,11 @@ def resolve_file(
         ) from error
     except errors.LocalEntryNotFoundError as error:
         # Offline, if the configuration is cached, a file that is not cached counts as missing.
-        for config in (str(path.with_name("config.json")), "config.json"):
-            cached = try_to_load_from_cache(name, config, cache_dir=cache, revision=revision)
-            if offline and path.name != "config.json" and isinstance(cached, str):
-                return None
+        for config in ("config.json", "adapter_config.json"):
+            for file in {str(path.with_name(config)), config} - {str(path)}:
+                cached = try_to_load_from_cache(name, file, cache_dir=cache, revision=revision)
+                if offline and path.name != config and isinstance(cached, str):
+                    return None
         raise CheckpointError(_not_loaded(name, revision, error, offline)) from error
     except Exception as error:
         not_found = isinstance(error, errors.EntryNotFoundError)

@@ -243,24 +243,23 @@ def convert(
             f"{target} is not empty: use another directory, or --overwrite to replace its model"
         )
     parse_size(max_shard_size)
-    adapter = lora.find_adapter(checkpoint.location, {})
+    adapter, location, download = lora.find_base(checkpoint.location, {})
     if merge and adapter is None:
         raise UsageError(
             f"--merge: {source} is not an adapter, because it has no {lora.CONFIG_NAME}"
         )
     if adapter is not None and not merge:
         raise UsageError(f"{source} is an adapter: use --merge to merge it with its base model")
-    location, folders = checkpoint.location, [checkpoint.location]
+    folders = [checkpoint.location]
     if adapter is not None:
-        location = adapter.base
         folders.append(location)
         task = task or (None if model_class else adapter.head)
-    config_dict = read_config(location)
+    config_dict = read_config(location, download)
     cls = find_class(config_dict, location, task=task, model_class=model_class)
     weights = checkpoint.weights if adapter is None else location
-    opened = open_checkpoint(weights, {})
+    opened = open_checkpoint(weights, download)
     options = {} if adapter is None else {"peft_config": adapter.config}
-    model = build_abstract_model(cls, location, opened.tensors, **options)
+    model = build_abstract_model(cls, location, opened.tensors, download, **options)
     tensors = (
         opened.tensors if adapter is None else lora.combine_tensors(adapter, opened, model.file_map)
     )
@@ -308,7 +307,11 @@ def convert(
 
 
 def build_abstract_model(
-    cls: type[FlaxPreTrainedModel], location: str, tensors: Mapping[str, Tensor], **arguments: Any
+    cls: type[FlaxPreTrainedModel],
+    location: str,
+    tensors: Mapping[str, Tensor],
+    download: Mapping[str, Any] | None = None,
+    **arguments: Any,
 ) -> FlaxPreTrainedModel:
     """Returns the model of a checkpoint without parameter values.
 
@@ -316,12 +319,13 @@ def build_abstract_model(
         cls: The model class.
         location: Directory or Hub name of the checkpoint.
         tensors: The tensors of the checkpoint by name.
+        download: Download options.
         **arguments: Further arguments of the class.
     """
     from hfseq.checkpoints.config import check_quantization, load_config
     from hfseq.checkpoints.headers import WeightsNotDownloaded
 
-    config, _ = load_config(cls, location, None, {}, {})
+    config, _ = load_config(cls, location, None, download or {}, {})
     check_quantization(config, tensors, location)
     try:
         options = cls.checkpoint_options(tensors, config)

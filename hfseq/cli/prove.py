@@ -212,9 +212,10 @@ def load_model(folder: str) -> FlaxPreTrainedModel:
     from hfseq.modeling import lora
     from hfseq.modeling.auto import find_class
 
-    adapter = lora.find_adapter(folder, {})
-    location, task = (folder, None) if adapter is None else (adapter.base, adapter.head)
-    return find_class(read_config(location), location, task=task).from_pretrained(folder)
+    adapter, location, download = lora.find_base(folder, {})
+    task = None if adapter is None else adapter.head
+    config = read_config(location, download)
+    return find_class(config, location, task=task).from_pretrained(folder)
 
 
 def make_inputs(model: FlaxPreTrainedModel) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
@@ -30,6 +30,8 @@ from hfseq.plugins.registry import auto_class_name, describe_error, target_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+    from hfseq.modeling.pretrained import FlaxPreTrainedModel
 
 logger = logging.getLogger("hfseq")
 
@@ -123,12 +125,38 @@ class _FlaxAutoModel(_BaseAutoModelClass):
     _model_mapping: ArchitectureMapping  # type: ignore[assignment]
 
     @classmethod
-    def from_config(cls, config: PreTrainedConfig, **kwargs: Any) -> Any:
+    def from_config(cls, config: PreTrainedConfig, **kwargs: Any) -> FlaxPreTrainedModel:
         """Returns a newly initialized model of the architecture of ``config``."""
         if cls._has_remote_code(config):
             return super().from_config(config, **kwargs)
         kwargs.pop("trust_remote_code", None)
         return cls._model_class(config)._from_config(config, **kwargs)
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *model_args: Any,
+        _do_init: Literal[False],
+        **kwargs: Any,
+    ) -> tuple[FlaxPreTrainedModel, dict[str, Any]]: ...
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *model_args: Any,
+        output_loading_info: Literal[True],
+        **kwargs: Any,
+    ) -> tuple[FlaxPreTrainedModel, dict[str, Any]]: ...
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], *model_args: Any, **kwargs: Any
+    ) -> FlaxPreTrainedModel: ...
 
     @classmethod
     def from_pretrained(
@@ -158,9 +186,10 @@ class _FlaxAutoModel(_BaseAutoModelClass):
         code_options["trust_remote_code"] = bool(code_options.get("trust_remote_code"))
         from hfseq.modeling import lora  # imports jax, which the mappings do not need
 
-        adapter = lora.find_adapter(name, hub)
-        base = name if adapter is None else adapter.base
-        config, kwargs = _load_config(base, hub, code_options, kwargs)
+        adapter, base, base_options = lora.find_base(name, hub)
+        config, kwargs = _load_config(base, base_options, code_options, kwargs)
+        if adapter is None:
+            hub = base_options  # with the commit of the configuration
         if cls._has_remote_code(config):
             if not code_options["trust_remote_code"] and type(config) not in cls._model_mapping:
                 configs.raise_untrusted_code(config.auto_map, name)

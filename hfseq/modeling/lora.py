@@ -102,6 +102,7 @@ class LoraConfig:
             ``"eva"`` or ``"orthogonal"`` can be loaded too.
         task_type: PEFT's name of the task.
         base_model_name_or_path: The model that the adapter belongs to.
+        revision: Branch, tag or commit of that model on the Hub.
         inference_mode: Whether the configuration was read from a file, as in PEFT.
     """
 
@@ -121,6 +122,7 @@ class LoraConfig:
     init_lora_weights: bool | str = True
     task_type: str | None = None
     base_model_name_or_path: str | None = None
+    revision: str | None = None
     inference_mode: bool = False
 
     def __post_init__(self) -> None:
@@ -430,6 +432,36 @@ class Adapter:
         except CheckpointError as error:
             raise CheckpointError(f"the base model of the adapter {self.source}: {error}") from None
         return base
+
+    def base_download(self, download: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the download options of the base model.
+
+        As in PEFT, ``revision`` and ``subfolder`` of ``download`` are those of the adapter, and
+        adapter_config.json contains the revision of the base model.
+        """
+        options = {
+            name: value for name, value in download.items() if name not in ("revision", "subfolder")
+        }
+        return (
+            options
+            if self.config.revision is None
+            else options | {"revision": self.config.revision}
+        )
+
+
+def find_base(
+    source: str, download: Mapping[str, Any]
+) -> tuple[Adapter | None, str, dict[str, Any]]:
+    """Returns the adapter at ``source`` or `None`, its base model, and the latter's options.
+
+    Args:
+        source: An adapter or a model: a directory, a file or a repository.
+        download: Options of downloads.
+    """
+    adapter = find_adapter(source, download)
+    if adapter is None:
+        return None, source, dict(download)
+    return adapter, adapter.base, adapter.base_download(download)
 
 
 # Repositories without an adapter, to query the Hub only once

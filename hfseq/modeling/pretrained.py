@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, overload
 
 import jax
 import jax.numpy as jnp
@@ -312,6 +312,34 @@ class FlaxPreTrainedModel(FlaxModel):
 
     # -- loading
 
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        dtype: DTypeLike = ...,
+        *model_args: Any,
+        _do_init: Literal[False],
+        **kwargs: Any,
+    ) -> tuple[Self, dict[str, Any]]: ...
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        dtype: DTypeLike = ...,
+        *model_args: Any,
+        output_loading_info: Literal[True],
+        **kwargs: Any,
+    ) -> tuple[Self, dict[str, Any]]: ...
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *args: Any, **kwargs: Any
+    ) -> Self: ...
+
     @classmethod
     def from_pretrained(
         cls,
@@ -356,8 +384,10 @@ class FlaxPreTrainedModel(FlaxModel):
             output_loading_info: Whether to return the pair of the model and a dictionary with
                 "missing_keys", "unexpected_keys", "mismatched_keys" and "error_msgs".
             **kwargs: ``cache_dir``, ``force_download``, ``local_files_only``, ``token``,
-                ``revision`` and ``subfolder`` work as in Transformers. Other arguments override the
-                configuration or are passed to the constructor.
+                ``revision`` and ``subfolder`` work as in Transformers; if the source is an adapter,
+                they are those of the adapter, and adapter_config.json contains the base model's
+                revision. Other arguments override the configuration or are passed to the
+                constructor.
 
         Returns:
             The model, or ``(model, params)``.
@@ -372,11 +402,15 @@ class FlaxPreTrainedModel(FlaxModel):
         is_auto = isinstance(dtype, str) and dtype == "auto"
         dtype = _computation_dtype(None if is_auto else dtype)
         download = configs.pop_download_options(kwargs)
-        adapter = lora.find_adapter(source, download)
+        model_source = source, dict(download)
+        adapter, source, download = lora.find_base(source, download)
         if adapter is not None:
-            kwargs["peft_config"], source = adapter.config, adapter.base
+            kwargs["peft_config"] = adapter.config
         elif (peft_config := kwargs.get("peft_config")) is not None:
-            kwargs["peft_config"] = dataclasses.replace(peft_config, base_model_name_or_path=source)
+            revision = None if Path(source).exists() else download.get("revision")
+            kwargs["peft_config"] = dataclasses.replace(
+                peft_config, base_model_name_or_path=source, revision=revision
+            )
 
         config, kwargs = configs.load_config(cls, source, config, download, kwargs)
         checkpoint = configs.open_checkpoint(source, download, from_pt=from_pt, from_flax=from_flax)
@@ -402,7 +436,7 @@ class FlaxPreTrainedModel(FlaxModel):
         params = model._read(read, sharding, param_dtype)
         model.extra = model._read_extra(read, extra_sharding)
         model._read_sidecars(source, download)
-        model._source = str(pretrained_model_name_or_path), dict(download)
+        model._source = model_source
         # New adapters are expected to be missing in the checkpoint.
         report.missing = [path for path in report.missing if not lora.is_adapter(path)]
         model._warn(report, source, _do_init, keeps_dtype=param_dtype is None)
@@ -411,7 +445,7 @@ class FlaxPreTrainedModel(FlaxModel):
         ]
         model.load_generation_config(source, **download)
         if adapter is not None:
-            model._load_adapter_generation_config(str(pretrained_model_name_or_path), download)
+            model._load_adapter_generation_config(*model_source)
         if not _do_init:
             return model, model.join_collections(params)
         model._is_initialized, model._params = True, params
@@ -546,9 +580,8 @@ class FlaxPreTrainedModel(FlaxModel):
         cls, source: str, config: PreTrainedConfig, **download: Any
     ) -> dict[str, Any]:
         """Returns :meth:`checkpoint_options` of the checkpoint at ``source`` without loading it."""
-        adapter = lora.find_adapter(source, download)
-        base_source = source if adapter is None else adapter.base
-        tensors = configs.open_checkpoint(base_source, download).tensors
+        _, base_source, base_download = lora.find_base(source, download)
+        tensors = configs.open_checkpoint(base_source, base_download).tensors
         return cls.checkpoint_options(tensors, config)
 
     @property

@@ -78,7 +78,7 @@ def load_tokenizer(
     revision_options = {name: value for name, value in options.items() if value is not None}
     if tokenizer is None and (adapter := lora.find_adapter(name, revision_options)):
         if fetcher(name, revision_options)("tokenizer_config.json") is None:
-            tokenizer, revision_options = adapter.base, {}
+            tokenizer, revision_options = adapter.base, adapter.base_download({})
     loaded_tokenizer = models.load(AutoTokenizer, tokenizer or name, **revision_options)
     # In a model of two, the decoder or the text model defines the vocabulary.
     config = model.config

@@ -179,8 +179,8 @@ def generation_task(name: str) -> str:
     from hfseq.modeling import lora
 
     source = Source.parse(name)
-    adapter = lora.find_adapter(source.weights, {})
-    config = read_config(source.location if adapter is None else adapter.base)
+    adapter, base, download = lora.find_base(source.weights, {})
+    config = read_config(source.location if adapter is None else base, download)
     architecture = str(model_type(config))
     spec = plugins.load().architectures.get(architecture)
     heads = [head for head in ("ForSeq2SeqLM", "ForCausalLM") if head in spec.heads]
@@ -217,10 +217,10 @@ def default_task(model: str | FlaxPreTrainedModel) -> str:
     if isinstance(model, str):
         from hfseq.modeling import lora
 
-        adapter = lora.find_adapter(Source.parse(model).weights, {})
-        names = class_names(
-            read_config(Source.parse(model).location if adapter is None else adapter.base)
-        )
+        source = Source.parse(model)
+        adapter, base, download = lora.find_base(source.weights, {})
+        location = source.location if adapter is None else base
+        names = class_names(read_config(location, download))
     else:
         names = [type(model).__name__]
     for end, task in TASKS_BY_CLASS.items():

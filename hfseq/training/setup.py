@@ -432,7 +432,7 @@ def load_config(
     plugins.register_auto_classes()
     model, hub = arguments.model, _hub_options(arguments)
     source = weights_source(arguments)
-    base = base_model_of(source, hub)
+    base, hub = base_model_of(source, hub)
     # In an evaluation without --model_name_or_path, the output may be an adapter of a base model.
     name = model.config_name or (base if base != source else model.model_name_or_path)
     if name:
@@ -546,8 +546,8 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
             "recomputes the layers too early"
         )
     if source:  # inherited by fine-tuned models: suppressed tokens, max_length and so on
-        generation_source = source if adapter is None else adapter.base
-        model.load_generation_config(generation_source, **_hub_options(arguments))
+        base, hub = base_model_of(source, _hub_options(arguments))
+        model.load_generation_config(base, **hub)
     return model
 
 
@@ -566,13 +566,13 @@ def lora_config(flags: ModelArguments) -> lora.LoraConfig | None:
         modules_to_save=flags.lora_modules_to_save,
         use_rslora=flags.use_rslora,
         base_model_name_or_path=flags.model_name_or_path,
+        revision=None if flags.model_revision == "main" else flags.model_revision,
     )
 
 
-def base_model_of(source: str | None, hub: Mapping[str, Any]) -> Any:
-    """Returns the base model if `source` is an adapter, and `source` itself otherwise."""
-    adapter = lora.find_adapter(source, hub) if source else None
-    return source if adapter is None else adapter.base
+def base_model_of(source: str | None, hub: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the base model if `source` is an adapter, otherwise `source`, and its Hub options."""
+    return lora.find_base(source, hub)[1:] if source else (source, dict(hub))
 
 
 def param_shapes(model: FlaxPreTrainedModel) -> dict[trees.Path, tuple[int, ...]]:

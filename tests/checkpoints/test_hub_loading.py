@@ -271,3 +271,78 @@ def test_snippets_of_the_card_run(
     (snippet,) = (s for s in snippets if ("from hfseq" in s) == (framework == "hfseq"))
     exec(snippet, {})
     assert capsys.readouterr().out.strip() in {"[UNK]", "[PAD]", "[MASK]", "ja", "nei"}
+
+
+@pytest.fixture
+def adapter(hub: FakeHub, tmp_path: Path):
+    """An adapter and its base model, each in a repository."""
+    import hfseq
+    from hfseq.modeling.lora import LoraConfig
+    from tests.support.models import llama_config
+
+    base = hfseq.FlaxLlamaForCausalLM(llama_config(), seed=1)
+    base.save_pretrained(tmp_path / "base")
+    hub.seed("user/base", tmp_path / "base")
+    adapted = hfseq.FlaxLlamaForCausalLM.from_pretrained(
+        "user/base", peft_config=LoraConfig(2, target_modules=("q_proj",))
+    )
+    adapted.save_pretrained(tmp_path / "adapter")
+    hub.seed("user/adapter", tmp_path / "adapter")
+    return adapted
+
+
+def loads_equal(loaded, expected) -> bool:
+    from tests.support.models import trees_equal
+
+    return trees_equal(loaded.params, expected.params)
+
+
+def test_adapter_and_base_model_in_two_repositories(hub, adapter, monkeypatch):
+    from huggingface_hub import constants
+
+    import hfseq
+
+    classes = (hfseq.FlaxAutoModelForCausalLM, hfseq.FlaxLlamaForCausalLM)
+    for options in ({}, {"revision": "main"}):
+        for auto_class in classes:
+            assert loads_equal(auto_class.from_pretrained("user/adapter", **options), adapter)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("hfseq.modeling.lora._known_full_models", set())
+    for auto_class in classes:
+        assert loads_equal(auto_class.from_pretrained("user/adapter"), adapter)
+    with pytest.raises(CheckpointError, match="user/other.*not in the local cache"):
+        hfseq.FlaxAutoModelForCausalLM.from_pretrained("user/other")
+
+
+def test_revisions_of_adapter_and_base_model_are_separate(hub, adapter, tmp_path):
+    import hfseq
+    from tests.support.models import llama_config
+
+    first = hub.repos["models", "user/base"].branches["main"]
+    hfseq.FlaxLlamaForCausalLM(llama_config(), seed=2).save_pretrained(tmp_path / "base")
+    push_folder(tmp_path / "base", "user/base")
+    config_path = tmp_path / "adapter" / "adapter_config.json"
+    stored = json.loads(config_path.read_text())
+    config_path.write_text(json.dumps(stored | {"revision": first}))
+    push_folder(tmp_path / "adapter", "user/adapter", revision="v2")
+    auto_class = hfseq.FlaxAutoModelForCausalLM
+    assert loads_equal(auto_class.from_pretrained("user/adapter", revision="v2"), adapter)
+    assert not loads_equal(auto_class.from_pretrained("user/adapter"), adapter)
+    at_revision = hfseq.FlaxLlamaForCausalLM.from_pretrained(
+        "user/base", revision=first, peft_config=adapter.peft_config
+    )
+    assert at_revision.peft_config.revision == first
+
+
+def test_adapter_in_a_subfolder_of_its_base_model(adapter, tmp_path):
+    import shutil
+
+    import hfseq
+
+    root = tmp_path / "base"
+    shutil.copytree(tmp_path / "adapter", root / "adapter")
+    path = root / "adapter" / "adapter_config.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored | {"base_model_name_or_path": str(root)}))
+    for auto_class in (hfseq.FlaxAutoModelForCausalLM, hfseq.FlaxLlamaForCausalLM):
+        assert loads_equal(auto_class.from_pretrained(root, subfolder="adapter"), adapter)
