@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,11 +50,15 @@ print("done")
 """
 
 
-def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(code: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join((str(ROOT), str(ROOT / "plugins")))
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -105,3 +110,56 @@ print(float(model.params["embeddings"]["word_embeddings"]["embedding"].sum()))
     result = run(BLOCKER + code, tmp_path)
     expected = model.embeddings.word_embeddings.weight.sum().item()
     assert float(result.stdout) == pytest.approx(expected, abs=1e-5), result.stderr
+
+
+TASKS = """
+import hfseq, sys
+from pathlib import Path
+from transformers import AutoTokenizer
+texts, media = (Path(argument) for argument in sys.argv[1:])
+picture, sound = str(media / "0.png"), str(media / "0.wav")
+labels = {"candidate_labels": ["law", "river"]}
+sentences = {"source_sentence": "a law", "sentences": ["a river"]}
+short = {"max_new_tokens": 3}
+cases = [
+    ("fill-mask", texts / "masked", "The <mask>.", {}),
+    ("text-classification", texts / "classes", "A law.", {}),
+    ("zero-shot-classification", texts / "nli", "A law.", labels),
+    ("token-classification", texts / "tags", "Anna", {}),
+    ("question-answering", texts / "answers", {"question": "Who?", "context": "Anna"}, {}),
+    ("feature-extraction", texts / "features", "A law.", {}),
+    ("sentence-similarity", texts / "features", sentences, {"pooling": "mean"}),
+    ("text-generation", texts / "causal", "A law", short),
+    ("text2text-generation", texts / "seq2seq", "A law", short),
+    ("summarization", texts / "seq2seq", "A law", short),
+    ("translation", texts / "seq2seq", "A law", short),
+    ("image-classification", media / "vit", picture, {}),
+    ("zero-shot-image-classification", media / "clip", picture, labels),
+    ("image-feature-extraction", media / "features", picture, {}),
+    ("image-to-text", media / "writer", picture, short),
+    ("automatic-speech-recognition", media / "whisper", sound, short),
+    ("automatic-speech-recognition", media / "ctc", sound, {}),
+]
+for task, name, inputs, options in cases:
+    answer = hfseq.pipeline(task, str(name))(inputs, **options)
+    assert answer, task
+    print("ok", task)
+assert "torch" not in sys.modules, "torch was imported"
+assert {task for task, *_ in cases} == set(hfseq.pipelines.factory.PIPELINES)
+"""
+
+
+@pytest.mark.slow
+def test_every_task_runs_without_torch(tmp_path):
+    pytest.importorskip("PIL")
+    pytest.importorskip("soundfile")
+    from tests.support.stored_runs import STORED
+    from tests.support.task_models import MADE, make, save_media_models
+
+    for name in MADE:
+        make(tmp_path / "texts", name)
+    save_media_models(tmp_path / "media")
+    shutil.copytree(STORED / "data" / "writer", tmp_path / "media" / "writer")
+    done = run(BLOCKER + TASKS, tmp_path, str(tmp_path / "texts"), str(tmp_path / "media"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("ok ") == 17

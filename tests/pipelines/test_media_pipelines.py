@@ -11,11 +11,8 @@ import transformers
 
 import hfseq
 from hfseq.errors import CheckpointError, UsageError
-from tests.data.test_audio import tones
 from tests.pipelines.test_tasks import check_equal
-from tests.plugins.test_whisper import ENTRIES
-from tests.support import models
-from tests.support.task_models import TEXTS
+from tests.support.task_models import save_media_models
 
 pytest.importorskip("PIL")
 soundfile = pytest.importorskip("soundfile")
@@ -24,81 +21,9 @@ soundfile = pytest.importorskip("soundfile")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Models with random weights and their processors, images and audio files."""
-    from PIL import Image
-
-    from hfseq.data.tokenizers import train_tokenizer
-
     root = tmp_path_factory.mktemp("media")
-    random = np.random.default_rng(0)
-    for number in range(5):
-        pixels = random.integers(0, 256, (20 + number, 24, 3), np.uint8)
-        Image.fromarray(pixels).save(root / f"{number}.png")
-        soundfile.write(root / f"{number}.wav", tones(16000, 0.6 + number / 4, number), 16000)
-    size = {"height": 12, "width": 12}
-    for name in ("vit", "features", "clip"):
-        transformers.ViTImageProcessorPil(size=size).save_pretrained(root / name)
-    vit = {"image_size": 12, "patch_size": 4, "initializer_range": 0.5}
-    hfseq.FlaxViTForImageClassification(
-        models.vit_config(num_labels=7, **vit), seed=1
-    ).save_pretrained(root / "vit")
-    hfseq.FlaxViTModel(models.vit_config(**vit), seed=1).save_pretrained(root / "features")
-    tokenizer = train_tokenizer([TEXTS * 3], "roberta", None, 300, root / "clip")
-    clip = models.clip_config()
-    clip.text_config.vocab_size = len(tokenizer)
-    clip.text_config.max_position_embeddings = 60
-    clip.text_config.eos_token_id = tokenizer.eos_token_id
-    clip.vision_config.image_size, clip.vision_config.patch_size = 12, 4
-    hfseq.FlaxCLIPModel(clip, seed=1).save_pretrained(root / "clip")
-    letters = {
-        name: number
-        for number, name in enumerate(["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefg"])
-    }
-    (root / "vocab.json").write_text(json.dumps(letters))
-    for name, norm in (("ctc", "layer"), ("ctc-group", "group")):
-        transformers.Wav2Vec2CTCTokenizer(str(root / "vocab.json")).save_pretrained(root / name)
-        extractor = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=norm == "layer")
-        extractor.save_pretrained(root / name)
-        config = models.wav2vec2_config(
-            vocab_size=len(letters),
-            initializer_range=0.5,
-            pad_token_id=0,
-            feat_extract_norm=norm,
-            do_stable_layer_norm=norm == "layer",
-        )
-        hfseq.FlaxWav2Vec2ForCTC(config, seed=1).save_pretrained(root / name)
-    save_whisper(root / "whisper")
-    (root / "broken.png").write_bytes(b"no image")
-    (root / "broken.wav").write_bytes(b"no audio")
+    save_media_models(root)
     return root
-
-
-def save_whisper(folder: Path) -> None:
-    """Saves a random Whisper with windows of one second and a tokenizer of letters."""
-    letters = [*"abcdefghijklmnopqrstuvwxyz", "\u0120"]
-    names = ["<unk>", "<pad>", "</s>", "<|startoftranscript|>", *letters]
-    vocabulary = {name: number for number, name in enumerate(names)}
-    vocabulary |= {f"x{number}": number for number in range(len(names), 40)}
-    vocabulary |= ENTRIES["lang_to_id"]
-    vocabulary |= {f"<|{name}|>": number for name, number in ENTRIES["task_to_id"].items()}
-    vocabulary |= {"<|startofprev|>": 45, "<|nospeech|>": 46, "<|notimestamps|>": 47}
-    prompts = [name for name in vocabulary if name.startswith("<|")]
-    vocabulary |= {f"<|{number * 0.02:.2f}|>": 48 + number for number in range(16)}
-    transformers.WhisperTokenizer(
-        vocab=vocabulary,
-        merges=[],
-        unk_token="<unk>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        bos_token="<|startoftranscript|>",
-        additional_special_tokens=prompts,
-    ).save_pretrained(folder)
-    model = hfseq.FlaxWhisperForConditionalGeneration(
-        models.whisper_config(init_std=0.4, max_source_positions=50)
-    )
-    tokens = {"decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 1}
-    model.generation_config = transformers.GenerationConfig(**tokens, **ENTRIES)
-    model.save_pretrained(folder)
-    transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(folder)
 
 
 def ours(folder: Path, task: str, name: str, inputs, options, **arguments):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -280,3 +281,46 @@ def test_discriminator_of_electra_has_no_head_for_texts(folder, tmp_path, task, 
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="ElectraForPreTraining, which has no head.*generator"):
         hfseq.pipeline(task, str(tmp_path))
+
+
+def test_a_base_model_with_a_tied_head_generates(folder, tmp_path):
+    shutil.copytree(folder / "causal", tmp_path / "base")
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    config["architectures"] = ["GPT2Model"]
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    options = {"max_new_tokens": 5}
+    expected = hfseq.pipeline("text-generation", str(folder / "causal"))(TEXTS[3], **options)
+    assert (
+        hfseq.pipeline("text-generation", str(tmp_path / "base"))(TEXTS[3], **options) == expected
+    )
+
+
+def test_similar_sentences_have_the_cosine_of_their_embeddings(folder):
+    compare = hfseq.pipeline("sentence-similarity", str(folder / "features"), pooling="mean")
+    scores = compare({"source_sentence": TEXTS[0], "sentences": [TEXTS[0], TEXTS[1], TEXTS[2]]})
+    vectors = compare.model.encode(TEXTS[:3], pooling="mean", tokenizer=compare.tokenizer)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(scores, vectors @ vectors[0], atol=1e-5)
+    with pytest.raises(UsageError, match='input 1: it must be a dictionary with "source_sentence"'):
+        compare([{"source_sentence": "a"}])
+
+
+def test_streams_of_text_equal_the_answer(folder):
+    write = hfseq.pipeline("text-generation", str(folder / "causal"), max_new_tokens=6)
+    (answer,) = write(TEXTS[3], return_full_text=False)
+    assert "".join(write.stream_text(TEXTS[3])) == answer["generated_text"]
+    chat = [{"role": "user", "content": "the law"}]
+    (answer,) = write(chat, return_full_text=False)
+    assert "".join(write.stream_text(chat)) == answer["generated_text"]
+    (ids,) = write(TEXTS[3], return_tensors=True)
+    assert write.tokenizer.decode(ids["generated_token_ids"]).startswith(TEXTS[3])
+
+
+def test_the_end_of_text_of_the_call_wins(folder):
+    write = hfseq.pipeline("text-generation", str(folder / "causal"), max_new_tokens=9)
+    (ids,) = write(TEXTS[3], return_tensors=True)
+    length = len(write.tokenizer(TEXTS[3])["input_ids"])
+    end = ids["generated_token_ids"][length + 2]
+    (answer,) = write(TEXTS[3], eos_token_id=end, return_details=True)
+    first = ids["generated_token_ids"][length:].index(end)
+    assert answer["num_tokens"] == first and answer["ended"]
