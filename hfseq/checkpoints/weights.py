@@ -158,6 +158,7 @@ class LoadReport:
         conflicts: Pairs of tensors with different values for the same parameter: the name of the
             one that is read, and of the other.
         unused_biases: The same for biases of which PyTorch's model computes with the first only.
+        derived: Tensors with other values than the model derives, with the remedy.
         unsupported_dtypes: Dtype by name of tensors that cannot be parameters.
         dtypes: Number of tensors by dtype.
         suggestions: Unexpected tensor that may be a missing parameter: it has the same shape, and
@@ -173,6 +174,7 @@ class LoadReport:
     reinitialized: set[ParamPath] = dataclasses.field(default_factory=set)
     conflicts: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     unused_biases: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    derived: dict[str, str | None] = dataclasses.field(default_factory=dict)
     unsupported_dtypes: dict[str, str] = dataclasses.field(default_factory=dict)
     dtypes: dict[str, int] = dataclasses.field(default_factory=dict)
     suggestions: dict[ParamPath, str] = dataclasses.field(default_factory=dict)
@@ -605,41 +607,52 @@ def check_report(
     )
 
 
-def check_derived(
-    derived: Mapping[str, DerivedTensor], tensors: Mapping[str, Tensor], prefix: str, source: str
-) -> list[str]:
-    """Checks the derived tensors that a checkpoint contains.
+def different_derived(
+    derived: Mapping[str, DerivedTensor], tensors: Mapping[str, Tensor], prefix: str
+) -> dict[str, str | None]:
+    """Returns the derived tensors that a checkpoint contains with other values.
 
     Args:
         derived: The derived tensors by PyTorch name.
         tensors: The tensors of the checkpoint by name.
         prefix: The prefix of the base model.
-        source: The weight file, for the message.
 
     Returns:
-        The names of used tensors with other values, which are ignored.
-
-    Raises:
-        WeightsError: A tensor with a remedy has other values. The message lists all of them.
+        The remedies by name. Tensors without an effect on PyTorch's outputs are left out.
     """
     by_name = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
-    different: dict[str | None, list[str]] = {}
+    different = {}
     for name, entry in derived.items():
         tensor = by_name.get(name.removeprefix(f"{prefix}."))
         if tensor is not None and not entry.unused and not entry.fits(tensor, by_name, prefix):
-            different.setdefault(entry.remedy, []).append(name)
-    ignored = different.pop(None, [])
-    if different:
+            different[name] = entry.remedy
+    return different
+
+
+def check_derived(report: LoadReport, source: str) -> None:
+    """Raises an error that lists derived tensors of a checkpoint with other values.
+
+    Args:
+        report: The report of `FlaxPreTrainedModel.match_tensors`.
+        source: The weight file, for the message.
+
+    Raises:
+        WeightsError: A tensor with a remedy has other values.
+    """
+    by_remedy: dict[str, list[str]] = {}
+    for name, remedy in report.derived.items():
+        if remedy is not None:
+            by_remedy.setdefault(remedy, []).append(name)
+    if by_remedy:
         lines = [
             f"  {', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}: "
             f"{remedy}"
-            for remedy, names in different.items()
+            for remedy, names in by_remedy.items()
         ]
         raise WeightsError(
             f"{source} contains values that the options in its config.json do not allow, probably "
             "because it was trained with another library\n" + "\n".join(lines)
         )
-    return ignored
 
 
 def describe_missing(report: LoadReport) -> str:

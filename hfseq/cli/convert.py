@@ -302,7 +302,9 @@ def convert(
         dtypes=dict(collections.Counter(tensor.dtype for tensor in saved.values())),
         carried=carried,
         initialised=sorted(".".join(path) for path in report.missing),
-        dropped=[] if strict else sorted(report.unexpected),
+        dropped=sorted(
+            {*report.unexpected, *report.derived, *(other for _, other in report.unused_biases)}
+        ),
     )
 
 
@@ -350,6 +352,7 @@ def describe_mismatches(model: FlaxPreTrainedModel, report: LoadReport) -> list[
             f"{key} and {other} have different values, but are one parameter of {name}"
             for key, other in (*report.conflicts, *report.unused_biases)
         ),
+        *(f"{key}: {name} computes other values" for key in report.derived),
         *(
             f"{key}: unsupported dtype {dtype} of a parameter"
             for key, dtype in report.unsupported_dtypes.items()

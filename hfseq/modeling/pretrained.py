@@ -472,15 +472,10 @@ class FlaxPreTrainedModel(FlaxModel):
             WeightsError: The tensors do not fit, or the checkpoint has none of the model's tensors.
         """
         class_name = type(self).__name__
-        other_values = weights.check_derived(
-            self.derived_weights(),
-            checkpoint.tensors,
-            type(self).base_model_prefix,
-            checkpoint.source,
-        )
         if adapter is not None:
             checkpoint.tensors = lora.combine_tensors(adapter, checkpoint, self.file_map)
         slots, report = self.match_tensors(checkpoint.tensors, native=checkpoint.native)
+        weights.check_derived(report, checkpoint.source)
         if quantized := list(filter(configs.QUANTIZED_TENSORS.search, report.unexpected)):
             configs.raise_quantized(None, quantized, checkpoint.source)
         weights.check_report(
@@ -491,13 +486,6 @@ class FlaxPreTrainedModel(FlaxModel):
                 f"{checkpoint.source} has no tensor of {class_name} (its tensors: for example "
                 f"{next(iter(checkpoint.tensors), 'none at all')}): is it a checkpoint of another "
                 "architecture?"
-            )
-        if other_values:
-            logger.warning(
-                "%s has other values than %s computes for %s, which are ignored",
-                checkpoint.source,
-                class_name,
-                ", ".join(other_values),
             )
         missing = set(report.missing)
         reader = _CheckpointReader(self.file_map, slots, missing, checkpoint.native, on_device)
@@ -518,6 +506,10 @@ class FlaxPreTrainedModel(FlaxModel):
             if names.is_alias(other) and ".embed" not in other and not self.has_lm_head():
                 report.conflicts.remove(pair)
                 report.unexpected.append(other)
+        if compare:
+            report.derived = weights.different_derived(
+                self.derived_weights(), tensors, type(self).base_model_prefix
+            )
         return slots, report
 
     @classmethod
@@ -732,6 +724,13 @@ class FlaxPreTrainedModel(FlaxModel):
                 source,
                 name,
                 sorted(report.unexpected),
+            )
+        if report.derived:
+            logger.warning(
+                "%s has other values than %s computes for %s, which are ignored",
+                source,
+                name,
+                ", ".join(report.derived),
             )
         if report.ignored:
             logger.info(

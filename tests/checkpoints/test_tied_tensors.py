@@ -14,7 +14,7 @@ from hfseq.cli.convert import convert
 from hfseq.cli.inspect import inspect_checkpoint
 from hfseq.errors import WeightsError
 from tests.support import models
-from tests.support.models import close, ids
+from tests.support.models import close, ids, rewrite_tensors
 from tests.support.saved_bert import capture_warnings
 from tests.support.torch_counterparts import tensors
 
@@ -166,6 +166,23 @@ def test_commands_keep_both_tensors(two_tables, tmp_path):
     assert inspect_checkpoint(str(two_tables))["names"]["missing"] == 0
     expected = torch_logits("LlamaForCausalLM", two_tables, INPUTS)
     assert close(torch_logits("LlamaForCausalLM", tmp_path / "converted", INPUTS), expected, 1e-4)
+
+
+def test_commands_report_tensors_that_are_not_read(tmp_path):
+    """A bias that PyTorch does not use, and rotary frequencies that the model computes."""
+    save_pytorch_model("BertForMaskedLM", models.bert_config(), tmp_path / "bert")
+    add_tensors(tmp_path / "bert", [f"{BERT_HEAD}.bias"])
+    hfseq.FlaxEsmForMaskedLM(models.esm_config()).save_pretrained(tmp_path / "esm")
+    name = "esm.rotary_embeddings.inv_freq"
+    rewrite_tensors(
+        tmp_path / "esm" / "model.safetensors", lambda tensors: {**tensors, name: tensors[name] * 2}
+    )
+    for source, dropped in (("bert", "cls.predictions.bias"), ("esm", name)):
+        folder = str(tmp_path / source)
+        with pytest.raises(WeightsError, match=dropped):
+            convert(folder, tmp_path / "strict", strict=True)
+        assert convert(folder, tmp_path / f"{source}-converted").dropped == [dropped]
+        assert any(dropped in problem for problem in inspect_checkpoint(folder)["problems"])
 
 
 def test_the_head_of_another_class_is_reported(two_tables, caplog):
