@@ -381,12 +381,14 @@ class WeightMap:
                 for group in (names_of_slot, fallbacks)
             )
             names_of_slot.insert(0, slot.flax_name)
-        others = (self._flax_names if native else self._torch_names) - {slot.name, slot.flax_name}
+        own_names = (slot.name, slot.flax_name)
+        slot_names = self._flax_names if native else self._torch_names
         for group in (names_of_slot, fallbacks):
             keys = [n for name in group for n in self._with_prefix(name) if n in names]
             if keys:
                 copies = keys[1:] if group is names_of_slot else []
-                return list(dict.fromkeys([keys[0], *(key for key in copies if key not in others)]))
+                copies = [key for key in copies if key in own_names or key not in slot_names]
+                return list(dict.fromkeys([keys[0], *copies]))
         return []
 
     def _with_prefix(self, name: str) -> tuple[str, ...]:
