@@ -34,11 +34,10 @@ def as_array(name: str, value: Any) -> Any:
         value: The array, or nested lists of numbers.
 
     Raises:
-        TypeError: The value is text.
-        UsageError: Rows have different lengths, or IDs are not integers.
+        UsageError: The value is text, rows have different lengths, or IDs are not integers.
     """
     if isinstance(value, str | bytes) or isinstance(value, list | tuple) and _contains_text(value):
-        raise TypeError(f"{name} must be an array of numbers, not text: call the tokenizer first")
+        raise UsageError(f"{name} must be an array of numbers, not text: call the tokenizer first")
     array = value
     if isinstance(value, list | tuple):
         if any(isinstance(item, jax.Array) for item in value):

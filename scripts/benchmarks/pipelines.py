@@ -42,7 +42,117 @@ def pipelines_cases(options: Options) -> list[Case]:
         # sentence-transformers sorts the texts itself.
         members = (torch, ordered, ours) if task == "classify" else (torch, ours)
         cases.append(Case(name, members, count, "texts", weights=(model, size), **timing))
+    for job, model, unit, count in (
+        ("generate", "gpt2", "texts", options.choose(32, 256, 8, 2)),
+        ("image", "image_classifier", "images", options.choose(64, 1024, 16, 2)),
+        ("speech", "whisper", "files", options.choose(8, 64, 2, 2)),
+    ):
+        size = options.size(model)
+        if job != "generate":  # images have no vocabulary, and Whisper's has 1,500 timestamps
+            size = {key: value for key, value in size.items() if key != "vocab_size"}
+        settings = {"job": job, "model": model, "size": size, "count": count, "rows": min(rows, 8)}
+        title = training.model_spec(model).title
+        name = f"{job}, {title}, {count} {unit}, float32"
+        members = (
+            Contestant("PyTorch", name, "pipelines:torch_media", settings, harness.PYTORCH),
+            Contestant("hfseq", name, "pipelines:hfseq_media", settings, harness.HFSEQ),
+        )
+        cases.append(Case(name, members, count, unit, weights=(model, size), **timing))
     return cases
+
+
+#: Tokens that each prompt is continued by.
+NEW_TOKENS = 32
+
+
+def media_inputs(
+    job: str, count: int, config: Any, generation_config: Any
+) -> tuple[str, list[Any], dict[str, Any], dict[str, Any]]:
+    """Returns the task, the inputs, the processors and the options of the call."""
+    import numpy as np
+    import transformers
+
+    random = np.random.default_rng(0)
+    if job == "image":
+        from PIL import Image
+
+        inputs = [
+            Image.fromarray(random.integers(0, 256, (320, 400, 3), np.uint8)) for _ in range(count)
+        ]
+        size = {"height": config.image_size, "width": config.image_size}
+        processor = transformers.ViTImageProcessorPil(size=size)
+        return "image-classification", inputs, {"image_processor": processor}, {"top_k": 5}
+    if job == "speech":
+        inputs = [random.normal(size=16000 * 5).astype(np.float32) * 0.1 for _ in range(count)]
+        vocabulary = {f"t{number}": number for number in range(config.vocab_size - 1504)}
+        vocabulary |= {"<|startoftranscript|>": len(vocabulary), "</s>": len(vocabulary) + 1}
+        vocabulary |= {"<|notimestamps|>": len(vocabulary)}
+        tokenizer = transformers.WhisperTokenizer(
+            vocab=vocabulary, merges=[], unk_token="t0", eos_token="</s>", pad_token="</s>"
+        )
+        generation_config.no_timestamps_token_id = vocabulary["<|notimestamps|>"]
+        processors = {
+            "tokenizer": tokenizer,
+            "feature_extractor": transformers.WhisperFeatureExtractor(),
+        }
+        options = {"generate_kwargs": {"max_new_tokens": NEW_TOKENS, "num_beams": 1}}
+        return "automatic-speech-recognition", inputs, processors, options
+    documents, tokenizer = texts(count, config.vocab_size)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    inputs = [" ".join(text.split()[:40]) for text in documents]
+    options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
+    return "text-generation", inputs, {"tokenizer": tokenizer}, options
+
+
+def media_workload(step: Any, memory: Any, info: Any) -> Workload:
+    """Returns a workload, and records a number that depends on all results."""
+    import zlib
+
+    answers = [answer[0] if isinstance(answer, list) else answer for answer in step()]
+    results = [
+        str(answer.get("label", answer.get("generated_text", answer.get("text"))))
+        for answer in answers
+    ]
+    info |= {"mean": zlib.crc32("|".join(results).encode()) / 1e9}
+    return Workload(harness.make_step(step), memory, info)
+
+
+def hfseq_media(
+    job: str, model: str, size: dict[str, Any], count: int, rows: int, weights: str
+) -> Workload:
+    """Runs a pipeline of hfseq on prompts, images or audio."""
+    import hfseq
+
+    module = training.hfseq_class(model).from_pretrained(weights)
+    task, inputs, processors, options = media_inputs(
+        job, count, module.config, module.generation_config
+    )
+    pipeline = hfseq.pipeline(task, module, batch_size=rows, **processors)
+    return media_workload(
+        lambda: pipeline(inputs, **options),
+        harness.jax_peak_bytes,
+        training.jax_info(module.params),
+    )
+
+
+def torch_media(
+    job: str, model: str, size: dict[str, Any], count: int, rows: int, weights: str
+) -> Workload:
+    """Runs a pipeline of Transformers on prompts, images or audio."""
+    import transformers
+
+    module, device = training.load_torch(model, weights, training.make_config(model, size))
+    task, inputs, processors, options = media_inputs(
+        job, count, module.config, getattr(module, "generation_config", None)
+    )
+    if job == "generate":
+        processors["tokenizer"].padding_side = "left"
+    pipeline = transformers.pipeline(task, module, batch_size=rows, device=device, **processors)
+    return media_workload(
+        lambda: pipeline(list(inputs), **options),
+        harness.torch_peak_bytes,
+        training.torch_info(module),
+    )
 
 
 def texts(count: int, words: int) -> tuple[list[str], Any]:
@@ -148,9 +258,10 @@ def pipelines_remarks(rows: Rows) -> list[str]:
 
 PIPELINES = Suite(
     "Pipelines",
-    "`hfseq.pipeline('text-classification')` compared with Transformers' pipeline, and "
-    "`model.encode` compared with sentence-transformers, on generated texts of 2 to 150 words in "
-    "batches of 32 (128 on a GPU). Times include tokenization. All sides use the same random "
+    "`hfseq.pipeline` compared with Transformers' pipeline, and `model.encode` compared with "
+    "sentence-transformers, on generated texts of 2 to 150 words in batches of 32 (128 on a GPU); "
+    "prompts of 40 words that are continued by 32 tokens, images of 400 x 320 pixels and five "
+    "seconds of noise in batches of 8. Times include the processors. All sides use the same random "
     "weights and must return the same results.",
     pipelines_cases,
     (harness.CASE, ("texts/s", harness.rate), harness.RATIO, harness.MEMORY),

@@ -177,6 +177,9 @@ GENERATION_MODELS = {
 TEXT_MODELS = {
     "marian": ModelSpec("Marian-base", "MarianConfig", "ForSeq2SeqLM", (), 0, 0, size=_MARIAN),
     "classifier": ModelSpec("BERT-base", "BertConfig", "ForSequenceClassification", (), 0, 512),
+    "image_classifier": ModelSpec(
+        "ViT-base", "ViTConfig", "ForImageClassification", (), 0, 197, size={"num_labels": 1000}
+    ),
     "minilm": ModelSpec(
         "MiniLM-L6",
         "BertConfig",

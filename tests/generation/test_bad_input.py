@@ -81,9 +81,9 @@ def test_options(name):
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ([[4, 5], [6]], r"rows of input_ids have different lengths.*tokenizer\(texts, padding=T"),
+        ([[4, 5], [6]], r"input_ids has rows of different lengths.*tokenizer\(texts, padding=T"),
         (np.array([4, 5]), r"input_ids .*\(batch, length\).*\(2,\).*ids\[None\]"),
-        ("text", r"input_ids .*\(batch, length\).*str"),
+        ("text", r"input_ids must be an array of numbers, not text"),
         (np.ones((1, 3)), "input_ids .*float64.* integers"),
         (np.array([[4, 48]]), "input_ids contains 48, .*vocabulary of 48"),
         (np.array([[4, -1]]), "input_ids contains -1, .*vocabulary"),

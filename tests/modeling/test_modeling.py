@@ -254,7 +254,7 @@ def test_ids_outside_of_the_vocabulary_are_refused(model):
 
 
 def test_text_and_unknown_arguments_are_refused(model):
-    with pytest.raises(TypeError, match="not text: call the tokenizer first"):
+    with pytest.raises(UsageError, match="not text: call the tokenizer first"):
         model("Hello")
     with pytest.raises(TypeError, match="lables"):
         model(ids(), lables=ids())
