@@ -146,9 +146,9 @@ class Workspace:
         if changed and latest:
             local_checkpoints = {_checkpoint(name) for name, _ in self._local_files()} - {""}
             local_only = local_checkpoints - {_checkpoint(name) for name in complete}
-            _move_aside(self.path, [self.path / name for name in sorted(local_only)])
+            move_aside(self.path, [self.path / name for name in sorted(local_only)])
         elif changed:
-            _move_aside(self.path, _old_files(self.path))
+            move_aside(self.path, _old_files(self.path))
             self._synced.clear()
         for name, size in self._wanted(remote, complete):
             local = self.path / name
@@ -329,7 +329,7 @@ def check_output_dir(
     checkpoints = (*path.glob("checkpoints/*"), *path.glob("checkpoint-*"))
     resumable = any(CHECKPOINT_PATH.match(p.relative_to(path).as_posix()) for p in checkpoints)
     if overwrite:
-        _move_aside(path, _old_files(path))
+        move_aside(path, _old_files(path))
     elif any(matches_any(p, WEIGHT_FILES) for p in path.iterdir()) and not resumable:
         raise UsageError(
             f"--output_dir {path} contains model weights but no checkpoint to resume from: use "
@@ -347,7 +347,13 @@ def _old_files(path: Path) -> list[Path]:
     return [entry for entry in sorted(path.iterdir()) if matches_any(entry, patterns)]
 
 
-def _move_aside(path: Path, entries: list[Path]) -> None:
+def move_aside(path: Path, entries: list[Path]) -> None:
+    """Moves files and folders of an output directory to a new ``previous-<time>/`` in it.
+
+    Args:
+        path: The directory.
+        entries: The files and folders.
+    """
     if not entries:
         return
     name = time.strftime("previous-%Y%m%d-%H%M%S")

@@ -24,7 +24,9 @@ import jax
 
 from hfseq import errors
 from hfseq.checkpoints import hub
+from hfseq.checkpoints.storage import move_aside
 from hfseq.errors import CheckpointError, first_line, write_atomically
+from hfseq.training import processes
 from hfseq.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -99,6 +101,8 @@ class Checkpointer:
 
     def __init__(self, output_dir: str | Path, limit: int | None = 2):
         self.folder, self.limit = Path(output_dir).absolute() / hub.CHECKPOINT_DIR, limit
+        #: A checkpoint that is kept beyond the limit, because the command names it.
+        self.named_step: int | None = None
         self._checksum_thread: threading.Thread | None = None
         self._save_finished = threading.Event()
 
@@ -215,8 +219,30 @@ class Checkpointer:
             return
         keep = max(self.limit - spare, 1)
         for step in self.steps()[:-keep]:
-            if step != best_step:
+            if step not in (best_step, self.named_step):
                 self._manager.delete(step)
+
+    def move_newer_aside(self, step: int) -> None:
+        """Moves the checkpoints after a step to ``previous-<time>/`` in the output directory.
+
+        A run that goes back to an earlier checkpoint saves the same steps again. The checkpoints of
+        the abandoned branch must neither prevent that, nor be resumed from later.
+
+        Args:
+            step: The step that the run goes back to.
+        """
+        newer = [each for each in self.steps() if each > step]
+        if not newer:
+            return
+        with processes.main_process_first() as leads:
+            if leads:
+                logger.warning(
+                    "going back to step %d: the checkpoints of the steps %s are moved aside",
+                    step,
+                    ", ".join(map(str, newer)),
+                )
+                move_aside(self.folder.parent, [self.folder / str(each) for each in newer])
+        self._manager.reload()
 
     def verify_checksums(self, step: int) -> None:
         """Verifies the files of a checkpoint.
@@ -319,7 +345,11 @@ def find_checkpoint(checkpointer: Checkpointer, path: str | None) -> tuple[Check
         folder = Path(path)
         if folder.name.isdigit() and folder.parent.name == hub.CHECKPOINT_DIR:
             if not folder.is_dir():
-                raise CheckpointError(f"--resume_from_checkpoint {folder} does not exist")
+                steps = Checkpointer(folder.parent.parent, limit=None).steps()
+                advice = f"; there are those of the steps {', '.join(map(str, steps))}"
+                raise CheckpointError(
+                    f"--resume_from_checkpoint {folder} does not exist{advice if steps else ''}"
+                )
             folder, step = folder.parent.parent, int(folder.name)
         elif not (folder / hub.CHECKPOINT_DIR).is_dir():
             raise CheckpointError(
@@ -328,6 +358,8 @@ def find_checkpoint(checkpointer: Checkpointer, path: str | None) -> tuple[Check
             )
         if folder.absolute() != checkpointer.folder.parent:
             source = Checkpointer(folder, limit=None)
+        else:
+            checkpointer.named_step = step
     step = source.latest_step() if step is None else step
     if step is None:
         return source, Progress()

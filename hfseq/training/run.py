@@ -191,6 +191,8 @@ def _build(
         restored_from, progress = find_checkpoint(checkpointer, training.resume_from_checkpoint)
     run = build_run(arguments, objective, folder, progress, devices)
     run, state = restore_or_initialize(run, restored_from, progress)
+    if training.do_train and training.resume_from_checkpoint:
+        checkpointer.move_newer_aside(progress.step)
     return run, state, progress
 
 

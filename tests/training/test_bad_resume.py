@@ -143,3 +143,33 @@ def test_leftovers_of_a_killed_run_do_not_block(train, run):
     with output_directory.lock_directory(run), pytest.raises(UsageError, match="in use by process"):
         with output_directory.lock_directory(run):
             pass
+
+
+# -- going back to an earlier checkpoint
+
+
+def test_going_back_to_an_earlier_checkpoint_starts_a_new_branch(train, run, tmp_path, caplog):
+    """Checkpoints of the abandoned branch are moved aside, so that nothing continues from them."""
+    branch = OPTIONS | {"learning_rate": 1e-2, "lr_scheduler_type": "constant", "max_steps": 7}
+    named = run / "checkpoints" / "2"
+    shutil.copytree(run, tmp_path / "source")
+    train("other", resume_from_checkpoint=tmp_path / "source" / "checkpoints" / "2", **branch)
+    expected = losses(tmp_path / "other")
+
+    short = branch | {"max_steps": 5, "save_total_limit": 1}
+    train("run", resume_from_checkpoint=named, **short)
+    steps = {path.name for path in (run / "checkpoints").iterdir() if path.name.isdigit()}
+    assert steps == {"2", "5"}  # the named one is kept, so that the command can be repeated
+    assert "going back to step 2: the checkpoints of the steps 4, 6 are moved aside" in caplog.text
+    (aside,) = run.glob("previous-*")
+    assert sorted(path.name for path in (aside / "checkpoints").iterdir()) == ["4", "6"]
+    assert losses(run) == {
+        step: loss for step, loss in losses(tmp_path / "source").items() if step <= 2
+    } | {step: expected[step] for step in (3, 4, 5)}
+
+    continued = train("run", **branch)  # from the new branch, without the flag
+    assert continued.start_step == 5
+    assert [losses(run)[step] for step in (6, 7)] == [expected[step] for step in (6, 7)]
+    shutil.rmtree(named, ignore_errors=True)
+    with pytest.raises(CheckpointError, match="checkpoints/2 does not exist; there are those of"):
+        train("run", resume_from_checkpoint=named, **branch)
