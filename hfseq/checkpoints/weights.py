@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,6 +97,7 @@ class Slot:
         axes: Axes of the PyTorch tensor in the order of the parameter, or `None` if they are equal.
         unstacked_path: Path in a tree with one parameter per layer.
         layer: Index of the layer of a stacked parameter, or `None`.
+        part: Index of the part of a joined parameter that the tensor holds, or an empty tuple.
     """
 
     path: ParamPath
@@ -103,11 +105,30 @@ class Slot:
     axes: tuple[int, ...] | None
     unstacked_path: ParamPath
     layer: int | None = None
+    # Slices can be hashed since Python 3.12.
+    part: tuple[int | slice, ...] = dataclasses.field(default=(), hash=False)
 
     @property
     def flax_name(self) -> str:
         """The name in ``format: flax`` files, which is the dotted unstacked path."""
         return ".".join(self.unstacked_path)
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedTensor:
+    """The stored tensors that PyTorch's class joins into one parameter, such as experts.
+
+    Transformers describes the same in ``conversion_mapping.py``.
+
+    Attributes:
+        names: Names of the stored tensors, such as ``"experts.{}.gate_proj.weight"``. ``{}`` is the
+            index along the leading axis of the parameter, along which the tensors are stacked.
+            Several names are concatenated in parts of equal size.
+        axis: Axis of the stored tensors along which several names are concatenated.
+    """
+
+    names: tuple[str, ...]
+    axis: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +216,7 @@ class WeightMap:
             other versions to those that are written. They are applied in sequence.
         native_synonyms: Synonyms for files with Flax names.
         stacked: Maps the path prefix of scanned layers to the paths of the single layers.
+        joined: Maps PyTorch's names of joined parameters to the tensors that files contain.
     """
 
     def __init__(
@@ -209,14 +231,23 @@ class WeightMap:
         synonyms: Mapping[str, str] | None = None,
         native_synonyms: Mapping[str, str] | None = None,
         stacked: Mapping[ParamPath, Sequence[ParamPath]] | None = None,
+        joined: Mapping[str, JoinedTensor] | None = None,
     ):
+        self.joined = dict(joined or {})
         self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
         self.fallbacks = dict(fallbacks or {})
         self._templates = [_template(*pair) for pair in (templates or {}).items()]
         self._synonyms = [_template(*pair) for pair in (synonyms or {}).items()]
         self._native_synonyms = [_template(*pair) for pair in (native_synonyms or {}).items()]
-        self.slots = [slot for path in self.shapes for slot in self._slots(path, stacked or {})]
+        self.slots = [
+            part
+            for path in self.shapes
+            for slot in self._slots(path, stacked or {})
+            for part in self._parts(slot)
+        ]
         names = {slot.name for slot in self.slots}
+        if self.joined:  # rules may refer to the joined parameter
+            names = names | {self.torch_name(path) for path in self.shapes}
         self._torch_names, self._flax_names = names, {slot.flax_name for slot in self.slots}
         # The tied tensor may have the prefix of a base model, and aliases may be of other heads.
         self.aliases = {
@@ -242,6 +273,33 @@ class WeightMap:
                     for layer, p in enumerate(paths)
                 ]
         return [Slot(path, self.torch_name(path), torch_axes(path, len(self.shapes[path])), path)]
+
+    def _parts(self, slot: Slot) -> list[Slot]:
+        """Returns the slots of the stored tensors of a joined parameter, or the slot itself."""
+        patterns = {re.compile(rf"(?<![^.]){re.escape(n)}$"): j for n, j in self.joined.items()}
+        pattern = next((pattern for pattern in patterns if pattern.search(slot.name)), None)
+        if pattern is None:
+            return [slot]
+        joined = patterns[pattern]
+        shape = self._expected(slot, native=True)
+        stacked = "{}" in joined.names[0]
+        axes = torch_axes(slot.path, len(shape) - stacked)
+        axis = axes.index(joined.axis) if axes else joined.axis
+        size, remainder = divmod(shape[axis + stacked], len(joined.names))
+        if remainder:
+            raise WeightsError(
+                f"joined_weights: axis {joined.axis} of '{slot.name}' with shape {shape} cannot be "
+                f"divided into {len(joined.names)} equal parts ({', '.join(joined.names)})"
+            )
+        parts = []
+        for number in range(shape[0] if stacked else 1):
+            lead = (number,) if stacked else ()
+            for position, stored in enumerate(joined.names):
+                columns = slice(position * size, (position + 1) * size)
+                torch_name = pattern.sub(stored.replace("{}", str(number)), slot.name)
+                part = (*lead, *[slice(None)] * axis, columns)
+                parts.append(dataclasses.replace(slot, name=torch_name, axes=axes, part=part))
+        return parts
 
     def torch_name(self, path: ParamPath) -> str:
         """Returns the PyTorch name of the parameter at ``path``."""
@@ -365,7 +423,9 @@ class WeightMap:
 
     def _expected(self, slot: Slot, native: bool) -> tuple[int, ...]:
         shape = self.shapes[slot.path] if slot.layer is None else self.shapes[slot.path][1:]
-        return shape if native else _in_torch(shape, slot.axes)
+        if native:
+            return shape
+        return _in_torch(np.broadcast_to(0, shape)[slot.part].shape, slot.axes)
 
     def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> list[str]:
         """Returns the names of a slot's tensor in a file: the one to read, and its copies."""
@@ -419,7 +479,7 @@ class WeightMap:
             itemsizes: Bytes per value by parameter path.
         """
         return {
-            name: itemsizes[slot.path] * math.prod(self._expected(slot, native=True))
+            name: itemsizes[slot.path] * math.prod(self.torch_shape(slot))
             for name, slot in self.saved_slots().items()
         }
 
@@ -447,7 +507,7 @@ class WeightMap:
         for name in slots if names is None else names:
             slot = slots[name]
             leaf = params[slot.path] if slot.layer is None else params[slot.path][slot.layer]
-            array = np.asarray(leaf)
+            array = np.asarray(leaf[slot.part] if slot.part else leaf)
             if slot.axes:
                 array = array.transpose(np.argsort(slot.axes))
             tensors[name] = np.asarray(array, order="C")
@@ -470,12 +530,46 @@ class WeightMap:
             native: Whether the checkpoint has Flax names, and thus no permuted axes.
         """
         slots = [slot for slot in self.slots if slot.path == path]
+        layers = [list(parts) for _, parts in itertools.groupby(slots, lambda slot: slot.layer)]
         if slots[0].layer is None:
-            return _read(slots[0], tensors[slots[0]], index, native)
+            return self._read_parts(slots, tensors, index, native)
         if isinstance(index, EllipsisType):
             index = (slice(None),)
         lead, layer_index = index[0], index[1:] or ...
-        return np.stack([_read(slot, tensors[slot], layer_index, native) for slot in slots[lead]])
+        return np.stack(
+            [self._read_parts(parts, tensors, layer_index, native) for parts in layers[lead]]
+        )
+
+    def _read_parts(
+        self, slots: Sequence[Slot], tensors: Mapping[Slot, Tensor], index: Index, native: bool
+    ) -> np.ndarray:
+        """Reads a parameter of one layer. Of a joined one, only the parts that `index` needs."""
+        if native or not slots[0].part:
+            return _read(slots[0], tensors[slots[0]], index, native)
+        shape = self._expected(slots[0], native=True)
+        slices = () if isinstance(index, EllipsisType) else index
+        spans = [*slices, *[slice(None)] * (len(shape) - len(slices))]
+        bounds = [range(size)[span] for size, span in zip(shape, spans, strict=True)]
+        values = []
+        for slot in slots:
+            source, target = [], []
+            for axis, bound in enumerate(bounds):
+                part = slot.part[axis] if axis < len(slot.part) else slice(None)
+                span = range(part, part + 1) if isinstance(part, int) else range(shape[axis])[part]
+                start, stop = max(span.start, bound.start), min(span.stop, bound.stop)
+                target.append(slice(start - bound.start, stop - bound.start))
+                if not isinstance(part, int):
+                    source.append(slice(start - span.start, stop - span.start))
+                if start >= stop:
+                    break
+            else:
+                array = _read(slot, tensors[slot], tuple(source), native)
+                values.append((tuple(target), array[None] if array.ndim < len(shape) else array))
+        dtypes = {array.dtype for _, array in values}
+        joined = np.empty([len(bound) for bound in bounds], np.result_type(*dtypes))
+        for spans, array in values:
+            joined[spans] = array
+        return joined
 
 
 def _read(slot: Slot, tensor: Tensor, index: Index, native: bool) -> np.ndarray:

@@ -13,6 +13,7 @@ from hfseq.plugins.import_hooks import prepare_jax
 
 if TYPE_CHECKING:
     from hfseq.checkpoints.weights import DerivedTensor as DerivedTensor
+    from hfseq.checkpoints.weights import JoinedTensor as JoinedTensor
     from hfseq.checkpoints.weights import Tensor as Tensor
     from hfseq.checkpoints.weights import WeightMap as WeightMap
     from hfseq.modeling.composite import (
@@ -30,6 +31,7 @@ _MODULES = {
     "FlaxPreTrainedModel": "hfseq.modeling.pretrained",
     "FlaxSeq2SeqPreTrainedModel": "hfseq.modeling.seq2seq",
     "FlaxVisionPreTrainedModel": "hfseq.modeling.pretrained",
+    "JoinedTensor": "hfseq.checkpoints.weights",
     "Seq2SeqGeneration": "hfseq.modeling.seq2seq",
     "Tensor": "hfseq.checkpoints.weights",
     "WeightMap": "hfseq.checkpoints.weights",

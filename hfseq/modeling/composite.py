@@ -45,7 +45,12 @@ class CompositeWeightMap(WeightMap):
             for part, names in self.parts.items()
             for name, others in names.fallbacks.items()
         }
-        super().__init__(shapes, aliases=aliases, fallbacks=fallbacks, stacked=stacked)
+        joined = {
+            name: entry for names in self.parts.values() for name, entry in names.joined.items()
+        }
+        super().__init__(
+            shapes, aliases=aliases, fallbacks=fallbacks, stacked=stacked, joined=joined
+        )
 
     def torch_name(self, path: ParamPath) -> str:
         """Returns the PyTorch name of the parameter at ``path``."""

@@ -267,6 +267,8 @@ class FlaxPreTrainedModel(FlaxModel):
             PyTorch's (checkpoints/weights.py).
         weight_synonyms: Further names that can be read: templates to the written name, applied in
             order.
+        joined_weights: Parameters that files contain in parts: PyTorch name of the parameter to the
+            :class:`JoinedTensor` that describes the parts.
         native_synonyms: The same for files with Flax names.
         stored_collections: Collections in checkpoints: name to the last path components of the
             stored variables.
@@ -282,6 +284,7 @@ class FlaxPreTrainedModel(FlaxModel):
     )
     weight_templates: ClassVar[Mapping[str, str]] = {}
     weight_synonyms: ClassVar[Mapping[str, str]] = {}
+    joined_weights: ClassVar[Mapping[str, weights.JoinedTensor]] = {}
     native_synonyms: ClassVar[Mapping[str, str]] = {}
     stored_collections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
@@ -600,6 +603,7 @@ class FlaxPreTrainedModel(FlaxModel):
             synonyms=self.weight_synonyms,
             native_synonyms=self.native_synonyms,
             stacked=self._stacked,
+            joined=self.joined_weights,
         )
 
     def _fallbacks(self) -> dict[str, list[str]]:

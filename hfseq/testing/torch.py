@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfseq.checkpoints.weights import TORCH_LEAF_NAMES, torch_axes
+from hfseq.checkpoints.weights import TORCH_LEAF_NAMES, Slot, WeightMap, torch_axes
 from hfseq.nn import trees
 from hfseq.testing.case import (
     Case,
@@ -75,6 +75,11 @@ def named_once(case: Case, model: PreTrainedModel) -> Iterable[tuple[str, torch.
         if id(parameter) not in parameters or parameters[id(parameter)][0] in aliases:
             parameters[id(parameter)] = (name, parameter)
     return parameters.values()
+
+
+def joined_slots(names: WeightMap) -> list[Slot]:
+    """Returns the slots of the parts of joined parameters."""
+    return [slot for slot in names.slots if slot.part]
 
 
 def torch_loads_it(case: Case) -> None:
@@ -171,7 +176,10 @@ def torch_parity(case: Case) -> None:
         for name, parameter in named_once(case, model)
         if parameter.grad is not None and name not in shared
     }
-    ours = case.model.weight_map.to_torch(case.gradients)
+    names = case.model.weight_map
+    ours = names.to_torch(case.gradients)
+    # PyTorch's class has the joined parameters, not their parts.
+    ours |= {names.torch_name(slot.path): case.gradients[slot.path] for slot in joined_slots(names)}
     if absent := [name for name in gradients if name not in ours]:
         lines.append(f"  no gradient for PyTorch's parameters {absent}")
     errors = {

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from hfseq.checkpoints.files import tensor_from_array
-from hfseq.checkpoints.weights import WeightMap, check_report, describe_missing
+from hfseq.checkpoints.weights import (
+    JoinedTensor,
+    Tensor,
+    WeightMap,
+    check_report,
+    describe_missing,
+)
 from hfseq.errors import WeightsError
 
 SHAPES = {
@@ -282,3 +288,62 @@ def test_second_names_count_in_native_files_too(way):
     table = {"shared.embedding": np.ones((5, 3), np.float32)}
     params, report = filled(names, table, native=True)
     assert params.keys() == shapes.keys() and not report.unexpected
+
+
+JOINED = {
+    "experts.gate_up_proj": JoinedTensor(
+        ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight")
+    ),
+    "qkv.weight": JoinedTensor(("q.weight", "k.weight", "v.weight")),
+}
+
+
+def joined_map(stacked=None):
+    gate_up, kernel = (3, 4, 5), (2, 6)  # (experts, 2 * inner, width) and (in, 3 * out)
+    if stacked:
+        gate_up, kernel = (2, *gate_up), (2, *kernel)
+    shapes = {("layers", "experts", "gate_up_proj"): gate_up, ("layers", "qkv", "kernel"): kernel}
+    if not stacked:
+        shapes = {("layers", "0", *path[1:]): shape for path, shape in shapes.items()}
+    return WeightMap(shapes, joined=JOINED, stacked=stacked)
+
+
+@pytest.mark.parametrize("stacked", [None, {("layers",): [("layers", "0"), ("layers", "1")]}])
+def test_joined_parameters_are_stored_in_parts_and_read_by_slices(stacked):
+    names = joined_map(stacked)
+    random = np.random.default_rng(0)
+    params = {p: random.normal(size=s).astype(np.float32) for p, s in names.shapes.items()}
+    stored = names.to_torch(params)
+    (experts, gate_up), (_, kernel) = params.items()
+    layer = (lambda value: value[0]) if stacked else (lambda value: value)
+    expert = stored["layers.0.experts.1.up_proj.weight"]
+    np.testing.assert_array_equal(expert, layer(gate_up)[1, 2:])
+    np.testing.assert_array_equal(stored["layers.0.k.weight"], layer(kernel)[:, 2:4].T)
+    assert len(stored) == 9 * (2 if stacked else 1)
+    tensors = {
+        name: Tensor(value.shape, "float32", lambda index, value=value: value[index])
+        for name, value in stored.items()
+    }
+    matched, report = names.match(tensors)
+    assert not report.missing and not report.unexpected
+    for path, value in params.items():
+        np.testing.assert_array_equal(names.read_param(matched, path), value)
+    index = (slice(1, 3), slice(1, 3), slice(0, 4))
+    index = (slice(1, 2), *index) if stacked else index
+    np.testing.assert_array_equal(names.read_param(matched, experts, index), gate_up[index])
+
+
+def test_a_missing_part_of_a_joined_parameter_is_reported():
+    names = joined_map()
+    params = {path: np.zeros(shape, np.float32) for path, shape in names.shapes.items()}
+    tensors = {
+        name: Tensor(value.shape, "float32", value.__getitem__)
+        for name, value in names.to_torch(params).items()
+        if name != "layers.0.experts.2.gate_proj.weight"
+    }
+    assert names.match(tensors)[1].missing == [("layers", "0", "experts", "gate_up_proj")]
+
+
+def test_joined_parameters_that_do_not_divide_are_refused():
+    with pytest.raises(WeightsError, match=r"cannot be divided into 3 equal parts"):
+        WeightMap({("qkv", "kernel"): (2, 7)}, joined=JOINED)

@@ -1,12 +1,13 @@
-"""The three example models of the documentation, against the PyTorch classes.
+"""The example models of the documentation, against the PyTorch classes.
 
 They are loaded as plugins, as a user loads them, and replace in-tree families of the same type.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from transformers import CLIPTextConfig, ModernBertConfig, OPTConfig
+from transformers import CLIPTextConfig, ModernBertConfig, OPTConfig, Qwen3MoeConfig
 
 from hfseq import plugins
 from hfseq.testing import check_architecture
@@ -37,7 +38,20 @@ def modernbert(**changes):
     return ModernBertConfig(**{**sizes, **options, **tokens, "sep_token_id": 2, **changes})
 
 
+def qwen3_moe(**changes):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    options = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    options["max_position_embeddings"] = 24
+    return Qwen3MoeConfig(**{**sizes, **options, **experts, **tokens, **changes})
+
+
 MODELS = {
+    "qwen3_moe": (
+        "experts_decoder", 110, set(),
+        {"normalized": qwen3_moe(norm_topk_prob=True), "plain": qwen3_moe(norm_topk_prob=False)},
+    ),
     "opt": (
         "opt_decoder", 160, set(),
         {
@@ -102,3 +116,18 @@ def test_the_example_equals_pytorch(configs):
 def test_the_example_is_short(model_type):
     name, lines, _, _ = MODELS[model_type]
     assert len((EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= lines
+
+
+@pytest.mark.parametrize("configs", ["qwen3_moe"], indirect=True)
+def test_experts_of_a_file_by_pytorch_are_read(configs, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = next(iter(configs[1].values()))
+    torch_model = transformers.Qwen3MoeForCausalLM(config).eval()
+    torch_model.save_pretrained(tmp_path)
+    model_class = plugins.load().architectures.get("qwen3_moe").load_head("ForCausalLM")
+    model = model_class.from_pretrained(tmp_path)
+    ids = np.random.default_rng(0).integers(3, 64, (2, 7))
+    with torch.no_grad():
+        expected = torch_model(torch.from_numpy(ids)).logits.numpy()
+    np.testing.assert_allclose(model(ids).logits, expected, atol=1e-5)
