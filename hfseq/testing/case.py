@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +29,8 @@ ROWS, LENGTH, TARGET_LENGTH, SAMPLES = 8, 16, 12, 90
 
 #: Ends of the names of outputs that are not compared.
 NOT_COMPARED = ("past_key_values", "hidden_states", "attentions")
+#: A sum over tokens that is added to the loss. PyTorch's classes return a mean, as `aux_loss`.
+AUXILIARY_LOSS = "auxiliary_loss"
 #: Adding a constant to all scores of a query has no effect, so the gradient of a key bias is zero.
 #: The bias of the logits is a buffer in PyTorch, which is not trained.
 ZERO_GRADIENTS = (r"(key|k_proj)/bias$", r"final_logits_bias$")
@@ -260,7 +262,12 @@ class Case:
         return self.outputs[name].shape[: len(shape)] == shape
 
     def train(
-        self, model: Any, params: Params, inputs: Batch | None = None, dropout: bool = True
+        self,
+        model: Any,
+        params: Params,
+        inputs: Batch | None = None,
+        dropout: bool = True,
+        excluded: Iterable[str] = (),
     ) -> tuple[dict[str, np.ndarray], dict[trees.Path, np.ndarray]]:
         """Returns outputs and gradients of a training step.
 
@@ -269,8 +276,10 @@ class Case:
             params: Its parameters.
             inputs: The inputs. The default is :attr:`inputs`.
             dropout: Whether to apply dropout.
+            excluded: Names of outputs that are not part of the loss.
         """
-        options, weights = {"train": dropout, "dropout_rng": jax.random.key(3)}, self.weights
+        options = {"train": dropout, "dropout_rng": jax.random.key(3)}
+        weights = {n: value for n, value in self.weights.items() if n not in set(excluded)}
 
         def run(params: Params, inputs: Batch) -> Any:
             output = model(**inputs, params=params, **options)

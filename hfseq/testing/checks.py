@@ -20,8 +20,10 @@ from hfseq.checkpoints.config import add_legacy_keys
 from hfseq.errors import UsageError
 from hfseq.nn import trees
 from hfseq.testing.case import (
+    AUXILIARY_LOSS,
     LENGTH,
     ROWS,
+    SOURCE,
     TARGET,
     Case,
     NotRun,
@@ -144,9 +146,16 @@ def gradient_checkpointing(case: Case) -> None:
 
 
 def bfloat16(case: Case) -> None:
-    """Results in bfloat16 are close to those in float32, and outputs are bfloat16."""
+    """Results in bfloat16 are close to those in float32, and outputs are bfloat16.
+
+    An auxiliary loss may be float32, as a loss should be.
+    """
     outputs = compile_forward(case.variant(dtype=jnp.bfloat16))(case.params, case.inputs)
-    wrong = [f"{name} is {v.dtype}" for name, v in outputs.items() if v.dtype != jnp.bfloat16]
+    wrong = [
+        f"{name} is {v.dtype}"
+        for name, v in outputs.items()
+        if v.dtype != jnp.bfloat16 and not (name == AUXILIARY_LOSS and v.dtype == jnp.float32)
+    ]
     assert not wrong, "outputs of a bfloat16 model: " + ", ".join(wrong)
     real = {name: case.zero_padding(name, np.asarray(v, np.float32)) for name, v in outputs.items()}
     expected = {name: case.zero_padding(name, value) for name, value in case.outputs.items()}
@@ -330,6 +339,55 @@ def _source_and_target(
     return case.outputs, cache, step
 
 
+#: Length of the prompts of `generation`, and number of tokens at the padded end of a prompt. The
+#: length is not a bucket of `generate`, so that there are unused columns.
+GENERATION_PROMPT_LENGTH, PADDED_TOKENS, NEW_TOKENS = 7, 2, 4
+
+
+def prompts(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Returns three prompts and their masks: not padded, padded on the left, on the right."""
+    shape = (3, GENERATION_PROMPT_LENGTH)
+    ids, mask = case.inputs["input_ids"][3:6, : shape[1]], np.ones(shape, np.int32)
+    mask[1, :PADDED_TOKENS] = mask[2, -PADDED_TOKENS:] = 0
+    pad = getattr(case.model.text_config, "pad_token_id", None) or 0
+    return np.where(mask == 1, ids, pad).astype(np.int32), mask
+
+
+def generated_tokens(case: Case, ids: np.ndarray, **inputs: np.ndarray) -> np.ndarray:
+    """Returns the tokens that greedy search appends to prompts."""
+    options = {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS, "num_beams": 1}
+    output = case.model.generate(ids, do_sample=False, **options, **inputs)
+    return np.asarray(output.sequences)[:, -NEW_TOKENS:]
+
+
+def generation(case: Case) -> None:
+    """Greedy search returns the tokens of full forward passes, for padding on each side."""
+    if not case.model.can_generate():
+        raise Skipped("the model does not generate")
+    if case.sides != (SOURCE,) or "encoder_hidden_states" in case.inputs:
+        raise Skipped("only decoders without encoder are compared with full forward passes")
+    ids, mask = prompts(case)
+    real = generated_tokens(case, ids, attention_mask=mask)
+    end = case.model.generation_config.eos_token_id
+    ends = [token for token in np.atleast_1d([] if end is None else end)]
+    names = ("not padded", "padded on the left", "padded on the right")
+    for name, row, row_mask, tokens in zip(names, ids, mask, real, strict=True):
+        text = row[row_mask == 1].tolist()
+        expected: list[int] = []
+        for _ in range(NEW_TOKENS):  # one shape, and thus one program
+            known = np.array([*text, *expected])
+            inputs = {"input_ids": np.zeros((1, LENGTH), np.int32)}
+            inputs["input_ids"][0, : len(known)] = known
+            inputs["attention_mask"] = (np.arange(LENGTH) < len(known)).astype(np.int32)[None]
+            logits = np.array(case.forward(case.model.params, inputs)["logits"])
+            logits[..., ends] = -np.inf
+            expected.append(int(logits[0, len(known) - 1].argmax()))
+        assert tokens.tolist() == expected, (
+            f"generate() continues a prompt that is {name} with {tokens.tolist()}, and full "
+            f"forward passes give {expected}"
+        )
+
+
 def long_rows(case: Case) -> None:
     """Rows of the maximum length give finite outputs. Longer rows do too, or raise a UsageError."""
     limit = case.model.max_length() if case.sides else None
@@ -368,5 +426,6 @@ CHECKS = (
     packing,
     devices,
     cached_decoding,
+    generation,
     long_rows,
 )

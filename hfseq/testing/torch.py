@@ -15,6 +15,8 @@ import numpy as np
 from hfseq.checkpoints.weights import TORCH_LEAF_NAMES, Slot, WeightMap, torch_axes
 from hfseq.nn import trees
 from hfseq.testing.case import (
+    AUXILIARY_LOSS,
+    SOURCE,
     Case,
     NotRun,
     Skipped,
@@ -23,6 +25,7 @@ from hfseq.testing.case import (
     param_leaves,
     relative_error,
 )
+from hfseq.testing.checks import NEW_TOKENS, generated_tokens, prompts
 
 if TYPE_CHECKING:
     import torch
@@ -150,13 +153,16 @@ def torch_parity(case: Case) -> None:
 
     inputs = {name: tensor(value) for name, value in case.inputs.items()}
     output = model(**inputs, output_hidden_states=True)
-    theirs = {name: operator.attrgetter(name)(output) for name in case.outputs}
-    sum((theirs[name] * tensor(value)).sum() for name, value in case.weights.items()).backward()
+    # PyTorch's classes define auxiliary losses differently.
+    excluded = [AUXILIARY_LOSS] if AUXILIARY_LOSS in case.outputs else []
+    outputs = {n: value for n, value in case.outputs.items() if n not in excluded}
+    theirs = {name: operator.attrgetter(name)(output) for name in outputs}
+    sum((theirs[name] * tensor(case.weights[name])).sum() for name in outputs).backward()
     errors = {
         name: relative_error(
             *(case.zero_padding(name, v) for v in (value, theirs[name].detach().numpy()))
         )
-        for name, value in case.outputs.items()
+        for name, value in outputs.items()
     }
     lines = [
         f"  {n}: {difference:.1e}"
@@ -177,9 +183,12 @@ def torch_parity(case: Case) -> None:
         if parameter.grad is not None and name not in shared
     }
     names = case.model.weight_map
-    ours = names.to_torch(case.gradients)
+    our_gradients = case.gradients
+    if excluded:
+        our_gradients = case.train(case.model, case.params, dropout=False, excluded=excluded)[1]
+    ours = names.to_torch(our_gradients)
     # PyTorch's class has the joined parameters, not their parts.
-    ours |= {names.torch_name(slot.path): case.gradients[slot.path] for slot in joined_slots(names)}
+    ours |= {names.torch_name(slot.path): our_gradients[slot.path] for slot in joined_slots(names)}
     if absent := [name for name in gradients if name not in ours]:
         lines.append(f"  no gradient for PyTorch's parameters {absent}")
     errors = {
@@ -193,6 +202,32 @@ def torch_parity(case: Case) -> None:
     assert not lines, "\n".join(
         [f"differs from PyTorch's {class_name} (allowed: {case.tolerance:.0e})", *lines]
     )
+
+
+def torch_generation(case: Case) -> None:
+    """Greedy search returns PyTorch's tokens, for prompts with padding on each side."""
+    if not case.model.can_generate():
+        raise Skipped("the model does not generate")
+    if case.sides != (SOURCE,) or "encoder_hidden_states" in case.inputs:
+        raise Skipped("only decoders without encoder are compared")
+    model = torch_model(case)
+    import torch
+
+    ids, mask = prompts(case)
+    ours = generated_tokens(case, ids, attention_mask=mask)
+    options = {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS, "num_beams": 1}
+    names = ("not padded", "padded on the left", "padded on the right")
+    for name, row, row_mask, tokens in zip(names, ids, mask, ours, strict=True):
+        text = torch.from_numpy(row[row_mask == 1][None]).long()
+        with torch.no_grad():
+            expected = model.generate(
+                text, attention_mask=torch.ones_like(text), do_sample=False, **options
+            )
+        expected_tokens = expected[0, text.shape[1] :].tolist()
+        assert tokens.tolist() == expected_tokens, (
+            f"generate() continues a prompt that is {name} with {tokens.tolist()}, and PyTorch "
+            f"with {expected_tokens}"
+        )
 
 
 def _first_different_state(case: Case, theirs: Mapping[str, Any]) -> str:
@@ -225,4 +260,4 @@ def _first_different_state(case: Case, theirs: Mapping[str, Any]) -> str:
     return "  no hidden state differs, so the head differs"
 
 
-CHECKS = (torch_loads_it, torch_tree, torch_parity)
+CHECKS = (torch_loads_it, torch_tree, torch_parity, torch_generation)

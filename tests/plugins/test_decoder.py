@@ -161,7 +161,8 @@ def test_rows_longer_than_those_of_training_are_stretched_as_in_pytorch(rope):
         "llama", max_position_embeddings=10, rope_parameters={"rope_theta": 1e4} | rope
     )
     message = "angles depend on the length of the longest row"
-    skip = dict.fromkeys(("padding", "packing", "cached_decoding"), message)
+    names = ("padding", "packing", "cached_decoding", "generation", "torch_generation")
+    skip = dict.fromkeys(names, message)
     check_architecture("llama", model_config, heads=["ForCausalLM"], skip=skip)
 
 

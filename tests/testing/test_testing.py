@@ -16,6 +16,7 @@ from hfseq.errors import UsageError
 from hfseq.nn import trees
 from hfseq.testing import case, check_architecture, checks, torch
 from tests.support.models import bert_config
+from tests.support.recurrent import FlaxRecurrentForCausalLM, RecurrentConfig, RecurrentLM
 from tests.support.windowed import FlaxWindowedLM, WindowedConfig
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "averaging_encoder.py"
@@ -310,3 +311,65 @@ def test_the_scan_check_names_the_first_layer_that_differs():
     )
     expected = "hidden_states: the output of layer 2 is the first to differ"
     assert checks._first_different_layer(tried, scanned) == expected
+
+
+def registered_decoder(monkeypatch, name, model_class):
+    """Registers one more decoder for the duration of a test."""
+    registry = plugins.load().architectures
+    spec = plugins.ArchitectureSpec(
+        name, model_class.config_class, {"ForCausalLM": model_class}, [(r".*", "replicated")]
+    )
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    registry.add(name, "tests", spec)
+
+
+def test_generation_checks_a_recurrent_state_with_padded_prompts(monkeypatch):
+    config = RecurrentConfig(eos_token_id=None)
+    registered_decoder(monkeypatch, "recurrent", FlaxRecurrentForCausalLM)
+    report = check_architecture("recurrent", config, checks=["generation"])
+    assert report.passed == ["FlaxRecurrentForCausalLM.generation"]
+
+    class Unmasked(RecurrentLM):
+        def __call__(self, input_ids, attention_mask=None, *, rngs=None):
+            return super().__call__(input_ids, None, rngs=rngs)
+
+    monkeypatch.setattr(FlaxRecurrentForCausalLM, "module_class", Unmasked)
+    with pytest.raises(AssertionError, match=r"generate\(\) continues a prompt that is"):
+        check_architecture("recurrent", config, checks=["generation"])
+
+
+def test_generation_that_crashes_is_a_failure(monkeypatch):
+    from hfseq.generation import CausalGeneration
+
+    class FlaxPositions(CausalGeneration, FlaxRecurrentForCausalLM):
+        """Passes position_ids, which the call does not accept."""
+
+    registered_decoder(monkeypatch, "positions", FlaxPositions)
+    with pytest.raises(AssertionError, match=r"generation: [\s\S]*position_ids"):
+        check_architecture("positions", RecurrentConfig(), checks=["generation"])
+
+
+def test_a_float32_auxiliary_loss_passes(monkeypatch):
+    pytest.importorskip("torch")
+    from hfseq.nn import outputs as out
+    from hfseq_plugins.decoder.modeling import CausalLM
+    from hfseq_plugins.llama.modeling import FlaxLlamaForCausalLM
+    from tests.support.models import llama_config
+
+    class Penalized(CausalLM):
+        def __call__(self, *args, **kwargs):
+            logits = super().__call__(*args, **kwargs).logits
+            penalty = (logits.astype(jnp.float32) ** 2).mean(-1).sum() * 1e-3
+            return out.FlaxCausalLMOutputWithPast(logits=logits, auxiliary_loss=penalty)
+
+    class FlaxLlamaForPenalty(FlaxLlamaForCausalLM):
+        module_class = Penalized
+
+        @classmethod
+        def torch_class_name(cls):
+            return "LlamaForCausalLM"
+
+    registered_decoder(monkeypatch, "penalized", FlaxLlamaForPenalty)
+    selected = ["bfloat16", "torch_parity"]
+    config = llama_config(num_hidden_layers=1)
+    assert len(check_architecture("penalized", config, checks=selected).passed) == 2
