@@ -548,8 +548,8 @@ class WeightMap:
             return _read(slots[0], tensors[slots[0]], index, native)
         shape = self._expected(slots[0], native=True)
         slices = () if isinstance(index, EllipsisType) else index
-        requested = [*slices, *[slice(None)] * (len(shape) - len(slices))]
-        bounds = [range(size)[span] for size, span in zip(shape, requested, strict=True)]
+        padded = (*slices, *[slice(None)] * (len(shape) - len(slices)))
+        bounds = [range(size)[span] for size, span in zip(shape, padded, strict=True)]
         values = []
         for slot in slots:
             source, target = [], []

@@ -379,6 +379,9 @@ def generation(case: Case) -> None:
             inputs = {"input_ids": np.zeros((1, LENGTH), np.int32)}
             inputs["input_ids"][0, : len(known)] = known
             inputs["attention_mask"] = (np.arange(LENGTH) < len(known)).astype(np.int32)[None]
+            # As generate() counts them. RoBERTa's own positions begin after that of padding.
+            if case.model.accepts("position_ids"):
+                inputs["position_ids"] = np.arange(LENGTH, dtype=np.int32)[None]
             logits = np.array(case.forward(case.model.params, inputs)["logits"])
             logits[..., ends] = -np.inf
             expected.append(int(logits[0, len(known) - 1].argmax()))

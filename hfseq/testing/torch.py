@@ -220,7 +220,7 @@ def torch_generation(case: Case) -> None:
     for name, row, row_mask, tokens in zip(names, ids, mask, ours, strict=True):
         text = torch.from_numpy(row[row_mask == 1][None]).long()
         with torch.no_grad():
-            expected = model.generate(
+            expected = model.generate(  # type: ignore[operator]
                 text, attention_mask=torch.ones_like(text), do_sample=False, **options
             )
         expected_tokens = expected[0, text.shape[1] :].tolist()
