@@ -85,21 +85,30 @@ def test_every_class_that_is_named_exists(page):
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_front_pages_open_one_directory_in_jax_and_in_pytorch(tmp_path, monkeypatch):
-    pytest.importorskip("torch")
+def test_the_code_of_the_front_pages_runs_and_pytorch_agrees(tmp_path, monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    import transformers
+
     import hfseq
     from hfseq.data.tokenizers import train_tokenizer
     from tests.support.models import roberta_config
 
     monkeypatch.chdir(tmp_path)
-    tokenizer = train_tokenizer([["Return it if it is empty."] * 9], "roberta", None, 280, tmp_path)
+    text = "The capital of France is Paris."
+    tokenizer = train_tokenizer([[text] * 9], "roberta", None, 280, tmp_path)
     config = roberta_config(vocab_size=len(tokenizer), initializer_range=0.5, type_vocab_size=1)
     hfseq.FlaxAutoModelForMaskedLM.from_config(config).save_pretrained("my-roberta")
     tokenizer.save_pretrained("my-roberta")
     shown = {page: blocks(page)[0] for page in (ROOT / "README.md", DOCS / "index.md")}
     assert len({block.strip() for block in shown.values()}) == 1  # the same on both
     names: dict = {}
-    exec(compile(shown[ROOT / "README.md"], "README.md", "exec"), names)
-    theirs = names["same"].detach().numpy()
-    largest = abs(theirs).max()
-    assert largest > 1 and abs(names["logits"] - theirs).max() <= 1e-5 * largest
+    code = shown[ROOT / "README.md"].replace("FacebookAI/roberta-base", "my-roberta")
+    exec(compile(code, "README.md", "exec"), names)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2 and printed[1].startswith("FlaxRobertaForMaskedLM('my-roberta', ")
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained("my-roberta")
+    with torch.no_grad():
+        expected = theirs(**tokenizer(text, return_tensors="pt")).logits.numpy()
+    logits = names["model"](**tokenizer(text, return_tensors="np")).logits
+    largest = abs(expected).max()
+    assert largest > 1 and abs(logits - expected).max() <= 1e-5 * largest

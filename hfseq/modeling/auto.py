@@ -31,7 +31,7 @@ from hfseq.plugins.registry import auto_class_name, describe_error, target_name
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from hfseq.modeling.pretrained import FlaxPreTrainedModel
+    from hfseq.modeling import FlaxPreTrainedModel
 
 logger = logging.getLogger("hfseq")
 
