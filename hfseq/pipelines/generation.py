@@ -244,8 +244,8 @@ class TextGeneration(GenerationPipeline):
             if isinstance(text, RejectedInput):
                 encoded_inputs.append(text)
                 continue
-            text = (options.get("prefix") or "") + text
-            encoded = self.tokenize([text], truncation=options.get("truncation", False))
+            prompt = (options.get("prefix") or "") + text
+            encoded = self.tokenize([prompt], truncation=options.get("truncation", False))
             ids = list(encoded["input_ids"][0])
             if not ids:  # the start token, or the token between texts
                 starts = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
