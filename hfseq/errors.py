@@ -146,6 +146,15 @@ def run_command(
         return 1
 
 
+def expand_home(words: Iterable[str]) -> list[str]:
+    """Expands `~` at the beginning of values, `--flag=~/path`, where shells do not expand it."""
+    return [
+        "=".join((flag, os.path.expanduser(value))) if flag.startswith("--") and equals else word
+        for word in words
+        for flag, equals, value in [word.partition("=")]
+    ]
+
+
 def exit_with_parent(parent: int) -> None:
     """Makes this process exit within a second after its parent, for whatever reason that ended.
 

@@ -272,7 +272,7 @@ def summarize_by_first_sentence(
     """Score the first sentence of each document as its summary."""
     summaries = [SENTENCE_BOUNDARY.split(example["document"])[0] for example in test]
     scores = rouge_scores(summaries, [[example["summary"]] for example in test])
-    return {f"the first sentence: {name}": scores[name] for name in ("rouge2", "rougeL")}
+    return {f"the first sentence: {name}": scores.values[name] for name in ("rouge2", "rougeL")}
 
 
 TASKS: dict[str, tuple[Callable[..., Example], Callable[..., dict[str, float]]]] = {

@@ -71,8 +71,8 @@ def test_binary_f1_uses_the_positive_class():
     )
     with pytest.raises(UsageError, match="two classes.*are 5.*f1_macro"):
         f1(*classes(5, 0))
-    with pytest.raises(UsageError, match="binary or macro"):
-        f1(actual, right, average="micro")
+    with pytest.raises(UsageError, match="binary, macro or micro"):
+        f1(actual, right, average="weighted")
 
 
 @pytest.mark.parametrize("digits", [0, 1, 6])  # few digits give equal values

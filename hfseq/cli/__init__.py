@@ -22,7 +22,7 @@ from hfseq.cli import (
     tasks,
 )
 from hfseq.cli.text import add_json
-from hfseq.errors import UsageError, run_command
+from hfseq.errors import UsageError, expand_home, run_command
 from hfseq.plugins import __version__
 from hfseq.training import aot
 from hfseq.training.arguments import reject_token_flags
@@ -229,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 for an error, or 2 for wrong usage.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
+    args = expand_home(sys.argv[1:] if argv is None else argv)
     position = _command_position(args)
     if position is not None and args[position] in PROGRAMS:
         common = argparse.ArgumentParser(add_help=False)

@@ -214,7 +214,9 @@ class TextArguments(CheckedArguments):
     preprocessing_num_workers: PositiveInt | None = option(
         None, "Number of processes for tokenization."
     )
-    overwrite_cache: bool = option(False, "Tokenize again even if the result is cached.")
+    overwrite_cache: bool = option(
+        False, "Read and tokenize the data again even if the result is cached."
+    )
     data_cache_dir: str | None = option(
         None, "Directory of cached tokens. Default: $HFSEQ_CACHE, otherwise ~/.cache/hfseq."
     )
@@ -271,6 +273,12 @@ CROSS_HELP = (
 )
 SMOOTHING_HELP = (
     "Label smoothing: probability that is spread over all tokens except the target. 0 disables it."
+)
+
+
+ROUGE_HELP = (
+    "Words for ROUGE: 'default' is the tokenizer of rouge-score, which only knows the letters a to "
+    "z and digits; 'unicode' knows the letters of all scripts."
 )
 
 
@@ -467,7 +475,10 @@ TABLES_HELP = (
 COLUMN_HELP = "a name, or a number (from 0)"
 HEADER_HELP = "Whether the first line of a .tsv or .csv file names the columns. Default: yes"
 QUOTING_HELP = 'Whether " quotes cells. Default: in .csv files, not in .tsv files.'
-METRICS = ("accuracy", "f1", "f1_macro", "matthews_correlation", "pearson", "spearmanr")
+METRICS = (
+    *("accuracy", "f1", "f1_macro", "f1_micro"),
+    *("matthews_correlation", "pearson", "spearmanr"),
+)
 
 
 @dataclass
@@ -523,7 +534,7 @@ class ClassificationArguments(ExampleArguments):
     task_type: Literal["classification", "regression"] | None = option(
         None,
         "Whether to predict classes or numbers. Default: regression if the training labels are "
-        "numbers with a fractional part.",
+        "numbers with a fractional part. Lists of labels are always a multi-label classification.",
     )
     train_file: list[str] | None = option(None, f"Training data: {TABLES_HELP}.")
     validation_file: list[str] | None = option(
@@ -896,6 +907,7 @@ class ImageToTextArguments(ImageTextArguments):
     generation_batch_size: PositiveInt = option(16, "Generation batch size.")
     num_beams: PositiveInt = option(1, "Number of beams. 1 is greedy search.")
     text_samples: NonNegativeInt = option(8, "Number of sample captions to log at each evaluation.")
+    rouge_tokenizer: Literal["default", "unicode"] = option("default", ROUGE_HELP)
     block_size: NonNegativeInt | None = option(
         None, "Ignored. In the Transformers 4 script, the number of images to preprocess at a time."
     )
@@ -1040,6 +1052,15 @@ class TranslationArguments(TextArguments):
     unit = "pairs"
     #: Common column names of source and target.
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = SIDE_COLUMNS
+    #: Whether line breaks within texts are kept.
+    keep_line_breaks: ClassVar[bool] = False
+    #: Whether the first line of a table contains column names unless it looks like an example.
+    expects_header: ClassVar[bool] = False
+    #: The flags that name the columns.
+    side_flags: ClassVar[Mapping[str, str]] = {
+        "source": "source_column",
+        "target": "target_column",
+    }
 
     train_file: list[str] | None = option(None, f"Training pairs: {PARALLEL_HELP}.")
     validation_file: list[str] | None = option(None, f"Validation pairs: {PARALLEL_HELP}.")
@@ -1172,6 +1193,12 @@ class SummarizationArguments(TranslationArguments):
         "source": ("text", "document", "article", "dialogue", "source", "src"),
         "target": ("summary", "highlights", "abstract", "target", "tgt"),
     }
+    keep_line_breaks = True
+    expects_header = True
+    side_flags: ClassVar[Mapping[str, str]] = {
+        "source": "text_column",
+        "target": "summary_column",
+    }
 
     validation_split_percentage: Percentage = option(
         5,
@@ -1180,13 +1207,13 @@ class SummarizationArguments(TranslationArguments):
     )
     text_column: str | None = option(
         None,
-        "Column of the text. Default: text, document, article or dialogue, otherwise the first "
-        "column.",
+        "Column of the text. Default: text, document, article or dialogue, otherwise the first of "
+        "two columns.",
     )
     summary_column: str | None = option(
         None,
-        "Column of the summary. Default: summary, highlights or abstract, otherwise the second "
-        "column.",
+        "Column of the summary. Default: summary, highlights or abstract, otherwise the second of "
+        "two columns.",
     )
     max_source_length: PositiveInt | None = option(
         None,
@@ -1214,6 +1241,7 @@ class SummarizationArguments(TranslationArguments):
         None, "Truncate the test set to this number of texts."
     )
     num_beams: PositiveInt = option(1, "Number of beams. 1 is greedy search.")
+    rouge_tokenizer: Literal["default", "unicode"] = option("default", ROUGE_HELP)
 
     def __post_init__(self) -> None:
         self.source_column = self.source_column or self.text_column or self.text_column_name

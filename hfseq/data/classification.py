@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from hfseq.data import files
 from hfseq.data.arguments import GLUE, SPLITS, ClassificationArguments
 from hfseq.data.batches import IGNORE_INDEX, FieldRows
 from hfseq.data.sources import cached_on_arguments, complete_splits, load_dataset_splits
-from hfseq.data.tables import Label, Table, read_table
+from hfseq.data.tables import Label, Table, classes_by_column, read_table
 from hfseq.data.tokenizers import load_or_train, pad_token_id, save_generic, train_word_tokenizer
 from hfseq.errors import DataError, UsageError
 
@@ -51,6 +51,7 @@ class Examples:
         tables: The tables with the index of their first row, to locate a row.
         parts: Ranges of rows by name, if the split has several parts.
         rows: Row indices in the tables, if only some of their rows are included.
+        classes: Class names by class id, if the data names them.
     """
 
     first: list[str]
@@ -58,7 +59,8 @@ class Examples:
     labels: list[Label]
     tables: list[tuple[int, Table]]
     parts: dict[str, range] = field(default_factory=dict)
-    rows: np.ndarray | None = None  # of the tables, where not all of them are here
+    rows: np.ndarray | None = None
+    classes: tuple[str, ...] = ()
 
     @classmethod
     def read(
@@ -91,6 +93,7 @@ class Examples:
                 combined.second = (combined.second or []) + table.texts(second)
             task = arguments.task_name or table.task
             combined.labels += table.labels(label, task) if label else [None] * count
+            combined.classes = combined.classes or table.classes.get(label or "", ())
             combined.tables.append((start, table))
             combined.parts[name] = range(start, start + count)
         if len(combined.parts) == 1:
@@ -202,11 +205,9 @@ def load_examples(
 
 
 def table_from_dataset(dataset: Dataset, origin: str) -> Table:
-    """Converts a `datasets.Dataset` to a table, with the class names of its label column."""
-    features: Mapping[str, Any] = dataset.features or {}
-    classes = (getattr(features.get(name), "names", None) for name in LABEL_COLUMNS)
+    """Converts a `datasets.Dataset` to a table, with the class names of its columns."""
     columns = {name: list(dataset[name]) for name in dataset.column_names}
-    return Table(columns, origin, classes=tuple(next(filter(None, classes), ())))
+    return Table(columns, origin, classes=classes_by_column(dataset.features or {}))
 
 
 def choose_columns(
@@ -269,25 +270,95 @@ def choose_columns(
 FRACTION = re.compile(r"\s*[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)\s*")
 
 
-def is_regression(
-    splits: LabeledSplits, arguments: ClassificationArguments, config: PreTrainedConfig
-) -> bool:
-    """Returns whether numbers are predicted.
+SCORES = {
+    "decimal commas": re.compile(r"\s*[-+]?\d+,\d+\s*"),
+    "integers": re.compile(r"\s*[-+]?\d+\s*"),
+}
+#: Problem types of Transformers' configurations.
+REGRESSION: Final = "regression"
+SINGLE_LABEL: Final = "single_label_classification"
+MULTI_LABEL: Final = "multi_label_classification"
+ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 
-    In order of priority, the flag, the task, the training labels or the model decides.
+
+def problem_type(
+    splits: LabeledSplits, arguments: ClassificationArguments, config: PreTrainedConfig
+) -> ProblemType:
+    """Returns the problem type of Transformers' configurations for the labels.
+
+    Lists of labels are a multi-label classification. Otherwise the flag, the task, the training
+    labels or the model decides, in this order.
+
+    Raises:
+        DataError: The flag or the other splits contradict the labels.
     """
-    if arguments.task_type:
-        return arguments.task_type == "regression"
-    if splits.task:
-        return not GLUE[splits.task].labels
-    if "train" not in splits:
-        return getattr(config, "problem_type", None) == "regression"
-    labels = [label for label in splits["train"].labels if label is not None]
-    fractions = [isinstance(x, float) or bool(FRACTION.fullmatch(x)) for x in labels]
-    return any(fractions) and all(
-        fraction or re.fullmatch(r"[-+]?\d+", str(label).strip())
-        for fraction, label in zip(fractions, labels, strict=True)
+    labels = (
+        [label for label in splits["train"].labels if label is not None]
+        if "train" in splits
+        else []
     )
+    has_lists = {
+        split: any(isinstance(label, tuple) for label in examples.labels)
+        for split, examples in splits.items()
+        if any(label is not None for label in examples.labels)
+    }
+    if any(has_lists.values()):
+        if arguments.task_type or not all(has_lists.values()):
+            other = next((split for split, lists in has_lists.items() if not lists), None)
+            conflict = (
+                f"--task_type {arguments.task_type}" if other is None else f"the {other} split"
+            )
+            raise DataError(
+                f"the labels are lists, a multi-label classification, but {conflict} has or "
+                "requires one label per example: use lists in all splits, and no --task_type"
+            )
+        return MULTI_LABEL
+    if arguments.task_type:
+        return REGRESSION if arguments.task_type == "regression" else SINGLE_LABEL
+    if splits.task:
+        return SINGLE_LABEL if GLUE[splits.task].labels else REGRESSION
+    if not labels:
+        return getattr(config, "problem_type", None) or SINGLE_LABEL
+    is_fraction = [isinstance(x, float) or bool(FRACTION.fullmatch(str(x))) for x in labels]
+    are_numbers = all(
+        fraction or SCORES["integers"].fullmatch(str(label))
+        for fraction, label in zip(is_fraction, labels, strict=True)
+    )
+    if any(is_fraction) and are_numbers:
+        logger.info(
+            "training a regression model, because the labels are numbers such as %s; for classes "
+            "use --task_type classification",
+            labels[is_fraction.index(True)],
+        )
+        return REGRESSION
+    if all(SCORES["decimal commas"].fullmatch(str(label)) for label in labels):
+        raise DataError(
+            f"the labels are numbers with a decimal comma, e.g. {labels[0]!r}: write "
+            f"{str(labels[0]).replace(',', '.')} for regression, or use --task_type classification"
+        )
+    return SINGLE_LABEL
+
+
+def warn_about_classes(names: Sequence[str], num_examples: int) -> None:
+    """Logs a warning if class names differ in case only, or are almost as many as the examples."""
+    by_folded_name: dict[str, str] = {}
+    for name in names:
+        other = by_folded_name.setdefault(name.casefold(), name)
+        if other != name:
+            logger.warning(
+                "the classes %r and %r differ in upper and lower case only; correct the labels if "
+                "they are the same class",
+                other,
+                name,
+            )
+    if len(names) > 10 and 2 * len(names) > num_examples:
+        logger.warning(
+            "%d training examples have %d different labels, e.g. %r; check --label_column, or use "
+            "--task_type regression for numbers",
+            num_examples,
+            len(names),
+            names[0],
+        )
 
 
 def class_names(splits: LabeledSplits, config: PreTrainedConfig) -> list[str]:
@@ -301,10 +372,18 @@ def class_names(splits: LabeledSplits, config: PreTrainedConfig) -> list[str]:
         DataError: The training examples have less than two classes.
     """
     labels = splits["train"].labels if "train" in splits else []
-    present = {class_name(label): None for label in labels if label is not None}
-    classes = next((c for e in splits.values() if (c := e.tables[0][1].classes)), ())
+    single_labels = (
+        entry
+        for label in labels
+        if label is not None
+        for entry in (label if isinstance(label, tuple) else (label,))
+    )
+    present = {class_name(label): None for label in single_labels}
+    classes = next((examples.classes for examples in splits.values() if examples.classes), ())
     names = list(GLUE[splits.task].labels if splits.task else ()) or list(classes)
-    names = names or sort_labels(present)
+    if not names:
+        names = sort_labels(present)
+        warn_about_classes(names, len(labels))
     config_names = config_labels(config)
     default = all(re.fullmatch(r"LABEL_\d+", name) for name in config_names)
     if not names:  # evaluation only: use the classes of the model
@@ -332,7 +411,7 @@ def sort_labels(labels: Iterable[str]) -> list[str]:
     return sorted(names, key=(lambda name: (int(name), name)) if numbers else None)
 
 
-def class_name(label: str | float) -> str:
+def class_name(label: Label) -> str:
     """Returns the class name of a label. 1.0 and 1 are the same class."""
     if isinstance(label, float) and label.is_integer():
         return str(int(label))
@@ -340,59 +419,74 @@ def class_name(label: str | float) -> str:
 
 
 class LabelEncoder:
-    """Converts labels to class ids or, for regression, to numbers.
+    """Converts labels to class ids, to one number per class, or to numbers for regression.
 
     Args:
         names: Class names, ordered by class id. `None` for regression.
         by_number: Whether the data may contain class ids instead of names.
+        multi_label: Whether each label is a tuple of class names.
     """
 
-    def __init__(self, names: Sequence[str] | None, by_number: bool = False):
-        self.names = None if names is None else list(names)
+    def __init__(
+        self, names: Sequence[str] | None, by_number: bool = False, multi_label: bool = False
+    ):
+        self.names, self.multi_label = None if names is None else list(names), multi_label
         self._numbers = {name: number for number, name in enumerate(self.names or ())}
         if by_number:
             self._numbers = {str(i): i for i in self._numbers.values()} | self._numbers
 
     def encode_labels(self, examples: Examples, split: str) -> np.ndarray:
-        """Returns the labels of a split as an array, `(examples,)`.
+        """Returns the labels of a split as an array.
 
-        The array contains int32 class ids, with `IGNORE_INDEX` for missing labels, or float32
-        numbers, with NaN for missing labels.
+        The array contains int32 class ids, `(examples,)`, with `IGNORE_INDEX` for missing labels;
+        float32 numbers for regression, with NaN for missing labels; or for multi-label
+        classification float32 `(examples, classes)`, 1 for the classes of an example and 0 for
+        others, with NaN for missing labels.
 
         Raises:
             DataError: A label is unknown or not a number, or is missing in a split other than test.
         """
-        missing, dtype = (math.nan, np.float32) if self.names is None else (IGNORE_INDEX, np.int32)
-        values = np.full(len(examples), missing, dtype)
+        is_number = self.names is None or self.multi_label
+        missing, dtype = (math.nan, np.float32) if is_number else (IGNORE_INDEX, np.int32)
+        shape = (len(examples), len(self.names or ())) if self.multi_label else len(examples)
+        values = np.full(shape, missing, dtype)
         for row, label in enumerate(examples.labels):
-            if label is not None:
+            if label is None:
+                if split != "test":
+                    raise DataError(f"{examples.place(row)} has no label")
+            elif self.multi_label:
+                entries = label if isinstance(label, tuple) else (label,)
+                values[row] = 0
+                values[row, [self._class_id(entry, examples, row) for entry in entries]] = 1
+            elif self.names is None:
                 values[row] = self._number(label, examples, row)
-            elif split != "test":
-                raise DataError(f"{examples.place(row)} has no label")
+            else:
+                values[row] = self._class_id(label, examples, row)
         return values
 
-    def _number(self, label: str | float, examples: Examples, row: int) -> float:
-        if self.names is None:
-            value = math.nan
-            with contextlib.suppress(TypeError, ValueError):
-                value = float(label)
-            if not math.isfinite(value):
-                raise DataError(
-                    f"{examples.place(row)}: the label {label!r} is not a number, but "
-                    "regression requires numbers; correct it, or use --task_type classification"
-                )
-            if abs(value) > float(np.finfo(np.float32).max):
-                raise DataError(
-                    f"{examples.place(row)}: the label {label!r} exceeds the range of float32; "
-                    "scale the labels"
-                )
-            return value
+    def _number(self, label: Label, examples: Examples, row: int) -> float:
+        value = math.nan
+        with contextlib.suppress(TypeError, ValueError):
+            value = float(label)  # type: ignore[arg-type]
+        if not math.isfinite(value):
+            raise DataError(
+                f"{examples.place(row)}: the label {label!r} is not a number, but "
+                "regression requires numbers; correct it, or use --task_type classification"
+            )
+        if abs(value) > float(np.finfo(np.float32).max):
+            raise DataError(
+                f"{examples.place(row)}: the label {label!r} exceeds the range of float32; "
+                "scale the labels"
+            )
+        return value
+
+    def _class_id(self, label: Label, examples: Examples, row: int) -> int:
         name = class_name(label)
         if name not in self._numbers:
             raise DataError(
                 f"{examples.place(row)}: the label '{name}' is not one of the model's classes, "
-                f"{', '.join(self.names[:20])}; correct it, or add training examples with this "
-                "label"
+                f"{', '.join((self.names or [])[:20])}; correct it, or add training examples with "
+                "this label"
             )
         return self._numbers[name]
 

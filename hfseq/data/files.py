@@ -8,6 +8,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -124,21 +125,47 @@ def extension_of(file: str) -> str:
     return PurePosixPath(path.stem).suffix.lower() if suffix in COMPRESSED_EXTENSIONS else suffix
 
 
-def file_identity(file: str) -> list:
-    """Returns values that change with the file: its location, size and modification time."""
+#: Local files of at most this size are hashed completely, larger ones at `HASHED_BLOCKS` places.
+COMPLETE_HASH_BYTES = 1 << 26
+HASHED_BLOCKS, HASHED_BLOCK_BYTES = 64, 1 << 16
+
+
+def file_identity(file: str) -> list[str]:
+    """Returns values that change with the content of a file, for cache keys.
+
+    These are its location and size; for a local file its modification time and a hash of the
+    content; and for a remote file the version that its server names. Of a large local file the
+    hash covers the beginning, the end, and blocks between them.
+    """
     import fsspec
 
     system, path = fsspec.core.url_to_fs(file)
     details = system.info(path)
     stamps = ("size", "mtime", "LastModified", "last_modified", "updated", "ETag", "etag")
-    return [
+    identity = [
         system.unstrip_protocol(path),
         *(str(details[name]) for name in stamps if name in details),
     ]
+    if "file" in system.protocol:
+        identity.append(_content_hash(path))
+    return identity
 
 
-def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
-    """Returns the `datasets` builder for files of a format, and its options.
+def _content_hash(path: str) -> str:
+    digest = blake2b(digest_size=16)
+    with open(path, "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size <= COMPLETE_HASH_BYTES:
+            digest.update(stream.read())
+        else:
+            for block in range(HASHED_BLOCKS):
+                stream.seek(block * (size - HASHED_BLOCK_BYTES) // (HASHED_BLOCKS - 1))
+                digest.update(stream.read(HASHED_BLOCK_BYTES))
+    return digest.hexdigest()
+
+
+def builder_of(files: Sequence[str], flag: str) -> str:
+    """Returns the format of files: "text", "json", "csv" (also for .tsv) or "parquet".
 
     Raises:
         DataError: An extension is unknown, or the files have different formats.
@@ -158,12 +185,7 @@ def builder_of(files: Sequence[str], flag: str) -> tuple[str, dict]:
         raise DataError(
             f"{flag} mixes {' and '.join(sorted(extensions))} files; use files of one format"
         )
-    builder = DATASET_BUILDERS[extensions.pop()]
-    if builder != "csv":
-        return builder, {}
-    # "NA", "null" and "None" are text. Only empty cells are missing values.
-    separator = "\t" if extension_of(files[0]) == ".tsv" else ","
-    return builder, {"sep": separator, "keep_default_na": False, "na_values": [""]}
+    return DATASET_BUILDERS[extensions.pop()]
 
 
 def check_heads(files: Sequence[str], builder: str, flag: str) -> None:
@@ -425,8 +447,35 @@ def explain_load_error(
         except DataError as data_error:
             return data_error
     cause = error.__cause__ or error.__context__ or error
+    path = getattr(cause, "filename", None) if isinstance(cause, OSError) else None
+    if path is not None and str(path) not in files:
+        return DataError(
+            f"cannot write the cache of `datasets` ({cause}): set HF_HOME to a writable directory, "
+            "or use --data_cache_dir"
+        )
+    if builder == "json" and (difference := _column_difference(files, flag)):
+        return DataError(difference)
     source_label = files[0] if len(files) == 1 else f"one of {files[0]} … {files[-1]}"
     return DataError(
         f"{flag} {source_label} is not valid {builder}: "
         f"{str(cause).strip() or type(cause).__name__}"
     )
+
+
+def _column_difference(files: Sequence[str], flag: str) -> str | None:
+    """Returns a message if the first rows of JSON files have different columns."""
+    columns: dict[str, list[str]] = {}
+    for file in files:
+        with open_binary(file) as stream:
+            text = stream.readline().strip()
+        with contextlib.suppress(json.JSONDecodeError):
+            record = errors.parse_json(text)
+            columns[file] = sorted(record) if isinstance(record, dict) else []
+    first = next(iter(columns.values()), [])
+    for file, names in columns.items():
+        if names != first:
+            return (
+                f"{flag} {file} has the columns {', '.join(names) or 'none'}, but {files[0]} has "
+                f"{', '.join(first) or 'none'}: use files with the same columns"
+            )
+    return None

@@ -33,7 +33,7 @@ from hfseq.data.sources import (
     complete_splits,
     load_dataset_splits,
 )
-from hfseq.data.tables import Label, Table, read_table
+from hfseq.data.tables import Label, Table, classes_by_column, read_table
 from hfseq.errors import DataError, UsageError, first_line
 
 if TYPE_CHECKING:
@@ -485,7 +485,7 @@ def images_from_folder(folder: str, flag: str, split: str) -> ImageDataset:
             "subdirectories"
         )
     table = Table({"image": list(names)}, f"{flag} {folder}")
-    return ImageDataset(names, None, list(labels), [(0, table)], {}, None, sources)
+    return ImageDataset(names, None, list(labels), [(0, table)], sources=sources)
 
 
 def images_from_tables(
@@ -518,7 +518,7 @@ def images_from_tables(
             names.append(name)
             sources.append(MediaSource(full_path))
     labels = labels or [None] * len(names)
-    return ImageDataset(names, None, labels, origins, {}, None, sources, captions)
+    return ImageDataset(names, None, labels, origins, sources=sources, captions=captions)
 
 
 def read_captions(
@@ -556,14 +556,20 @@ def images_from_dataset(dataset: Any, origin: str, arguments: ImageArguments) ->
         names, chosen_rows = [f"{origin} {row}" for row in rows], np.asarray(rows)
         labels: list[Label] = [None] * len(rows)
         return ImageDataset(
-            names, None, labels, [(0, header)], {}, None, SourceSubset(sources, chosen_rows), texts
+            names,
+            None,
+            labels,
+            [(0, header)],
+            sources=SourceSubset(sources, chosen_rows),
+            captions=texts,
         )
     label = choose_label_column(header, arguments, require_labels="split test" not in origin)
-    classes = tuple(getattr(features.get(label or ""), "names", None) or ())
+    classes = classes_by_column(features).get(label or "", ())
     cells = list(dataset[label]) if label else [None] * len(dataset)
-    table = Table({"label": cells}, origin, classes=classes)
+    table = Table({"label": cells}, origin, classes={"label": classes} if classes else {})
     names = [f"{origin} {row}" for row in range(len(dataset))]
-    return ImageDataset(names, None, table.labels("label", None), [(0, table)], {}, None, sources)
+    labels = table.labels("label", None)
+    return ImageDataset(names, None, labels, [(0, table)], classes=classes, sources=sources)
 
 
 def choose_label_column(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b, sha256
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,8 @@ from hfseq import errors
 from hfseq.data import files, numbers_and_dates, sources, tables, tfds
 from hfseq.data.arguments import SIDE_COLUMNS, SPLITS, TranslationArguments
 from hfseq.data.languages import find_language, language_code, same_language
-from hfseq.data.store import write_once
-from hfseq.data.tables import BATCH_ROWS, Origin, Pair, PairColumns, PairSource
+from hfseq.data.store import StringTableWriter, write_once
+from hfseq.data.tables import Origin, Pair, PairColumns, PairSource
 from hfseq.errors import DataError
 
 if TYPE_CHECKING:
@@ -364,7 +364,13 @@ def _store(origins: dict[str, Origin], arguments: TranslationArguments) -> dict[
 
     def store(name: str, shares: SplitShares) -> PairFiles:
         parts = origins[name][0]
-        pairs = store_pairs(parts, shares, arguments.cache_directory, arguments.overwrite_cache)
+        pairs = store_pairs(
+            parts,
+            shares,
+            arguments.cache_directory,
+            arguments.overwrite_cache,
+            arguments.keep_line_breaks,
+        )
         if not pairs.report["pairs"]:
             listing = "; ".join(pairs.report.get("first_dropped", ()))
             name_of_parts = f"{parts[0].name} …" if len(parts) > 1 else parts[0].name
@@ -433,37 +439,46 @@ class PairFiles:
 
 
 def store_pairs(
-    parts: list[PairSource], shares: SplitShares, cache_dir: Path, overwrite: bool = False
+    parts: list[PairSource],
+    shares: SplitShares,
+    cache_dir: Path,
+    overwrite: bool = False,
+    keep_line_breaks: bool = False,
 ) -> PairFiles:
     """Reads and cleans pairs, divides them into splits, and stores them in `cache_dir`.
 
-    Sides are stripped and line breaks within them are replaced by spaces. Pairs with an empty side
-    are dropped and counted. Memory does not depend on the number of pairs.
+    Sides are stripped. Pairs with an empty side are dropped and counted. Memory does not depend on
+    the number of pairs.
 
     Args:
         parts: The sources of pairs.
         shares: The distribution over splits.
         cache_dir: Directory of cached data.
         overwrite: Whether to ignore a cached result.
+        keep_line_breaks: Whether to keep line breaks within sides instead of replacing them by
+            spaces.
     """
     content = [VERSION, *astuple(shares), [part.key for part in parts]]
+    content += ["line breaks"] if keep_line_breaks else []
+    clean = _strip if keep_line_breaks else clean_sentence
     key = blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
     def write(directory: Path) -> None:
-        splits: dict[str, _SplitFile] = {}
+        splits: dict[str, StringTableWriter] = {}
         dropped, lowest = 0, 1000
         reported: list[str] = []
         for part in parts:
             number = 0
             try:
                 for number, raw_source, raw_target in part.read():
-                    source, target = clean_sentence(raw_source), clean_sentence(raw_target)
+                    source, target = clean(raw_source), clean(raw_target)
                     if source and target:
                         split, thousandth = shares.split_of(source)
                         if split == shares.default:
                             lowest = min(lowest, thousandth)
                         if split not in splits:
-                            splits[split] = _SplitFile(directory / f"{split}.arrow")
+                            path = directory / f"{split}.arrow"
+                            splits[split] = StringTableWriter(path, ["source", "target"])
                         splits[split].add(source, target)
                         continue
                     dropped += 1
@@ -483,40 +498,11 @@ def store_pairs(
     return write_once(Path(cache_dir) / f"pairs-{key}", PairFiles.open, write, overwrite)
 
 
+def _strip(text: str | None) -> str:
+    return text.strip() if text else ""
+
+
 def clean_sentence(text: str | None) -> str:
     """Strips a sentence and joins its lines. A missing one is empty."""
-    text = text.strip() if text else ""
+    text = _strip(text)
     return _LINE_BREAKS.sub(" ", text) if "\n" in text or "\r" in text else text
-
-
-class _SplitFile:
-    """An Arrow stream with the columns "source" and "target"."""
-
-    def __init__(self, path: Path):
-        import pyarrow
-
-        self.schema = pyarrow.schema([("source", pyarrow.string()), ("target", pyarrow.string())])
-        self.writer = pyarrow.ipc.new_stream(str(path), self.schema)
-        self.pairs: list[tuple[str, str]] = []
-        self.count, self.hash = 0, blake2b(digest_size=8)
-
-    def add(self, source: str, target: str) -> None:
-        self.pairs.append((source, target))
-        self.count += 1
-        if len(self.pairs) == BATCH_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        import pyarrow
-
-        sides = [list(side) for side in zip(*self.pairs, strict=True)]
-        columns = [pyarrow.array(texts, "string") for texts in sides]
-        self.writer.write_batch(pyarrow.record_batch(columns, schema=self.schema))
-        self.hash.update("\n".join([*chain(*sides), ""]).encode())
-        self.pairs = []
-
-    def close(self) -> str:
-        if self.pairs:
-            self._flush()
-        self.writer.close()
-        return self.hash.hexdigest()

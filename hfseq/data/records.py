@@ -13,7 +13,7 @@ import numpy as np
 from hfseq.data import files
 from hfseq.data.arguments import SPLITS, RecordArguments
 from hfseq.data.sources import cached_on_arguments, complete_splits, load_dataset_splits
-from hfseq.data.tables import Table, read_table
+from hfseq.data.tables import Table, classes_by_column, read_table
 from hfseq.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -125,12 +125,8 @@ def load_records(
         for split, dataset in load_dataset_splits(arguments, plugins, SPLITS).items():
             columns = {name: list(dataset[name]) for name in dataset.column_names}
             origin = f"--dataset_name {arguments.dataset_name}, split {split}"
-            # Class names of a column of lists of class ids.
-            inner = (
-                getattr(feature, "feature", None) for feature in (dataset.features or {}).values()
-            )
-            names = next(filter(None, (getattr(feature, "names", None) for feature in inner)), ())
-            tables[split] = (Table(columns, origin, classes=tuple(names)),)
+            classes = classes_by_column(dataset.features or {})
+            tables[split] = (Table(columns, origin, classes=classes),)
     for split, patterns in patterns_by_split.items():
         if patterns:
             flag = f"--{split}_file"

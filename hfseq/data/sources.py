@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
+import json
+import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
@@ -14,6 +19,8 @@ import numpy as np
 from hfseq import errors
 from hfseq.data import files as data_files
 from hfseq.data.arguments import ARRAY_EXTENSIONS, SPLITS, TextArguments, has_arrays
+from hfseq.data.store import ARROW_VERSION, StringTableWriter, write_once
+from hfseq.data.tables import DelimitedTable
 from hfseq.data.tokenizers import byte_ids
 from hfseq.errors import DataError, UsageError, did_you_mean
 
@@ -38,6 +45,16 @@ DATASETS_WITH_SCRIPTS = (
     "cc_news",
     "openwebtext",
 )
+
+
+#: Other names of splits, as in `datasets`.
+SPLIT_ALIASES = {
+    "train": ("training",),
+    "validation": ("valid", "val", "dev"),
+    "test": ("testing", "evaluation"),
+}
+
+logger = logging.getLogger(__name__)
 
 
 class Splits(dict[str, Any]):
@@ -135,8 +152,20 @@ def load_splits(arguments: TextArguments, plugins: Plugins | None = None) -> Spl
     for split, patterns in patterns_by_split.items():
         if patterns:
             loaded[split] = _load_files(patterns, f"--{split}_file", arguments)
-    column = text_column(next(loaded[split] for split in split_names if split in loaded), arguments)
-    splits = Splits(loaded, column)
+    columns = {
+        split: text_column(dataset, arguments, split)
+        for split, dataset in sorted(loaded.items(), key=lambda item: split_names.index(item[0]))
+    }
+    column = next(iter(columns.values()))
+    splits = Splits(
+        {
+            split: loaded[split]
+            if name == column
+            else loaded[split].select_columns([name]).rename_column(name, column)
+            for split, name in columns.items()
+        },
+        column,
+    )
     for split, dataset in splits.items():
         if file := getattr(arguments, f"{split}_ref_file", None):
             flag = f"--{split}_ref_file {file}"
@@ -191,6 +220,8 @@ def load_dataset_splits(
     try:
         if dataset is None and (Path(name) / "dataset_dict.json").exists():
             dataset = load_from_disk(name)
+        elif dataset is None and (Path(name) / "state.json").exists():
+            dataset = {"train": load_from_disk(name)}
         elif dataset is None:
             dataset = load_dataset(
                 name,
@@ -210,7 +241,16 @@ def load_dataset_splits(
         if isinstance(error, FileNotFoundError):
             raise DataError(f"{label}: no such dataset on the Hub or on disk ({error})") from error
         raise DataError(f"{label} cannot be loaded: {error.__cause__ or error}") from error
-    splits = {split: dataset[split] for split in split_names if split in dataset}
+    splits, used = {}, set()
+    for split in split_names:
+        names = (split, *SPLIT_ALIASES.get(split, ()))
+        if found := next((alias for alias in names if alias in dataset), None):
+            splits[split] = dataset[found]
+            used.add(found)
+            if found != split:
+                logger.info("--dataset_name %s: using the split '%s' as %s", name, found, split)
+    if splits and (unused := [str(split) for split in dataset if split not in used]):
+        logger.info("--dataset_name %s: the splits %s are not used", name, ", ".join(unused))
     if not splits:
         raise DataError(
             f"--dataset_name {name} has the splits {', '.join(map(str, dataset)) or 'none'}; "
@@ -220,11 +260,12 @@ def load_dataset_splits(
 
 
 def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any:
-    from datasets import load_dataset
-
     files = data_files.expand_patterns(patterns, flag)
-    builder, options = data_files.builder_of(files, flag)
+    builder = data_files.builder_of(files, flag)
     data_files.check_heads(files, builder, flag)
+    if builder == "csv":
+        return _load_tables(files, flag, arguments)
+    options: dict[str, Any] = {}
     for file in files:
         if builder == "json":
             data_files.check_null_rows(file, flag)
@@ -237,14 +278,37 @@ def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any
             data_files.check_unpacked_size(file, flag, complete=not arguments.streaming)
     if builder == "text":
         keep = getattr(arguments, "keep_linebreaks", False)
-        options = {"sample_by": arguments.sample_by, "keep_linebreaks": keep}
+        options = {
+            "sample_by": arguments.sample_by,
+            "keep_linebreaks": keep,
+            "encoding": "utf-8-sig",
+        }
+    dataset = _build_dataset(builder, files, flag, arguments, **options)
+    if builder == "json" and not {"text", arguments.text_column_name} & set(dataset.features or ()):
+        # One object with the examples under "data", as in SQuAD
+        entries = getattr((dataset.features or {}).get("data"), "feature", None)
+        if isinstance(entries, dict):
+            return _build_dataset(builder, files, flag, arguments, field="data")
+    return dataset
+
+
+def _build_dataset(
+    builder: str, files: list[str], flag: str, arguments: TextArguments, **options: Any
+) -> Any:
+    """Reads files with a builder of `datasets`, whose cache is keyed by their content."""
+    from datasets import load_dataset
+
+    key = blake2b(repr([data_files.file_identity(file) for file in files]).encode(), digest_size=8)
     try:
         dataset = load_dataset(
             builder,
-            data_files={"train": files},
+            key.hexdigest(),
+            # `datasets` expands globs, and these are the names of files
+            data_files={"train": [f if "://" in f else glob.escape(f) for f in files]},
             split="train",
             streaming=arguments.streaming,
             cache_dir=_datasets_cache(arguments),
+            download_mode="force_redownload" if arguments.overwrite_cache else None,
             **options,
         )
         first = next(iter(dataset if arguments.streaming else range(len(dataset))), None)
@@ -255,14 +319,70 @@ def _load_files(patterns: list[str], flag: str, arguments: TextArguments) -> Any
     return dataset
 
 
+def _load_tables(files: list[str], flag: str, arguments: TextArguments) -> Any:
+    """Reads CSV or TSV files. All cells are strings, and empty cells are missing."""
+    from datasets import Dataset, Features, IterableDataset, Value
+    from datasets.table import MemoryMappedTable
+
+    tables = [DelimitedTable(file, flag) for file in files]
+    names, _ = tables[0].texts()
+    for table in tables[1:]:
+        if set(names) != set(other := table.texts()[0]):
+            raise DataError(
+                f"{table.origin} has the columns {', '.join(other)}, but {tables[0].origin} has "
+                f"{', '.join(names)}: use files with the same columns"
+            )
+    if arguments.streaming:
+        for file in files:
+            data_files.check_unpacked_size(file, flag, complete=False)
+        return IterableDataset.from_generator(
+            read_rows,
+            features=Features({name: Value("string") for name in names}),
+            gen_kwargs={"files": files, "flag": flag, "names": tuple(names)},
+        )
+    content = [ARROW_VERSION, names, [data_files.file_identity(file) for file in files]]
+    key = blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+
+    def write(directory: Path) -> None:
+        writer = StringTableWriter(directory / "rows.arrow", names)
+        for row in read_rows(files, flag, names):
+            writer.add(*row.values())
+        (directory / "fingerprint").write_text(writer.close())
+        if not writer.count:
+            raise DataError(f"{flag} {files[0]} contains no documents")
+
+    def open_rows(directory: Path) -> Dataset:
+        try:
+            fingerprint = (directory / "fingerprint").read_text()
+            table = MemoryMappedTable.from_file(str(directory / "rows.arrow"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{directory} contains no rows: {error}") from error
+        return Dataset(table, fingerprint=fingerprint)
+
+    path = arguments.cache_directory / f"rows-{key}"
+    return write_once(path, open_rows, write, arguments.overwrite_cache)
+
+
+def read_rows(files: list[str], flag: str, names: Sequence[str]) -> Iterator[dict[str, str | None]]:
+    """Yields the rows of CSV or TSV files as cells by column name."""
+    for file in files:
+        columns, rows = DelimitedTable(file, flag).texts()
+        for row in rows:
+            cells = dict(zip(columns, row, strict=True))
+            yield {name: cells[name] for name in names}
+
+
 def _datasets_cache(arguments: TextArguments) -> str | None:
     return str(Path(arguments.data_cache_dir) / "datasets") if arguments.data_cache_dir else None
 
 
-def text_column(dataset: Dataset | IterableDataset, arguments: TextArguments) -> str:
+def text_column(
+    dataset: Dataset | IterableDataset, arguments: TextArguments, split: str = "train"
+) -> str:
     """Returns the text column.
 
-    This is the requested column, otherwise "text", otherwise the first string column.
+    This is the requested column, otherwise "text", otherwise the first string column whose values
+    are not all numbers. A warning says which column is used if there are several of them.
 
     Raises:
         DataError: The column does not exist or contains no text.
@@ -273,22 +393,48 @@ def text_column(dataset: Dataset | IterableDataset, arguments: TextArguments) ->
     else:
         example: dict[str, Any] = next(iter(dataset), {})
         types = {n: "text" if isinstance(v, str) else type(v).__name__ for n, v in example.items()}
-    flag_value = arguments.text_column_name
-    if flag_value and flag_value not in types:
+    requested = arguments.text_column_name
+    if requested and requested not in types:
         raise DataError(
-            f"--text_column_name {flag_value}: no such column; the data has "
-            f"{', '.join(types) or 'no columns'}{did_you_mean(flag_value, types)}"
+            f"--text_column_name {requested}: no such column in the {split} data, which has "
+            f"{', '.join(types) or 'no columns'}{did_you_mean(requested, types)}"
         )
-    texts = [name for name, dtype in types.items() if dtype == "text"]
-    column = flag_value or ("text" if "text" in texts else next(iter(texts), None))
-    if column not in texts:
-        listing = ", ".join(f"{name} ({dtype})" for name, dtype in types.items())
-        if flag_value:
-            raise DataError(
-                f"--text_column_name {flag_value} does not contain text; the columns are {listing}"
+    column = requested or ("text" if "text" in types else None)
+    if column is None:
+        for name, values in _first_values(dataset, types).items():
+            if all(NUMBER.fullmatch(value) for value in values):
+                types[name] = "numbers"
+        candidates = [name for name, dtype in types.items() if dtype == "text"]
+        if candidates[1:]:
+            logger.warning(
+                "the %s data has no column 'text': using '%s' as the text. The other text columns "
+                "are %s. Specify the column with --text_column_name",
+                *(split, candidates[0], ", ".join(candidates[1:])),
             )
-        raise DataError(f"no column contains text; the columns are {listing or 'none'}")
-    return str(column)
+        column = next(iter(candidates), None)
+    if column is not None and types[column] == "text":
+        return column
+    listing = ", ".join(f"{name} ({dtype})" for name, dtype in types.items()) or "none"
+    problem = (
+        f"the column '{column}' does not contain text" if column else "no column contains text"
+    )
+    raise DataError(
+        f"{problem}; the columns of the {split} data are {listing}. Specify a column of strings "
+        "with --text_column_name; numbers and dates must be JSON strings, or cells of a .csv file"
+    )
+
+
+NUMBER = re.compile(r"\s*[-+]?[\d.,]+\s*")
+
+
+def _first_values(
+    dataset: Dataset | IterableDataset, types: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Returns the values of the string columns in the first 100 rows that are not empty."""
+    rows = list(islice(dataset, 100))
+    names = [name for name, dtype in types.items() if dtype == "text"]
+    values = {name: [row[name] for row in rows if row[name]] for name in names}
+    return {name: texts for name, texts in values.items() if texts}
 
 
 def is_blank(text: str | None) -> bool:

@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -238,3 +240,51 @@ def write_once(
             "or choose another directory with --data_cache_dir or HFSEQ_CACHE"
         ) from error
     return opened(path)
+
+
+#: Increase when the rows of cached tables change.
+ARROW_VERSION = 1
+BATCH_ROWS = 10_000  # rows per record batch
+
+
+class StringTableWriter:
+    """Writes an Arrow stream of string columns, in batches of bounded size.
+
+    Args:
+        path: The file.
+        names: The column names.
+
+    Attributes:
+        count: Number of rows so far.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str]):
+        import pyarrow
+
+        self.schema = pyarrow.schema([(name, pyarrow.string()) for name in names])
+        self.writer = pyarrow.ipc.new_stream(str(path), self.schema)
+        self.rows: list[tuple[str | None, ...]] = []
+        self.count, self.hash = 0, blake2b(digest_size=8)
+
+    def add(self, *cells: str | None) -> None:
+        """Appends a row."""
+        self.rows.append(cells)
+        self.count += 1
+        if len(self.rows) == BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow
+
+        columns = [list(column) for column in zip(*self.rows, strict=True)]
+        arrays = [pyarrow.array(texts, "string") for texts in columns]
+        self.writer.write_batch(pyarrow.record_batch(arrays, schema=self.schema))
+        self.hash.update("\n".join([*(text or "" for text in chain(*columns)), ""]).encode())
+        self.rows = []
+
+    def close(self) -> str:
+        """Closes the file, and returns a hash of its content."""
+        if self.rows:
+            self._flush()
+        self.writer.close()
+        return self.hash.hexdigest()

@@ -13,9 +13,9 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from hfseq import errors
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 10_000  # rows per record batch
 SURROGATE = re.compile("[\ud800-\udfff]")  # unpaired surrogates, which JSON can encode
-#: A class name or id, or a number for regression. None if missing.
-Label = str | float | None
+#: A class name or id, several for multi-label classification, or a number. None if missing.
+Label = str | float | tuple[str, ...] | None
 
 
 @dataclass
@@ -47,14 +47,14 @@ class Table:
         origin: Location of the table, for messages.
         line_numbers: Line number of each row, or `None` if the file has no lines.
         task: The GLUE task whose original file format was recognized.
-        classes: Class names by class id, if the label column contains class ids.
+        classes: Class names by class id, for each column of class ids or of lists of class ids.
     """
 
     columns: dict[str, list[Any]]
     origin: str
     line_numbers: list[int] | None = None
     task: str | None = None
-    classes: tuple[str, ...] = ()
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -122,21 +122,57 @@ class Table:
     def labels(self, column: str, task_name: str | None) -> list[Label]:
         """Returns the labels of a column.
 
-        Labels are stripped strings, class names instead of class ids, or floating point numbers.
-        Missing labels are `None`.
+        Labels are stripped strings, class names instead of class ids, tuples of these for lists, or
+        floating point numbers. Missing labels are `None`.
+
+        Raises:
+            DataError: A list contains something else, or only some of the labels are lists.
         """
         task = GLUE.get(task_name or "")
-        names = self.classes or (task.labels if task else ())
-        missing = ("-1", "-1.0") if task or self.classes else ()  # GLUE's test labels
+        names = self.classes.get(column) or (task.labels if task else ())
+        missing = ("-1", "-1.0") if names or task else ()  # GLUE's test labels
         numbered = {str(number): name for number, name in enumerate(names)}
 
-        def read(cell: str | float | None) -> Label:
+        def read(cell: str | float | None) -> str | float | None:
             text = "" if cell is None else str(cell).strip()
             if not text or text in missing or (isinstance(cell, float) and math.isnan(cell)):
                 return None
             return cell if isinstance(cell, float) else numbered.get(text, text)
 
-        return [read(cell) for cell in self.columns[column]]
+        labels: list[Label] = []
+        has_lists = any(isinstance(cell, list) for cell in self.columns[column])
+        for row, cell in enumerate(self.columns[column]):
+            if not has_lists or cell is None:
+                labels.append(read(cell))
+                continue
+            if not isinstance(cell, list):
+                raise DataError(
+                    f"{self.place(row)} has the label {cell!r:.60}, but other rows have lists of "
+                    "labels: use a list in every row"
+                )
+            entries = [read(entry) for entry in cell]
+            if not all(isinstance(entry, str) for entry in entries):
+                raise DataError(
+                    f"{self.place(row)} has the labels {cell!r:.60}: expected a list of class "
+                    "names or class ids"
+                )
+            labels.append(tuple(map(str, entries)))
+        return labels
+
+
+def classes_by_column(features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Returns the class names of the columns with class ids, or with lists of class ids.
+
+    Args:
+        features: The features of a dataset by column.
+    """
+    classes = {}
+    for name, feature in features.items():
+        while (inner := getattr(feature, "feature", None)) is not None:
+            feature = inner
+        if names := getattr(feature, "names", None):
+            classes[name] = tuple(names)
+    return classes
 
 
 #: Row number, source and target. None if a side is missing.
@@ -202,6 +238,8 @@ class TableFile:
         raise NotImplementedError
 
 
+#: A cell that can be a column name: at most three words without punctuation.
+COLUMN_NAME = re.compile(r"[^\W\d]\w*([ .-]\w+){0,2}")
 #: Columns of the original files of CoLA (Warstadt et al., 2018), which have no header.
 COLA_COLUMNS = ("source", "label", "mark", "sentence")
 
@@ -214,11 +252,10 @@ class DelimitedTable(TableFile):
         self.is_tsv = files.extension_of(file) == ".tsv"
 
     def cells(self, quoted: bool, strict: bool, advice: str) -> Iterator[tuple[int, list[str]]]:
-        """Yields the rows of the file with their line numbers.
+        """Yields the lines of the file as lists of cells, with their line numbers.
 
         Args:
-            quoted: Whether " quotes cells. Quoted cells may contain line breaks, and blank lines
-                are skipped.
+            quoted: Whether " quotes cells. Quoted cells may contain line breaks.
             strict: Whether text after a closing quotation mark is an error.
             advice: What to do about invalid quotation, for messages.
         """
@@ -231,51 +268,123 @@ class DelimitedTable(TableFile):
         reader, number = csv.reader(lines, delimiter=separator, strict=strict), 1
         try:
             for row in reader:
-                if row:
-                    yield number, row
+                yield number, row
                 number = reader.line_num + 1
         except csv.Error as error:
             raise DataError(f"{self.place(number)} is not valid CSV: {error}; {advice}") from error
 
+    def rows(
+        self,
+        quoted: bool | None = None,
+        *,
+        strict: bool = False,
+        pad_short_rows: bool = False,
+        advice: str = "",
+    ) -> Iterator[tuple[int, list[str]]]:
+        """Yields the rows with their line numbers. All have as many cells as the first one.
+
+        Empty cells beyond those of the first row are dropped. Empty rows at the end of the file are
+        ignored, and so are blank lines, except in a file with one column, where they are empty
+        cells.
+
+        Args:
+            quoted: Whether " quotes cells. Default: in CSV files.
+            strict: Whether text after a closing quotation mark is an error.
+            pad_short_rows: Whether missing cells at the end of a row are empty, instead of an
+                error.
+            advice: What to do about quotation marks, for messages.
+
+        Raises:
+            DataError: A row has more or fewer cells than the first one.
+        """
+        quoted = not self.is_tsv if quoted is None else quoted
+        width, pending = 0, []  # empty rows, which count if another row follows
+        for number, row in self.cells(quoted, strict, advice):
+            if not any(row):
+                if len(row) > 1 or width == 1:
+                    pending.append(number)
+                continue
+            width = width or len(row)
+            while len(row) > width and not row[-1]:
+                row.pop()
+            if len(row) > width or (len(row) < width and not pad_short_rows):
+                remedy = "remove the tab" if self.is_tsv else "quote cells that contain a comma"
+                remedies = [
+                    *([remedy] if len(row) > width else []),
+                    *([advice] if advice and not strict else []),
+                ]
+                raise DataError(
+                    f"{self.place(number)} has {len(row)} columns, but the first line has {width}"
+                    f"{': ' if remedies else ''}{'; or '.join(remedies)}"
+                )
+            yield from ((empty, [""] * width) for empty in pending)
+            pending.clear()
+            yield number, row + [""] * (width - len(row))
+
+    def examples(
+        self, rows: Iterable[tuple[int, list[str]]], header: Sequence[str]
+    ) -> Iterator[tuple[int, list[str]]]:
+        """Yields the rows after the header.
+
+        Raises:
+            DataError: The header has one column that contains another separator, or a row repeats
+                the header, for instance because files were concatenated.
+        """
+        other = next((mark for mark in ";\t|," if mark in header[0]), None)
+        if len(header) == 1 and other:
+            raise DataError(
+                f"{self.origin}: the header is one column, {header[0]!r}. Columns are separated by "
+                f"{'tabs in .tsv' if self.is_tsv else 'commas in .csv'} files; convert the file, "
+                f"or rename the column if {other!r} is part of its name"
+            )
+        for number, row in islice(rows, 1, None):
+            if row == header:
+                raise DataError(
+                    f"{self.place(number)} repeats the header ({', '.join(row):.80}), as in "
+                    "concatenated files: remove the line"
+                )
+            yield number, row
+
     def table(self, arguments: TableArguments) -> Table:
         """Reads all rows. Column names come from the header or from CoLA, or are numbers."""
-        numbers, rows = self._read_rows(arguments)
+        quoted = not self.is_tsv if arguments.quoting is None else arguments.quoting
+        flag = "--no_quoting" if quoted else "--quoting True"
+        meaning = "an ordinary character" if quoted else "a quotation mark"
+        numbered = list(self.rows(quoted, advice=f'{flag} treats " as {meaning}'))
+        if not numbered:
+            raise DataError(f"{self.origin} is empty; use a file that contains examples")
+        numbers, rows = [number for number, _ in numbered], [row for _, row in numbered]
         is_cola = self._is_cola(rows, arguments)
         if is_cola:
             names: tuple[str, ...] = COLA_COLUMNS
         elif self._has_header(numbers, rows, arguments):
+            numbered = list(self.examples(numbered, rows[0]))
             names = tuple(cell.strip() for cell in rows[0])
-            numbers, rows = numbers[1:], rows[1:]
         else:
             names = tuple(str(number) for number in range(len(rows[0])))
+        columns = [[row[i] for _, row in numbered] for i in range(len(names))]
+        while not names[-1] and not any(columns[-1]):  # a separator at the end of the header
+            names, columns = names[:-1], columns[:-1]
+        self.check_unique(names, "; if the first line is an example, use --header False")
+        lines = [number for number, _ in numbered]
+        table = dict(zip(names, columns, strict=True))
+        return Table(table, self.origin, lines, "cola" if is_cola else None)
+
+    def check_unique(self, names: Sequence[str], advice: str = "") -> None:
+        """Raises a `DataError` if two columns have the same name."""
         if len(set(names)) < len(names):
             raise DataError(
-                f"{self.origin}: column names are not unique: {', '.join(names)}; if the first "
-                "line is an example, use --header False and specify columns by number"
+                f"{self.origin}: column names are not unique: {', '.join(names)}{advice}"
             )
-        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=False))
-        return Table(columns, self.origin, numbers, "cola" if is_cola else None)
 
-    def _read_rows(self, arguments: TableArguments) -> tuple[list[int], list[list[str]]]:
-        """Returns the rows that are not empty, with their line numbers."""
-        quoted = not self.is_tsv if arguments.quoting is None else arguments.quoting
-        numbers, rows = [], []
-        advice = '--no_quoting treats " as an ordinary character'
-        for number, row in self.cells(quoted, strict=False, advice=advice):
-            if not any(row):
-                continue
-            numbers.append(number)
-            rows.append(row)
-            if len(row) != len(rows[0]):
-                flag = "--no_quoting" if quoted else "--quoting True"
-                meaning = "an ordinary character" if quoted else "a quotation mark"
-                raise DataError(
-                    f"{self.place(number)} has {len(row)} columns, but the first line has "
-                    f'{len(rows[0])}; {flag} treats " as {meaning}'
-                )
-        if not rows:
-            raise DataError(f"{self.origin} is empty; use a file that contains examples")
-        return numbers, rows
+    def texts(self) -> tuple[list[str], Iterator[list[str | None]]]:
+        """Returns the column names, and an iterator over the rows. Empty cells are `None`."""
+        rows = self.rows()
+        _, header = next(rows, (1, [""]))
+        names = [cell.strip() for cell in header]
+        self.check_unique(names)
+        examples = self.examples(chain([(1, header)], rows), header)
+        return names, ([cell or None for cell in row] for _, row in examples)
 
     def _is_cola(self, rows: list[list[str]], arguments: TableArguments) -> bool:
         """Returns whether this is an original file of CoLA, which has no header.
@@ -332,8 +441,12 @@ class DelimitedTable(TableFile):
 
     def pairs(self, arguments: TranslationArguments) -> PairReader:
         """Returns a reader of pairs. CSV files are quoted, TSV files are not."""
-        advice = 'quotation marks within a quoted cell must be doubled ("")'
-        rows = partial(self.cells, quoted=not self.is_tsv, strict=True, advice=advice)
+        rows = partial(
+            self.rows,
+            strict=True,
+            pad_short_rows=True,
+            advice='quotation marks within a quoted cell must be doubled ("")',
+        )
         _, first = next(rows(), (1, []))
         width = len(first)
         if width < 2:
@@ -347,25 +460,20 @@ class DelimitedTable(TableFile):
             columns = choose_columns(names, arguments, self.origin)
         else:
             logger.warning(
-                "%s has no header (%s contains no language): using the first column as source, "
-                "the second as target, and line 1 as a pair. If line 1 is a header, specify "
-                "the columns with --source_column and --target_column",
-                *(self.origin, " | ".join(cell[:40] for cell in first[:2])),
+                "%s has no header (%s contains no known column name): using the first column as "
+                "%s, the second as %s, and line 1 as a pair. If line 1 is a header, specify the "
+                "columns with --%s and --%s",
+                self.origin,
+                " | ".join(cell[:40] for cell in first[:2]),
+                *arguments.side_flags,
+                *arguments.side_flags.values(),
             )
             columns = PairColumns("0", "1", arguments.source_lang, arguments.target_lang)
         source, target = names.index(columns.source), names.index(columns.target)
 
         def read() -> Iterator[Pair]:
-            for number, row in islice(rows(), int(header), None):
-                if len(row) > width:
-                    remedy = "remove the tab" if self.is_tsv else "quote cells that contain a comma"
-                    raise DataError(
-                        f"{self.place(number)} has {len(row)} cells, but the first line has "
-                        f"{width}: {remedy}"
-                    )
-                if len(row) == width or any(row):
-                    row += [""] * (width - len(row))
-                    yield number, row[source], row[target]
+            for number, row in self.examples(rows(), first) if header else rows():
+                yield number, row[source], row[target]
 
         return columns, read, header
 
@@ -397,6 +505,18 @@ class JsonTable(TableFile):
                     raise DataError(f"{self.place(number)} is not a JSON object with named columns")
                 yield number, record
 
+    def pair_records(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields the objects, or those in the list "data" of a single object."""
+        for number, record in self.records():
+            entries = record.get("data")
+            if not isinstance(entries, list):
+                yield number, record
+                continue
+            for entry_number, entry in enumerate(entries, 1):
+                if not isinstance(entry, dict):
+                    raise DataError(f"{self.origin}: entry {entry_number} of 'data' is no object")
+                yield entry_number, entry
+
     def table(self, arguments: TableArguments) -> Table:
         """Reads all objects. Missing values are `None`."""
         rows = list(self.records())
@@ -410,7 +530,7 @@ class JsonTable(TableFile):
 
         They are in two columns, or in a "translation" object with one text per language.
         """
-        _, first = next(self.records(), (0, {}))
+        _, first = next(self.pair_records(), (0, {}))
         nested = isinstance(first.get("translation"), dict)
         first = first["translation"] if nested else first
         names = [name for name, value in first.items() if isinstance(value, str | None)]
@@ -431,7 +551,7 @@ class JsonTable(TableFile):
             return value
 
         def read() -> Iterator[Pair]:
-            for number, record in self.records():
+            for number, record in self.pair_records():
                 if nested:
                     record = record.get("translation") or {}
                     if not isinstance(record, dict):
@@ -467,12 +587,17 @@ class ParquetTable(TableFile):
 
     def table(self, arguments: TableArguments) -> Table:
         """Reads all rows."""
+        from datasets import Features
+
         try:
             with self.parquet() as parquet:
-                columns = parquet.read().to_pydict()
+                table = parquet.read()
+                columns = table.to_pydict()
         except UnicodeDecodeError as error:
             raise DataError(f"{self.origin} is not valid parquet: {error}") from error
-        return Table(columns, self.origin)
+        # `datasets` stores the class names in the schema
+        classes = classes_by_column(Features.from_arrow_schema(table.schema))
+        return Table(columns, self.origin, classes=classes)
 
     def pairs(self, arguments: TranslationArguments) -> PairReader:
         """Returns a reader of pairs.
@@ -618,12 +743,20 @@ def choose_columns(
             have the same column.
     """
     listing = ", ".join(names) or "none"
+    flags = {side: f"--{flag}" for side, flag in arguments.side_flags.items()}
     columns = {side: _find_column(side, names, arguments, location) for side in arguments.roles}
     if columns["source"] and columns["source"] == columns["target"]:
         raise DataError(
             f"{location}: column {columns['source']} would be both source and target; choose "
-            f"two of {listing} with --source_column and --target_column"
+            f"two of {listing} with {' and '.join(flags.values())}"
         )
+    languages = (arguments.source_lang, arguments.target_lang)
+    if len(names) > 2 and not any(columns.values()) and not any(languages):
+        if not any(language_code(name) for name in names if name.lower() != "id"):
+            raise DataError(
+                f"{location}: cannot choose two of the columns {listing}: specify them with "
+                f"{' and '.join(flags.values())}"
+            )
     for side, column in columns.items():
         if column is None:
             language = getattr(arguments, f"{side}_lang")
@@ -633,7 +766,7 @@ def choose_columns(
                 purpose = f" for --{side}_lang {language}" if language else f" for the {side}"
                 raise DataError(
                     f"{location}: no text column{purpose}; the columns are {listing}. Specify "
-                    f"it with --{side}_column"
+                    f"it with {flags[side]}"
                 )
     source, target = str(columns["source"]), str(columns["target"])
     source_lang = arguments.source_lang or language_code(source)
@@ -649,8 +782,8 @@ def _find_column(
     if column:
         if column not in names:
             raise DataError(
-                f"--{side}_column {column}: no such text column in {location}; the columns are "
-                f"{', '.join(names) or 'none'}{did_you_mean(column, names)}"
+                f"--{arguments.side_flags[side]} {column}: no such text column in {location}; the "
+                f"columns are {', '.join(names) or 'none'}{did_you_mean(column, names)}"
             )
         return column
     language = getattr(arguments, f"{side}_lang")
@@ -680,6 +813,7 @@ def is_header(cells: Sequence[str], arguments: TranslationArguments) -> bool:
     2. A header has at least two different cells that are known names: languages, values of
        `--source_lang` and `--target_lang`, or common names of a side such as "source". Spellings of
        one language count once.
+    3. For objectives that expect a header: it has short, different cells without numbers.
     """
     if arguments.source_column or arguments.target_column:
         return True
@@ -692,4 +826,7 @@ def is_header(cells: Sequence[str], arguments: TranslationArguments) -> bool:
             known_names.add(code)
         elif cell in requested_languages or name in side_names:
             known_names.add(name)
+    if arguments.expects_header and len(known_names) < 2:
+        names = {cell.strip() for cell in cells}
+        return len(names) == len(cells) and all(COLUMN_NAME.fullmatch(name) for name in names)
     return len(known_names) > 1

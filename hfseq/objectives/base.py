@@ -19,7 +19,7 @@ import numpy as np
 from hfseq.data import tokenize
 from hfseq.data.arguments import DataArguments, TextArguments
 from hfseq.data.batches import LineRows, PackedRows, RowRandom, Rows
-from hfseq.data.sources import ByteArrayRows, ByteArrays, RawText, Splits, load_splits
+from hfseq.data.sources import ByteArrayRows, ByteArrays, RawText, Splits, is_raw, load_splits
 from hfseq.errors import UsageError
 from hfseq.nn.context import RowGuarantees
 from hfseq.objectives.cross_entropy import cross_entropy as cross_entropy
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from hfseq.modeling import FlaxPreTrainedModel
     from hfseq.plugins import Plugins
+
+logger = logging.getLogger(__name__)
 
 #: A batch on the host, and on devices. The first axis of each array is the rows, or groups of rows.
 Arrays = dict[str, np.ndarray]
@@ -125,6 +127,16 @@ def make_text_rows(
             append_eos=getattr(data, "append_eos", False),
             description=f"Tokenizing {split}",
         )
+        stats |= {"text_column": column, "rows": len(dataset)}
+        logger.info(
+            "%s: %d of %d rows have text in the column '%s'",
+            *(split, len(store), len(dataset), column),
+        )
+        if data.line_by_line and (full := int((np.diff(store.offsets) >= length).sum())):
+            logger.info(
+                "%s: %d documents have %d tokens or more and are truncated to this length",
+                *(split, full, length),
+            )
         if count_words:
             stats["words"] = tokenize.count_words(dataset, column, data.keep_blank, count_line_ends)
         if count_bytes:
@@ -147,7 +159,6 @@ class ProcessorPair:
         self.tokenizer.save_pretrained(folder)
 
 
-logger = logging.getLogger(__name__)
 MAX_LOGGED_EXAMPLES = 5  # examples logged by name; after that only counts are logged
 
 
@@ -466,9 +477,24 @@ class Objective:
         """Returns metrics that are not sums, from arrays with one entry per row of the split."""
         return {}
 
+    def has_targets(self, split: str) -> bool:
+        """Returns whether the examples of a split have targets. Those of a test split may not."""
+        return True
+
     def reported_metrics(self, split: str) -> set[str] | None:
         """Returns the names of all metrics of a split, or ``None`` if they are not known yet."""
-        return None
+        kind = type(self)
+        if (kind.row_metrics, kind.generate_texts) != (
+            Objective.row_metrics,
+            Objective.generate_texts,
+        ):
+            return None
+        totals = dict.fromkeys(("loss", "count", "tokens", *self.sums), 1.0)
+        if getattr(self.arguments, "word_perplexity", False):
+            totals["words"] = 1.0
+        if getattr(self.arguments, "bits_per_byte", False) or is_raw(self.arguments):
+            totals["bytes"] = 1.0
+        return set(self.metrics(totals))
 
     def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
         """Writes the predictions for the rows of a split into the output directory ``folder``."""

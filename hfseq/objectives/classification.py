@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from hfseq.data.arguments import GLUE, ClassificationArguments
 from hfseq.data.batches import IGNORE_INDEX, RowRandom
 from hfseq.data.classification import (
+    MULTI_LABEL,
+    REGRESSION,
     ExampleRows,
     LabeledSplits,
     LabelEncoder,
     class_names,
     config_labels,
-    is_regression,
     load_examples,
     load_or_train_word_tokenizer,
+    problem_type,
 )
 from hfseq.errors import UsageError, write_atomically
 from hfseq.nn.context import RowGuarantees
@@ -41,11 +45,16 @@ logger = logging.getLogger(__name__)
 #: Default metrics, used if neither the task nor a flag defines them.
 BINARY_METRICS = ("accuracy", "f1", "matthews_correlation")
 MULTICLASS_METRICS = ("accuracy", "f1_macro", "matthews_correlation")
+MULTI_LABEL_METRICS = ("accuracy", "f1_micro", "f1_macro")
 REGRESSION_METRICS = ("pearson", "spearmanr")
 
 
 class Classification(Objective):
     """Trains a classifier with cross-entropy, or a regression model with squared error.
+
+    With several labels per example (multi-label classification), the loss is the binary
+    cross-entropy, averaged over the classes. As in Transformers, a class is predicted if its
+    probability is above 0.5.
 
     Every example is one row, and losses and metrics are over examples. Metrics are computed on the
     host from the predictions for all examples of a split.
@@ -66,12 +75,15 @@ class Classification(Objective):
         """Loads the examples and the metrics."""
         arguments, config = self.arguments, self.config
         self.splits = load_examples(arguments)
-        self.regression = config.problem_type == "regression"
+        self.regression = config.problem_type == REGRESSION
+        self.multi_label = config.problem_type == MULTI_LABEL
         names = None if self.regression else config_labels(config)
-        self.labels = LabelEncoder(names, by_number="train" not in self.splits)
-        self.sums = () if self.regression else ("correct",)  # type: ignore[misc]
+        self.labels = LabelEncoder(names, "train" not in self.splits, self.multi_label)
+        is_single_label = not (self.regression or self.multi_label)
+        self.sums = ("correct",) if is_single_label else ()  # type: ignore[misc]
         task = GLUE.get(self.splits.task or "")
         class_metrics = BINARY_METRICS if config.num_labels == 2 else MULTICLASS_METRICS
+        class_metrics = MULTI_LABEL_METRICS if self.multi_label else class_metrics
         default_metrics = (
             task.metrics if task else REGRESSION_METRICS if self.regression else class_metrics
         )
@@ -96,6 +108,11 @@ class Classification(Objective):
                     f"--metrics {metric.name} requires classes, but this is a regression task. Use "
                     f"{', '.join(REGRESSION_METRICS)}, or set --task_type classification."
                 )
+            if self.multi_label and not metric.for_multi_label:
+                raise UsageError(
+                    f"--metrics {metric.name} requires one class per example, but the labels are "
+                    f"lists. Use {', '.join(MULTI_LABEL_METRICS)}."
+                )
             if metric.name == "f1" and num_classes > 2:
                 raise UsageError(
                     f"--metrics f1 requires two classes, but there are {num_classes}. Use f1_macro."
@@ -118,10 +135,11 @@ class Classification(Objective):
     ) -> None:
         """Sets the classes of the data, or a single regression output, in ``config``."""
         splits = load_examples(arguments, plugins)
-        if is_regression(splits, arguments, config):
-            config.num_labels, config.problem_type = 1, "regression"
-            return
-        cls.set_classes(config, splits)
+        config.problem_type = problem_type(splits, arguments, config)
+        if config.problem_type == REGRESSION:
+            config.num_labels = 1
+        else:
+            cls.set_classes(config, splits)
 
     @staticmethod
     def set_classes(config: PreTrainedConfig, splits: LabeledSplits) -> None:
@@ -134,7 +152,6 @@ class Classification(Objective):
         if names != model_names and not are_numbers:
             config.id2label = dict(enumerate(names))
             config.label2id = {name: number for number, name in enumerate(names)}
-        config.problem_type = "single_label_classification"
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
         """Checks whether the model uses token type IDs."""
@@ -166,7 +183,10 @@ class Classification(Objective):
                 length,
             )
         if self.labels.names is not None:
-            counts = Counter(labels.tolist())
+            class_ids = labels
+            if self.multi_label:
+                class_ids = np.nonzero(labels == 1)[1]
+            counts = Counter(class_ids.tolist())
             class_counts = [
                 f"{name} {counts[number]}" for number, name in enumerate(self.labels.names)
             ]
@@ -186,16 +206,23 @@ class Classification(Objective):
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Masks the labels of rows that only pad the batch."""
         labels = rows["labels"]
-        has_label = ~np.isnan(labels) if self.regression else labels != IGNORE_INDEX
+        has_label = self._has_label(labels)
+        expanded = has_label.reshape(-1, *(1,) * (labels.ndim - 1))
         valid = rows["valid"] if "valid" in rows else np.ones(len(labels), bool)
         batch = {
             "input_ids": rows["input_ids"],
             "attention_mask": rows["segment_ids"],
-            "labels": np.where(has_label, labels, 0).astype(labels.dtype),
+            "labels": np.where(expanded, labels, 0).astype(labels.dtype),
             "counts": has_label & valid,
             "valid": valid,
         }
         return batch | ({"token_type_ids": rows["token_type_ids"]} if self.uses_token_types else {})
+
+    def _has_label(self, labels: np.ndarray) -> np.ndarray:
+        """Returns which examples have a label, bool `(examples,)`."""
+        if self.multi_label:
+            return ~np.isnan(labels).any(1)
+        return ~np.isnan(labels) if self.regression else labels != IGNORE_INDEX
 
     def loss(
         self,
@@ -231,6 +258,9 @@ class Classification(Objective):
         if self.regression:
             errors = jnp.where(counts, logits[:, 0].astype(jnp.float32) - labels, 0.0)
             total = jnp.square(errors).sum()
+        elif self.multi_label:
+            losses = optax.sigmoid_binary_cross_entropy(logits.astype(jnp.float32), labels)
+            total = jnp.where(counts, losses.mean(1), 0.0).sum()
         else:
             total, _, correct = cross_entropy(logits, jnp.where(counts, labels, IGNORE_INDEX))
             totals["correct"] = correct
@@ -245,11 +275,13 @@ class Classification(Objective):
         return total, count, {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the loss and, for classes, the accuracy. Without labels the result is empty."""
-        if not totals["count"]:
-            return {}
+        """Returns the loss and, for classes, the accuracy."""
         metrics = super().metrics(totals)
         return {name: value for name, value in metrics.items() if name != "perplexity"}
+
+    def has_targets(self, split: str) -> bool:
+        """Returns whether any example of a split has a label."""
+        return bool(self._has_label(self._label_ids[split]).any())
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Scores the predictions for a split and for each of its parts (``in_domain_dev_f1``)."""
@@ -271,12 +303,12 @@ class Classification(Objective):
             return None
         names = {"loss", *self.metric_names}
         parts = {f"{part}_{name}" for part in self.splits[split].parts for name in names}
-        return names | parts | (set() if self.regression else {"accuracy"})
+        return names | parts | ({"accuracy"} if self.sums else set())
 
     def _judge(
         self, outputs: np.ndarray, labels: np.ndarray, with_loss: bool = False
     ) -> dict[str, float]:
-        has_label = ~np.isnan(labels) if self.regression else labels != IGNORE_INDEX
+        has_label = self._has_label(labels)
         if not has_label.any():
             return {}
         outputs, labels = outputs[has_label], labels[has_label]
@@ -286,6 +318,8 @@ class Classification(Objective):
         logits = outputs.astype(np.float64)
         if self.regression:
             return scores | {"loss": float(np.square(logits[:, 0] - labels).mean())}
+        if self.multi_label:
+            return scores | {"loss": float((np.logaddexp(0, logits) - logits * labels).mean())}
         maximum = logits.max(1, keepdims=True)
         log_partition = np.log(np.exp(logits - maximum).sum(1)) + maximum[:, 0]
         return scores | {
@@ -293,14 +327,25 @@ class Classification(Objective):
         }
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
-        """Returns the predicted class or number of each row."""
+        """Returns the predicted class or number of each row, or which classes are predicted."""
+        if self.multi_label:
+            return (outputs > 0).astype(np.int32)
         return outputs[:, 0] if self.regression else outputs.argmax(1)
 
     def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
-        """Writes ``test_results_<task>.tsv`` (columns index and prediction), one file per part."""
+        """Writes ``test_results_<task>.tsv`` (columns index and prediction), one file per part.
+
+        Predictions of several labels are JSON lists.
+        """
         predictions = self.predictions(rows["row_outputs"])
         names = self.labels.names
-        texts = [f"{x:.3f}" if names is None else names[x] for x in predictions.tolist()]
+        if names is None:
+            texts = [f"{number:.3f}" for number in predictions.tolist()]
+        elif self.multi_label:
+            label_lists = [[names[i] for i in np.flatnonzero(row)] for row in predictions]
+            texts = [json.dumps(labels, ensure_ascii=False) for labels in label_lists]
+        else:
+            texts = [names[class_id] for class_id in predictions.tolist()]
         task = f"_{self.splits.task}" if self.splits.task else ""
         parts = self.splits[split].parts or {"": range(len(texts))}
         for name, part in parts.items():

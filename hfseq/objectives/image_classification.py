@@ -12,8 +12,9 @@ import numpy as np
 
 from hfseq.data.arguments import ImageArguments, TextArguments
 from hfseq.data.batches import IGNORE_INDEX, IndexRows, RowRandom
-from hfseq.data.classification import LabelEncoder, config_labels
+from hfseq.data.classification import SINGLE_LABEL, LabelEncoder, config_labels
 from hfseq.data.images import ImageDataset, load_image_processor, load_images
+from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays, Batch, Loss, Params, RowsAndStats, forward
 from hfseq.objectives.classification import Classification
 from hfseq.objectives.cross_entropy import cross_entropy
@@ -47,7 +48,7 @@ class ImageClassification(ImageInputMixin, Classification):
     def setup(self) -> None:
         """Loads the image lists and the metrics."""
         self.splits = load_images(self.arguments)
-        self.regression, self.uses_token_types = False, False
+        self.regression = self.multi_label = self.uses_token_types = False
         self.labels = LabelEncoder(config_labels(self.config), by_number="train" not in self.splits)
         self.sums = ("correct",)  # type: ignore[misc]
         self.load_metrics(self.arguments.metrics or ("accuracy",))
@@ -73,8 +74,21 @@ class ImageClassification(ImageInputMixin, Classification):
     def configure_data(  # type: ignore[override]
         cls, config: PreTrainedConfig, arguments: ImageArguments, plugins: Plugins | None
     ) -> None:
-        """Sets the classes of the data in ``config``."""
-        cls.set_classes(config, load_images(arguments, plugins))
+        """Sets the classes of the data in ``config``.
+
+        Raises:
+            UsageError: An image has a list of labels.
+        """
+        splits = load_images(arguments, plugins)
+        for split, images in splits.items():
+            row = next((i for i, x in enumerate(images.labels) if isinstance(x, tuple)), None)
+            if row is not None:
+                raise UsageError(
+                    f"{images.place(row)} in {split} has a list of labels. Image classification "
+                    "supports one label per image."
+                )
+        config.problem_type = SINGLE_LABEL
+        cls.set_classes(config, splits)
 
     def choose_length(self, limit: int | None) -> int:
         """Returns the number of positions that an image occupies in the model.

@@ -207,6 +207,5 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
             list(captions),
             [captions[0] for captions in references],
             hypotheses,
-            rouge_scores(hypotheses, references),
-            {"rouge": "rouge-score, stemmed, F1"},
+            *rouge_scores(hypotheses, references, self.arguments.rouge_tokenizer),
         )

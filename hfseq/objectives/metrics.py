@@ -6,9 +6,11 @@ Metrics of classes and numbers have the interface of the ``evaluate`` library,
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hfseq.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 
 def add_cross_entropy(metrics: dict[str, float], totals: dict[str, float]) -> dict[str, float]:
@@ -45,22 +49,32 @@ class Metric:
         name: Name of the score.
         function: Function from predictions and references, both `(examples,)`, to the score.
         for_regression: Whether the metric applies to numbers instead of classes.
+        for_multi_label: Whether predictions and references can also be `(examples, classes)`, 1 for
+            the classes of an example and 0 for others.
     """
 
-    def __init__(self, name: str, function: Callable[..., float], for_regression: bool = False):
-        self.name, self.for_regression, self._function = name, for_regression, function
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., float],
+        for_regression: bool = False,
+        for_multi_label: bool = False,
+    ):
+        self.name, self._function = name, function
+        self.for_regression, self.for_multi_label = for_regression, for_multi_label
 
     def compute(
         self, *, predictions: ArrayLike, references: ArrayLike, **options: str | int
     ) -> dict[str, float]:
-        """Scores ``predictions`` against ``references``, both `(examples,)`.
+        """Scores ``predictions`` against ``references``, arrays of the same shape.
 
         Raises:
             UsageError: The numbers of predictions and references differ or are 0.
         """
         predictions, references = np.asarray(predictions), np.asarray(references)
         shape = predictions.shape
-        if shape != references.shape or predictions.ndim != 1 or not len(predictions):
+        dimensions = (1, 2) if self.for_multi_label else (1,)
+        if shape != references.shape or len(shape) not in dimensions or not len(predictions):
             raise UsageError(
                 f"{self.name}: {predictions.shape} predictions for {references.shape} references; "
                 "give one for each, and at least one"
@@ -69,8 +83,9 @@ class Metric:
 
 
 def accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Returns the share of equal entries."""
-    return float(np.mean(predictions == references))
+    """Returns the share of examples with equal classes. With several, all must be equal."""
+    equal = np.asarray(predictions == references)
+    return float(equal.reshape(len(equal), -1).all(1).mean())
 
 
 def edit_distance(hypothesis: Sequence[str], reference: Sequence[str]) -> int:
@@ -109,17 +124,26 @@ def f1(
     """Returns the F1 score, 0 for a class that neither side contains.
 
     Args:
-        predictions: Predicted classes, `(examples,)`.
-        references: Correct classes, `(examples,)`.
-        average: "binary" for the score of ``pos_label``, or "macro" for the mean over all classes
-            that occur in predictions or references.
+        predictions: Predicted classes, `(examples,)`, or `(examples, classes)` with 1 for the
+            classes of an example and 0 for others.
+        references: Correct classes, in the same shape.
+        average: "binary" for the score of ``pos_label``, "macro" for the mean over all classes
+            that occur in predictions or references, or "micro" for the score of all decisions
+            together. With `(examples, classes)` "macro" is the mean over all classes.
         pos_label: The class to score.
 
     Raises:
         UsageError: Unknown ``average``, or more than two classes with "binary".
     """
-    if average not in ("binary", "macro"):
-        raise UsageError(f"f1: unknown average '{average}'. Use binary or macro.")
+    if average not in ("binary", "macro", "micro"):
+        raise UsageError(f"f1: unknown average '{average}'. Use binary, macro or micro.")
+    if predictions.ndim == 2:
+        axis = None if average == "micro" else 0
+        common = np.sum((predictions == 1) & (references == 1), axis)
+        count = np.sum(predictions == 1, axis) + np.sum(references == 1, axis)
+        return float(np.mean(2 * common / np.maximum(count, 1)))
+    if average == "micro":  # every wrong class is one false positive and one false negative
+        return accuracy(predictions, references)
     classes = np.union1d(predictions, references)
     if average == "binary" and len(classes) > 2:
         raise UsageError(f"f1 requires two classes, but there are {len(classes)}. Use f1_macro.")
@@ -178,9 +202,10 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", accuracy),
+        Metric("accuracy", accuracy, for_multi_label=True),
         Metric("f1", f1),
-        Metric("f1_macro", partial(f1, average="macro")),
+        Metric("f1_macro", partial(f1, average="macro"), for_multi_label=True),
+        Metric("f1_micro", partial(f1, average="micro"), for_multi_label=True),
         Metric("matthews_correlation", matthews_correlation),
         Metric("pearson", pearson, for_regression=True),
         Metric("spearmanr", spearmanr, for_regression=True),
@@ -389,9 +414,39 @@ def translation_scores(
 SENTENCE_BOUNDARY = re.compile(r"(?<=[.!?])\s+(?=[^\Wa-z_]|[\"'(])")
 
 
+class UnicodeTokenizer:
+    """Words of all scripts in lower case, for ROUGE.
+
+    A word consists of letters, marks and digits. Characters of scripts without spaces (Chinese,
+    Japanese, Thai, Lao, Khmer, Burmese) are words of their own. English words are stemmed as in
+    rouge-score.
+    """
+
+    _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
+
+    def __init__(self) -> None:
+        from nltk.stem.porter import PorterStemmer
+
+        self._stem = PorterStemmer().stem
+
+    def tokenize(self, text: str) -> list[str]:
+        """Returns the words of a text."""
+        words, current = [], ""
+        for character in unicodedata.normalize("NFC", text).lower() + " ":
+            category = unicodedata.category(character)[0]
+            starts_word = category in "LN" and unicodedata.name(character, "").startswith(
+                self._UNSPACED
+            )
+            if category not in "LMN" or starts_word:
+                words += [current] if current else []
+                current = ""
+            current += character if category in "LMN" else ""
+        return [self._stem(word) if len(word) > 3 and word.isascii() else word for word in words]
+
+
 def rouge_scores(
-    hypotheses: Sequence[str], references: Sequence[Sequence[str]]
-) -> dict[str, float]:
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], tokenizer: str = "default"
+) -> Scores:
     """Returns ROUGE-1, -2, -L and -Lsum as F1 of stemmed words, 0 to 100 (Lin, 2004).
 
     ROUGE-Lsum is over sentences, which are split at :data:`SENTENCE_BOUNDARY`.
@@ -399,6 +454,8 @@ def rouge_scores(
     Args:
         hypotheses: The generated texts.
         references: One or more references per text. For each measure the best one counts.
+        tokenizer: "default" for the words of rouge-score, which ignores all letters except a to z,
+            or "unicode" for the letters of all scripts.
 
     Raises:
         UsageError: The package rouge-score is not installed.
@@ -408,7 +465,18 @@ def rouge_scores(
     except ImportError as error:
         raise UsageError("ROUGE requires rouge-score: pip install 'hfseq[rouge]'") from error
     names = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-    scorer = RougeScorer(list(names), use_stemmer=True)
+    unicode = UnicodeTokenizer() if tokenizer == "unicode" else None
+    scorer = RougeScorer(list(names), use_stemmer=True, tokenizer=unicode)
+    if unicode is None:
+        letters = [c for texts in references for text in texts for c in text if c.isalpha()]
+        ignored = [letter for letter in letters if not letter.isascii()]
+        if 50 * len(ignored) > len(letters):
+            logger.warning(
+                "ROUGE ignores %.0f %% of the letters of the references, e.g. %r, because the "
+                "tokenizer of rouge-score only knows a to z: use --rouge_tokenizer unicode",
+                100 * len(ignored) / len(letters),
+                ignored[0],
+            )
     sums = dict.fromkeys(names, 0.0)
     for hypothesis, texts in zip(hypotheses, references, strict=True):
         hypothesis_lines = SENTENCE_BOUNDARY.sub("\n", hypothesis)
@@ -416,4 +484,6 @@ def rouge_scores(
         scores = scorer.score_multi(reference_lines, hypothesis_lines)
         for name in names:
             sums[name] += scores[name].fmeasure
-    return {name: 100 * total / max(len(hypotheses), 1) for name, total in sums.items()}
+    values = {name: 100 * total / max(len(hypotheses), 1) for name, total in sums.items()}
+    words = "" if unicode is None else ", words of all scripts"
+    return Scores(values, {"rouge": f"rouge-score, stemmed, F1{words}"})

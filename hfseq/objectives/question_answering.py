@@ -64,7 +64,8 @@ class QuestionAnswering(Objective):
         for split, records in load_records(data, transform=flatten_squad).items():
             for name in SQUAD_COLUMNS[1:3]:
                 records.column(f"{name}_column", None, (name,))
-            answered = split != "test" or "answers" in records.tables[0].columns
+            self.splits[split] = records
+            answered = self.has_targets(split)
             examples = [
                 {"answers": None if answered else ..., **records[row]}
                 for row in range(len(records))
@@ -163,6 +164,10 @@ class QuestionAnswering(Objective):
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Returns the loss. All other scores are over questions."""
         return {"loss": super().metrics(totals)["loss"]}
+
+    def has_targets(self, split: str) -> bool:
+        """Returns whether the questions of a split have answers."""
+        return split != "test" or "answers" in self.splits[split].tables[0].columns
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Returns exact match and F1, 0 to 100.

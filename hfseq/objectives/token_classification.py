@@ -60,13 +60,15 @@ class TokenClassification(Objective):
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self._loaded = splits = load_records(self.arguments)
         self._labels: dict[str, tuple[list[list[int]], bool]] = {}
+        self._token_words: dict[str, list[list[int]]] = {}
         self.splits: dict[str, Records] = {}
         for split, records in splits.items():
             words, column = word_columns(records, self.arguments, split != "test")
             problems = {}
             for row in range(len(records)):
                 tags = records[row].get(column) if column else ...
-                problem = self._problem(records[row].get(words), tags, self._classes(records))
+                classes = self._classes(records, column)
+                problem = self._problem(records[row].get(words), tags, classes)
                 if problem is not None:
                     problems[row] = problem
             self.splits[split] = drop_invalid(records, split, problems, self.arguments)
@@ -91,9 +93,10 @@ class TokenClassification(Objective):
             return f"unknown tag '{unknown_tags[0]}', not among the model's labels"
         return None
 
-    def _classes(self, records: Records) -> Sequence[str]:
+    def _classes(self, records: Records, column: str | None) -> Sequence[str]:
         """Returns the names of numeric tags. For evaluation without training data, the model's."""
-        return records.tables[0].classes or ([] if "train" in self._loaded else self.names)
+        names = records.tables[0].classes.get(column or "")
+        return names or ([] if "train" in self._loaded else self.names)
 
     @classmethod
     def configure_data(  # type: ignore[override]
@@ -109,7 +112,7 @@ class TokenClassification(Objective):
         if records is None or len(records) == 0:
             return
         _, column = word_columns(records, arguments, tagged=True)
-        names = list(records.tables[0].classes)
+        names = list(records.tables[0].classes.get(str(column), ()))
         if not names:
             lists = [records[row].get(str(column)) for row in range(len(records))]
             names = sort_labels(
@@ -126,7 +129,7 @@ class TokenClassification(Objective):
         """Tokenizes the sentences of a split, one row each."""
         records, data = splits[split], self.arguments
         words, column = word_columns(records, data, split != "test")
-        ids, labels, num_truncated = [], [], 0
+        ids, labels, token_words, num_truncated = [], [], [], 0
         for row in range(len(records)):
             example = records[row]
             encoded = self.tokenizer(
@@ -134,17 +137,24 @@ class TokenClassification(Objective):
                 is_split_into_words=True,
                 truncation=True,
                 max_length=length,
+                return_overflowing_tokens=True,
                 verbose=False,
             )
+            encoding = encoded.encodings[0]
             tags = [self.names[0]] * len(example[words])
             if column is not None:
-                tags = tag_names(example[column], self._classes(records))
+                tags = tag_names(example[column], self._classes(records, column))
             numbers = [self.numbers[tag] for tag in tags]
-            ids.append(encoded["input_ids"])
-            labels.append(self._aligned(encoded.word_ids(), tags, numbers))
-            num_truncated += len({word for word in encoded.word_ids() if word is not None}) < len(
-                tags
+            ids.append(encoding.ids)
+            labels.append(self._aligned(encoding.word_ids, tags, numbers))
+            token_words.append(
+                [
+                    word
+                    for word, label in zip(encoding.word_ids, labels[-1], strict=True)
+                    if label != IGNORE_INDEX
+                ]
             )
+            num_truncated += len(encoded.encodings) > 1
         if num_truncated:
             logger.info(
                 "truncated %d of the %d %s sentences to %d tokens",
@@ -155,6 +165,7 @@ class TokenClassification(Objective):
             )
         self.length = length
         self._labels[split] = labels, column is not None
+        self._token_words[split] = token_words
         rows = FieldRows(
             ids,
             pad_token_id(self.tokenizer),
@@ -226,11 +237,15 @@ class TokenClassification(Objective):
         """Returns the loss. All other scores are over whole sentences."""
         return {"loss": super().metrics(totals)["loss"]}
 
+    def has_targets(self, split: str) -> bool:
+        """Returns whether the sentences of a split have tags."""
+        return self._labels[split][1]
+
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Computes entity-level scores of a split."""
-        labels, tagged = self._labels[split]
-        if not tagged:
+        if not self.has_targets(split):
             return {}
+        labels, _ = self._labels[split]
         predicted = self._tags(rows["predicted"], labels)
         references = [
             [self.names[label] for label in row if label != IGNORE_INDEX] for row in labels
@@ -258,16 +273,35 @@ class TokenClassification(Objective):
         ]
 
     def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
-        """Writes ``predictions.txt``, one sentence per line, and ``predictions.jsonl``."""
+        """Writes ``predictions.txt``, one sentence per line, and ``predictions.jsonl``.
+
+        Every sentence of the data has a line, and every word a tag. Words without a prediction,
+        because they have no token or are beyond the end of a truncated sentence, have the tag "O"
+        in the first file and ``null`` in the second.
+        """
         records, (labels, _) = self.splits[split], self._labels[split]
-        tags = self._tags(rows["predicted"], labels)
-        write_atomically(folder / "predictions.txt", "".join(" ".join(row) + "\n" for row in tags))
         column, _ = word_columns(records, self.arguments, tagged=False)
-        lines = (
-            json.dumps({"tokens": records[row][column], "tags": sentence_tags}, ensure_ascii=False)
-            for row, sentence_tags in enumerate(tags)
-        )
-        write_atomically(folder / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
+        tags_by_row: dict[int, list[str | None]] = {}
+        predicted = self._tags(rows["predicted"], labels)
+        for row, sentence_tags in enumerate(predicted):
+            tags: list[str | None] = [None] * len(records[row][column])
+            # With --label_all_tokens a word has several tags: the first one counts
+            word_ids = self._token_words[split][row]
+            for word, tag in zip(word_ids, sentence_tags, strict=True):
+                if tags[word] is None:
+                    tags[word] = tag
+            tags_by_row[int(records.rows[row])] = tags
+        loaded = self._loaded[split]
+        lines, texts = [], []
+        for row, index in enumerate(loaded.rows.tolist()):
+            words = loaded[row].get(column)
+            words = words if isinstance(words, list) else []
+            tags = tags_by_row.get(index, [None] * len(words))
+            texts.append(" ".join(tag or "O" for tag in tags) + "\n")
+            line = {"tokens": words, "tags": tags}
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        write_atomically(folder / "predictions.txt", "".join(texts))
+        write_atomically(folder / "predictions.jsonl", "".join(lines))
 
 
 def tag_names(tags: Sequence[str | int], classes: Sequence[str]) -> list[str]:

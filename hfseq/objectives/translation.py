@@ -274,7 +274,8 @@ class Summarization(Translation):
 
     def score_texts(self, hypotheses: list[str], references: list[str]) -> Scores:
         """Returns ROUGE and the mean number of tokens per summary."""
-        scores = rouge_scores(hypotheses, [[reference] for reference in references])
+        by_text = [[reference] for reference in references]
+        scores = rouge_scores(hypotheses, by_text, self.arguments.rouge_tokenizer)
         lengths = [len(ids) for ids in self.tokenizer(hypotheses)["input_ids"]]
-        scores["gen_len"] = sum(lengths) / max(len(lengths), 1)
-        return Scores(scores, {"rouge": "rouge-score, stemmed, F1"})
+        scores.values["gen_len"] = sum(lengths) / max(len(lengths), 1)
+        return scores

@@ -28,7 +28,7 @@ from hfseq.data.arguments import (
     convert_arguments,
     option,
 )
-from hfseq.errors import UsageError, did_you_mean, redact, redact_values
+from hfseq.errors import UsageError, did_you_mean, expand_home, first_line, redact, redact_values
 from hfseq.training import accelerator_flags
 from hfseq.training.derived_flags import DERIVED_FLAGS
 from hfseq.training.usage import ANY_OBJECTIVE, objective_name, usage
@@ -108,7 +108,7 @@ def parse_flags(
         parser.set_defaults(**getattr(dataclass_type, "defaults", {}))
     try:
         *parsed, remaining = parser.parse_args_into_dataclasses(
-            list(argv), return_remaining_strings=True
+            expand_home(argv), return_remaining_strings=True
         )
     except UsageError:
         raise
@@ -154,60 +154,83 @@ def flag_names(dataclass_types: Iterable[type]) -> set[str]:
     }
 
 
-def flags_from_file(path: Path, known_names: set[str]) -> list[str]:
+def flags_from_file(path: Path, dataclass_types: Sequence[type]) -> list[str]:
     """Converts a YAML or JSON file of arguments to a list of flags.
+
+    YAML values are read as text, so that `no` is a language and `0123` is a name.
 
     Args:
         path: The file. `.json` files are read as JSON, all others as YAML.
-        known_names: Names that the file may contain.
+        dataclass_types: The dataclasses whose fields the file may contain.
 
     Raises:
         UsageError: The file cannot be read, or it contains unknown arguments.
     """
     try:
         text = path.read_text(encoding="utf-8")
-        if path.suffix == ".json":
-            values = json.loads(text)
-        else:
-            import yaml
-
-            values = yaml.safe_load(text)
+        values = json.loads(text) if path.suffix == ".json" else _load_yaml_as_text(text)
     except OSError as error:
         raise UsageError(f"cannot read the argument file {path}: {error.strerror}") from error
     except Exception as error:
         raise UsageError(f"{path} is not valid {path.suffix[1:]}: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} must map argument names to values, e.g. learning_rate: 3.0e-4")
-    return flags_from_values(values, known_names, f"{path} has")
+    return flags_from_values(values, dataclass_types, f"{path} has")
+
+
+def _load_yaml_as_text(text: str) -> Any:
+    """Loads YAML with scalars as strings, except null."""
+    import yaml
+
+    class TextLoader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {
+            letter: [
+                (tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))
+            ]
+            for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    return yaml.load(text, TextLoader)
 
 
 def flags_from_values(
-    values: Mapping[str, Any], known_names: set[str], prefix: str = "there are"
+    values: Mapping[str, Any], dataclass_types: Sequence[type], prefix: str = "there are"
 ) -> list[str]:
     """Converts values by flag name to a list of flags.
 
     Args:
-        values: The values. `None` and empty lists are left out.
-        known_names: Names that are allowed.
+        values: The values. `None` and empty lists are left out. A dict becomes `key=value` pairs,
+            for instance for `config_overrides`.
+        dataclass_types: The dataclasses whose fields are the allowed names.
         prefix: Begin of the message about unknown names.
 
     Raises:
-        UsageError: A name is unknown, or is a flag for a token.
+        UsageError: A name is unknown, or is a flag for a token, or a value is nested.
     """
     reject_token_flags(f"--{name}" for name in values)
+    fields = {
+        field.name: str(field.type)
+        for dataclass_type in dataclass_types
+        for field in dataclasses.fields(dataclass_type)
+    }
     unknown = [
-        f"'{name}'{did_you_mean(str(name), known_names)}"
-        for name in values
-        if name not in known_names
+        f"'{name}'{did_you_mean(str(name), fields)}" for name in values if name not in fields
     ]
     if unknown:
         raise UsageError(f"{prefix} unknown arguments: {', '.join(unknown)}")
     flags: list[str] = []
     for name, value in values.items():
-        if value not in (None, []):
-            items = value if isinstance(value, list) else [value]
-            # No shell expands `~` here, and training_args.json writes the home folder as `~`.
-            flags += [f"--{name}", *(os.path.expanduser(str(item)) for item in items)]
+        if value in (None, []):
+            continue
+        if isinstance(value, dict):
+            value = ",".join(f"{key}={item}" for key, item in value.items())
+        if "bool" in fields[name] and value in ("on", "off"):  # booleans in YAML
+            value = value == "on"
+        # No shell expands `~` here, and training_args.json writes the home folder as `~`.
+        if isinstance(value, list):
+            flags += [f"--{name}", *(os.path.expanduser(str(item)) for item in value)]
+        else:  # a value may begin with "-"
+            flags.append(f"--{name}={os.path.expanduser(str(value))}")
     return flags
 
 
@@ -593,7 +616,9 @@ class TrainingArguments(CheckedArguments):
         "the metric.",
     )
     load_best_model_at_end: bool = option(
-        False, "Save the weights of the best checkpoint at the end, instead of the last weights."
+        False,
+        "Save the weights of the best evaluation at the end, instead of the last weights. Every "
+        "evaluation that is the best so far also saves a checkpoint.",
     )
     average_checkpoints: PositiveInt | None = option(
         None, "Save the average of the weights of this many last checkpoints at the end."
@@ -703,6 +728,8 @@ class TrainingArguments(CheckedArguments):
             yield "--output_dir is required"
         if problem := accelerator_flags.find_problem(self.accelerator_flags):
             yield problem
+        if self.push_to_hub and (problem := _repository_problem(self)):
+            yield problem
         if self.average_checkpoints and self.load_best_model_at_end:
             yield "--average_checkpoints and --load_best_model_at_end exclude each other: use one"
         if (self.average_checkpoints or 0) > (self.save_total_limit or math.inf):
@@ -734,6 +761,23 @@ class TrainingArguments(CheckedArguments):
             )
         if self.eval_strategy == "steps" and not self.eval_steps:
             yield "--eval_strategy steps requires --eval_steps N"
+
+
+def _repository_problem(training: TrainingArguments) -> str | None:
+    """Returns a message if the Hub does not allow the name of the repository."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    name = training.hub_model_id or Path(training.output_dir.rstrip("/")).name
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        flag = "--hub_model_id" if training.hub_model_id else f"--output_dir {training.output_dir}"
+        return (
+            f"{flag}: the Hub does not allow the repository name '{name}' "
+            f"({first_line(error).rstrip('.')}): set --hub_model_id USER/NAME"
+        )
+    return None
 
 
 def parse_profile_steps(text: str) -> tuple[int, int]:
@@ -833,9 +877,7 @@ def parse(
     classes = (ModelArguments, data_class_of(objective), TrainingArguments, ProcessArguments)
     command_line = list(sys.argv[1:] if argv is None else argv)
     if command_line and command_line[0].endswith((".yaml", ".yml", ".json")):
-        command_line = (
-            flags_from_file(Path(command_line[0]), flag_names(classes)) + command_line[1:]
-        )
+        command_line = flags_from_file(Path(command_line[0]), classes) + command_line[1:]
     reject_token_flags(command_line)
     model, data, training, processes = parse_flags(classes, command_line, description, command)
     words = shlex.split(command) if command else ["python", Path(sys.argv[0]).name]
@@ -849,7 +891,7 @@ def parse_values(values: Mapping[str, Any], objective: str) -> Arguments:
         UsageError: A name is unknown, or values are invalid.
     """
     classes = (ModelArguments, data_class_of(objective), TrainingArguments, ProcessArguments)
-    flags = flags_from_values(values, flag_names(classes))
+    flags = flags_from_values(values, classes)
     return parse(flags, objective=objective, command=f"hfseq train {objective}")
 
 

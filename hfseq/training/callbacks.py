@@ -383,7 +383,8 @@ class LogMetrics(Callback):
             )
         assert run.schedule is not None and info.step_metrics is not None and run.data is not None
         learning_rate = float(run.schedule(step - 1))
-        window_metrics = run.objective.metrics(sums) | evaluation.extra_metrics(run, info.state)
+        window_metrics = evaluation.metrics_of(run, sums, "train")
+        window_metrics |= evaluation.extra_metrics(run, info.state)
         info.metrics.update(
             {f"train_{name}": value for name, value in window_metrics.items()},
             train_learning_rate=learning_rate,
@@ -547,7 +548,10 @@ def is_due(info: StepInfo, strategy: str | None, steps: int | None) -> bool:
 
 
 class Save(Callback):
-    """Saves checkpoints and the model according to `save_strategy`, and publishes the model."""
+    """Saves checkpoints and the model according to `save_strategy`, and publishes the model.
+
+    With `load_best_model_at_end`, every evaluation that is the best so far is saved as well.
+    """
 
     def __init__(self, finite_check: FiniteCheck, publisher: Publisher, meter: Meter):
         self.finite_check, self.publisher, self.meter = finite_check, publisher, meter
@@ -557,7 +561,9 @@ class Save(Callback):
         """Saves if due. After the last step, `on_train_end` saves instead."""
         training = info.run.arguments.training
         is_last = info.progress.step == info.run.total_steps
-        if is_due(info, training.save_strategy, training.save_steps) and not is_last:
+        is_best = training.load_best_model_at_end and info.progress.best_step == info.progress.step
+        is_due_now = is_due(info, training.save_strategy, training.save_steps)
+        if (is_due_now or is_best) and not is_last:
             started = time.perf_counter()
             self.save(info)
             self.meter.pause(time.perf_counter() - started)

@@ -49,6 +49,7 @@ class Progress:
         stream: Position in streamed data.
         windows: How rows are split into windows (`--update_length`).
         collections: The collections in the state, and the precision recipe that they belong to.
+        data: The values on which the order of the training data depends.
     """
 
     step: int = 0
@@ -60,6 +61,7 @@ class Progress:
     stream: dict | None = None
     windows: dict | None = None
     collections: dict | None = None
+    data: dict | None = None
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from hfseq.data.batches import RowRandom
+from hfseq.errors import DataError
 from hfseq.modeling import FlaxPreTrainedModel
 from hfseq.nn import sharding, trees
 from hfseq.objectives.base import GeneratedTexts
@@ -82,7 +84,7 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
         # The word count of the split is only valid for all batches. Bytes per token is a ratio.
         count_names = ("words", "bytes", "tokens") if is_complete else ("bytes", "tokens")
         totals |= {name: counts[name] for name in count_names if name in counts}
-        values = run.objective.metrics(totals) | extra_metrics(run, state)
+        values = metrics_of(run, totals, split, is_complete) | extra_metrics(run, state)
         if rows:
             values |= run.objective.row_metrics(rows, split)
         values["runtime"] = time.perf_counter() - started
@@ -95,6 +97,29 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
             metrics |= {f"{prefix}_{name}": value for name, value in texts.metrics.items()}
             metrics[f"{prefix}_generation_runtime"] = time.perf_counter() - started
     return Evaluation(metrics, rows, texts, is_complete)
+
+
+def metrics_of(
+    run: Run, totals: dict[str, float], split: str, is_complete: bool = True
+) -> dict[str, float]:
+    """Returns the metrics of sums over a split, or over training steps.
+
+    Without any target, all of them are NaN.
+
+    Raises:
+        DataError: The complete split has no targets.
+    """
+    if split != "train" and not run.objective.has_targets(split):
+        return {}
+    metrics = run.objective.metrics(totals)
+    if totals["count"]:
+        return metrics
+    if split != "train" and is_complete:
+        raise DataError(
+            f"the {split} split has no targets: its texts are too short, or nothing in them is "
+            "predicted. Use other data, or do not evaluate it"
+        )
+    return dict.fromkeys(metrics, math.nan)
 
 
 def extra_metrics(run: Run, state: TrainState) -> dict[str, float]:

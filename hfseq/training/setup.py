@@ -303,6 +303,8 @@ def build_run(
         shared_values = {"data": data.description, "step to resume from": progress.step or None}
         processes.check_agreement(shared_values, "use the same files in all of them")
         check_best_metric(training, objective, model, data.evaluation)
+        if training.do_train:
+            record_data(arguments, data, progress)
     total_steps, schedule, optimizer = 0, None, optax.identity()  # without training
     if training.do_train:
         if training.max_steps > 0:
@@ -360,6 +362,13 @@ def restore_or_initialize(
         restored = checkpointer.restore(progress.step, abstract)
         output_dir = run.arguments.training.output_dir
         logger.info("resumed from step %d of %s", progress.step, output_dir)
+        if run.arguments.training.do_train and progress.step >= run.total_steps:
+            logger.warning(
+                "nothing is trained: the checkpoint has %d steps and the run ends at step %d. "
+                "Increase --max_steps or --num_train_epochs to continue",
+                progress.step,
+                run.total_steps,
+            )
         return run, restored
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     start = jax.jit(run.initial_state, out_shardings=shardings, donate_argnums=0)
@@ -841,9 +850,13 @@ def _load_data(
     length, windows = objective.row_length(batch.length), batch.windows
     splits: Any = objective.load_splits(plugins.load())
     evaluates = training.do_eval or training.eval_strategy != "no"
+    held_out = getattr(data, "validation_split_percentage", 0)
+    no_validation = "drop --do_eval" if held_out else "set --validation_split_percentage above 0"
+    if training.do_train and not held_out:
+        no_validation += ", or train without evaluation (--do_train alone)"
     for split, needed, alternative in (
         ("train", training.do_train, "use only --do_eval"),
-        ("validation", evaluates, "drop --do_eval"),
+        ("validation", evaluates, no_validation),
         ("test", training.do_predict, "set --test_split_percentage, or drop --do_predict"),
     ):
         if needed and split not in splits:
@@ -863,6 +876,7 @@ def _load_data(
 
     train: Batches | StreamingBatches | None = None
     if training.do_train and data.streaming:
+        logger.info("train: streaming the column '%s'", splits.text_column)
         train = StreamingBatches(
             splits["train"],
             tokenizer,
@@ -899,6 +913,33 @@ def _load_data(
         max_runs = max(known_bounds) if known_bounds and len(known_bounds) == len(bounds) else None
         objective.row_guarantees = dataclasses.replace(objective.row_guarantees, max_runs=max_runs)
     return RunData(train, evaluation, test, length, description)
+
+
+def record_data(arguments: Arguments, data: RunData, progress: Progress) -> None:
+    """Records the values that determine the order of the data.
+
+    Warns if a resumed run has other values, because rows are then repeated or left out.
+    """
+    counts = data.description.get("train", {})
+    values: dict[str, Any] = {"--seed": arguments.training.seed, "row length": data.length}
+    values |= {name: value for name, value in counts.items() if isinstance(value, int | str)}
+    values["source"] = arguments.data.dataset_name or ", ".join(
+        Path(name).name for name in arguments.data.train_file or ()
+    )
+    previous = progress.data or {}
+    differences = [
+        f"{name} ({previous[name]} before, {value} now)"
+        for name, value in values.items()
+        if name in previous and previous[name] != value
+    ]
+    if progress.step and differences:
+        logger.warning(
+            "resuming at step %d with other data or another order: %s. Some rows are trained "
+            "again or not at all",
+            progress.step,
+            ", ".join(differences),
+        )
+    progress.data = values
 
 
 def check_best_metric(

@@ -316,7 +316,9 @@ def judge_summaries(model: Any, tokenizer: Any, examples: Sequence[Example]) -> 
         del batch["labels"]
         sequences = model.generate(**batch, max_new_tokens=64, do_sample=False, num_beams=1)
         predictions += tokenizer.batch_decode(sequences, skip_special_tokens=True)
-    return rouge_scores(predictions, [[example["summary"]] for example in examples])["rougeL"]
+    return rouge_scores(predictions, [[example["summary"]] for example in examples]).values[
+        "rougeL"
+    ]
 
 
 TASKS = {

@@ -11,8 +11,8 @@ from hfseq.data.arguments import ClassificationArguments
 from hfseq.data.classification import (
     LabelEncoder,
     class_names,
-    is_regression,
     load_examples,
+    problem_type,
     sort_labels,
 )
 from hfseq.errors import DataError, UsageError
@@ -137,7 +137,8 @@ def test_evaluation_uses_the_classes_of_the_model(write):
 def test_fractions_make_a_regression(write, labels, flags, expected):
     flags = {"train_file": [write("a.tsv", labels)]} | flags
     splits = load(**flags)
-    assert is_regression(splits, ClassificationArguments(**flags), fresh()) == expected
+    actual = problem_type(splits, ClassificationArguments(**flags), fresh())
+    assert (actual == "regression") == expected
     if expected:
         actual = LabelEncoder(None).encode_labels(splits["train"], "train")
         assert actual.dtype == np.float32 and actual.tolist() == pytest.approx(
@@ -272,6 +273,6 @@ def test_stsb_of_the_hub_is_a_regression_and_its_test_set_has_no_scores():
     )
     arguments = ClassificationArguments(task_name="stsb", validation_split_percentage=0)
     splits = load_examples(arguments, plugins)
-    assert is_regression(splits, arguments, types.SimpleNamespace())
+    assert problem_type(splits, arguments, types.SimpleNamespace()) == "regression"
     assert LabelEncoder(None).encode_labels(splits["train"], "train").tolist() == [0.0, 5.0, 2.5]
     assert np.isnan(LabelEncoder(None).encode_labels(splits["test"], "test")).all()

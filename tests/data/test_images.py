@@ -230,11 +230,7 @@ def test_datasets_are_read_without_their_decoder(digits, tmp_path):
         folder = tmp_path / case
         datasets.DatasetDict({"train": data}).save_to_disk(folder)
         actual = load_images(arguments(dataset_name=str(folder)))["train"]
-        assert actual.labels == ["a", "b", "c", "b"] and actual.tables[0][1].classes == (
-            "a",
-            "b",
-            "c",
-        )
+        assert (actual.labels, actual.classes) == (["a", "b", "c", "b"], ("a", "b", "c"))
         decoded = ImageDecoder(load_image_processor(None, 16), 0)([*actual.sources])
         assert [reason is None for reason in decoded.reasons] == [True, True, True, False]
 

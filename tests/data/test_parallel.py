@@ -170,7 +170,7 @@ def test_fingerprints_depend_on_the_pairs_and_not_on_the_file(table, tmp_path):
 
 def test_the_pairs_are_read_once_and_then_mapped(table, monkeypatch):
     first = load_pairs(flags(table))
-    monkeypatch.setattr("hfseq.data.parallel._SplitFile.add", None)
+    monkeypatch.setattr("hfseq.data.store.StringTableWriter.add", None)
     again = load_pairs(flags(table))
     assert pairs(again["train"]) == pairs(first["train"])
     with pytest.raises(TypeError):

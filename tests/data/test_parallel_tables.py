@@ -98,7 +98,7 @@ def test_missing_header_is_logged(tmp_path, messages, name):
     file = write(tmp_path, name, header=("Hello there", "Guten Tag"))
     splits = load_pairs(flags(file, source_lang="en", target_lang="de"))
     assert pairs(splits["train"]) == [("Hello there", "Guten Tag"), *PAIRS]
-    assert "has no header (Hello there | Guten Tag contains no language)" in messages()
+    assert "has no header (Hello there | Guten Tag contains no known column name)" in messages()
 
 
 def test_short_words_are_no_header(tmp_path):
@@ -130,8 +130,8 @@ def test_a_byte_order_mark_is_no_part_of_the_header(tmp_path):
 
 
 BAD = {
-    "cells.csv": (b"en,de\na,b\nHello, you,Hallo\n", r"line 3 has 3 cells, .* 2: quote cells"),
-    "cells.tsv": (b"en\tde\na\tb\tc\n", "line 2 has 3 cells, .*remove the tab"),
+    "cells.csv": (b"en,de\na,b\nHello, you,Hallo\n", r"line 3 has 3 columns, .* 2: quote cells"),
+    "cells.tsv": (b"en\tde\na\tb\tc\n", "line 2 has 3 columns, .*remove the tab"),
     "one.csv": (b"en;de\na;b\n", "line 1 has one cell: .* by a comma"),
     "one.tsv": (b"en,de\na,b\n", "line 1 has one cell: .* by a tab"),
     "open.csv": (b'en,de\na,b\n"c,d\ne,f\n', "line 3 is not valid CSV"),

@@ -118,4 +118,6 @@ def test_rouge_lsum_splits_at_line_breaks():
     item, other = "Ada sings. Bo is 3. He ran!", "He ran! Ada sang."
     lines = ("Ada sings.\nBo is 3.\nHe ran!", "He ran!\nAda sang.")
     expected = scorer.RougeScorer(["rougeLsum"], use_stemmer=True).score(lines[1], lines[0])
-    assert rouge_scores([item], [[other]])["rougeLsum"] == 100 * expected["rougeLsum"].fmeasure
+    assert (
+        rouge_scores([item], [[other]]).values["rougeLsum"] == 100 * expected["rougeLsum"].fmeasure
+    )

@@ -168,7 +168,9 @@ def test_combine_creates_a_model_and_replaces_nothing(tmp_path):
 
 
 def test_rouge_is_that_of_words_and_the_best_reference_counts():
-    scores = rouge_scores(["the cat sat", "a dog"], [["the cat sat"], ["a bird flew", "one dog"]])
+    scores = rouge_scores(
+        ["the cat sat", "a dog"], [["the cat sat"], ["a bird flew", "one dog"]]
+    ).values
     # 1, and for "a dog" and "one dog" one of two words on both sides.
     assert scores["rouge1"] == pytest.approx(75) and scores["rouge2"] == pytest.approx(50)
     assert scores["rougeL"] == pytest.approx(75)

@@ -430,7 +430,7 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(train, reference
         ({"model_type": "robrta"}, "did you mean 'roberta'"),
         ({"report_to": "tensorbord"}, "did you mean 'tensorboard'"),
         ({"attn_implementation": "flsh"}, "unknown attention"),
-        ({"metric_for_best_model": "bleu"}, "--metric_for_best_model eval_bleu: .*eval_loss"),
+        ({"metric_for_best_model": "bleu"}, "--metric_for_best_model .*bleu: .*eval_loss"),
         ({"profile": "ten"}, "--profile ten: .*first-last"),
     ],
 )

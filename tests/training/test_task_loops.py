@@ -113,7 +113,7 @@ def test_words_are_tagged_and_bad_sentences_named(task, tables, caplog, tmp_path
     assert set(model.config.id2label.values()) == {"O", *TAGS.values()}
     lines = (tmp_path / "ner" / "predictions.txt").read_text().splitlines()
     first = json.loads((tables / "ner-valid.jsonl").read_text().splitlines()[0])
-    assert len(lines) == 12 and len(lines[0].split()) == len(first["tokens"])
+    assert len(lines) == 13 and len(lines[0].split()) == len(first["tokens"])
     with pytest.raises(DataError, match="line 65: 1 words and 0 tags; .*--bad_examples"):
         task("strict", "token_classification", bad_examples="error")
 
