@@ -35,7 +35,7 @@ PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "s3a": "s3fs", "az": "a
 CHECKPOINT_PATH = re.compile(r"(checkpoints/|checkpoint-)\d+(/|$)")
 UNSYNCED_FILES = (
     *("*.tmp", "*.tmp-*", "*.orbax-checkpoint-tmp*", ".cache/*", "wandb/*", "*.lock"),
-    *(LATEST_FILE, SYNC_FILE),
+    *(LATEST_FILE, SYNC_FILE, ".hfseq-going-back"),
 )
 
 # File name patterns that are allowed in an output directory.

@@ -728,8 +728,8 @@ class TrainingArguments(CheckedArguments):
             yield "--output_dir is required"
         if problem := accelerator_flags.find_problem(self.accelerator_flags):
             yield problem
-        if self.push_to_hub and (problem := _repository_problem(self)):
-            yield problem
+        if self.push_to_hub and (name_problem := _repository_problem(self)):
+            yield name_problem
         if self.average_checkpoints and self.load_best_model_at_end:
             yield "--average_checkpoints and --load_best_model_at_end exclude each other: use one"
         if (self.average_checkpoints or 0) > (self.save_total_limit or math.inf):

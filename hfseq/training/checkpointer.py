@@ -16,6 +16,7 @@ import shutil
 import sys
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, get_type_hints
@@ -224,26 +225,11 @@ class Checkpointer:
             if step not in (best_step, self.named_step):
                 self._manager.delete(step)
 
-    def move_newer_aside(self, step: int) -> None:
-        """Moves the checkpoints after a step to ``previous-<time>/`` in the output directory.
-
-        A run that goes back to an earlier checkpoint saves the same steps again. The checkpoints of
-        the abandoned branch must neither prevent that, nor be resumed from later.
-
-        Args:
-            step: The step that the run goes back to.
-        """
-        newer = [each for each in self.steps() if each > step]
-        if not newer:
-            return
+    def go_back(self, step: int, push: Callable[[], object]) -> None:
+        """Moves the checkpoints after a step aside; see `move_newer_aside`."""
         with processes.main_process_first() as leads:
             if leads:
-                logger.warning(
-                    "going back to step %d: the checkpoints of the steps %s are moved aside",
-                    step,
-                    ", ".join(map(str, newer)),
-                )
-                move_aside(self.folder.parent, [self.folder / str(each) for each in newer])
+                move_newer_aside(self.folder.parent, step, push)
         self._manager.reload()
 
     def verify_checksums(self, step: int) -> None:
@@ -368,6 +354,44 @@ def find_checkpoint(checkpointer: Checkpointer, path: str | None) -> tuple[Check
     if path and jax.process_index() == 0:  # this run's checkpoints are already verified
         source.verify_checksums(step)
     return source, source.read_progress(step)
+
+
+#: Contains the step to which a run goes back, until its newer checkpoints are moved.
+GOING_BACK_FILE = ".hfseq-going-back"
+
+
+def move_newer_aside(folder: Path, step: int, push: Callable[[], object]) -> None:
+    """Moves the checkpoints after a step to ``previous-<time>/`` in the output directory.
+
+    A run that goes back to an earlier checkpoint saves the same steps again. The checkpoints of the
+    abandoned branch must neither prevent that, nor be resumed from later. If the process is killed
+    meanwhile, `finish_going_back` moves the rest.
+
+    Args:
+        folder: The output directory.
+        step: The step that the run goes back to.
+        push: Updates the remote copy of the directory, if there is one.
+    """
+    checkpoints = folder / hub.CHECKPOINT_DIR
+    names = [path.name for path in checkpoints.glob("*") if path.name.isdigit()]
+    newer = sorted(number for number in map(int, names) if number > step)
+    marker = folder / GOING_BACK_FILE
+    if newer:
+        logger.warning(
+            "going back to step %d: the checkpoints of the steps %s are moved aside",
+            step,
+            ", ".join(map(str, newer)),
+        )
+        write_atomically(marker, str(step))
+        move_aside(folder, [checkpoints / str(number) for number in newer])
+        push()
+    marker.unlink(missing_ok=True)
+
+
+def finish_going_back(folder: Path, push: Callable[[], object]) -> None:
+    """Finishes `move_newer_aside` of a process that was killed."""
+    if (marker := folder / GOING_BACK_FILE).exists():
+        move_newer_aside(folder, int(marker.read_text()), push)
 
 
 # -- checksums

@@ -57,6 +57,7 @@ def prepare_output_dir(training: TrainingArguments, model: str | None) -> Iterat
                     stack.enter_context(lock_directory(folder))
                 workspace.pull()
                 if training.do_train:
+                    checkpointer.finish_going_back(folder, workspace.push)
                     same = model and Path(model).absolute() == folder.absolute()
                     if same and training.overwrite_output_dir:
                         raise UsageError(

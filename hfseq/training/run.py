@@ -112,7 +112,7 @@ def main(
     with contextlib.ExitStack() as stack:
         workspace = _set_up_processes(arguments, objective, stack)
         checkpointer = Checkpointer(workspace.path, training.save_total_limit)
-        run, state, progress = _build(arguments, objective, checkpointer, workspace.path, devices)
+        run, state, progress = _build(arguments, objective, checkpointer, workspace, devices)
         trackers = _open_trackers(run, progress)
         stack.callback(trackers.close)
         session = _Session(
@@ -178,7 +178,7 @@ def _build(
     arguments: Arguments,
     objective: str,
     checkpointer: Checkpointer,
-    folder: Path,
+    workspace: Workspace,
     devices: Sequence[jax.Device] | None,
 ) -> tuple[Run, TrainState, Progress]:
     """Builds the run, and restores or initializes its state.
@@ -189,10 +189,10 @@ def _build(
     restored_from, progress = checkpointer, Progress()
     if training.do_train:
         restored_from, progress = find_checkpoint(checkpointer, training.resume_from_checkpoint)
-    run = build_run(arguments, objective, folder, progress, devices)
+    run = build_run(arguments, objective, workspace.path, progress, devices)
     run, state = restore_or_initialize(run, restored_from, progress)
     if training.do_train and training.resume_from_checkpoint:
-        checkpointer.move_newer_aside(progress.step)
+        checkpointer.go_back(progress.step, workspace.push)
     return run, state, progress
 
 

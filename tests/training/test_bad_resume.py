@@ -173,3 +173,41 @@ def test_going_back_to_an_earlier_checkpoint_starts_a_new_branch(train, run, tmp
     shutil.rmtree(named, ignore_errors=True)
     with pytest.raises(CheckpointError, match="checkpoints/2 does not exist; there are those of"):
         train("run", resume_from_checkpoint=named, **branch)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("stage", ["move", "push"])
+def test_a_kill_while_going_back_leaves_no_newer_checkpoint(tmp_path, monkeypatch, remote, stage):
+    from hfseq.checkpoints import storage
+    from hfseq.training.checkpointer import finish_going_back, move_newer_aside
+
+    url = f"memory://back-{stage}/run" if remote else str(tmp_path / "run")
+    workspace = storage.Workspace(url, tmp_path / "copy")
+    folder = workspace.path
+    for step in (2, 4, 6):
+        (folder / "checkpoints" / str(step)).mkdir(parents=True)
+        (folder / "checkpoints" / str(step) / "state").write_text(str(step))
+    workspace.push()
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    rename = os.rename
+    if stage == "move":
+        renames = iter([rename, killed])
+        monkeypatch.setattr(storage.os, "rename", lambda *paths: next(renames)(*paths))
+    with pytest.raises(KeyboardInterrupt):
+        move_newer_aside(folder, 2, killed)
+    monkeypatch.setattr(storage.os, "rename", rename)
+
+    again = storage.Workspace(url, tmp_path / "copy")
+    again.pull()
+    finish_going_back(folder, again.push)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["2"]
+    moved = sorted(path.name for path in folder.glob("previous-*/checkpoints/*"))
+    assert set(moved) == {"4", "6"}
+    finish_going_back(folder, killed)  # nothing is left to do
+    if remote:
+        elsewhere = storage.Workspace(url, tmp_path / "elsewhere")
+        elsewhere.pull()
+        assert [p.name for p in (elsewhere.path / "checkpoints").iterdir()] == ["2"]

@@ -43,15 +43,16 @@ def log_of(run: subprocess.Popen, folder: Path, step: int) -> None:
         time.sleep(0.01)
 
 
-# Script, objective, extra flags, number of kills.
+# Script, objective, extra flags, number of kills. Of a pair of numbers, the second is the number of
+# kills after which the run goes back to a random checkpoint.
 RUNS = {
-    "mlm": ("run_mlm_flax.py", "mlm", {}, 5),
-    "fp8": ("run_mlm_flax.py", "mlm", {"precision": "fp8_delayed"}, 8),
-    "streaming": ("run_mlm_flax.py", "mlm", {"streaming": True}, 6),
-    "clm": ("run_clm_flax.py", "clm", {}, 8),
-    "span_mlm": ("run_t5_mlm_flax.py", "span_mlm", {}, 8),
+    "mlm": ("run_mlm_flax.py", "mlm", {}, (10, 5)),
+    "fp8": ("run_mlm_flax.py", "mlm", {"precision": "fp8_delayed"}, (8, 3)),
+    "streaming": ("run_mlm_flax.py", "mlm", {"streaming": True}, (6, 3)),
+    "clm": ("run_clm_flax.py", "clm", {}, (8, 5)),
+    "span_mlm": ("run_t5_mlm_flax.py", "span_mlm", {}, (8, 2)),
     "denoising": ("run_bart_dlm_flax.py", "denoising", {}, 8),
-    "translation": ("run_translation_flax.py", "translation", {}, 8),
+    "translation": ("run_translation_flax.py", "translation", {}, (8, 2)),
     "sft": ("run_sft_flax.py", "mlm", {}, 4),
     "token_classification": ("run_ner_flax.py", "mlm", {}, 2),
     "question_answering": ("run_qa_flax.py", "mlm", {}, 2),
@@ -108,7 +109,8 @@ def test_one_kill_does_not_change_the_result(flags, train, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_kills_at_random_moments_do_not_change_results(flags, labelled, tmp_path, name):
-    script, objective, objective_flags, kills = RUNS[name]
+    script, objective, objective_flags, counts = RUNS[name]
+    kills, times_back = counts if isinstance(counts, tuple) else (counts, 0)
     options = {"max_steps": STEPS, "save_steps": 7, "save_total_limit": 2, "eval_steps": 40}
     options |= {"objective": objective, **objective_flags}
     if objective_flags.get("train_file"):
@@ -120,14 +122,20 @@ def test_kills_at_random_moments_do_not_change_results(flags, labelled, tmp_path
     assert uninterrupted.returncode == 0, output
     draw = random.Random(20261121)
     moments = sorted(draw.randint(1, STEPS - 1) for _ in range(kills))
-    for moment in moments:
-        run = start(flags("killed", **options), script)
+    back: dict[str, Path] = {}
+    for number, moment in enumerate(moments):
+        run = start(flags("killed", **options, **back), script)
         while run.poll() is None and logged(tmp_path / "killed") < moment:
             time.sleep(0.002)
         time.sleep(draw.random() * 0.05)
         run.send_signal(signal.SIGKILL)
         run.communicate(timeout=60)
-    last = start(flags("killed", **options), script)
+        back = {}
+        checkpoints = (tmp_path / "killed" / "checkpoints").glob("*")
+        saved = sorted((p for p in checkpoints if p.name.isdigit()), key=lambda p: int(p.name))
+        if number >= kills - times_back and saved:
+            back = {"resume_from_checkpoint": draw.choice(saved)}
+    last = start(flags("killed", **options, **back), script)
     output, _ = last.communicate(timeout=900)
     assert last.returncode == 0, output
     first, other = (
@@ -138,12 +146,13 @@ def test_kills_at_random_moments_do_not_change_results(flags, labelled, tmp_path
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
 
 
-def test_all_training_scripts_are_killed_fifty_times():
+def test_all_training_scripts_are_killed_and_go_back():
     trained = {
         path.name for path in SCRIPTS.glob("run_*.py") if "script.train(" in path.read_text()
     }
     assert trained == {script for script, *_ in RUNS.values()}
-    assert sum(kills for *_, kills in RUNS.values()) >= 50
+    counts = [count if isinstance(count, tuple) else (count, 0) for *_, count in RUNS.values()]
+    assert (sum(kills for kills, _ in counts), sum(back for _, back in counts)) == (100, 20)
 
 
 # -- other ways to end a run
