@@ -394,9 +394,11 @@ def text_column(
         example: dict[str, Any] = next(iter(dataset), {})
         types = {n: "text" if isinstance(v, str) else type(v).__name__ for n, v in example.items()}
     requested = arguments.text_column_name
+    files = getattr(arguments, f"{split}_file", None)
+    source = f"--{split}_file {files[0]}" if files else f"--dataset_name {arguments.dataset_name}"
     if requested and requested not in types:
         raise DataError(
-            f"--text_column_name {requested}: no such column in the {split} data, which has "
+            f"--text_column_name {requested}: no such column in {source}, which has "
             f"{', '.join(types) or 'no columns'}{did_you_mean(requested, types)}"
         )
     column = requested or ("text" if "text" in types else None)
@@ -407,9 +409,9 @@ def text_column(
         candidates = [name for name, dtype in types.items() if dtype == "text"]
         if candidates[1:]:
             logger.warning(
-                "the %s data has no column 'text': using '%s' as the text. The other text columns "
-                "are %s. Specify the column with --text_column_name",
-                *(split, candidates[0], ", ".join(candidates[1:])),
+                "%s has no column 'text': using '%s' as the text. The other text columns are %s. "
+                "Specify the column with --text_column_name",
+                *(source, candidates[0], ", ".join(candidates[1:])),
             )
         column = next(iter(candidates), None)
     if column is not None and types[column] == "text":
@@ -419,8 +421,8 @@ def text_column(
         f"the column '{column}' does not contain text" if column else "no column contains text"
     )
     raise DataError(
-        f"{problem}; the columns of the {split} data are {listing}. Specify a column of strings "
-        "with --text_column_name; numbers and dates must be JSON strings, or cells of a .csv file"
+        f"{source}: {problem}; the columns are {listing}. Specify a column of strings with "
+        "--text_column_name; numbers and dates must be JSON strings, or cells of a .csv file"
     )
 
 

@@ -196,7 +196,8 @@ def make_request(
     lengths = resolve_lengths(
         config,
         model_inputs.prompt.shape[1],
-        model.max_length(),
+        model.position_limit(),
+        recommended=model.max_length(),
         default=default_length,
         traced=traced,
         input_name="decoder_input_ids" if encoder_decoder else "input_ids",
@@ -313,7 +314,7 @@ def merge_options(
 
     The order of precedence is ``kwargs``, ``generation_config``, the model's generation
     configuration, the defaults of Transformers. As in Transformers 4, edits of ``model.config``
-    count as long as the model's generation configuration is still the one derived from it.
+    after loading count as long as the model's generation configuration was derived from it.
 
     Returns:
         A complete GenerationConfig, the keyword arguments that are not options, and whether
@@ -329,8 +330,8 @@ def merge_options(
     if is_derived and getattr(model_config, "_original_object_hash", None) == hash(model_config):
         edits = {
             name: value
-            for name, old_value in vars(model_config).items()
-            if not name.startswith("_") and name not in _NON_GENERATION_ATTRIBUTES
+            for name, old_value in model.original_generation_values.items()
+            if name not in _NON_GENERATION_ATTRIBUTES
             if (value := getattr(model.config, name, old_value)) != old_value
             if value is not None or name.endswith("token_id")
         }
@@ -344,6 +345,7 @@ def merge_options(
             model_config.update(**edits)
             model_config._original_object_hash = hash(model_config)
             model.generation_config = model_config
+            model.original_generation_values |= edits
     config = GenerationConfig() if generation_config is None else copy.deepcopy(generation_config)
     explicit = {name for name, value in vars(config).items() if value is not None} | set(kwargs)
     config.update(**model_config.to_dict(), defaults_only=True, allow_custom_entries=True)
@@ -527,6 +529,20 @@ def _read_source_tokens(
     return {"input_ids": pad_right(ids, width), "attention_mask": pad_right(mask, width)}
 
 
+def _decoder_start_token_id(model: GenerativeModel, config: GenerationConfig) -> int | None:
+    """Returns the first decoder token.
+
+    Generation configurations may lack it. Training then uses that of the model's configuration.
+    Without both, it is the BOS token, as in PyTorch.
+    """
+    values = (
+        config.decoder_start_token_id,
+        getattr(model.config, "decoder_start_token_id", None),
+        config.bos_token_id,
+    )
+    return next((value for value in values if value is not None), None)
+
+
 def _read_decoder_prompt(
     model: GenerativeModel,
     config: GenerationConfig,
@@ -545,14 +561,14 @@ def _read_decoder_prompt(
                 f"generate: decoder_input_ids has the shape {tuple(prompt.shape)}, but the input "
                 f"has {batch} rows: pass (rows, length) with at least one token per row"
             )
-    elif config.decoder_start_token_id is None:
+    elif (start_token_id := _decoder_start_token_id(model, config)) is None:
         raise UsageError(
             "`decoder_start_token_id` has to be defined for encoder-decoder generation: pass "
             "decoder_start_token_id=... (or decoder_input_ids), or set it once in "
             "model.generation_config"
         )
     else:
-        prompt = np.full((batch, 1), config.decoder_start_token_id, np.int32)
+        prompt = np.full((batch, 1), start_token_id, np.int32)
     if mask is None:
         return prompt, None
     return pad_left(prompt, as_mask("decoder_attention_mask", mask, prompt, traced))
@@ -698,11 +714,21 @@ def text_width(length: int, limit: int | None = None) -> int:
     return size if limit is None else max(min(size, limit), length)
 
 
+@functools.cache
+def _warn_about_length(recommended: int) -> None:
+    logger.warning(
+        "generate: the sequence may become longer than the %d tokens for which the model was made "
+        "(max_position_embeddings and rotary scaling). The quality may decrease",
+        recommended,
+    )
+
+
 def resolve_lengths(
     config: GenerationConfig,
     prompt: int,
     limit: int | None,
     *,
+    recommended: int | None,
     default: bool,
     traced: bool,
     input_name: str,
@@ -712,7 +738,9 @@ def resolve_lengths(
     Args:
         config: A complete GenerationConfig.
         prompt: Length of the prompt.
-        limit: The model's number of positions, or `None` if there is no limit.
+        limit: The number of positions of the model's table, or `None` if there is no table.
+        recommended: The longest sequence for which the model was made, or `None`. Longer ones cause
+            a warning.
         default: Whether ``max_length`` is the default rather than set by the user.
         traced: Whether the caller compiles the program, so that buckets are not needed.
         input_name: Name of the prompt argument, for messages.
@@ -733,7 +761,7 @@ def resolve_lengths(
             "We recommend setting `max_new_tokens`.",
             stop,
         )
-        stop = stop if limit is None else min(stop, limit)
+        stop = stop if recommended is None else min(stop, recommended)
     elif new is not None:
         if not default:
             logger.warning(
@@ -754,6 +782,8 @@ def resolve_lengths(
             f"requested (max_length or max_new_tokens), but the model has only {limit} positions: "
             f"request at most {limit - prompt} new tokens"
         )
+    if limit is None and recommended is not None and stop > recommended:
+        _warn_about_length(recommended)
     min_new = config.min_new_tokens
     if config.min_length < 0 or (min_new or 0) < 0:
         raise UsageError(

@@ -167,6 +167,7 @@ class GenerativeModel(Protocol):
 
     config: Any
     generation_config: GenerationConfig | None
+    original_generation_values: dict[str, Any]
     params: Mapping[str, Any]
     extra: dict[str, Any]
     fixed_state: ClassVar[bool]
@@ -184,7 +185,10 @@ class GenerativeModel(Protocol):
         """Returns whether the class has a head that can generate."""
 
     def max_length(self) -> int | None:
-        """Returns the number of positions, or `None` if there is no limit."""
+        """Returns the longest sequence for which the model was made, or `None`."""
+
+    def position_limit(self) -> int | None:
+        """Returns the number of positions of a position table, or `None` if there is no table."""
 
     def max_source_length(self) -> int | None:
         """Returns the number of positions of the encoder, or `None` if there is no limit."""

@@ -173,6 +173,16 @@ class FlaxModel(FlaxGenerationMixin):
             from transformers import GenerationConfig
 
             self.generation_config = GenerationConfig.from_model_config(config)
+        self._remember_generation_values()
+
+    def _remember_generation_values(self) -> None:
+        """Records the configuration's values of generation options, to recognize later edits."""
+        values = getattr(self.generation_config, "__dict__", {})
+        self.original_generation_values: dict[str, Any] = {
+            name: getattr(self.config, name, value)
+            for name, value in values.items()
+            if not name.startswith("_")
+        }
 
     def _set_structure(self) -> None:
         """Builds the module without arrays, and stores what follows from its structure."""
@@ -493,8 +503,15 @@ class FlaxModel(FlaxGenerationMixin):
         return getattr(self._config, "text_config", self._config)
 
     def max_length(self) -> int | None:
-        """Returns the longest sequence that the model accepts, or `None` without a limit."""
+        """Returns the longest sequence for which the model was made, or `None` without a limit."""
         return getattr(self.text_config, self.position_table or "max_position_embeddings", None)
+
+    def position_limit(self) -> int | None:
+        """Returns the number of positions of a position table, or `None` if there is no table.
+
+        Other models accept longer sequences than `max_length`.
+        """
+        return self.max_length() if self.position_table else None
 
     def max_source_length(self) -> int | None:
         """Returns the longest input of the encoder, if the model has one."""
@@ -800,7 +817,7 @@ class FlaxModel(FlaxGenerationMixin):
                 f"outside of the model's vocabulary of {vocab_size}: use the tokenizer of this "
                 "model"
             )
-        limit = self.max_length() if self.position_table else None
+        limit = self.position_limit()
         if limit is not None and length > limit:
             table = f"{self.position_table}={getattr(self.text_config, self.position_table or '')}"
             raise UsageError(

@@ -810,6 +810,7 @@ class FlaxPreTrainedModel(FlaxModel):
             self.generation_config = GenerationConfig.from_pretrained(
                 source, **({} if generation_config_path else legacy_options), **download
             )
+        self._remember_generation_values()
 
     def _load_adapter_generation_config(self, source: str, download: Mapping[str, Any]) -> None:
         """Loads the generation options that an adapter was saved with, if it has any.

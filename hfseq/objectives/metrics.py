@@ -425,9 +425,9 @@ class UnicodeTokenizer:
     _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
 
     def __init__(self) -> None:
-        from nltk.stem.porter import PorterStemmer
+        from rouge_score.tokenizers import DefaultTokenizer
 
-        self._stem = PorterStemmer().stem
+        self._default = DefaultTokenizer(use_stemmer=True)
 
     def tokenize(self, text: str) -> list[str]:
         """Returns the words of a text."""
@@ -441,7 +441,7 @@ class UnicodeTokenizer:
                 words += [current] if current else []
                 current = ""
             current += character if category in "LMN" else ""
-        return [self._stem(word) if len(word) > 3 and word.isascii() else word for word in words]
+        return [self._default.tokenize(word)[0] if word.isascii() else word for word in words]
 
 
 def rouge_scores(

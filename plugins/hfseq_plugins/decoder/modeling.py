@@ -497,9 +497,15 @@ class FlaxDecoderPreTrainedModel(FlaxDecoderOnlyPreTrainedModel):
     ignored_weights = (*FlaxPreTrainedModel.ignored_weights, r"rotary_emb\.inv_freq$")
 
     def max_length(self) -> int | None:
-        """Returns the maximum row length in training.
+        """Returns the longest sequence for which the model was made.
 
-        `None` with dynamic RoPE scaling, which has no limit.
+        YaRN and linear scaling extend the trained length by their factor, which published
+        configurations do not include in `max_position_embeddings`. Dynamic scaling has no limit.
         """
-        dynamic = nn.rope_parameters(self.config)["rope_type"] == "dynamic"
-        return None if dynamic else super().max_length()
+        rope, length = nn.rope_parameters(self.config), super().max_length()
+        if rope["rope_type"] == "dynamic" or length is None:
+            return None
+        if rope["rope_type"] in ("yarn", "linear") and rope.get("factor"):
+            trained_length = rope.get("original_max_position_embeddings") or length
+            length = max(length, int(trained_length * rope["factor"]))
+        return length

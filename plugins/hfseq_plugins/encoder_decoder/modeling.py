@@ -267,6 +267,10 @@ class FlaxEncoderDecoderPreTrainedModel(
         """Returns the maximum length of the decoder in tokens."""
         return self.parts["decoder"].max_length()
 
+    def position_limit(self) -> int | None:
+        """Returns the number of positions of the decoder's table, or `None` without a table."""
+        return self.parts["decoder"].position_limit()
+
     def max_source_length(self) -> int | None:
         """Returns the maximum length of the encoder in tokens."""
         return self.parts["encoder"].max_length()
