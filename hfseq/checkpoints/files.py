@@ -102,9 +102,30 @@ def open_weights(
             "the weights that it has"
         )
     raise CheckpointError(
-        f"Error no file named {', '.join(names)} found in {source}: use a directory or a "
-        "repository with a saved model"
+        f"Error no file named {', '.join(names)} found in {source}: "
+        + (_other_weights(source) or "use a directory or a repository with a saved model")
     )
+
+
+#: Extensions of weight files that are not read, and what to do.
+_OTHER_FORMATS = {
+    **dict.fromkeys((".h5", ".ckpt", ".index"), "convert it with Transformers 4, from_tf=True"),
+    **dict.fromkeys((".gguf", ".ggml"), "load it with Transformers, gguf_file=..., and save it"),
+    **dict.fromkeys((".onnx", ".pt", ".pth", ".bin"), "export the model with save_pretrained"),
+}
+
+
+def _other_weights(source: str) -> str:
+    """Returns a message about weight files with other names or formats in a directory."""
+    for path in sorted(Path(source).iterdir()) if os.path.isdir(source) else ():
+        if path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json"):
+            return (
+                f"it contains {path.name}; pass this file, with config={source!r}, to load it "
+                "(variant= of PyTorch names such files)"
+            )
+        if path.suffix in _OTHER_FORMATS:
+            return f"it contains {path.name}, which is not read: {_OTHER_FORMATS[path.suffix]}"
+    return ""
 
 
 def _warn_if_older(path: str, paths: tuple[str, ...]) -> None:

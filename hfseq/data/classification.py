@@ -399,9 +399,12 @@ def class_names(splits: LabeledSplits, config: PreTrainedConfig) -> list[str]:
 
 
 def config_labels(config: PreTrainedConfig) -> list[str]:
-    """Returns the class names of a model configuration, ordered by class id."""
-    names = sorted((int(number), str(name)) for number, name in (config.id2label or {}).items())
-    return [name for _, name in names]
+    """Returns the class names of a model configuration, ordered by class id.
+
+    Classes without a name are called LABEL_0 and so on, as in Transformers.
+    """
+    names = {int(number): str(name) for number, name in (config.id2label or {}).items()}
+    return [names.get(number, f"LABEL_{number}") for number in range(len(names))]
 
 
 def sort_labels(labels: Iterable[str]) -> list[str]:

@@ -199,7 +199,8 @@ class Rotary:
     Args:
         config: A configuration with `rope_parameters` (Transformers 5), or `rope_theta` and
             `rope_scaling` (Transformers 4).
-        head_dim: Features per head. The first `partial_rotary_factor` of them are rotated.
+        head_dim: Features to rotate per head. Families that rotate a part of each head pass the
+            size of this part. `partial_rotary_factor` of the configuration is not read.
         layer_type: The entry of `rope_parameters`, if these differ between types of layers.
 
     Raises:
@@ -211,7 +212,7 @@ class Rotary:
     ) -> None:
         self.rope = rope_parameters(config, layer_type)
         self.max_positions: int = config.max_position_embeddings
-        self.width = int(head_dim * self.rope.get("partial_rotary_factor", 1.0))
+        self.width = head_dim
         rope_type = self.rope["rope_type"]
         if rope_type not in ROPE_TYPES:
             raise UsageError(
@@ -304,8 +305,6 @@ def rope_parameters(config: PreTrainedConfig, layer_type: str | None = None) -> 
     rope = dict(parameters.get(layer_type, parameters) if layer_type else parameters)
     if not rope:
         rope = dict(getattr(config, "rope_scaling", None) or {})
-        partial = getattr(config, "partial_rotary_factor", None)
-        rope |= {} if partial is None else {"partial_rotary_factor": partial}
     rope.setdefault("rope_theta", getattr(config, "rope_theta", None) or 10000.0)
     rope.setdefault("rope_type", rope.pop("type", "default"))
     if rope["rope_type"] in ("llama3", "yarn", "longrope"):

@@ -282,9 +282,14 @@ def class_scores(config: Any, logits: np.ndarray, function: str | None) -> list[
     elif function == "softmax":
         scores = softmax(scores)
     return [
-        {"label": config.id2label[number], "score": float(scores[number])}
+        {"label": class_label(config, number), "score": float(scores[number])}
         for number in np.argsort(-scores, kind="stable").tolist()
     ]
+
+
+def class_label(config: Any, number: int) -> str:
+    """Returns the name of a class, LABEL_0 and so on if the configuration has none."""
+    return config.id2label.get(number, f"LABEL_{number}")
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -497,7 +502,7 @@ class TokenClassification(Pipeline):
                 entities = [self._word(word, strategy) for word in words]
             for entity in entities:
                 probabilities = entity.pop("scores")
-                entity["entity"] = self.model.config.id2label[int(probabilities.argmax())]
+                entity["entity"] = class_label(self.model.config, int(probabilities.argmax()))
                 entity["score"] = float(probabilities.max())
                 del entity["inside"]
             if strategy != "none":

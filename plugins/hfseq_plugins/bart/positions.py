@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from hfseq import nn
+from hfseq.modeling import FlaxPreTrainedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -79,6 +81,28 @@ def fixed_positions(config: PreTrainedConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Returns computed sinusoids, or a frozen table for a checkpoint with other values."""
     computed = getattr(config, "static_position_embeddings", True)
     return (SinusoidalPositions if computed else FrozenPositions)(config, rngs)
+
+
+class StoredPositions(FlaxPreTrainedModel):
+    """Mixin of models with sinusoidal positions, which are not parameters.
+
+    If a checkpoint contains other positions, these are loaded and not trained. The attribute
+    `static_position_embeddings` of the configuration is false then.
+    """
+
+    def __init__(self, config: Any, *args: Any, stored_positions: bool = False, **kwargs: Any):
+        if stored_positions and getattr(config, "static_position_embeddings", True):
+            config = copy.deepcopy(config)
+            config.static_position_embeddings = False
+        super().__init__(config, *args, **kwargs)
+
+    @classmethod
+    def checkpoint_options(
+        cls, tensors: Mapping[str, Any], config: PreTrainedConfig
+    ) -> dict[str, Any]:
+        """Adds `stored_positions=True` if the positions in a checkpoint are not sinusoids."""
+        positions = {"stored_positions": True} if has_custom_positions(tensors) else {}
+        return positions | super().checkpoint_options(tensors, config)
 
 
 def has_custom_positions(tensors: Mapping[str, Tensor]) -> bool:

@@ -189,7 +189,9 @@ class MLP(nnx.Module):
         self.gate_proj = linear(config, width, inner, rngs, bias)
         self.up_proj = linear(config, width, inner, rngs, bias)
         self.down_proj = linear(config, inner, width, rngs, bias)
-        name = "hidden_act" if hasattr(config, "hidden_act") else "hidden_activation"
+        # A file may have both names. Each family reads the one of its configuration class.
+        own_name = hasattr(type(config), "hidden_activation")
+        name = "hidden_activation" if own_name else "hidden_act"
         self.act = nn.activation(getattr(config, name))
 
     def __call__(self, x: jax.Array) -> jax.Array:  # (batch, length, hidden)

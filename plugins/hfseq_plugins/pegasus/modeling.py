@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
-from typing import Any
-
-from transformers import PegasusConfig, PreTrainedConfig
+from transformers import PegasusConfig
 
 from hfseq.modeling import DerivedTensor, Seq2SeqGeneration
 from hfseq.modeling import shift_tokens_right as shift_tokens_right
@@ -14,8 +10,8 @@ from hfseq_plugins.bart import heads, layers
 from hfseq_plugins.bart.modeling import FlaxBartModel, FlaxBartPreTrainedModel
 from hfseq_plugins.bart.positions import (
     POSITION_TABLES,
+    StoredPositions,
     fixed_positions,
-    has_custom_positions,
     sinusoids,
 )
 
@@ -58,33 +54,10 @@ class ConditionalGeneration(heads.ConditionalGeneration):
     module = PegasusModule
 
 
-class FixedPositions(FlaxBartPreTrainedModel):
-    """Mixin of models with sinusoidal positions, which are not parameters, as in Transformers 4.
-
-    If a checkpoint contains other positions, these are loaded and not trained.
-    """
+class FixedPositions(StoredPositions, FlaxBartPreTrainedModel):
+    """Mixin of models with sinusoidal positions, which are not parameters, as in Transformers 4."""
 
     ignored_weights = (*FlaxBartPreTrainedModel.ignored_weights, POSITION_TABLES)
-
-    def __init__(
-        self,
-        config: PegasusConfig,
-        *args: Any,
-        stored_positions: bool = False,
-        **kwargs: Any,
-    ):
-        if stored_positions and getattr(config, "static_position_embeddings", True):
-            config = copy.deepcopy(config)
-            config.static_position_embeddings = False
-        super().__init__(config, *args, **kwargs)
-
-    @classmethod
-    def checkpoint_options(
-        cls, tensors: Mapping[str, Any], config: PreTrainedConfig
-    ) -> dict[str, Any]:
-        """Adds `stored_positions=True` if the positions in a checkpoint are not sinusoids."""
-        positions = {"stored_positions": True} if has_custom_positions(tensors) else {}
-        return positions | super().checkpoint_options(tensors, config)
 
     def position_tables(self, prefix: str) -> dict[str, DerivedTensor]:
         """Returns the computed position tables under their PyTorch names.

@@ -20,7 +20,7 @@ from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq.nn.positions import Angles
 from hfseq.nn.visible import Mask
-from hfseq_plugins.bart.positions import sinusoids
+from hfseq_plugins.bart.positions import StoredPositions, sinusoids
 from hfseq_plugins.bert import encoder
 from hfseq_plugins.bert import modeling as bert
 from hfseq_plugins.bert.encoder import dense, embedding_size
@@ -111,9 +111,14 @@ class Layer(encoder.Layer):
 
 
 class Encoder(encoder.Encoder):
-    """Stack of layers."""
+    """Stack of layers.
+
+    Attributes:
+        embed_positions: Sines and cosines of a checkpoint, if they are not computed.
+    """
 
     layer_class = Layer
+    embed_positions: nn.Embed
 
 
 class RoFormerModule(nnx.Module):
@@ -127,7 +132,12 @@ class RoFormerModule(nnx.Module):
             if embedding_width == width
             else dense(config, embedding_width, width, rngs)
         )
-        self.rotary = nnx.static(nn.Rotary(config, width // config.num_attention_heads))
+        head_size = width // config.num_attention_heads
+        self.rotary = nnx.static(nn.Rotary(config, head_size))
+        if not getattr(config, "static_position_embeddings", True):
+            self.encoder.embed_positions = nn.Embed(
+                config.max_position_embeddings, head_size, nn.normal(config.initializer_range), rngs
+            )
 
     def __call__(
         self,
@@ -149,7 +159,7 @@ class RoFormerModule(nnx.Module):
         x, attentions, layer_inputs = nn.run_layers(
             self.encoder.layer,
             x,
-            self.rotary(positions),
+            self.angles(positions),
             nn.visible(attention_mask, segment_ids),
             rngs=rngs,
             collect=output_hidden_states,
@@ -161,6 +171,17 @@ class RoFormerModule(nnx.Module):
             hidden_states=(*layer_inputs, x) if layer_inputs is not None else None,
             attentions=attentions if output_attentions else None,
         )
+
+    def angles(self, positions: jax.Array) -> Angles:
+        """Returns the cosines and sines of `positions`, `(batch, length)`.
+
+        They are computed, or read from a table of a checkpoint, which is not trained.
+        """
+        if not hasattr(self.encoder, "embed_positions"):
+            return self.rotary(positions)
+        table = jax.lax.stop_gradient(self.encoder.embed_positions(positions)[..., None, :])
+        sin, cos = jnp.split(table.astype(jnp.float32), 2, axis=-1)
+        return cos, sin
 
 
 class RoFormerMixin(bert.ModelWithHead):
@@ -206,7 +227,7 @@ class MultipleChoice(RoFormerMixin, bert.MultipleChoice):
         return self.sequence_summary(outputs.last_hidden_state, rngs)
 
 
-class FlaxRoFormerPreTrainedModel(FlaxPreTrainedModel):
+class FlaxRoFormerPreTrainedModel(StoredPositions):
     """Base class of the RoFormer models: configuration, checkpoint names and call signature."""
 
     config_class = RoFormerConfig
@@ -260,6 +281,8 @@ class FlaxRoFormerPreTrainedModel(FlaxPreTrainedModel):
     def derived_weights(self) -> dict[str, DerivedTensor]:
         """Returns the sinusoid table, which PyTorch checkpoints contain."""
         config = self.config
+        if not getattr(config, "static_position_embeddings", True):
+            return {}
         width = config.hidden_size // config.num_attention_heads
         prefix = "" if self.module_class is RoFormerModule else "roformer."
         table = DerivedTensor(sinusoids(config.max_position_embeddings, width))
