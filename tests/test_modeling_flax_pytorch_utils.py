@@ -107,3 +107,49 @@ def test_single_keys_are_renamed_by_the_parameter_tree():
     words = ("embeddings", "word_embeddings", "weight")
     assert rename(words, tensor, tree, "bert")[0] == (*words[:2], "embedding")
     assert rename(("foo", "bar"), tensor, tree, "bert")[0] == ("foo", "bar")
+
+
+CLASSES = {
+    "ResNetForImageClassification": (
+        {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8, "num_labels": 3},
+        (2, 3, 32, 32),
+    ),
+    "RegNetForImageClassification": (
+        {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8, "groups_width": 4},
+        (2, 3, 32, 32),
+    ),
+    "Wav2Vec2ForCTC": (
+        {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 12}
+        | {"intermediate_size": 32, "conv_dim": [16, 16], "conv_kernel": [3, 3]}
+        | {"conv_stride": [2, 2], "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4}
+        | {"num_conv_pos_embedding_groups": 2},
+        (2, 400),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_batch_statistics_and_weight_norms_are_converted_in_memory(name, caplog):
+    sizes, shape = CLASSES[name]
+    config_class = getattr(transformers, name.partition("For")[0] + "Config")
+    model_class, flax_class = getattr(transformers, name), getattr(hfseq, f"Flax{name}")
+    inputs = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+    def torch_logits(model):
+        with torch.no_grad():
+            return model.eval()(torch.tensor(inputs)).logits.numpy()
+
+    torch.manual_seed(0)
+    source = model_class(config_class(**sizes))
+    for tensor in source.state_dict().values():
+        if tensor.dtype.is_floating_point:
+            tensor.add_(torch.rand_like(tensor) * 0.3)
+    flax = flax_class(source.config)
+    params = hfseq.convert_pytorch_state_dict_to_flax(source.state_dict(), flax)
+    expected = torch_logits(source)
+    assert close(flax(inputs, params=params).logits, expected)
+    target = model_class(source.config)
+    with caplog.at_level(logging.WARNING, "hfseq"):
+        hfseq.load_flax_weights_in_pytorch_model(target, params)
+    assert not caplog.records
+    assert close(torch_logits(target), expected)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ def convert_pytorch_state_dict_to_flax(
     pt_state_dict: Mapping[str, torch.Tensor | np.ndarray], flax_model: FlaxPreTrainedModel
 ) -> dict[str, Any]:
     """Converts a PyTorch state dict to the parameter tree of a Flax model.
+
+    Models with batch norm get `{"params": ..., "batch_stats": ...}`, as in Transformers 4.
 
     Parameters that the state dict lacks are left out of the tree. Unexpected tensors are ignored
     with a warning. A checkpoint with a head can be loaded into the base model, and vice versa.
@@ -85,7 +88,8 @@ def load_pytorch_checkpoint_in_flax_state_dict(
     for path in paths:
         tensors |= files.open_file(os.fspath(path)).tensors
     params = _fill(tensors, flax_model, str(source))
-    missing = flax_model.required_params - trees.flatten(params).keys()
+    own_params = params["params"] if flax_model.params_include_collections else params
+    missing = flax_model.required_params - trees.flatten(own_params).keys()
     if missing and not allow_missing_keys:
         names = ", ".join(sorted(map(trees.join, missing)))
         raise errors.WeightsError(
@@ -117,7 +121,10 @@ def load_flax_weights_in_pytorch_model(
     """
     import torch
 
-    flat = trees.flatten(trees.thaw(flax_state))
+    state_tree = trees.thaw(flax_state)
+    # Models with batch norm have running statistics next to their parameters.
+    collections = state_tree.values() if "params" in state_tree else [state_tree]
+    flat = {path: leaf for tree in collections for path, leaf in trees.flatten(tree).items()}
     names = _names({path: np.shape(leaf) for path, leaf in flat.items()}, pt_model)
     torch_state = pt_model.state_dict()
     # Some classes use different names in memory and in files.
@@ -150,7 +157,10 @@ def load_flax_weights_in_pytorch_model(
             class_name,
             sorted(unexpected),
         )
-    if missing := set(torch_state) - set(loaded) - tied:
+    # Counters of batch norm have no effect on outputs.
+    patterns = (*names.ignored, r"\.num_batches_tracked$")
+    ignored = {name for name in torch_state if any(re.search(p, name) for p in patterns)}
+    if missing := set(torch_state) - set(loaded) - tied - ignored:
         logger.warning(
             "Some weights of %s were not initialized from the Flax model and are newly "
             "initialized: %s",
@@ -173,7 +183,11 @@ def _names(
     spec, task = found[0]
     flax_class = spec.load_head(task)
     return weights.WeightMap(
-        shapes, prefix=flax_class.base_model_prefix, synonyms=flax_class.weight_synonyms
+        shapes,
+        prefix=flax_class.base_model_prefix,
+        ignored=flax_class.ignored_weights,
+        templates=flax_class.weight_templates,
+        synonyms=flax_class.weight_synonyms,
     )
 
 
@@ -210,7 +224,7 @@ def rename_key_and_reshape_tensor(
 def _fill(
     tensors: dict[str, weights.Tensor], model: FlaxPreTrainedModel, source: str
 ) -> dict[str, Any]:
-    names = model.weight_map
+    names = model.file_map if model.params_include_collections else model.weight_map
     matched, report = names.match(tensors)
     weights.check_report(report, source, type(model).__name__, ignore_mismatched=False)
     if report.unexpected:
@@ -221,5 +235,14 @@ def _fill(
             sorted(report.unexpected),
         )
     missing = set(report.missing)
-    paths = [path for path in names.shapes if path not in missing]
-    return trees.unflatten({path: np.asarray(names.read_param(matched, path)) for path in paths})
+    flat = {
+        path: np.asarray(names.read_param(matched, path))
+        for path in names.shapes
+        if path not in missing
+    }
+    if not model.params_include_collections:
+        return trees.unflatten(flat)
+    collection_of = {path: name for path, (name, _) in model._stored_paths().items()}
+    return trees.unflatten(
+        {(collection_of.get(path, "params"), *path): leaf for path, leaf in flat.items()}
+    )
