@@ -217,6 +217,8 @@ class WeightMap:
         native_synonyms: Synonyms for files with Flax names.
         stacked: Maps the path prefix of scanned layers to the paths of the single layers.
         joined: Maps PyTorch's names of joined parameters to the tensors that files contain.
+        modules: Pairs such as ``"encoder.layer.{}": "layers.{}"`` that rename PyTorch names in
+            files to those of PyTorch's modules in memory. They are applied in sequence.
     """
 
     def __init__(
@@ -232,8 +234,10 @@ class WeightMap:
         native_synonyms: Mapping[str, str] | None = None,
         stacked: Mapping[ParamPath, Sequence[ParamPath]] | None = None,
         joined: Mapping[str, JoinedTensor] | None = None,
+        modules: Mapping[str, str] | None = None,
     ):
         self.joined = dict(joined or {})
+        self._modules = [_template(*pair) for pair in (modules or {}).items()]
         self.shapes, self.prefix, self.ignored = dict(shapes), prefix, ignored
         self.fallbacks = dict(fallbacks or {})
         self._templates = [_template(*pair) for pair in (templates or {}).items()]
@@ -314,6 +318,12 @@ class WeightMap:
             if head
             else TORCH_LEAF_NAMES.get(leaf, leaf)
         )
+
+    def module_name(self, name: str) -> str:
+        """Returns the name in memory, as adapters use it, of a PyTorch name in files."""
+        for pattern, replacement in self._modules:
+            name = pattern.sub(replacement, name, count=1)
+        return name
 
     def resolve_name(self, name: str) -> str:
         """Returns the name that this map uses for a PyTorch name, with or without the prefix."""

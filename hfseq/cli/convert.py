@@ -260,9 +260,9 @@ def convert(
     opened = open_checkpoint(weights, download)
     options = {} if adapter is None else {"peft_config": adapter.config}
     model = build_abstract_model(cls, location, opened.tensors, download, **options)
-    tensors = (
-        opened.tensors if adapter is None else lora.combine_tensors(adapter, opened, model.file_map)
-    )
+    tensors = opened.tensors
+    if adapter is not None:
+        tensors = lora.combine_tensors(adapter, opened, model.file_map, model.vocab_size())
     _, report = model.match_tensors(tensors, native=opened.native)
     if strict and (mismatches := describe_mismatches(model, report)):
         lines = "".join(f"\n  {line}" for line in mismatches)

@@ -57,6 +57,11 @@ class CompositeWeightMap(WeightMap):
         part = self.parts.get(path[0])
         return f"{path[0]}.{part.torch_name(path[1:])}" if part else super().torch_name(path)
 
+    def module_name(self, name: str) -> str:
+        """Returns the name in memory, as adapters use it, of a PyTorch name in files."""
+        head, _, part_name = name.partition(".")
+        return f"{head}.{self.parts[head].module_name(part_name)}" if head in self.parts else name
+
     def apply_synonyms(self, name: str, native: bool = False) -> str:
         """Returns the name under which a name that is read would be written."""
         head, _, part_name = name.partition(".")

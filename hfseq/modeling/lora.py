@@ -58,6 +58,18 @@ HEAD_MODULES = {
     "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
 }
+#: Beginnings of the model types whose PyTorch classes do not accept `inputs_embeds`.
+NO_EMBEDDINGS = (
+    "clip",
+    "vit",
+    "beit",
+    "dinov2",
+    "resnet",
+    "regnet",
+    "wav2vec2",
+    "whisper",
+    "vision",
+)
 #: Fields of PEFT that change the result and that hfseq does not support.
 _UNSUPPORTED_FIELDS = (
     "use_dora",
@@ -227,9 +239,11 @@ class LoraConfig:
 
     def is_fully_saved(self, name: str) -> bool:
         """Returns whether the module or parameter at ``name`` is trained and saved completely."""
-        return any(
-            re.match(rf"(^|.*\.){module}($|\..*)", name) for module in self.modules_to_save or ()
-        )
+        parts = name.split(".")
+        modules = [".".join(parts[: count + 1]) for count in range(len(parts))]
+        # As in PEFT, "norm" is the end of "input_layernorm" too
+        ends = tuple(self.modules_to_save or ())
+        return any(module.endswith(ends) for module in modules)
 
     def unties(self, aliases: Mapping[str, str]) -> bool:
         """Returns whether the adapter saves its own version of a tied tensor, which unties it.
@@ -274,7 +288,10 @@ def complete_config(config: LoraConfig, class_name: str, model_type: str) -> Lor
         UsageError: The model type has no default targets.
     """
     head = re.search(r"(For\w+|Model)$", class_name)
-    task = config.task_type or TASK_TYPES.get(head[1] if head else "")
+    task = config.task_type
+    # PEFT's class for features passes `inputs_embeds`, which these models do not accept.
+    if task is None and not config.inference_mode and not model_type.startswith(NO_EMBEDDINGS):
+        task = TASK_TYPES.get(head[1] if head else "")
     targets = config.target_modules
     if targets is None:
         if model_type not in DEFAULT_TARGET_MODULES:
@@ -308,7 +325,7 @@ class AdaptedLayer(NamedTuple):
 def add_adapters(
     module: nnx.Module,
     config: LoraConfig,
-    name_of: Callable[[trees.Path], str],
+    names: weights.WeightMap,
     rngs: nnx.Rngs,
     vocab_size: int | None,
 ) -> tuple[LoraConfig, dict[trees.Path, AdaptedLayer]]:
@@ -317,7 +334,7 @@ def add_adapters(
     Args:
         module: A module whose layers are not stacked yet.
         config: A complete configuration.
-        name_of: Returns the checkpoint path of a parameter.
+        names: The names of parameters in checkpoints.
         rngs: Random number generators for the adapters.
         vocab_size: Size of the vocabulary. "all-linear" leaves out heads of this size.
 
@@ -329,12 +346,15 @@ def add_adapters(
     """
     layers: dict[str, Linear | Embed] = {}
     paths: dict[str, trees.Path] = {}
+    stored_names: dict[str, str] = {}
     for keys, part in nnx.iter_graph(module):
         if isinstance(part, (Linear, Embed)):
             path = tuple(map(str, keys))
             leaf = "kernel" if isinstance(part, Linear) else "embedding"
-            name = name_of((*path, leaf)).rpartition(".")[0]
-            layers[name], paths[name] = part, path
+            stored_name = names.torch_name((*path, leaf)).rpartition(".")[0]
+            name = names.module_name(stored_name)
+            layers[name], paths[name], stored_names[name] = part, path, stored_name
+    config = _with_module_names(config, stored_names)
     targets = config.target_modules
     if isinstance(targets, str) and targets.lower() == "all-linear":
         linear_names = tuple(
@@ -347,18 +367,18 @@ def add_adapters(
         config = dataclasses.replace(config, target_modules=linear_names)
     adapted_names = [name for name in layers if config.is_target(name)]
     target_modules = config.target_modules
-    names = [target_modules] if isinstance(target_modules, str) else list(target_modules or ())
-    absent = [name for name in names if not any(_matches((name,), other) for other in layers)]
+    ends = [target_modules] if isinstance(target_modules, str) else list(target_modules or ())
+    absent = [end for end in ends if not any(_matches((end,), name) for name in layers)]
     if (
         not adapted_names
         or absent
         and not isinstance(target_modules, str)
         and not config.inference_mode
     ):
-        ends = sorted({name.rpartition(".")[2] for name in layers})
+        known_ends = sorted({name.rpartition(".")[2] for name in layers})
         raise UsageError(
-            f"target_modules {', '.join(absent or names)}: no layer of this model has this name; "
-            f"its linear layers and embeddings are {', '.join(ends)}"
+            f"target_modules {', '.join(absent or ends)}: no layer of this model has this name; "
+            f"its linear layers and embeddings are {', '.join(known_ends)}"
         )
     adapted_layers = {}
     for name in adapted_names:
@@ -369,8 +389,35 @@ def add_adapters(
     return config, adapted_layers
 
 
+def _with_module_names(config: LoraConfig, stored_names: Mapping[str, str]) -> LoraConfig:
+    """Replaces targets that are names in files by the names of PyTorch's modules.
+
+    Args:
+        config: The configuration.
+        stored_names: The names of layers in files by their names in memory.
+    """
+
+    def module_names(targets: Sequence[str] | str | None) -> Sequence[str] | str | None:
+        if isinstance(targets, str):
+            matching = [n for n, stored in stored_names.items() if _matches(targets, stored)]
+            is_stored = matching and not any(_matches(targets, name) for name in stored_names)
+            return tuple(matching) if is_stored else targets
+        replaced: list[str] = []
+        for end in targets or ():
+            matching = [n for n, stored in stored_names.items() if _matches((end,), stored)]
+            is_known = any(_matches((end,), name) for name in stored_names)
+            replaced += [end] if is_known or not matching else matching
+        return tuple(replaced) if targets is not None else None
+
+    return dataclasses.replace(
+        config,
+        target_modules=module_names(config.target_modules),
+        exclude_modules=module_names(config.exclude_modules),
+    )
+
+
 def trainable_paths(
-    paths: Iterable[trees.Path], config: LoraConfig, name_of: Callable[[trees.Path], str]
+    paths: Iterable[trees.Path], config: LoraConfig, names: weights.WeightMap
 ) -> set[trees.Path]:
     """Returns the parameters that training changes: adapters, and those that ``config`` adds."""
     paths = list(paths)
@@ -378,7 +425,8 @@ def trainable_paths(
     adapted = {path[:-2] if path[-1] == "kernel" else path[:-1] for path in adapter_paths}
 
     def is_trainable(path: trees.Path) -> bool:
-        if path in adapter_paths or config.is_fully_saved(name_of(path)):
+        name = names.module_name(names.torch_name(path))
+        if path in adapter_paths or config.is_fully_saved(name):
             return True
         if path[-1] != "bias" or config.bias == "none":
             return False
@@ -503,7 +551,10 @@ def find_adapter(source: str, download: Mapping[str, Any]) -> Adapter | None:
 
 
 def combine_tensors(
-    adapter: Adapter, base: files.OpenedWeights | None, names: weights.WeightMap
+    adapter: Adapter,
+    base: files.OpenedWeights | None,
+    names: weights.WeightMap,
+    vocab_size: int | None,
 ) -> dict[str, weights.Tensor]:
     """Returns the tensors of an adapter and those of its base model that it does not replace.
 
@@ -511,23 +562,31 @@ def combine_tensors(
         adapter: The adapter.
         base: The base model's checkpoint, or `None` to return only the adapter's tensors.
         names: The weight map of the adapted model.
+        vocab_size: The model's vocabulary size, for messages.
 
     Raises:
         WeightsError: The tensors do not fit the base model or the ranks.
         UsageError: The base model's checkpoint uses Flax names.
     """
     slots, adapter_tensors = {slot.name: slot for slot in names.slots}, {}
-    for name, tensor in adapter.open().items():
-        resolved_name = names.resolve_name(name.replace(".base_layer.", "."))
+    for name, tensor in _without_wrappers(adapter.open()).items():
+        resolved_name = names.resolve_name(name)
         slot, adapter_tensors[resolved_name] = slots.get(resolved_name), tensor
-        if slot and is_adapter(slot.path) and tensor.shape != names.torch_shape(slot):
-            raise WeightsError(
-                f"{adapter.source}: {name} has the shape {tensor.shape}, but with the ranks of its "
-                f"{CONFIG_NAME} and this base model it must be {names.torch_shape(slot)}"
-            )
+        if slot is not None and tensor.shape != (expected := names.torch_shape(slot)):
+            raise _shape_error(adapter, name, tensor.shape, expected, vocab_size)
     unknown_names = [
         name for name in adapter_tensors if name not in slots and name not in names.aliases
     ]
+    # Some heads do not read the pooler, which PEFT adapts nevertheless.
+    unread = [name for name in unknown_names if re.search(r"(^|\.)pooler\.", name)]
+    if unread:
+        logger.warning(
+            "ignoring tensors of the adapter %s for layers that this head does not read: %s",
+            adapter.source,
+            ", ".join(unread),
+        )
+        adapter_tensors = {n: t for n, t in adapter_tensors.items() if n not in unread}
+        unknown_names = [name for name in unknown_names if name not in unread]
     if unknown_names:
         base_names = [name.removesuffix(".weight") for name in slots]
         listed = "".join(
@@ -559,6 +618,49 @@ def combine_tensors(
     } | adapter_tensors
 
 
+def _without_wrappers(tensors: Mapping[str, weights.Tensor]) -> dict[str, weights.Tensor]:
+    """Returns the tensors of an adapter by the names that they have without PEFT's wrappers.
+
+    A module of `modules_to_save` may be stored a second time under the names of its wrapper:
+    `modules_to_save`, and `original_module` with the values of the base model.
+    """
+    wrapper = re.compile(r"\.(modules_to_save|original_module)\.")
+    plain = {
+        wrapper.sub(".", name).replace(".base_layer.", "."): tensor
+        for name, tensor in tensors.items()
+        if ".modules_to_save." in name
+    }
+    return plain | {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in tensors.items()
+        if not wrapper.search(name)
+    }
+
+
+def _shape_error(
+    adapter: Adapter,
+    name: str,
+    shape: tuple[int, ...],
+    expected: tuple[int, ...],
+    vocab_size: int | None,
+) -> WeightsError:
+    """Returns the error about a tensor of an adapter with another shape than the base requires."""
+    differing = [
+        (size, other) for size, other in zip(shape, expected, strict=False) if size != other
+    ]
+    if len(shape) == len(expected) and len(differing) == 1 and differing[0][1] == vocab_size:
+        return WeightsError(
+            f"the adapter {adapter.source} was trained with a vocabulary of {differing[0][0]} "
+            f"tokens ({name} has the shape {shape}), but the base model has {vocab_size}: resize "
+            f"the base model as before training, or pass vocab_size={differing[0][0]} if the "
+            "adapter contains the complete embeddings"
+        )
+    return WeightsError(
+        f"the adapter {adapter.source}: {name} has the shape {shape}, but with the ranks of its "
+        f"{CONFIG_NAME} and this base model it must be {expected}"
+    )
+
+
 def write_adapter(
     folder: Path,
     config: LoraConfig,
@@ -582,6 +684,8 @@ def write_adapter(
     def peft_name(name: str) -> str:
         head, _, leaf = name.rpartition(".")
         inside = head in owners and not leaf.startswith("lora_")  # the bias of an adapted layer
+        name = names.module_name(name)
+        head = name.rpartition(".")[0]
         return f"{_PREFIX}{head}.base_layer.{leaf}" if inside else f"{_PREFIX}{name}"
 
     arrays = names.to_torch(leaves)

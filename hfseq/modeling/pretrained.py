@@ -267,6 +267,8 @@ class FlaxPreTrainedModel(FlaxModel):
             PyTorch's (checkpoints/weights.py).
         weight_synonyms: Further names that can be read: templates to the written name, applied in
             order.
+        module_templates: Templates from names in files to those of PyTorch's modules in memory,
+            which adapters use, applied in order.
         joined_weights: Parameters that files contain in parts: PyTorch name of the parameter to the
             :class:`JoinedTensor` that describes the parts.
         native_synonyms: The same for files with Flax names.
@@ -284,6 +286,7 @@ class FlaxPreTrainedModel(FlaxModel):
     )
     weight_templates: ClassVar[Mapping[str, str]] = {}
     weight_synonyms: ClassVar[Mapping[str, str]] = {}
+    module_templates: ClassVar[Mapping[str, str]] = {}
     joined_weights: ClassVar[Mapping[str, weights.JoinedTensor]] = {}
     native_synonyms: ClassVar[Mapping[str, str]] = {}
     stored_collections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -476,7 +479,9 @@ class FlaxPreTrainedModel(FlaxModel):
         """
         class_name = type(self).__name__
         if adapter is not None:
-            checkpoint.tensors = lora.combine_tensors(adapter, checkpoint, self.file_map)
+            checkpoint.tensors = lora.combine_tensors(
+                adapter, checkpoint, self.file_map, self.vocab_size()
+            )
         slots, report = self.match_tensors(checkpoint.tensors, native=checkpoint.native)
         weights.check_derived(report, checkpoint.source)
         if quantized := list(filter(configs.QUANTIZED_TENSORS.search, report.unexpected)):
@@ -604,6 +609,7 @@ class FlaxPreTrainedModel(FlaxModel):
             native_synonyms=self.native_synonyms,
             stacked=self._stacked,
             joined=self.joined_weights,
+            modules=self.module_templates,
         )
 
     def _fallbacks(self) -> dict[str, list[str]]:
@@ -890,7 +896,7 @@ class FlaxPreTrainedModel(FlaxModel):
             self.peft_config, type(self).__name__, self.config.model_type
         )
         self.peft_config, self._adapted = lora.add_adapters(
-            module, settled, self._names({}).torch_name, rngs, self.vocab_size()
+            module, settled, self._names({}), rngs, self.vocab_size()
         )
 
     @property
@@ -898,7 +904,7 @@ class FlaxPreTrainedModel(FlaxModel):
         """The parameters that training changes: all of them, or those of the adapters."""
         if self.peft_config is None:
             return set(self._paths)
-        return lora.trainable_paths(self._paths, self.peft_config, self._names({}).torch_name)
+        return lora.trainable_paths(self._paths, self.peft_config, self._names({}))
 
     def quantize(self, params: trees.Params, quantization: str) -> dict[str, Any]:
         """Returns ``params`` with quantized kernels of linear layers, as the base of adapters.
@@ -934,7 +940,7 @@ class FlaxPreTrainedModel(FlaxModel):
         model = self._like(peft_config=adapter.config)
         tensors = {
             **self._untied_tensors(model.weight_map),
-            **lora.combine_tensors(adapter, None, model.file_map),
+            **lora.combine_tensors(adapter, None, model.file_map, model.vocab_size()),
         }
         names = model.file_map
         names.fallbacks = {}  # other tensors come from this model

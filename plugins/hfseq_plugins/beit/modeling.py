@@ -330,6 +330,7 @@ class FlaxBeitPreTrainedModel(FlaxVisionPreTrainedModel):
         "shared_position_bias": "encoder.relative_position_bias",
         "layer.{}.relative_position_bias": "layer.{}.attention.attention.relative_position_bias",
     }
+    module_templates = vit.FlaxViTPreTrainedModel.module_templates
 
     def __call__(  # type: ignore[override]  # signature of Transformers 4
         self,

@@ -434,6 +434,9 @@ class FlaxCLIPTextModel(FlaxCLIPTextPreTrainedModel):
         *FlaxCLIPTextPreTrainedModel.ignored_weights,
         r"^(text_projection\.|logit_scale$)",
     )
+    module_templates = {
+        f"text_model.{name}": name for name in ("embeddings", "encoder", "final_layer_norm")
+    }
 
 
 class FlaxCLIPTextModelWithProjection(FlaxCLIPTextPreTrainedModel):
@@ -458,6 +461,10 @@ class FlaxCLIPVisionModel(FlaxCLIPVisionPreTrainedModel):
     """CLIP image encoder. Returns hidden states and the normalized class token."""
 
     module_class = Vision
+    module_templates = {
+        f"vision_model.{name}": name
+        for name in ("embeddings", "pre_layrnorm", "encoder", "post_layernorm")
+    }
 
 
 class FlaxCLIPPreTrainedModel(FlaxPreTrainedModel):

@@ -210,6 +210,7 @@ class FlaxDinov2PreTrainedModel(FlaxVisionPreTrainedModel):
         "attention.v_proj": "attention.attention.value",
         "attention.o_proj": "attention.output.dense",
     }
+    module_templates = {stored: name for name, stored in weight_synonyms.items()}
 
 
 class FlaxDinov2Model(FlaxDinov2PreTrainedModel):

@@ -263,6 +263,7 @@ class FlaxViTPreTrainedModel(FlaxVisionPreTrainedModel):
         "mlp.fc1": "intermediate.dense",
         "mlp.fc2": "output.dense",
     }
+    module_templates = {stored: name for name, stored in weight_synonyms.items()}
 
 
 class FlaxViTModel(FlaxViTPreTrainedModel):
