@@ -26,7 +26,7 @@ PACKAGES = (
 )
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-TEMPLATE_KINDS = ("encoder", "decoder", "seq2seq")
+TEMPLATE_KINDS = ("encoder", "decoder", "seq2seq", "state")
 
 
 def add_env(parser: argparse.ArgumentParser) -> None:

@@ -33,6 +33,7 @@ from hfseq.nn.layers import (
     embed_patches,
     height_and_width,
     normal,
+    uniform,
 )
 from hfseq.nn.positions import (
     Rotary,
@@ -104,6 +105,7 @@ __all__ = [
     "rotate",
     "row_guarantees",
     "run_layers",
+    "uniform",
     "visible",
     "visible_across",
 ]

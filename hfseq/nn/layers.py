@@ -60,6 +60,23 @@ class LowRankConfig(NamedTuple):
         return jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
+def initial_bias(features: int, init: Initializer | None, rngs: nnx.Rngs) -> nnx.Param:
+    """Returns a bias of zeros, or drawn from an initializer."""
+    if init is None:
+        return nnx.Param(jnp.zeros(features))
+    return nnx.Param(init(rngs.params(), (features,), jnp.float32))
+
+
+def uniform(fan_in: int) -> Initializer:
+    """Returns PyTorch's default initializer of biases, and of kernels with `fan_in` inputs."""
+    bound = fan_in**-0.5
+
+    def init(key: jax.Array, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
 class Linear(nnx.Module):
     """`y = x @ kernel + bias`, where `kernel` has the Flax layout `(in_features, out_features)`.
 
@@ -69,6 +86,7 @@ class Linear(nnx.Module):
         init: Initializer of the kernel, `init(key, shape, dtype)`, such as `hfseq.nn.normal`.
         rngs: Random keys for the initialization.
         use_bias: Whether to add a bias.
+        bias_init: Initializer of the bias. Default: zeros.
     """
 
     __signature__ = ConstructorSignature()
@@ -92,10 +110,11 @@ class Linear(nnx.Module):
         rngs: nnx.Rngs,
         *,
         use_bias: bool = True,
+        bias_init: Initializer | None = None,
     ):
         shape = (out_features, in_features) if self.input_axis else (in_features, out_features)
         self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(out_features)) if use_bias else nnx.data(None)
+        self.bias = initial_bias(out_features, bias_init, rngs) if use_bias else nnx.data(None)
         self.dot_general: DotGeneral = lax.dot_general
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -172,6 +191,7 @@ class Conv(nnx.Module):
         padding: Zeros before and after each spatial axis, or one number for all.
         groups: Number of channel groups. Each group only sees its own input channels.
         use_bias: Whether to add a bias.
+        bias_init: Initializer of the bias. Default: zeros.
     """
 
     __signature__ = ConstructorSignature()
@@ -190,6 +210,7 @@ class Conv(nnx.Module):
         padding: int | Sequence[tuple[int, int]] = 0,
         groups: int = 1,
         use_bias: bool = True,
+        bias_init: Initializer | None = None,
     ):
         size = tuple(kernel_size)
         if in_features % groups or out_features % groups:
@@ -198,7 +219,7 @@ class Conv(nnx.Module):
             )
         shape = (*size, in_features // groups, out_features)
         self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(out_features)) if use_bias else nnx.data(None)
+        self.bias = initial_bias(out_features, bias_init, rngs) if use_bias else nnx.data(None)
         self.stride = (stride,) * len(size) if isinstance(stride, int) else tuple(stride)
         if isinstance(padding, int):
             padding = [(padding, padding)] * len(size)

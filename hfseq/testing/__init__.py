@@ -8,9 +8,9 @@
         check_architecture("my_model", MyConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2))
 
 Each check is a small function in :mod:`hfseq.testing.checks` (JAX only) or
-:mod:`hfseq.testing.torch` (comparison with the PyTorch class of the same name). All checks run for
-every registered head, and one error lists all failures. The configuration must be tiny, because
-each head is compiled about ten times.
+:mod:`hfseq.testing.torch` and :mod:`hfseq.testing.fresh` (comparison with the PyTorch class of the
+same name). All checks run for every registered head, and one error lists all failures. The
+configuration must be tiny, because each head is compiled about fifteen times.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from hfseq import plugins
 from hfseq.errors import UsageError, did_you_mean
 from hfseq.testing import checks as jax_checks
+from hfseq.testing import fresh as fresh_checks
 from hfseq.testing import torch as torch_checks
 from hfseq.testing.case import ZERO_GRADIENTS, Case, Report
 
@@ -80,7 +81,11 @@ def check_architecture(
     skip = dict(skip or {})
     requested = None if checks is None else list(checks)
     checks_by_name = {
-        c.__name__: c for c in (*jax_checks.CHECKS, *(torch_checks.CHECKS if torch else ()))
+        c.__name__: c
+        for c in (
+            *jax_checks.CHECKS,
+            *((*torch_checks.CHECKS, *fresh_checks.CHECKS) if torch else ()),
+        )
     }
     for check in (*(requested or ()), *skip):
         if check not in checks_by_name:
@@ -118,10 +123,12 @@ def check_architecture(
                     zero,
                     tolerance,
                     extra_inputs=inputs or {},
+                    compare_torch=torch,
                 )
                 for check in selected:
                     full = f"{model_class.__name__}{label}.{check}"
                     report.run(checks_by_name[check], full, case, skip.get(check))
+    report.unmoved = _unmoved_fields(list(configs.values()))
     if report.failed:
         lines = [f"{check}: {reason}" for check, reason in report.failed.items()]
         count = f"{len(lines)} of {len(lines) + len(report.passed)} checks failed for '{name}'"
@@ -135,3 +142,20 @@ def check_architecture(
     if report.not_run:
         warnings.warn(NotRunWarning(f"'{name}': {report}"), stacklevel=2)
     return report
+
+
+def _unmoved_fields(configs: list[PreTrainedConfig]) -> list[str]:
+    """Returns the fields of the configuration class that no configuration moves from its default.
+
+    Fields that every configuration has are left out.
+    """
+    from transformers import PreTrainedConfig
+
+    config_class = type(configs[0])
+    common = vars(PreTrainedConfig())
+    return [
+        name
+        for name, default in vars(config_class()).items()
+        if not name.startswith("_") and name not in common
+        if all(getattr(config, name, default) == default for config in configs)
+    ]

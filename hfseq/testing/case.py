@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
+import logging
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from hfseq.plugins import ArchitectureSpec
 
+logger = logging.getLogger(__name__)
 Batch = Mapping[str, Any]
 Params = Mapping[str, Any]
 ROWS, LENGTH, TARGET_LENGTH, SAMPLES = 8, 16, 12, 90
@@ -66,12 +70,14 @@ class Report:
         not_run: Checks that apply but cannot run here, because PyTorch or devices are missing, and
             the reasons.
         failed: Checks that failed, and the errors.
+        unmoved: Fields of the configuration that have their default in all tested configurations.
     """
 
     passed: list[str] = dataclasses.field(default_factory=list)
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
     not_run: dict[str, str] = dataclasses.field(default_factory=dict)
     failed: dict[str, str] = dataclasses.field(default_factory=dict)
+    unmoved: list[str] = dataclasses.field(default_factory=list)
 
     def run(self, check: Callable[[Case], None], name: str, case: Case, skip: str | None) -> None:
         """Runs a check and records the result.
@@ -82,19 +88,24 @@ class Report:
             case: The head under test.
             skip: The reason to skip the check, if any.
         """
+        started, result = time.perf_counter(), "failed"
         try:
             if skip is not None:
                 raise Skipped(skip)
             check(case)
             self.passed.append(name)
+            result = "passed"
         except NotRun as reason:
             self.not_run[name] = str(reason)
+            result = "not run"
         except Skipped as reason:
             self.skipped[name] = str(reason)
+            result = "skipped"
         except AssertionError as error:
             self.failed[name] = str(error)
         except Exception:
             self.failed[name] = traceback.format_exc(limit=-4)
+        logger.info("%s %s in %.1f s", name, result, time.perf_counter() - started)
 
     def __str__(self) -> str:
         groups = {"FAILED": self.failed, "NOT RUN": self.not_run, "skipped": self.skipped}
@@ -104,6 +115,8 @@ class Report:
             for word, group in groups.items()
             for check, reason in group.items()
         ]
+        if self.unmoved:
+            lines.append(f"at their defaults in all configurations: {', '.join(self.unmoved)}")
         return "\n".join(lines)
 
 
@@ -121,6 +134,7 @@ class Case:
         tolerance: Tolerance of the comparisons with PyTorch.
         shared: Objects that checks share.
         extra_inputs: Additional inputs of the model.
+        compare_torch: Whether the checks with PyTorch are requested.
     """
 
     task: str
@@ -132,6 +146,16 @@ class Case:
     tolerance: float
     shared: dict[str, Any] = dataclasses.field(default_factory=dict)
     extra_inputs: Batch = dataclasses.field(default_factory=dict)
+    compare_torch: bool = True
+
+    @property
+    def has_torch_class(self) -> bool:
+        """Whether the results are compared with a PyTorch class."""
+        import transformers
+
+        name = self.model.torch_class_name()
+        has_torch = importlib.util.find_spec("torch") is not None
+        return self.compare_torch and has_torch and hasattr(transformers, name)
 
     @functools.cached_property
     def model(self) -> Any:
@@ -143,6 +167,19 @@ class Case:
             model.params,
         )
         return model
+
+    @property
+    def gradient_tolerance(self) -> float:
+        """The tolerance of gradients, which are sums over all positions of the batch.
+
+        The rounding error of a sum of n terms grows like the square root of n. The tolerance is
+        multiplied by half of that.
+        """
+        sizes = [np.prod(value.shape[:2]) for value in self.inputs.values() if value.ndim > 1]
+        terms = max(sizes, default=ROWS)
+        if "pixel_values" in self.inputs:
+            terms = max(terms, ROWS * self.inputs["pixel_values"][0, 0].size)
+        return self.tolerance * max(1.0, float(np.sqrt(terms)) / 2)
 
     @property
     def params(self) -> Params:

@@ -98,8 +98,11 @@ def scan_layers(case: Case) -> None:
     selects them differently in a loop and in a scan. Gradient checkpointing leaves it the least
     choice.
     """
-    if not case.variant(scan_layers=True).stacked_prefixes:
-        raise Skipped("the model has no nn.Layers to scan")
+    try:
+        if not case.variant(scan_layers=True).stacked_prefixes:
+            raise Skipped("the model has no nn.Layers to scan")
+    except UsageError as reason:
+        raise Skipped(str(reason)) from None
     case.model.save_pretrained(case.folder / "scan")
     scanned = case.cls.from_pretrained(
         case.folder / "scan", scan_layers=True, gradient_checkpointing=True
@@ -145,18 +148,29 @@ def gradient_checkpointing(case: Case) -> None:
     assert_close(gradient, plain[1], 1e-6, label, rounding=1e-7)
 
 
-def bfloat16(case: Case) -> None:
-    """Results in bfloat16 are close to those in float32, and outputs are bfloat16.
+def bfloat16_outputs(case: Case) -> dict[str, jax.Array]:
+    """Returns the outputs of a bfloat16 model."""
+    if "bfloat16" not in case.shared:
+        forward = compile_forward(case.variant(dtype=jnp.bfloat16))
+        case.shared["bfloat16"] = forward(case.params, case.inputs)
+    return case.shared["bfloat16"]
 
-    An auxiliary loss may be float32, as a loss should be.
+
+def bfloat16(case: Case) -> None:
+    """Outputs of a bfloat16 model are bfloat16 and close to those in float32.
+
+    An auxiliary loss may be float32, as a loss should be. `torch_bfloat16` replaces the comparison
+    with float32 where PyTorch has the model, because rounding may select other experts.
     """
-    outputs = compile_forward(case.variant(dtype=jnp.bfloat16))(case.params, case.inputs)
+    outputs = bfloat16_outputs(case)
     wrong = [
         f"{name} is {v.dtype}"
         for name, v in outputs.items()
         if v.dtype != jnp.bfloat16 and not (name == AUXILIARY_LOSS and v.dtype == jnp.float32)
     ]
     assert not wrong, "outputs of a bfloat16 model: " + ", ".join(wrong)
+    if case.has_torch_class:
+        return
     real = {name: case.zero_padding(name, np.asarray(v, np.float32)) for name, v in outputs.items()}
     expected = {name: case.zero_padding(name, value) for name, value in case.outputs.items()}
     assert_close(real, expected, 0.05, "bfloat16 against float32")
@@ -242,7 +256,8 @@ def devices(case: Case) -> None:
     assert split, "the sharding rules split no parameter"
     outputs, gradient = case.train(case.model, params, inputs, dropout=False)
     assert_close(outputs, case.outputs, 1e-5, "outputs, eight devices against one")
-    assert_close(gradient, case.gradients, 1e-5, "gradients, eight devices against one")
+    label = "gradients, eight devices against one"
+    assert_close(gradient, case.gradients, case.gradient_tolerance, label)
 
 
 #: Number of tokens that are decoded at once, before the others one by one.
@@ -257,6 +272,8 @@ def cached_decoding(case: Case) -> None:
     positions = np.broadcast_to(np.arange(ids.shape[-1], dtype=np.int32), ids.shape)
     begin = _source_and_target if TARGET in case.sides else _one_sequence
     full, cache, step = begin(case, ids, positions)
+    if not any(map(case.is_per_token, full)):
+        raise Skipped("no output has an entry for every token")
 
     @jit
     def run(params: Params, cache: Cache, ids: jax.Array, positions: jax.Array) -> Any:

@@ -5,11 +5,15 @@ Only this module imports PyTorch. Without PyTorch, or without such a class, the 
 
 from __future__ import annotations
 
+import copy
+import inspect
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hfseq.checkpoints.weights import TORCH_LEAF_NAMES, Slot, WeightMap, torch_axes
@@ -21,11 +25,12 @@ from hfseq.testing.case import (
     NotRun,
     Skipped,
     assert_close,
+    comparable_outputs,
     jit,
     param_leaves,
     relative_error,
 )
-from hfseq.testing.checks import NEW_TOKENS, generated_tokens, prompts
+from hfseq.testing.checks import NEW_TOKENS, bfloat16_outputs, generated_tokens, prompts
 
 if TYPE_CHECKING:
     import torch
@@ -142,22 +147,46 @@ def torch_tree(case: Case) -> None:
     )
 
 
+def to_tensor(value: np.ndarray) -> torch.Tensor:
+    """Copies an array to PyTorch."""
+    import torch
+
+    copied = torch.from_numpy(np.array(value))
+    return copied.long() if copied.dtype == torch.int32 else copied
+
+
+def torch_inputs(case: Case) -> dict[str, torch.Tensor]:
+    """Returns the inputs of the case as tensors."""
+    return {name: to_tensor(value) for name, value in case.inputs.items()}
+
+
+def torch_outputs(
+    case: Case,
+    model: PreTrainedModel,
+    names: Iterable[str],
+    inputs: Mapping[str, Any] | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns PyTorch's outputs of these names in float32, with zeros at padding."""
+    import torch
+
+    with torch.no_grad():
+        output = model(**(torch_inputs(case) if inputs is None else inputs))
+    return {
+        name: case.zero_padding(name, operator.attrgetter(name)(output).float().numpy())
+        for name in names
+        if name != AUXILIARY_LOSS
+    }
+
+
 def torch_parity(case: Case) -> None:
     """Outputs and all gradients equal PyTorch's. The report names the first ones that differ."""
     model = torch_model(case)
-    import torch
-
-    def tensor(value: np.ndarray) -> torch.Tensor:
-        copied = torch.from_numpy(np.array(value))
-        return copied.long() if copied.dtype == torch.int32 else copied
-
-    inputs = {name: tensor(value) for name, value in case.inputs.items()}
-    output = model(**inputs, output_hidden_states=True)
+    output = model(**torch_inputs(case), output_hidden_states=True)
     # PyTorch's classes define auxiliary losses differently.
     excluded = [AUXILIARY_LOSS] if AUXILIARY_LOSS in case.outputs else []
     outputs = {n: value for n, value in case.outputs.items() if n not in excluded}
     theirs = {name: operator.attrgetter(name)(output) for name in outputs}
-    sum((theirs[name] * tensor(case.weights[name])).sum() for name in outputs).backward()
+    sum((theirs[name] * to_tensor(case.weights[name])).sum() for name in outputs).backward()
     errors = {
         name: relative_error(
             *(case.zero_padding(name, v) for v in (value, theirs[name].detach().numpy()))
@@ -194,14 +223,164 @@ def torch_parity(case: Case) -> None:
     errors = {
         name: relative_error(ours[name], gradients[name]) for name in gradients if name in ours
     }
-    worse = [name for name, value in errors.items() if not value <= case.tolerance]
+    allowed = case.gradient_tolerance
+    worse = [name for name, value in errors.items() if not value <= allowed]
     if worse:
         first = f"the first of {worse[0]}: {errors[worse[0]]:.1e}"
         lines.append(f"  {len(worse)} of {len(errors)} gradients differ, {first}")
+    lines += _auxiliary_difference(case, model) if excluded else []
     class_name = type(model).__name__
+    tolerances = f"{case.tolerance:.0e}, gradients {allowed:.0e}"
     assert not lines, "\n".join(
-        [f"differs from PyTorch's {class_name} (allowed: {case.tolerance:.0e})", *lines]
+        [f"differs from PyTorch's {class_name} (allowed: {tolerances})", *lines]
     )
+
+
+def _auxiliary_difference(case: Case, model: PreTrainedModel) -> list[str]:
+    """Compares the auxiliary loss with PyTorch's `aux_loss`, if its class returns one.
+
+    PyTorch's is a mean over tokens that the loss contains with the factor `router_aux_loss_coef`.
+    hfseq's is the sum over tokens, including the factor.
+    """
+    if "output_router_logits" not in inspect.signature(model.forward).parameters:
+        return []
+    expected = model(**torch_inputs(case), output_router_logits=True).aux_loss
+    tokens = float(case.inputs[SOURCE.mask].sum())
+    factor = float(getattr(case.config, "router_aux_loss_coef", 1.0)) * tokens
+    ours, theirs = float(case.outputs[AUXILIARY_LOSS]), factor * float(expected)
+    if relative_error(ours / tokens, theirs / tokens) <= case.tolerance:
+        return []
+    return [
+        f"  {AUXILIARY_LOSS} is {ours:.6g}, and PyTorch's aux_loss times router_aux_loss_coef "
+        f"times the {tokens:.0f} tokens is {theirs:.6g}"
+    ]
+
+
+#: How much larger errors in bfloat16 may be than PyTorch's, and below which share they always pass.
+BFLOAT16_FACTOR, BFLOAT16_ALWAYS = 2.0, 0.02
+#: A decision must be that of float32 if its margin exceeds the rounding error so many times.
+CLEAR_MARGIN = 8.0
+
+
+def torch_bfloat16(case: Case) -> None:
+    """Errors of bfloat16 are at most twice those of PyTorch, and clear decisions do not change.
+
+    Both are measured against float32. Rounding may send a token to another expert, in PyTorch too,
+    so that no fixed limit holds. A decision is the largest logit. It is clear if its margin in
+    float32 is `CLEAR_MARGIN` times PyTorch's root mean square error.
+    """
+    import torch
+
+    model = torch_model(case)
+    half = copy.deepcopy(model).bfloat16()
+    inputs = {
+        name: value.to(torch.bfloat16) if value.is_floating_point() else value
+        for name, value in torch_inputs(case).items()
+    }
+    expected = torch_outputs(case, model, case.outputs)
+    theirs = torch_outputs(case, half, case.outputs, inputs)
+    outputs = bfloat16_outputs(case)
+    lines = []
+    for name, value in expected.items():
+        ours = case.zero_padding(name, np.asarray(outputs[name], np.float32))
+        error, allowed = relative_error(ours, value), relative_error(theirs[name], value)
+        limit = max(BFLOAT16_ALWAYS, BFLOAT16_FACTOR * allowed)
+        if not error <= limit:
+            lines.append(f"  {name}: {error:.1e}, PyTorch's error is {allowed:.1e}")
+        if name == "logits" and value.shape[-1] > 1:
+            top = np.sort(value, axis=-1)
+            noise = float(np.sqrt(np.mean((theirs[name] - value) ** 2)))
+            clear = top[..., -1] - top[..., -2] > CLEAR_MARGIN * noise
+            changed = clear & (ours.argmax(-1) != value.argmax(-1))
+            if changed.any():
+                lines.append(f"  {int(changed.sum())} of {int(clear.sum())} clear decisions change")
+    assert not lines, "bfloat16 against float32:\n" + "\n".join(lines)
+
+
+#: Attributes of configurations that count experts.
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def torch_experts(case: Case) -> None:
+    """Tokens that all choose the same experts give PyTorch's outputs, and routers use float32.
+
+    All tokens of a row are equal, so their experts receive many times the mean number of tokens. A
+    router's softmax in bfloat16 rounds close scores to equal values, so it is float32 if PyTorch's
+    is.
+    """
+    counts = [getattr(case.model.text_config, name, None) for name in EXPERT_COUNTS]
+    experts = next((count for count in counts if isinstance(count, int) and count > 1), None)
+    if experts is None or case.sides != (SOURCE,):
+        raise Skipped("the model has no experts")
+    model = torch_model(case)
+    inputs = dict(case.inputs)
+    ids = inputs[SOURCE.ids]
+    inputs[SOURCE.ids] = np.broadcast_to(ids[:, :1], ids.shape).copy()
+    inputs[SOURCE.mask] = np.ones_like(ids)
+    outputs = case.forward(case.params, inputs)
+    names = [name for name in case.outputs if name != AUXILIARY_LOSS]
+    tensors = {name: to_tensor(value) for name, value in inputs.items()}
+    assert_close(
+        {name: np.asarray(outputs[name]) for name in names},
+        {n: v for n, v in _plain_outputs(model, tensors, names).items()},
+        case.tolerance,
+        "tokens that choose the same experts",
+    )
+    variant = case.variant(dtype=jnp.bfloat16)
+    program = jax.make_jaxpr(lambda params: comparable_outputs(variant(**inputs, params=params)))(
+        case.params
+    )
+    if any(
+        dtype == jnp.bfloat16 and shape[-1:] == (experts,) for dtype, shape in _softmaxes(program)
+    ) and _torch_router_is_float32(model, tensors, experts):
+        raise AssertionError(
+            f"the softmax over {experts} experts is computed in bfloat16, and PyTorch's in float32"
+        )
+
+
+def _plain_outputs(
+    model: PreTrainedModel, inputs: Mapping[str, Any], names: Iterable[str]
+) -> dict[str, np.ndarray]:
+    import torch
+
+    with torch.no_grad():
+        output = model(**inputs)
+    return {name: operator.attrgetter(name)(output).numpy() for name in names}
+
+
+def _softmaxes(program: Any) -> Iterator[tuple[Any, tuple[int, ...]]]:
+    """Yields dtype and shape of every exponential in a program, including those of loops."""
+    for equation in program.jaxpr.eqns if hasattr(program, "jaxpr") else program.eqns:
+        if equation.primitive.name in ("exp", "exp2"):
+            value = equation.invars[0].aval
+            yield value.dtype, tuple(value.shape)
+        for parameter in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
+        ):
+            if hasattr(parameter, "eqns") or hasattr(parameter, "jaxpr"):
+                yield from _softmaxes(parameter)
+
+
+def _torch_router_is_float32(
+    model: PreTrainedModel, inputs: Mapping[str, Any], experts: int
+) -> bool:
+    """Returns whether PyTorch computes a softmax over the experts in float32 in bfloat16 models."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    dtypes = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            result = function(*args, **(kwargs or {}))
+            if "softmax" in str(function) and result.shape[-1:] == (experts,):
+                dtypes.append(result.dtype)
+            return result
+
+    half = copy.deepcopy(model).bfloat16()
+    with torch.no_grad(), Recorder():
+        half(**inputs)
+    return torch.float32 in dtypes
 
 
 def torch_generation(case: Case) -> None:
@@ -260,4 +439,11 @@ def _first_different_state(case: Case, theirs: Mapping[str, Any]) -> str:
     return "  no hidden state differs, so the head differs"
 
 
-CHECKS = (torch_loads_it, torch_tree, torch_parity, torch_generation)
+CHECKS = (
+    torch_loads_it,
+    torch_tree,
+    torch_parity,
+    torch_bfloat16,
+    torch_experts,
+    torch_generation,
+)

@@ -308,19 +308,23 @@ def test_new_writes_a_plugin_that_is_found(capsys, project):
 @pytest.mark.parametrize("kind", environment.TEMPLATE_KINDS)
 def test_new_writes_an_architecture_that_passes_the_battery(kind, project):
     from hfseq.testing import check_architecture
+    from hfseq.testing import fresh as testing_fresh
+    from hfseq.testing import torch as testing_torch
 
     assert run("new", "tiny-bird", "--kind", kind, "--output_file", "bird.py") == 0
     spec = plugins.load(["bird.py"]).architectures.get("tiny-bird")
-    config = spec.load_config()(
-        vocab_size=64, hidden_size=16, num_hidden_layers=2, max_position_embeddings=32
-    )
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2}
+    sizes |= {} if kind == "state" else {"max_position_embeddings": 32}
+    config = spec.load_config()(**sizes)
     assert config.model_type == "tiny-bird"
-    quick = {"heads": ["ForCausalLM"]} if kind == "decoder" else {}
+    is_decoder = kind in ("decoder", "state")
+    quick = {"heads": ["ForCausalLM"]} if is_decoder else {}
     report = check_architecture("tiny-bird", config, **quick)
     # Skipped checks: PyTorch has no such class, and encoders have no cache.
-    allowed = {"torch_loads_it", "torch_tree", "torch_parity", "torch_generation"}
+    allowed = {check.__name__ for check in (*testing_torch.CHECKS, *testing_fresh.CHECKS)}
     allowed |= {"cached_decoding"} if kind == "encoder" else set()
-    allowed |= {"generation"} if kind != "decoder" else set()
+    allowed |= {"generation"} if not is_decoder else set()
+    allowed |= {"long_rows"} if kind == "state" else set()
     assert {label.rpartition(".")[2] for label in report.skipped} == allowed
 
 

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from transformers import CLIPTextConfig, ModernBertConfig, OPTConfig, Qwen3MoeConfig
+from transformers import (
+    CLIPTextConfig,
+    Mamba2Config,
+    ModernBertConfig,
+    OPTConfig,
+    Qwen3MoeConfig,
+)
 
 from hfseq import plugins
 from hfseq.testing import check_architecture
@@ -47,13 +53,30 @@ def qwen3_moe(**changes):
     return Qwen3MoeConfig(**{**sizes, **options, **experts, **tokens, **changes})
 
 
+def mamba2(**changes):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_heads": 8, "head_dim": 8, "state_size": 4}
+    options = {"num_hidden_layers": 2, "n_groups": 2, "chunk_size": 8}
+    tokens = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    return Mamba2Config(**{**sizes, **options, **tokens, **changes})
+
+
 MODELS = {
+    "mamba2": (
+        "mamba2_decoder", 240, {"packing", "long_rows", "torch_experts", "torch_dropout"},
+        {
+            "plain": mamba2(),
+            "tied, all biases": mamba2(
+                tie_word_embeddings=True, use_bias=True, use_conv_bias=False, conv_kernel=3,
+                time_step_limit=(0.001, 0.1),
+            ),
+        },
+    ),
     "qwen3_moe": (
         "experts_decoder", 110, set(),
         {"normalized": qwen3_moe(norm_topk_prob=True), "plain": qwen3_moe(norm_topk_prob=False)},
     ),
     "opt": (
-        "opt_decoder", 160, set(),
+        "opt_decoder", 160, {"torch_experts", "torch_dropout"},
         {
             "tied": opt(),
             "narrow, norms after": opt(
@@ -64,11 +87,11 @@ MODELS = {
     ),
     "clip_text_model": (
         # An encoder, which generates no text.
-        "clip_text_encoder", 110, {"cached_decoding"},
+        "clip_text_encoder", 110, {"cached_decoding", "torch_experts"},
         {"old end": clip(), "own end": clip(eos_token_id=5, attention_dropout=0.1)},
     ),
     "modernbert": (
-        "modernbert_encoder", 180, {"cached_decoding"},
+        "modernbert_encoder", 180, {"cached_decoding", "torch_experts"},
         {
             "tied": modernbert(),
             "untied, all biases": modernbert(
@@ -98,7 +121,8 @@ def configs(request):
 def test_the_example_passes_the_battery(configs):
     pytest.importorskip("torch")
     model_type, tiny = configs
-    report = check_architecture(model_type, tiny)
+    skip = {"torch_dropout": "the example has no layerdrop"} if model_type == "opt" else {}
+    report = check_architecture(model_type, tiny, skip=skip)
     assert not report.not_run
     # Base models do not generate.
     skipped = MODELS[model_type][2] | {"generation", "torch_generation"}
@@ -133,3 +157,34 @@ def test_experts_of_a_file_by_pytorch_are_read(configs, tmp_path):
     with torch.no_grad():
         expected = torch_model(torch.from_numpy(ids)).logits.numpy()
     np.testing.assert_allclose(model(ids).logits, expected, atol=1e-5)
+
+
+def test_a_recurrent_state_is_carried_between_windows():
+    plugins.unload()
+    loaded = plugins.load([EXAMPLES / "mamba2_decoder.py"])
+    model = loaded.architectures["mamba2"].target.load_head("ForCausalLM")(mamba2(), seed=1)
+    ids = np.random.default_rng(0).integers(3, 64, (2, 12))
+    whole = model(ids).logits
+    cache = model.init_cache(2, 0)
+    first = model(ids[:, :5], past_key_values=cache)
+    carried = model(ids[:, 5:], past_key_values=first.past_key_values)
+    np.testing.assert_allclose(carried.logits, whole[:, 5:], atol=1e-5)
+    rows = np.array([True, False])
+    reset = model(ids[:, 5:], past_key_values=first.past_key_values, reset_rows=rows)
+    np.testing.assert_allclose(reset.logits[0], model(ids[:1, 5:]).logits[0], atol=1e-5)
+    np.testing.assert_allclose(reset.logits[1], whole[1, 5:], atol=1e-5)
+    plugins.unload()
+
+
+def test_the_classification_head_passes_the_battery():
+    plugins.unload()
+    loaded = plugins.load([EXAMPLES / "classification_head.py"])
+    config_class = loaded.architectures["llama_mean"].target.load_config()
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 24}
+    config = config_class(**sizes, **heads, pad_token_id=0, num_labels=3)
+    head = ["ForSequenceClassification"]
+    report = check_architecture("llama_mean", config, heads=head, torch=False)
+    assert "FlaxLlamaMeanForSequenceClassification.padding" in report.passed
+    assert "hidden_act" in report.unmoved and "hidden_size" not in report.unmoved
+    plugins.unload()

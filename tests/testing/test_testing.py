@@ -14,7 +14,7 @@ from flax import nnx
 from hfseq import nn, plugins, testing
 from hfseq.errors import UsageError
 from hfseq.nn import trees
-from hfseq.testing import case, check_architecture, checks, torch
+from hfseq.testing import case, check_architecture, checks, fresh, torch
 from tests.support.models import bert_config
 from tests.support.recurrent import FlaxRecurrentForCausalLM, RecurrentConfig, RecurrentLM
 from tests.support.windowed import FlaxWindowedLM, WindowedConfig
@@ -77,7 +77,7 @@ FAULTS = {
     "shapes": (lambda m, x, r: x[1:], "7, 16, 3"),
     "eager": (eager_only, "eager against jit"),
     "gradients": (lambda m, x, r: jax.lax.stop_gradient(x), "bert/.*is zero: the parameter has no"),
-    "bfloat16": (
+    "torch_bfloat16": (
         lambda m, x, r: x * 1.5 if x.dtype == jnp.bfloat16 else x,
         "bfloat16 against float32",
     ),
@@ -221,7 +221,8 @@ def test_skipped_checks_are_not_reported_as_passed(registered, monkeypatch):
     with pytest.raises(AssertionError, match="no check ran on any head"):
         check_architecture("faulty", config, heads=[])
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    other_names = {c.__name__ for c in (*checks.CHECKS, *torch.CHECKS)} - {"shapes", "devices"}
+    all_checks = (*checks.CHECKS, *torch.CHECKS, *fresh.CHECKS)
+    other_names = {c.__name__ for c in all_checks} - {"shapes", "devices"}
     with pytest.warns(testing.NotRunWarning, match="NOT RUN FlaxBertForFaults.devices: fewer"):
         report = check_architecture("faulty", config, skip=dict.fromkeys(other_names, "slow"))
     assert list(report.not_run) == ["FlaxBertForFaults.devices"]
@@ -373,3 +374,40 @@ def test_a_float32_auxiliary_loss_passes(monkeypatch):
     selected = ["bfloat16", "torch_parity"]
     config = llama_config(num_hidden_layers=1)
     assert len(check_architecture("penalized", config, checks=selected).passed) == 2
+
+
+@pytest.mark.parametrize(("loss", "count"), [(0.5 * 0.01 * 30, 0), (0.5 * 0.01, 1)])
+def test_auxiliary_losses_are_sums_of_pytorchs_mean(loss, count):
+    class Reference:
+        def forward(self, input_ids=None, output_router_logits=None):
+            raise NotImplementedError
+
+        def __call__(self, **inputs):
+            assert inputs["output_router_logits"]
+            return SimpleNamespace(aux_loss=0.5)
+
+    pytest.importorskip("torch")
+    tested = SimpleNamespace(
+        inputs={"attention_mask": np.ones((3, 10), np.int32)},
+        config=SimpleNamespace(router_aux_loss_coef=0.01),
+        outputs={"auxiliary_loss": np.float32(loss)},
+        tolerance=1e-5,
+    )
+    assert len(torch._auxiliary_difference(tested, Reference())) == count
+
+
+def test_layers_that_cannot_be_scanned_are_skipped(monkeypatch):
+    from tests.support.windowed import FlaxWindowedLM, WindowedConfig
+
+    registered_decoder(monkeypatch, "windowed", FlaxWindowedLM)
+    config = WindowedConfig(windows=(1, 2, 3))
+    with pytest.raises(AssertionError, match="skipped .*scan_layers: .*no two layers"):
+        check_architecture("windowed", config, checks=["scan_layers"])
+
+
+def test_each_check_is_logged_with_its_duration(registered, caplog):
+    from hfseq_plugins.bert.modeling import TokenClassification
+
+    caplog.set_level("INFO", "hfseq")
+    check_architecture("faulty", registered(TokenClassification), checks=["shapes"])
+    assert "FlaxBertForFaults.shapes passed in" in caplog.text

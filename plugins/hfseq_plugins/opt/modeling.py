@@ -16,6 +16,7 @@ from hfseq.modeling.base import Input
 from hfseq.nn import Keys, trees
 from hfseq.nn import outputs as out
 from hfseq.nn.visible import Mask
+from hfseq_plugins.bart.layers import LayerDrop
 
 #: Number of unused rows at the start of the position table.
 OFFSET = 2
@@ -84,6 +85,7 @@ class Layer(nnx.Module):
             nn.Dropout(config.dropout),
         )
         self.final_layer_norm = norm(config)
+        self.layerdrop = LayerDrop(config.layerdrop)
 
     def __call__(
         self,
@@ -93,13 +95,15 @@ class Layer(nnx.Module):
         rngs: Keys | None,
         return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
+        layer_input = x
         normed = self.self_attn_layer_norm(x) if self.norm_first else x
         attn_output, weights = self.self_attn(normed, mask, rngs, return_weights)
         x = x + self.dropout(attn_output, rngs)
         x = x if self.norm_first else self.self_attn_layer_norm(x)
         normed = self.final_layer_norm(x) if self.norm_first else x
         x = x + self.dropout(self.fc2(self.act(self.fc1(normed))), rngs)
-        return x if self.norm_first else self.final_layer_norm(x), weights
+        x = x if self.norm_first else self.final_layer_norm(x)
+        return self.layerdrop(x, layer_input, rngs), weights
 
 
 class Decoder(nnx.Module):

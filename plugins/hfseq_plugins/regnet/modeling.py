@@ -19,9 +19,9 @@ class SqueezeExcitation(nnx.Module):
     def __init__(self, features: int, reduced: int, rngs: nnx.Rngs):
         self.attention = nnx.List(
             [
-                nn.Conv(features, reduced, (1, 1), INIT, rngs),
+                nn.Conv(features, reduced, (1, 1), INIT, rngs, bias_init=nn.uniform(features)),
                 Function(jax.nn.relu),
-                nn.Conv(reduced, features, (1, 1), INIT, rngs),
+                nn.Conv(reduced, features, (1, 1), INIT, rngs, bias_init=nn.uniform(reduced)),
                 Function(jax.nn.sigmoid),
             ]
         )

@@ -225,10 +225,9 @@ class ImageClassification(nnx.Module):
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         setattr(self, self.prefix, self.base(config, rngs))
         width = config.hidden_sizes[-1]
-        init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-        self.classifier = nnx.List(
-            [Function(jnp.ravel), nn.Linear(width, num_labels(config), init, rngs)]
-        )
+        init = nn.uniform(width)
+        classifier = nn.Linear(width, num_labels(config), init, rngs, bias_init=init)
+        self.classifier = nnx.List([Function(jnp.ravel), classifier])
 
     def __call__(
         self,

@@ -44,7 +44,7 @@ class Embeddings(nnx.Module):
     """Class token and patch embeddings, plus position embeddings."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
-        init = jax.nn.initializers.truncated_normal(config.initializer_range)
+        init = nn.normal(config.initializer_range)
         patch, image_size = map(nn.height_and_width, (config.patch_size, config.image_size))
         grid_height, grid_width = (
             side // patch_side for side, patch_side in zip(image_size, patch, strict=True)

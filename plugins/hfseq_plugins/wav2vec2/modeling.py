@@ -7,7 +7,6 @@ convolution, and pre-norm wav2vec2-large, with a layer norm in every convolution
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -102,7 +101,9 @@ class FeatureProjection(nnx.Module):
     def __init__(self, config: Wav2Vec2Config, rngs: nnx.Rngs):
         width = config.conv_dim[-1]
         self.layer_norm = nn.LayerNorm(width, config.layer_norm_eps)
-        self.projection = nn.Linear(width, config.hidden_size, UNIFORM, rngs)
+        self.projection = nn.Linear(
+            width, config.hidden_size, UNIFORM, rngs, bias_init=nn.uniform(width)
+        )
         self.dropout = nn.Dropout(config.feat_proj_dropout)
 
     def __call__(
@@ -149,7 +150,7 @@ class PositionalConvEmbedding(nnx.Module):
             width,
             width,
             (taps,),
-            nn.normal(2 / math.sqrt(taps * width)),
+            UNIFORM,  # as in PyTorch, whose own initialization does not reach the weight norm
             rngs,
             padding=[(taps // 2, (taps - 1) // 2)],
             groups=config.num_conv_pos_embedding_groups,
@@ -546,8 +547,12 @@ class PreTraining(nnx.Module):
         self.dropout_features = nn.Dropout(config.feat_quantizer_dropout)
         self.quantizer = GumbelVectorQuantizer(config, rngs)
         width = config.proj_codevector_dim
-        self.project_hid = nn.Linear(config.hidden_size, width, UNIFORM, rngs)
-        self.project_q = nn.Linear(config.codevector_dim, width, UNIFORM, rngs)
+        self.project_hid = nn.Linear(
+            config.hidden_size, width, UNIFORM, rngs, bias_init=nn.uniform(config.hidden_size)
+        )
+        self.project_q = nn.Linear(
+            config.codevector_dim, width, UNIFORM, rngs, bias_init=nn.uniform(config.codevector_dim)
+        )
 
     def __call__(
         self,
