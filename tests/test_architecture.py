@@ -117,7 +117,8 @@ def test_in_tree_plugins_use_only_public_packages():
         (
             "torch",
             {
-                *("hfseq/testing/torch.py", "hfseq/modeling/pytorch_utils.py"),
+                *("hfseq/testing/torch.py", "hfseq/testing/fresh.py"),
+                "hfseq/modeling/pytorch_utils.py",
                 "hfseq/cli/consumers.py",  # run in a subprocess, never imported
                 # saved with checkpoints, imported only by Transformers
                 *(f"{TWIN}/{name}_vq_transformer.py" for name in ("attention", "codebook")),

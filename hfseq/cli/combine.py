@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from hfseq import plugins
+from hfseq.cli.text import add_json, print_json
 from hfseq.errors import UsageError
 
 
@@ -53,6 +54,7 @@ def add_combine(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--{name}", required=True, help=text)
     parser.add_argument("--seed", type=int, default=0, help="Seed of the new weights. Default: 0.")
+    add_json(parser)
 
 
 def run_combine(arguments: argparse.Namespace) -> int:
@@ -67,4 +69,6 @@ def run_combine(arguments: argparse.Namespace) -> int:
         arguments.decoder_model_name_or_path,
         arguments.seed,
     )
+    if arguments.json:
+        print_json({"directory": arguments.output_dir})
     return 0

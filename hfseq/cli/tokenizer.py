@@ -9,6 +9,7 @@ from typing import Any
 
 from hfseq import plugins
 from hfseq.checkpoints.config import apply_overrides, parse_overrides, write_config
+from hfseq.cli.text import print_json
 from hfseq.data.arguments import CheckedArguments, DataArguments, PositiveInt, option
 from hfseq.errors import UsageError, run_command
 from hfseq.training.arguments import parse_flags
@@ -43,25 +44,28 @@ class TokenizerArguments(CheckedArguments):
     algorithm: str | None = option(
         None,
         "bpe (byte-level), unigram, wordpiece, or bytes (the 256 bytes and the special tokens, "
-        "trained on nothing); by default the one the family uses.",
+        "without training). Default: the algorithm of the family.",
     )
-    vocabulary: str | None = option(None, "The same as --algorithm.")
-    vocab_size: PositiveInt = option(32_000, "Size of the vocabulary, special tokens included.")
-    min_frequency: int = option(2, "Pairs and words rarer than this do not enter (bpe, wordpiece).")
-    lowercase: bool = option(False, "Lower-case the text.")
-    normalizer: str | None = option(None, "Unicode normalisation: nfc, nfkc, nfd or nfkd.")
+    vocabulary: str | None = option(None, "Alias of --algorithm.")
+    vocab_size: PositiveInt = option(32_000, "Size of the vocabulary, including special tokens.")
+    min_frequency: int = option(
+        2, "Minimum frequency of a pair or word in the vocabulary (bpe, wordpiece)."
+    )
+    lowercase: bool = option(False, "Convert the text to lower case.")
+    normalizer: str | None = option(None, "Unicode normalization: nfc, nfkc, nfd or nfkd.")
     model_max_length: PositiveInt | None = option(
-        None, "Longest input in tokens; default of the family."
+        None, "Maximum input length in tokens. Default: that of the family."
     )
     config_name: str | None = option(
         None,
-        "Also write config.json, from this model on the Hub, directory, or model type's defaults.",
+        "Also write config.json, with the values of this Hub name, directory or model type.",
     )
     config_overrides: str | None = option(
         None, "Values for config.json, e.g. hidden_size=256,num_hidden_layers=6."
     )
     plugin: list[str] = option([], "Plugin files to load, e.g. my_model.py.")
-    overwrite: bool = option(False, "Replace a tokenizer that is already there.")
+    overwrite: bool = option(False, "Replace an existing tokenizer.")
+    json: bool = option(False, "Print JSON.")
     debug: bool = option(False, "Show the traceback of an error.")
 
     def __post_init__(self) -> None:
@@ -69,11 +73,11 @@ class TokenizerArguments(CheckedArguments):
         self.algorithm = self.vocabulary or self.algorithm
 
     def problems(self) -> Iterator[str]:
-        """Yields two names of an algorithm that differ."""
+        """Yields a problem if both names of the algorithm flag have different values."""
         if self.vocabulary and self.algorithm not in (None, self.vocabulary):
             yield (
-                f"--vocabulary {self.vocabulary} and --algorithm {self.algorithm} disagree: give "
-                "one"
+                f"--vocabulary {self.vocabulary} and --algorithm {self.algorithm} disagree: use "
+                "one of them"
             )
 
 
@@ -103,23 +107,30 @@ def train(arguments: TokenizerArguments, data: DataArguments) -> None:
         normalizer=arguments.normalizer,
         model_max_length=arguments.model_max_length,
     )
-    print(f"{output}: {len(tokenizer)} tokens")
+    result: dict[str, Any] = {"directory": str(output), "tokens": len(tokenizer)}
+    lines = [f"{output}: {len(tokenizer)} tokens"]
     if len(tokenizer) < arguments.vocab_size and arguments.algorithm != "bytes":
-        print(f"(the text yields no more; {arguments.vocab_size} were asked for)")
+        lines.append(f"(the text is too small for the requested {arguments.vocab_size} tokens)")
     if arguments.config_name or overrides:
         config = make_config(arguments.config_name or arguments.model_type, tokenizer, overrides)
         write_config(config, output)
-        print(f"{output / 'config.json'}: {config.model_type}, vocab_size {config.vocab_size}")
+        result["model_type"] = config.model_type
+        path = output / "config.json"
+        lines.append(f"{path}: {config.model_type}, vocab_size {config.vocab_size}")
+    if arguments.json:
+        print_json(result)
+    else:
+        print("\n".join(lines))
 
 
 def training_texts(data: DataArguments) -> Iterator[list[str]]:
     """Loads the training text and yields lists of documents."""
     from hfseq.data.sources import load_splits
 
-    data.validation_split_percentage = 0  # train on all of it
+    data.validation_split_percentage = 0
     splits = load_splits(data, plugins.load())
     if "train" not in splits:
-        raise UsageError("no training text: give --train_file or a dataset with a train split")
+        raise UsageError("no training text: use --train_file or a dataset with a train split")
     return texts(splits["train"], splits.text_column)
 
 
