@@ -117,7 +117,7 @@ import hfseq, sys
 from pathlib import Path
 from transformers import AutoTokenizer
 texts, media = (Path(argument) for argument in sys.argv[1:])
-picture, sound = str(media / "0.png"), str(media / "0.wav")
+image, audio = str(media / "0.png"), str(media / "0.wav")
 labels = {"candidate_labels": ["law", "river"]}
 sentences = {"source_sentence": "a law", "sentences": ["a river"]}
 short = {"max_new_tokens": 3}
@@ -133,12 +133,12 @@ cases = [
     ("text2text-generation", texts / "seq2seq", "A law", short),
     ("summarization", texts / "seq2seq", "A law", short),
     ("translation", texts / "seq2seq", "A law", short),
-    ("image-classification", media / "vit", picture, {}),
-    ("zero-shot-image-classification", media / "clip", picture, labels),
-    ("image-feature-extraction", media / "features", picture, {}),
-    ("image-to-text", media / "writer", picture, short),
-    ("automatic-speech-recognition", media / "whisper", sound, short),
-    ("automatic-speech-recognition", media / "ctc", sound, {}),
+    ("image-classification", media / "vit", image, {}),
+    ("zero-shot-image-classification", media / "clip", image, labels),
+    ("image-feature-extraction", media / "features", image, {}),
+    ("image-to-text", media / "writer", image, short),
+    ("automatic-speech-recognition", media / "whisper", audio, short),
+    ("automatic-speech-recognition", media / "ctc", audio, {}),
 ]
 for task, name, inputs, options in cases:
     answer = hfseq.pipeline(task, str(name))(inputs, **options)

@@ -30,7 +30,7 @@ from tests.support.images import CLASSES, draw_digits
 
 #: No other size of these models is the same.
 LENGTH, TARGETS, WORDS = 384, 136, 77
-PLACES = 19 * 19 + 1  # of a picture of 304 x 304, and the first
+PLACES = 19 * 19 + 1  # of a image of 304 x 304, and the first
 
 _ENCODER = (
     "hidden_size=256,num_hidden_layers=1,num_attention_heads=4,intermediate_size=512,"

@@ -38,16 +38,16 @@ def drawn(monkeypatch, logs, **options):
 
 
 def test_the_table_has_every_run_and_the_flags_that_differ(runs, capsys, tmp_path):
-    picture = tmp_path / "out" / "both.png"
-    assert cli.main(["compare", *map(str, runs), "--plot", str(picture)]) == 0
+    image = tmp_path / "out" / "both.png"
+    assert cli.main(["compare", *map(str, runs), "--plot", str(image)]) == 0
     out, err = capsys.readouterr()
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
     assert rows["base"][1:5] == ["finished", "100", "2.04", "eval_loss"]
     assert rows["wide"][2:4] == ["60", "2.299"] and rows["wide"][-2:] == ["2:00", "min"]
     assert rows["learning_rate"][-2:] == ["0.001", "0.003"]
     assert "run_name" not in out and "report_to" not in out and "max_steps" not in out
-    assert struct.unpack(">II", picture.read_bytes()[16:24]) == (1200, 720)
-    assert str(picture) in err and [p.name for p in picture.parent.iterdir()] == ["both.png"]
+    assert struct.unpack(">II", image.read_bytes()[16:24]) == (1200, 720)
+    assert str(image) in err and [p.name for p in image.parent.iterdir()] == ["both.png"]
 
 
 def test_json_has_it_all(runs, capsys, tmp_path, monkeypatch):

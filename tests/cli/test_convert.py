@@ -298,7 +298,7 @@ def test_the_command_merges_an_adapter_into_its_base(tmp_path, capfd):
     np.testing.assert_allclose(merged_model(**inputs).logits, right, rtol=3e-5, atol=3e-5)
 
 
-def test_pictures_of_the_model_card_are_copied(saved, tmp_path):
+def test_images_of_the_model_card_are_copied(saved, tmp_path):
     _, source = saved("bert")
     (source / "README.md").write_text("![Loss](learning%20curve.png)")
     for name in ("learning curve.png", "other.png"):

@@ -105,11 +105,11 @@ def test_the_best_evaluation_is_that_of_the_run_s_metric(tmp_path, flags, best):
 
 def test_the_log_itself_may_be_named_and_the_curve_is_written(tmp_path, capsys):
     folder = write_log(tmp_path / "run", records())
-    picture = tmp_path / "plots" / "curve.png"
-    assert cli.main(["report", str(folder / "metrics.jsonl"), "--plot", str(picture)]) == 0
-    width, height = struct.unpack(">II", picture.read_bytes()[16:24])
+    image = tmp_path / "plots" / "curve.png"
+    assert cli.main(["report", str(folder / "metrics.jsonl"), "--plot", str(image)]) == 0
+    width, height = struct.unpack(">II", image.read_bytes()[16:24])
     assert (width, height) == (1200, 750)
-    assert f"wrote {picture}" in capsys.readouterr().err
+    assert f"wrote {image}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

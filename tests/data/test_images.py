@@ -72,8 +72,8 @@ def test_numbers_are_those_of_transformers_processors(name, tmp_path):
     decoded = ImageDecoder(processor, 0)([MediaSource(str(path)) for path in paths])
     assert decoded.reasons == [None] * len(paths) and decoded.pixel_values.dtype == np.float32
     for pixels, path in zip(decoded.pixel_values, paths, strict=True):
-        with Image.open(path) as picture:
-            upright = ImageOps.exif_transpose(picture).convert("RGB")
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image).convert("RGB")
         expected = processor(upright, return_tensors="np")["pixel_values"][0]
         assert np.array_equal(pixels, expected), path.name
     assert output_shape(processor) == expected.shape
@@ -127,10 +127,10 @@ class Dying:
 
     size, resample = {"height": 8, "width": 8}, 2
 
-    def __call__(self, picture, return_tensors, **options):
+    def __call__(self, image, return_tensors, **options):
         import os
 
-        if picture.getpixel((0, 0)) == (255, 255, 255):
+        if image.getpixel((0, 0)) == (255, 255, 255):
             os._exit(1)
         return {"pixel_values": np.ones((1, 3, 8, 8), np.float32)}
 

@@ -71,8 +71,8 @@ def test_classes_match_the_model_and_broken_files_are_reported(classifier, tmp_p
 
 
 def test_captions_are_those_that_the_model_generates(capsys, tmp_path):
-    picture = DATA / "pictures" / "light" / "2.png"
-    command = ["caption", str(DATA / "writer"), str(picture), "--max_new_tokens", "5"]
+    image = DATA / "pictures" / "light" / "2.png"
+    command = ["caption", str(DATA / "writer"), str(image), "--max_new_tokens", "5"]
     assert main(command) == 0
     visible = capsys.readouterr().out.removesuffix("\n")
     assert main([*command, "--json", "--output_file", str(tmp_path / "captions")]) == 0
@@ -85,7 +85,7 @@ def test_captions_are_those_that_the_model_generates(capsys, tmp_path):
 
     model = FlaxVisionEncoderDecoderModel.from_pretrained(DATA / "writer")
     processor = AutoImageProcessor.from_pretrained(DATA / "writer", backend="pil")
-    pixels = processor(Image.open(picture).convert("RGB"), return_tensors="np")["pixel_values"]
+    pixels = processor(Image.open(image).convert("RGB"), return_tensors="np")["pixel_values"]
     ids = np.asarray(model.generate(pixels, max_new_tokens=5).sequences[0]).tolist()
     words = AutoTokenizer.from_pretrained(DATA / "writer")
     assert visible == str(words.decode(ids, skip_special_tokens=True)).strip()
@@ -95,19 +95,19 @@ def test_captions_are_those_that_the_model_generates(capsys, tmp_path):
     ("words", "message"),
     [
         (["caption", "MODEL", "nowhere.png"], "'nowhere.png'"),
-        (["classify", "CLASSES", "PICTURE", "--top_k", "0"], "--top_k 0"),
+        (["classify", "CLASSES", "IMAGE", "--top_k", "0"], "--top_k 0"),
         (
-            ["caption", "MODEL", "PICTURE", "--batch_size", "0"],
+            ["caption", "MODEL", "IMAGE", "--batch_size", "0"],
             "--batch_size 0 must be at least 1",
         ),
-        (["caption", "CLASSES", "PICTURE"], "vit"),
+        (["caption", "CLASSES", "IMAGE"], "vit"),
     ],
 )
 def test_wrong_usage_is_one_line(words, message, classifier, capsys):
     positions = {
         "MODEL": DATA / "writer",
         "CLASSES": classifier,
-        "PICTURE": DATA / "pictures" / "light" / "2.png",
+        "IMAGE": DATA / "pictures" / "light" / "2.png",
     }
     assert main([str(positions.get(word, word)) for word in words]) in (1, 2)
     captured = capsys.readouterr()

@@ -58,7 +58,7 @@ def test_values_of_the_config_can_be_overridden(corpus, tmp_path):
 def test_without_a_config_name_no_config_is_written(corpus, tmp_path, capsys):
     assert run(corpus, tmp_path / "out", "--vocab_size", "5000") == 0
     assert not (tmp_path / "out" / "config.json").exists()
-    assert "5000 were asked for" in capsys.readouterr().out
+    assert "requested 5000 tokens" in capsys.readouterr().out
 
 
 def test_a_vocabulary_of_bytes_needs_no_text_and_gets_its_config(tmp_path, capsys):

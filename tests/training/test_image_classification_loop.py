@@ -63,8 +63,8 @@ def test_run_learns_and_output_loads_in_jax_and_pytorch(classify, folder):
     right = 0
     for name in "0123":
         for number in range(10):
-            picture = Image.open(folder / "validation" / name / f"{number}.png").convert("RGB")
-            logits = model(**processor(picture, return_tensors="pt")).logits[0]
+            image = Image.open(folder / "validation" / name / f"{number}.png").convert("RGB")
+            logits = model(**processor(image, return_tensors="pt")).logits[0]
             right += model.config.id2label[int(logits.argmax())] == name
     assert right / 40 == pytest.approx(loop.metrics["eval_accuracy"])
 
