@@ -168,3 +168,15 @@ def python_4(tmp_path_factory):
     if done.returncode:
         pytest.skip("Transformers 4.57 cannot be installed here: give HFSEQ_TRANSFORMERS_4")
     return python
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unload_plugin_files() -> Iterator[None]:
+    """Removes the plugins of files, which a module of tests loaded, before the next module."""
+    yield
+    if "hfseq.plugins.manager" in sys.modules:
+        from hfseq.plugins import manager
+
+        loaded = manager._plugins
+        if loaded is not None and any(isinstance(info.source, Path) for info in loaded.infos):
+            manager.unload()

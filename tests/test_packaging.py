@@ -55,7 +55,7 @@ def test_every_data_file_is_packaged():
     assert data_files() == packaged
 
 
-def test_pytorch_is_no_requirement_of_the_core():
+def test_pytorch_is_not_a_requirement_of_the_core():
     names = " ".join(SETTINGS["project"]["dependencies"])
     assert "torch" not in names and "accelerate" not in names
 

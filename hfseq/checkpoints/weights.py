@@ -438,7 +438,10 @@ class WeightMap:
         return _in_torch(np.broadcast_to(0, shape)[slot.part].shape, slot.axes)
 
     def _find(self, slot: Slot, names: Mapping[str, Any], native: bool) -> list[str]:
-        """Returns the names of a slot's tensor in a file: the one to read, and its copies."""
+        """Returns the names under which a file stores a slot's tensor.
+
+        The tensor is read from the first name. The others are copies of it.
+        """
         aliases = [alias for alias, name in self.aliases.items() if name == slot.name]
         # PyTorch adds the bias of the projection, `decoder.bias`, not that of the head.
         biases = [alias for alias in aliases if alias.endswith(".bias")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import hashlib
 import json
 import os
@@ -18,6 +19,9 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from hfseq.cli.text import add_json, print_json
 
 # Tests and vendored copies are not documentation; site-packages is not the standard library.
 SKIPPED = {"__pycache__", "ensurepip", "idlelib", "lib2to3", "test", "tests", "turtledemo"}
@@ -89,12 +93,35 @@ def add_quickstart(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max_steps", type=int, default=1000, help="Number of training steps. Default: 1000."
     )
+    add_json(
+        parser,
+        "Print the JSON output of each command as an object: tokenizer, train, fill-mask. "
+        "Everything else is printed on the standard error output.",
+    )
 
 
 def run_quickstart(arguments: argparse.Namespace) -> int:
     """Writes a corpus, trains a tokenizer and a model, and fills masks.
 
     Each step is a command in a separate process, which is printed and can be copied.
+    """
+    if not arguments.json:
+        return _run_steps(arguments, None)
+    result: dict[str, Any] = {}
+    with contextlib.redirect_stdout(sys.stderr):
+        code = _run_steps(arguments, result)
+    if not code:
+        print_json(result)
+    return code
+
+
+def _run_steps(arguments: argparse.Namespace, result: dict[str, Any] | None) -> int:
+    """Runs the steps and returns the exit code.
+
+    Args:
+        arguments: The flags.
+        result: Receives the JSON output of each command, by its name. `None`: the commands print
+            texts.
     """
     folder = Path(arguments.output_dir)
     corpus, tokenizer, model = folder / "corpus.jsonl", folder / "tokenizer", folder / "model"
@@ -137,11 +164,16 @@ def run_quickstart(arguments: argparse.Namespace) -> int:
         command = [str(word) for word in words]
         announce(title)
         print(f"$ {shlex.join(['hfseq', *command])}", flush=True)
-        code = subprocess.run(
-            [sys.executable, "-m", "hfseq.cli", *command], env=environment, check=False
-        ).returncode
-        if code:
-            return code
+        process = subprocess.run(
+            [sys.executable, "-m", "hfseq.cli", *command, *["--json"] * (result is not None)],
+            env=environment,
+            check=False,
+            stdout=None if result is None else subprocess.PIPE,
+        )
+        if process.returncode:
+            return process.returncode
+        if result is not None:
+            result[command[0]] = json.loads(process.stdout)
     announce(f"Done. The model is in {model}, with a model card and learning_curve.png")
     print(f"Its curves: pip install tensorboard && tensorboard --logdir {model}/runs")
     print(f'Your own sentences: hfseq fill-mask {model} "Raises an <mask> if the key is missing."')

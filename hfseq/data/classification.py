@@ -260,9 +260,8 @@ def choose_columns(
     role_columns = [name for name in (first, second, label) if name is not None]
     if repeated := next((name for name in role_columns if role_columns.count(name) > 1), None):
         raise UsageError(
-            f"{table.origin}: the column '{repeated}' is used for two of first sentence, second "
-            "sentence and label; check --sentence1_column, --sentence2_column and "
-            "--label_column"
+            f"{table.origin}: the column '{repeated}' cannot have two roles; choose different "
+            "columns with --sentence1_column, --sentence2_column and --label_column"
         )
     return first, second, label
 

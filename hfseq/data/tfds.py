@@ -309,7 +309,7 @@ class _OtherFormat:
         except ImportError as error:
             raise DataError(
                 f"{self.flag}: {self.directory} is stored as {self.format}, which requires pip "
-                f"install 'hfseq[tfds]' ({error}); the tfrecord format has no requirements"
+                f"install 'hfseq[tfds]' ({error}); files in the tfrecord format are read without it"
             ) from error
         except NotImplementedError as error:
             raise DataError(

@@ -240,8 +240,8 @@ class Rotary:
                 or not np.isfinite([*frequencies, self.scale]).all()
             ):
                 raise UsageError(
-                    f"{self._description} give {frequencies.size} frequencies for {self.width} "
-                    f"rotated features of a head, which form pairs: {frequencies}"
+                    f"{self._description} give the frequencies {frequencies}, but a head with "
+                    f"{self.width} rotary features needs {self.width // 2} finite frequencies"
                 )
 
     @property
@@ -324,7 +324,7 @@ def inverse_frequencies(
         rope: The RoPE parameters.
         width: Number of rotated features.
         max_positions: The model's `max_position_embeddings`.
-        long: Whether to return longrope's frequencies for rows longer than those of the training.
+        long: Whether to return longrope's frequencies for rows longer than the original length.
             The frequencies of `dynamic` are those for short rows.
 
     Returns:

@@ -256,10 +256,7 @@ class TokenClassification(Objective):
         return {name: scores[name] for name in OVERALL_METRICS}
 
     def reported_metrics(self, split: str) -> set[str] | None:
-        """Returns the names of all metrics.
-
-        They are unknown if scores per entity type are reported.
-        """
+        """Returns the names of the metrics, or None if scores per entity type are among them."""
         return None if self.arguments.return_entity_level_metrics else {"loss", *OVERALL_METRICS}
 
     def _tags(self, predicted: np.ndarray, labels: Sequence[Sequence[int]]) -> list[list[str]]:

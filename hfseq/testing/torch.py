@@ -388,7 +388,7 @@ def torch_generation(case: Case) -> None:
     if not case.model.can_generate():
         raise Skipped("the model does not generate")
     if case.sides != (SOURCE,) or "encoder_hidden_states" in case.inputs:
-        raise Skipped("only decoders without encoder are compared")
+        raise Skipped("the check supports only decoder-only models")
     model = torch_model(case)
     import torch
 

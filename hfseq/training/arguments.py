@@ -658,6 +658,11 @@ class TrainingArguments(CheckedArguments):
     )
     run_name: str | None = option(None, "Name of the run in trackers.")
     disable_tqdm: bool = option(False, "Disable the progress bar.")
+    json: bool = option(
+        False,
+        "At the end, print the directory, the number of steps and the metrics as a JSON object on "
+        "the standard output. Everything else is printed on the standard error output.",
+    )
     profile: str | None = option(
         None,
         "First and last step to profile with the JAX profiler, e.g. 10-15. The profile is saved "

@@ -284,14 +284,18 @@ def average_weights(
 # -- results, curve, card
 
 
+def json_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Replaces NaN by None: JSON does not support it. Example: the correlation with a constant."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
 def write_results(folder: Path, metrics: Mapping[str, float]) -> None:
     """Writes `eval_results.json`, `train_results.json` and so on, with the keys of v4."""
     folder.mkdir(parents=True, exist_ok=True)  # an evaluation-only run may create it
     for split in ("eval", "train", "predict"):
-        # JSON does not support NaN, e.g. the correlation with a constant.
         values = {
-            name: value if math.isfinite(value) else None
-            for name, value in metrics.items()
+            name: value
+            for name, value in json_metrics(metrics).items()
             if name.startswith(f"{split}_")
         }
         if values:
@@ -348,7 +352,7 @@ _NO_HYPERPARAMETERS = (
     *("output_dir", "push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy"),
     "hub_timeout",
     *("report_to", "debug", "card_license", "card_language", "card_samples"),
-    *("plugin", "run_name", "disable_tqdm", "overwrite_output_dir", "train_file"),
+    *("plugin", "run_name", "disable_tqdm", "json", "overwrite_output_dir", "train_file"),
     *("validation_file", "test_file", "tokenizer_name", "config_name", "model_name_or_path"),
     *("cache_dir", "data_cache_dir", "compilation_cache_dir", "do_train", "do_eval"),
     *("overwrite_cache", "resume_from_checkpoint", "use_fast_tokenizer", "logging_first_step"),

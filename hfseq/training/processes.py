@@ -51,7 +51,7 @@ KUBERNETES_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 # Flags that may differ between machines and processes.
 MACHINE_FLAGS = (
     *("cache_dir", "data_cache_dir", "compilation_cache_dir", "preprocessing_num_workers"),
-    *("disable_tqdm", "debug"),
+    *("disable_tqdm", "json", "debug"),
 )
 _rounds = itertools.count()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import signal
 import sys
@@ -43,6 +44,7 @@ from hfseq.training.export import (
     choose_weights,
     draw_curve,
     export,
+    json_metrics,
     sample_outputs,
     write_card,
     write_results,
@@ -110,6 +112,8 @@ def main(
     training = arguments.training
     accelerator_flags.apply_flags(training.accelerator_flags)
     with contextlib.ExitStack() as stack:
+        if training.json:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         workspace = _set_up_processes(arguments, objective, stack)
         checkpointer = Checkpointer(workspace.path, training.save_total_limit)
         run, state, progress = _build(arguments, objective, checkpointer, workspace, devices)
@@ -135,6 +139,10 @@ def main(
         if session.stop.received:
             is_sigterm = session.stop.received == signal.SIGTERM
             sys.exit(training.sigterm_exit_code if is_sigterm else 130)
+        prints_json = training.json and jax.process_index() == 0
+    if prints_json:
+        output = {"output_dir": str(run.folder), "steps": progress.step}
+        print(json.dumps(output | {"metrics": json_metrics(session.metrics)}, indent=2))
     return Result(run, state, progress, session.metrics)
 
 

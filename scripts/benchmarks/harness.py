@@ -1219,8 +1219,8 @@ def format_section(
         )
     if "rounds" in result and any(row.get("ratio") for row in result["rows"]):
         parts.append(
-            f"{result['rounds']}. Times are medians ± half of the interquartile range. Ratios are "
-            "medians over rounds of the ratio within a round."
+            f"{result['rounds']}. Times are medians ± half of the interquartile range. The ratio "
+            "is computed in each round; the table has the median."
         )
     return "\n\n".join([*parts, machine_line(result), f"`{result['command']}`"])
 

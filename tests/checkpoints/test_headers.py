@@ -125,7 +125,7 @@ def test_tied_tensors_of_bin_shards_count_once(tmp_path):
     assert weights.problems == [] and set(weights.entries) == {"wte.weight", "lm_head.weight"}
 
 
-def test_shards_of_a_format_that_is_not_read_are_no_problem(tmp_path):
+def test_shards_of_a_format_that_is_not_read_are_not_a_problem(tmp_path):
     from safetensors.numpy import save_file
 
     save_file({"a": np.ones(2, np.float32)}, tmp_path / "model-00001-of-00001.safetensors")

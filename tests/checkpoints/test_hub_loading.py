@@ -70,7 +70,7 @@ def test_unknown_repository_error_names_it(hub: FakeHub, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["/no/such/dir", "./dir", "../dir", "a/b/c", "~/dir", "C:\\dir"])
-def test_path_that_is_no_directory_never_reaches_the_hub(hub: FakeHub, name: str) -> None:
+def test_path_that_is_not_a_directory_never_reaches_the_hub(hub: FakeHub, name: str) -> None:
     with pytest.raises(CheckpointError, match="neither a directory nor a Hub name"):
         resolve_file(name, "config.json")
     assert hub.requests == []

@@ -226,7 +226,7 @@ def test_all_problems_are_reported_together():
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int8, np.bool_])
-def test_types_that_are_no_parameters_are_refused(dtype):
+def test_types_that_are_not_parameters_are_refused(dtype):
     names = WeightMap(SHAPES)
     tensors = names.to_torch(random_params())
     tensors["head.weight"] = tensors["head.weight"].astype(dtype)
@@ -247,7 +247,7 @@ def test_missing_names_come_with_the_nearest_left_over():
 @pytest.mark.parametrize(
     "other", ["pooler.weight", "decoder.head.dense.weight", "head.LayerNorm.weight"]
 )
-def test_a_tensor_of_another_part_is_no_suggestion(other):
+def test_a_tensor_of_another_part_is_not_a_suggestion(other):
     names = WeightMap(SHAPES)
     tensors = names.to_torch(random_params())
     tensors[other] = tensors.pop("head.weight")
@@ -256,7 +256,7 @@ def test_a_tensor_of_another_part_is_no_suggestion(other):
     assert "did you mean" not in describe_missing(report)
 
 
-def test_a_tensor_of_another_shape_is_no_suggestion():
+def test_a_tensor_of_another_shape_is_not_a_suggestion():
     names = WeightMap(SHAPES)
     tensors = names.to_torch(random_params())
     tensors["heads.weight"] = tensors.pop("head.weight")[:1]

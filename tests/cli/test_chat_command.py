@@ -173,7 +173,7 @@ def test_invalid_flags_fail_before_loading(folder, flags, message, capsys, monke
     assert message in capsys.readouterr().err
 
 
-def test_a_line_that_is_no_text_is_named(folder, tmp_path, capsys):
+def test_a_line_that_is_not_text_is_named(folder, tmp_path, capsys):
     (tmp_path / "bad.txt").write_bytes(b"who?\n\xff\n")
     assert run(folder, "--input_file", str(tmp_path / "bad.txt")) == 1
     assert "bad.txt:2: invalid UTF-8" in capsys.readouterr().err

@@ -345,7 +345,7 @@ def test_new_never_overwrites_a_file(capsys, project):
 
 
 @pytest.mark.parametrize("name", ["My", "1st", "a b", "../x", "-x", ""])
-def test_new_refuses_a_name_that_is_no_model_type(name, capsys, project):
+def test_new_refuses_a_name_that_is_not_a_model_type(name, capsys, project):
     assert cli.main(["new", "--", name]) == 2
     assert f"'{name}'" in (error := capsys.readouterr().err) and "model type" in error
     assert not list(project.iterdir())

@@ -173,7 +173,7 @@ def test_options_that_cannot_work_are_named(gpt2, flags, message, capsys):
     assert line.startswith("error: ") and message in line
 
 
-def test_input_that_is_no_text_is_named(gpt2, tmp_path, capsys):
+def test_input_that_is_not_text_is_named(gpt2, tmp_path, capsys):
     (tmp_path / "bad").write_bytes(b"good\nb\xffd\n")
     assert run(gpt2, "--input_file", str(tmp_path / "bad")) == 2
     assert "bad:2: invalid UTF-8" in capsys.readouterr().err

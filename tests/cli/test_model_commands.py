@@ -97,7 +97,7 @@ def test_fill_mask_error_names_the_problem_of_a_text(model, arguments, code, mes
     assert line.startswith("error: ") and message in line
 
 
-def test_fill_mask_names_a_directory_that_is_no_model(tmp_path, capsys):
+def test_fill_mask_names_a_directory_that_is_not_a_model(tmp_path, capsys):
     assert cli.main(["fill-mask", str(tmp_path), "a <mask>"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and str(tmp_path) in line

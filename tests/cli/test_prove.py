@@ -91,7 +91,7 @@ def test_servers_read_the_configuration_or_are_absent(bert, monkeypatch, server,
 
 
 @pytest.mark.slow
-def test_a_parameter_that_the_file_lacks_is_no_match(bert, capfd):
+def test_a_parameter_that_the_file_lacks_is_not_a_match(bert, capfd):
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(bert / "model.safetensors")

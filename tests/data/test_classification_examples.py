@@ -177,7 +177,7 @@ def test_a_label_that_cannot_be_learnt_is_named_with_its_line(write, labels, reg
         LabelEncoder(None if regression else ["no", "yes"]).encode_labels(examples, "validation")
 
 
-def test_half_a_character_is_no_text(tmp_path):
+def test_half_a_character_is_not_text(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a", "label": 1}\n{"text": "b \\ud800", "label": 0}\n')
     with pytest.raises(DataError, match=r"line 2 has 'b \\ud800', which is not text"):

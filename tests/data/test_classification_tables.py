@@ -59,7 +59,7 @@ def test_numbers_name_columns_of_a_header_too(tmp_path):
     assert columns(table, label_column="0", sentence1_column="1") == ("body", None, "kind")
 
 
-def test_blank_lines_are_no_examples_and_no_header(tmp_path):
+def test_blank_lines_are_neither_examples_nor_header(tmp_path):
     for quoting in (False, True):
         table = read(tmp_path / "a.tsv", "\n\nlabel\tsentence\n\n1\ta\n", quoting=quoting)
         assert table.columns == {"label": ["1"], "sentence": ["a"]} and table.line_numbers == [5]
@@ -87,7 +87,7 @@ def test_only_numbers_of_columns_are_numbers(tmp_path, name):
 def test_column_has_one_role(tmp_path):
     table = read(tmp_path / "a.tsv", "label\ta\tb\n1\tx\ty\n")
     for flags in ({"sentence2_column": "a"}, {"label_column": "a"}):
-        with pytest.raises(UsageError, match="'a' is used for two of"):
+        with pytest.raises(UsageError, match="'a' cannot have two roles"):
             columns(table, sentence1_column="a", **flags)
 
 
@@ -141,7 +141,7 @@ def test_parquet_is_read(tmp_path):
         ("a.tsv", b"label\tsentence\0", "is binary"),
     ],
 )
-def test_a_file_that_is_no_table_is_named_with_the_line(tmp_path, name, text, message):
+def test_a_file_that_is_not_a_table_is_named_with_the_line(tmp_path, name, text, message):
     with pytest.raises(DataError, match=message) as caught:
         read(tmp_path / name, text)
     assert f"--train_file {tmp_path / name}" in str(caught.value)

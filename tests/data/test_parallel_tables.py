@@ -101,7 +101,7 @@ def test_missing_header_is_logged(tmp_path, messages, name):
     assert "has no header (Hello there | Guten Tag contains no known column name)" in messages()
 
 
-def test_short_words_are_no_header(tmp_path):
+def test_short_words_are_not_header(tmp_path):
     (tmp_path / "a.tsv").write_text("It\tEs\nIs\tEn\n")
     assert len(load_pairs(flags(tmp_path / "a.tsv"))["train"]) == 2
 
@@ -124,7 +124,7 @@ def test_only_a_line_feed_ends_a_line(tmp_path):
     assert pairs(load_pairs(flags(tmp_path / "a.tsv"))["train"]) == [(source, "eins")]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_header(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_the_header(tmp_path):
     (tmp_path / "a.csv").write_text("\ufeffenglish,german\nhouse,Haus\n")
     assert pairs(load_pairs(flags(tmp_path / "a.csv"))["train"]) == [("house", "Haus")]
 

@@ -89,7 +89,7 @@ def test_long_texts_come_in_pieces_that_end_with_lines(monkeypatch):
     assert pieces[0] == "aaa\nbbbb\n" and len(pieces) > 2
 
 
-def test_bytes_that_are_no_text_are_refused_by_vocabularies_of_text():
+def test_bytes_that_are_not_text_are_refused_by_vocabularies_of_text():
     content = np.frombuffer(b"good \xff bad", np.uint8)
     with pytest.raises(DataError, match="byte 5 .* --vocabulary bytes"):
         list(RawText(content, 0, len(content)).pieces())
@@ -101,14 +101,14 @@ def test_bytes_that_continue_no_character_are_not_dropped(content):
         list(RawText(np.frombuffer(content, np.uint8), 0, len(content)).pieces())
 
 
-def test_a_part_of_a_character_is_no_text(tokenizer, tmp_path):
+def test_a_part_of_a_character_is_not_text(tokenizer, tmp_path):
     content = np.frombuffer("\U0001f600".encode(), np.uint8)
     assert "".join(RawText(content, 0, 1).pieces()) == "\U0001f600"
     with pytest.raises(DataError, match="bytes 1 to 3 of the text contain no complete character"):
         tokenize_raw(RawText(content, 1, 3), tokenizer, tmp_path, False)
 
 
-def test_words_of_bytes_that_are_no_text_are_not_counted(bytes_tokenizer):
+def test_words_of_bytes_that_are_not_text_are_not_counted(bytes_tokenizer):
     text = RawText(np.frombuffer(b"good \xff bad", np.uint8), 0, 10)
     with pytest.raises(DataError, match="--word_perplexity: byte 5 .* drop the flag"):
         rows_of(

@@ -209,7 +209,7 @@ def test_ngrams_of_known_rows():
     assert np.isinf(three).tolist() == [[False, False, False], [True, False, False]]
 
 
-def test_forced_and_suppressed_places():
+def test_forced_and_suppressed_positions():
     values = scores()
     forced = g.FlaxForceTokensLogitsProcessor([[1, 5], [3, None], [4, 6]])
     for position, token in ((1, 5), (4, 6)):

@@ -303,7 +303,7 @@ def test_non_object_config_is_rejected(saved, text):
     assert str(saved) in str(error.value)
 
 
-def test_a_table_of_places_is_not_computed_for_a_file_that_has_none(tmp_path):
+def test_a_table_of_positions_is_not_computed_for_a_file_that_has_none(tmp_path):
     """Marian computes its position table: 2**28 positions would need 100 GB before any check."""
     from hfseq_plugins.marian.modeling import FlaxMarianMTModel
     from tests.support.models import marian_config
@@ -376,7 +376,7 @@ def test_plugin_files_in_a_checkpoint_are_not_loaded(saved, tmp_path):
     assert load(saved)[1] and not (tmp_path / "ran").exists()
 
 
-def test_generation_options_are_no_code(saved):
+def test_generation_options_are_not_code(saved):
     (saved / "generation_config.json").write_text('{"custom_generate": "evil", "max_length": "x"}')
     try:
         load(saved)
@@ -385,7 +385,7 @@ def test_generation_options_are_no_code(saved):
 
 
 @pytest.mark.parametrize("auto_map", [5, "a.FlaxAutoModel", ["FlaxAutoModel"], None])
-def test_an_auto_map_of_another_type_is_no_code(auto_map):
+def test_an_auto_map_of_another_type_is_not_code(auto_map):
     from hfseq import FlaxAutoModel
 
     assert not FlaxAutoModel._has_remote_code(SimpleNamespace(auto_map=auto_map))

@@ -93,7 +93,7 @@ def test_old_names_of_norms(saved, model, old, messages):
     assert "not used" not in messages()
 
 
-def test_buffers_and_tied_copies_are_no_surprise(saved, model, caplog, messages):
+def test_buffers_and_tied_copies_are_expected(saved, model, caplog, messages):
     def add(tensors):
         tensors["bert.embeddings.position_ids"] = np.arange(40)[None]
         table = tensors["bert.embeddings.word_embeddings.weight"]

@@ -212,7 +212,7 @@ def test_tuples_carry_the_cache_at_index_one(run, encoded):
     assert type(states) is tuple and states[0].shape == (2, 9, 32)
 
 
-def test_empty_cache_is_no_cache(run, encoded):
+def test_empty_cache_is_not_a_cache(run, encoded):
     output = run.decode(TARGET, encoded, {"past_key_values": {}})
     assert output.past_key_values is None
 

@@ -117,9 +117,9 @@ def test_unknown_types_and_missing_parameters_are_errors():
     ("case", "changes", "message"),
     [
         ("longrope", {"short_factor": [1.0] * 7}, "are invalid: operands"),
-        ("longrope", {"long_factor": [0.0] * 8}, "give 8 frequencies"),
+        ("longrope", {"long_factor": [0.0] * 8}, "needs 8 finite frequencies"),
         ("linear", {"factor": "four"}, "are invalid"),
-        ("linear", {"factor": 0}, "give 8 frequencies.*inf"),
+        ("linear", {"factor": 0}, "inf.*needs 8 finite frequencies"),
         ("yarn", {"rope_theta": 1}, "are invalid: .*division"),
     ],
 )

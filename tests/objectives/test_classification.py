@@ -281,7 +281,7 @@ def test_a_metric_that_does_not_fit_is_refused_before_training(
 
 
 @pytest.mark.slow
-def test_what_is_reported_is_known_beforehand(build_objective):
+def test_reported_metrics_are_known_beforehand(build_objective):
     names = {"loss", "accuracy", "f1", "matthews_correlation"}
     assert build_objective(pairs())[0].reported_metrics("validation") == names
     assert build_objective(scored([0.5, 1.5]))[0].reported_metrics("validation") == {

@@ -53,7 +53,7 @@ def test_mask_probability_and_negatives():
     assert np.array_equal(again, hidden[1:2, :90])  # independent of other rows and of the width
 
 
-def test_another_frame_with_the_same_code_is_no_wrong_answer():
+def test_another_frame_with_the_same_code_is_not_a_wrong_answer():
     random = np.random.default_rng(0)
     states = jnp.asarray(random.normal(size=(1, 4, 8)), jnp.float32)
     # the prediction for frame 0 is correct, and frame 1 has the same code

@@ -128,7 +128,7 @@ def test_long_targets_are_refused_too():
         blank(ids(1, 5), decoder_input_ids=ids(1, 41), params={})
 
 
-def test_places_begin_at_the_third_row_of_the_table(model):
+def test_positions_begin_at_the_third_row_of_the_table(model):
     params = copy.deepcopy(model.params)
     table = params["model"]["encoder"]["embed_positions"]["embedding"]
     params["model"]["encoder"]["embed_positions"]["embedding"] = table.at[:2].set(jnp.nan)

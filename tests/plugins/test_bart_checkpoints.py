@@ -110,7 +110,7 @@ def test_base_into_head_and_head_into_base(head, tmp_path):
 
 
 @pytest.mark.slow
-def test_copies_and_version_buffers_of_old_checkpoints_are_no_surprise(model, tmp_path, caplog):
+def test_copies_and_version_buffers_of_old_checkpoints_are_expected(model, tmp_path, caplog):
     model.save_pretrained(tmp_path)
 
     def add(tensors):

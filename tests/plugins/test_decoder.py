@@ -295,7 +295,7 @@ def test_generated_tokens_are_pytorchs(variant, padded, search, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scan_layers", [False, True])
-def test_a_windows_places_do_not_count_padding_on_the_right(scan_layers):
+def test_a_windows_positions_do_not_count_padding_on_the_right(scan_layers):
     model = type(plain := built("mistral"))(plain.config, seed=1, scan_layers=scan_layers)
     tokens, lengths = ids(3, 9), (9, 4, 1)
     mask = (np.arange(9) < np.array(lengths)[:, None]).astype(np.int32)

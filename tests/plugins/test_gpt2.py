@@ -170,7 +170,7 @@ def test_untied_head_on_a_pretrained_body_is_new(v4_folder, caplog):
     assert "lm_head.kernel" in caplog.text and "newly initialized" in caplog.text
 
 
-def test_causal_masks_of_old_files_are_no_weights(tmp_path, caplog):
+def test_causal_masks_of_old_files_are_not_weights(tmp_path, caplog):
     FlaxGPT2LMHeadModel(gpt2_config()).save_pretrained(tmp_path)
 
     def add(tensors):

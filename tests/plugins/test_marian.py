@@ -59,7 +59,7 @@ def test_tables_of_sides_that_are_apart():
         blank(ids(1, 3), decoder_input_ids=np.full((1, 3), 80), params={})
 
 
-def test_places_are_not_written_and_a_copy_of_them_is_no_surprise(tmp_path, caplog):
+def test_positions_are_not_written_and_a_copy_of_them_is_expected(tmp_path, caplog):
     from safetensors.numpy import load_file
 
     model = FlaxMarianMTModel(marian_config(**SHALLOW))
@@ -71,7 +71,7 @@ def test_places_are_not_written_and_a_copy_of_them_is_no_surprise(tmp_path, capl
     assert "were not used" not in caplog.text
 
 
-def test_without_a_head_places_are_written_as_pytorch_keeps_them(tmp_path, caplog):
+def test_without_a_head_positions_are_written_as_pytorch_keeps_them(tmp_path, caplog):
     from safetensors.numpy import load_file
 
     model = FlaxMarianModel(marian_config(**SHALLOW))

@@ -54,7 +54,7 @@ def test_equals_pytorch(changes, tmp_path):
 ROWS = np.array([[5, 6, 7, 2, 40], [8, 2, 41, 1, 1], [9, 9, 2, 42, -100]])
 
 
-def test_the_last_token_that_is_no_padding_comes_first():
+def test_the_last_token_that_is_not_padding_comes_first():
     expected = [[40, 5, 6, 7, 2], [41, 8, 2, 41, 1], [42, 9, 9, 2, 42]]
     assert np.asarray(shift_tokens_right(ROWS, 1)).tolist() == expected
     assert np.asarray(jax.jit(lambda x: shift_tokens_right(x, 1))(ROWS)).tolist() == expected

@@ -50,7 +50,7 @@ def test_equals_pytorch(changes, tmp_path):
 # -- positions -------------------------------------------------------------------------------------
 
 
-def test_places_are_sines_then_cosines():
+def test_positions_are_sines_then_cosines():
     table = sinusoids(7, 6)
     for position, column in ((0, 0), (3, 1), (6, 2)):
         angle = position / 10000 ** (2 * column / 6)
@@ -58,7 +58,7 @@ def test_places_are_sines_then_cosines():
     assert table.dtype == np.float32
 
 
-def test_places_are_written_and_are_no_parameters(model, tmp_path):
+def test_positions_are_written_and_are_not_parameters(model, tmp_path):
     from safetensors.numpy import load_file
 
     assert not any("embed_positions" in path for path in model.required_params)
@@ -94,7 +94,7 @@ def test_stored_positions_are_used_and_not_trained(model, tmp_path):
     assert close(loaded(ids()).logits, expected)
 
 
-def test_half_types_round_the_same_places(model, tmp_path):
+def test_half_types_round_the_same_positions(model, tmp_path):
     import jax.numpy as jnp
 
     model.save_pretrained(tmp_path, params=model.to_bf16(model.params))

@@ -75,7 +75,7 @@ def test_a_base_loads_from_its_head_and_the_pooler_is_new(tmp_path, caplog):
     assert isinstance(auto, FlaxViTForImageClassification)
 
 
-def test_attention_and_hidden_states_are_those_of_all_places():
+def test_attention_and_hidden_states_are_those_of_all_positions():
     model = FlaxViTModel(models.vit_config(), dtype=jnp.bfloat16)
     output = model(models.images(), output_attentions=True, output_hidden_states=True)
     assert [weights.shape for weights in output.attentions] == [(2, 4, 10, 10)] * 2

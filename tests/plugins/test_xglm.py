@@ -41,7 +41,7 @@ def test_equals_pytorch(changes, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [32, 33, 1024])
-def test_places_are_pytorchs_even_far_away(width):
+def test_positions_are_pytorchs_even_far_away(width):
     pytest.importorskip("torch")
     from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding as Theirs
 
@@ -54,7 +54,7 @@ def test_places_are_pytorchs_even_far_away(width):
 
 
 @pytest.mark.slow
-def test_places_are_no_parameters_and_a_copy_of_them_is_no_surprise(tmp_path, caplog):
+def test_positions_are_not_parameters_and_a_copy_of_them_is_expected(tmp_path, caplog):
     model = FlaxXGLMForCausalLM(xglm_config(num_layers=1))
     assert not any("embed_positions" in path for path in model.required_params)
     model.save_pretrained(tmp_path)

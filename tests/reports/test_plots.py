@@ -91,7 +91,7 @@ def test_the_metric_that_matters_has_a_panel(metrics: dict[str, float], label: s
     assert all(low <= value <= high for value in line.get_ydata())
 
 
-def test_a_single_evaluation_is_no_curve() -> None:
+def test_a_single_evaluation_is_not_a_curve() -> None:
     figure = draw_learning_curve(judged(accuracy=0.4)[:1], None, {})
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss (nats)"]
 
@@ -190,7 +190,7 @@ def test_values_that_matplotlib_cannot_label_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("record", [{"step": 10**30, "loss": 1}, {"step": 1, "loss": 10**400}])
-def test_numbers_that_no_float_holds_are_no_measurements(tmp_path, record):
+def test_numbers_that_no_float_holds_are_not_measurements(tmp_path, record):
     from hfseq.reports.log import read_metrics
 
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + '\n{"step": 2, "loss": 2.0}\n')

@@ -57,6 +57,17 @@ def test_writing_the_corpus_runs_no_module_of_the_standard_library(tmp_path):
     assert done.stdout.splitlines()[1:] == [""], done.stderr
 
 
+@pytest.mark.slow
+def test_json_is_the_only_standard_output(tmp_path):
+    command = [sys.executable, "-m", "hfseq.cli", "quickstart", "--json", "--max_steps", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert list(result) == ["tokenizer", "train", "fill-mask"]
+    assert result["train"]["steps"] == 2 and len(result["fill-mask"]) == 3
+    assert "$ hfseq train mlm" in done.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda path: path.name)
 def test_a_command_is_valid_bash(command):
     subprocess.run(["bash", "-n", command], check=True)

@@ -281,7 +281,7 @@ def test_help_imports_neither_jax_nor_torch():
 @pytest.mark.parametrize("flag", ["--token", "--hub_token", "--hub-token", "--use_auth_token"])
 @pytest.mark.parametrize("objective", ["mlm", "question_answering"])
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_token_is_no_flag(flag, objective, joined):
+def test_a_token_is_not_a_flag(flag, objective, joined):
     given = [f"{flag}=hf_secret"] if joined else [flag, "hf_secret"]
     with pytest.raises(UsageError, match="HF_TOKEN") as caught:
         parse(["--output_dir", "out", *given, "--seed", "3"], objective=objective)

@@ -236,7 +236,7 @@ def test_numbers_are_learnt_and_correlate(classify, folder):
 
 
 @pytest.mark.slow
-def test_a_score_that_is_no_number_is_null_in_the_results(classify, folder, tmp_path):
+def test_a_score_that_is_not_a_number_is_null_in_the_results(classify, folder, tmp_path):
     file = tmp_path / "constant.jsonl"
     file.write_text(
         "".join(json.dumps({"text": f"the cat {i}", "label": 2.5}) + "\n" for i in range(3))

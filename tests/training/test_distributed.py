@@ -119,7 +119,7 @@ def test_flags_that_cannot_work(flags, text):
         processes.resolve_cluster(process_arguments)
 
 
-def test_an_environment_that_is_no_number(monkeypatch):
+def test_an_environment_that_is_not_a_number(monkeypatch):
     monkeypatch.setenv("PROCESS_ID", "first")
     with pytest.raises(UsageError, match="PROCESS_ID in the environment is 'first'"):
         processes.resolve_cluster(ProcessArguments(coordinator_address="a:1", num_processes=2))
@@ -252,7 +252,7 @@ def test_a_broken_connection_without_a_word(store, leaving):
     assert leaving == [1]
 
 
-def test_an_exit_that_all_agreed_on_is_no_failure(store, leaving):
+def test_an_exit_that_all_agreed_on_is_not_a_failure(store, leaving):
     fake_store = store(0)
     with pytest.raises(SystemExit), processes.fail_together():
         raise SystemExit(143)

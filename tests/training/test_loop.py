@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -85,6 +86,15 @@ def test_the_values_that_a_run_uses_are_logged(caplog):
     # The defaults of Transformers 4, and values that follow from other flags.
     flags = ("seed 42", "max_grad_norm 0.0", "logging_steps 500", "warmup_steps 5", "eval_steps 5")
     assert all(f"--{flag}" in message for flag in flags)
+
+
+def test_json_is_the_only_standard_output(train, capsys):
+    train("json", devices=1, max_steps=2, do_train=True, do_eval=True, json=True)
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    evaluation = json.loads((Path(result["output_dir"]) / "eval_results.json").read_text())
+    assert result["steps"] == 2 and result["metrics"].items() >= evaluation.items()
+    assert "Step... (2 |" in captured.err
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_tokens_that_a_mask_hides_in_documents_are_not_seen(variant):
 
 
 @pytest.mark.slow
-def test_hidden_tokens_keep_their_places_however_rows_are_computed():
+def test_hidden_tokens_keep_their_positions_however_rows_are_computed():
     segments, mask = masked_documents()
     real = (mask > 0) & (segments > 0)
     expected = np.asarray(make_call("vq_quadratic")(ids(2, LENGTH), segments, mask)[0])
