@@ -106,7 +106,7 @@ def test_help_of_an_objective_does_not_import_jax(project):
 def test_quickstart_stops_at_the_first_failed_step(project, capsys, monkeypatch):
     commands = []
 
-    def run(command, env, check):
+    def run(command, **options):
         commands.append(command)
         return subprocess.CompletedProcess(command, 3 if "train" in command else 0)
 
