@@ -1,8 +1,9 @@
-"""Finds weight files, reads slices of their tensors, and writes them atomically.
+"""Finds and reads weight files, and writes them atomically.
 
-Formats: ``model.safetensors`` and its shards (PyTorch or Flax names), the legacy
-``flax_model.msgpack`` and its shards, and ``pytorch_model.bin`` and its shards, whose pickles are
-not run (`hfseq.checkpoints.torch_files`).
+Tensors are read on demand, as a whole or in slices. The supported formats are
+``model.safetensors`` with PyTorch or Flax names, the legacy ``flax_model.msgpack``, and
+``pytorch_model.bin``, each as one file or as shards. hfseq reads ``.bin`` files without running the
+pickles in them (`hfseq.checkpoints.torch_files`).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ Fetch = Callable[[str], str | None]
 def open_weights(
     fetch: Fetch, source: str, *, from_pt: bool = False, from_flax: bool = False
 ) -> OpenedWeights:
-    """Opens the weights of a checkpoint, the first of `WEIGHTS_FILES` that exists.
+    """Opens the weights of a checkpoint: the first file in `WEIGHTS_FILES` that exists.
 
     Args:
         fetch: Maps a file name to a local path, or to `None` if the file does not exist.
@@ -99,7 +100,7 @@ def open_weights(
     if from_flax and any(fetch(name) for name in WEIGHTS_FILES):
         raise CheckpointError(
             f"{source} has no {MSGPACK}, which from_flax=True reads: leave out from_flax to load "
-            "the weights that it has"
+            "the weights in another format"
         )
     raise CheckpointError(
         f"Error no file named {', '.join(names)} found in {source}: "
@@ -107,7 +108,7 @@ def open_weights(
     )
 
 
-#: Extensions of weight files that are not read, and what to do.
+#: Extensions of weight files that hfseq does not read, and advice for the user.
 _OTHER_FORMATS = {
     **dict.fromkeys((".h5", ".ckpt", ".index"), "convert it with Transformers 4, from_tf=True"),
     **dict.fromkeys((".gguf", ".ggml"), "load it with Transformers, gguf_file=..., and save it"),
@@ -121,7 +122,7 @@ def _other_weights(source: str) -> str:
         if path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json"):
             return (
                 f"it contains {path.name}; pass this file, with config={source!r}, to load it "
-                "(variant= of PyTorch names such files)"
+                "(the option variant= of Transformers gives files such names)"
             )
         if path.suffix in _OTHER_FORMATS:
             return f"it contains {path.name}, which is not read: {_OTHER_FORMATS[path.suffix]}"
@@ -131,12 +132,12 @@ def _other_weights(source: str) -> str:
 def _warn_if_older(path: str, paths: tuple[str, ...]) -> None:
     """Logs a warning if another weight file is newer than the one to read."""
     newest = max(paths, key=lambda other: os.lstat(other).st_mtime)
-    # The times of links in the cache of the Hub are those of the download.
+    # Files in the Hub cache are links. Their times are download times, so they are not compared.
     if not os.path.islink(path) and os.lstat(path).st_mtime < os.lstat(newest).st_mtime:
         _warn_about_newer(path, os.path.basename(newest))
 
 
-@functools.cache  # a program may open the same files several times
+@functools.cache  # one warning per file, even if a program opens it several times
 def _warn_about_newer(path: str, newest: str) -> None:
     logger.warning(
         "reading %s, although %s is newer: delete the file that you do not need, or pass the path "
@@ -151,7 +152,8 @@ def open_file(path: str, *, fetch: Fetch | None = None) -> OpenedWeights:
 
     Args:
         path: Path of the file.
-        fetch: Maps the name of a shard to its path. Default: the directory of the index.
+        fetch: Maps the name of a shard to its path. Default: shards are in the directory of the
+            index.
 
     Raises:
         CheckpointError: The file or a shard cannot be read.
@@ -224,7 +226,8 @@ def read_index(index: str | os.PathLike[str], unique: bool = False) -> dict[str,
 
     Args:
         index: Path of the index file.
-        unique: Whether duplicate names are an error. Readers disagree on which of them counts.
+        unique: Whether to raise an error if a tensor name occurs twice. Some libraries would use
+            the first entry and others the last.
 
     Raises:
         OSError, ValueError, LookupError or TypeError: The file is not a valid index.
@@ -244,7 +247,7 @@ def _read_safetensors(path: str) -> OpenedWeights:
         format_name = (file.metadata() or {}).get("format", "pt")
         with open(path, "rb") as content:
             size = int.from_bytes(content.read(8), "little")
-            # Duplicate names are an error, because readers disagree on which of them counts.
+            # Duplicate names are an error, because libraries differ in which of them they use.
             entries = parse_json(content.read(size), unique_keys=True)
         data_start = 8 + size
         tensors = {
@@ -273,7 +276,7 @@ def _lazy(file: SafetensorsFile, name: str, path: str, begin: int) -> Tensor:
             return file.get_tensor(name)
         return read_aligned(path, begin, shape, np.dtype(_DTYPES[code]))
 
-    # Unsupported dtypes are not an error here, because buffers may be ignored by name.
+    # Unsupported dtypes are not an error here: the tensor may be a buffer that the model ignores.
     return Tensor(shape, _DTYPES.get(code, code), read)
 
 
@@ -287,7 +290,7 @@ def tensor_from_array(values: npt.ArrayLike) -> Tensor:
 
 
 def parse_size(size: int | str) -> int:
-    """Returns the bytes for a size such as 1000, ``"10GB"``, ``"200kB"`` or ``"150kiB"``.
+    """Converts a size such as 1000, ``"10GB"``, ``"200kB"`` or ``"150kiB"`` to bytes.
 
     Raises:
         ValueError: The size is not valid.
@@ -304,7 +307,13 @@ def parse_size(size: int | str) -> int:
 def split_shards(
     sizes: Mapping[str, int], max_shard_size: int | str, filename_pattern: str
 ) -> StateDictSplit:
-    """Divides tensors into shards, which are named as in ``filename_pattern``."""
+    """Assigns tensors to shards.
+
+    Args:
+        sizes: Size of each tensor in bytes, by name.
+        max_shard_size: Maximum size of a shard, in bytes or as a string such as ``"5GB"``.
+        filename_pattern: File name of the shards, such as ``"model{suffix}.safetensors"``.
+    """
     from huggingface_hub import split_state_dict_into_shards_factory
 
     return split_state_dict_into_shards_factory(
@@ -316,7 +325,7 @@ def split_shards(
 
 
 def write_safetensors(
-    folder: Path,
+    folder: Path | None,
     sizes: Mapping[str, int],
     load: Callable[[Iterable[str]], Mapping[str, np.ndarray]],
     max_shard_size: int | str,
@@ -325,10 +334,11 @@ def write_safetensors(
     """Writes tensors as ``model.safetensors``, or as shards with an index.
 
     Args:
-        folder: Output directory.
-        sizes: Bytes by tensor name.
-        load: Returns the tensors with the given names. It is called for one shard at a time, so
-            that only one shard is in memory.
+        folder: Output directory, or `None` if another process writes the files. The tensors are
+            then only loaded, in the same order.
+        sizes: Size of each tensor in bytes, by name.
+        load: Function that loads the tensors with the given names in this order and returns them.
+            It is called for one shard at a time, so that only one shard is in memory.
         max_shard_size: Maximum size of a shard, in bytes or as a string such as ``"5GB"``.
         metadata: Metadata of the files.
     """
@@ -336,8 +346,12 @@ def write_safetensors(
 
     shards = split_shards(sizes, max_shard_size, "model{suffix}.safetensors")
     for name, keys in shards.filename_to_tensors.items():
-        save_file(dict(load(keys)), folder / name, metadata=dict(metadata))
-    if shards.is_sharded:
+        if folder is None:
+            for key in keys:
+                load([key])
+        else:
+            save_file(dict(load(keys)), folder / name, metadata=dict(metadata))
+    if shards.is_sharded and folder is not None:
         _write_index(folder / SAFETENSORS_INDEX, shards)
 
 
@@ -370,7 +384,10 @@ def _write_index(path: Path, shards: StateDictSplit) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Returns whether a disk or a quota is full. safetensors' errors only have a text."""
+    """Returns whether an error was raised because a disk or a quota is full.
+
+    Errors of safetensors have no error code, so their text is searched instead.
+    """
     codes = {errno.ENOSPC, errno.EDQUOT}
     return getattr(error, "errno", None) in codes or "No space left" in str(error)
 

@@ -1,7 +1,10 @@
-"""Rows of tokens, and batches and random numbers as pure functions of (seed, step).
+"""Rows of tokens, batches of rows, and random numbers for the rows of a batch.
 
-Resuming requires no state: `Batches[step]` is the batch of a step, and the random numbers of a row
-depend on (seed, step, row) only.
+A row is one entry of a batch. It contains one document, or several packed documents.
+
+Batches and random numbers are pure functions of the seed and the step number: `Batches[step]` is
+the batch of a step, and the random numbers of a row depend on (seed, step, row) only. A resumed run
+therefore needs only the step number, and no saved state of the data loader.
 """
 
 from __future__ import annotations
@@ -29,34 +32,36 @@ class Rows(Protocol):
     - "input_ids": Token ids, padded with the pad token.
     - "segment_ids": Number of the document within the row, from 1. 0 for padding.
     - "position_ids": Position within the document, from 0.
-    - "continues": 1 for tokens that continue a word, if the store has this information.
+    - "continues": 1 for tokens that continue the word of the previous token, 0 for all others. Only
+      present if the token store has this information.
 
-    and "next_ids", `(len(indices),)`: the token that follows the row in the same document, or -1.
+    It also returns "next_ids", `(len(indices),)`: the token that follows the row in the same
+    document, or -1 if the document ends with the row.
     """
 
     def __len__(self) -> int: ...
 
     def width(self, indices: np.ndarray) -> Any:
-        """Returns the number of columns of a batch of these rows."""
+        """Returns the width of a batch of these rows, in tokens."""
         ...
 
     def fetch(self, indices: np.ndarray, width: Any = None) -> dict[str, np.ndarray]:
-        """Returns the arrays of these rows, `width` columns wide."""
+        """Returns the arrays of these rows, padded to `width` tokens."""
         ...
 
 
 class PackedRows:
     """Packed documents: row i is `tokens[i * length:(i + 1) * length]`.
 
-    The last row is padded and no token is dropped. A document that continues from an earlier row
-    starts at position 0 again, so that rows are independent.
+    The last row is padded, so no token is dropped. If a row begins in the middle of a document, its
+    position IDs nevertheless start at 0, so that rows are independent of each other.
 
     Args:
         store: The documents.
         length: Row length in tokens.
         cross_documents: Whether a row is one sequence regardless of document boundaries.
-        tokens: Number of tokens of the store to use in rows, by default all. Later tokens are used
-            as targets only.
+        tokens: Number of tokens to divide into rows, from the start of the store. Default: all. The
+            token after them is only used as "next_ids" of the last row.
     """
 
     def __init__(
@@ -73,13 +78,13 @@ class PackedRows:
         return -(-self.total // self.length)
 
     def spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first token of these rows in the store, and their number of tokens."""
+        """Returns the index of each row's first token in the store, and each row's length."""
         starts = np.asarray(indices, np.int64) * self.length
         return starts, np.minimum(self.length, self.total - starts)
 
     @property
     def max_runs(self) -> int:
-        """An upper bound of the number of segments in a row, including padding."""
+        """An upper bound on the number of segments per row, where padding counts as a segment."""
         if self.cross_documents:
             return 2
         starts, lengths = self.spans(np.arange(len(self)))
@@ -88,7 +93,7 @@ class PackedRows:
         return 2 + int((last - first).max(initial=0))  # the first segment, and padding
 
     def width(self, indices: np.ndarray) -> int:
-        """Returns the number of columns of a batch, which is always the row length."""
+        """Returns the width of a batch, which is always the row length."""
         return self.length
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
@@ -96,7 +101,7 @@ class PackedRows:
         store, (starts, lengths) = self.store, self.spans(indices)
         rows, real = store.gather(starts, lengths, self.length)
 
-        # Starts of documents within a row, except in its first column.
+        # Document starts within the rows. A start in the first column of a row is not included.
         offsets = store.offsets[:0] if self.cross_documents else store.offsets
         first = np.searchsorted(offsets, starts, side="right")
         counts = np.searchsorted(offsets, starts + lengths, side="left") - first
@@ -120,7 +125,10 @@ class PackedRows:
         }
 
     def previous_ids(self, indices: np.ndarray) -> np.ndarray:
-        """Returns the token before each row, across documents; -1 for the first row."""
+        """Returns the token before each row, or -1 for the first row.
+
+        The token may belong to a different document than the first token of the row.
+        """
         previous = np.asarray(indices, np.int64) * self.length - 1
         return np.where(previous < 0, -1, self.store.tokens[np.maximum(previous, 0)]).astype(
             np.int32
@@ -130,9 +138,10 @@ class PackedRows:
 class LineRows:
     """One document per row, truncated to `max_length` tokens.
 
-    A batch is as wide as its longest row, rounded up to a quarter of `max_length`, so that the
-    training step is compiled at most four times. With `pad_to_max_length` it is always `max_length`
-    wide. Processes that fetch parts of a batch pass the width of the complete batch.
+    The width of a batch is the length of its longest row, rounded up to one, two, three or four
+    quarters of `max_length`. The training step is therefore compiled for at most four widths. With
+    `pad_to_max_length`, all batches are `max_length` tokens wide. A process that fetches only a
+    part of a batch must pass the width of the complete batch to `fetch`.
 
     Attributes:
         widths: The possible widths in ascending order.
@@ -160,7 +169,7 @@ class LineRows:
         return np.minimum(offsets[np.asarray(indices) + 1] - offsets[indices], self.max_length)
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Returns the arrays of these rows, `width` columns wide; see `Rows`."""
+        """Returns the arrays of these rows, padded to `width` tokens; see `Rows`."""
         width = width or self.width(indices)
         starts, lengths = self.store.offsets[indices], self._lengths(indices)
         rows, real = self.store.gather(starts, lengths, width)
@@ -174,15 +183,17 @@ class LineRows:
 class FieldRows(LineRows):
     """Rows of token ids with additional arrays per token and per row.
 
-    The width of a batch is chosen as in `LineRows`, but does not exceed the longest row.
+    The width of a batch is chosen as in `LineRows`. If all rows are shorter than `max_length`, the
+    length of the longest row (rounded up to a multiple of 8) takes the place of `max_length`.
 
     Args:
         ids: Token ids of each row, truncated to `max_length`.
         pad: The pad token id.
         max_length: Maximum row length.
-        tokens: Arrays with one value per token, and the value for padding, by name.
-        rows: Arrays with one entry per row, by name.
-        pad_to_max_length: Whether all batches are `max_length` wide.
+        tokens: Additional arrays with one value per token. Maps the name of each array to the
+            values of all rows and the value for padding.
+        rows: Additional arrays with one entry per row, by name.
+        pad_to_max_length: Whether all batches are `max_length` tokens wide.
     """
 
     def __init__(
@@ -213,7 +224,7 @@ class FieldRows(LineRows):
         return self.store.total_tokens
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
-        """Returns the arrays of these rows, `width` columns wide."""
+        """Returns the arrays of these rows, padded to `width` tokens."""
         rows = super().fetch(indices, width)
         arrays = {name: rows[name] for name in ("input_ids", "segment_ids")}
         starts, lengths = self.store.offsets[indices], self._lengths(indices)
@@ -224,11 +235,13 @@ class FieldRows(LineRows):
 
 
 class IndexRows:
-    """Rows that contain only the index of an image or audio file, which is read for the batch.
+    """Rows that contain the index of an image or audio file instead of its content.
+
+    The objective reads the files when it collates a batch.
 
     Args:
         examples: The examples.
-        length: Number of model positions per example.
+        length: Number of positions that an example occupies in the model.
         split: Name of the split.
         arrays: Additional arrays with one entry per example, by name.
     """
@@ -243,13 +256,14 @@ class IndexRows:
         return self.count
 
     def width(self, indices: np.ndarray) -> int:
-        """Returns the number of columns of a batch, which is always `length`."""
+        """Returns the width of a batch, which is always `length`."""
         return self.length
 
     def fetch(self, indices: np.ndarray, width: int | None = None) -> dict[str, np.ndarray]:
         """Returns the arrays of these rows.
 
-        "numbers" are the indices of the examples and "split" is the index of the split.
+        "numbers" contains the indices of the examples, and "split" the index of the split in
+        `SPLITS`.
         """
         indices = np.asarray(indices, np.int64)
         return {
@@ -268,14 +282,16 @@ def pad_labels(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
 
 
 class Batches:
-    """The rows of each step's batch, as a pure function of (seed, step).
+    """The batch of each step, as a pure function of (seed, step).
 
-    `batches[step]` contains the arrays of the rows and "valid". Step numbers continue from epoch to
-    epoch. Every epoch visits each row once in a different order. Its last batch is filled with rows
-    that are marked as invalid, or dropped with `drop_last`.
+    `batches[step]` contains the arrays of the batch's rows and "valid", a bool array with one entry
+    per row. Step numbers continue from epoch to epoch. Every epoch visits each row once, in a
+    different order if `shuffle` is true. If too few rows remain for the last batch of an epoch, it
+    is filled up with other rows, for which "valid" is false. With `drop_last`, such a batch is
+    dropped instead.
 
     Raises:
-        DataError: The rows do not fill a single batch.
+        DataError: There are not enough rows for a single batch.
     """
 
     def __init__(
@@ -293,13 +309,13 @@ class Batches:
         return self.steps
 
     def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of a step.
+        """Returns the indices of the rows of a step.
 
         Args:
             step: Step number, from 0.
 
         Returns:
-            Row indices, int64 `(batch_size,)`, and which of them are valid, bool `(batch_size,)`.
+            Row indices, int64 `(batch_size,)`, and whether each row is valid, bool `(batch_size,)`.
         """
         epoch, position = divmod(step, self.steps)
         order = np.arange(position * self.batch_size, (position + 1) * self.batch_size)
@@ -310,17 +326,34 @@ class Batches:
         return order, valid
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        return self.fetch(step, np.arange(self.batch_size))
+
+    def fetch(self, step: int, part: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns some rows of a step's batch.
+
+        Args:
+            step: Step number, from 0.
+            part: The positions within the batch whose rows are returned. Each process passes the
+                positions that belong to its devices.
+
+        Returns:
+            The arrays of `Rows.fetch`, with the width of the complete batch, and "valid".
+        """
         indices, valid = self.indices(step)
-        return self.rows.fetch(indices, self.rows.width(indices)) | {"valid": valid}
+        return self.rows.fetch(indices[part], self.rows.width(indices)) | {"valid": valid[part]}
 
 
 class WindowBatches(Batches):
-    """Batches of consecutive windows of long rows.
+    """Batches for truncated back-propagation, which trains long rows window by window.
 
-    Step s is window `s % windows` of the rows of `Batches` step `s // windows`. A row keeps its
-    position in the batch until its last window. In addition to the columns of the window, a batch
-    has "previous_ids", the token before it (-1 at the start of a row), "next_ids", the token after
-    it, and "fresh", true where a row starts.
+    Each row is divided into `windows` windows of equal length. Step s trains window `s % windows`
+    of the rows that `Batches` returns for step `s // windows`. A row therefore keeps its position
+    in the batch from its first to its last window. In addition to the arrays of the window, a batch
+    contains:
+
+    - "previous_ids": The token before the window, or -1 for the first window of a row.
+    - "next_ids": The token after the window, or -1 if there is none.
+    - "fresh": True for the first window of a row.
     """
 
     def __init__(self, rows: Rows, batch_size: int, seed: int, windows: int):
@@ -332,11 +365,15 @@ class WindowBatches(Batches):
         return self.steps * self.windows
 
     def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the row indices of a step and their validity, the same for all windows."""
+        """Returns the row indices of a step, and whether each row is valid.
+
+        They are the same for all windows of the rows.
+        """
         return super().indices(step // self.windows)
 
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        rows, window = super().__getitem__(step), step % self.windows
+    def fetch(self, step: int, part: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns some rows of a window; see `Batches.fetch`."""
+        rows, window = super().fetch(step, part), step % self.windows
         ids = rows["input_ids"]
         width = ids.shape[1] // self.windows
         start, stop = window * width, (window + 1) * width
@@ -345,7 +382,7 @@ class WindowBatches(Batches):
         following = rows["next_ids"]
         if stop < ids.shape[1]:
             following = np.where(real[:, stop], ids[:, stop], following)
-            # For rows that end with this window, `following` stays the token after the row.
+            # Where the row ends with this window, `following` remains the token after the row.
         return {
             name: array[:, start:stop] if array.shape == ids.shape else array
             for name, array in rows.items()
@@ -357,15 +394,17 @@ class WindowBatches(Batches):
 
 
 class ContinuousBatches(Batches):
-    """Batches in which each position reads continuously through the text, one row per step.
+    """Batches in which each position of the batch reads through the text, one row per step.
+
+    They are used with `--state_reset never`, where the model's state is carried from row to row.
 
     The text is divided into `batch_size` parts of equal length. Position i of the batch starts with
-    part i and continues with the next part, so that an epoch reads every row once. After the end of
-    the text a position starts again with its first row: there "fresh" is true and "previous_ids" is
-    -1.
+    part i and continues with the next part, so that an epoch reads every row once. A position that
+    reaches the end of the text continues with the first row of the text. For the first row,
+    "fresh" is true and "previous_ids" is -1.
 
     Raises:
-        UsageError: The rows are not continuous text.
+        UsageError: The rows are not `PackedRows`, and therefore not continuous text.
     """
 
     def __init__(self, rows: Rows, batch_size: int, seed: int):
@@ -378,15 +417,19 @@ class ContinuousBatches(Batches):
         self.text = rows
 
     def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the row of each position, and its validity (the last part may be shorter)."""
+        """Returns the row index of each position, and whether the row is valid.
+
+        The last part can be shorter than the others. Its position is invalid after its last row.
+        """
         begins = np.arange(self.batch_size, dtype=np.int64) * self.steps
         order = (begins + step) % (self.batch_size * self.steps)
         valid = order < len(self.rows)
         return np.where(valid, order, 0), valid
 
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        indices, valid = self.indices(step)
-        return super().__getitem__(step) | {
+    def fetch(self, step: int, part: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns some rows of a step, and the token before each row; see `Batches.fetch`."""
+        indices, valid = (array[part] for array in self.indices(step))
+        return super().fetch(step, part) | {
             "previous_ids": self.text.previous_ids(indices),
             "fresh": (indices == 0) & valid,
         }
@@ -395,14 +438,15 @@ class ContinuousBatches(Batches):
 class RowRandom:
     """Random numbers for the rows of a batch, as a function of (seed, step, row).
 
-    The numbers of a row depend neither on the other rows nor on the length of the draw (a longer
-    draw starts with the same numbers), but on the number of earlier draws. The generator is
-    counter-based: one SplitMix64 stream per row and draw.
+    The numbers of a row do not depend on the other rows. Each method call draws new numbers, which
+    depend on the number of earlier calls. They do not depend on the requested length: a longer draw
+    starts with the same numbers as a shorter one. The generator is counter-based, with one
+    SplitMix64 stream per row and call.
 
     Args:
         seed: The seed.
-        step: The training step, 0 in evaluation.
-        rows: Row indices within the global batch.
+        step: The training step, or 0 in evaluation.
+        rows: Positions of the rows in the global batch. In evaluation, their indices in the split.
     """
 
     def __init__(self, seed: int, step: int, rows: np.ndarray):
@@ -419,7 +463,7 @@ class RowRandom:
         return splitmix64(keys[:, None] + steps)
 
     def uniform(self, length: int) -> np.ndarray:
-        """Returns uniform numbers in [0, 1), float32 `(rows, length)`."""
+        """Returns uniform random numbers in [0, 1), float32 `(rows, length)`."""
         bits = self._bits(length)
         bits >>= np.uint64(40)  # a float32 represents 24 bits exactly
         numbers = bits.astype(np.float32)
@@ -435,14 +479,14 @@ class RowRandom:
         return bits.astype(np.int32)
 
     def generators(self) -> list[np.random.Generator]:
-        """Returns a NumPy generator per row, for draws of different lengths."""
+        """Returns a NumPy generator per row, for rows that need different numbers of draws."""
         self._draws += 1
         keys = (derive_key(self._base, self._draws, row) for row in self.rows.tolist())
         return [np.random.Generator(np.random.Philox(key=key)) for key in keys]
 
 
 def derive_key(*parts: int | str) -> int:
-    """Returns a 64-bit key that depends on all parts."""
+    """Returns a 64-bit key for random numbers that depends on all of `parts`."""
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
@@ -453,8 +497,9 @@ GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 def permute(indices: np.ndarray, n: int, key: int) -> np.ndarray:
     """Maps indices through a pseudorandom permutation of [0, n).
 
-    The permutation is a Feistel network over the next power of two, applied repeatedly until the
-    value is below n (Black and Rogaway, 2002). Memory is proportional to `indices`, not to n.
+    A Feistel network permutes the integers below the next power of two. It is applied to each index
+    repeatedly, until the value is below n (Black and Rogaway, 2002). The memory use is proportional
+    to the number of `indices`, not to n.
 
     Args:
         indices: Indices in [0, n).
@@ -472,7 +517,8 @@ def permute(indices: np.ndarray, n: int, key: int) -> np.ndarray:
     outside = np.ones(result.shape, bool)
     while outside.any():
         high, low = result[outside] >> np.uint64(low_bits), result[outside] & masks[1]
-        # After an even number of rounds, halves of different size are in their places again.
+        # If `bits` is odd, the halves differ in size. Each round swaps them, so an even number of
+        # rounds brings them back to their places.
         for i, round_key in enumerate(keys):
             noise = splitmix64((low + np.uint64(1)) * np.uint64(GOLDEN_GAMMA) ^ round_key)
             high, low = low, high ^ (noise & masks[i % 2])
@@ -497,7 +543,7 @@ def shift_right(labels: np.ndarray, pad_token_id: int, decoder_start_token_id: i
 
     Args:
         labels: Labels, `(batch, length)`.
-        pad_token_id: Replaces ignored labels.
+        pad_token_id: The decoder input in place of labels that the loss ignores.
         decoder_start_token_id: The first decoder input.
 
     Returns:

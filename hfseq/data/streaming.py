@@ -1,4 +1,8 @@
-"""Batches of a stream: tokenized on the fly, shuffled in blocks, and resumable at the exact row."""
+"""Batches of a streamed dataset.
+
+The documents are tokenized on the fly, and the rows are shuffled in blocks. A run can resume at the
+exact row.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,15 @@ CHUNK_DOCUMENTS = 256  # documents to read and tokenize at a time
 class StreamingBatches:
     """Endless batches of an `IterableDataset`.
 
-    The stream is read in blocks of `block_rows` rows. The rows of a block are permuted by a
-    function of (seed, epoch, block) and divided into batches. The shards of the source are visited
-    in an order that depends on (seed, epoch). Unlike the shuffle buffer of `datasets`, this order
-    is reproducible after a resume. The last batch of an epoch is filled with rows that are marked
-    as invalid.
+    The stream is read in blocks of `block_rows` rows. The rows of each block are shuffled and then
+    divided into batches. Their order depends on (seed, epoch, block) only. The order in which the
+    shards of the dataset are read depends on (seed, epoch) only. Unlike the shuffle buffer of
+    `datasets`, these orders are therefore the same after a resume. If the last batch of an epoch
+    is not full, it is filled up with rows for which "valid" is false.
 
-    `state()` is JSON-serializable, and `restore(state)` continues with the batch after it. Every
-    process reads the complete stream and uses its part of each batch, so the order does not depend
-    on the number of processes.
+    `state()` returns a JSON-serializable position in the stream. `restore(state)` continues with
+    the next batch after this position. Every process reads the complete stream and uses its part of
+    each batch, so the order does not depend on the number of processes.
 
     Args:
         dataset: The documents.
@@ -42,9 +46,10 @@ class StreamingBatches:
         batch_size: Rows per batch, over all processes.
         seed: Seed of the order.
         shuffle: Whether to permute rows and shards.
-        line_by_line: Whether each document is one truncated row, instead of packing documents.
+        line_by_line: Whether each document becomes one row, truncated to `length` tokens. By
+            default, documents are packed into rows.
         cross_documents: Whether a packed row is one sequence regardless of document boundaries.
-        keep_blank: Whether blank documents are part of the text.
+        keep_blank: Whether to keep documents that contain only white space.
         append_eos: Whether each document ends with the end-of-text token.
         block_rows: Rows per block, rounded down to full batches.
     """
@@ -74,21 +79,26 @@ class StreamingBatches:
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.block_rows = max(1, block_rows // batch_size) * batch_size
         self.epoch = self.block = self.offset = 0
-        # Starts of the current and of the next block (None: the next block starts an epoch).
+        # The positions at which the current block and the next block start. `_next` is None if the
+        # next block begins a new epoch.
         self._start: dict[str, Any] = {"source": self.source.state(), "skip": 0}
         self._next: dict[str, Any] | None = None
         self._rows: PackedRows | LineRows | None = None
-        # Kept between blocks, because returning to a position may require reading its shard again:
+        # These two are kept between blocks, because a new reader might have to read the shard from
+        # its beginning to get to the same position.
         self._reader: Iterator | None = None
         self._pending: list = []  # the chunk in which the current block ended
 
     def state(self) -> dict:
-        """Returns the position after the last batch, for `restore`."""
+        """Returns the position after the most recent batch. Pass it to `restore`."""
         counters = {"epoch": self.epoch, "block": self.block, "offset": self.offset}
         return {**counters, "start": self._start}
 
     def restore(self, state: dict) -> None:
-        """Continues after the batch at which `state()` was called, with the same arguments."""
+        """Continues with the batch that follows the position `state`.
+
+        The object must have been created with the same arguments as the one that returned `state`.
+        """
         self.epoch, self.block, self.offset = state["epoch"], state["block"], state["offset"]
         self._start, self._rows = state["start"], None
         self._reader, self._pending = None, []
@@ -99,19 +109,19 @@ class StreamingBatches:
             yield self.next()
 
     def epoch_batches(self) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the batches up to the end of the current epoch. An evaluation is one epoch."""
+        """Yields the batches up to the end of the current epoch, e.g. for an evaluation."""
         epoch = self.epoch
         while self._prepare() and self.epoch == epoch:
             yield self.next()
 
-    def next(self, part: slice = slice(None)) -> dict[str, np.ndarray]:
+    def next(self, part: slice | np.ndarray = slice(None)) -> dict[str, np.ndarray]:
         """Returns the next batch.
 
         Args:
-            part: The rows of the batch to return.
+            part: The positions within the batch whose rows are returned.
 
         Returns:
-            The arrays of `Rows.fetch` and "valid".
+            The arrays of `Rows.fetch`, and "valid", a bool array with one entry per row.
 
         Raises:
             DataError: The stream contains no text or cannot be read.
@@ -128,7 +138,10 @@ class StreamingBatches:
         return rows.fetch(order[part], rows.width(order)) | {"valid": valid[part]}
 
     def _prepare(self) -> PackedRows | LineRows:
-        """Returns the rows of the current block, or of the next one if it is used up."""
+        """Returns the rows of the current block.
+
+        If all of its rows have been used, loads the next block first.
+        """
         if self._rows is None:
             self._rows, self._next = self._load()
         while self.offset >= len(self._rows):
@@ -148,8 +161,9 @@ class StreamingBatches:
     def _load(self) -> tuple[PackedRows | LineRows, dict | None]:
         """Reads the block that starts at `self._start`, and returns the start of the next block.
 
-        A start is the state of the source before a chunk of documents, and the number of tokens (of
-        packed rows) or documents after it that belong to earlier blocks.
+        A start consists of "source", the state of the source before a chunk of documents, and
+        "skip", the number of tokens at the beginning of this chunk that belong to earlier blocks.
+        With `line_by_line`, "skip" is a number of documents instead.
         """
         block_size = self.block_rows * (1 if self.line_by_line else self.length)
         skip, available, chunks, next_start = self._start["skip"], -self._start["skip"], [], None
@@ -168,7 +182,8 @@ class StreamingBatches:
             lengths = lengths[lengths > 0]
             size = len(lengths) if self.line_by_line else len(ids)
             chunks.append((ids, lengths))
-            # Not >=: the last block of an epoch must reach the end
+            # With >=, the end of the stream would not be detected if it coincides with the end of a
+            # block. An empty block would follow.
             if available + size > block_size:
                 next_start, self._pending = (
                     {"source": state, "skip": block_size - available},
@@ -180,7 +195,8 @@ class StreamingBatches:
             self._reader, self._pending = None, []
         tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in chunks)])
         offsets = np.cumsum(np.concatenate([np.zeros(1, np.int64), *(n for _, n in chunks)]))
-        # The last of the packed tokens is a target only.
+        # One more token than the rows contain, as the target of the last row. With `line_by_line`,
+        # `part` then selects offsets, and there is one more offset than there are documents.
         part = slice(skip, skip + block_size + 1 if next_start else None)
         if self.line_by_line:
             store = TokenStore(tokens, offsets[part], self.pad_token_id)
@@ -195,7 +211,7 @@ class StreamingBatches:
 
 
 class _Source:
-    """The documents of an `IterableDataset`, shard by shard, from any earlier state."""
+    """Reads the documents of an `IterableDataset` shard by shard, from any saved state on."""
 
     def __init__(self, dataset: Dataset | IterableDataset, column: str, seed: int, shuffle: bool):
         if hasattr(dataset, "to_iterable_dataset"):

@@ -1,7 +1,11 @@
 """``generate`` for every model with a language-modeling head.
 
-The search runs as one compiled loop, step by step for streaming, eagerly for debugging, or with
-finished rows removed from the batch.
+There are four ways to run a search: as one compiled loop (the default), step by step for streaming,
+without compilation for debugging, or as a compiled loop that is interrupted to remove finished rows
+from the batch.
+
+In this package, a row is one decoded sequence of the batch. With beam search or several returned
+samples, each input has several rows.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from hfseq.generation.search import (
     TokenSearch,
     pick_rows,
 )
-from hfseq.nn import kv_cache
+from hfseq.nn import kv_cache, sharding
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -41,12 +45,17 @@ T = TypeVar("T")
 #: Maximum number of compiled programs per model. The oldest program is dropped first.
 MAX_PROGRAMS = 64
 
-#: Batches up to this size are not compacted: reading the weights dominates their cost.
+#: Finished rows are only removed from batches that are larger than this. In smaller batches, most
+#: of the time is spent on reading the weights.
 SMALLEST_BATCH = 8
 
 
 class FlaxGenerationMixin:
-    """Adds ``generate`` to models that prepare and update inputs for generation."""
+    """Adds ``generate`` to models.
+
+    The models must implement ``prepare_inputs_for_generation`` and
+    ``update_inputs_for_generation``.
+    """
 
     def generate(
         self,
@@ -58,10 +67,11 @@ class FlaxGenerationMixin:
         logits_processor: Sequence[Processor] | Processor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Continues a batch of prompts, or generates the output of an encoder-decoder.
+        """Continues a batch of prompts, or generates the output of an encoder-decoder model.
 
-        The loop is compiled once per bucket of lengths. Under ``jax.jit`` and ``pmap`` it is traced
-        as part of the caller's program.
+        Prompts and outputs are padded to one of a few lengths, called buckets. The loop is compiled
+        once per combination of buckets. Under ``jax.jit`` and ``pmap`` it is traced as a part of
+        the caller's program.
 
         Args:
             input_ids: Prompts, or the input of the encoder, `(batch, length)`.
@@ -72,23 +82,26 @@ class FlaxGenerationMixin:
             params: Parameters to use instead of the model's own.
             logits_processor: Traceable functions ``(input_ids, scores, cur_len)`` that return new
                 scores.
-            **kwargs: Options of generation and inputs of the model. Besides the options of
-                ``GenerationConfig``: ``attention_mask`` `(batch, length)` hides padding on either
-                side; ``stopping_criteria`` is a list of traceable functions ``(input_ids,
-                cur_len)``; ``streamer`` receives tokens as they are generated;
-                ``compact_finished=True`` removes finished rows from the batch in greedy and beam
-                search; ``extra`` replaces the model's own collections.
+            **kwargs: Options of ``GenerationConfig`` and inputs of the model. These arguments are
+                accepted as well:
+
+                * ``attention_mask``, `(batch, length)`: hides padding on either side.
+                * ``stopping_criteria``: a list of traceable functions ``(input_ids, cur_len)``.
+                * ``streamer``: an object that receives tokens as they are generated.
+                * ``compact_finished=True``: removes finished rows from the batch in greedy search
+                  and beam search.
+                * ``extra``: collections to use instead of the model's own.
 
         Returns:
             A :class:`FlaxGreedySearchOutput`, :class:`FlaxSampleOutput` or
-            :class:`FlaxBeamSearchOutput`, whose ``sequences`` are padded to ``max_length``. They
-            are a NumPy array, which tokenizers decode, except under a transformation and if other
-            processes have some of the rows.
+            :class:`FlaxBeamSearchOutput`. Its ``sequences`` are padded to ``max_length``. They are
+            a NumPy array, because tokenizers do not decode JAX arrays. Under a transformation, or
+            if the inputs are distributed over processes, they are a JAX array.
 
         Raises:
             TypeError: The class has no head that can generate.
-            UsageError: Options are unknown or contradictory, or the inputs cannot be continued. It
-                is a ``ValueError``, and the message says what would work.
+            UsageError: Options are unknown or contradictory, or the inputs cannot be continued. The
+                message says what would work. ``UsageError`` is a subclass of ``ValueError``.
         """
         model = cast(GenerativeModel, self)
         request = make_request(
@@ -113,9 +126,11 @@ class FlaxGenerationMixin:
             return _trim_output(search.result(state), request)
         if request.traced:
             return run_traced(model, plan, operands)
-        # Rows can be dropped without sampling, without recorded steps and on a single device.
+        # Finished rows can be removed only without sampling, without recorded scores of steps, and
+        # on a single device.
         devices = getattr(getattr(operands.prompt, "sharding", None), "device_set", (None,))
         can_compact = not plan.options.do_sample and not plan.steps and len(devices) == 1
+        can_compact &= not any(map(sharding.is_distributed, jax.tree.leaves(operands.params)))
         compact = request.compact and can_compact
         return _trim_output(
             (run_compacted if compact else run_compiled)(model, plan, operands), request
@@ -173,8 +188,10 @@ def _check_streaming(request: Request) -> None:
 def _trim_output(output: Output, request: Request) -> Output:
     """Removes the columns and steps that the buckets added."""
     sequences, stop = output.sequences, request.lengths.stop
-    if sequences is not None and getattr(sequences, "is_fully_addressable", True):
-        # NumPy, because tokenizers do not decode JAX arrays, and because a slice on the device
+    if sequences is not None and (
+        not sharding.is_distributed(sequences) or getattr(sequences, "is_fully_replicated", False)
+    ):
+        # Use NumPy, because tokenizers do not decode JAX arrays, and because a slice on the device
         # would be compiled for every length.
         sequences = np.asarray(sequences)[:, :stop]
     new, changes = stop - request.lengths.prompt, {"sequences": sequences}
@@ -196,16 +213,17 @@ def make_search(model: GenerativeModel, plan: Plan, operands: Operands) -> Any:
 
 
 def run_traced(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
-    """Searches with one ``lax.while_loop``. Everything is traced."""
+    """Searches with one ``lax.while_loop``, in a program that the caller traces."""
     search = make_search(model, plan, operands)
     return search.result(jax.lax.while_loop(search.unfinished, search.advance, search.begin()))
 
 
 def run_compiled(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
     """Searches with a program that is compiled once per plan and operand shapes."""
-    return get_program(
+    program = get_program(
         model, plan, "run", lambda: jax.jit(lambda operands: run_traced(model, plan, operands))
-    )(operands)
+    )
+    return sharding.replicate(program(operands))
 
 
 def run_steps(
@@ -255,16 +273,23 @@ def get_program(model: GenerativeModel, plan: Plan, name: str, make: Callable[[]
     return programs[key]
 
 
-# -- dropping finished rows
+# -- removing finished rows
 
 
 def next_batch_size(batch: int) -> int:
-    """Returns the batch size after the next compaction, or ``batch`` if there is none."""
+    """Returns the batch size after the next removal of finished rows.
+
+    Batches of up to ``SMALLEST_BATCH`` rows keep their size.
+    """
     return (batch + 1) // 2 if batch > SMALLEST_BATCH else batch
 
 
 def run_compacted(model: GenerativeModel, plan: Plan, operands: Operands) -> Output:
-    """Searches like :func:`run_compiled`, but drops finished rows from the batch."""
+    """Searches like :func:`run_compiled`, but removes finished rows from the batch.
+
+    When the unfinished rows fit into half of the batch, the loop is interrupted and continues with
+    this smaller batch.
+    """
     begin, advance_until_smaller, shrink = get_program(
         model, plan, "compacted", lambda: _compacting_programs(model, plan)
     )
@@ -282,7 +307,8 @@ def run_compacted(model: GenerativeModel, plan: Plan, operands: Operands) -> Out
         if all_ended:
             return dataclasses.replace(output, **jax.device_put(results))
         is_done = np.asarray(is_done)
-        # Finished rows fill the spare slots. They do not change.
+        # If fewer rows continue than the smaller batch has, finished rows fill the rest of it. The
+        # search does not change them.
         kept_rows = np.argsort(is_done, kind="stable")[: next_batch_size(len(rows))].astype(
             np.int32
         )
@@ -338,7 +364,7 @@ def _compacting_programs(model: GenerativeModel, plan: Plan) -> tuple[Any, Any, 
 
 
 def _rows_of(inputs: Any, times: int) -> Any:
-    """Returns the row indices of the ``times`` beams of each of ``inputs``."""
+    """Returns the indices of all rows of some inputs. Each input has ``times`` adjacent rows."""
     return (inputs[:, None] * times + np.arange(times, dtype=inputs.dtype)).reshape(-1)
 
 
@@ -374,9 +400,7 @@ class CausalGeneration:
     def update_inputs_for_generation(
         self, model_outputs: Any, model_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Returns the keyword arguments of the next call: the new cache, and positions advanced by
-        one.
-        """
+        """Returns the keyword arguments of the next call, with the new cache and next positions."""
         return {
             **model_kwargs,
             "past_key_values": model_outputs.past_key_values,
@@ -387,13 +411,14 @@ class CausalGeneration:
 class FixedStateGeneration:
     """Prepares and updates the inputs of generation for models whose cache is a fixed-size state.
 
-    No array that is carried from step to step depends on the length of the text.
+    The sizes of the arrays that are passed from step to step do not depend on the length of the
+    text.
     """
 
     def prepare_inputs_for_generation(
         self, input_ids: jax.Array, max_length: int, attention_mask: jax.Array | None = None
     ) -> dict[str, Any]:
-        """Returns the keyword arguments of the first call, which reads the prompts into the state.
+        """Returns the keyword arguments of the first call, which processes the whole prompts.
 
         Args:
             input_ids: Prompts, `(batch, length)`.
@@ -407,7 +432,7 @@ class FixedStateGeneration:
     def update_inputs_for_generation(
         self, model_outputs: Any, model_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Returns the keyword arguments of the next call, which reads one token per row."""
+        """Returns the keyword arguments of the next call, which processes one token per row."""
         rows = model_kwargs["attention_mask"].shape[0]
         return {
             **model_kwargs,

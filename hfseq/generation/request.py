@@ -1,7 +1,8 @@
-"""Turns the arguments of ``generate`` into a plan and operands.
+"""Converts the arguments of ``generate`` to a plan and operands.
 
-It resolves options, reads prompts and encoder inputs, fits them into buckets, and collects the
-stopping criteria.
+The plan is the static part of the compiled program, and the operands are its arrays. This module
+resolves options, reads prompts and encoder inputs, pads them to a few lengths (buckets) for which
+programs are compiled, and collects the stopping criteria.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from hfseq.generation.options import (
 )
 from hfseq.generation.search import GenerativeModel
 from hfseq.nn.inputs import as_array
+from hfseq.nn.sharding import BATCH_AXES, data_shards, is_distributed
 from hfseq.plugins.registry import target_name
 
 if TYPE_CHECKING:
@@ -48,11 +50,12 @@ TokenRows = Array | Sequence[Sequence[int]]
 
 SMALLEST_BUCKET = 16
 
-#: Smaller than ``SMALLEST_BUCKET``: an encoder computes all columns, so for short texts the spare
-#: columns cost more than another compiled program.
+#: The smallest bucket of the encoder's input. It is smaller than ``SMALLEST_BUCKET``, because an
+#: encoder computes the padding too. For short texts, computing more padding would cost more than
+#: compiling another program.
 SMALLEST_ENCODER_BUCKET = 8
 
-#: Arguments beyond GenerationConfig that are not inputs of the model.
+#: Arguments that are neither options of GenerationConfig nor inputs of the model.
 EXTRA_ARGUMENTS = (
     *("stopping_criteria", "streamer", "tokenizer", "stop_token_sequences"),
     *("forced_decoder_ids", "length_penalty_type", "compact_finished", "extra"),
@@ -65,8 +68,8 @@ UNSUPPORTED_ARGUMENTS = {
     "prefix_allowed_tokens_fn": "use a logits_processor, which is traced with the loop",
     "inputs_embeds": "pass input_ids",
     "inputs": "pass it as the first argument, or under the name of the model's input",
-    "negative_prompt_ids": "use a logits_processor that calls the model",
-    "negative_prompt_attention_mask": "use a logits_processor that calls the model",
+    "negative_prompt_ids": "pass a logits_processor that calls the model",
+    "negative_prompt_attention_mask": "pass a logits_processor that calls the model",
     "synced_gpus": "leave it out; sharded models need no such flag in JAX",
     "past_key_values": "pass the whole prompt; generate creates its cache",
     "custom_generate": "call your function directly",
@@ -92,7 +95,8 @@ _ARGUMENTS_SET_BY_GENERATE = {
     "max_length",
 }
 
-#: Attributes of model configurations that have the name of a generation option but do not set it.
+#: Attributes of model configurations that have the same name as a generation option but do not
+#: change generation.
 _NON_GENERATION_ATTRIBUTES = (
     "use_cache",
     "output_attentions",
@@ -109,19 +113,19 @@ class Streamer(Protocol):
         """Receives the prompt, `(rows, length)`, then the tokens of each step, `(rows,)`."""
 
     def end(self) -> None:
-        """Is called after the last token."""
+        """Called after the last token."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Numbers of tokens, including the prompt.
+    """Numbers of tokens. All of them include the prompt.
 
     Attributes:
         prompt: Length of the prompt.
         stop: Maximum length of the output.
         minimum: Length before which no end token is generated.
-        prefill: Width of the compiled prompt.
-        buffer: Width of the compiled token buffer.
+        prefill: Length to which the prompt is padded.
+        buffer: Length of the token buffer.
     """
 
     prompt: int
@@ -132,15 +136,15 @@ class Lengths:
 
 
 class Request(NamedTuple):
-    """Everything that a run needs.
+    """The validated arguments of one call of ``generate``.
 
     Attributes:
         plan: The static part of the program.
         operands: The arrays of the program.
-        lengths: Real and compiled lengths.
+        lengths: The actual lengths, and the lengths with padding to buckets.
         traced: Whether any argument is a tracer, so that the whole run is traced.
-        streamer: Receiver of the tokens, if any.
-        compact: Whether finished rows are dropped from the batch.
+        streamer: The object that receives the tokens, if any.
+        compact: Whether finished rows are removed from the batch.
     """
 
     plan: Plan
@@ -152,7 +156,10 @@ class Request(NamedTuple):
 
 
 class _ModelInputs(NamedTuple):
-    """The prompt and the encoder's inputs. ``source`` is the value passed as ``input_ids``."""
+    """The prompt and the encoder's inputs.
+
+    ``source`` is the value that the user passed as ``input_ids``.
+    """
 
     prompt: Any
     mask: Any
@@ -171,7 +178,7 @@ def make_request(
     logits_processor: Sequence[Processor] | Processor | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Request:
-    """Validates the arguments of ``generate`` and fits the inputs into buckets.
+    """Validates the arguments of ``generate`` and pads the inputs to buckets.
 
     Raises:
         TypeError: The class has no head that can generate.
@@ -190,7 +197,10 @@ def make_request(
     criteria = stop_criteria(config.stop_strings, extras)
     processors = _check_processors(logits_processor)
 
-    traced = is_traced(input_ids, inputs, params, prng_key, extras.get("extra"))
+    traced = is_traced(input_ids, inputs) or any(
+        isinstance(leaf, jax.core.Tracer)
+        for leaf in jax.tree.leaves((params, prng_key, extras.get("extra")))
+    )
     read_inputs = _read_encoder_decoder_inputs if encoder_decoder else _read_decoder_inputs
     model_inputs = read_inputs(model, config, options, input_ids, inputs, traced)
     lengths = resolve_lengths(
@@ -212,11 +222,12 @@ def make_request(
     )
     _check_padding_token(plan)
 
-    # Lengths are operands of a compiled program, and constants in a trace of the caller.
+    # Lengths are arguments of the compiled program, so that one program serves a whole bucket. If
+    # the caller traces the program, they are constants.
     number: Callable[[int], Length] = int
     if not traced:
         number = np.int32  # type: ignore[assignment]
-        model_inputs = _fit_to_bucket(model_inputs, lengths.prefill)
+        model_inputs = _fit_to_bucket(model_inputs, lengths.prefill, params or model.params)
     operands = Operands(
         params=params or model.params,
         prompt=model_inputs.prompt,
@@ -260,25 +271,41 @@ def _check_padding_token(plan: Plan) -> None:
     stops_early = plan.criteria or plan.options.stop_token_sequences
     if stops_early and plan.options.pad_token_id is None:
         raise UsageError(
-            "generate: rows that stop early are padded with pad_token_id, but neither "
+            "generate: sequences that stop early are padded with pad_token_id, but neither "
             "pad_token_id nor eos_token_id is set: pass pad_token_id=..."
         )
 
 
-def _fit_to_bucket(inputs: _ModelInputs, width: int) -> _ModelInputs:
-    """Pads the prompt to ``width`` and distributes the arrays like the rows of the input."""
+def _fit_to_bucket(inputs: _ModelInputs, width: int, params: Any) -> _ModelInputs:
+    """Pads the prompt to ``width`` and shards the batch axis of all inputs.
+
+    The batch axis is sharded like that of the array that the caller passed. If the parameters are
+    distributed over several processes, it is sharded over the mesh of the parameters instead. Each
+    process must then pass the whole batch.
+    """
     mask = None if inputs.mask is None else pad_right(inputs.mask, width, 1)
     arrays = pad_right(inputs.prompt, width), mask, inputs.encoder
     sharding = getattr(inputs.source, "sharding", None)
     if isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1:
         rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
         arrays = jax.tree.map(lambda array: jax.device_put(array, rows), arrays)
+    leaf = next(filter(is_distributed, jax.tree.leaves(params)), None)
+    if leaf is not None:
+        mesh = leaf.sharding.mesh
+        divides = inputs.prompt.shape[0] % data_shards(mesh) == 0
+        rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES if divides else None))
+        arrays = jax.tree.map(
+            lambda array: jax.make_array_from_callback(
+                array.shape, rows, np.asarray(array).__getitem__
+            ),
+            arrays,
+        )
     prompt, mask, encoder = arrays
     return inputs._replace(prompt=prompt, mask=mask, encoder=encoder)
 
 
 def is_traced(*trees: Any) -> bool:
-    """Returns whether values cannot be read: under a transformation, or on other hosts."""
+    """Returns whether any value cannot be read, because it is traced or partly on other hosts."""
     return any(
         isinstance(leaf, jax.core.Tracer)
         or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable)
@@ -312,9 +339,10 @@ def merge_options(
 ) -> tuple[GenerationConfig, dict[str, Any], bool]:
     """Merges the sources of generation options.
 
-    The order of precedence is ``kwargs``, ``generation_config``, the model's generation
-    configuration, the defaults of Transformers. As in Transformers 4, edits of ``model.config``
-    after loading count as long as the model's generation configuration was derived from it.
+    In the order of precedence, these are ``kwargs``, ``generation_config``, the model's generation
+    configuration, and the defaults of Transformers. If the model's generation configuration was
+    derived from ``model.config``, generation options that are changed in ``model.config`` after
+    loading are used too, as in Transformers 4.
 
     Returns:
         A complete GenerationConfig, the keyword arguments that are not options, and whether
@@ -371,7 +399,7 @@ def merge_options(
 
 
 def end_token_ids(model: Any, options: Mapping[str, Any]) -> list[int]:
-    """Returns the tokens at which ``generate`` ends a row with these options."""
+    """Returns the end tokens that ``generate`` uses with these options."""
     kwargs = dict(options)
     config, _, _ = merge_options(model, kwargs.pop("generation_config", None), kwargs)
     return np.ravel([] if config.eos_token_id is None else config.eos_token_id).tolist()
@@ -458,11 +486,11 @@ def _read_decoder_inputs(
 def _resolve_prompt_mask(
     prompt: Array, mask: TokenRows | None, options: Options, traced: bool
 ) -> tuple[Array, Array | None]:
-    """Returns the left-padded prompt and its mask, or `None` if every token is visible."""
+    """Returns the left-padded prompt and its mask. The mask is `None` if every token is visible."""
     if mask is not None:
         return pad_left(prompt, as_mask("attention_mask", mask, prompt, traced))
     if options.pad_token_id is not None and options.pad_token_id not in options.eos_token_id:
-        # as in PyTorch, which does not move the padding of a row to its left
+        # As in PyTorch, these tokens are masked. PyTorch does not move them to the left, however.
         return pad_left(prompt, (prompt != options.pad_token_id).astype(np.int32))
     if traced:
         return prompt, None
@@ -488,7 +516,7 @@ def _read_encoder_decoder_inputs(
     elif ids is not None:
         ids = as_ids("input_ids", ids, traced, model.vocab_size())
         length = ids.shape[1]
-        # The caller's encoder outputs have the length of their mask, so it must not be padded.
+        # If the caller passed encoder outputs, the mask must keep their length.
         may_pad = not traced and outputs is None
         encoder = _read_source_tokens(model, ids, mask, inputs, traced, may_pad)
     elif mask is not None:
@@ -508,7 +536,7 @@ def _read_source_tokens(
     traced: bool,
     may_pad: bool,
 ) -> dict[str, Any]:
-    """Returns the arguments of ``encode`` for token ids, padded to a bucket if possible."""
+    """Returns the arguments of ``encode`` for token IDs, padded to a bucket if possible."""
     if not ids.size:
         raise UsageError("generate: input_ids contains no tokens: pass at least one token per row")
     if mask is not None:
@@ -521,7 +549,7 @@ def _read_source_tokens(
             "positions: shorten the input (for example with tokenizer(..., truncation=True, "
             "max_length=...))"
         )
-    # The shapes of other inputs are unknown, so they cannot be padded
+    # Other inputs have unknown shapes and cannot be padded, so nothing is padded.
     if other_inputs or not may_pad:
         return _without_none({"input_ids": ids, "attention_mask": mask, **other_inputs})
     width = bucket_length(length, limit, SMALLEST_ENCODER_BUCKET)
@@ -530,10 +558,11 @@ def _read_source_tokens(
 
 
 def _decoder_start_token_id(model: GenerativeModel, config: GenerationConfig) -> int | None:
-    """Returns the first decoder token.
+    """Returns the first decoder token, or `None` if it is not defined.
 
-    Generation configurations may lack it. Training then uses that of the model's configuration.
-    Without both, it is the BOS token, as in PyTorch.
+    The token is read from the generation configuration, or if it is missing there, from the model's
+    configuration, which training uses too. If both do not contain it, the BOS token is used, as in
+    PyTorch.
     """
     values = (
         config.decoder_start_token_id,
@@ -558,8 +587,9 @@ def _read_decoder_prompt(
         prompt = as_ids("decoder_input_ids", ids, is_traced(ids), vocab_size)
         if prompt.shape[0] != batch or not prompt.shape[1]:
             raise UsageError(
-                f"generate: decoder_input_ids has the shape {tuple(prompt.shape)}, but the input "
-                f"has {batch} rows: pass (rows, length) with at least one token per row"
+                f"generate: decoder_input_ids has the shape {tuple(prompt.shape)}, but the batch "
+                f"size of the input is {batch}: pass an array with this batch size and at least "
+                "one token per sequence"
             )
     elif (start_token_id := _decoder_start_token_id(model, config)) is None:
         raise UsageError(
@@ -584,11 +614,11 @@ def _without_none(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_ids(name: str, ids: TokenRows, traced: bool, vocab_size: int | None) -> Array:
-    """Returns token ids as int32, `(rows, length)`.
+    """Returns token IDs as int32, `(batch, length)`.
 
     Raises:
-        UsageError: The value is not a batch of integers, or an id is outside of the vocabulary. JAX
-            would silently compute NaN for it.
+        UsageError: The value is not a batch of integers, or an ID is outside of the vocabulary. JAX
+            would not raise an error for such an ID, but compute NaN.
     """
     array: Any = as_array(name, ids)
     if not hasattr(array, "ndim") or array.ndim != 2:
@@ -611,12 +641,12 @@ def as_ids(name: str, ids: TokenRows, traced: bool, vocab_size: int | None) -> A
 
 
 def as_media(name: str, values: Any, options: Options, traced: bool) -> Array:
-    """Returns audio or image values as float32, with the batch as the first axis.
+    """Returns audio or images as floats, with the batch as the first axis.
 
-    They cannot be padded to buckets, so one program is compiled per shape.
+    Audio and images are not padded to buckets, so one program is compiled per shape.
 
     Raises:
-        UsageError: The value is not a batch, or an option compares with input tokens.
+        UsageError: The value is not a batch, or an option is set that requires tokens as input.
     """
     array: Any = as_array(name, values)
     array = array if traced else np.asarray(array)
@@ -640,7 +670,7 @@ def as_mask(name: str, mask: TokenRows, ids: Array, traced: bool) -> Array:
         name: Name of the argument, for messages.
         mask: Integers, booleans or floats. Non-zero values are visible.
         ids: The tokens that the mask belongs to.
-        traced: Whether the values cannot be read.
+        traced: Whether the values cannot be read, because they are traced or on other hosts.
 
     Raises:
         UsageError: The shapes differ, or a row has no visible token.
@@ -675,7 +705,7 @@ def pad_left(ids: Array, mask: Array) -> tuple[Array, Array]:
 
 
 def pad_right(ids: Array, width: int, value: int = 0) -> np.ndarray:
-    """Pads rows on the right to ``width``. Every vocabulary has an embedding for token 0."""
+    """Pads rows on the right to ``width``. The default, token 0, exists in every vocabulary."""
     return np.pad(ids, ((0, 0), (0, width - ids.shape[1])), constant_values=value)
 
 
@@ -683,14 +713,14 @@ def pad_right(ids: Array, width: int, value: int = 0) -> np.ndarray:
 
 
 def bucket_length(length: int, limit: int | None = None, smallest: int = SMALLEST_BUCKET) -> int:
-    """Returns the size that is compiled for ``length``: 1, 16, 24, 32, 48, 64, 96 and so on.
+    """Returns the bucket for ``length``: 1, 16, 24, 32, 48, 64, 96 and so on.
 
-    Sizes are powers of two and one and a half times these, so at most half of a buffer is unused.
+    Above 1, buckets are powers of two, or one and a half times a power of two.
 
     Args:
         length: Number of tokens.
-        limit: The model's number of positions, which is never exceeded.
-        smallest: The smallest size above 1.
+        limit: The model's maximum number of positions. The bucket does not exceed it.
+        smallest: The smallest bucket above 1.
     """
     size = 1 if length <= 1 else smallest
     while size < length:
@@ -699,15 +729,15 @@ def bucket_length(length: int, limit: int | None = None, smallest: int = SMALLES
 
 
 def text_width(length: int, limit: int | None = None) -> int:
-    """Returns the padded width of texts in a forward pass: 8, 16, 24, ..., 64, 80, 96, ....
+    """Returns the length to which texts are padded in a forward pass: 8, 16, ..., 64, 80, 96, ....
 
-    Widths are multiples of 8 up to 64, then of a quarter of a power of two. From 32 on at most a
-    fifth is padding. Programs without a loop compile quickly, so there are more sizes than in
-    :func:`bucket_length`.
+    Up to 64, the lengths are multiples of 8. Above 64, there are four lengths between a power of
+    two and the next one. From 32 on, at most a fifth of the length is padding. There are more
+    lengths than in :func:`bucket_length`, because programs without a loop compile quickly.
 
     Args:
         length: Number of tokens of the longest text.
-        limit: The model's number of positions, which is never exceeded.
+        limit: The model's maximum number of positions. The result does not exceed it.
     """
     step = max(8, (1 << max(length - 1, 1).bit_length() - 1) // 4)
     size = -(-length // step) * step
@@ -717,8 +747,9 @@ def text_width(length: int, limit: int | None = None) -> int:
 @functools.cache
 def _warn_about_length(recommended: int) -> None:
     logger.warning(
-        "generate: the sequence may become longer than the %d tokens for which the model was made "
-        "(max_position_embeddings and rotary scaling). The quality may decrease",
+        "generate: the sequence may become longer than %d tokens, the maximum length in the "
+        "model's configuration (max_position_embeddings and rotary scaling). The quality may "
+        "decrease",
         recommended,
     )
 
@@ -738,15 +769,15 @@ def resolve_lengths(
     Args:
         config: A complete GenerationConfig.
         prompt: Length of the prompt.
-        limit: The number of positions of the model's table, or `None` if there is no table.
-        recommended: The longest sequence for which the model was made, or `None`. Longer ones cause
-            a warning.
-        default: Whether ``max_length`` is the default rather than set by the user.
+        limit: The model's number of position embeddings, or `None` if it has none.
+        recommended: The maximum length in the model's configuration, or `None`. Longer sequences
+            cause a warning.
+        default: Whether ``max_length`` is a default that the user did not set.
         traced: Whether the caller compiles the program, so that buckets are not needed.
         input_name: Name of the prompt argument, for messages.
 
     Raises:
-        UsageError: The lengths are contradictory or exceed the model's positions.
+        UsageError: The lengths are contradictory or exceed the model's number of positions.
     """
     if limit is not None and prompt > limit:
         raise UsageError(
@@ -800,7 +831,8 @@ def resolve_lengths(
     if traced:
         return Lengths(prompt, stop, minimum, prompt, stop)
     prefill = bucket_length(prompt, limit)
-    # Neither width depends on the prompt's length within its bucket.
+    # Neither length depends on the length of the prompt within its bucket, so that all prompts of a
+    # bucket use the same program.
     needed = stop if new is None else prefill + new
     buffer = max(bucket_length(needed, limit) if limit is None or needed <= limit else limit, stop)
     return Lengths(prompt, stop, minimum, min(prefill, buffer), buffer)
@@ -812,7 +844,7 @@ def resolve_lengths(
 def stop_criteria(
     stop_strings: str | Sequence[str] | None, extras: Mapping[str, Any]
 ) -> tuple[Criterion, ...]:
-    """Returns the criteria that end rows: the user's, and one for ``stop_strings``.
+    """Returns the stopping criteria that the user passed, and one for ``stop_strings``.
 
     Raises:
         UsageError: A criterion is not a traceable function, ``stop_strings`` is invalid, or the
@@ -846,13 +878,19 @@ def stop_criteria(
 def stop_strings_criterion(
     tokenizer: PreTrainedTokenizerBase, strings: tuple[str, ...]
 ) -> StopStrings:
-    """Returns the criterion for ``strings``, the same object for the same arguments."""
+    """Returns the stopping criterion for ``strings``.
+
+    Equal arguments return the same object, so that compiled programs can be reused.
+    """
     return StopStrings(token_texts(tokenizer), strings)
 
 
 @functools.lru_cache(maxsize=4)
 def token_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Returns the text of every token inside of a text. Special tokens have an empty text."""
+    """Returns the text of every token, as it appears after another token.
+
+    Special tokens have an empty text.
+    """
     prefix, special = tokenizer.encode("a", add_special_tokens=False), {*tokenizer.all_special_ids}
     start, options = len(tokenizer.decode(prefix)), {"clean_up_tokenization_spaces": False}
     return tuple(
@@ -862,10 +900,11 @@ def token_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
 
 
 class StopStrings:
-    """A criterion that is true for rows in whose text one of ``strings`` ends in the last token.
+    """A stopping criterion that is true for rows whose last token contains the end of a string.
 
-    The Knuth-Morris-Pratt automaton reads the last tokens, using one table from (state, token) to
-    the next state. It keeps no state between steps, so beams can be reordered freely.
+    The strings are searched with Knuth-Morris-Pratt automata. For each string, a table contains the
+    next state for each state and token. Each call reads the last tokens again and keeps no state,
+    so beam search can reorder rows between the calls.
     """
 
     def __init__(self, token_texts: Sequence[str], strings: Sequence[str]):
@@ -873,14 +912,16 @@ class StopStrings:
 
         Args:
             token_texts: The text of every token of the vocabulary.
-            strings: Strings that end a row.
+            strings: Strings after which generation stops.
         """
-        #: Per string, `(states, tokens)`: the next state, and whether the token completed a match.
+        #: For each string, two arrays `(states, tokens)`: the next state, and whether a match ends
+        #: within the token.
         self.tables: list[tuple[np.ndarray, np.ndarray]] = []
         for string in strings:
             letters = sorted(set(string))
-            # Length of the prefix that the text ends with after a letter. The last column is for
-            # any other letter.
+            # The state is the length of the longest prefix of the string that the text ends with.
+            # `moves` contains the next state for each letter. The last column stands for all
+            # letters that do not occur in the string.
             moves = np.zeros((len(string) + 1, len(letters) + 1), np.int32)
             for state in range(len(string) + 1):
                 for column, letter in enumerate(letters):
@@ -888,7 +929,7 @@ class StopStrings:
                     sizes = range(min(len(text), len(string)), 0, -1)
                     moves[state, column] = next((n for n in sizes if text.endswith(string[:n])), 0)
             longest = max(map(len, token_texts), default=0)
-            # Letter numbers of each token. len(letters) is any other letter, -1 is past the end.
+            # The letters of each token as columns of `moves`. -1 is after the end of the token.
             codes = np.full((len(token_texts), longest), -1, np.int32)
             number = {letter: column for column, letter in enumerate(letters)}
             for row, text in enumerate(token_texts):
@@ -900,7 +941,8 @@ class StopStrings:
                 arrived = np.where(code >= 0, moves[states, np.maximum(code, 0)], states)
                 hits |= (arrived == len(string)) & (code >= 0)
                 states = arrived
-            # After a match, continue from the longest proper prefix that is also a suffix.
+            # After a match, continue with the longest proper prefix of the string that is also its
+            # suffix.
             border = next(
                 (n for n in range(len(string) - 1, 0, -1) if string.endswith(string[:n])), 0
             )
@@ -908,11 +950,17 @@ class StopStrings:
             self.tables.append((following.astype(np.int32), hits))
 
     def __call__(self, input_ids: jax.Array, cur_len: Length) -> jax.Array:
-        """Reads the last tokens of the first ``cur_len`` columns of ``input_ids``."""
+        """Returns for each row whether one of the strings ends within its last token.
+
+        Args:
+            input_ids: Token buffer, `(rows, width)`.
+            cur_len: Number of filled columns.
+        """
         ended = jnp.zeros(input_ids.shape[0], bool)
         for tables in self.tables:
             following, hits = map(jnp.asarray, tables)
-            # A match ends in the last token, and every non-empty token has at least one character.
+            # A match must end in the last token, and each token with a text has at least one
+            # letter. So it is enough to read this number of tokens.
             window = min(2 * len(following) + 1, input_ids.shape[1])
             tokens = jax.lax.dynamic_slice_in_dim(
                 jnp.pad(input_ids, ((0, 0), (window, 0))), cur_len, window, axis=1
@@ -930,7 +978,7 @@ class StopStrings:
                 state, token = carry[0], tokens[:, column]
                 return following[state, token], hits[state, token]
 
-            # A loop, because the compile time of unrolled lookups grows exponentially.
+            # This is a loop, because the compile time of unrolled lookups grows exponentially.
             rows = len(input_ids)
             start = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool)
             _, hit = jax.lax.fori_loop(first, window, read, start)

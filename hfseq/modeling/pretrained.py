@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hfseq.modeling")
 
-#: Returns the sharding of a variable from its path and shape.
+#: A function that returns the sharding of a variable, given its path and shape.
 ShardingFn = Callable[[trees.Path, tuple[int, ...]], jax.sharding.Sharding]
 
 
@@ -47,10 +47,10 @@ class _CheckpointReader(NamedTuple):
 
     Attributes:
         names: The weight map of the model.
-        slots: The tensor of each variable or part of a variable.
-        missing: Variables without a tensor.
-        native: Whether the tensors have Flax names.
-        on_device: Whether to read onto the default device instead of the host's CPU.
+        slots: Maps each variable, or part of a variable, to its tensor in the checkpoint.
+        missing: Paths of variables for which the checkpoint has no tensor.
+        native: Whether the tensors have Flax names instead of PyTorch names.
+        on_device: Whether to place variables on the default device instead of the host's CPU.
     """
 
     names: weights.WeightMap
@@ -66,13 +66,14 @@ class _CheckpointReader(NamedTuple):
         dtype: DTypeLike | None,
         sharding: ShardingFn | None,
     ) -> jax.Array:
-        """Reads one variable onto its devices.
+        """Reads one variable and places it on its devices.
 
         Args:
             path: Path of the variable.
             shape: Shape of the variable.
-            dtype: The dtype, or `None` for that of the file.
-            sharding: Returns the sharding of the variable. Each process then reads only its slices.
+            dtype: The dtype of the result, or `None` for the dtype in the file.
+            sharding: A function that returns the sharding of the variable. If it is passed, each
+                process reads only the slices that its devices need.
         """
         if dtype is None:
             dtype = next(tensor.dtype for slot, tensor in self.slots.items() if slot.path == path)
@@ -80,7 +81,7 @@ class _CheckpointReader(NamedTuple):
         if sharding is None:
             array = self.names.read_param(self.slots, path, native=self.native)
             array = np.asarray(array).astype(dtype, copy=False)
-            # Unlike asarray, device_put does not copy an array of a file on CPUs.
+            # On CPUs, device_put does not copy an array that was read from a file. asarray would.
             return jax.device_put(array, None if self.on_device else jax.devices("cpu")[0])
 
         def part(index: Any) -> np.ndarray:
@@ -96,14 +97,14 @@ _Names = Callable[[Mapping[trees.Path, tuple[int, ...]]], weights.WeightMap]
 
 @dataclasses.dataclass(frozen=True)
 class Sidecar:
-    """A collection that is saved in its own file.
+    """A collection that is saved in its own file, such as the scales of FP8 training.
 
     Attributes:
         file: Name of the file.
-        shapes: Shape of every variable.
-        kernels: The weight map of the kernels that the collection belongs to, to detect a file of a
-            model of another size.
-        names: Creates weight maps.
+        shapes: Shape of every variable of the collection.
+        kernels: The weight map of the kernels that the collection belongs to. The file contains the
+            shapes of these kernels, so that loading detects a file of a model of another size.
+        names: A function that creates the weight map of variables from their shapes.
     """
 
     file: str
@@ -112,7 +113,13 @@ class Sidecar:
     names: _Names
 
     def write(self, folder: Path, leaves: Mapping[trees.Path, Any], recipe: str) -> None:
-        """Writes the variables, and the shapes of the kernels that they were measured on."""
+        """Writes the variables, and the shapes of the kernels that they belong to.
+
+        Args:
+            folder: The directory.
+            leaves: The variables by path.
+            recipe: Name of the precision recipe, which is stored in the file.
+        """
         from safetensors.numpy import save_file
 
         metadata = {"format": "hfseq", "recipe": recipe, "kernels": json.dumps(self._sizes())}
@@ -123,7 +130,7 @@ class Sidecar:
 
         Args:
             path: The file.
-            fresh: Newly initialized variables, used where the file has none.
+            fresh: Newly initialized variables. They are used where the file has no variable.
 
         Raises:
             WeightsError: The file belongs to another model.
@@ -143,7 +150,8 @@ class Sidecar:
                 metadata = opened.metadata() or {}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"cannot read {path}: {error}. If you delete it, the scales are measured again"
+                f"cannot read {path}: {error}. If you delete the file, the scales are measured "
+                "again"
             ) from error
         for name, array in arrays.items():
             if name.endswith(_HISTORY_SUFFIX):  # the newest entry is the first
@@ -154,8 +162,8 @@ class Sidecar:
         self._check(path, metadata, report)
         if report.missing:
             logger.warning(
-                "%s lacks %d of the %d scales and histories of this model, which are newly "
-                "initialized",
+                "%s lacks %d of the %d scales and histories of this model. The missing ones are "
+                "newly initialized",
                 path,
                 len(report.missing),
                 len(self.shapes),
@@ -174,7 +182,8 @@ class Sidecar:
     def _check(self, path: str, metadata: Mapping[str, str], report: weights.LoadReport) -> None:
         variable_names, prefix = [".".join(path) for path in self.shapes], f"{self.kernels.prefix}."
         measured = json.loads(metadata.get("kernels", "{}"))
-        # The file may belong to another head of the same base model, whose weights are not used.
+        # The file may have been saved with another head of the same base model. Entries of that
+        # head are ignored.
         has_other_head = bool(self.kernels.prefix) and any(
             name.startswith(prefix) for name in measured
         )
@@ -195,15 +204,15 @@ class Sidecar:
         if problems:
             omitted = [f"  and {len(problems) - 6} more"] if len(problems) > 6 else []
             raise WeightsError(
-                f"{path} belongs to another model, or to other FP8 sites:\n"
+                f"{path} belongs to another model, or was saved with other --precision_sites:\n"
                 + "\n".join((*problems[:6], *omitted))
-                + "\nIf you delete it, the scales are measured again. Alternatively pass the "
-                "--precision_sites that it was created with"
+                + "\nIf you delete the file, the scales are measured again. Alternatively, pass "
+                "the --precision_sites that the file was created with"
             )
 
 
 def _computation_dtype(dtype: DTypeLike | None) -> DTypeLike:
-    """Returns the dtype for a name such as ``"torch.bfloat16"``. `None` is float32."""
+    """Converts a name such as ``"torch.bfloat16"`` to a dtype. `None` means float32."""
     if not isinstance(dtype, str) and not str(dtype).startswith("torch."):
         return jnp.float32 if dtype is None else dtype
     dtype = str(dtype)
@@ -218,7 +227,7 @@ def _computation_dtype(dtype: DTypeLike | None) -> DTypeLike:
 def _checkpoint_dtype(config: PreTrainedConfig, tensors: Mapping[str, weights.Tensor]) -> str:
     """Returns the dtype of a checkpoint as Transformers 5 does for ``dtype="auto"``.
 
-    It is the one in config.json, or that of the first floating-point tensor.
+    It is the dtype in config.json, or otherwise the dtype of the first floating-point tensor.
     """
     names = [str(getattr(config, "dtype", None)).removeprefix("torch.")]
     names += [tensor.dtype for tensor in tensors.values()]
@@ -244,36 +253,40 @@ class FlaxPreTrainedModel(FlaxModel):
         config: A Hugging Face configuration.
         input_shape: Kept for compatibility.
         seed: Seed of the initialization.
-        dtype: The dtype of *computation*. Parameters stay float32, or keep the dtype of the
-            checkpoint.
-        _do_init: Whether to initialize parameters. ``False`` gives structure and shapes only.
-        precision: Name of a precision recipe or a recipe, instead of ``dtype``.
+        dtype: The *computation* dtype. It does not change the dtype of the parameters, which are
+            float32 in a new model, and otherwise have the dtype of the checkpoint.
+        _do_init: Whether to initialize parameters. With ``False`` the model has no parameters, only
+            their structure and shapes.
+        precision: A precision recipe or the name of one. It replaces ``dtype``.
         scan_layers: Whether to stack the layers and scan over them.
         gradient_checkpointing: Whether to recompute layers in the backward pass.
         remat_policy: A policy of ``jax.checkpoint`` for the recomputed layers.
         attn_implementation: Name of a registered attention implementation.
         peft_config: Configuration of LoRA adapters.
-        untied: Whether to have separate parameters for tensors that the configuration ties, for
-            checkpoints in which they differ.
+        untied: Whether tensors that the configuration ties are separate parameters. This is for
+            checkpoints in which the tied tensors have different values.
 
     Attributes:
-        base_model_prefix: The attribute under which heads contain the base model.
-        weight_aliases: Other names of a tensor in PyTorch files: alias to the parameter's PyTorch
-            name.
-        weight_fallbacks: Tensors to read if a parameter is missing: PyTorch name to the name of
-            another tensor.
-        ignored_weights: Names in checkpoints without weights (buffers), as regular expressions.
-        weight_templates: Exceptions to the naming rule: symmetric templates, hfseq's names to
-            PyTorch's (checkpoints/weights.py).
-        weight_synonyms: Further names that can be read: templates to the written name, applied in
-            order.
-        module_templates: Templates from names in files to those of PyTorch's modules in memory,
-            which adapters use, applied in order.
-        joined_weights: Parameters that files contain in parts: PyTorch name of the parameter to the
-            :class:`JoinedTensor` that describes the parts.
-        native_synonyms: The same for files with Flax names.
-        stored_collections: Collections in checkpoints: name to the last path components of the
-            stored variables.
+        base_model_prefix: In models with a task head, the name of the attribute that contains the
+            base model.
+        weight_aliases: Maps further PyTorch names of a tied tensor to the PyTorch name of its
+            parameter.
+        weight_fallbacks: Maps the PyTorch name of a parameter to the name of another tensor, which
+            is read if the checkpoint does not contain the parameter.
+        ignored_weights: Regular expressions for names of tensors in checkpoints that are not
+            weights, such as buffers.
+        weight_templates: Maps templates of hfseq's names to templates of PyTorch's names, for names
+            that do not follow the general rule (checkpoints/weights.py). They are used for reading
+            and writing.
+        weight_synonyms: Maps templates of alternative tensor names to the names that hfseq writes.
+            Tensors with alternative names can be read too. The templates are applied in order.
+        module_templates: Maps templates of names in PyTorch files to the names in PyTorch's module
+            tree, which adapters use. The templates are applied in order.
+        joined_weights: Parameters that PyTorch files store in several tensors. Maps the PyTorch
+            name of the parameter to the :class:`JoinedTensor` that describes these tensors.
+        native_synonyms: Like ``weight_synonyms``, for files with Flax names.
+        stored_collections: Collections that checkpoints contain. Maps the name of the collection to
+            the last path components of the variables that are stored.
     """
 
     base_model_prefix: ClassVar[str] = ""
@@ -305,7 +318,10 @@ class FlaxPreTrainedModel(FlaxModel):
     def _saves_tied_tensor(
         cls, config: PreTrainedConfig, peft_config: lora.LoraConfig | None, prefix: str = ""
     ) -> bool:
-        """Returns whether an adapter has its own version of a tied tensor, which unties it."""
+        """Returns whether an adapter saves its own version of a tied tensor.
+
+        The tensor must then be untied.
+        """
         if peft_config is None or not getattr(config, "tie_word_embeddings", False):
             return False
         return peft_config.unties(
@@ -367,36 +383,40 @@ class FlaxPreTrainedModel(FlaxModel):
         """Loads a model from a directory, a weight file or a repository on the Hub.
 
         Args:
-            pretrained_model_name_or_path: The directory, file or repository. It may be an adapter.
-            dtype: The dtype of *computation*. ``"auto"`` is the dtype of the checkpoint, for the
-                parameters too: the one in config.json, or that of the first floating-point tensor.
+            pretrained_model_name_or_path: The directory, file or repository. It may contain an
+                adapter instead of a model.
+            dtype: The *computation* dtype. ``"auto"`` selects the dtype in config.json, or
+                otherwise the dtype of the first floating-point tensor. It then also becomes the
+                default of ``param_dtype``.
             *model_args: Positional arguments of the constructor.
-            config: The configuration, or where to load it from.
-            ignore_mismatched_sizes: Whether to initialize parameters whose shapes differ, instead
-                of raising an error.
+            config: The configuration, or the directory, file or repository to load it from.
+            ignore_mismatched_sizes: Whether to initialize parameters whose shapes differ from the
+                checkpoint, instead of raising an error.
             from_pt: Whether to prefer ``pytorch_model.bin`` to ``flax_model.msgpack``. The default
                 order is ``model.safetensors``, ``flax_model.msgpack``, ``pytorch_model.bin``.
             from_flax: Whether to read ``flax_model.msgpack`` and no other file.
-            _do_init: Whether to store the parameters in the model. ``False`` returns ``(model,
-                params)`` with parameters on the host's CPU. The collections are in ``model.extra``
-                in both cases.
-            param_dtype: The dtype of the parameters. The default is that of each tensor in the
-                checkpoint.
-            sharding: Returns the sharding of a parameter from its path and shape. Each process then
-                reads only its part.
-            extra_sharding: The same for stored collections, whose dtypes never change.
-            mesh: A mesh with some of the axes ``data``, ``fsdp``, ``tensor`` and ``sequence``, over
-                which the model is distributed by its own rules, as :meth:`shard` does.
+            _do_init: Whether to store the parameters in the model. With ``False`` the result is
+                ``(model, params)``, with the parameters on the host's CPU. The collections are in
+                ``model.extra`` in both cases.
+            param_dtype: The dtype of the parameters. By default, each parameter has the dtype of
+                its tensor in the checkpoint.
+            sharding: A function that returns the sharding of a parameter from its path and shape.
+                If it is passed, each process reads only the part of the parameters that it needs.
+            extra_sharding: Like ``sharding``, for the collections in the checkpoint. The dtypes of
+                collections never change.
+            mesh: A mesh with some of the axes ``data``, ``fsdp``, ``tensor`` and ``sequence``. The
+                sharding rules of the architecture distribute the model over the mesh, as in
+                :meth:`shard`.
             output_loading_info: Whether to return the pair of the model and a dictionary with
                 "missing_keys", "unexpected_keys", "mismatched_keys" and "error_msgs".
             **kwargs: ``cache_dir``, ``force_download``, ``local_files_only``, ``token``,
-                ``revision`` and ``subfolder`` work as in Transformers; if the source is an adapter,
-                they are those of the adapter, and adapter_config.json contains the base model's
-                revision. Other arguments override the configuration or are passed to the
-                constructor.
+                ``revision`` and ``subfolder`` work as in Transformers. If the source is an adapter,
+                ``revision`` and ``subfolder`` apply to the adapter only, and the revision of the
+                base model comes from adapter_config.json. Other arguments override attributes of
+                the configuration or are passed to the constructor.
 
         Returns:
-            The model, or ``(model, params)``.
+            The model, ``(model, params)``, or the model and its loading information.
 
         Raises:
             CheckpointError: Files are missing or damaged.
@@ -491,9 +511,9 @@ class FlaxPreTrainedModel(FlaxModel):
         )
         if not slots:
             raise WeightsError(
-                f"{checkpoint.source} has no tensor of {class_name} (its tensors: for example "
-                f"{next(iter(checkpoint.tensors), 'none at all')}): is it a checkpoint of another "
-                "architecture?"
+                f"{checkpoint.source} has no tensor of {class_name} (first tensor of the "
+                f"checkpoint: {next(iter(checkpoint.tensors), 'none')}): is it a checkpoint of "
+                "another architecture?"
             )
         missing = set(report.missing)
         reader = _CheckpointReader(self.file_map, slots, missing, checkpoint.native, on_device)
@@ -502,10 +522,11 @@ class FlaxPreTrainedModel(FlaxModel):
     def match_tensors(
         self, tensors: Mapping[str, weights.Tensor], *, native: bool, compare: bool = True
     ) -> tuple[dict[weights.Slot, weights.Tensor], weights.LoadReport]:
-        """Matches tensors with the variables of this model, see :meth:`WeightMap.match`.
+        """Matches tensors with the variables of this model, as :meth:`WeightMap.match` does.
 
-        Copies of tied tensors that differ from them are unexpected if they belong to a head that
-        this class lacks, and otherwise conflicts.
+        A checkpoint may store a tied tensor several times with different values. This is a conflict
+        if the model uses the copy. If the copy belongs to a head that this class does not have, the
+        copy is only reported as an unexpected tensor.
         """
         names = self.file_map
         slots, report = names.match(tensors, native=native, compare=compare)
@@ -522,7 +543,10 @@ class FlaxPreTrainedModel(FlaxModel):
 
     @classmethod
     def has_lm_head(cls) -> bool:
-        """Returns whether this class has a language modeling head, according to its name."""
+        """Returns whether this class has a language modeling head.
+
+        The class has one if its name says so or if it can generate.
+        """
         named_so = re.search("(LM|LMHeadModel|PreTraining)$", cls.__name__) is not None
         return named_so or cls.can_generate()
 
@@ -532,9 +556,9 @@ class FlaxPreTrainedModel(FlaxModel):
     ) -> dict[str, Any]:
         """Returns constructor arguments that depend on the checkpoint's tensors.
 
-        By default these are ``{"untied": True}`` if the configuration ties tensors that have
-        different values in the checkpoint, and otherwise ``{}``. Like PyTorch, the model then has a
-        parameter for each of them.
+        If the configuration ties tensors that have different values in the checkpoint, the result
+        is ``{"untied": True}``. The model then has a separate parameter for each of these tensors,
+        as in PyTorch. Otherwise the result is ``{}``.
 
         Args:
             tensors: The tensors of the checkpoint by name.
@@ -545,7 +569,7 @@ class FlaxPreTrainedModel(FlaxModel):
         copies = cls.different_copies(tensors)
         if not copies:
             return {}
-        # Some of the aliases belong to other heads of the family.
+        # Aliases may belong to heads of the family that this class does not have.
         untied = cls(config, _do_init=False, untied=True).weight_map
         separate = [alias for alias in copies if untied.has_parameter(alias)]
         if not separate:
@@ -560,19 +584,20 @@ class FlaxPreTrainedModel(FlaxModel):
 
     @classmethod
     def different_copies(cls, tensors: Mapping[str, weights.Tensor]) -> dict[str, str]:
-        """Returns the keys of ``weight_aliases`` whose values in a checkpoint differ.
+        """Finds tied tensors that a checkpoint stores several times with different values.
 
         Args:
             tensors: The tensors of the checkpoint by name.
 
         Returns:
-            The name of the tensor that each of them differs from.
+            A dict that maps the name of each such tensor, a key of ``weight_aliases``, to the name
+            of the tensor that it differs from.
         """
         return weights.different_copies(cls.weight_aliases, tensors, cls.base_model_prefix)
 
     @property
     def checkpoint_arguments(self) -> dict[str, Any]:
-        """The arguments of :meth:`checkpoint_options` that this model was created with."""
+        """The constructor arguments from :meth:`checkpoint_options` that this model received."""
         return {**self._module_kwargs, **({"untied": True} if self._untied else {})}
 
     @classmethod
@@ -591,7 +616,7 @@ class FlaxPreTrainedModel(FlaxModel):
 
     @property
     def file_map(self) -> weights.WeightMap:
-        """The names of everything in checkpoints: parameters and stored collections."""
+        """The names of all variables in checkpoints: parameters and stored collections."""
         stored = {path: leaf for path, (_, leaf) in self._stored_paths().items()}
         return self._names({path: leaf.shape for path, leaf in (self._paths | stored).items()})
 
@@ -613,7 +638,10 @@ class FlaxPreTrainedModel(FlaxModel):
         )
 
     def _fallbacks(self) -> dict[str, list[str]]:
-        """Returns the names to read if a tensor is missing. Untied tensors replace each other."""
+        """Returns, for PyTorch names, the names of tensors to read if the tensor is missing.
+
+        In an untied model, each tensor that the configuration ties can replace the others.
+        """
         fallbacks = {name: [other] for name, other in self.weight_fallbacks.items()}
         if not self._untied:
             return fallbacks
@@ -641,9 +669,9 @@ class FlaxPreTrainedModel(FlaxModel):
             num_read = sum(math.prod(tensor.shape) for tensor in read.slots.values())
             if num_missing > max(configs.FREE_NEW_VALUES, 4 * num_read):
                 raise WeightsError(
-                    f"the checkpoint contains {num_read} values of this model and lacks "
-                    f"{num_missing}: the configuration does not belong to it. To train from "
-                    "scratch, pass only the configuration"
+                    f"the checkpoint contains {num_read} parameter values of this model and lacks "
+                    f"{num_missing}: the configuration does not belong to this checkpoint. To "
+                    "train from scratch, pass only the configuration"
                 )
             flat |= self._fresh(missing, sharding)
         return trees.unflatten({path: flat[path] for path in self._paths if path in flat})
@@ -664,7 +692,12 @@ class FlaxPreTrainedModel(FlaxModel):
         return sidecars
 
     def _stored_paths(self) -> dict[trees.Path, tuple[str, Any]]:
-        """Returns the stored variables of collections: path to (collection, shape and dtype)."""
+        """Returns the variables of collections that checkpoints contain.
+
+        Returns:
+            A dict that maps the path of a variable to a pair: the name of its collection, and a
+            ``jax.ShapeDtypeStruct`` of the variable.
+        """
         return {
             path: (name, leaf)
             for name, leaves in self.stored_collections.items()
@@ -673,14 +706,17 @@ class FlaxPreTrainedModel(FlaxModel):
         }
 
     def _stored_leaves(self, extra: Mapping[str, Any] | None) -> dict[trees.Path, Any]:
-        """Returns the stored leaves of ``extra``, or of the model's own collections."""
+        """Returns the leaves of ``extra`` that checkpoints contain.
+
+        `None` stands for the model's own collections.
+        """
         stored = self._stored_paths()
         collections = self._require_extra(self.extra if extra is None else extra) if stored else {}
         flat = {name: trees.flatten(tree) for name, tree in collections.items()}
         lacking = [trees.join(path) for path, (name, _) in stored.items() if path not in flat[name]]
         if lacking:
             logger.warning(
-                "ignoring variables of %s that are missing in the collections: %s",
+                "not saving variables of %s that are missing in the collections: %s",
                 type(self).__name__,
                 ", ".join(lacking),
             )
@@ -708,7 +744,7 @@ class FlaxPreTrainedModel(FlaxModel):
         return {name: trees.unflatten(leaves) for name, leaves in flat.items()}
 
     def _read_sidecars(self, source: str, download: dict[str, Any]) -> None:
-        """Replaces collections by the content of their files, if there are any."""
+        """Replaces collections that have their own files by the content of these files."""
         sidecars = self.sidecars()
         if not sidecars:
             return
@@ -726,7 +762,10 @@ class FlaxPreTrainedModel(FlaxModel):
     def _warn(
         self, report: weights.LoadReport, source: str, initialized: bool, keeps_dtype: bool
     ) -> None:
-        """Logs which parameters do not come from the checkpoint, with the messages of v4."""
+        """Logs which parameters do not come from the checkpoint.
+
+        The messages are those of Transformers 4.
+        """
         name = type(self).__name__
         if report.unexpected:
             logger.warning(
@@ -737,7 +776,8 @@ class FlaxPreTrainedModel(FlaxModel):
             )
         if report.derived:
             logger.warning(
-                "%s has other values than %s computes for %s, which are ignored",
+                "%s: the values of the checkpoint differ from those that %s computes for %s. The "
+                "values of the checkpoint are ignored",
                 source,
                 name,
                 ", ".join(report.derived),
@@ -751,8 +791,8 @@ class FlaxPreTrainedModel(FlaxModel):
             )
         for used, unused in report.unused_biases:
             logger.warning(
-                "%s and %s have different values in the model checkpoint at %s. Like PyTorch, %s "
-                "uses the first and ignores the second",
+                "%s and %s have different values in the model checkpoint at %s. As in PyTorch, %s "
+                "uses the first tensor and ignores the second",
                 used,
                 unused,
                 source,
@@ -787,7 +827,8 @@ class FlaxPreTrainedModel(FlaxModel):
             if report.dtypes.get(half) and keeps_dtype:
                 logger.warning(
                     "Some of the weights of %s were initialized in %s precision from the model "
-                    "checkpoint at %s. To convert them, pass param_dtype=jnp.float32",
+                    "checkpoint at %s. To convert them, pass param_dtype=jnp.float32, or run "
+                    "hfseq convert with --dtype float32",
                     name,
                     half,
                     source,
@@ -807,8 +848,8 @@ class FlaxPreTrainedModel(FlaxModel):
         }
         with configs.wrap_read_errors(generation_config_path or source):
             if not generation_config_path:
-                # PyTorch uses these only if the file contains them: MarianConfig has a default that
-                # the files of opus-mt lack.
+                # PyTorch uses these options only if config.json contains them. MarianConfig sets a
+                # default, but the checkpoints of opus-mt do not contain the option.
                 stored, _ = self.config_class.get_config_dict(source, **download)
                 for name in {"forced_bos_token_id", "forced_eos_token_id"} - stored.keys():
                     if getattr(self.config, name, None) is not None:
@@ -821,7 +862,7 @@ class FlaxPreTrainedModel(FlaxModel):
     def _load_adapter_generation_config(self, source: str, download: Mapping[str, Any]) -> None:
         """Loads the generation options that an adapter was saved with, if it has any.
 
-        Training may have given the model another end-of-text token than that of its base.
+        Training may have set another end-of-sequence token than the base model uses.
         """
         if not self.can_generate() or not configs.fetcher(source, download)(
             "generation_config.json"
@@ -856,23 +897,24 @@ class FlaxPreTrainedModel(FlaxModel):
         return layout.shardings(shapes)
 
     def shard(self, mesh: jax.sharding.Mesh, sequence_parallel: bool = False) -> jax.sharding.Mesh:
-        """Distributes the model over a mesh by the rules of its architecture.
+        """Distributes the model over a mesh by the sharding rules of its architecture.
 
-        The parameters are laid out in place, and calls split their work over the mesh. Rows of the
-        inputs may be sharded over ``data`` and ``fsdp``.
+        The values of the parameters do not change. Model calls then split their work over the mesh.
+        The batch axis of inputs may be sharded over ``data`` and ``fsdp``.
 
         Args:
-            mesh: A mesh of ``jax.make_mesh`` with some of the axes ``data``, ``fsdp``, ``tensor``
-                and ``sequence``. A missing axis has size 1, and explicit axes are treated as
-                automatic ones.
+            mesh: A mesh from ``jax.make_mesh`` with some of the axes ``data``, ``fsdp``, ``tensor``
+                and ``sequence``. Missing axes get size 1. Axes of the type Explicit are converted
+                to the type Auto.
             sequence_parallel: Whether to split hidden states by length over the axis ``tensor``
                 between the layers.
 
         Returns:
-            The mesh with all four axes, to shard inputs with.
+            The mesh with all four axes. Use it to shard inputs.
 
         Raises:
-            UsageError: An axis is unknown, or does not divide the model.
+            UsageError: An axis is unknown, or a dimension of a parameter or the number of attention
+                heads is not a multiple of the size of the axis that splits it.
         """
         mesh = complete_mesh(mesh)
         shardings = self._use_mesh_rules(mesh, sequence_parallel)
@@ -901,16 +943,20 @@ class FlaxPreTrainedModel(FlaxModel):
 
     @property
     def trainable_paths(self) -> set[trees.Path]:
-        """The parameters that training changes: all of them, or those of the adapters."""
+        """The paths of the parameters that training changes.
+
+        Without adapters, these are all parameters. With adapters, :func:`lora.trainable_paths`
+        returns the paths.
+        """
         if self.peft_config is None:
             return set(self._paths)
         return lora.trainable_paths(self._paths, self.peft_config, self._names({}))
 
     def quantize(self, params: trees.Params, quantization: str) -> dict[str, Any]:
-        """Returns ``params`` with quantized kernels of linear layers, as the base of adapters.
+        """Quantizes the kernels of linear layers, to train adapters with less memory.
 
-        Embeddings, adapters and the language-modeling head are not quantized. The model accepts the
-        result as parameters, but it cannot be saved or trained.
+        Embeddings, adapters and the language-modeling head are not quantized. The result can be
+        passed to the model as ``params``, but the quantized kernels cannot be saved or trained.
 
         Args:
             params: Parameters of the model.
@@ -925,10 +971,11 @@ class FlaxPreTrainedModel(FlaxModel):
         return trees.unflatten(flat)
 
     def load_adapter(self, source: str | Path, **download: Any) -> Any:
-        """Returns a model with the adapter at ``source`` that shares the arrays of this model.
+        """Returns a new model that combines this model with the adapter at ``source``.
 
-        Several adapters can be in memory at once, each as its own model. If this model has an
-        adapter, the new one replaces it.
+        The new model shares the arrays of this model, so several models with different adapters can
+        be in memory at once. If this model has an adapter, the new model has the adapter at
+        ``source`` instead.
 
         Raises:
             CheckpointError: There is no adapter at ``source``.
@@ -943,7 +990,7 @@ class FlaxPreTrainedModel(FlaxModel):
             **lora.combine_tensors(adapter, None, model.file_map, model.vocab_size()),
         }
         names = model.file_map
-        names.fallbacks = {}  # other tensors come from this model
+        names.fallbacks = {}  # tensors that the adapter lacks come from this model
         slots, report = names.match(tensors)
         weights.check_report(report, adapter.source, type(self).__name__, ignore_mismatched=False)
         read = _CheckpointReader(names, slots, set(report.missing), False, True)
@@ -955,13 +1002,13 @@ class FlaxPreTrainedModel(FlaxModel):
             for path, leaf in model._paths.items()
         }
         model._is_initialized, model._params, model.extra = True, trees.unflatten(flat), self.extra
-        # The base keeps its own configuration.
+        # The following method may change the configuration of the new model.
         model._config = copy.deepcopy(self._config)
         model._load_adapter_generation_config(str(source), download)
         return model
 
     def _untied_tensors(self, names: weights.WeightMap) -> dict[str, weights.Tensor]:
-        """Returns the tensors of parameters that are tied in this model, but not in ``names``."""
+        """Returns tensors for parameters that are tied in this model, but separate in ``names``."""
         own_names = self.weight_map
         untied = {
             name: source
@@ -982,10 +1029,16 @@ class FlaxPreTrainedModel(FlaxModel):
         }
 
     def merge_adapter(self, params: trees.Params | None = None) -> Any:
-        """Returns a model without adapters, in which they are added to the kernels.
+        """Returns a new model in which the adapters are added to the kernels.
+
+        The new model has no adapters.
+
+        Args:
+            params: Parameters to use instead of the model's own.
 
         Raises:
-            UsageError: The model has no adapter, or adapts an embedding that is tied to the head.
+            UsageError: The model has no adapter, or the adapter changes an embedding matrix that is
+                tied to the output head.
         """
         if self.peft_config is None:
             raise UsageError(f"this {type(self).__name__} has no adapter to merge")
@@ -993,9 +1046,10 @@ class FlaxPreTrainedModel(FlaxModel):
         adapts_word_table = any(self._paths[path].shape[0] == self.vocab_size() for path in tables)
         if adapts_word_table and getattr(self.config, "tie_word_embeddings", False):
             raise UsageError(
-                "the adapted word embeddings are tied to the head, which the adapter does not "
-                "change: merging it would change both. Keep the adapter, or untie them before "
-                "training (--config_overrides tie_word_embeddings=false)"
+                "the adapter changes the word embeddings, which are tied to the head, but it does "
+                "not change the head. Merging the adapter would change both. Keep the adapter, or "
+                "untie the embeddings before training "
+                "(--config_overrides tie_word_embeddings=false)"
             )
         model = self._like()
         flat_params = trees.flatten(self.params if params is None else params)
@@ -1005,7 +1059,7 @@ class FlaxPreTrainedModel(FlaxModel):
         return model
 
     def _like(self, **changes: Any) -> Any:
-        """Returns a model with the same options except ``changes``, without parameters."""
+        """Returns a model without parameters, with the options of this model except ``changes``."""
         model = type(self)(
             self.config,
             seed=self.seed,
@@ -1023,14 +1077,17 @@ class FlaxPreTrainedModel(FlaxModel):
 
     #: The source of the model and the options of its download.
     _source: tuple[str, dict[str, Any]] | None = None
-    #: Parameters outside of the base model that the checkpoint lacks.
+    #: Parameters outside of the base model that the checkpoint did not contain.
     _fresh_head: Sequence[str] = ()
     _sentences: SentenceConfig | None = None
     _encoder: tuple[str | None, SentenceEncoder] | None = None
 
     @property
     def sentence_config(self) -> SentenceConfig | None:
-        """The content of sentence-transformers' files, or `None`. If set, it is saved."""
+        """The content of sentence-transformers' files, or `None` if the model has no such files.
+
+        If you set this property, ``save_pretrained`` writes these files.
+        """
         if self._sentences is None and self._source is not None:
             self._sentences = SentenceConfig.read(*self._source)
             if self._sentences is None and self.peft_config is not None:
@@ -1062,10 +1119,11 @@ class FlaxPreTrainedModel(FlaxModel):
         tokenizer: PreTrainedTokenizerBase | None = None,
         params: trees.Params | None = None,
     ) -> np.ndarray:
-        """Returns sentence vectors as sentence-transformers computes them.
+        """Returns sentence embeddings as sentence-transformers computes them.
 
-        Sentences are sorted by length and padded to a few widths, each of which is compiled once.
-        Longer sentences than the model accepts are truncated with a warning.
+        Sentences are sorted by length and padded to one of a few lengths. The model is compiled
+        once per length. Sentences that are longer than the model accepts are truncated with a
+        warning.
 
         Args:
             sentences: One sentence or several.
@@ -1081,17 +1139,18 @@ class FlaxPreTrainedModel(FlaxModel):
             params: Parameters to use instead of the model's own.
 
         Returns:
-            Float32 vectors, `(features,)` for one sentence and `(sentences, features)` for several.
+            Float32 vectors, `(features,)` for a string and `(sentences, features)` for a sequence.
 
         Raises:
-            UsageError: The pooling mode is unknown, the model has no last hidden states, or
-                ``prompt_name`` does not exist.
+            UsageError: The pooling mode or ``prompt_name`` is unknown, or the model has a task
+                head, so it does not return its last hidden states.
         """
         sentence_config = self.sentence_config if pooling is None else SentenceConfig((pooling,))
         if sentence_config is None:
             raise UsageError(
                 "the model has no modules.json, which defines the pooling of token vectors: pass "
-                'the pooling that it was trained with, such as pooling="mean", "cls" or "lasttoken"'
+                'the pooling that the model was trained with, such as pooling="mean", "cls" or '
+                '"lasttoken"'
             )
         name = prompt_name if prompt_name is not None else sentence_config.default_prompt_name
         if prompt is None and name is not None and name not in sentence_config.prompts:
@@ -1109,7 +1168,8 @@ class FlaxPreTrainedModel(FlaxModel):
             if tokenizer is None:
                 if self._source is None:
                     raise UsageError(
-                        "encode: pass the tokenizer, because the model is not from a checkpoint"
+                        "encode: pass the tokenizer, because the model was not loaded from a "
+                        "checkpoint"
                     )
                 from transformers import AutoTokenizer
 
@@ -1134,16 +1194,20 @@ class FlaxPreTrainedModel(FlaxModel):
     def stored_config(self) -> Any:
         """Returns the configuration to save.
 
-        An architecture that is exactly equivalent to a stock architecture returns the configuration
-        of that architecture, with its own model type and options under the key ``hfseq``, from
-        which hfseq restores it.
+        Some architectures of hfseq are equivalent to an architecture of Transformers. Their model
+        classes override this method and return a configuration of the Transformers architecture, so
+        that PyTorch users can load the model. The entry ``hfseq`` of this configuration contains
+        the model type and the options of the hfseq architecture. hfseq uses them to load the
+        original architecture.
         """
         return self.config
 
     def derived_weights(self) -> Mapping[str, weights.DerivedTensor]:
-        """Returns additional tensors that PyTorch's class stores, by PyTorch names.
+        """Returns additional tensors that PyTorch's class stores, by their PyTorch names.
 
-        ``save_pretrained`` writes them and ``from_pretrained`` verifies them.
+        hfseq does not need these tensors as parameters, because it computes them.
+        ``save_pretrained`` writes them, and ``from_pretrained`` compares the computed tensors with
+        the checkpoint.
         """
         return {}
 
@@ -1161,16 +1225,21 @@ class FlaxPreTrainedModel(FlaxModel):
     ) -> None:
         """Saves the configuration and the weights so that PyTorch's ``AutoModel*`` can load them.
 
-        Files are written under temporary names and renamed when all of them are complete.
+        Files are written under temporary names and renamed when all of them are complete. If the
+        parameters are distributed over several processes, all processes must call this method.
+        Process 0 then writes the files. Its memory contains at most one file and one parameter at a
+        time.
 
         Args:
             save_directory: The directory.
-            params: Parameters to save instead of the model's own. Missing and unexpected leaves are
-                left out with a warning.
+            params: Parameters to save instead of the model's own. If parameters of the model are
+                missing, or if there are leaves that the model does not have, a warning lists them
+                and they are not saved.
             push_to_hub: Whether to upload the directory.
-            max_shard_size: Maximum size of a file, in bytes or as ``"5GB"``.
+            max_shard_size: Maximum size of a file, in bytes or as a string such as ``"5GB"``.
             token: Token for the upload.
-            safe_serialization: ``False`` writes the legacy ``flax_model.msgpack``.
+            safe_serialization: Whether to write ``model.safetensors``. ``False`` writes the legacy
+                file ``flax_model.msgpack``.
             extra: Collections to save instead of the model's own.
             **kwargs: ``repo_id`` and other arguments of :meth:`push_to_hub`.
 
@@ -1178,13 +1247,27 @@ class FlaxPreTrainedModel(FlaxModel):
             UsageError: ``save_directory`` is a file, or ``params`` has no parameter of this model.
             CheckpointError: The files cannot be written.
         """
-        folder = _make_directory(save_directory)
         own_params, joined_extra = self.split_collections(self.params if params is None else params)
         flat = self._known_leaves(own_params)
         if self.peft_config is None:
             flat |= self._stored_leaves(joined_extra if extra is None else extra)
         shapes = self.file_map.shapes
         names = self._names({path: shapes[path] for path in shapes if path in flat})
+        distributed = {path for path, leaf in flat.items() if sharding.is_distributed(leaf)}
+        flat = {
+            path: sharding.GatheredArray(leaf) if path in distributed else leaf
+            for path, leaf in flat.items()
+        }
+        if distributed and jax.process_index():
+            # Process 0 reads the parameters in this order.
+            if self.peft_config is not None:
+                names.to_torch(flat)
+            elif safe_serialization:
+                self._write_torch(None, names, flat, max_shard_size)
+            else:
+                names.unstack(flat)
+            return
+        folder = _make_directory(save_directory)
         with files.staging_directory(folder) as stage:
             if self.peft_config is not None:
                 lora.write_adapter(stage, self.peft_config, self._adapted, names, flat)
@@ -1210,7 +1293,11 @@ class FlaxPreTrainedModel(FlaxModel):
         flat: Mapping[trees.Path, Any],
         max_shard_size: int | str,
     ) -> None:
-        """Writes the legacy file, with the collections in it if v4's file has them."""
+        """Writes the legacy file ``flax_model.msgpack``.
+
+        If ``params_include_collections`` is set, the file includes the collections, as in
+        Transformers 4.
+        """
         leaves = names.unstack(flat)
         if self.params_include_collections:
             stored = self._stored_paths()
@@ -1227,9 +1314,10 @@ class FlaxPreTrainedModel(FlaxModel):
             sidecar.write(folder, trees.flatten(collection), self.precision.name)
 
     def _write_sentence_config(self, folder: Path) -> None:
-        """Writes the files of sentence-transformers if they were set or loaded.
+        """Writes the files of sentence-transformers if ``sentence_config`` was set or read.
 
-        A base model that was loaded from a directory keeps the files of that directory.
+        A model without a head that was loaded from a directory also keeps the files of that
+        directory.
         """
         sentence_config = self._sentences
         is_base_model = type(self).__name__.endswith("Model")
@@ -1239,7 +1327,10 @@ class FlaxPreTrainedModel(FlaxModel):
             sentence_config.write(folder, self.text_config.hidden_size)
 
     def _known_leaves(self, params: trees.Params) -> dict[trees.Path, Any]:
-        """Returns the leaves of ``params`` that this model has, and logs the others."""
+        """Returns the leaves of ``params`` that this model has.
+
+        Logs missing parameters and unexpected leaves.
+        """
         flat, name, paths = trees.flatten(trees.thaw(params)), type(self).__name__, self._paths
         if self.peft_config is not None:
             trained = self.trainable_paths
@@ -1263,7 +1354,7 @@ class FlaxPreTrainedModel(FlaxModel):
             logger.warning("ignoring unexpected keys in params of %s: %s", name, listed)
         if missing:
             logger.warning(
-                "params lacks these parameters of %s, which are not saved: %s",
+                "params does not contain these parameters of %s, so they are not saved: %s",
                 name,
                 ", ".join(missing),
             )
@@ -1271,7 +1362,7 @@ class FlaxPreTrainedModel(FlaxModel):
 
     def _write_torch(
         self,
-        folder: Path,
+        folder: Path | None,
         names: weights.WeightMap,
         flat: Mapping[trees.Path, Any],
         limit: int | str,
@@ -1293,17 +1384,18 @@ class FlaxPreTrainedModel(FlaxModel):
             sizes[name] = sizes[value] if isinstance(value, str) else typed(value).nbytes
 
         def make(keys: Iterable[str]) -> dict[str, np.ndarray]:
-            sources = {key: derived[key].value if key in derived else key for key in keys}
-            tensors = names.to_torch(flat, {v for v in sources.values() if isinstance(v, str)})
+            values = {key: derived[key].value if key in derived else key for key in keys}
             return {
-                key: tensors[value] if isinstance(value, str) else typed(value)
-                for key, value in sources.items()
+                key: names.to_torch(flat, [value])[value]
+                if isinstance(value, str)
+                else typed(value)
+                for key, value in values.items()
             }
 
         files.write_safetensors(folder, sizes, make, limit, {"format": "pt"})
 
     def save_config(self, folder: Path) -> None:
-        """Writes ``config.json``, with the PyTorch class, and ``generation_config.json``."""
+        """Writes ``config.json``, which names the PyTorch class, and ``generation_config.json``."""
         self.config.architectures = [self.torch_class_name()]
         config, generation = self._split_configs()
         configs.write_config(config, folder)
@@ -1311,9 +1403,10 @@ class FlaxPreTrainedModel(FlaxModel):
             generation.save_pretrained(folder)
 
     def _split_configs(self) -> tuple[Any, Any]:
-        """Moves generation options that v4 programs set on the model's configuration.
+        """Returns the model configuration and the generation configuration to save.
 
-        Transformers 5 refuses to save them there.
+        Programs for Transformers 4 may set generation options on the model configuration, where
+        Transformers 5 does not save them. This method moves them to the generation configuration.
         """
         config, generation = self.stored_config(), self.generation_config
         moved = config._get_generation_parameters()
@@ -1324,7 +1417,8 @@ class FlaxPreTrainedModel(FlaxModel):
             setattr(config, name, None)
         if generation is None:
             logger.warning(
-                "%s cannot generate, so %s of its configuration are not saved",
+                "%s cannot generate, so these generation options of its configuration are not "
+                "saved: %s",
                 type(self).__name__,
                 ", ".join(moved),
             )
@@ -1358,7 +1452,8 @@ class FlaxPreTrainedModel(FlaxModel):
             repo_id: Name of the repository.
             params: Parameters to save instead of the model's own.
             extra: Collections to save instead of the model's own.
-            folder: A directory to upload instead of saving the model.
+            folder: A directory to upload. By default, the model is saved to a temporary directory
+                and uploaded from there.
             private: Whether a new repository is private.
             token: Token for the upload.
             commit_message: Message of the commit.
@@ -1386,10 +1481,11 @@ class FlaxPreTrainedModel(FlaxModel):
 
 
 class FlaxVisionPreTrainedModel(FlaxPreTrainedModel):
-    """Base class of image models, whose module receives ``pixel_values`` as the user passes them.
+    """Base class of image models.
 
-    Images are floats `(batch, channels, height, width)`, the layout of PyTorch and of the image
-    processors. ``nn.embed_patches`` transposes them to channels last for convolutions.
+    ``pixel_values`` are floats `(batch, channels, height, width)`, as in PyTorch and in the image
+    processors. The NNX module receives the images in this layout. ``nn.embed_patches`` transposes
+    them to channels last for convolutions.
     """
 
     main_input_name = "pixel_values"

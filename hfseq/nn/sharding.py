@@ -1,21 +1,26 @@
 """Sharding of parameters and activations over a device mesh.
 
 Rules select the sharding of parameters by regular expressions on their paths. A rule is a pair
-(pattern, tactic). The first pattern that is found in a path decides, and a parameter without a
-matching rule is an error. The tactics are:
+(pattern, tactic), where the tactic is the name of a way to split a parameter. The first rule whose
+pattern is found in the path of a parameter applies. If no rule matches a parameter, an error is
+raised. The tactics are:
 
-* `column` and `row`: a product split by its output or input features (Megatron).
-* `embedding`: a table split by vocabulary.
-* `table`, `row_table`: tables that only `fsdp` splits.
-* `vocab`, `vocab_column`, `vocab_row`: a vector or a kernel over the vocabulary.
-* `column_bias`: the bias of a column-split product.
-* `heads`: a table with one column per head.
-* `channels`: the kernel of a convolution.
-* `vector`: norms and other biases.
-* `replicated`: not split.
+* `column`, `row`: the kernel of a linear layer, split over `tensor` by its output features (column)
+  or its input features (row), as in Megatron.
+* `embedding`: an embedding matrix, split over `tensor` by vocabulary.
+* `table`, `row_table`: a matrix that is split over `fsdp` only, along its second dimension (table)
+  or its first dimension (row_table).
+* `vocab`: a vector with one element per vocabulary entry.
+* `vocab_column`, `vocab_row`: a matrix with one column per vocabulary entry. `vocab_row` is not
+  split over `fsdp`.
+* `column_bias`: the bias of a `column` layer, split over both `tensor` and `fsdp`.
+* `heads`: a matrix with one column per attention head.
+* `channels`: the kernel of a two-dimensional convolution.
+* `vector`: normalization parameters and other biases.
+* `replicated`: a parameter that is not split.
 
-`fsdp` splits dimensions that `tensor` does not split. Activations are split by the axes that split
-the weight of their layer.
+In a matrix, `fsdp` and `tensor` split different dimensions. Activations are split over the same
+mesh axes as the weight of their layer.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from hfseq.errors import UsageError, did_you_mean
 from hfseq.nn import trees
@@ -41,11 +47,12 @@ if TYPE_CHECKING:
 
 AXES = ("data", "fsdp", "tensor", "sequence")
 FSDP, TENSOR, SEQUENCE = AXES[1:]
-# The axes that split rows, of a batch and of activations.
+# The mesh axes that split the batch axis of inputs and activations.
 BATCH_AXES = ("data", "fsdp")
 
 Rules = Sequence[tuple[str, str]]
-#: The mesh axes that split one dimension, and those of each dimension of a weight.
+#: An `Entry` is the mesh axis or axes that split one dimension, or `None`. `Axes` has one `Entry`
+#: per dimension.
 Entry = str | tuple[str, ...] | None
 Axes = tuple[Entry, ...]
 
@@ -65,10 +72,12 @@ TACTICS: dict[str, Axes] = {
     "replicated": (),
 }
 
-# The dimension over the vocabulary, which may be padded to a multiple of the tensor axis.
+# For each of these tactics, the dimension whose size is the vocabulary size. It may be padded to a
+# multiple of the size of the `tensor` axis.
 VOCAB_DIMENSIONS = {"embedding": 0, "vocab": 0, "vocab_column": 1, "vocab_row": 1}
 
-# For architectures without rules. These work on data and fsdp axes. tensor > 1 is an error.
+# The rules of architectures that define none. They support the axes `data` and `fsdp`. A `tensor`
+# axis of size 2 or more raises an error.
 DEFAULT_RULES: Rules = ((r"kernel$|weight$|embedding$", "table"), (r".*", "replicated"))
 
 
@@ -78,10 +87,11 @@ def make_mesh(layout: str | None, devices: Sequence[jax.Device] | None = None) -
     Args:
         layout: Axis sizes such as `data=2,fsdp=4`. One size may be -1 for the remaining devices.
             `None` puts all devices on the `data` axis.
-        devices: The devices. Default: all.
+        devices: The devices of the mesh. Default: all devices.
 
     Raises:
-        UsageError: The layout does not match the devices.
+        UsageError: An axis does not exist, or the product of the axis sizes is not the number of
+            devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = mesh_sizes(layout, len(devices))
@@ -90,19 +100,20 @@ def make_mesh(layout: str | None, devices: Sequence[jax.Device] | None = None) -
 
 
 def complete_mesh(mesh: Mesh) -> Mesh:
-    """Returns a mesh over the same devices with all axes, which are automatic.
+    """Returns a mesh over the same devices that has all axes of `AXES`, with automatic axis types.
 
     Args:
-        mesh: A mesh with some of the axes. The others get size 1.
+        mesh: A mesh whose axes are in `AXES`. The missing axes get size 1.
 
     Raises:
-        UsageError: An axis is unknown.
+        UsageError: The mesh has an axis that is not in `AXES`.
     """
     unknown = [name for name in mesh.axis_names if name not in AXES]
     if unknown:
         raise UsageError(
-            f"the mesh has the axis {unknown[0]!r}{did_you_mean(str(unknown[0]), AXES)}; use some "
-            f"of {', '.join(AXES)}, for example jax.make_mesh(({mesh.size},), ('data',))"
+            f"the mesh has the axis {unknown[0]!r}{did_you_mean(str(unknown[0]), AXES)}; the "
+            f"possible axes are {', '.join(AXES)}, for example "
+            f"jax.make_mesh(({mesh.size},), ('data',))"
         )
     automatic = (AxisType.Auto,) * len(AXES)
     missing = [name for name in AXES if name not in mesh.axis_names]
@@ -113,11 +124,13 @@ def complete_mesh(mesh: Mesh) -> Mesh:
 
 
 def with_automatic_axes(name: str, value: Any) -> Any:
-    """Returns an array with the same shards on a mesh without explicit axes.
+    """Moves an array from a mesh with explicit axes to the same mesh with automatic axes.
+
+    The shards of the array do not change.
 
     Args:
-        name: Name of the argument, for messages.
-        value: An array, or anything else, which is returned unchanged.
+        name: Name of the argument, for the error message.
+        value: An array. A value that is not an array is returned unchanged.
 
     Raises:
         UsageError: The array is traced, so its mesh cannot be replaced.
@@ -130,7 +143,7 @@ def with_automatic_axes(name: str, value: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
         raise UsageError(
             f"{name} is sharded over a mesh with explicit axes {mesh.axis_names}. Inside jit, use "
-            "the mesh that model.shard(mesh) returns, or create yours with "
+            "the mesh that model.shard(mesh) returns, or create the mesh with "
             f"axis_types=(jax.sharding.AxisType.Auto,) * {len(mesh.axis_names)}"
         )
     sharding: Any = value.sharding
@@ -145,7 +158,8 @@ def mesh_sizes(layout: str | None, devices: int) -> dict[str, int]:
         devices: Number of devices.
 
     Raises:
-        UsageError: An axis does not exist, or the product of the axes is not the number of devices.
+        UsageError: An axis does not exist, or the product of the axis sizes is not the number of
+            devices.
     """
     requested: dict[str, int] = {} if layout else {"data": devices}
     for part in layout.split(",") if layout else ():
@@ -167,15 +181,15 @@ def mesh_sizes(layout: str | None, devices: int) -> dict[str, int]:
     sizes = {axis: devices // fixed if size == -1 else size for axis, size in sizes.items()}
     if math.prod(sizes.values()) != devices:
         raise UsageError(
-            f"--mesh {layout} describes {math.prod(sizes.values())} devices, there are {devices}. "
-            f"The product of the axes must be {devices} (one axis may be -1 for the remaining "
-            "devices)"
+            f"--mesh {layout} describes {math.prod(sizes.values())} devices, but there are "
+            f"{devices}. The product of the axis sizes must be {devices} (one size may be -1 for "
+            "the remaining devices)"
         )
     return sizes
 
 
 def data_shards(mesh: Mesh) -> int:
-    """Returns the number of shards of a batch."""
+    """Returns the number of shards into which the mesh splits a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
@@ -183,7 +197,7 @@ Tree = TypeVar("Tree")
 
 
 class HasHeads(Protocol):
-    """A model whose attention heads can be split."""
+    """A model whose attention heads can be split over the `tensor` axis."""
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -197,10 +211,10 @@ class HasHeads(Protocol):
 
 
 def check_heads(model: HasHeads, mesh: Mesh) -> None:
-    """Checks that the `tensor` axis divides the attention heads.
+    """Checks that the attention heads can be distributed evenly over the `tensor` axis.
 
     Raises:
-        UsageError: It does not divide a number of heads in the configuration.
+        UsageError: A number of heads in the configuration is not a multiple of the axis size.
     """
     tensor_shards, config = mesh.shape["tensor"], model.config.to_dict()
     parts = [part for part in config.values() if isinstance(part, dict) and "model_type" in part]
@@ -216,19 +230,22 @@ def check_heads(model: HasHeads, mesh: Mesh) -> None:
 
 
 class Layout:
-    """The sharding of every parameter of a model: the rules of its architecture on a mesh.
+    """Computes the sharding of every parameter of a model from sharding rules and a mesh.
 
     Args:
-        mesh: The mesh.
+        mesh: The mesh over which the parameters are split.
         rules: Pairs (pattern, tactic), or `None` for an architecture without rules.
-        vocab_size: Size of the vocabulary, which is padded if the tensor axis does not divide it.
-        stacked: Path prefixes of scanned layers. Their leading axis is never split.
-        shapes: Shape of every parameter without padding, for `cut`.
-        pad_vocabulary: Whether to pad the vocabulary. Otherwise one that the tensor axis does not
-            divide is not split.
+        vocab_size: Size of the vocabulary. If it is not a multiple of the size of the `tensor`
+            axis, the vocabulary is padded.
+        stacked: Path prefixes of scanned layers. The leading axis of their parameters is the layer
+            axis, which is never split.
+        shapes: Shape of every parameter without padding. The method `cut` restores these shapes.
+        pad_vocabulary: Whether to pad the vocabulary. If this is False and the vocabulary size is
+            not a multiple of the size of the `tensor` axis, the vocabulary is not split.
 
     Raises:
-        UsageError: A tactic is unknown, or `tensor > 1` without rules.
+        UsageError: A tactic is unknown, or `rules` is `None` and the size of the `tensor` axis is
+            greater than 1.
     """
 
     def __init__(
@@ -243,7 +260,8 @@ class Layout:
         if rules is None and mesh.shape["tensor"] > 1:
             raise UsageError(
                 "--mesh has tensor > 1, but this architecture declares no sharding rules. Register "
-                "it with sharding=[(pattern, tactic), ...], or use the axes data and fsdp only"
+                "the architecture with sharding=[(pattern, tactic), ...], or use the axes data and "
+                "fsdp only"
             )
         self.mesh, self.stacked, self.vocab_size = mesh, tuple(stacked), vocab_size
         self.shapes, self.pad_vocabulary = shapes or {}, pad_vocabulary
@@ -260,7 +278,7 @@ class Layout:
         return next((tactic for pattern, tactic in self.rules if pattern.search(name)), None)
 
     def specs(self, shapes: dict[trees.Path, tuple[int, ...]]) -> dict[trees.Path, PartitionSpec]:
-        """Returns the partition of every parameter.
+        """Returns the partition spec of every parameter.
 
         Raises:
             UsageError: Some parameters cannot be split. The message lists all of them.
@@ -296,7 +314,8 @@ class Layout:
     def _spec(self, path: trees.Path, tactic: str, ndim: int) -> PartitionSpec:
         lead = (None,) if self._is_stacked(path) else ()
         axes = TACTICS[tactic]
-        # For a vector (a bias, a scale) the rule of a table keeps its last entry.
+        # A vector (a bias or a scale) that matches the rule of a matrix is split like the last
+        # dimension of the matrix.
         body = axes[len(axes) - (ndim - len(lead)) :] if len(axes) > ndim - len(lead) else axes
         return PartitionSpec(*lead, *body)
 
@@ -322,7 +341,10 @@ class Layout:
     # -----------------------------------------------------------------------------
 
     def padded_shape(self, path: trees.Path, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns `shape` with the vocabulary rounded up to a multiple of the tensor axis."""
+        """Returns `shape` with the vocabulary size rounded up.
+
+        The padded size is a multiple of the size of the `tensor` axis.
+        """
         axis = VOCAB_DIMENSIONS.get(self.tactic(path) or "")
         tensor_shards = self.mesh.shape["tensor"]
         if axis is None or not self.pad_vocabulary or shape[axis] != self.vocab_size:
@@ -331,15 +353,16 @@ class Layout:
         return (*shape[:axis], rounded, *shape[axis + 1 :])
 
     def pad(self, path: trees.Path, leaf: jax.Array) -> jax.Array:
-        """Adds zero rows up to `padded_shape`."""
+        """Pads a parameter with zeros to `padded_shape`."""
         target = self.padded_shape(path, leaf.shape)
         missing = [(0, new - old) for old, new in zip(leaf.shape, target, strict=True)]
         return leaf if target == leaf.shape else jnp.pad(leaf, missing)
 
     def cut(self, path: trees.Path, leaf: jax.Array) -> jax.Array:
-        """Removes the padding of the vocabulary, before saving.
+        """Removes the padding of the vocabulary from a parameter before it is saved.
 
-        Models may have two vocabularies, so the size comes from the parameter's own shape.
+        The size of the vocabulary is read from the shape of this parameter in `shapes`, because a
+        model may have two vocabularies.
         """
         axis = VOCAB_DIMENSIONS.get(self.tactic(path) or "")
         if axis is None or leaf.shape[axis] == self.shapes[path][axis]:
@@ -355,14 +378,14 @@ def optimizer_shardings(
 ) -> Tree:
     """Returns the sharding of each leaf of an optimizer state.
 
-    A leaf whose path ends with the path of a parameter of the same shape is sharded like it. Other
-    leaves are replicated.
+    A leaf is sharded like a parameter if its path ends with the path of the parameter and both have
+    the same shape. Other leaves are replicated.
 
     Args:
         tree: The optimizer state, with `jax.ShapeDtypeStruct` leaves.
         shardings: Sharding of each parameter.
         shapes: Shape of each parameter.
-        mesh: The mesh.
+        mesh: The mesh over which the other leaves are replicated.
     """
     replicated = NamedSharding(mesh, PartitionSpec())
 
@@ -384,16 +407,94 @@ def optimizer_shardings(
 def batch_sharding(
     mesh: Mesh, ndim: int, lead: int = 1, split_length: bool = True
 ) -> NamedSharding:
-    """Returns the sharding of a batch array: rows over data and fsdp, length over sequence.
+    """Returns the sharding of an input array.
+
+    The batch axis is split over the mesh axes `data` and `fsdp`, and the length axis over the mesh
+    axis `sequence`.
 
     Args:
         mesh: The mesh.
-        ndim: Number of axes.
-        lead: Number of axes before the rows.
-        split_length: Whether to split the length.
+        ndim: Number of axes of the array.
+        lead: Number of axes before the batch axis.
+        split_length: Whether to split the length axis, which follows the batch axis.
     """
     length = ("sequence",) if split_length and ndim > lead + 1 else ()
     return NamedSharding(mesh, PartitionSpec(*(None,) * lead, BATCH_AXES, *length))
+
+
+# -- arrays of several processes
+
+
+def is_distributed(leaf: Any) -> bool:
+    """Returns whether an array is on devices of several processes."""
+    return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+
+
+def replicate(tree: Tree) -> Tree:
+    """Copies the arrays that are distributed over processes to all devices of their mesh.
+
+    All processes must call this function. Each process can then read the values.
+    """
+
+    def copied(leaf: Any) -> Any:
+        if not is_distributed(leaf) or leaf.is_fully_replicated:
+            return leaf
+        return _replicate(leaf.sharding.mesh)(leaf)
+
+    return jax.tree.map(copied, tree)
+
+
+class GatheredArray:
+    """An array that is distributed over processes, and is copied to process 0 when it is read.
+
+    All processes must read the same parts in the same order. Process 0 receives the values, and the
+    other processes receive zeros. Only the part that is being read is in the memory of process 0.
+
+    Args:
+        array: The distributed array.
+
+    Attributes:
+        shape: Shape of the array.
+        dtype: Dtype of the array.
+    """
+
+    def __init__(self, array: jax.Array):
+        self._array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        """Returns one entry along the first axis, or the values of a part of the array.
+
+        For an integer, the result is a `GatheredArray` whose values are not read yet. For any other
+        index, the values are read.
+        """
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        if not isinstance(first, int):
+            return np.asarray(self)[index]
+        entry = GatheredArray(_take(self._array, first))
+        return entry[tuple(rest)] if rest else entry
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        array = self._array
+        parts: Mapping[Any, Any] = array.sharding.devices_indices_map(self.shape)
+        in_first = {str(part) for device, part in parts.items() if not device.process_index}
+        if in_first != set(map(str, parts.values())):
+            array = jax.block_until_ready(_replicate(array.sharding.mesh)(array))  # type: ignore[attr-defined]
+        values = np.zeros(self.shape, self.dtype)
+        if not jax.process_index():
+            for shard in array.addressable_shards:
+                values[shard.index] = shard.data
+        return values if dtype is None else values.astype(dtype)
+
+
+@jax.jit
+def _take(array: jax.Array, index: int) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(array, index, keepdims=False)
+
+
+@functools.cache
+def _replicate(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    """Returns a compiled function that copies an array to all devices."""
+    return jax.jit(lambda array: array, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 # -- activations
@@ -401,11 +502,14 @@ def batch_sharding(
 
 
 def assign_weight_axes(module: nnx.Module, axes: Mapping[tuple[str, ...], Axes]) -> None:
-    """Sets `weight_axes` of every layer.
+    """Sets the attribute `weight_axes` of every layer.
+
+    A layer derives the sharding of its activations from this attribute.
 
     Args:
         module: The model.
-        axes: Mesh axes of each weight by its path, without the axis of stacked layers.
+        axes: Maps the path of each weight to the mesh axes that split its dimensions. The axis of
+            stacked layers is left out.
     """
     for path, layer in nnx.iter_graph(module):
         for name in ("kernel", "embedding"):
@@ -415,20 +519,22 @@ def assign_weight_axes(module: nnx.Module, axes: Mapping[tuple[str, ...], Axes])
 
 
 def splits_sequence() -> bool:
-    """Returns whether the mesh splits the length of sequences."""
+    """Returns whether the mesh axis `sequence` splits the length of sequences."""
     mesh = current_options().mesh
     return mesh is not None and _num_shards(mesh, (SEQUENCE,)) > 1
 
 
 def gather_weight(x: jax.Array, axes: Axes | None) -> jax.Array:
-    """Gathers a weight over `fsdp`. Its gradient is reduced and scattered back."""
+    """Gathers a weight over `fsdp`. The backward pass reduces and scatters the gradient."""
     mesh = current_options().mesh
     if mesh is None or axes is None or _num_shards(mesh, (FSDP,)) == 1:
         return x
     parts = (_names(entry) for entry in axes)
     gathered = PartitionSpec(*(tuple(n for n in names if n != FSDP) or None for names in parts))
     stored = NamedSharding(mesh, PartitionSpec(*axes))
-    # Between the two the gradient is not split, because the compiler would split its summands.
+    # The gradient first gets the sharding of the gathered weight, and then that of the stored
+    # weight. With only the second one, the compiler would also split the terms whose sum is the
+    # gradient.
     used = NamedSharding(mesh, gathered)
     return x if gathered == stored.spec else _move(_move(x, None, stored), used, used)
 
@@ -436,21 +542,21 @@ def gather_weight(x: jax.Array, axes: Axes | None) -> jax.Array:
 def constrain_hidden_states(x: jax.Array) -> jax.Array:
     """Sets the sharding of hidden states between layers.
 
-    Their shape is `(rows, length, features)`. Features are not split.
+    The shape of `x` is `(batch, length, features)`. Features are not split.
     """
     split = (SEQUENCE, TENSOR) if current_options().sequence_parallel else (SEQUENCE,)
     return _constrain(x, split, None)
 
 
 def constrain_product_input(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array:
-    """Sets the sharding of the input of a product.
+    """Sets the sharding of the input of a matrix multiplication with a weight.
 
-    An input that several products read is gathered only once.
+    If several layers read the same input, it is gathered only once.
 
     Args:
         x: The input.
-        axes: Mesh axes of the weight.
-        dimension: Dimension of the input features in the weight.
+        axes: The mesh axes that split each dimension of the weight.
+        dimension: The dimension of the weight that corresponds to the input features.
     """
     options = current_options()
     if options.mesh is None or axes is None:
@@ -468,12 +574,12 @@ def constrain_product_input(x: jax.Array, axes: Axes | None, dimension: int) -> 
 
 
 def constrain_product_output(x: jax.Array, axes: Axes | None, dimension: int) -> jax.Array:
-    """Sets the sharding of the result of a product.
+    """Sets the sharding of the result of a matrix multiplication with a weight.
 
     Args:
         x: The result.
-        axes: Mesh axes of the weight.
-        dimension: Dimension of the output features in the weight.
+        axes: The mesh axes that split each dimension of the weight.
+        dimension: The dimension of the weight that corresponds to the output features.
     """
     options = current_options()
     if options.mesh is None or axes is None:
@@ -489,7 +595,10 @@ def constrain_product_output(x: jax.Array, axes: Axes | None, dimension: int) ->
 
 
 def constrain_token_ids(x: jax.Array, axes: Axes | None) -> jax.Array:
-    """Sets the sharding of token ids, `(rows, length)`, for a table split by vocabulary."""
+    """Sets the sharding of token IDs for the lookup in an embedding matrix split by vocabulary.
+
+    The shape of `x` is `(batch, length)`. Token IDs are not split over the `tensor` axis.
+    """
     mesh = current_options().mesh
     if mesh is None or TENSOR not in _names(_entry(axes or (), 0)) or x.ndim != 2:
         return x
@@ -499,7 +608,11 @@ def constrain_token_ids(x: jax.Array, axes: Axes | None) -> jax.Array:
 
 
 def constrain_lookup(x: jax.Array, axes: Axes | None) -> jax.Array:
-    """Sets the sharding of vectors from a table split by vocabulary: devices sum their parts."""
+    """Sets the sharding of vectors looked up in an embedding matrix split by vocabulary.
+
+    Each device has only a part of the vocabulary. The vectors are not split over `tensor`, so that
+    the compiler sums the lookup results of the devices.
+    """
     split = axes is not None and TENSOR in _names(_entry(axes, 0))
     return _constrain(x, (SEQUENCE,), None) if split else x
 
@@ -507,7 +620,7 @@ def constrain_lookup(x: jax.Array, axes: Axes | None) -> jax.Array:
 def map_over_rows(
     function: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array
 ) -> jax.Array:
-    """Returns `function(x, weight)`, where each device computes its own rows of `x`."""
+    """Returns `function(x, weight)`. Each device computes it for its own part of the batch."""
     mesh = current_options().mesh
     if mesh is None or mesh.size == 1 or x.shape[0] % _num_shards(mesh, BATCH_AXES):
         return function(x, weight)
@@ -520,9 +633,9 @@ def map_over_rows(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _move(x: jax.Array, to: NamedSharding | None, back: NamedSharding | None) -> jax.Array:
-    """Sets the sharding of `x` to `to` and that of its gradient to `back`.
+    """Sets the sharding of `x` to `to` and the sharding of its gradient to `back`.
 
-    If one direction gathers, the other one scatters.
+    If the forward pass gathers, the backward pass scatters, and vice versa.
     """
     return x if to is None else jax.lax.with_sharding_constraint(x, to)
 
@@ -535,7 +648,10 @@ _move.defvjp(
 def _length_shardings(
     x: jax.Array, mesh: Mesh
 ) -> tuple[NamedSharding | None, NamedSharding | None]:
-    """Returns the shardings of hidden states between and within layers (sequence parallelism)."""
+    """Returns the shardings of hidden states between layers and within layers.
+
+    Between layers, `tensor` splits the length too (sequence parallelism).
+    """
     return _spec(x, mesh, (SEQUENCE, TENSOR), None), _spec(x, mesh, (SEQUENCE,), None)
 
 
@@ -548,7 +664,11 @@ def _constrain(x: jax.Array, length: tuple[str, ...], features: Entry) -> jax.Ar
 def _spec(
     x: jax.Array, mesh: Mesh, length: tuple[str, ...], features: Entry
 ) -> NamedSharding | None:
-    """Returns the sharding of `(rows, features)` or `(rows, length, features)`, if possible."""
+    """Returns the sharding of an array `(batch, features)` or `(batch, length, features)`.
+
+    Returns:
+        The sharding, or `None` for other numbers of axes and for a single device.
+    """
     if not 2 <= x.ndim <= 3 or mesh.size == 1:
         return None
     kinds = (BATCH_AXES, length, features) if x.ndim == 3 else (BATCH_AXES, features)
@@ -557,7 +677,11 @@ def _spec(
 
 
 def _fitting(mesh: Mesh, size: int, axes: Entry) -> Any:
-    """Returns the axes that split a dimension. If they do not divide it, it stays unconstrained."""
+    """Returns the entry of a `PartitionSpec` that splits a dimension over some mesh axes.
+
+    The entry is `UNCONSTRAINED` if `size` is not a multiple of the number of shards, and `None` if
+    the mesh has none of the axes.
+    """
     present = tuple(name for name in _names(axes) if name in mesh.shape)
     if not present:
         return None

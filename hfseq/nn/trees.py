@@ -1,7 +1,8 @@
 """Conversion between public parameter trees and NNX states.
 
-Public trees are nested dicts with string keys, as in Transformers 4. Models use NNX states, whose
-`nnx.List` paths have integers. All conversions are in this module.
+Users see parameters as nested dicts with string keys, as in Transformers 4. Models use NNX states,
+whose paths contain integers for the elements of an `nnx.List`. All conversions between the two are
+in this module.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 Path = tuple[str, ...]
-#: A nested dict with string keys: parameters, a cache, or collections by name.
+#: A nested dict with string keys, such as parameters, a cache, or `{collection: nested dict}`.
 Params = Mapping[str, Any]
 
 
@@ -52,12 +53,16 @@ def thaw(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join(path: Path) -> str:
-    """Returns a path as in rules and messages: `a/b/c`."""
+    """Joins a path to a string such as `a/b/c`, for sharding rules and messages."""
     return "/".join(path)
 
 
 def split(module: nnx.Module, *kinds: type[nnx.Variable]) -> tuple[Any, ...]:
-    """Splits a module into its graph, parameters, states of `kinds`, and other variables."""
+    """Splits a module into its graph and several states.
+
+    The states contain the parameters, the variables of each type in `kinds`, and all other
+    variables.
+    """
     return tuple(nnx.split(module, nnx.Param, *kinds, ...))
 
 
@@ -72,9 +77,9 @@ def to_state(
     """Converts a tree to an NNX state.
 
     Args:
-        tree: The values. Leaves that `like` does not have are ignored.
+        tree: The values. Leaves whose paths are not in `like` are ignored.
         like: A tree with the paths of the state.
-        variable_type: The type of the variables.
+        variable_type: The type of the variables in the state.
 
     Raises:
         ValueError: `tree` lacks leaves of `like`.
@@ -121,10 +126,16 @@ def attach_cache(module: nnx.Module, cache: Mapping[str, Any]) -> None:
 def cast_floating(
     params: Mapping[str, Any], dtype: DTypeLike, mask: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Casts floating-point leaves to `dtype`, or only those whose leaf in `mask` is true."""
+    """Casts floating-point leaves to `dtype`.
+
+    With a `mask`, only those leaves are cast for which the mask is true.
+    """
 
     def cast(leaf: jax.Array, selected: bool = True) -> jax.Array:
         floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
         return leaf.astype(dtype) if selected and floating else leaf
 
-    return jax.tree.map(cast, params) if mask is None else jax.tree.map(cast, params, mask)
+    if mask is None:
+        return jax.tree.map(cast, params)
+    # One of them may be a FrozenDict.
+    return jax.tree.map(cast, thaw(params), thaw(mask))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from hfseq.modeling import FlaxPreTrainedModel
 
 logger = logging.getLogger(__name__)
-#: Minimum number of masked spans per row, as in PyTorch's script.
+#: Minimum number of masked spans per row, as in the PyTorch pretraining script of Transformers.
 MIN_SPANS = 2
 
 
@@ -30,14 +31,16 @@ def draw_time_mask(
 ) -> np.ndarray:
     """Draws masked spans of ``length`` frames for each row.
 
-    The number of spans per row is such that they would cover the share ``probability`` without
-    overlap; it is rounded up or down at random. Rows that are shorter than a span are not masked.
+    The number of spans is ``probability`` times the number of frames, divided by ``length``. It is
+    rounded up or down at random, but a row has at least ``MIN_SPANS`` spans if they fit. Spans can
+    overlap, so the masked fraction can be smaller than ``probability``. Rows that are shorter than
+    a span are not masked.
 
     Args:
         frames: Number of frames per row, `(rows,)`.
         width: Number of columns of the mask.
-        probability: Share of the frames to mask.
-        length: Frames per span.
+        probability: Fraction of the frames to mask.
+        length: Number of frames per span.
         generators: One random generator per row.
 
     Returns:
@@ -62,8 +65,8 @@ class AudioBatch(NamedTuple):
 
     Attributes:
         values: Samples, float32 `(rows, width)`.
-        lengths: Number of valid samples per row, `(rows,)`. 0 for rows that pad the batch or could
-            not be read.
+        lengths: Number of valid samples per row, `(rows,)`. It is 0 for audio that could not be
+            read, and for rows that only fill up the batch.
     """
 
     values: np.ndarray
@@ -75,14 +78,19 @@ class AudioInputMixin(SkippedExamplesMixin):
 
     Attributes:
         extractor: A feature extractor of Transformers.
-        readable_splits: The splits of which some audio has been read.
-        count_frames: Function from numbers of samples to numbers of frames of the model.
+        readable_splits: The splits of which at least one audio file could be read.
+        count_frames: Function that returns the number of the model's frames for a number of audio
+            samples.
         crops_long_audio: Whether audio that is too long is cropped. Otherwise it is skipped.
         reader: Reads and resamples audio files in threads.
         widths: The widths in samples to which batches are padded, in increasing order.
     """
 
     unit = "audio files"
+    # The width of a batch depends on the longest audio in it.
+    variable_width: ClassVar[Mapping[str, int]] = {
+        **{"input_values": 0, "attention_mask": 0, "hidden": 0, "negatives": 0}
+    }
     arguments: Any
     tokenizer: Any
     config: Any
@@ -134,13 +142,13 @@ class AudioInputMixin(SkippedExamplesMixin):
         self.reader = AudioReader(
             rate, min_samples, max_samples, data.decode_workers, self.crops_long_audio
         )
-        # At most four widths, because the step is compiled for each.
+        # There are at most four widths, because the step is compiled for each of them.
         self.widths = sorted(
             {-(-max_samples * quarters // (4 * multiple)) * multiple for quarters in (1, 2, 3, 4)}
         )
 
     def mask_settings(self) -> tuple[float, int]:
-        """Returns the share of frames to mask, and the frames per masked span."""
+        """Returns the fraction of frames to mask, and the number of frames per masked span."""
         data, config = self.arguments, self.config
         probability, length = data.mask_time_prob, data.mask_time_length
         probability = config.mask_time_prob if probability is None else probability
@@ -156,9 +164,10 @@ class AudioInputMixin(SkippedExamplesMixin):
 
     @staticmethod
     def clean_texts(examples: Any, arguments: SpeechArguments) -> list[str]:
-        """Returns the transcripts, normalized as the flags define.
+        """Returns the normalized transcripts.
 
-        Spaces are merged, and optionally characters are removed and texts lower-cased.
+        Each run of white space becomes one space. Depending on the flags, some characters are
+        removed, and the text is converted to lower case.
         """
         deletions = str.maketrans("", "", "".join(arguments.chars_to_ignore or ()))
         texts = (text.translate(deletions) for text in examples.second or ())
@@ -166,7 +175,7 @@ class AudioInputMixin(SkippedExamplesMixin):
         return [" ".join(text.split()) for text in texts]
 
     def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
-        """Numbers the audio files of a split."""
+        """Returns rows with the indices of the audio files of a split."""
         rows = IndexRows(splits[split], length, split, {})
         logger.info("%s: %d audio files", split, len(rows))
         return rows, {"documents": len(rows)}
@@ -179,11 +188,11 @@ class AudioInputMixin(SkippedExamplesMixin):
             random: Source of random numbers for the crops.
 
         Returns:
-            The samples of each row, or the reason why they cannot be read, and which rows are
-            valid.
+            For each row, its samples or the reason why they cannot be read, and a bool array
+            `(rows,)` that is true for valid rows whose audio could be read.
 
         Raises:
-            DataError: No audio in the first batch of a split can be read.
+            DataError: None of the audio files in the first batch of a split can be read.
         """
         split = SPLITS[int(rows["split"][0])]
         dataset = self.splits[split]
@@ -196,12 +205,13 @@ class AudioInputMixin(SkippedExamplesMixin):
             if isinstance(row_samples, str):
                 self.skip_example(split, index, source.name, row_samples)
         counts = valid & np.array([not isinstance(row_samples, str) for row_samples in samples])
-        if counts.any():
+        num_valid, num_read = int(valid.sum()), int(counts.sum())
+        if num_read:
             self.readable_splits.add(split)
-        elif split not in self.readable_splits:
+        if self.count_unread(split, num_valid, num_read) and split not in self.readable_splits:
             # Later batches may contain only audio that is too short.
             raise DataError(
-                f"none of the first {valid.sum()} audio files of {split} can be used. The first is "
+                f"none of the first {num_valid} audio files of {split} can be used. The first is "
                 f"{sources[0].name}: {samples[0]}"
             )
         return samples, counts
@@ -221,13 +231,13 @@ class AudioInputMixin(SkippedExamplesMixin):
         return AudioBatch(values, lengths)
 
     def model_inputs(self, audio: AudioBatch) -> Arrays:
-        """Returns the model inputs, with an attention mask if the model was trained with one."""
+        """Returns the model inputs, with an attention mask if the feature extractor returns one."""
         values, lengths = audio
         if not self.extractor.return_attention_mask:
             return {"input_values": values}
         mask = np.arange(values.shape[1]) < lengths[:, None]
         return {"input_values": values, "attention_mask": mask.astype(np.int32)}
 
-    def count_tokens(self, rows: Arrays) -> int:
-        """Returns the number of valid frames. Requires that the audio has been read."""
-        return int(rows["frames"].sum())
+    def count_tokens(self, rows: Arrays) -> np.ndarray:
+        """Returns the number of frames of each row. It is 0 for audio that cannot be read."""
+        return rows["frames"]

@@ -1,14 +1,14 @@
 """The base class of training objectives.
 
-An objective turns rows into batches and batches into sums, which are divided by their counts once
-per report.
+An objective turns rows of data into batches, and batches into sums of losses and metrics. The
+trainer adds up these sums over batches, and divides them by their counts when it reports them.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
@@ -31,11 +31,15 @@ if TYPE_CHECKING:
     from hfseq.plugins import Plugins
 
 logger = logging.getLogger(__name__)
+# Each process reads different examples, so every process logs the examples that it skips.
+skip_logger = logging.getLogger("hfseq.skipped")
+skip_logger.setLevel(logging.WARNING)
 
-#: A batch on the host, and on devices. The first axis of each array is the rows, or groups of rows.
+#: The arrays of a batch, on the host (`Arrays`) and on devices (`Batch`). The first axis of each
+#: array has one entry per row, or one entry per group of rows.
 Arrays = dict[str, np.ndarray]
 Batch = Mapping[str, jax.Array]
-#: A tree of parameters or of non-parameter collections, by name.
+#: A tree of parameters, or of the model's non-parameter collections such as batch statistics.
 Params = Mapping[str, Any]
 #: The rows of a split, and statistics such as the number of documents and tokens.
 RowsAndStats = tuple[Rows, dict[str, Any]]
@@ -44,15 +48,16 @@ Sample = tuple[str, str]
 
 
 class LossExtra(TypedDict, total=False):
-    """Optional results of a loss next to its sum and count.
+    """Optional results of :meth:`Objective.loss`, in addition to the loss and its count.
 
     Attributes:
-        totals: Sums by name. An entry "loss" replaces the minimized sum in reports. In evaluation
-            also arrays with one entry per row; :meth:`Objective.row_metrics` gets them for the
+        totals: Sums by name, from which :meth:`Objective.metrics` computes metrics. An entry "loss"
+            replaces the minimized sum in reports. In evaluation, `totals` can also contain arrays
+            with one entry per row. :meth:`Objective.row_metrics` receives these arrays for the
             whole split.
-        extra: The non-parameter collections after the call.
-        memory: The model's state after the batch, where the batch has a "memory" of the windows
-            before it.
+        extra: The model's non-parameter collections after the call.
+        memory: The model's state after the batch. Set if the batch contains "memory", the state
+            after the previous window of the same rows.
         divisor: The divisor of the minimized sum, if it is not the number of targets.
     """
 
@@ -85,8 +90,8 @@ def make_text_rows(
         cross_documents: Whether a packed row is one sequence, regardless of document boundaries.
 
     Returns:
-        The rows, and statistics of the split: "documents", "tokens" and, where they are counted,
-            "words" and "bytes".
+        The rows, and statistics of the split: the number of "documents" and "tokens" and, if they
+            are counted, of "words" and "bytes".
     """
     column, dataset = splits.text_column, splits[split]
     if isinstance(dataset, ByteArrays):
@@ -102,7 +107,7 @@ def make_text_rows(
         for name in ("word_perplexity", "bits_per_byte")
     )
     count_line_ends = getattr(data, "count_line_ends", True)
-    stats = {}  # divisors of evaluation metrics
+    stats = {}  # "words" and "bytes" are divisors of evaluation metrics
     if isinstance(dataset, RawText):
         store = tokenize.tokenize_raw(
             dataset, tokenizer, data.cache_directory, data.overwrite_cache
@@ -142,7 +147,7 @@ def make_text_rows(
         if count_bytes:
             stats["bytes"] = tokenize.count_bytes(dataset, column, data.keep_blank)
     stats = {"documents": len(store), "tokens": store.total_tokens} | stats
-    if data.line_by_line:  # rejected earlier for raw text
+    if data.line_by_line:  # never true for raw text, for which the flag was rejected
         return LineRows(store, length, data.pad_to_max_length), stats
     return PackedRows(store, length, cross_documents), stats
 
@@ -154,7 +159,10 @@ class ProcessorPair:
         self.input_processor, self.tokenizer = input_processor, tokenizer
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Saves both into ``folder``, for ``AutoProcessor`` and the Auto class of each."""
+        """Saves the processor and the tokenizer in ``folder``.
+
+        ``AutoProcessor`` can load both, and the Auto class of each can load one of them.
+        """
         self.input_processor.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -165,6 +173,10 @@ MAX_LOGGED_EXAMPLES = 5  # examples logged by name; after that only counts are l
 class SkippedExamplesMixin:
     """Records and logs the examples that cannot be read.
 
+    In training and evaluation, each process reads only a part of the rows. It therefore knows only
+    the examples that it skipped itself, until :meth:`add_skipped` adds the examples that other
+    processes skipped.
+
     Attributes:
         unit: Plural noun for the examples in log messages.
         skipped_examples: The reason for each skipped example, by split and index.
@@ -172,6 +184,7 @@ class SkippedExamplesMixin:
 
     unit: ClassVar[str]
     skipped_examples: dict[str, dict[int, str]]
+    _unread: dict[str, int]
 
     def skip_example(self, split: str, index: int, name: str, reason: str) -> None:
         """Records an example that cannot be read, and logs it the first time.
@@ -188,12 +201,42 @@ class SkippedExamplesMixin:
         reasons[index] = reason
         self.on_skip(split, index)
         if len(reasons) <= MAX_LOGGED_EXAMPLES:
-            logger.warning("skipped in %s: %s: %s", split, name, reason)
+            skip_logger.warning("skipped in %s: %s: %s", split, name, reason)
         elif len(reasons) in (10, 100, 1000, 10_000, 100_000):
-            logger.warning("skipped in %s so far: %d %s", split, len(reasons), self.unit)
+            skip_logger.warning("skipped in %s so far: %d %s", split, len(reasons), self.unit)
+
+    def add_skipped(self, split: str, indices: Sequence[int]) -> None:
+        """Records the examples that other processes have skipped.
+
+        Args:
+            split: Name of the split.
+            indices: Indices of the examples in the split.
+        """
+        reasons = self.skipped_examples.setdefault(split, {})
+        for index in indices:
+            if index not in reasons:
+                reasons[index] = "skipped by another process"
+                self.on_skip(split, index)
 
     def on_skip(self, split: str, index: int) -> None:
-        """Called once for each example that is skipped."""
+        """Handles a skipped example. Called once per example, and does nothing by default."""
+
+    def count_unread(self, split: str, num_valid: int, num_read: int) -> bool:
+        """Counts consecutive examples of a split that could not be read.
+
+        Args:
+            split: Name of the split.
+            num_valid: Number of examples of this process in the current batch.
+            num_read: Number of these examples that could be read.
+
+        Returns:
+            Whether a whole global batch could not be read. This is the case if the number of
+            unreadable examples since the last batch with a readable example has reached the number
+            of examples that all processes together have in a batch.
+        """
+        counts = self.__dict__.setdefault("_unread", {})
+        counts[split] = 0 if num_read else counts.get(split, 0) + num_valid
+        return counts[split] >= num_valid * jax.process_count() > 0
 
     def skip_metrics(self, split: str = "validation") -> dict[str, float]:
         """Returns the metric ``left_out``, the number of skipped examples, if there are any."""
@@ -209,7 +252,8 @@ class GeneratedTexts(NamedTuple):
         references: The expected texts.
         hypotheses: The generated texts.
         metrics: Scores of the generated texts.
-        notes: How a metric was computed, by metric, for example its sacreBLEU signature.
+        notes: Descriptions of how metrics were computed, by the name of the metric. An example is
+            the sacreBLEU signature.
     """
 
     sources: list[str]
@@ -220,14 +264,15 @@ class GeneratedTexts(NamedTuple):
 
 
 class Objective:
-    """Base class of training objectives: it turns rows into batches and batches into sums.
+    """Base class of training objectives, which define the batches and the loss of a training run.
 
-    Losses and metrics are sums with a count, accumulated over micro-batches, devices and batches
-    and divided once at the end. A mean of means never occurs.
+    Losses and metrics are returned as sums and counts. Sums and counts are added up over
+    micro-batches, devices and batches. The sums are divided by the counts once at the end. The
+    result is therefore an exact mean, and not a mean of means.
 
     Args:
         arguments: The data flags.
-        tokenizer: The tokenizer, or what :meth:`load_processor` returned.
+        tokenizer: The tokenizer, or the processor that :meth:`load_processor` returned.
         config: The model's configuration.
     """
 
@@ -235,17 +280,17 @@ class Objective:
     # The dataclass of the data flags.
     data_arguments: ClassVar[type[TextArguments]] = DataArguments
     auto_class: ClassVar[str]
-    # The Hub's pipeline tag of the models, where the model class does not determine it.
+    # The pipeline tag of the trained models on the Hub, if the model class does not determine it.
     pipeline_tag: ClassVar[str | None] = None
     # Names of the sums that `loss` returns in addition to the loss and its count.
     sums: ClassVar[tuple[str, ...]] = ()
-    # The architecture to train if no flag names one.
+    # The architecture to train if no flag specifies one.
     default_model_type: ClassVar[str | None] = None
     # Tokens per row if neither a flag nor the tokenizer nor the model sets a limit.
     default_length: ClassVar[int] = 512
-    # Tags of the models on the Hub.
+    # Tags of the trained models on the Hub.
     tags: ClassVar[tuple[str, ...]] = ()
-    # Whether --streaming and, on a test split, --do_predict are supported.
+    # Whether --streaming is supported, and whether --do_predict is supported on a test split.
     supports_streaming: ClassVar[bool] = True
     supports_predict: ClassVar[bool] = False
     # Whether the loss of the test split is evaluated, as for the validation split.
@@ -254,11 +299,14 @@ class Objective:
     # them. They allow attention kernels that require padding at the end or a maximum number of
     # documents per row.
     row_guarantees: RowGuarantees | None = None
+    # Arrays of `collate` whose second axis has a length that depends on the rows, and the padding
+    # value of each. With several processes, they are padded to the largest length in any process.
+    variable_width: ClassVar[Mapping[str, int]] = {}
     # Whether `loss` accepts a "memory" of the previous windows and returns the updated one.
     carries_state: ClassVar[bool] = False
 
-    # Whether the model has a head over the vocabulary. It runs at every position, unless
-    # `head_share` is overridden.
+    # Whether the model has an output head over the vocabulary. The count of FLOPs assumes that the
+    # head runs at every position, unless `head_share` is overridden.
     has_vocabulary: ClassVar[bool] = True
 
     arguments: TextArguments
@@ -273,18 +321,18 @@ class Objective:
     def setup(self) -> None:
         """Derives settings of the objective from arguments, tokenizer and configuration.
 
-        Called once.
+        The constructor calls this method once.
         """
 
     @classmethod
     def configure(
         cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
     ) -> None:
-        """Sets the objective's values in ``config``.
+        """Sets the values in ``config`` that the objective determines.
 
         Args:
             config: The configuration of the model, changed in place.
-            tokenizer: The tokenizer, or what :meth:`load_processor` returned.
+            tokenizer: The tokenizer, or the processor that :meth:`load_processor` returned.
             from_scratch: Whether the model is initialized without loading weights.
         """
 
@@ -294,13 +342,14 @@ class Objective:
     ) -> None:
         """Sets values in ``config`` that depend on the data, before the model is created.
 
-        An example are the classes of a classification task.
+        For example, a classification objective sets the names of the classes.
         """
 
     @classmethod
     def make_tokenizer(cls, arguments: TextArguments, folder: Path, plugins: Plugins | None) -> Any:
-        """Returns the tokenizer of a run without tokenizer flags, or ``None`` if such a flag is
-        required.
+        """Returns a tokenizer for a run whose flags do not specify one.
+
+        ``None`` means that the objective requires a flag for the tokenizer.
 
         Args:
             arguments: The data flags.
@@ -311,36 +360,40 @@ class Objective:
 
     @classmethod
     def load_processor(cls, name: str | None, arguments: TextArguments, **options: Any) -> Any:
-        """Returns a processor for images or audio that takes the tokenizer's place, or ``None``.
+        """Returns an image or audio processor to use in place of a tokenizer.
+
+        ``None`` means that the objective uses a tokenizer.
 
         Args:
-            name: The checkpoint from which the run starts.
+            name: Directory or Hub name of the checkpoint from which the run starts. ``None`` for a
+                new model.
             arguments: The data flags.
             **options: Download options for the Hub.
         """
         return None
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Inspects the model before any data is read."""
+        """Checks or configures the model before any data is read."""
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Loads the splits "train" and "validation", as far as the flags name them.
+        """Loads the splits that the flags specify, such as "train" and "validation".
 
-        Examples that :meth:`setup` loaded are returned from ``splits``.
+        If :meth:`setup` has already stored examples in ``splits``, these are returned.
         """
         return load_splits(self.arguments, plugins) if self.splits is None else self.splits
 
     def natural_length(self) -> int | None:
-        """Returns the row length that the data itself defines, used if no flag sets one."""
+        """Returns the row length that the data determines, which is used if no flag sets one."""
         return None
 
     def choose_length(self, limit: int | None) -> int:
         """Returns the number of tokens per row that the model reads.
 
-        This is the value of the flag, or the maximum that both tokenizer and model allow.
+        This is the value of the flag or, without a flag, the maximum that both tokenizer and model
+        allow.
 
         Args:
-            limit: Size of the model's position table, or ``None``.
+            limit: Maximum number of positions of the model, or ``None`` if it has no limit.
 
         Raises:
             UsageError: The flag exceeds ``limit``.
@@ -355,12 +408,13 @@ class Objective:
                 f"{limit}, or a configuration with a larger max_position_embeddings."
             )
         max_length = limit or default_length
-        if default_length > 512:  # the row limit of the Transformers 4 scripts for causal models
+        # For causal models, the default is also an upper limit, as in the Transformers 4 scripts.
+        if default_length > 512:
             max_length = min(max_length, default_length)
         return length or min(self.tokenizer.model_max_length, max_length)
 
     def make_rows(self, splits: Splits, split: str, length: int) -> RowsAndStats:
-        """Tokenizes a split into rows of ``length`` tokens of text.
+        """Tokenizes a split and divides it into rows of ``length`` tokens.
 
         Returns:
             The rows, and statistics of the split for the run's description.
@@ -372,9 +426,9 @@ class Objective:
     def generate_texts(
         self, model: FlaxPreTrainedModel, params: Params, split: str
     ) -> GeneratedTexts | None:
-        """Generates texts for a split of :meth:`load_splits` and scores them.
+        """Generates texts for a split of :meth:`load_splits`, and computes their scores.
 
-        By default an objective generates no texts and returns ``None``.
+        Objectives that do not generate texts return ``None``, which is the default.
         """
         return None
 
@@ -426,15 +480,23 @@ class Objective:
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
         """Turns fetched rows into a batch of arrays.
 
+        With several processes, each one collates only the rows that its devices hold. The arrays of
+        a row must therefore not depend on other rows. Computations that involve all rows of a step
+        belong in :meth:`loss`. Its arrays contain the rows of all processes, so that a sum over
+        rows is a sum over all processes.
+
         Args:
-            rows: The rows of a step in order, as :class:`hfseq.data.batches.Rows` returns them, and
-                "valid", a bool array `(rows,)`.
+            rows: The arrays that :meth:`hfseq.data.batches.Rows.fetch` returns for rows of a step,
+                in order, and "valid", a bool array `(rows,)`.
             random: Source of random numbers. The values drawn for a row may depend on that row
-                only.
+                only. ``random.rows`` contains the positions of the rows in the batch of the step,
+                or in evaluation their indices in the split.
             groups: Number of equal, contiguous groups of rows, one per micro-batch and device.
 
         Returns:
-            Arrays whose first axis is either the rows or ``groups``.
+            Arrays whose first axis has one entry per row, or one entry per group. The other axes
+            must have the same length in all processes, except for the second axis of the arrays in
+            ``variable_width``.
         """
         raise NotImplementedError
 
@@ -455,9 +517,9 @@ class Objective:
             model: The model.
             params: The parameters, with respect to which the loss is differentiated.
             batch: A batch of :meth:`collate`, on devices.
-            rngs: Key for dropout, or ``None`` to disable it.
+            rngs: PRNG key for dropout, or ``None`` to disable dropout.
             train: Whether this is a training step.
-            extra: The non-parameter collections, by default the model's.
+            extra: The model's non-parameter collections. Default: ``model.extra``.
         """
         raise NotImplementedError
 
@@ -465,8 +527,9 @@ class Objective:
         """Turns sums into metrics.
 
         Args:
-            totals: ``loss``, ``count`` and the sums that :meth:`loss` returned. In evaluation
-                possibly also ``words``, ``bytes`` and ``tokens`` of the text.
+            totals: ``loss``, ``count``, and the other sums that :meth:`loss` returned. In
+                evaluation, they can also contain the number of ``words``, ``bytes`` and ``tokens``
+                of the text.
         """
         count = max(totals["count"], 1)
         loss = totals["loss"] / count
@@ -474,11 +537,16 @@ class Objective:
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))} | accuracy
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
-        """Returns metrics that are not sums, from arrays with one entry per row of the split."""
+        """Returns metrics that cannot be computed from sums.
+
+        Args:
+            rows: Arrays with one entry per row of the split.
+            split: Name of the split.
+        """
         return {}
 
     def has_targets(self, split: str) -> bool:
-        """Returns whether the examples of a split have targets. Those of a test split may not."""
+        """Returns whether the examples of a split have targets, which a test split may lack."""
         return True
 
     def reported_metrics(self, split: str) -> set[str] | None:
@@ -499,12 +567,22 @@ class Objective:
     def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
         """Writes the predictions for the rows of a split into the output directory ``folder``."""
 
-    def count_tokens(self, rows: Arrays) -> int:
-        """Returns the number of non-padding tokens in the rows."""
-        return int((rows["segment_ids"] > 0)[rows["valid"]].sum())
+    def count_tokens(self, rows: Arrays) -> np.ndarray:
+        """Returns the number of non-padding tokens of each row.
+
+        For invalid rows, which only fill up the batch, it is 0.
+
+        Args:
+            rows: The rows, after :meth:`collate`.
+
+        Returns:
+            Integers, `(rows,)`.
+        """
+        valid = rows["valid"]
+        return (rows["segment_ids"] > 0).reshape(len(valid), -1).sum(1) * valid
 
     def head_share(self) -> float:
-        """Returns the share of positions at which the head is computed, for counting FLOPs."""
+        """Returns the fraction of positions at which the output head runs, to count FLOPs."""
         return float(self.has_vocabulary)
 
 
@@ -522,14 +600,14 @@ def forward(
     Args:
         model: The model.
         params: The parameters.
-        rngs: Key for dropout.
+        rngs: PRNG key for dropout, or ``None`` to disable dropout.
         train: Whether this is a training step.
-        extra: The non-parameter collections, by default the model's.
+        extra: The model's non-parameter collections. Default: ``model.extra``.
         *inputs: Positional inputs of the model.
         **keyword_inputs: Keyword inputs of the model.
 
     Returns:
-        The model's output and the new ``extra``.
+        The model's output, and its non-parameter collections after the call.
     """
     extra = model.extra if extra is None else extra
     call: Callable[..., Any] = model
@@ -553,14 +631,14 @@ def attention_inputs(
     return inputs | ({name: segment_ids} if model.accepts(name) else {})
 
 
-#: Maximum number of tokens of a row in a sample.
+#: Maximum number of tokens that a sample for the model card shows of a row.
 SAMPLE_LENGTH = 32
 
 
 def sample_rows(rows: Rows, count: int) -> Arrays:
-    """Returns the first tokens of ``count`` rows, spread evenly over ``rows``.
+    """Returns the beginning of ``count`` rows, which are spread evenly over ``rows``.
 
-    Each row is cut at the end of its first document.
+    This is the first document of each row, or its first ``SAMPLE_LENGTH`` tokens if it is longer.
 
     Returns:
         "input_ids" and "segment_ids" (1 for tokens, 0 after them), int32 `(count, width)`.

@@ -56,8 +56,8 @@ class Classification(Objective):
     cross-entropy, averaged over the classes. As in Transformers, a class is predicted if its
     probability is above 0.5.
 
-    Every example is one row, and losses and metrics are over examples. Metrics are computed on the
-    host from the predictions for all examples of a split.
+    Every example is one row. Losses and metrics are averages over examples. Metrics are computed on
+    the host, from the predictions for all examples of a split.
     """
 
     name = "classification"
@@ -122,7 +122,7 @@ class Classification(Objective):
     def make_tokenizer(  # type: ignore[override]
         cls, arguments: ClassificationArguments, folder: Path, plugins: Plugins | None
     ) -> PreTrainedTokenizerBase | None:
-        """Loads the word vocabulary that the run saved, or builds it if the flags ask for one."""
+        """With ``--vocabulary words``, loads the run's word vocabulary or builds a new one."""
         if arguments.vocabulary is None:
             return None
         return load_or_train_word_tokenizer(
@@ -133,7 +133,7 @@ class Classification(Objective):
     def configure_data(  # type: ignore[override]
         cls, config: PreTrainedConfig, arguments: ClassificationArguments, plugins: Plugins | None
     ) -> None:
-        """Sets the classes of the data, or a single regression output, in ``config``."""
+        """Sets the classes of the data in ``config``, or a single output for regression."""
         splits = load_examples(arguments, plugins)
         config.problem_type = problem_type(splits, arguments, config)
         if config.problem_type == REGRESSION:
@@ -145,7 +145,7 @@ class Classification(Objective):
     def set_classes(config: PreTrainedConfig, splits: LabeledSplits) -> None:
         """Sets the classes of the data in ``config``.
 
-        A model that has all of them keeps its order.
+        If the configuration already contains all of these classes, it is not changed.
         """
         names, model_names = class_names(splits, config), config_labels(config)
         are_numbers = "train" not in splits and names == list(map(str, range(len(model_names))))
@@ -157,7 +157,8 @@ class Classification(Objective):
         """Checks whether the model uses token type IDs."""
         has_pairs = any(examples.second is not None for examples in self.splits.values())
         num_token_types = getattr(self.config, "type_vocab_size", 0) or 0
-        # Inference code calls the model with the outputs of the tokenizer.
+        # Inference code passes the outputs of the tokenizer to the model. The model must therefore
+        # not depend on token type IDs if the tokenizer does not return them.
         tokenizer_returns_types = "token_type_ids" in self.tokenizer.model_input_names
         self.uses_token_types = (
             has_pairs
@@ -204,7 +205,7 @@ class Classification(Objective):
         return rows, {"documents": len(rows), "tokens": rows.total_tokens}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Masks the labels of rows that only pad the batch."""
+        """Excludes rows from the loss that have no label or only pad the batch."""
         labels = rows["labels"]
         has_label = self._has_label(labels)
         expanded = has_label.reshape(-1, *(1,) * (labels.ndim - 1))
@@ -219,7 +220,7 @@ class Classification(Objective):
         return batch | ({"token_type_ids": rows["token_type_ids"]} if self.uses_token_types else {})
 
     def _has_label(self, labels: np.ndarray) -> np.ndarray:
-        """Returns which examples have a label, bool `(examples,)`."""
+        """Returns whether each example has a label, bool `(examples,)`."""
         if self.multi_label:
             return ~np.isnan(labels).any(1)
         return ~np.isnan(labels) if self.regression else labels != IGNORE_INDEX
@@ -235,14 +236,15 @@ class Classification(Objective):
     ) -> Loss:
         """Returns the loss summed over examples.
 
-        In evaluation the logits of each row are in the totals.
+        In evaluation, the totals include the logits of each row.
         """
         inputs: dict[str, Any] = {}
         if self.uses_token_types:
             inputs["token_type_ids"] = batch["token_type_ids"]
         mask, counts = batch["attention_mask"], batch["counts"]
         if model.statistics and model.accepts("code_mask"):
-            inputs["code_mask"] = mask * batch["valid"][:, None]  # exclude copies from statistics
+            # Exclude rows that only pad the batch from statistics that the model collects.
+            inputs["code_mask"] = mask * batch["valid"][:, None]
         output, new_extra = forward(
             model,
             params,
@@ -284,7 +286,10 @@ class Classification(Objective):
         return bool(self._has_label(self._label_ids[split]).any())
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
-        """Scores the predictions for a split and for each of its parts (``in_domain_dev_f1``)."""
+        """Computes the metrics of a split and of each of its named parts.
+
+        The names of the metrics of a part begin with its name, e.g. ``in_domain_dev_f1``.
+        """
         outputs = rows["row_outputs"]
         labels = self._label_ids[split][: len(outputs)]
         metrics = self._judge(outputs, labels)
@@ -297,7 +302,7 @@ class Classification(Objective):
     def reported_metrics(self, split: str) -> set[str] | None:
         """Returns the names of all metrics of a split.
 
-        They are unknown, ``None``, with metrics of the ``evaluate`` library.
+        Returns ``None`` if a metric of the ``evaluate`` library is used, whose names are unknown.
         """
         if not all(isinstance(metric, Metric) for metric in self.loaded_metrics):
             return None
@@ -327,15 +332,24 @@ class Classification(Objective):
         }
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
-        """Returns the predicted class or number of each row, or which classes are predicted."""
+        """Converts the outputs of the model to predictions.
+
+        Args:
+            outputs: Logits, `(rows, num_labels)`.
+
+        Returns:
+            The predicted class IDs `(rows,)`, or numbers `(rows,)` for regression. For multi-label
+            classification, 1 for each predicted class and 0 for others, `(rows, num_labels)`.
+        """
         if self.multi_label:
             return (outputs > 0).astype(np.int32)
         return outputs[:, 0] if self.regression else outputs.argmax(1)
 
     def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
-        """Writes ``test_results_<task>.tsv`` (columns index and prediction), one file per part.
+        """Writes ``test_results_<task>.tsv`` with the columns index and prediction.
 
-        Predictions of several labels are JSON lists.
+        If the split has named parts, each part has its own file. The predictions of multi-label
+        classification are JSON lists.
         """
         predictions = self.predictions(rows["row_outputs"])
         names = self.labels.names

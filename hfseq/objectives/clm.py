@@ -30,12 +30,14 @@ SAMPLE_NEW_TOKENS = 32
 
 
 class CausalLM(Objective):
-    """Next-token prediction on packed rows; the loss equals that of the separate documents.
+    """Next-token prediction on packed rows.
 
-    The target at a token is the next token of the same document; at the end of a row it is the
-    first token of the next row. With ``--cross_documents`` all text is one document. With
-    ``--start_with_eos`` the input is shifted by one instead and starts with the end-of-text token,
-    so that every token of the row is a target.
+    The target of a token is the next token of the same document. If the document continues in the
+    next row, the target of the last token is the first token of that row. Packing documents does
+    not change which tokens are predicted, and documents do not attend to each other. With
+    ``--cross_documents``, all text is one document. With ``--start_with_eos``, the inputs start
+    with the end-of-text token and are shifted by one token, so that every token of the row is a
+    target.
     """
 
     name = "clm"
@@ -49,8 +51,9 @@ class CausalLM(Objective):
     row_guarantees = base.RowGuarantees()
 
     def setup(self) -> None:
-        """Looks up the token that rows start with, if any."""
-        # Whether to pass the tokens that count in the model's statistics.
+        """Looks up the start token of the inputs, if the flags require one."""
+        # Whether to pass `code_mask`, a mask of the tokens that contribute to the model's
+        # statistics.
         self.uses_code_mask = False
         self.start_token_id = None
         self._arrays: Mapping[str, Any] | None = None
@@ -72,7 +75,10 @@ class CausalLM(Objective):
             config.is_decoder = True
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Checks whether the model returns an auxiliary loss and whether it uses ``code_mask``."""
+        """Checks whether the model returns an auxiliary loss and whether it uses ``code_mask``.
+
+        ``code_mask`` excludes padding from statistics that the model collects, such as codebooks.
+        """
         # A model without statistics ignores the mask, even if it accepts arbitrary inputs.
         self.uses_code_mask = bool(model.statistics) and model.accepts("code_mask")
 
@@ -91,7 +97,10 @@ class CausalLM(Objective):
         return super().load_splits(plugins) if self._arrays is None else self._arrays
 
     def natural_length(self) -> int | None:
-        """Returns the number of bytes of an image."""
+        """Returns the number of bytes per image for arrays, or ``None`` for text.
+
+        Also returns ``None`` if a flag specifies the row length.
+        """
         if not has_arrays(self.arguments) or self.arguments.row_length:
             return None
         self._arrays = self.load_splits(None)
@@ -106,7 +115,7 @@ class CausalLM(Objective):
         return super().cross_documents or is_raw(self.arguments)
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Sets the label of each token to the next token, so that all logits are used."""
+        """Computes the inputs and the labels. The label of each position is the next token."""
         ids, segments = rows["input_ids"], rows["segment_ids"]
         if self.start_token_id is not None:  # shift the inputs right by one token
             starts_document = (segments[:, 1:] != segments[:, :-1]) & (segments[:, 1:] > 0)
@@ -175,10 +184,11 @@ class CausalLM(Objective):
         return total, count, loss_extra
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns loss, perplexity and accuracy per token, and values per word and byte if counted.
+        """Returns loss, perplexity and accuracy per token.
 
-        Bits per byte are (loss in nats per token) * (tokens of the text) / (bytes of the text) / ln
-        2.
+        If words or bytes are counted, the perplexity per word or the bits per byte are included.
+        The bits per byte are the loss in nats per token, divided by ln 2 and multiplied by the
+        number of tokens per byte.
         """
         metrics = super().metrics(totals)
         if "auxiliary_loss" in totals:
@@ -194,7 +204,7 @@ class CausalLM(Objective):
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Continues the first half of a few rows of text with greedy search."""
+        """Generates continuations of the first halves of a few rows of text with greedy search."""
         if has_arrays(self.arguments):
             return []
         rows_shown = base.sample_rows(rows, count)

@@ -1,7 +1,7 @@
 """The collator classes of Transformers 4's MLM, T5 and BART scripts, for custom training loops.
 
-They take lists of examples and return NumPy arrays. Their noise is that of the objectives. The
-random draws depend on the seed and on the number of previous batches.
+The collators take lists of examples and return NumPy arrays. The T5 and BART collators add noise
+with the functions of the corresponding objectives.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 class _NoisingCollator:
-    """Base of the T5 and BART collators: each batch of token ids has its own random numbers."""
+    """Base class of the T5 and BART collators.
+
+    The random numbers of a batch depend on the seed and on the number of previous batches.
+    """
 
     seed: int | None
     batches = 0
@@ -62,13 +65,14 @@ class _NoisingCollator:
 class FlaxDataCollatorForT5MLM(_NoisingCollator):
     """Masks random spans of examples of equal length (span corruption).
 
-    `compute_input_and_target_lengths` computes the length of the examples. Sentinels are found by
-    their names, from `<extra_id_0>` on. A batch contains "input_ids", `(batch, input_length)`, and
-    "labels" and "decoder_input_ids", `(batch, target_length)`.
+    The length of the examples must be the first result of `compute_input_and_target_lengths`. The
+    sentinels of the tokenizer must be named `<extra_id_0>`, `<extra_id_1>` and so on. A batch
+    contains "input_ids", `(batch, input_length)`, and "labels" and "decoder_input_ids",
+    `(batch, target_length)`.
 
     Raises:
-        ValueError: The length of the examples does not give these lengths, or they have more spans
-            than the tokenizer has sentinels.
+        ValueError: The length of the examples does not result in `input_length` and
+            `target_length`, or the examples have more spans than the tokenizer has sentinels.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -118,7 +122,7 @@ class FlaxDataCollatorForT5MLM(_NoisingCollator):
         return noise_mask(lengths, width, random, self.noise_density, self.mean_noise_span_length)
 
     def random_spans_noise_mask(self, length: int) -> np.ndarray:
-        """Returns which tokens of one row are masked, bool `(length,)`."""
+        """Draws the masked tokens of a row. Returns true for masked tokens, bool `(length,)`."""
         return self._masks(np.array([length]))[0][0]
 
 
@@ -126,10 +130,10 @@ class FlaxDataCollatorForT5MLM(_NoisingCollator):
 class FlaxDataCollatorForBartDenoisingLM(_NoisingCollator):
     """Shuffles sentences and masks spans of examples of equal length, padded at the end.
 
-    Sentences end at tokens that end sentences, and at padding tokens within a row, which
-    Transformers 4 inserted as marks. A batch contains "input_ids", "attention_mask", "labels" (the
-    whole row, -100 on padding), "decoder_input_ids" and "decoder_attention_mask", all of the shape
-    of the examples.
+    Sentences end at tokens such as full stops. They also end at padding tokens in the middle of a
+    row, which the script of Transformers 4 inserts to mark the ends of sentences. A batch contains
+    "input_ids", "attention_mask", "labels" (the whole row, with -100 at padding),
+    "decoder_input_ids" and "decoder_attention_mask". All arrays have the shape of the examples.
 
     Raises:
         ValueError: The tokenizer has no mask token or no end-of-sequence token.
@@ -184,11 +188,14 @@ class FlaxDataCollatorForBartDenoisingLM(_NoisingCollator):
 
 @dataclass
 class FlaxDataCollatorForLanguageModeling:
-    """Pads examples and masks random tokens: 80 % mask, 10 % random, 10 % unchanged.
+    """Pads examples and selects random tokens to predict.
 
-    Labels are -100 at tokens that are not predicted. Without `mlm` the labels are the inputs, and
-    -100 on padding. The scripts of hfseq use `objectives.mlm` instead, whose masks depend only on
-    the step and the row. This class draws from its own generator.
+    80 % of the selected tokens are replaced by the mask token and 10 % by a random token. 10 % are
+    not changed. Labels are -100 at tokens that are not predicted. Without `mlm`, the labels are
+    the inputs, with -100 at padding.
+
+    This class draws random numbers from its own generator. The scripts of hfseq use
+    `objectives.mlm` instead, whose masks depend only on the step and the row.
 
     Raises:
         ValueError: Masking is enabled and the tokenizer has no mask token.
@@ -210,7 +217,7 @@ class FlaxDataCollatorForLanguageModeling:
         self.generator = np.random.default_rng(self.seed)
 
     def __call__(self, examples: Sequence[dict], pad_to_multiple_of: int = 16) -> BatchEncoding:
-        """Pads the examples to one length and returns NumPy arrays with "labels"."""
+        """Pads the examples to the same length and returns NumPy arrays, including "labels"."""
         batch = self.tokenizer.pad(
             list(examples), pad_to_multiple_of=pad_to_multiple_of, return_tensors="np"
         )

@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary, computed in few passes over the logits."""
+"""Cross-entropy over a vocabulary, with as few passes over the logits as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from hfseq.data.batches import IGNORE_INDEX
 from hfseq.nn.cpu import fast_argmax, is_single_cpu, largest_divisor
 
-# Logits that are processed together on a CPU: 1 MiB of float32, which fits in its caches.
+# Number of logits that are processed together on a CPU: 1 MiB of float32, which fits in its caches.
 CHUNK_LOGITS = 2**18
 
 
@@ -24,8 +24,9 @@ def cross_entropy(
     Args:
         logits: Logits, `(..., vocab_size)`, in any float dtype. Sums are float32.
         labels: Target IDs, `(...)`. Positions with -100 are ignored.
-        vocab_size: Number of real columns. The columns after them are padding for the tensor axis
-            and have no probability.
+        vocab_size: Size of the vocabulary. Columns of ``logits`` beyond ``vocab_size`` only pad the
+            last axis to a multiple of the size of the ``tensor`` mesh axis. They have probability
+            0.
 
     Returns:
         The sum of the losses, the number of targets, and the number of correct predictions.
@@ -39,12 +40,14 @@ def smoothed_cross_entropy(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Sums the label-smoothed loss over all labels that are not -100.
 
-    The target distribution is 1 - ``smoothing`` for the label and ``smoothing`` / (V - 1) for each
-    other entry of the vocabulary (Szegedy et al., 2015, section 7, in the form of Flax's WMT
-    example). The entropy of the target is subtracted, so that the loss is a divergence: 0 for a
-    perfect prediction. PyTorch's ``CrossEntropyLoss(label_smoothing=s)`` spreads s / V over all
-    entries including the label and subtracts nothing. Its gradient equals the gradient here for s
-    (V - 1) / V.
+    With a vocabulary of V entries, the target distribution is 1 - ``smoothing`` for the label and
+    ``smoothing`` / (V - 1) for each other entry (Szegedy et al., 2015, section 7, in the form of
+    Flax's WMT example). The entropy of the target distribution is subtracted from the
+    cross-entropy, so that the loss of a perfect prediction is 0.
+
+    PyTorch's ``CrossEntropyLoss(label_smoothing=s)`` adds s / V to all entries, including the
+    label, and does not subtract the entropy. Its gradient equals the gradient of this function with
+    ``smoothing`` = s (V - 1) / V.
 
     Args:
         logits: See :func:`cross_entropy`.
@@ -70,11 +73,11 @@ def smoothed_cross_entropy(
 def _label_losses(
     logits: jax.Array, labels: jax.Array, smoothing: float, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns smoothed loss, plain cross-entropy and most probable ID per position.
+    """Returns the smoothed loss, the plain cross-entropy and the most probable ID per position.
 
-    The derivative, softmax - target, is written out. Automatic differentiation would scatter into a
-    second array of the size of the logits, and keep the softmax. Only the first ``size`` columns
-    are real.
+    The gradient with respect to the logits is implemented explicitly as the softmax minus the
+    target distribution. Automatic differentiation would keep the softmax, and allocate a second
+    array of the size of the logits. Only the first ``size`` columns belong to the vocabulary.
     """
     return _label_losses_forward(logits, labels, smoothing, size)[0]
 
@@ -84,7 +87,7 @@ def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float
     if chunk_rows == labels.size:
         losses, plain_losses, predictions, log_partition = _losses(logits, labels, smoothing, size)
     else:
-        # The same shape as in the backward pass, so that the producer of the logits runs once.
+        # The logits have the same shape as in the backward pass, so that XLA computes them once.
         flat = _bits(logits).reshape(-1, logits.shape[-1])
 
         def chunk_losses(chunk: tuple[jax.Array, jax.Array]) -> Any:
@@ -102,7 +105,11 @@ def _label_losses_forward(logits: jax.Array, labels: jax.Array, smoothing: float
 
 
 def _losses(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -> Any:
-    """Returns both losses, the most probable ID and the log of the partition function."""
+    """Returns four values per position.
+
+    These are the smoothed loss, the plain cross-entropy, the most probable ID, and the logarithm of
+    the softmax denominator.
+    """
     logits32 = logits.astype(jnp.float32)
     maximum = logits32.max(-1)
     log_partition = jnp.log(jnp.exp(logits32 - maximum[..., None]).sum(-1)) + maximum
@@ -110,7 +117,7 @@ def _losses(logits: jax.Array, labels: jax.Array, smoothing: float, size: int) -
     plain_losses = losses = log_partition - label_logits
     if smoothing:
         smoothing_per_class = smoothing / (size - 1)
-        # Sum the shifted logits along with the exponentials: unshifted sums would lose digits.
+        # Sum the logits relative to their maximum, because sums of the logits are less precise.
         sum_of_losses = size * (log_partition - maximum) - _real(
             logits32 - maximum[..., None], size
         ).sum(-1)
@@ -152,9 +159,10 @@ def _label_losses_backward(smoothing: float, size: int, saved: Any, cotangents: 
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """Views bfloat16 as integers, because XLA on CPU converts the array in each loop iteration.
+    """Views a bfloat16 array as integers. Other arrays are returned unchanged.
 
-    The loss of 1,024 x 50,257 logits took 3.9 s of CPU time instead of 0.2 s.
+    XLA on CPU would convert a bfloat16 array to float32 in each iteration of a loop. The loss of
+    1,024 x 50,257 logits would take 3.9 s of CPU time instead of 0.2 s.
     """
     return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
 
@@ -172,7 +180,7 @@ def _change(
     smoothing: float,
     size: int,
 ) -> jax.Array:
-    """Returns the gradient of the logits from the cotangents of both losses."""
+    """Returns the gradient with respect to the logits, from the cotangents of both losses."""
     smoothed_cotangent, plain_cotangent = smoothed_cotangent[..., None], plain_cotangent[..., None]
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     probabilities = jnp.exp(logits.astype(jnp.float32) - log_partition[..., None])
@@ -202,10 +210,11 @@ _label_losses.defvjp(_label_losses_forward, _label_losses_backward)
 
 
 def rows_per_chunk(logits: jax.Array) -> int:
-    """Returns the number of rows of ``logits``, `(..., vocab_size)`, to process together.
+    """Returns the number of positions of ``logits``, `(..., vocab_size)`, to process together.
 
-    On a single CPU device, several passes over rows that stay in its caches take half of the time
-    of passes over all rows (docs/benchmarks.md). Otherwise all rows are processed together.
+    On a single CPU device, the positions are processed in chunks that fit in its caches, which
+    takes half as long as processing all positions together (docs/benchmarks.md). On other devices,
+    all positions are processed together.
     """
     rows = math.prod(logits.shape[:-1])
     if not is_single_cpu():
@@ -216,6 +225,6 @@ def rows_per_chunk(logits: jax.Array) -> int:
 def _real(x: jax.Array, size: int) -> jax.Array:
     """Sets the columns from ``size`` on to 0.
 
-    Comparing columns is slow on CPU, so only if necessary.
+    Without such columns, ``x`` is returned unchanged, because the comparison is slow on CPU.
     """
     return x if x.shape[-1] == size else jnp.where(jnp.arange(x.shape[-1]) < size, x, 0.0)

@@ -53,12 +53,13 @@ def ctc_loss(
         logits: Logits, `(batch, frames, vocab_size)`, in any dtype.
         labels: Label IDs, `(batch, num_labels)`, padded on the right with negative numbers such as
             -100.
-        lengths: Number of valid frames per row, `(batch,)`. By default all frames.
-        blank: ID of the blank token, ``config.pad_token_id`` for wav2vec 2.0.
-        reduction: As ``config.ctc_loss_reduction``: "sum" over the rows, "mean" of each row's loss
-            per label, or "none".
-        zero_infinity: Whether rows with more labels than frames have the loss 0 instead of
-            infinity.
+        lengths: Number of valid frames per row, `(batch,)`. Default: all frames are valid.
+        blank: ID of the blank token. This is ``config.pad_token_id`` for wav2vec 2.0.
+        reduction: How the losses of the rows are combined, as in ``config.ctc_loss_reduction``:
+            "sum" adds them up. "mean" divides the loss of each row by its number of labels, and
+            averages over rows. "none" returns the loss of each row.
+        zero_infinity: Whether the loss of a row is 0 instead of infinity if it has too few frames
+            for its labels.
 
     Returns:
         The loss, or the loss of each row `(batch,)` with ``reduction="none"``.
@@ -93,15 +94,17 @@ def ctc_loss(
     return losses.sum() if reduction == "sum" else losses
 
 
-#: First entries of a character vocabulary, as in wav2vec2-base-960h. "|" separates words.
+#: The first tokens of a character vocabulary, as in wav2vec2-base-960h. "|" separates words.
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "|")
 
 
 class CTC(AudioInputMixin, Objective):
-    """Speech recognition with CTC. The loss is in nats per character; WER and CER are reported.
+    """Speech recognition with CTC.
 
-    In training, spans of the frames are masked as the configuration defines. Audio that is too long
-    or has more characters than frames is skipped.
+    The reported loss is in nats per character. Evaluation also reports the word error rate (WER)
+    and the character error rate (CER). Training masks random spans of frames if the configuration
+    enables this. Examples are skipped if their audio is too long, or if it has too few frames for
+    the characters of the transcript.
     """
 
     name = "ctc"
@@ -155,7 +158,10 @@ class CTC(AudioInputMixin, Objective):
 
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
-        """Sets the vocabulary and, for a new model, whether it uses an attention mask."""
+        """Sets the vocabulary size and the special token IDs.
+
+        For a new model, this method also determines whether the model uses an attention mask.
+        """
         ctc_tokenizer = tokenizer.tokenizer
         config.vocab_size, config.pad_token_id = len(ctc_tokenizer), ctc_tokenizer.pad_token_id
         config.bos_token_id, config.eos_token_id = (
@@ -204,7 +210,10 @@ class CTC(AudioInputMixin, Objective):
             index = int(rows["numbers"][row])
             name = self.splits[split].source(index).name
             self.skip_example(
-                split, index, name, f"{min_frames[row]} frames required, {frames[row]} available"
+                split,
+                index,
+                name,
+                f"the transcript requires {min_frames[row]} frames, the audio has {frames[row]}",
             )
         counts = (audio.lengths > 0) & (min_frames <= frames) & (min_frames > 0)
         batch = self.model_inputs(audio) | {
@@ -227,9 +236,9 @@ class CTC(AudioInputMixin, Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss summed over rows.
+        """Returns the sum of the loss over rows, and the number of characters.
 
-        In evaluation the totals include the best label per frame.
+        In evaluation, the totals also contain the most probable label of each frame.
         """
         output, new_extra = forward(
             model,

@@ -1,4 +1,4 @@
-"""BART's denoising objective (Lewis et al., 2019, section 2.2): restore text from noised text."""
+"""BART's denoising objective (Lewis et al., 2019, section 2.2): restores text with added noise."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Denoising(Seq2SeqLM):
-    """Restores a row whose sentences are shuffled and whose spans are replaced by masks.
+    """Restores text in which sentences are shuffled and spans are replaced by mask tokens.
 
-    Documents of a packed row are separate in the encoder, the decoder and cross-attention, unless
-    ``--cross_documents`` makes the row one sequence.
+    The documents of a packed row do not attend to each other in the encoder, the decoder and
+    cross-attention, unless ``--cross_documents`` treats the row as one sequence.
     """
 
     name = "denoising"
@@ -45,11 +45,11 @@ class Denoising(Seq2SeqLM):
         self.is_special = special_ids(tokenizer, vocab_size)
         roles = ("bos", "eos", "pad", "cls", "sep", "mask")
         if tokenizer.unk_token_id not in [getattr(tokenizer, f"{r}_token_id") for r in roles]:
-            self.is_special[tokenizer.unk_token_id] = False  # it replaces text
+            self.is_special[tokenizer.unk_token_id] = False  # unknown tokens are part of the text
         self.sentence_tables = build_sentence_tables(tokenizer, vocab_size)
 
     def target_length(self, length: int) -> int:
-        """Returns ``length``: the decoder generates the whole row."""
+        """Returns ``length``, because the decoder generates the whole row."""
         return length
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
@@ -64,7 +64,7 @@ class Denoising(Seq2SeqLM):
     def noise(
         self, ids: np.ndarray, segments: np.ndarray, random: RowRandom
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Shuffles the sentences of each document and replaces spans by masks.
+        """Shuffles the sentences of each document and replaces spans by mask tokens.
 
         Args:
             ids: Token IDs, `(rows, length)`.
@@ -103,12 +103,12 @@ CLOSING_CHARACTERS = "\"'”’»›)]}」』）］〉》\n\r"
 
 @dataclass(frozen=True)
 class SentenceTables:
-    """Sentence properties of each token ID, bool arrays `(vocab_size,)`.
+    """Properties of each token ID that determine where sentences end, bool arrays `(vocab_size,)`.
 
     Attributes:
         stops: The token ends with a full stop or a similar character.
         closers: The token consists of characters that may follow a stop, such as quotation marks.
-        begins: The token may begin a sentence after a stop.
+        begins: The token may begin a new sentence if it follows a stop.
         hard: The token ends a sentence even without a following space.
         spaces: The token is a space.
         lower: The token begins with a lower-case letter. False for uncased vocabularies.
@@ -126,7 +126,8 @@ class SentenceTables:
 
         Args:
             ids: Token IDs, int `(rows, length)`.
-            text: Whether a token is text, bool `(rows, length)`. False for padding.
+            text: True for tokens of text and false for padding and special tokens, bool
+                `(rows, length)`.
         """
         stops = self.stops[ids] & text
         closers = self.closers[ids] & text
@@ -143,7 +144,7 @@ class SentenceTables:
 def build_sentence_tables(
     tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None
 ) -> SentenceTables:
-    """Builds the tables from a vocabulary with byte-level, SentencePiece or WordPiece marks.
+    """Builds the tables for a byte-level, SentencePiece or WordPiece vocabulary.
 
     If the vocabulary does not mark words, any token that is not lower-case may begin a sentence.
 
@@ -193,15 +194,17 @@ def permute_sentences(
 ) -> np.ndarray:
     """Shuffles sentences within their documents.
 
-    Of the n sentences in a row, ceil(n * ``ratio``) change places with each other.
+    Of the n sentences in a row, ceil(n * ``ratio``) are selected at random. The selected sentences
+    of each document are shuffled among their positions.
 
     Args:
-        real: Tokens that are not padding, bool `(rows, length)`.
-        fixed: Tokens that keep their position, such as special tokens, bool `(rows, length)`.
+        real: True for tokens that are not padding, bool `(rows, length)`.
+        fixed: True for tokens that keep their position, such as special tokens, bool
+            `(rows, length)`.
         segments: Document numbers, `(rows, length)`.
-        ends: Last tokens of sentences, bool `(rows, length)`.
+        ends: True for the last token of each sentence, bool `(rows, length)`.
         random: Source of random numbers.
-        ratio: Share of the sentences that move.
+        ratio: Fraction of the sentences to select.
 
     Returns:
         The column from which each token is taken, int64 `(rows, length)`.
@@ -216,11 +219,12 @@ def permute_sentences(
     if not len(row):
         return np.broadcast_to(np.arange(real.shape[1]), real.shape)
     number = np.arange(len(row)) - np.searchsorted(row, row)
-    # Length of each sentence: up to the next sentence or the end of the row's text.
+    # A sentence ends where the next sentence begins, or at the end of the row's text.
     new_row = np.concatenate([[True], row[1:] != row[:-1]])
     last = np.concatenate([new_row[1:], [True]])
     length = np.where(last, real.sum(axis=1)[row], np.concatenate([start[1:], [0]])) - start
-    # The ceil(n * ratio) sentences with the lowest keys move, of the n movable ones per row.
+    # Of the n sentences per row that are not fixed, the ceil(n * ratio) sentences with the lowest
+    # random numbers move.
     is_fixed = fixed[row, start]
     moves = ~is_fixed
     counts = np.bincount(row, moves, minlength=row[-1] + 1)
@@ -255,22 +259,23 @@ def infill(
     probability: float = 0.3,
     poisson_lambda: float = 3.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replaces spans by masks, BART's text infilling.
+    """Replaces each span of tokens by a single mask token (BART's text infilling).
 
-    Span lengths are drawn from a Poisson distribution until they cover the row's share of tokens;
-    the prefix whose sum is closest to the share is used. Spans are at random positions with at
-    least one token between two of them. A span that contains a special token becomes two spans.
-    Rows do not grow: spans of length 0 insert masks only while these are no more than the removed
-    tokens.
+    Span lengths are drawn from a Poisson distribution. Of these lengths, the first ones whose sum
+    is closest to the number of tokens to mask are used. Spans are at random positions, with at
+    least one token between two spans. A span that contains a special token becomes two spans.
+
+    A span of length 0 inserts a mask token. Rows do not become longer, because mask tokens are
+    inserted only as long as their number does not exceed the number of removed tokens.
 
     Args:
         ids: Token IDs, `(rows, length)`.
-        ordinary: Tokens that may be masked, bool `(rows, length)`.
+        ordinary: True for tokens that may be masked, bool `(rows, length)`.
         segments: Document numbers, `(rows, length)`.
         random: Source of random numbers.
         mask_id: ID of the mask token.
         pad: ID of the padding token.
-        probability: Share of the ordinary tokens to mask.
+        probability: Fraction of the ordinary tokens to mask.
         poisson_lambda: Mean span length in tokens.
 
     Returns:
@@ -304,15 +309,23 @@ def _draw_spans(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws the spans of rows with ``count`` ordinary tokens.
 
-    Starts are indices into the ordinary tokens: distinct gaps between the tokens that stay. If
-    there are more spans than gaps, some share a gap.
+    Each span is placed in a different gap between (or around) the tokens that are not masked. If
+    there are more spans than gaps, some spans share a gap.
+
+    Args:
+        count: Number of ordinary tokens of each row, `(rows,)`.
+        random: Source of random numbers.
+        probability: Fraction of the ordinary tokens to mask.
+        mean: Mean span length in tokens.
+        width: Number of columns.
 
     Returns:
-        The row, start and length of each span.
+        The row, start and length of each span, `(spans,)`. The start is an index into the ordinary
+        tokens of the row.
     """
     budget = np.ceil(count * probability - 1e-9).astype(np.int64)
     max_hidden = math.ceil(width * probability)
-    # Sufficient except with probability 1e-12.
+    # With probability 1 - 1e-12, this number of spans is sufficient.
     draws = math.ceil((max_hidden + 8 * math.sqrt(max_hidden) + 40) / mean)
     # P(length <= k) for all k at which it is less than 1.
     max_length = math.ceil(mean + 12 * math.sqrt(mean) + 12)
@@ -323,7 +336,7 @@ def _draw_spans(
     num_spans = np.argmin(np.abs(sums - budget[:, None]), axis=1) + 1
     too_long = np.take_along_axis(sums, num_spans[:, None] - 1, axis=1)[:, 0] >= count
     too_long |= budget == count
-    # If the spans would cover the whole text, mask the budget in a single span.
+    # If the spans would cover the whole text, mask the required tokens with a single span.
     lengths[too_long, 0] = budget[too_long]
     num_spans[too_long] = 1
     num_spans = np.where(budget > 0, num_spans, 0)
@@ -342,12 +355,18 @@ def _draw_spans(
 def _place(
     row: np.ndarray, start: np.ndarray, length: np.ndarray, ordinary: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Converts indices of ordinary tokens to columns.
+    """Converts the spans of :func:`_draw_spans` to arrays by column.
+
+    Args:
+        row: The row of each span, `(spans,)`.
+        start: Index of the first ordinary token of each span, `(spans,)`.
+        length: Number of tokens of each span, `(spans,)`.
+        ordinary: True for tokens that may be masked, bool `(rows, length)`.
 
     Returns:
-        Masked tokens and first tokens of spans, bool `(rows, length)`, and the number of masks to
-        insert before each column, int64 `(rows, length + 1)`. The last column is the end of the
-        text.
+        True for masked tokens and true for the first token of each span, both bool
+        `(rows, length)`, and the number of mask tokens to insert before each column, int64
+        `(rows, length + 1)`. The last column stands for the end of the text.
     """
     rows, width = ordinary.shape
     steps, span_starts, insertions = np.zeros((3, rows, width + 1), np.int64)

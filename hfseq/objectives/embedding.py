@@ -1,8 +1,8 @@
 """Contrastive training of text embeddings.
 
-The loss is InfoNCE over the positives of the global batch (van den Oord et al., 2018; Henderson et
-al., 2017), the MultipleNegativesRankingLoss of sentence-transformers, optionally with
-MatryoshkaLoss (Kusupati et al., 2022).
+The loss is InfoNCE over the texts of the global batch (van den Oord et al., 2018; Henderson et al.,
+2017). It corresponds to sentence-transformers' MultipleNegativesRankingLoss, optionally combined
+with MatryoshkaLoss (Kusupati et al., 2022).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Lowest rank that counts in the mean reciprocal rank.
+#: Positives with a larger rank than this do not count in the mean reciprocal rank.
 MRR_CUTOFF = 10
 
 
@@ -38,7 +38,7 @@ class MultiTextRows(FieldRows):
     """Rows of examples with several texts each: token IDs `(rows, texts, width)`.
 
     Args:
-        sides: Token IDs by text column and example.
+        sides: For each text column, the token IDs of each example.
         pad: ID of the padding token.
         max_length: Maximum number of tokens per text.
         pad_to_max_length: Whether all rows are padded to ``max_length``.
@@ -72,11 +72,11 @@ class MultiTextRows(FieldRows):
 
 
 class Embedding(Objective):
-    """Trains embeddings so that each anchor finds its positive in the global batch.
+    """Trains embeddings so that each anchor is most similar to its own positive.
 
-    The candidates are all positives and negatives of the batch. With
-    ``--gradient_accumulation_steps`` they are those of the micro-batch. Evaluation ranks each
-    anchor's positive among the positives of the whole split.
+    The loss compares an anchor with all positives and negatives of the global batch. With
+    ``--gradient_accumulation_steps``, it compares an anchor with the texts of its micro-batch only.
+    Evaluation ranks each anchor's positive among the positives of the whole split.
     """
 
     name = "embedding"
@@ -108,7 +108,7 @@ class Embedding(Objective):
             self.splits[split] = drop_invalid(records, split, problems, self.arguments)
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Sets how the model computes embeddings, in training and in the saved model."""
+        """Configures how the model computes embeddings, both in training and after it is saved."""
         data, config = self.arguments, model.sentence_config or SentenceConfig()
         self.sentence_config = dataclasses.replace(
             config,
@@ -157,7 +157,7 @@ class Embedding(Objective):
         return rows, {"documents": len(rows), "tokens": rows.store.total_tokens}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Marks the valid rows; the others only pad the batch."""
+        """Marks the valid rows. All other rows only pad the batch."""
         ids = rows["input_ids"]
         valid = rows["valid"] if "valid" in rows else np.ones(len(ids), bool)
         return {"input_ids": ids, "attention_mask": rows["segment_ids"], "valid": valid}
@@ -171,9 +171,10 @@ class Embedding(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss summed over anchors, and the sums of the metrics.
+        """Returns the loss summed over anchors, and the totals for the metrics.
 
-        In evaluation, the embeddings are returned with the sums."""
+        In evaluation, the totals include the embeddings of anchors and positives.
+        """
         rows, sides, width = batch["input_ids"].shape
         ids, mask = (batch[name].reshape(-1, width) for name in ("input_ids", "attention_mask"))
         output, new_extra = forward(model, params, rngs, train, extra, ids, attention_mask=mask)
@@ -196,14 +197,19 @@ class Embedding(Objective):
         return total, valid.sum(), {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the loss and the share of anchors that find their positive in their batch."""
+        """Returns the loss and the accuracy.
+
+        The accuracy is the fraction of anchors whose positive is the most similar text of the
+        batch.
+        """
         metrics = super().metrics(totals)
         return {name: metrics[name] for name in ("loss", "accuracy")}
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
         """Ranks each anchor's positive among all positives of the split.
 
-        A text equal to the anchor's positive also counts as correct.
+        Texts that are as similar to the anchor as its positive do not lower the rank. This is the
+        case for copies of the positive.
         """
         anchors, positives = (np.asarray(rows[name]) for name in ("anchors", "positives"))
         ranks = np.empty(len(anchors), np.int64)
@@ -226,7 +232,9 @@ class Embedding(Objective):
 
 
 def text_columns(records: Records) -> list[str]:
-    """Returns the columns anchor, positive and negatives, or else all text columns in order.
+    """Returns the names of the text columns: anchor, positive and any negatives.
+
+    If the table has no columns with these names, its text columns are used in order.
 
     Raises:
         UsageError: The table has fewer than two text columns.
@@ -239,7 +247,8 @@ def text_columns(records: Records) -> list[str]:
     texts = [name for name in names if any(isinstance(c, str) for c in table.columns[name][:100])]
     if len(texts) < 2:
         raise UsageError(
-            f"{table.origin} has the columns {', '.join(names)}. Name two or more text columns "
-            "anchor, positive and negative, or provide them in this order."
+            f"{table.origin} has the columns {', '.join(names)}, but at least two text columns are "
+            "required. Name them anchor, positive and (optionally) negative, or provide text "
+            "columns in this order."
         )
     return texts

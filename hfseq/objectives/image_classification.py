@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 class ImageClassification(ImageInputMixin, Classification):
     """Cross-entropy of the class of each image.
 
-    Images are decoded in separate processes while batches are made. Training applies a random crop
-    to each image, which depends only on seed, step and row. Images that cannot be read are skipped,
+    Images are decoded in separate processes when a batch is made. Training crops each image at
+    random. The crop depends only on seed, step and row. Images that cannot be read are skipped,
     logged and counted in the metrics.
     """
 
@@ -106,7 +106,10 @@ class ImageClassification(ImageInputMixin, Classification):
         return (height // patch_size[0]) * (width // patch_size[1]) + 1
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
-        """Numbers the images of a split and logs how many each class has."""
+        """Returns rows with the indices and labels of the images of a split.
+
+        Also logs the number of images in each class.
+        """
         images: ImageDataset = splits[split]
         labels = self._label_ids[split] = self.labels.encode_labels(images, split)
         assert self.labels.names is not None
@@ -121,7 +124,10 @@ class ImageClassification(ImageInputMixin, Classification):
         return rows, {"documents": len(rows), "tokens": len(rows) * length}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Decodes the images. Images that cannot be read are masked out."""
+        """Decodes the images.
+
+        "counts" is false for images that have no label or cannot be read.
+        """
         pixel_values, is_read = self.read_images(rows, random)
         labels = rows["labels"]
         counts = is_read & (labels != IGNORE_INDEX)
@@ -133,7 +139,7 @@ class ImageClassification(ImageInputMixin, Classification):
         }
 
     def on_skip(self, split: str, index: int) -> None:
-        """Removes the label of a skipped image."""
+        """Removes the label of a skipped image, so that metrics ignore the image."""
         self._label_ids[split][index] = IGNORE_INDEX
 
     def loss(
@@ -145,7 +151,10 @@ class ImageClassification(ImageInputMixin, Classification):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss summed over images. In evaluation the totals include the logits."""
+        """Returns the sum of the loss over images, and their number.
+
+        In evaluation, the totals also include the logits.
+        """
         output, new_extra = forward(model, params, rngs, train, extra, batch["pixel_values"])
         counts = batch["counts"]
         targets = jnp.where(counts, batch["labels"], IGNORE_INDEX)
@@ -159,6 +168,6 @@ class ImageClassification(ImageInputMixin, Classification):
         """Scores the predictions for a split, and counts skipped images."""
         return super().row_metrics(rows, split) | self.skip_metrics(split)
 
-    def count_tokens(self, rows: Arrays) -> int:
-        """Returns the number of positions of the valid images."""
-        return int(rows["valid"].sum()) * self.choose_length(None)
+    def count_tokens(self, rows: Arrays) -> np.ndarray:
+        """Returns the number of positions of each valid image."""
+        return rows["valid"] * self.choose_length(None)

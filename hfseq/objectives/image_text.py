@@ -28,10 +28,11 @@ logger = logging.getLogger(__name__)
 class ImageText(ImageInputMixin, Objective):
     """CLIP's contrastive loss between the images and captions of the global batch.
 
-    Each image must find its caption among all captions, and each caption its image. The loss is the
-    mean of both directions over all devices. With ``--gradient_accumulation_steps`` the candidates
-    are those of the micro-batch. Accuracy is the share of captions that find their image in the
-    batch; it therefore depends on the batch size.
+    The model predicts the caption of each image among all captions of the batch, and the image of
+    each caption among all images. The loss is the mean of the two cross-entropies. With
+    ``--gradient_accumulation_steps``, only the images and captions of the same micro-batch are
+    candidates. Accuracy is the fraction of captions whose most similar image in the batch is their
+    own, so it depends on the batch size.
     """
 
     name = "image_text"
@@ -57,7 +58,7 @@ class ImageText(ImageInputMixin, Objective):
 
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
-        """Checks that the model has an image and a text encoder and that the tokenizer fits."""
+        """Checks that the model has both encoders, and that the tokenizer fits its vocabulary."""
         text_config = getattr(config, "text_config", None)
         if text_config is None or getattr(config, "vision_config", None) is None:
             raise UsageError(
@@ -81,7 +82,7 @@ class ImageText(ImageInputMixin, Objective):
         return rows, {"documents": len(rows), "tokens": int(mask.sum())}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Decodes the images. Pairs without a readable image are masked out."""
+        """Decodes the images. "counts" is false for pairs whose image cannot be read."""
         pixel_values, counts = self.read_images(rows, random)
         return {
             "input_ids": rows["input_ids"],
@@ -99,7 +100,10 @@ class ImageText(ImageInputMixin, Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss summed over pairs, with all valid pairs of the batch as candidates."""
+        """Returns the sum of the loss over pairs, and the number of pairs.
+
+        All valid pairs of the batch are candidates.
+        """
         output, new_extra = forward(
             model,
             params,
@@ -111,7 +115,7 @@ class ImageText(ImageInputMixin, Objective):
             attention_mask=batch["attention_mask"],
         )
         counts = batch["counts"]
-        # Masked-out pairs are not candidates.
+        # Pairs whose image cannot be read are not candidates.
         logits_per_text = jnp.where(counts[None], output.logits_per_text.astype(jnp.float32), -1e9)
         logits_per_image = jnp.where(
             counts[None], output.logits_per_image.astype(jnp.float32), -1e9

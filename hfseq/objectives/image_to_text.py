@@ -57,7 +57,7 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
 
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
-        """Sets the special token IDs of the decoder, and checks that model and tokenizer fit."""
+        """Sets the special token IDs, and checks that the model and the tokenizer match."""
         decoder, text_tokenizer = getattr(config, "decoder", None), tokenizer.tokenizer
         if decoder is None or not hasattr(config, "encoder"):
             raise UsageError(
@@ -98,9 +98,10 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
             setattr(config, name, token_id)
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Checks image and caption lengths, and sets the model's generation configuration.
+        """Checks the image size and the caption length, and sets the generation configuration.
 
-        A loaded model then generates as the evaluation does.
+        The configuration is saved with the model, so that a loaded model generates captions as in
+        evaluation.
         """
         super().prepare(model)
         config, generation = model.config, model.generation_config
@@ -113,7 +114,7 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
                 f"--max_target_length {self.length} exceeds the decoder's {max_positions} "
                 f"positions. Use at most {max_positions}."
             )
-        # Includes the start token.
+        # The generation length includes the start token.
         max_length = (self.arguments.val_max_target_length or self.length) + 1
         generation.max_length = (
             max_length if max_positions is None else min(max_length, max_positions)
@@ -133,7 +134,7 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
         return rows, {"documents": len(rows), "tokens": sum(map(len, labels))}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Decodes the images. Rows without a readable image have no labels."""
+        """Decodes the images. The loss ignores the labels of images that cannot be read."""
         pixel_values, counts = self.read_images(rows, random)
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         decoder_ids = shift_right(rows["labels"], pad, start)
@@ -149,7 +150,10 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss, label-smoothed in training, and always the plain cross-entropy."""
+        """Returns the loss, with label smoothing in training.
+
+        The totals also include the cross-entropy without label smoothing.
+        """
         output, new_extra = forward(
             model,
             params,
@@ -171,7 +175,7 @@ class ImageToText(ImageInputMixin, TextTargetObjective):
     ) -> GeneratedTexts | None:
         """Generates captions for a split and computes ROUGE.
 
-        For an image with several captions, the reference with the best score counts.
+        For an image with several reference captions, the one with the best score counts.
         """
         from hfseq.pipelines.images import ImageToText
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from hfseq.data.arguments import SPLITS, ImageArguments
@@ -55,7 +56,7 @@ class ImageInputMixin(SkippedExamplesMixin):
     decoder: ImageDecoder
 
     def setup(self) -> None:
-        """Loads the image lists and opens the decoder."""
+        """Loads the image lists and starts the decoder."""
         self.splits, self.processors = load_images(self.arguments), self.tokenizer
         self.open_decoder(self.processors.input_processor)
         self.tokenizer = self.processors.tokenizer
@@ -79,10 +80,11 @@ class ImageInputMixin(SkippedExamplesMixin):
             random: Source of random numbers for the crops.
 
         Returns:
-            The pixel values, float32 `(rows, channels, height, width)`, and which rows are valid.
+            The pixel values, float32 `(rows, channels, height, width)`, and a bool array `(rows,)`
+            that is true for valid rows whose image could be read.
 
         Raises:
-            DataError: None of the images can be read.
+            DataError: None of the images of a whole global batch can be read.
         """
         split = SPLITS[int(rows["split"][0])]
         images = self.splits[split]
@@ -97,9 +99,11 @@ class ImageInputMixin(SkippedExamplesMixin):
             if reason is not None:
                 self.skip_example(split, index, source.name, reason)
         is_read = valid & np.array([reason is None for reason in decoded.reasons])
-        if valid.sum() > 1 and not is_read.any():
+        num_valid, num_read = int(valid.sum()), int(is_read.sum())
+        is_single = num_valid * jax.process_count() == 1  # it may be the only damaged file
+        if self.count_unread(split, num_valid, num_read) and not is_single:
             raise DataError(
-                f"none of the {valid.sum()} images in a batch can be read. The first is "
+                f"none of the {num_valid} images in a batch can be read. The first is "
                 f"{sources[0].name}: {decoded.reasons[0]}"
             )
         return decoded.pixel_values, is_read

@@ -1,7 +1,8 @@
-"""Scores of predicted classes, numbers, entities, answers and texts, computed offline.
+"""Metrics of predicted classes, numbers, entities, answers and texts.
 
-Metrics of classes and numbers have the interface of the ``evaluate`` library,
-``compute(predictions=, references=)``, and return the same values under the same names.
+The metrics are computed without network access. Metrics of classes and numbers have the interface
+of the ``evaluate`` library, ``compute(predictions=, references=)``, and return the same values
+under the same names.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hfseq.errors import UsageError
+from hfseq.errors import UsageError, optional_import
 
 logger = logging.getLogger(__name__)
 
 
 def add_cross_entropy(metrics: dict[str, float], totals: dict[str, float]) -> dict[str, float]:
-    """Adds metrics of the plain cross-entropy to the metrics of a loss that may be smoothed.
+    """Adds metrics of the cross-entropy without label smoothing to the metrics of a smoothed loss.
 
     Args:
-        metrics: Metrics with the optimized "loss".
-        totals: Sums with "cross_entropy" and "count".
+        metrics: The metrics. "loss" is the optimized loss.
+        totals: Sums over tokens, including "cross_entropy" and "count".
 
     Returns:
-        The metrics with ``perplexity`` from the plain cross-entropy, and ``cross_entropy`` itself
-        if it differs from the loss.
+        The metrics with ``perplexity``, computed from the cross-entropy without smoothing, and with
+        ``cross_entropy`` itself if it differs from the loss.
     """
     cross_entropy = totals["cross_entropy"] / max(totals["count"], 1)
     metrics = {**metrics, "perplexity": math.exp(min(cross_entropy, 700.0))}
@@ -47,10 +48,11 @@ class Metric:
 
     Args:
         name: Name of the score.
-        function: Function from predictions and references, both `(examples,)`, to the score.
+        function: Function that computes the score from predictions and references, both
+            `(examples,)`.
         for_regression: Whether the metric applies to numbers instead of classes.
-        for_multi_label: Whether predictions and references can also be `(examples, classes)`, 1 for
-            the classes of an example and 0 for others.
+        for_multi_label: Whether predictions and references can also be arrays
+            `(examples, classes)` that are 1 for the classes of an example and 0 for others.
     """
 
     def __init__(
@@ -76,30 +78,37 @@ class Metric:
         dimensions = (1, 2) if self.for_multi_label else (1,)
         if shape != references.shape or len(shape) not in dimensions or not len(predictions):
             raise UsageError(
-                f"{self.name}: {predictions.shape} predictions for {references.shape} references; "
-                "give one for each, and at least one"
+                f"{self.name}: predictions have shape {predictions.shape}, but references have "
+                f"shape {references.shape}; give one prediction per reference, and at least one"
             )
         return {self.name: self._function(predictions, references, **options)}
 
 
 def accuracy(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Returns the share of examples with equal classes. With several, all must be equal."""
+    """Returns the fraction of examples whose predicted class is correct.
+
+    If examples have several classes, all of them must be correct.
+    """
     equal = np.asarray(predictions == references)
     return float(equal.reshape(len(equal), -1).all(1).mean())
 
 
 def edit_distance(hypothesis: Sequence[str], reference: Sequence[str]) -> int:
-    """Returns the minimum number of substitutions, insertions and deletions (Levenshtein)."""
+    """Returns the Levenshtein distance of two sequences.
+
+    This is the minimum number of substitutions, insertions and deletions.
+    """
     ids = {entry: number for number, entry in enumerate({*hypothesis, *reference})}
     target = np.array([ids[entry] for entry in reference], np.int64)
     positions = np.arange(len(target) + 1)
-    # distances[i] is the distance between the hypothesis so far and the first i reference entries.
+    # distances[i] is the distance between the processed part of the hypothesis and the first i
+    # entries of the reference.
     distances = positions
     for length, entry in enumerate(hypothesis, 1):
         insertions = distances[1:] + 1
         substitutions = distances[:-1] + (target != ids[entry])
         distances = np.concatenate([[length], np.minimum(insertions, substitutions)])
-        # Deletions, that is reference entries that the hypothesis lacks.
+        # Deletions are entries of the reference that the hypothesis does not contain.
         distances = np.minimum.accumulate(distances - positions) + positions
     return int(distances[-1])
 
@@ -107,7 +116,8 @@ def edit_distance(hypothesis: Sequence[str], reference: Sequence[str]) -> int:
 def error_rates(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Returns the word and character error rates, ``wer`` and ``cer``.
 
-    Each is the number of edits in all texts divided by the length of all references.
+    Each rate is the number of edits in all texts, divided by the total length of the references in
+    words or characters.
     """
     characters = list(zip(hypotheses, references, strict=True))
     words = [(hypothesis.split(), reference.split()) for hypothesis, reference in characters]
@@ -121,16 +131,17 @@ def error_rates(hypotheses: Sequence[str], references: Sequence[str]) -> dict[st
 def f1(
     predictions: np.ndarray, references: np.ndarray, average: str = "binary", pos_label: int = 1
 ) -> float:
-    """Returns the F1 score, 0 for a class that neither side contains.
+    """Returns the F1 score. It is 0 for a class that occurs in neither predictions nor references.
 
     Args:
-        predictions: Predicted classes, `(examples,)`, or `(examples, classes)` with 1 for the
-            classes of an example and 0 for others.
+        predictions: Predicted classes, `(examples,)`. For multi-label classification, an array
+            `(examples, classes)` that is 1 for the classes of an example and 0 for others.
         references: Correct classes, in the same shape.
-        average: "binary" for the score of ``pos_label``, "macro" for the mean over all classes
-            that occur in predictions or references, or "micro" for the score of all decisions
-            together. With `(examples, classes)` "macro" is the mean over all classes.
-        pos_label: The class to score.
+        average: "binary" for the score of the class ``pos_label``, "macro" for the mean of the
+            scores of all classes, or "micro" for a single score over all examples and classes. For
+            classes of shape `(examples,)`, "macro" only includes classes that occur in predictions
+            or references.
+        pos_label: The class to score with "binary".
 
     Raises:
         UsageError: Unknown ``average``, or more than two classes with "binary".
@@ -157,9 +168,10 @@ def f1(
 
 
 def matthews_correlation(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Returns the correlation of two classifications with any number of classes, from -1 to 1.
+    """Returns the Matthews correlation for any number of classes, from -1 to 1.
 
-    It is 0 if one of the two has a single class. Source: Gorodkin (2004), equation 2.
+    It is 0 if the predictions or the references are all of the same class. Source: Gorodkin (2004),
+    equation 2.
     """
     classes, ids = np.unique(np.concatenate([references, predictions]), return_inverse=True)
     reference_ids, prediction_ids = np.split(ids, 2)
@@ -172,12 +184,12 @@ def matthews_correlation(predictions: np.ndarray, references: np.ndarray) -> flo
 
 
 def pearson(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Returns the linear correlation, or NaN if one side is constant."""
+    """Returns Pearson's linear correlation, or NaN if predictions or references are constant."""
     x, y = (np.asarray(values, np.float64) for values in (predictions, references))
     x, y = x - x.mean(), y - y.mean()
     spread = np.linalg.norm(x) * np.linalg.norm(y)
-    # The mean of constant values may differ from them by rounding errors, whose correlation is
-    # meaningless.
+    # Because of rounding errors, constant values may differ slightly from their mean. The
+    # correlation of these differences is meaningless.
     scales = (np.abs(np.asarray(values, np.float64)).max() for values in (predictions, references))
     tolerance = 1e-13 * np.sqrt(len(x))
     is_constant = any(
@@ -188,7 +200,10 @@ def pearson(predictions: np.ndarray, references: np.ndarray) -> float:
 
 
 def spearmanr(predictions: np.ndarray, references: np.ndarray) -> float:
-    """Returns the rank correlation, or NaN if one side is constant. Ties have equal ranks."""
+    """Returns Spearman's rank correlation, or NaN if predictions or references are constant.
+
+    Equal values have equal ranks.
+    """
     return pearson(_ranks(predictions), _ranks(references))
 
 
@@ -214,7 +229,7 @@ METRICS = {
 
 
 def load_metric(name: str) -> Any:
-    """Returns a metric of hfseq, or ``evaluate.load(name)``, which may download code.
+    """Returns a metric of hfseq, or otherwise ``evaluate.load(name)``, which may download code.
 
     Raises:
         UsageError: Neither hfseq nor ``evaluate`` has the metric.
@@ -228,8 +243,8 @@ def load_metric(name: str) -> Any:
     except Exception as error:  # evaluate runs the metric's code
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"--metrics {name}: `evaluate` cannot load it ({reason}). Offline, use "
-            f"{', '.join(METRICS)}, or the path of a metric script; other names need the Hub"
+            f"--metrics {name}: `evaluate` cannot load this metric ({reason}). Without access to "
+            f"the Hub, use {', '.join(METRICS)}, or the path of a metric script"
         ) from error
 
 
@@ -244,16 +259,16 @@ def compute_metrics(
     return results
 
 
-#: Type, first word and last word.
+#: The type of an entity, and the indices of its first and last word.
 Entity = tuple[str, int, int]
 
 
 def find_entities(tags: Sequence[str]) -> set[Entity]:
-    """Returns the entities of a sentence, with the rules of conlleval.
+    """Returns the entities of a sentence, according to the rules of conlleval.
 
     Args:
-        tags: One tag per word in IOB, IOB2, IOE or IOBES format. An entity also begins where the
-            type changes.
+        tags: One tag per word in IOB, IOB2, IOE or IOBES format. A change of the type also begins
+            a new entity.
     """
     entities, start = set(), 0
     previous_prefix, previous_type = "O", ""
@@ -269,7 +284,7 @@ def find_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def _ends_entity(previous_prefix: str, prefix: str, type_changes: bool) -> bool:
-    """Whether an entity ends before a word, like conlleval's ``endOfChunk``."""
+    """Returns whether an entity ends before a word, like conlleval's ``endOfChunk``."""
     if previous_prefix in "ES":
         return True
     if previous_prefix in "BI" and prefix in "BSO":
@@ -278,7 +293,7 @@ def _ends_entity(previous_prefix: str, prefix: str, type_changes: bool) -> bool:
 
 
 def _starts_entity(previous_prefix: str, prefix: str, type_changes: bool) -> bool:
-    """Whether an entity starts at a word, like conlleval's ``startOfChunk``."""
+    """Returns whether an entity starts at a word, like conlleval's ``startOfChunk``."""
     if prefix in "BS":
         return True
     if previous_prefix in "ESO" and prefix in "EI":
@@ -289,17 +304,17 @@ def _starts_entity(previous_prefix: str, prefix: str, type_changes: bool) -> boo
 def entity_scores(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Returns entity-level precision, recall and F1 and the accuracy of tags, like seqeval.
+    """Returns precision, recall and F1 of entities, and the accuracy of tags, like seqeval.
 
     Source: Tjong Kim Sang and De Meulder (2003).
 
     Args:
-        predictions: Predicted tags by sentence and word.
-        references: Correct tags by sentence and word.
+        predictions: For each sentence, the predicted tag of each word.
+        references: For each sentence, the correct tag of each word.
 
     Returns:
-        The overall scores, and for each entity type scores such as ``PER_precision`` and the number
-        of reference entities, ``PER_number``.
+        The overall scores, and the scores of each entity type, e.g. ``PER_precision`` for PER. The
+        number of reference entities of a type is included, e.g. ``PER_number``.
     """
     num_predicted, num_actual, num_correct = Counter[str](), Counter[str](), Counter[str]()
     correct_tags = num_tags = 0
@@ -336,13 +351,14 @@ def normalized_words(answer: str) -> list[str]:
 
 
 def answer_scores(answer: str, references: Sequence[str]) -> tuple[float, float]:
-    """Returns exact match and F1 of an answer, 0 to 1, for the best of several references.
+    """Returns the exact match and the F1 score of an answer, both from 0 to 1.
 
-    Source: SQuAD's official scorer (Rajpurkar et al., 2016; 2018).
+    Each score is the maximum over all references. Source: SQuAD's official scorer (Rajpurkar et
+    al., 2016; 2018).
 
     Args:
-        answer: The answer. "" stands for no answer, which is correct if there are no references.
-        references: The correct answers.
+        answer: The predicted answer. "" means that the question is predicted to have no answer.
+        references: The correct answers. Empty if the question has no answer.
     """
     best_match = best_f1 = 0.0
     answer_words = normalized_words(answer)
@@ -361,8 +377,8 @@ class Scores(NamedTuple):
     """Scores of generated texts.
 
     Attributes:
-        values: Values by metric.
-        signatures: How each metric was computed, by metric.
+        values: The value of each metric by name.
+        signatures: A description of how each metric was computed, by name.
     """
 
     values: dict[str, float]
@@ -375,16 +391,17 @@ def translation_scores(
     lowercase: bool = False,
     tokenizer: str = "13a",
 ) -> Scores:
-    """Returns corpus BLEU (``bleu``) and chrF2 (``chrf``), 0 to 100, equal to sacreBLEU's commands.
+    """Returns corpus BLEU (``bleu``) and chrF2 (``chrf``), both from 0 to 100.
 
-    Sources: Post (2018), https://aclanthology.org/W18-6319; Popović (2015).
+    The values are the same as from the ``sacrebleu`` command. Sources: Post (2018),
+    https://aclanthology.org/W18-6319; Popović (2015).
 
     Args:
         hypotheses: The translations.
         references: One reference per translation.
-        lowercase: Whether BLEU is lower-cased, like ``sacrebleu -lc`` and Flax's WMT example. chrF
-            is always cased.
-        tokenizer: sacreBLEU's tokenizer for BLEU.
+        lowercase: Whether to compute BLEU on lower-case text, like ``sacrebleu -lc`` and Flax's WMT
+            example. chrF always distinguishes upper and lower case.
+        tokenizer: Name of sacreBLEU's tokenizer for BLEU.
 
     Raises:
         UsageError: The lists have different lengths, or sacreBLEU does not have the tokenizer.
@@ -394,11 +411,15 @@ def translation_scores(
 
     if len(hypotheses) != len(references):
         raise UsageError(
-            f"{len(hypotheses)} hypotheses for {len(references)} references: give one for each"
+            f"{len(hypotheses)} hypotheses for {len(references)} references: give one hypothesis "
+            "per reference"
         )
     tokenizers = BLEU.TOKENIZERS
     if tokenizer not in tokenizers:
-        raise UsageError(f"--bleu_tokenizer {tokenizer}: sacreBLEU has {', '.join(tokenizers)}")
+        raise UsageError(
+            f"--bleu_tokenizer {tokenizer}: sacreBLEU has no such tokenizer, only "
+            f"{', '.join(tokenizers)}"
+        )
     values, signatures = {}, {}
     metrics: dict[str, Any] = {
         "bleu": BLEU(lowercase=lowercase, tokenize=tokenizer),
@@ -410,15 +431,16 @@ def translation_scores(
     return Scores(values, signatures)
 
 
-#: White space between two sentences: after a full stop, before a capital, quote or digit.
+#: Whitespace between two sentences: after ".", "!" or "?", and before a capital letter, a digit, a
+#: quotation mark or an opening parenthesis.
 SENTENCE_BOUNDARY = re.compile(r"(?<=[.!?])\s+(?=[^\Wa-z_]|[\"'(])")
 
 
 class UnicodeTokenizer:
-    """Words of all scripts in lower case, for ROUGE.
+    """Tokenizer for ROUGE that splits text of all scripts into lower-case words.
 
-    A word consists of letters, marks and digits. Characters of scripts without spaces (Chinese,
-    Japanese, Thai, Lao, Khmer, Burmese) are words of their own. English words are stemmed as in
+    A word consists of letters, marks and digits. In scripts without spaces (Chinese, Japanese,
+    Thai, Lao, Khmer, Burmese), each letter is a word. Words of ASCII characters are stemmed as in
     rouge-score.
     """
 
@@ -447,23 +469,21 @@ class UnicodeTokenizer:
 def rouge_scores(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], tokenizer: str = "default"
 ) -> Scores:
-    """Returns ROUGE-1, -2, -L and -Lsum as F1 of stemmed words, 0 to 100 (Lin, 2004).
+    """Returns ROUGE-1, -2, -L and -Lsum (Lin, 2004): F1 scores of stemmed words, from 0 to 100.
 
-    ROUGE-Lsum is over sentences, which are split at :data:`SENTENCE_BOUNDARY`.
+    ROUGE-Lsum compares sentences. Texts are split into sentences at :data:`SENTENCE_BOUNDARY`.
 
     Args:
         hypotheses: The generated texts.
-        references: One or more references per text. For each measure the best one counts.
-        tokenizer: "default" for the words of rouge-score, which ignores all letters except a to z,
-            or "unicode" for the letters of all scripts.
+        references: One or more references per text. Each score is the maximum over the references.
+        tokenizer: "default" for the tokenizer of rouge-score, which ignores all letters except a
+            to z, or "unicode" for :class:`UnicodeTokenizer`, which supports all scripts.
 
     Raises:
         UsageError: The package rouge-score is not installed.
     """
-    try:
+    with optional_import("ROUGE", "rouge_score", "hfseq[rouge]"):
         from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise UsageError("ROUGE requires rouge-score: pip install 'hfseq[rouge]'") from error
     names = ("rouge1", "rouge2", "rougeL", "rougeLsum")
     unicode = UnicodeTokenizer() if tokenizer == "unicode" else None
     scorer = RougeScorer(list(names), use_stemmer=True, tokenizer=unicode)
@@ -472,8 +492,8 @@ def rouge_scores(
         ignored = [letter for letter in letters if not letter.isascii()]
         if 50 * len(ignored) > len(letters):
             logger.warning(
-                "ROUGE ignores %.0f %% of the letters of the references, e.g. %r, because the "
-                "tokenizer of rouge-score only knows a to z: use --rouge_tokenizer unicode",
+                "ROUGE ignores %.0f %% of the letters in the references, e.g. %r, because the "
+                "tokenizer of rouge-score only supports a to z: use --rouge_tokenizer unicode",
                 100 * len(ignored) / len(letters),
                 ignored[0],
             )

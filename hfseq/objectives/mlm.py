@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -14,6 +15,7 @@ from hfseq.data.arguments import DataArguments
 from hfseq.data.batches import IGNORE_INDEX, RowRandom, Rows
 from hfseq.data.tokenizers import special_ids, word_start_table
 from hfseq.errors import UsageError
+from hfseq.nn import sharding
 from hfseq.objectives import base
 from hfseq.objectives.base import Arrays, Batch, Loss, Objective, Params, Sample
 from hfseq.objectives.cross_entropy import cross_entropy
@@ -35,24 +37,26 @@ def mask_tokens(
     probability: float = 0.15,
     word_starts: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Selects the tokens to predict, and replaces 80 % by the mask and 10 % by a random token.
+    """Selects the tokens to predict, and replaces most of them in the inputs.
 
-    The masks of a row depend only on ``random`` and that row.
+    80 % of the selected tokens are replaced by the mask token and 10 % by a random token. 10 % are
+    not changed. The selection in a row depends only on ``random`` and that row.
 
     Args:
-        rows: Arrays of ``Rows.fetch``, `(rows, length)`. Rows that are not "valid" get no targets.
-            "continues" marks tokens that continue a word.
+        rows: Arrays of ``Rows.fetch``, `(rows, length)`. No tokens are selected in rows for which
+            "valid" is false. "continues" marks tokens that continue a word.
         random: Source of random numbers.
         mask_id: ID of the mask token.
-        vocab_size: Upper bound of the random tokens.
-        special: IDs that are never selected, bool `(vocab_size,)`. Padding is never selected
-            either.
-        probability: Share of the tokens to predict.
-        word_starts: IDs that begin a word, bool `(vocab_size,)`. If given, whole words are
-            selected.
+        vocab_size: Random tokens have IDs below this number.
+        special: True for token IDs that are never selected, bool `(vocab_size,)`. Padding is never
+            selected either.
+        probability: Fraction of the tokens (or words) to select.
+        word_starts: True for token IDs that begin a word, bool `(vocab_size,)`. If given, whole
+            words are selected.
 
     Returns:
-        input_ids and labels, int32 `(rows, length)`. Labels are -100 where nothing is predicted.
+        The inputs and the labels, int32 `(rows, length)`. Labels are -100 at tokens that are not
+        predicted.
     """
     ids, segments = rows["input_ids"], rows["segment_ids"]
     length = ids.shape[1]
@@ -61,8 +65,8 @@ def mask_tokens(
         candidates &= rows["valid"][:, None]
     draw = random.uniform(length)
     if word_starts is not None:
-        # All tokens of a word use the number drawn for its first token. Special tokens and document
-        # boundaries end words.
+        # All tokens of a word use the random number of its first token. A word also ends at a
+        # special token or a document boundary.
         starts_word = word_starts[ids]
         if "continues" in rows:
             starts_word &= rows["continues"] == 0
@@ -77,9 +81,10 @@ def mask_tokens(
 
 
 def target_capacity(tokens: int, probability: float) -> int:
-    """Returns the number of targets to allocate for ``tokens`` tokens.
+    """Returns the number of array entries to allocate for the targets among ``tokens`` tokens.
 
-    This is the mean plus five standard deviations, rounded up to a multiple of 8.
+    This is the expected number of targets plus five standard deviations, rounded up to a multiple
+    of 8.
     """
     mean = tokens * probability
     capacity = math.ceil((mean + 5 * math.sqrt(mean * (1 - probability))) / 8) * 8
@@ -89,19 +94,21 @@ def target_capacity(tokens: int, probability: float) -> int:
 def gather_masked(
     labels: np.ndarray, groups: int, probability: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Collects the targets of ``groups`` equal parts of a batch, the only positions of the head.
+    """Collects the positions and labels of the targets, so that the head is computed only there.
 
-    K is :func:`target_capacity`, so that shapes are the same in every step. If a group has more
-    targets, K grows in steps of a quarter, so that no target is lost. Unused entries have position
-    0 and label -100.
+    The batch is divided into ``groups`` equal parts. Each part gets K entries, where K is
+    :func:`target_capacity`, so that shapes are the same in every step. If a part has more than K
+    targets, K is increased repeatedly by a quarter, so that no target is lost. Unused entries have
+    position 0 and label -100.
 
     Args:
         labels: Labels, `(rows, length)`.
         groups: Number of parts.
-        probability: Share of the tokens that are targets.
+        probability: Expected fraction of the tokens that are targets.
 
     Returns:
-        Positions in the flattened rows of the group, and their labels, both int32 `(groups, K)`.
+        The positions, as indices into the flattened rows of a part, and the labels, both int32
+        `(groups, K)`.
     """
     flat = labels.reshape(groups, -1)
     group, position = np.nonzero(flat != IGNORE_INDEX)
@@ -120,13 +127,15 @@ def gather_masked(
 class MaskedLM(Objective):
     """Masked language modeling with dynamic 80/10/10 masking.
 
-    The head is computed only at masked positions, which does not change the loss.
+    The language modeling head is computed only at the tokens to predict. This does not change the
+    loss.
     """
 
     name = "mlm"
     auto_class = "ForMaskedLM"
     row_guarantees = base.RowGuarantees()
     sums: ClassVar[tuple[str, ...]] = ("correct",)
+    variable_width: ClassVar[Mapping[str, int]] = {"masked_positions": 0, "labels": IGNORE_INDEX}
 
     arguments: DataArguments
 
@@ -166,7 +175,7 @@ class MaskedLM(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the cross-entropy summed over the masked positions."""
+        """Returns the cross-entropy summed over the tokens to predict."""
         positions, labels = batch["masked_positions"], batch["labels"]
         # Whether the head can be computed at selected positions only.
         takes_positions = (
@@ -206,9 +215,8 @@ class MaskedLM(Objective):
         row_numbers = np.arange(len(ids))
         ids[row_numbers, masked_positions] = tokenizer.mask_token_id
         logits = model(ids, attention_mask=real.astype(np.int32), params=params).logits
-        probabilities = np.asarray(
-            jax.nn.softmax(logits[row_numbers, np.array(masked_positions)], axis=-1)
-        )
+        masked_logits = sharding.replicate(logits[row_numbers, np.array(masked_positions)])
+        probabilities = np.asarray(jax.nn.softmax(masked_logits, axis=-1))
         best = np.argsort(-probabilities, axis=-1)[:, :SAMPLE_GUESSES].tolist()
         visible = ordinary | (ids == tokenizer.mask_token_id)
 
@@ -224,5 +232,5 @@ class MaskedLM(Objective):
         return samples
 
     def head_share(self) -> float:
-        """Returns the masking probability: the head is computed at masked positions only."""
+        """Returns the masking probability, because the head is computed at these positions only."""
         return self.arguments.mlm_probability

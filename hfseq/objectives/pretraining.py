@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class ReplacedTokens(Objective):
     """Replaced token detection (Clark et al., 2020, section 2) without a generator.
 
-    ``mlm_probability`` of the tokens are replaced by another token of the same row, so that
-    frequent tokens are frequent replacements.
+    The fraction ``--mlm_probability`` of the tokens is replaced. Each replacement is a random token
+    of the same row, so that frequent tokens are also frequent replacements.
     """
 
     name = "rtd"
@@ -56,7 +56,7 @@ class ReplacedTokens(Objective):
         if "valid" in rows:
             real &= rows["valid"][:, None]
         ordinary = real & ~self.is_special[ids]
-        # Sort the ordinary tokens of each row first, then draw one of them for each position.
+        # Order the columns so that ordinary tokens come first, and draw one of them per position.
         order = np.argsort(~ordinary, axis=1, kind="stable")
         num_ordinary = np.maximum(ordinary.sum(1, keepdims=True), 1)
         picks = (random.uniform(length) * num_ordinary).astype(np.int64)
@@ -97,7 +97,7 @@ class ReplacedTokens(Objective):
         return total, counted.sum(), {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Adds the recall, the share of replaced tokens that are detected."""
+        """Also returns the recall, which is the fraction of replaced tokens that are detected."""
         recall = totals["found"] / max(totals["replaced"], 1)
         return super().metrics(totals) | {"recall": recall}
 
@@ -105,8 +105,9 @@ class ReplacedTokens(Objective):
 class SentenceOrder(MaskedLM):
     """Masked language modeling plus sentence order prediction (Lan et al., 2019).
 
-    Each row is split in the middle, and the halves are swapped with probability 0.5 (class 1). The
-    loss is the mean over masked tokens plus, with equal weight, the mean over rows.
+    Each row is split in the middle, and the halves are swapped with probability 0.5. Class 1 means
+    that they are swapped. The loss is the sum of two means with equal weights: the mean loss of the
+    masked tokens and the mean order loss of the rows.
     """
 
     name = "sop"
@@ -114,15 +115,16 @@ class SentenceOrder(MaskedLM):
     sums = ("correct", "order", "ordered")
 
     def setup(self) -> None:
-        """Looks up the tokens that start a row and end a segment."""
+        """Looks up the [CLS] token, which starts a row, and [SEP], which ends each half."""
         super().setup()
         self.cls_id, self.sep_id = (
             getattr(self.tokenizer, f"{name}_token_id") for name in ("cls", "sep")
         )
         if self.cls_id is None or self.sep_id is None:
             raise UsageError(
-                "--objective sop builds rows [CLS] one [SEP] other [SEP], but this tokenizer has "
-                f"no {'cls' if self.cls_id is None else 'sep'} token. Train one with "
+                "--objective sop requires rows of the form [CLS] first half [SEP] second half "
+                "[SEP], but this tokenizer has no "
+                f"{'cls' if self.cls_id is None else 'sep'} token. Train a tokenizer with "
                 "scripts/train_tokenizer.py --model_type bert."
             )
 
@@ -136,21 +138,21 @@ class SentenceOrder(MaskedLM):
             )
 
     def row_length(self, length: int) -> int:
-        """Returns the number of tokens without the three special tokens."""
+        """Returns the number of tokens of text per row, without the three special tokens."""
         if length < 5:
             raise UsageError(
-                f"--max_seq_length {length} leaves no space for text in a row [CLS] one [SEP] "
-                "other [SEP] of --objective sop. Use at least 5."
+                f"--max_seq_length {length} leaves no space for text in the rows [CLS] first half "
+                "[SEP] second half [SEP] of --objective sop. Use at least 5."
             )
         return length - 3
 
     @property
     def cross_documents(self) -> bool:
-        """Always ``True``: a row is one text, which is split."""
+        """Always ``True``, because a row is one text that is split in the middle."""
         return True
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Splits the rows, swaps segments and masks tokens."""
+        """Splits the rows, swaps the halves of some of them, and masks tokens."""
         row_ids, real = rows["input_ids"], rows["segment_ids"] > 0
         count, width = len(row_ids), row_ids.shape[1] + 3
         ids = np.full((count, width), self.tokenizer.pad_token_id or 0, np.int32)
@@ -193,7 +195,7 @@ class SentenceOrder(MaskedLM):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the cross-entropy of masked tokens plus the weighted loss of the order."""
+        """Returns the summed cross-entropy of the masked tokens, plus the weighted order loss."""
         output, new_extra = base.forward(
             model,
             params,
@@ -213,22 +215,25 @@ class SentenceOrder(MaskedLM):
         order_loss, num_rows, ordered = cross_entropy(
             order_logits, batch["order"], order_logits.shape[-1]
         )
-        # Weight each row by the average number of masked tokens per row.
+        # Weight each row by the expected number of masked tokens per row.
         weight = self.arguments.mlm_probability * (length - 3)
         totals = {"correct": correct, "order": num_rows, "ordered": ordered}
         return total + weight * order_loss, count, {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Adds the accuracy of the predicted order. Loss and perplexity include both losses."""
+        """Also returns the accuracy of the predicted order.
+
+        Loss and perplexity are computed from the sum of both losses.
+        """
         ordered = totals["ordered"] / max(totals["order"], 1)
         return super().metrics(totals) | {"order_accuracy": ordered}
 
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Returns no samples, because the vocabulary head is only one of two heads."""
+        """Returns no samples. The samples of masked language modeling require a single head."""
         return []
 
     def head_share(self) -> float:
-        """Returns 1: the head is computed at every position."""
+        """Returns 1, because the head is computed at every position."""
         return 1.0

@@ -37,11 +37,15 @@ logger = logging.getLogger(__name__)
 
 
 class QuestionAnswering(Objective):
-    """Mean cross-entropy of the first and last token of the answer, over all positions of a row.
+    """Predicts the first and the last token of the answer in a context.
 
-    Padding is included in these positions, as in Transformers (see docs/decisions.md). A context
-    that is longer than a row becomes several rows; in rows that do not contain the answer, the
-    label is the first token. The loss is over rows; SQuAD's exact match and F1 are over questions.
+    The loss is the mean of two cross-entropies over the positions of a row: one for the first and
+    one for the last token of the answer. The positions include padding, as in Transformers (see
+    docs/decisions.md).
+
+    A context that does not fit into a row is divided into several rows. In rows that do not contain
+    the answer, the label is the first token of the row. The loss is an average over rows, and
+    SQuAD's exact match and F1 are averages over questions.
     """
 
     name = "question_answering"
@@ -57,7 +61,7 @@ class QuestionAnswering(Objective):
     arguments: QuestionAnsweringArguments
 
     def setup(self) -> None:
-        """Checks the examples."""
+        """Loads the examples and leaves out invalid ones."""
         data = self.arguments
         self.windows: dict[str, ContextWindows] = {}
         self.splits: dict[str, Records] = {}
@@ -87,11 +91,14 @@ class QuestionAnswering(Objective):
         )
 
     def choose_length(self, limit: int | None) -> int:
-        """Returns the flag's tokens per row, or at most 384 as in the version 4 script."""
+        """Returns the row length. This is the value of the flag, or at most 384 without the flag.
+
+        The default of 384 is the same as in the Transformers 4 script.
+        """
         return min(super().choose_length(limit), self.arguments.row_length or self.default_length)
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
-        """Splits the contexts of a split into windows, one row each."""
+        """Divides the contexts of a split into windows, with one row per window."""
         records, data = splits[split], self.arguments
         examples = [records[row] for row in range(len(records))]
         windows = self.windows[split] = make_windows(
@@ -126,7 +133,7 @@ class QuestionAnswering(Objective):
         return rows, {"documents": len(records), "tokens": rows.total_tokens}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Marks the valid rows; the others only pad the batch."""
+        """Marks the valid rows. All other rows only pad the batch."""
         names = (
             "input_ids",
             "start",
@@ -146,7 +153,7 @@ class QuestionAnswering(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss summed over rows. In evaluation the totals include the logits."""
+        """Returns the loss summed over rows. In evaluation, the totals include the logits."""
         names = ("input_ids", "attention_mask", "token_type_ids")
         inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
         output, new_extra = forward(model, params, rngs, train, extra, **inputs)
@@ -162,7 +169,7 @@ class QuestionAnswering(Objective):
         return total, valid.sum(), {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the loss. All other scores are over questions."""
+        """Returns the loss. See :meth:`row_metrics` for all other metrics."""
         return {"loss": super().metrics(totals)["loss"]}
 
     def has_targets(self, split: str) -> bool:
@@ -170,9 +177,10 @@ class QuestionAnswering(Objective):
         return split != "test" or "answers" in self.splits[split].tables[0].columns
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
-        """Returns exact match and F1, 0 to 100.
+        """Returns exact match and F1, from 0 to 100.
 
-        With ``--version_2_with_negative`` also the scores of answerable and unanswerable questions.
+        With ``--version_2_with_negative``, both scores are also returned for answerable and
+        unanswerable questions separately.
         """
         records = self.splits[split]
         scores: dict[str, list[tuple[float, float]]] = {"": [], "HasAns_": [], "NoAns_": []}
@@ -192,7 +200,7 @@ class QuestionAnswering(Objective):
         }
 
     def _answers(self, rows: Arrays, split: str) -> dict[int, dict[str, Any]]:
-        """Returns the best answers to each question whose windows have all been evaluated."""
+        """Returns the best answers to each question of which all windows have been evaluated."""
         data, windows, records = self.arguments, self.windows[split], self.splits[split]
         num_read, answers = len(rows["start_logits"]), {}
         for number, question_windows in enumerate(windows.by_example(len(records))):
@@ -238,7 +246,12 @@ class QuestionAnswering(Objective):
         }
 
     def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
-        """Writes ``predictions.json``, ``nbest_predictions.json`` and ``null_odds.json`` by ID."""
+        """Writes the predictions to JSON files whose keys are the IDs of the questions.
+
+        ``predictions.json`` contains the best answer and ``nbest_predictions.json`` the best
+        answers with their probabilities. With ``--version_2_with_negative``, ``null_odds.json``
+        contains the score difference between no answer and the best answer.
+        """
         records, answers = self.splits[split], self._answers(rows, split)
         ids = {row: str(records[row].get("id", row)) for row in answers}
         files = {"predictions": "best", "nbest_predictions": "texts"}

@@ -1,4 +1,4 @@
-"""Shared parts of the encoder-decoder objectives: the loss and the decoder inputs."""
+"""Base classes of the encoder-decoder objectives, which compute loss and decoder inputs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class TextTargetObjective(Objective):
         train: bool,
         extra: Params,
     ) -> Loss:
-        """Returns the loss, label-smoothed in training, and always the plain cross-entropy."""
+        """Returns the loss, with label smoothing in training.
+
+        The totals also include the cross-entropy without label smoothing.
+        """
         smoothing = self.arguments.label_smoothing_factor if train else 0.0
         total, plain_total, count, correct = smoothed_cross_entropy(
             logits, labels, vocab_size, smoothing
@@ -54,16 +57,19 @@ class TextTargetObjective(Objective):
         """Returns the optimized loss, the perplexity, and the cross-entropy if it differs."""
         return add_cross_entropy(super().metrics(totals), totals)
 
-    def count_tokens(self, rows: Arrays) -> int:
-        """Returns the number of target tokens."""
-        return int((rows["labels"] != IGNORE_INDEX)[rows["valid"]].sum())
+    def count_tokens(self, rows: Arrays) -> np.ndarray:
+        """Returns the number of target tokens of each row."""
+        return (rows["labels"] != IGNORE_INDEX).sum(1) * rows["valid"]
 
     def select_for_generation(self, split: str, rows: Sequence[int]) -> list[int]:
-        """Returns the rows for which texts are generated: in validation ``--max_generate_samples``.
+        """Selects the rows for which texts are generated.
+
+        For validation, at most ``--max_generate_samples`` evenly spaced rows are selected. For
+        other splits, all rows are selected.
 
         Args:
             split: Name of the split.
-            rows: All candidate rows.
+            rows: All rows of the split that can be selected.
         """
         max_samples = self.arguments.max_generate_samples
         if split != "validation" or max_samples is None or max_samples >= len(rows):
@@ -72,10 +78,11 @@ class TextTargetObjective(Objective):
 
 
 class Seq2SeqLM(Objective):
-    """Predicts ``labels`` from ``decoder_input_ids`` and the encoder's inputs.
+    """Base class of objectives that predict a text with an encoder-decoder model.
 
-    Batches contain ``input_ids`` and ``segment_ids`` of the encoder, ``decoder_input_ids`` and
-    ``labels`` of the decoder, and ``decoder_segment_ids`` if a row has several documents.
+    Batches contain ``input_ids`` and ``segment_ids`` for the encoder, and ``decoder_input_ids`` and
+    ``labels`` for the decoder. If a row has several documents, they also contain
+    ``decoder_segment_ids``.
     """
 
     auto_class = "ForSeq2SeqLM"
@@ -95,15 +102,16 @@ class Seq2SeqLM(Objective):
     def configure(
         cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
     ) -> None:
-        """Sets a missing decoder start token to the padding token, as in T5."""
+        """Sets the decoder start token to the padding token, as in T5, if it is not configured."""
         if getattr(config, "decoder_start_token_id", None) is not None:
             return
         start = getattr(config, "pad_token_id", None)
         start = tokenizer.pad_token_id if start is None else start
         if start is None:
             raise UsageError(
-                "the configuration has no decoder_start_token_id, and neither it nor the tokenizer "
-                "has a padding token. Set --config_overrides decoder_start_token_id=N."
+                "the configuration has no decoder_start_token_id, and neither the configuration "
+                "nor the tokenizer has a padding token. Set --config_overrides "
+                "decoder_start_token_id=N."
             )
         logger.warning(
             "the configuration has no decoder_start_token_id: using %d, the padding token",
@@ -159,10 +167,11 @@ class Seq2SeqLM(Objective):
         """Returns the decoder's inputs and labels of a batch, `(rows, length)`.
 
         Args:
-            rows: The fetched rows. Rows that are not "valid" get no labels.
-            labels: The labels, changed in place.
+            rows: The fetched rows. Labels are removed from rows for which "valid" is false.
+            labels: The labels. Modified in place.
             pad: ID of the padding token.
-            segments: Document numbers. If given, each document begins with the start token.
+            segments: Document numbers. If given, the decoder inputs of each document begin with
+                the decoder start token.
         """
         start = self.config.decoder_start_token_id
         decoder_ids = shift_right(labels, pad, start)
@@ -175,7 +184,10 @@ class Seq2SeqLM(Objective):
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Noises a few rows as in training and restores them with greedy search."""
+        """Adds noise to a few rows as in training, and lets the model restore them.
+
+        The texts are generated with greedy search.
+        """
         tokenizer, rows_shown = self.tokenizer, base.sample_rows(rows, count)
         batch = self.collate(
             rows_shown, RowRandom(0, 0, np.arange(len(rows_shown["input_ids"]))), 1

@@ -1,4 +1,4 @@
-"""Instruction tuning on conversations or prompt-completion pairs."""
+"""Supervised fine-tuning on conversations, prompt-completion pairs or texts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class InstructionTuning(CausalLM):
-    """Next-token prediction on a part of each example; the remaining tokens are only inputs.
+    """Next-token prediction on a part of each example. The remaining tokens are only inputs.
 
-    As in TRL, the loss covers completions, with ``--assistant_only_loss`` the assistant's messages,
-    and otherwise the whole example. Examples that share a row (``--packing``) do not attend to each
-    other.
+    As in TRL, the loss is computed on the completions of prompt-completion pairs, and on the
+    assistant's messages with ``--assistant_only_loss``. Otherwise, it is computed on the whole
+    example. Examples that share a row (``--packing``) do not attend to each other.
     """
 
     name = "sft"
@@ -46,7 +46,7 @@ class InstructionTuning(CausalLM):
         self.packing = self.arguments.packing
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Adds the end of a turn to the model's stop tokens, and checks support for packing."""
+        """Adds the end-of-turn token to the model's EOS tokens, and checks support for packing."""
         super().prepare(model)
         eos_token_id = model.generation_config.eos_token_id
         self.stop_ids = (
@@ -74,7 +74,7 @@ class InstructionTuning(CausalLM):
         return load_records(self.arguments, plugins)
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
-        """Tokenizes the examples of a split, into one row each or into packed rows."""
+        """Tokenizes the examples of a split into packed rows, or into one row per example."""
         records = splits[split]
         encode = ChatEncoder(self.tokenizer, self.arguments, records)
         if split == "train" and encode.conversational:
@@ -92,7 +92,7 @@ class InstructionTuning(CausalLM):
             )
         num_targets = sum(int(example.loss_mask[1:].sum()) for example in examples)
         logger.info(
-            "%s: %d examples in %d rows; the loss covers %.3g %% of the tokens%s%s",
+            "%s: %d examples in %d rows; the loss is computed on %.3g %% of the tokens%s%s",
             split,
             len(examples),
             len(rows),
@@ -100,13 +100,17 @@ class InstructionTuning(CausalLM):
             f", {num_truncated} examples truncated to {length} tokens" if num_truncated else "",
             ""
             if encode.assistant_only or encode.completion_only
-            else " (for answers only: --assistant_only_loss or columns prompt and completion)",
+            else " (to compute it on answers only, use --assistant_only_loss or the columns prompt "
+            "and completion)",
         )
         stats = {"documents": len(examples), "tokens": rows.total_tokens, "targets": num_targets}
         return rows, stats
 
     def _check_end(self, encode: ChatEncoder) -> None:
-        """Warns if the model would not learn to end an answer or generation would not stop."""
+        """Logs a warning if the model would not learn to end an answer.
+
+        Also logs a warning if generation would not stop at the end of an answer.
+        """
         end, learned = encode.end_of_turn()
         if not learned:
             logger.warning(
@@ -124,7 +128,7 @@ class InstructionTuning(CausalLM):
             )
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Sets the label of each token to the next token, where the loss covers that token."""
+        """Sets the label of each token to the next token, if that token is in the loss mask."""
         batch = super().collate(rows, random, groups)
         labels = batch["labels"]
         labels[:, :-1][rows["learned"][:, 1:] == 0] = IGNORE_INDEX
@@ -134,7 +138,7 @@ class InstructionTuning(CausalLM):
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Generates the first answer of a few rows with greedy search."""
+        """Generates the first answer in a few rows with greedy search."""
         indices = sorted({number * len(rows) // count for number in range(count)})
         batch = rows.fetch(np.array(indices, np.int64))
         max_positions, samples = model.max_length(), []

@@ -10,7 +10,7 @@ import numpy as np
 
 from hfseq.data.arguments import SpanArguments
 from hfseq.data.batches import IGNORE_INDEX, RowRandom
-from hfseq.data.tokenizers import pad_token_id
+from hfseq.data.tokenizers import fit_vocabulary, pad_token_id
 from hfseq.errors import UsageError
 from hfseq.objectives.base import Arrays
 from hfseq.objectives.seq2seq import Seq2SeqLM
@@ -24,10 +24,11 @@ SENTINELS = 100
 
 
 class SpanMaskedLM(Seq2SeqLM):
-    """Replaces spans by sentinels; the decoder generates each sentinel followed by its span.
+    """Replaces spans by sentinels. The decoder generates each sentinel followed by its span.
 
-    A row is one sequence of text, with ``</s>`` between documents. Rows of text are longer than
-    ``--max_seq_length``, such that the encoder's input has exactly that many tokens.
+    A row is one sequence of text, with ``</s>`` between documents. Before spans are replaced, rows
+    are longer than ``--max_seq_length``. Afterwards, the inputs of the encoder have exactly this
+    length.
     """
 
     name = "span_mlm"
@@ -62,18 +63,20 @@ class SpanMaskedLM(Seq2SeqLM):
             names = [f"<extra_id_{k}>" for k in reversed(range(SENTINELS))]
             tokenizer.add_special_tokens({"additional_special_tokens": names})
             logger.info("added %d sentinels (<extra_id_0>, ...) to the tokenizer", SENTINELS)
-        min_vocab_size = max(tokenizer.get_vocab().values()) + 1
-        if from_scratch and config.vocab_size < min_vocab_size:
-            logger.info("increased vocab_size to %d for the tokenizer's sentinels", min_vocab_size)
-            config.vocab_size = min_vocab_size
+        if from_scratch:
+            fit_vocabulary(tokenizer, config)
 
     @property
     def cross_documents(self) -> bool:
-        """Always ``True``: a row is one sequence."""
+        """Always ``True``, because a row is one sequence."""
         return True
 
     def row_length(self, length: int) -> int:
-        """Returns the tokens of text that become encoder inputs of ``length`` tokens."""
+        """Returns the number of tokens of text per row, before spans are replaced by sentinels.
+
+        Args:
+            length: Length of the encoder inputs in tokens.
+        """
         num_tokens, _ = compute_input_and_target_lengths(length, *self.noise_settings)
         # For spans of one token, T5's formula returns one token too many.
         while corrupted_lengths(num_tokens, *self.noise_settings)[0] > length:
@@ -95,7 +98,7 @@ class SpanMaskedLM(Seq2SeqLM):
         return corrupted_lengths(self.row_length(length), *self.noise_settings)[1]
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Corrupts the rows. All rows of a batch are padded to the same widths."""
+        """Replaces random spans of the rows by sentinels and returns the arrays of the batch."""
         ids, real = rows["input_ids"], rows["segment_ids"] > 0
         hidden, first = noise_mask(real.sum(axis=1), ids.shape[1], random, *self.noise_settings)
         inputs, tokens, labels = corrupt(
@@ -115,18 +118,18 @@ class SpanMaskedLM(Seq2SeqLM):
 def compute_input_and_target_lengths(
     inputs_length: int, noise_density: float, mean_noise_span_length: float
 ) -> tuple[int, int]:
-    """Returns the length of raw text whose corrupted form has ``inputs_length`` tokens.
+    """Computes the length of text for which span corruption results in a given input length.
 
-    Both lengths of the corrupted form include EOS. With a density of 0.5, where targets would be
-    longer than inputs, the text is one token shorter.
+    The lengths of inputs and targets include EOS. With a density of 0.5, the text is shortened by
+    one token if the targets would otherwise be longer than the inputs.
 
     Args:
-        inputs_length: Tokens of the corrupted inputs.
-        noise_density: Share of the tokens to mask.
-        mean_noise_span_length: Mean tokens per span.
+        inputs_length: Length of the encoder inputs in tokens.
+        noise_density: Fraction of the tokens to mask.
+        mean_noise_span_length: Mean length of the masked spans in tokens.
 
     Returns:
-        The tokens of raw text and of the targets.
+        The length of the text before corruption, and the length of the targets, in tokens.
     """
 
     def corrupted(length: int) -> tuple[int, int]:
@@ -146,14 +149,15 @@ def compute_input_and_target_lengths(
 def count_spans(
     lengths: np.ndarray | int, density: float, mean_length: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of masked tokens and of spans in rows of ``lengths`` tokens.
+    """Returns the number of masked tokens and the number of spans of each row.
 
-    At least one token is masked and one stays. A row of a single token is not changed.
+    At least one token is masked and at least one token is not masked. In rows of a single token,
+    nothing is masked.
 
     Args:
-        lengths: Tokens per row.
-        density: Share of the tokens to mask.
-        mean_length: Mean tokens per span.
+        lengths: Number of tokens of each row.
+        density: Fraction of the tokens to mask.
+        mean_length: Mean length of the spans in tokens.
     """
     lengths = np.asarray(lengths, np.int64)
     noise = np.clip(np.rint(lengths * density).astype(np.int64), 1, np.maximum(lengths - 1, 1))
@@ -163,7 +167,7 @@ def count_spans(
 
 
 def corrupted_lengths(length: int, density: float, mean_length: float) -> tuple[int, int]:
-    """Returns the numbers of inputs and targets of a row of ``length`` tokens, including EOS."""
+    """Returns the lengths of inputs and targets for a row of ``length`` tokens, including EOS."""
     noise, spans = (int(count) for count in count_spans(length, density, mean_length))
     return length - noise + spans + 1, noise + spans + 1
 
@@ -171,29 +175,32 @@ def corrupted_lengths(length: int, density: float, mean_length: float) -> tuple[
 def noise_mask(
     lengths: np.ndarray, width: int, random: RowRandom, density: float, mean_length: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws the masked spans of rows of ``lengths`` tokens.
+    """Draws the masked spans of each row.
 
-    All arrangements of the row's number of spans are equally likely, where each span has at least
-    one token and spans are at least one token apart. A span may be at the beginning or end of the
-    row. (T5's code always begins with text and ends with a span.)
+    The numbers of masked tokens and spans depend only on the length of a row. Each span has at
+    least one token, and there is at least one token between two spans. All such arrangements are
+    equally likely. A span may be at the beginning or end of the row, whereas in T5's code, rows
+    always begin with text and end with a span.
 
     Args:
-        lengths: Tokens per row, `(rows,)`.
+        lengths: Number of tokens of each row, `(rows,)`.
         width: Number of columns.
         random: Source of random numbers.
-        density: Share of the tokens to mask.
-        mean_length: Mean tokens per span.
+        density: Fraction of the tokens to mask.
+        mean_length: Mean length of the spans in tokens.
 
     Returns:
-        The masked tokens and the first token of each span, bool `(rows, width)`.
+        Two arrays, bool `(rows, width)`. The first is true for masked tokens, the second is true
+        for the first token of each span.
     """
     lengths = np.asarray(lengths, np.int64)
     noise, spans = count_spans(lengths, density, mean_length)
-    # Split the masked tokens into spans, after `spans - 1` of them and after the last one, ...
+    # Divide the masked tokens into spans: a span ends after `spans - 1` randomly chosen masked
+    # tokens and after the last masked token.
     ends = choose_positions(random, width + 1, noise - 1, spans - 1)
     rows = np.flatnonzero(noise)
     ends[rows, noise[rows] - 1] = True
-    # ... and put each span into a different gap between (or around) the other tokens.
+    # Put each span into a different gap between (or around) the tokens that are not masked.
     row, gap = np.nonzero(choose_positions(random, width + 1, lengths - noise + 1, spans))
     end = np.nonzero(ends)[1] + 1
     new_row = np.concatenate([[True], row[1:] != row[:-1]])[: len(row)]
@@ -209,7 +216,17 @@ def noise_mask(
 def choose_positions(
     random: RowRandom, width: int, limits: np.ndarray, count: np.ndarray
 ) -> np.ndarray:
-    """Chooses ``count`` of the first ``limits`` columns of each row uniformly."""
+    """Chooses columns of each row uniformly at random.
+
+    Args:
+        random: Source of random numbers.
+        width: Number of columns.
+        limits: Only the first ``limits`` columns of each row can be chosen, `(rows,)`.
+        count: Number of columns to choose in each row, `(rows,)`.
+
+    Returns:
+        True for the chosen columns, bool `(rows, width)`.
+    """
     keys = random.integers(2**31 - 1, width).astype(np.int64) * width + np.arange(width)
     keys[np.arange(width) >= limits[:, None]] = np.iinfo(np.int64).max
     order = np.sort(keys, axis=1)
@@ -228,21 +245,21 @@ def corrupt(
     widths: tuple[int, int],
     pad: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Replaces spans by sentinels.
+    """Replaces spans by sentinels and builds the targets, which contain the spans.
 
     Args:
         ids: Token IDs, `(rows, length)`.
-        real: Tokens that are not padding, bool `(rows, length)`.
-        hidden: Masked tokens, bool `(rows, length)`.
-        first: First tokens of spans, bool `(rows, length)`.
+        real: True for tokens that are not padding, bool `(rows, length)`.
+        hidden: True for masked tokens, bool `(rows, length)`.
+        first: True for the first token of each span, bool `(rows, length)`.
         sentinels: ``sentinels[k]`` is the ID for the k-th span.
-        eos: ID of the EOS token, which ends inputs and targets.
+        eos: ID of the EOS token, which is appended to inputs and targets.
         widths: Widths of inputs and targets.
         pad: ID of the padding token.
 
     Returns:
-        Inputs, int32 `(rows, widths[0])`; which of them are tokens, bool; and targets, int32
-        `(rows, widths[1])`, padded with -100.
+        The inputs, int32 `(rows, widths[0])`, a mask that is true for inputs that are not padding,
+        bool `(rows, widths[0])`, and the targets, int32 `(rows, widths[1])`, padded with -100.
     """
     rows = len(ids)
     sentinel_ids = sentinels[
@@ -268,7 +285,17 @@ def corrupt(
 
 
 def _pack(values: np.ndarray, is_kept: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Moves the kept values of each row to its beginning, and marks the filled positions."""
+    """Moves the selected values of each row to its beginning.
+
+    Args:
+        values: The values, `(rows, columns)`.
+        is_kept: True for the values to select, bool `(rows, columns)`.
+        width: Number of columns of the result.
+
+    Returns:
+        The values, int32 `(rows, width)`, and a mask that is true for filled positions, bool
+        `(rows, width)`.
+    """
     has_value = np.arange(width) < is_kept.sum(axis=1)[:, None]
     packed = np.zeros((len(values), width), np.int32)
     packed[has_value] = values[is_kept]
@@ -276,9 +303,9 @@ def _pack(values: np.ndarray, is_kept: np.ndarray, width: int) -> tuple[np.ndarr
 
 
 def sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Returns the IDs of ``<extra_id_0>``, ``<extra_id_1>`` and so on, int32.
+    """Returns the IDs of ``<extra_id_0>``, ``<extra_id_1>`` and so on, int32 `(sentinels,)`.
 
-    Empty if none exist.
+    The array is empty if the tokenizer has no sentinels.
     """
     vocabulary = tokenizer.get_vocab()
     ids = (vocabulary.get(f"<extra_id_{number}>") for number in count())

@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 class SpeechRecognition(AudioInputMixin, TextTargetObjective):
     """Cross-entropy of each transcript token given the audio and the previous tokens.
 
-    As in PyTorch, Whisper's prefix tokens (language, task, no timestamps) and EOS are targets.
+    As in PyTorch, Whisper's prefix tokens (language, task, no timestamps) and EOS are targets, too.
     ``--label_smoothing_factor`` applies to training only. Evaluation transcribes the audio and
-    reports word and character error rates. Examples whose audio is too long or that have too
-    many tokens are skipped.
+    reports word and character error rates. Examples are skipped if their audio or their transcript
+    is too long.
     """
 
     name = "speech_recognition"
@@ -85,7 +85,7 @@ class SpeechRecognition(AudioInputMixin, TextTargetObjective):
 
     @classmethod
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
-        """Checks that the model reads spectrograms of the feature extractor's size."""
+        """Checks that the model accepts the size of the feature extractor's spectrograms."""
         if not hasattr(config, "num_mel_bins") or not hasattr(
             tokenizer.input_processor, "nb_max_frames"
         ):
@@ -101,7 +101,7 @@ class SpeechRecognition(AudioInputMixin, TextTargetObjective):
             )
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Sets lengths, and the model's generation configuration as evaluation uses it."""
+        """Sets the length limits, and the generation configuration that evaluation uses."""
         data, config, extractor = self.arguments, model.config, self.extractor
         window_samples = extractor.n_samples
         max_samples = min(
@@ -137,7 +137,7 @@ class SpeechRecognition(AudioInputMixin, TextTargetObjective):
         return self.length
 
     def make_rows(self, splits: Any, split: str, length: int) -> RowsAndStats:
-        """Tokenizes the transcripts. Those that are too long are skipped."""
+        """Tokenizes the transcripts, and skips examples whose transcript is too long."""
         dataset: AudioDataset = splits[split]
         texts = self.texts[split] = self.clean_texts(dataset, self.arguments)
         start, end = self.config.decoder_start_token_id, self.config.eos_token_id
@@ -158,7 +158,10 @@ class SpeechRecognition(AudioInputMixin, TextTargetObjective):
         return rows, {"documents": len(rows), "tokens": tokens}
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Reads the audio and computes spectrograms. Rows without audio have no labels."""
+        """Reads the audio and computes spectrograms.
+
+        The loss ignores the labels of rows whose audio could not be read.
+        """
         samples, counts = self.read_samples(rows, random)
         labels = np.where(counts[:, None], rows["labels"], np.int32(IGNORE_INDEX))
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
@@ -175,7 +178,7 @@ class SpeechRecognition(AudioInputMixin, TextTargetObjective):
         }
 
     def spectrograms(self, samples: list[np.ndarray]) -> np.ndarray:
-        """Returns the spectrograms of audio samples, `(rows, mels, frames)`."""
+        """Returns the spectrograms of audio samples, `(rows, mel bins, frames)`."""
         extractor = self.extractor
         if not samples:
             return np.zeros((0, extractor.feature_size, extractor.nb_max_frames), np.float32)
@@ -191,7 +194,10 @@ class SpeechRecognition(AudioInputMixin, TextTargetObjective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss, label-smoothed in training, and always the plain cross-entropy."""
+        """Returns the loss, with label smoothing in training.
+
+        The totals also include the cross-entropy without label smoothing.
+        """
         output, new_extra = forward(
             model,
             params,
@@ -231,7 +237,7 @@ class SpeechRecognition(AudioInputMixin, TextTargetObjective):
                 else:
                     read_places.append(column)
                     read_samples.append(row_samples)
-            # Always the same shape, so that only one program is compiled.
+            # All batches have the same shape, so that generation is compiled only once.
             features = np.zeros(
                 (batch_size, self.extractor.feature_size, self.extractor.nb_max_frames)
             )

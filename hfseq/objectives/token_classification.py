@@ -36,10 +36,10 @@ OVERALL_METRICS = ("precision", "recall", "f1", "accuracy")
 
 
 class TokenClassification(Objective):
-    """Cross-entropy of the tag of each word, predicted at its first token.
+    """Predicts the tag of each word at the first token of the word.
 
-    Words beyond the end of a truncated sentence are neither trained on nor evaluated. Scores are
-    entity-level, over the predictions for all sentences of a split.
+    Words beyond the end of a truncated sentence are neither trained on nor evaluated. Metrics are
+    computed for entities, from the predictions for all sentences of a split.
     """
 
     name = "token_classification"
@@ -55,7 +55,7 @@ class TokenClassification(Objective):
     arguments: TokenClassificationArguments
 
     def setup(self) -> None:
-        """Checks the examples, and makes the tokenizer mark the beginnings of words."""
+        """Loads the examples, leaves out invalid ones, and configures the tokenizer for words."""
         self.names = config_labels(self.config)
         self.numbers = {name: number for number, name in enumerate(self.names)}
         self._loaded = splits = load_records(self.arguments)
@@ -75,9 +75,12 @@ class TokenClassification(Objective):
         enable_prefix_space(self.tokenizer)
 
     def _problem(self, words: object, tags: object, classes: Sequence[str]) -> str | None:
-        """Returns why an example cannot be used, or ``None``.
+        """Returns why an example is invalid, or ``None`` if it is valid.
 
-        ``tags`` is ``Ellipsis`` if the example does not need tags.
+        Args:
+            words: The words of the example.
+            tags: The tags of the example. ``Ellipsis`` if the split has no tags.
+            classes: Names of numeric tags.
         """
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             return f"words must be a list of texts, not {words!r:.60}"
@@ -86,15 +89,18 @@ class TokenClassification(Objective):
         if tags is ...:
             return None
         if not isinstance(tags, list) or len(tags) != len(words):
-            count = len(tags) if isinstance(tags, list) else f"{tags!r:.40} for"
-            return f"{len(words)} words and {count} tags"
+            count = len(tags) if isinstance(tags, list) else f"{tags!r:.40} instead of"
+            return f"it has {len(words)} words and {count} tags"
         unknown_tags = [tag for tag in tag_names(tags, classes) if tag not in self.numbers]
         if unknown_tags:
-            return f"unknown tag '{unknown_tags[0]}', not among the model's labels"
+            return f"unknown tag '{unknown_tags[0]}', which is not one of the model's labels"
         return None
 
     def _classes(self, records: Records, column: str | None) -> Sequence[str]:
-        """Returns the names of numeric tags. For evaluation without training data, the model's."""
+        """Returns the names of numeric tags.
+
+        If the data does not contain names and is only evaluated, the names of the model are used.
+        """
         names = records.tables[0].classes.get(column or "")
         return names or ([] if "train" in self._loaded else self.names)
 
@@ -105,7 +111,10 @@ class TokenClassification(Objective):
         arguments: TokenClassificationArguments,
         plugins: Plugins | None,
     ) -> None:
-        """Sets the tags of the data in ``config``. A model that has all of them keeps its order."""
+        """Sets the tags of the training data in ``config``.
+
+        If the configuration already contains all of these tags, it is not changed.
+        """
         splits = load_records(arguments, plugins)
         model_names = config_labels(config)
         records = splits.get("train")
@@ -126,7 +135,7 @@ class TokenClassification(Objective):
         config.label2id = {name: number for number, name in enumerate(names)}
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
-        """Tokenizes the sentences of a split, one row each."""
+        """Tokenizes the sentences of a split, with one row per sentence."""
         records, data = splits[split], self.arguments
         words, column = word_columns(records, data, split != "test")
         ids, labels, token_words, num_truncated = [], [], [], 0
@@ -179,7 +188,13 @@ class TokenClassification(Objective):
     def _aligned(
         self, words: Sequence[int | None], tags: Sequence[str], numbers: Sequence[int]
     ) -> list[int]:
-        """Returns the label of each token, ``IGNORE_INDEX`` where nothing is predicted."""
+        """Returns the label of each token: ``IGNORE_INDEX`` if no tag is predicted for the token.
+
+        Args:
+            words: Index of the word of each token, or ``None`` for special tokens.
+            tags: Tag of each word.
+            numbers: Class ID of the tag of each word.
+        """
         labels, previous = [], None
         for word in words:
             if word is None:
@@ -196,7 +211,7 @@ class TokenClassification(Objective):
         return labels
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Masks the labels of rows that only pad the batch."""
+        """Removes the labels of rows that only pad the batch."""
         valid = rows["valid"][:, None] if "valid" in rows else True
         labels = np.where(valid, rows["labels"], np.int32(IGNORE_INDEX))
         return {
@@ -214,7 +229,7 @@ class TokenClassification(Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss summed over tags. In evaluation the totals include the predictions."""
+        """Returns the loss summed over tags. In evaluation, the totals include the predictions."""
         output, new_extra = forward(
             model,
             params,
@@ -234,7 +249,7 @@ class TokenClassification(Objective):
         return total, count, {"extra": new_extra, "totals": totals}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the loss. All other scores are over whole sentences."""
+        """Returns the loss. See :meth:`row_metrics` for all other metrics."""
         return {"loss": super().metrics(totals)["loss"]}
 
     def has_targets(self, split: str) -> bool:
@@ -242,7 +257,7 @@ class TokenClassification(Objective):
         return self._labels[split][1]
 
     def row_metrics(self, rows: Arrays, split: str) -> dict[str, float]:
-        """Computes entity-level scores of a split."""
+        """Computes the entity-level metrics of a split."""
         if not self.has_targets(split):
             return {}
         labels, _ = self._labels[split]
@@ -256,7 +271,11 @@ class TokenClassification(Objective):
         return {name: scores[name] for name in OVERALL_METRICS}
 
     def reported_metrics(self, split: str) -> set[str] | None:
-        """Returns the names of the metrics, or None if scores per entity type are among them."""
+        """Returns the names of all metrics of a split.
+
+        Returns ``None`` with ``--return_entity_level_metrics``, because the entity types are
+        unknown.
+        """
         return None if self.arguments.return_entity_level_metrics else {"loss", *OVERALL_METRICS}
 
     def _tags(self, predicted: np.ndarray, labels: Sequence[Sequence[int]]) -> list[list[str]]:
@@ -270,11 +289,11 @@ class TokenClassification(Objective):
         ]
 
     def save_predictions(self, rows: Arrays, split: str, folder: Path) -> None:
-        """Writes ``predictions.txt``, one sentence per line, and ``predictions.jsonl``.
+        """Writes ``predictions.txt`` and ``predictions.jsonl``, with one line per sentence.
 
-        Every sentence of the data has a line, and every word a tag. Words without a prediction,
-        because they have no token or are beyond the end of a truncated sentence, have the tag "O"
-        in the first file and ``null`` in the second.
+        All sentences of the data and all of their words are included. The model does not predict
+        tags for words that have no token or are beyond the end of a truncated sentence. The tag of
+        such a word is "O" in ``predictions.txt`` and ``null`` in ``predictions.jsonl``.
         """
         records, (labels, _) = self.splits[split], self._labels[split]
         column, _ = word_columns(records, self.arguments, tagged=False)
@@ -282,7 +301,8 @@ class TokenClassification(Objective):
         predicted = self._tags(rows["predicted"], labels)
         for row, sentence_tags in enumerate(predicted):
             tags: list[str | None] = [None] * len(records[row][column])
-            # With --label_all_tokens a word has several tags: the first one counts
+            # With --label_all_tokens, a word has one tag per token. The tag of its first token is
+            # used.
             word_ids = self._token_words[split][row]
             for word, tag in zip(word_ids, sentence_tags, strict=True):
                 if tags[word] is None:
@@ -302,7 +322,10 @@ class TokenClassification(Objective):
 
 
 def tag_names(tags: Sequence[str | int], classes: Sequence[str]) -> list[str]:
-    """Returns tags by name. Numbers are indices of ``classes``, if these are known."""
+    """Returns the names of tags. Numeric tags are indices into ``classes``.
+
+    A number that is not a valid index is converted to a string.
+    """
     return [
         classes[tag] if type(tag) is int and 0 <= tag < len(classes) else str(tag) for tag in tags
     ]
@@ -311,12 +334,13 @@ def tag_names(tags: Sequence[str | int], classes: Sequence[str]) -> list[str]:
 def word_columns(
     records: Records, arguments: TokenClassificationArguments, tagged: bool
 ) -> tuple[str, str | None]:
-    """Returns the names of the word and tag columns, the latter ``None`` if absent and optional.
+    """Returns the names of the word column and the tag column.
 
     Args:
         records: The examples.
         arguments: The data flags.
-        tagged: Whether tags are required.
+        tagged: Whether tags are required. If tags are not required and the table does not have a
+            tag column, its name is ``None``.
     """
     names = list(records.tables[0].columns)
     words = records.column(
@@ -355,6 +379,7 @@ def enable_prefix_space(tokenizer: PreTrainedTokenizerBase) -> None:
         from tokenizers import Tokenizer
 
         byte_level_steps[0]["add_prefix_space"] = True
-        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))  # it has no public setter
+        # Transformers has no public method that replaces the backend of a tokenizer.
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
     if byte_level_steps:
         tokenizer.add_prefix_space = True  # saved in tokenizer_config.json

@@ -1,4 +1,7 @@
-"""Translation and summarization with an encoder-decoder, with several packed pairs per row."""
+"""Translation and summarization with an encoder-decoder.
+
+In training, several pairs of source and target can be packed into one row.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 class Translation(TextTargetObjective, Seq2SeqLM):
-    """Cross-entropy of target sentences given source sentences, label-smoothed in training.
+    """Cross-entropy of target sentences given source sentences, with label smoothing in training.
 
-    Pairs that share a row do not attend to each other, and each target begins with the start token,
-    as in generation. The loss is thus that of the separate pairs. Token counts (``tokens_seen``,
-    tokens per second) cover both sides, without padding.
+    Several pairs can share a row. They do not attend to each other, and each target begins with the
+    start token, as in generation. The loss is therefore the same as with one pair per row. Token
+    counts (``tokens_seen``, tokens per second) include source and target tokens, but no padding.
     """
 
     name = "translation"
@@ -46,7 +49,7 @@ class Translation(TextTargetObjective, Seq2SeqLM):
     arguments: TranslationArguments
 
     def setup(self) -> None:
-        """Sets the lengths as far as flags define them."""
+        """Sets the row lengths that the flags define."""
         super().setup()
         self.pad_id = pad_token_id(self.tokenizer)
         self.lengths: tuple[int, int] = self.arguments.lengths(None)
@@ -57,9 +60,10 @@ class Translation(TextTargetObjective, Seq2SeqLM):
     def configure(
         cls, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, from_scratch: bool
     ) -> None:
-        """Sets the tokenizer's special tokens in a new model.
+        """Sets the special token IDs of the tokenizer in the configuration of a new model.
 
-        Unless configured, its decoder starts with the padding token.
+        The decoder of a new model starts with the padding token, unless its configuration has
+        another start token.
         """
         if from_scratch and tokenizer.pad_token_id is not None:
             default_starts = {
@@ -79,13 +83,16 @@ class Translation(TextTargetObjective, Seq2SeqLM):
     def make_tokenizer(  # type: ignore[override]
         cls, arguments: TranslationArguments, folder: Path, plugins: Plugins | None
     ) -> PreTrainedTokenizerBase:
-        """Loads the vocabulary that the run saved, or trains one on both sides of the pairs."""
+        """Loads the tokenizer of this run, or trains one on source and target sentences.
+
+        A resumed run loads the tokenizer that it saved in its output directory.
+        """
         return load_or_train_joint_tokenizer(
             folder, arguments, lambda: load_pairs(arguments, plugins)
         )
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Sets lengths and generation configuration, and checks whether pairs can be packed."""
+        """Sets row lengths and generation configuration, and checks whether pairs can be packed."""
         self.lengths = self.arguments.lengths(model.max_length())
         separates_pairs = all(
             model.accepts(name) for name in ("segment_ids", "decoder_segment_ids")
@@ -97,7 +104,7 @@ class Translation(TextTargetObjective, Seq2SeqLM):
                 model.config.model_type,
             )
             self.packing = False
-        # A loaded model generates as its evaluation does.
+        # This is saved with the model, so that a loaded model generates as in evaluation.
         data, max_positions = self.arguments, model.max_length()
         generation = model.generation_config
         max_length = (data.max_new_tokens or self.lengths[1]) + 1  # includes the start token
@@ -107,11 +114,11 @@ class Translation(TextTargetObjective, Seq2SeqLM):
         generation.num_beams = data.num_beams
         if data.num_beams > 1:
             generation.length_penalty = data.length_penalty
-            if data.length_penalty_type != "transformers":  # unknown to PyTorch's generate
+            if data.length_penalty_type != "transformers":  # PyTorch's generate lacks it
                 generation.length_penalty_type = data.length_penalty_type
 
     def load_splits(self, plugins: Plugins | None) -> Mapping[str, Any]:
-        """Loads the pairs, and sets languages and prefix in the model's configuration."""
+        """Loads the pairs, and sets the languages and the prefix in the model's configuration."""
         self.splits = splits = load_pairs(self.arguments, plugins)
         for name in ("source_lang", "target_lang"):
             if getattr(splits, name):
@@ -121,15 +128,18 @@ class Translation(TextTargetObjective, Seq2SeqLM):
         return splits
 
     def choose_length(self, limit: int | None) -> int:
-        """Returns the tokens per source row."""
+        """Returns the number of tokens per source row."""
         return self.lengths[0]
 
     def target_length(self, length: int) -> int:
-        """Returns the tokens per target row."""
+        """Returns the number of tokens per target row."""
         return self.lengths[1]
 
     def make_rows(self, splits: Mapping[str, Any], split: str, length: int) -> RowsAndStats:
-        """Packs the training pairs. Validation pairs have one row each, sorted by length."""
+        """Tokenizes the pairs, and packs those of the training split into rows.
+
+        In other splits, each pair has its own row, and the rows are sorted by length.
+        """
         data, is_training = self.arguments, split == "train"
         pairs = tokenize_pairs(
             splits[split],
@@ -163,7 +173,7 @@ class Translation(TextTargetObjective, Seq2SeqLM):
         return packed, pairs.stats | packing_stats
 
     def full_rows(self, count: int, length: int) -> Arrays:
-        """Returns rows without padding on either side."""
+        """Returns rows whose source and target have no padding."""
         rows, target = super().full_rows(count, length), self.target_length(length)
         token_id = rows["input_ids"][0, 0]
         return rows | {
@@ -172,7 +182,10 @@ class Translation(TextTargetObjective, Seq2SeqLM):
         }
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
-        """Sets labels and decoder inputs. Each packed pair begins with the start token."""
+        """Sets labels and decoder inputs.
+
+        The decoder input of each packed pair begins with the start token.
+        """
         segments = rows["target_segment_ids"]
         labels = np.where(segments > 0, rows["target_ids"], np.int32(IGNORE_INDEX))
         batch = {"input_ids": rows["input_ids"], "segment_ids": rows["segment_ids"]}
@@ -189,20 +202,23 @@ class Translation(TextTargetObjective, Seq2SeqLM):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss, label-smoothed in training, and always the plain cross-entropy."""
+        """Returns the loss, with label smoothing in training.
+
+        The totals also include the cross-entropy without label smoothing.
+        """
         logits, new_extra = self.logits(model, params, batch, rngs, train, extra)
         vocab_size = model.vocab_size("decoder_input_ids")
         return self.smoothed_loss(logits, batch["labels"], vocab_size, train, new_extra)
 
-    def count_tokens(self, rows: Arrays) -> int:
-        """Returns the number of source and target tokens."""
-        names = ("segment_ids", "target_segment_ids")
-        return sum(int((rows[name] > 0)[rows["valid"]].sum()) for name in names)
+    def count_tokens(self, rows: Arrays) -> np.ndarray:
+        """Returns the number of source and target tokens of each row."""
+        counts = [(rows[name] > 0).sum(1) for name in ("segment_ids", "target_segment_ids")]
+        return np.sum(counts, axis=0) * rows["valid"]
 
     def samples(
         self, model: FlaxPreTrainedModel, params: Params, rows: Rows, count: int
     ) -> list[Sample]:
-        """Returns no samples: the card shows evaluated translations instead."""
+        """Returns no samples, because the model card shows translations of the evaluation."""
         return []
 
     def score_texts(self, hypotheses: list[str], references: list[str]) -> Scores:
@@ -213,7 +229,7 @@ class Translation(TextTargetObjective, Seq2SeqLM):
     def generate_texts(
         self, model: FlaxPreTrainedModel, params: Params, split: str
     ) -> GeneratedTexts | None:
-        """Translates a split, or examples spread evenly over it, and computes the scores."""
+        """Translates a split, or evenly spaced examples of it, and computes the scores."""
         from hfseq.pipelines import generation
         from hfseq.pipelines.lines import one_line
 
@@ -260,14 +276,14 @@ class Summarization(Translation):
     arguments: SummarizationArguments
 
     def setup(self) -> None:
-        """Checks that the flags name data. Only translation has built-in example data."""
+        """Checks that the flags specify data, because only translation has built-in data."""
         data = self.arguments
         if not (data.dataset_name or data.train_file or data.validation_file or data.test_file):
             raise UsageError("no data: set --train_file or --dataset_name")
         super().setup()
 
     def prepare(self, model: FlaxPreTrainedModel) -> None:
-        """Sets the default length of generated summaries to that of the training targets."""
+        """Limits summaries to the training target length, unless `--max_new_tokens` is set."""
         lengths = self.arguments.lengths(model.max_length())
         self.arguments.max_new_tokens = self.arguments.max_new_tokens or lengths[1] - 1
         super().prepare(model)

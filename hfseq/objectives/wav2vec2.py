@@ -27,11 +27,11 @@ def draw_negatives(
 
     Args:
         hidden: Masked frames, bool `(rows, frames)`.
-        count: Negatives per frame.
+        count: Number of negatives per frame.
         generators: One random generator per row.
 
     Returns:
-        Frame numbers, int32 `(rows, frames, count)`.
+        The indices of the negative frames, int32 `(rows, frames, count)`.
     """
     negatives = np.zeros((*hidden.shape, count), np.int32)
     for row, hidden_frames, generator in zip(
@@ -49,21 +49,23 @@ def contrastive_loss(
 ) -> tuple[jax.Array, jax.Array]:
     """Sums the contrastive loss over masked frames, and counts correct predictions.
 
-    A negative with the same code as the frame is ignored.
+    The state of a masked frame should be more similar to the frame's own code than to the codes of
+    its negatives. Negatives with the same code as the frame are ignored.
 
     Args:
         states: Projected hidden states, `(rows, frames, features)`.
         codes: Projected quantized states, `(rows, frames, features)`.
-        negatives: Frame numbers of the negatives, `(rows, frames, count)`.
+        negatives: Indices of the negative frames, `(rows, frames, count)`.
         hidden: Masked frames, bool `(rows, frames)`.
         temperature: Divisor of the cosine similarities.
 
     Returns:
-        The summed loss and the number of frames whose own code is the most similar.
+        The summed loss, and the number of masked frames whose own code is the most similar one.
     """
     states, codes = (x.astype(jnp.float32) for x in (states, codes))
     directions = (x / _length(x) for x in (states, codes))
-    # Similarities of all pairs of frames take much less memory than gathered negative codes.
+    # The similarities of all pairs of frames take much less memory than an array with the codes of
+    # all negatives.
     similarities = jnp.einsum("btd,bsd->bts", *directions) / temperature
     negative_similarities = jnp.take_along_axis(similarities, negatives, axis=2)
     positive = jnp.diagonal(similarities, axis1=1, axis2=2)
@@ -82,17 +84,18 @@ def contrastive_loss(
 
 
 def _length(x: jax.Array) -> jax.Array:
-    # At least 1e-8, as in PyTorch's cosine similarity. Zero vectors have no gradient.
+    # The norm is at least 1e-8, as in PyTorch's cosine similarity. Zero vectors have no gradient.
     return jnp.sqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-16))
 
 
 class Wav2Vec2(AudioInputMixin, Objective):
     """Contrastive loss of masked frames plus a diversity loss of the codebook.
 
-    The loss is the mean over masked frames, as in PyTorch's script: the contrastive loss plus
-    ``diversity_loss_weight`` times the share of unused codes of the (micro-)batch. Spans and
-    negatives depend on seed, step and row. Codes are sampled with the row's key, at a temperature
-    that decreases over the steps.
+    As in the PyTorch script of Transformers, the loss is the mean contrastive loss per masked
+    frame, plus ``diversity_loss_weight`` times the fraction of codes that the (micro-)batch does
+    not use. Masked spans and negatives depend on seed, step and row only. Training samples the code
+    of each frame, with a separate PRNG key for each row and a temperature that decreases over the
+    steps.
     """
 
     name = "wav2vec2"
@@ -108,7 +111,8 @@ class Wav2Vec2(AudioInputMixin, Objective):
     def configure(cls, config: PreTrainedConfig, tokenizer: Any, from_scratch: bool) -> None:
         """Checks that the model has a codebook and masks frames.
 
-        A new model uses an attention mask unless a norm over the whole row includes padding anyway.
+        A new model uses an attention mask only if `feat_extract_norm` is "layer". Group
+        normalization would include the padding of a row in spite of the mask.
         """
         if not hasattr(config, "num_codevectors_per_group"):
             raise UsageError(f"'{config.model_type}' has no codebook. Use --model_type wav2vec2.")
@@ -122,7 +126,7 @@ class Wav2Vec2(AudioInputMixin, Objective):
                 "apply_spec_augment=False disables the masking that pretraining requires. Set "
                 "--config_overrides apply_spec_augment=true."
             )
-        if from_scratch:  # a norm over the whole row includes padding despite the mask
+        if from_scratch:  # group normalization would include padding despite the mask
             tokenizer.return_attention_mask = config.feat_extract_norm == "layer"
 
     def collate(self, rows: Arrays, random: RowRandom, groups: int) -> Arrays:
@@ -151,7 +155,7 @@ class Wav2Vec2(AudioInputMixin, Objective):
         train: bool,
         extra: Params | None = None,
     ) -> Loss:
-        """Returns the loss summed over masked frames."""
+        """Returns the sum of the loss over masked frames, and their number."""
         hidden, temperature = batch["hidden"], batch["temperature"]
         output, new_extra = forward(
             model,
@@ -180,19 +184,20 @@ class Wav2Vec2(AudioInputMixin, Objective):
             "codes": perplexity * count,
             "frames": batch["frames"].sum(),
         }
-        if train:  # evaluation uses the nearest code
+        if train:  # evaluation uses the most probable codes instead of sampling
             totals["temperature"] = temperature[0] * count
         return total, count, {"extra": new_extra, "totals": totals}
 
     def _unused(self, perplexity: Any) -> Any:
-        """Returns the share of unused codes."""
+        """Returns the fraction of unused codes."""
         codes = self.config.num_codevectors_per_group * self.config.num_codevector_groups
         return (codes - perplexity) / codes
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the loss and its parts, the codebook perplexity and the share of masked frames.
+        """Returns the loss, the two parts of the loss, the codebook perplexity and the masked
+        fraction.
 
-        The perplexity is a mean over batches. Like the loss, it depends on the batch size.
+        The perplexity is a mean over batches. The perplexity and the loss depend on the batch size.
         """
         count = max(totals["count"], 1)
         metrics = super().metrics(totals)

@@ -1,11 +1,12 @@
-"""Callbacks: the interface, and the callbacks that every run has.
+"""The interface of callbacks, and the built-in callbacks of a run.
 
-A callback is a function `f(info)` that is called after each step, or an object with some of the
-methods of `Callback`, which are named as in the Transformers `Trainer`. A state that a callback
-returns replaces the state of the run.
+A callback is either a function `f(info)`, which is called after each step, or an object with some
+of the methods of `Callback`. The methods have the same names as in the Transformers `Trainer`. If a
+callback returns a state, it replaces the state of the run.
 
-The order is fixed. Before a step: `Calibrate`, `InspectSharding`, `Profile`, `Histograms`. After a
-step: `LogMetrics`, `Evaluate`, the user's callbacks, `Save`.
+Callbacks are called in a fixed order. Before a step, the order is `Calibrate`, `InspectSharding`,
+`Profile`, `Histograms` and the user's callbacks. After a step, it is `StepResults`, `LogMetrics`,
+`Evaluate`, the user's callbacks and `Save`.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class StepInfo:
-    """The information that a callback receives.
+    """The information that a callback receives as its argument.
 
     The buffers of `state` are donated to the next step. Copy arrays that you want to keep.
 
     Attributes:
-        run: The run.
+        run: The parts of the run that do not change, such as the model and the data.
         state: The current training state.
         progress: The number of completed steps, and other counters.
-        batch: The batch of the step.
+        batch: The batch of the step, or `None` before the first step.
         metrics: The latest value of each metric by name, e.g. `train_loss` or `eval_accuracy`.
-        step_metrics: The outputs of the last step, still on the devices: `loss`, `grad_norm` and
-            `bad` (whether the loss or a gradient was not finite).
+        step_metrics: The outputs of the last step, still on the devices: `loss`, `grad_norm`, `bad`
+            (whether the loss or a gradient was not finite) and `tokens` (the number of tokens).
     """
 
     run: Run
@@ -74,15 +75,15 @@ class StepInfo:
 class Callback:
     """Base class of callbacks. All methods are optional.
 
-    A state that a method returns replaces the state of the run. `progress.step` is the number of
-    completed steps, so in `on_step_begin` it is the number of the previous step.
+    If a method returns a state, it replaces the state of the run. `info.progress.step` is the
+    number of completed steps. In `on_step_begin`, it is therefore the number of the previous step.
     """
 
     def on_train_begin(self, info: StepInfo) -> TrainState | None:
-        """Called before the first step of this process."""
+        """Called before the first step after the run has started or resumed."""
 
     def on_step_begin(self, info: StepInfo) -> TrainState | None:
-        """Called before each step, with its batch."""
+        """Called before each step. `info.batch` is the batch of this step."""
 
     def on_step_end(self, info: StepInfo) -> TrainState | None:
         """Called after each step."""
@@ -132,7 +133,7 @@ def find_handlers(
 
 
 def call_handlers(handlers: Sequence[CallbackFunction], info: StepInfo) -> StepInfo:
-    """Calls the functions in order, each with the state that the previous one returned."""
+    """Calls the functions in order. A state that a function returns is passed to the next one."""
     for handler in handlers:
         state = handler(info)
         if state is not None:
@@ -160,7 +161,7 @@ class InspectSharding(Callback):
     """Prints the sharding report of `--inspect_sharding` once."""
 
     def on_step_begin(self, info: StepInfo) -> None:
-        """Prints the report before the first step of this process."""
+        """Prints the report before the first step after the run has started or resumed."""
         if info.step_metrics is None:
             assert info.batch is not None
             collectives.print_report(info.run, info.state, info.batch)
@@ -172,7 +173,8 @@ class Profile(Callback):
     A run that resumes within the range profiles the remaining steps.
 
     Args:
-        steps: `first-last`, counted from 1 and inclusive, or `None` for no profile.
+        steps: The range of steps as `first-last`, counted from 1, both included. `None` disables
+            the profile.
         folder: The output directory.
     """
 
@@ -181,10 +183,10 @@ class Profile(Callback):
         self.first, self.last = parse_profile_steps(steps) if steps else (0, 0)
 
     def on_step_begin(self, info: StepInfo) -> None:
-        """Starts or stops the profiler before the next step."""
+        """Starts the profiler before the first step of the range, and stops it after the last."""
         step = info.progress.step + 1
         if not self.running and self.first <= step <= self.last:
-            # Steps are dispatched asynchronously. The previous one must not be in the profile.
+            # Steps run asynchronously. Wait for the previous step, so that it is not profiled.
             jax.block_until_ready(info.step_metrics)
             jax.profiler.start_trace(str(self.folder))
             self.running = True
@@ -206,9 +208,10 @@ NUM_BINS = 40
 class Histograms(Callback):
     """Reports histograms of weights and gradients before every n-th step.
 
-    Gradients are reported before clipping. The tags are `weights/<path>` and `gradients/<path>`.
-    The training step is not affected: the gradients are computed by a second program, with the
-    batch and the random numbers of the step and an optimizer that only records gradients.
+    The tags are `weights/<path>` and `gradients/<path>`. The gradients are those before clipping. A
+    separate jitted function computes them. It uses the same batch and random numbers as the
+    training step, and an optimizer that only records gradients. The training step itself is not
+    affected.
 
     Args:
         trackers: The trackers to report to.
@@ -236,7 +239,11 @@ class Histograms(Callback):
 
 
 def make_histogram_function(run: Run) -> Callable[[TrainState, Batch], dict]:
-    """Returns the jitted function `(state, batch) -> bins` of weights and gradients."""
+    """Returns a jitted function `(state, batch) -> bins`.
+
+    `bins` has the entries "weights" and "gradients". Each of them maps the path of a parameter to
+    the result of `count_bins`.
+    """
 
     def all_bins(tree: Tree) -> dict[trees.Path, dict[str, jax.Array]]:
         return {
@@ -266,8 +273,8 @@ def count_bins(leaf: jax.Array) -> dict[str, jax.Array]:
     """Counts the finite values of an array in `NUM_BINS` bins.
 
     Returns:
-        `counts` `(NUM_BINS,)`, and the scalars `low`, `high`, `total` (sum) and `squares` (sum of
-        squares) in float32.
+        A dict with `counts`, int32 `(NUM_BINS,)`, and these float32 scalars over the finite values:
+        `low` (minimum), `high` (maximum), `total` (sum) and `squares` (sum of squares).
     """
     values = leaf.astype(jnp.float32).reshape(-1)
     finite = jnp.isfinite(values)
@@ -297,40 +304,42 @@ def to_histogram(bins: Mapping[str, np.ndarray]) -> Histogram:
 # -- after a step
 
 
-class FiniteCheck(Callback):
-    """Stops the run at a NaN or infinite loss or gradient, unless such steps are skipped.
+class StepResults(Callback):
+    """Reads the results of each step, counts its tokens, and stops the run at a NaN.
 
-    The flag of a step is read a few steps later, when the device has computed it, so that no step
-    waits. :meth:`finish` reads the flags that are left, before something is logged or saved.
+    A step with a NaN or infinite loss or gradient stops the run, unless `--on_non_finite skip` is
+    set. The results of a step are read `delay` steps later. The device has usually computed them by
+    then, so the next step does not have to wait. :meth:`finish` reads all remaining results. It is
+    called before metrics are logged or a checkpoint is saved.
 
     Args:
-        checkpointer: The checkpoints of the run, named in the error.
-        delay: Number of steps after which a flag is read.
+        checkpointer: The checkpoints of the run. The error mentions the latest one.
+        delay: Number of steps after which the results of a step are read.
     """
 
     def __init__(self, checkpointer: Checkpointer, delay: int):
         self.checkpointer, self.delay = checkpointer, delay
-        self._flags: collections.deque[tuple[int, jax.Array]] = collections.deque()
+        self._results: collections.deque[tuple[int, Mapping[str, jax.Array]]] = collections.deque()
 
     def on_step_end(self, info: StepInfo) -> None:
-        """Remembers the flag of the step and reads an older one.
+        """Keeps the results of this step, and reads results that are at least `delay` steps old.
 
         Raises:
-            NonFiniteLoss: The loss or a gradient of that step is not finite.
+            NonFiniteLoss: The loss or a gradient of one of the steps that are read is not finite.
         """
         assert info.step_metrics is not None
-        if info.run.arguments.training.on_non_finite == "stop" and info.step_metrics:
-            self._flags.append((info.progress.step, info.step_metrics["bad"]))
-            self._read(self.delay)
+        self._results.append((info.progress.step, info.step_metrics))
+        self._read(info, self.delay)
 
-    def finish(self) -> None:
-        """Reads all flags. Raises `NonFiniteLoss` like :meth:`on_step_end`."""
-        self._read(0)
+    def finish(self, info: StepInfo) -> None:
+        """Reads all remaining results. Raises `NonFiniteLoss` like :meth:`on_step_end`."""
+        self._read(info, 0)
 
-    def _read(self, delay: int) -> None:
-        while len(self._flags) > delay:
-            step, is_bad = self._flags.popleft()
-            if not bool(is_bad):
+    def _read(self, info: StepInfo, delay: int) -> None:
+        while len(self._results) > delay:
+            step, results = self._results.popleft()
+            info.progress.tokens_seen += int(results["tokens"])
+            if info.run.arguments.training.on_non_finite != "stop" or not bool(results["bad"]):
                 continue
             self.checkpointer.wait_and_log_errors()
             latest_step = self.checkpointer.latest_step()
@@ -343,18 +352,21 @@ class FiniteCheck(Callback):
 
 
 class LogMetrics(Callback):
-    """Logs the metrics every `logging_steps` and resets the sums of the log window.
+    """Logs the metrics every `logging_steps` steps.
+
+    The metrics are computed from the sums in `TrainState.window`, which are reset after each log.
 
     Args:
         trackers: The trackers to log to.
         meter: The meter for throughput.
-        finite_check: Stops the run before a loss that is not finite is logged.
+        results: The callback that reads the results of the steps. Before each log, it counts the
+            tokens of all steps so far, and stops the run if a loss is not finite.
         bar: The progress bar.
     """
 
-    def __init__(self, trackers: Trackers, meter: Meter, finite_check: FiniteCheck, bar: tqdm):
+    def __init__(self, trackers: Trackers, meter: Meter, results: StepResults, bar: tqdm):
         self.trackers, self.meter, self.bar = trackers, meter, bar
-        self.finite_check = finite_check
+        self.results = results
         self._tokens = 0
 
     def on_train_begin(self, info: StepInfo) -> None:
@@ -363,16 +375,17 @@ class LogMetrics(Callback):
         self.meter.reset()
 
     def on_step_end(self, info: StepInfo) -> TrainState | None:
-        """Counts the step, and logs if due."""
+        """Updates the progress bar, and logs the metrics if they are due."""
         run, progress, training = info.run, info.progress, info.run.arguments.training
-        step, tokens_seen = progress.step, progress.tokens_seen
-        self.meter.add(tokens_seen - self._tokens)
-        self._tokens = tokens_seen
+        step = progress.step
         self.bar.update(1)
         is_first, is_last = step == 1 and training.logging_first_step, step == run.total_steps
         if step % training.logging_steps and not is_first and not is_last:
             return None
-        self.finite_check.finish()
+        self.results.finish(info)
+        tokens_seen = progress.tokens_seen
+        self.meter.add(tokens_seen - self._tokens)
+        self._tokens = tokens_seen
         sums = {name: float(x) for name, x in jax.device_get(info.state.window).items()}
         if bad_steps := sums.pop("bad_steps"):
             logger.warning(
@@ -405,7 +418,8 @@ class LogMetrics(Callback):
             loss = window_metrics["loss"]
             line = f"Step... ({step} | Loss: {loss:.6g}, Learning Rate: {learning_rate:.6g})"
             print(line, flush=True)
-        zeros: dict[str, jax.Array] = {  # device_put would compare the values of all processes
+        # jax.device_put would compare the values of all processes before it creates the arrays.
+        zeros: dict[str, jax.Array] = {
             name: jax.make_array_from_callback(
                 old_sum.shape, old_sum.sharding, np.zeros(old_sum.shape, old_sum.dtype).__getitem__
             )
@@ -415,7 +429,7 @@ class LogMetrics(Callback):
 
 
 def progress_bar(run: Run, progress: Progress) -> tqdm:
-    """Returns a progress bar, visible in process 0 on a terminal or in a notebook."""
+    """Returns a progress bar. Only process 0 displays it, on a terminal or in a notebook."""
     from tqdm import tqdm
 
     hidden = run.arguments.training.disable_tqdm or jax.process_index() != 0
@@ -436,7 +450,8 @@ class Evaluate(Callback):
 
     Attributes:
         texts: The last generated texts, or `None`.
-        evaluated_step: The step of the last evaluation of the whole validation split, or -1.
+        evaluated_step: The step of the last evaluation, or -1 if this evaluation did not include
+            the whole validation split.
     """
 
     def __init__(self, trackers: Trackers, meter: Meter | None = None):
@@ -446,7 +461,7 @@ class Evaluate(Callback):
         self._notes: dict[str, str] = {}
 
     def on_step_end(self, info: StepInfo) -> None:
-        """Evaluates if due, on at most `max_eval_batches` batches."""
+        """Evaluates on at most `max_eval_batches` batches if an evaluation is due."""
         training = info.run.arguments.training
         if is_due(info, training.eval_strategy, training.eval_steps):
             started = time.perf_counter()
@@ -468,13 +483,13 @@ class Evaluate(Callback):
         assert info.run.data is not None
         batches, max_batches = info.run.data.evaluation, training.max_eval_batches
         uses_subset = max_batches is not None and batches is not None and max_batches < len(batches)
-        # Metrics of a subset and of the whole split are not comparable: only those of the subset
-        # count if the evaluations during training use one.
+        # Metrics of a subset and of the whole split are not comparable. If the evaluations during
+        # training use a subset, an evaluation of the whole split does not update the best metric.
         if not (result.is_complete and training.eval_strategy != "no" and uses_subset):
             update_best_metric(training, progress, result.metrics)
 
     def predict(self, info: StepInfo) -> None:
-        """Evaluates on the test split and saves predictions or texts in the run folder."""
+        """Evaluates on the test split, and saves predictions or texts in the output directory."""
         run = info.run
         result = evaluation.evaluate(run, info.state, "test")
         if jax.process_index() == 0:
@@ -496,7 +511,7 @@ class Evaluate(Callback):
         if result.texts is not None:
             self.texts = result.texts
             for name, note in result.texts.notes.items():
-                if self._notes.get(f"{prefix}_{name}") != note:  # once per run
+                if self._notes.get(f"{prefix}_{name}") != note:  # not logged yet
                     self._notes[f"{prefix}_{name}"] = note
                     logger.info("%s_%s: %s", prefix, name, note)
             count = getattr(info.run.arguments.data, "text_samples", 0)
@@ -509,20 +524,25 @@ class Evaluate(Callback):
             printed_metrics = {k: v for k, v in result.metrics.items() if not k.endswith("runtime")}
             line = ", ".join(f"{name}: {value:.6g}" for name, value in printed_metrics.items())
             title = "Eval" if split == "validation" else "Predict"
-            print(f"{title}... ({step} | {line or 'no labels to evaluate'})", flush=True)
+            # Without training, the step of the evaluated model is unknown.
+            label = f"{step} | " if step else ""
+            print(f"{title}... ({label}{line or 'no labels to evaluate'})", flush=True)
 
 
 def update_best_metric(
     training: TrainingArguments, progress: Progress, metrics: Mapping[str, float]
 ) -> None:
-    """Updates `progress` if `metric_for_best_model` is the best so far.
+    """Records the step in `progress` if its `metric_for_best_model` is the best so far.
 
     Raises:
         UsageError: The metrics do not contain `metric_for_best_model`.
     """
     name = f"eval_{training.metric_for_best_model.removeprefix('eval_')}"
     if name not in metrics:
-        raise UsageError(f"--metric_for_best_model {name}: available are {', '.join(metrics)}")
+        raise UsageError(
+            f"--metric_for_best_model {name}: this metric is not computed. Available metrics: "
+            f"{', '.join(metrics)}"
+        )
     greater = training.greater_is_better
     if greater is None:
         greater = not smaller_is_better(name)
@@ -533,12 +553,12 @@ def update_best_metric(
 
 
 def is_due(info: StepInfo, strategy: str | None, steps: int | None) -> bool:
-    """Returns whether to act after this step: every `steps` steps, or at the end of an epoch.
+    """Returns whether an evaluation or a save is due after this step.
 
     Args:
-        info: The step.
-        strategy: "no", "steps" or "epoch".
-        steps: The interval for "steps".
+        info: The run after the step.
+        strategy: "steps" (every `steps` steps), "epoch" (at the end of each epoch) or "no".
+        steps: The number of steps between two evaluations or saves with the strategy "steps".
     """
     step = info.progress.step
     if strategy == "steps":
@@ -550,15 +570,16 @@ def is_due(info: StepInfo, strategy: str | None, steps: int | None) -> bool:
 class Save(Callback):
     """Saves checkpoints and the model according to `save_strategy`, and publishes the model.
 
-    With `load_best_model_at_end`, every evaluation that is the best so far is saved as well.
+    With `load_best_model_at_end`, the run is also saved after each evaluation with the best metric
+    so far.
     """
 
-    def __init__(self, finite_check: FiniteCheck, publisher: Publisher, meter: Meter):
-        self.finite_check, self.publisher, self.meter = finite_check, publisher, meter
-        self.checkpointer = finite_check.checkpointer
+    def __init__(self, results: StepResults, publisher: Publisher, meter: Meter):
+        self.results, self.publisher, self.meter = results, publisher, meter
+        self.checkpointer = results.checkpointer
 
     def on_step_end(self, info: StepInfo) -> None:
-        """Saves if due. After the last step, `on_train_end` saves instead."""
+        """Saves if a save is due. After the last step, `on_train_end` saves instead."""
         training = info.run.arguments.training
         is_last = info.progress.step == info.run.total_steps
         is_best = training.load_best_model_at_end and info.progress.best_step == info.progress.step
@@ -580,10 +601,11 @@ class Save(Callback):
             NonFiniteLoss: A step had a NaN or infinite loss or gradient.
         """
         run, progress = info.run, info.progress
-        self.finite_check.finish()
+        self.results.finish(info)
         self.checkpointer.save(info.state, progress)
         if not (run.folder / files.SAFETENSORS).exists():
-            # If the run is killed, weights without a checkpoint look like an unrelated model.
+            # Before the first export, wait until the checkpoint is complete. If the run were killed
+            # between the two, the weights without a checkpoint would look like an unrelated model.
             self.checkpointer.wait()
         export(run, info.state, run.folder)
         self.publisher.publish(f"Training in progress, step {progress.step}")

@@ -1,8 +1,9 @@
 """Training checkpoints. This is the only module that uses orbax.
 
-A checkpoint contains the whole training state (parameters, optimizer state, collections, log
-window) as a dict, and the progress of the run as a small JSON record. Saving is asynchronous and
-atomic. A checkpoint can be restored onto another mesh by passing other shardings.
+A checkpoint contains the training state (parameters, optimizer state and so on) as a dict, and the
+progress of the run as a small JSON file, the *record*. Saving is asynchronous and atomic. A
+checkpoint can be restored onto another mesh: `Checkpointer.restore` accepts the shardings of the
+new mesh.
 """
 
 from __future__ import annotations
@@ -38,19 +39,22 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Progress:
-    """The counters of a run on the host, saved with every checkpoint.
+    """The counters of a run. They are kept on the host and saved with every checkpoint.
 
     Attributes:
         step: Number of completed steps.
-        tokens_seen: Number of training tokens so far.
+        tokens_seen: Number of training tokens so far. On accelerators, the number that a callback
+            sees may lag a few steps behind.
         best_metric: The best value of `metric_for_best_model` so far.
-        best_step: The step of `best_metric`.
+        best_step: The step at which `best_metric` was measured.
         global_batch_size: Rows per step.
-        seconds: Training time in seconds, over all processes that continued the run.
-        stream: Position in streamed data.
-        windows: How rows are split into windows (`--update_length`).
-        collections: The collections in the state, and the precision recipe that they belong to.
-        data: The values on which the order of the training data depends.
+        seconds: Training time in seconds, including the time before the run was resumed.
+        stream: Position in streamed data, or `None` if the data is not streamed.
+        windows: The flags that determine how rows are split into windows, or `None` without
+            `--update_length`.
+        collections: The sizes of the model's non-parameter collections, and the name of the
+            `--precision` recipe that they belong to.
+        data: The flags and sizes that determine the order of the training data.
     """
 
     step: int = 0
@@ -67,10 +71,11 @@ class Progress:
 
 @functools.cache
 def _orbax() -> ModuleType:
-    """Imports orbax, and suppresses duplicate error output from its threads.
+    """Imports orbax, and suppresses error output from its threads after a failed save.
 
-    After a failed save, tensorstore threads report to an event loop that orbax has already closed.
-    That prints one traceback per file, through either of two hooks.
+    After a failed save, threads of tensorstore still report to an event loop that orbax has already
+    closed. Python prints a traceback for each file, either through `sys.excepthook` or through
+    `sys.unraisablehook`. Both hooks are replaced by hooks that ignore this error.
     """
     import orbax.checkpoint as ocp
 
@@ -104,7 +109,8 @@ class Checkpointer:
 
     def __init__(self, output_dir: str | Path, limit: int | None = 2):
         self.folder, self.limit = Path(output_dir).absolute() / hub.CHECKPOINT_DIR, limit
-        #: A checkpoint that is kept beyond the limit, because the command names it.
+        #: Step of the checkpoint that `--resume_from_checkpoint` names. It is kept in addition to
+        #: `limit` checkpoints.
         self.named_step: int | None = None
         self._checksum_thread: threading.Thread | None = None
         self._save_finished = threading.Event()
@@ -112,7 +118,8 @@ class Checkpointer:
     @functools.cached_property
     def _manager(self) -> CheckpointManager:
         options = _orbax().CheckpointManagerOptions(create=True, enable_async_checkpointing=True)
-        # Compression makes floats 7 % smaller, but takes 2.6 times as long and 50 % more memory.
+        # Compression makes the files 7 % smaller, but saving takes 2.6 times as long and 50 % more
+        # memory.
         handlers = {
             "state": _orbax().PyTreeCheckpointHandler(use_compression=False),
             "record": _orbax().JsonCheckpointHandler(),
@@ -147,7 +154,7 @@ class Checkpointer:
             self._prune(progress.best_step)
             needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
             total, _, free = shutil.disk_usage(self.folder)
-            if jax.process_count() == 1 and total and free < needed:  # total 0: unlimited
+            if jax.process_count() == 1 and total and free < needed:  # a total of 0 means unlimited
                 raise OSError(
                     f"no space left: the checkpoint needs about {needed / 1e6:.1f} MB, and "
                     f"{free / 1e6:.1f} MB are free"
@@ -183,11 +190,11 @@ class Checkpointer:
             self._join_checksum_thread()
 
     def _write_checksums_when_complete(self, folder: Path) -> None:
-        """Writes the checksums once the checkpoint folder appears, i.e. is complete."""
+        """Waits until the checkpoint is complete, i.e. its folder exists, and writes checksums."""
         while not folder.is_dir():
             if self._save_finished.wait(POLL_INTERVAL) and not folder.is_dir():
                 return
-        with contextlib.suppress(OSError):  # a full disk: then nothing can be verified later
+        with contextlib.suppress(OSError):  # on a full disk, the checkpoint has no checksums
             write_checksums(folder)
 
     def _join_checksum_thread(self) -> None:
@@ -200,7 +207,8 @@ class Checkpointer:
     def wait_and_log_errors(self) -> None:
         """Waits until all started saves are complete, and logs errors instead of raising them.
 
-        For use while another exception is being handled, so that it is not hidden.
+        Call this instead of `wait` while another exception is handled, so that an error of the save
+        does not hide that exception.
         """
         try:
             self.wait()
@@ -213,10 +221,12 @@ class Checkpointer:
         self._prune(best_step, spare=0)
 
     def _prune(self, best_step: int | None, spare: int = 1) -> None:
-        """Deletes all checkpoints but the newest `limit - spare` and the best one.
+        """Deletes old checkpoints.
 
-        By default one more is deleted to make space for the next save. With a limit of 1, the last
-        complete checkpoint is kept until the next one is complete.
+        The newest `limit - spare` checkpoints are kept, and also the best one and `named_step`.
+        Before a save, `spare=1` leaves space for the new checkpoint. At least one checkpoint is
+        always kept. With a limit of 1, the old checkpoint is therefore deleted only after the new
+        one is complete.
         """
         if self.limit is None:
             return
@@ -236,7 +246,7 @@ class Checkpointer:
         """Verifies the files of a checkpoint.
 
         Raises:
-            CheckpointError: The files differ from the saved ones.
+            CheckpointError: A file is missing, or has changed since the checkpoint was saved.
         """
         if text := find_damage(self.folder / str(step)):
             raise self._damaged(step, ValueError(text))
@@ -262,8 +272,9 @@ class Checkpointer:
         if invalid_keys or record.get("step", step) != step:
             names = ", ".join(sorted(map(str, invalid_keys))) or "step"
             raise CheckpointError(
-                f"the record of the checkpoint {self.folder / str(step)} has invalid values "
-                f"({names}): it is damaged. Use an earlier one with --resume_from_checkpoint"
+                f"the record of the checkpoint {self.folder / str(step)} is damaged: it has "
+                f"invalid values ({names}). Use an earlier checkpoint with "
+                "--resume_from_checkpoint"
             )
         return Progress(**{"step": step, **record})
 
@@ -287,8 +298,8 @@ class Checkpointer:
         except Exception as error:
             raise self._damaged(step, error) from error
         del items
-        # Orbax arrays may share buffers with the file cache, and the step donates its input. Copy
-        # one leaf at a time, so that the whole state does not exist twice.
+        # The arrays from orbax may share buffers with the file cache. They must be copied, because
+        # the training step donates its input. Copying one leaf at a time saves memory.
         for number, leaf in enumerate(leaves):
             leaves[number] = leaf.copy()
         return TrainState(**jax.tree.unflatten(tree, leaves))
@@ -296,7 +307,7 @@ class Checkpointer:
     def _damaged(self, step: int, error: Exception) -> CheckpointError:
         return CheckpointError(
             f"the checkpoint {self.folder / str(step)} cannot be restored ({first_line(error)}): "
-            "it is damaged, or belongs to another model. Use an earlier one with "
+            "it is damaged, or belongs to another model. Use an earlier checkpoint with "
             "--resume_from_checkpoint, or start a new run with --overwrite_output_dir"
         )
 
@@ -307,7 +318,7 @@ class Checkpointer:
             + (
                 f"the checkpoint of step {latest_step} is kept"
                 if latest_step
-                else "no earlier one exists"
+                else "no earlier checkpoint exists"
             )
             + ". Free some disk space and run the same command again to resume"
         )
@@ -322,8 +333,8 @@ def find_checkpoint(checkpointer: Checkpointer, path: str | None) -> tuple[Check
             Default: the latest checkpoint of this run.
 
     Returns:
-        The checkpoints to restore from, and the progress. Without any checkpoint, the progress is
-        that of step 0.
+        The `Checkpointer` to restore from, and the progress. Without any checkpoint, the progress
+        has step 0.
 
     Raises:
         CheckpointError: `path` contains no checkpoint, or the checkpoint is damaged.
@@ -334,7 +345,7 @@ def find_checkpoint(checkpointer: Checkpointer, path: str | None) -> tuple[Check
         if folder.name.isdigit() and folder.parent.name == hub.CHECKPOINT_DIR:
             if not folder.is_dir():
                 steps = Checkpointer(folder.parent.parent, limit=None).steps()
-                advice = f"; there are those of the steps {', '.join(map(str, steps))}"
+                advice = f"; there are checkpoints of the steps {', '.join(map(str, steps))}"
                 raise CheckpointError(
                     f"--resume_from_checkpoint {folder} does not exist{advice if steps else ''}"
                 )
@@ -351,26 +362,28 @@ def find_checkpoint(checkpointer: Checkpointer, path: str | None) -> tuple[Check
     step = source.latest_step() if step is None else step
     if step is None:
         return source, Progress()
-    if path and jax.process_index() == 0:  # this run's checkpoints are already verified
+    if path and jax.process_index() == 0:  # without `path`, it was verified at startup
         source.verify_checksums(step)
     return source, source.read_progress(step)
 
 
-#: Contains the step to which a run goes back, until its newer checkpoints are moved.
+#: This file contains the step to which a run goes back. It is deleted when all newer checkpoints
+#: have been moved.
 GOING_BACK_FILE = ".hfseq-going-back"
 
 
 def move_newer_aside(folder: Path, step: int, push: Callable[[], object]) -> None:
     """Moves the checkpoints after a step to ``previous-<time>/`` in the output directory.
 
-    A run that goes back to an earlier checkpoint saves the same steps again. The checkpoints of the
-    abandoned branch must neither prevent that, nor be resumed from later. If the process is killed
-    meanwhile, `finish_going_back` moves the rest.
+    A run that resumes from an earlier checkpoint trains and saves the following steps again. Its
+    newer checkpoints are moved, because they would prevent these saves, and because a later run
+    would otherwise resume from them. If the process is killed during the move, `finish_going_back`
+    moves the remaining checkpoints.
 
     Args:
         folder: The output directory.
         step: The step that the run goes back to.
-        push: Updates the remote copy of the directory, if there is one.
+        push: Function that updates the remote copy of the directory, if there is one.
     """
     checkpoints = folder / hub.CHECKPOINT_DIR
     names = [path.name for path in checkpoints.glob("*") if path.name.isdigit()]
@@ -389,7 +402,7 @@ def move_newer_aside(folder: Path, step: int, push: Callable[[], object]) -> Non
 
 
 def finish_going_back(folder: Path, push: Callable[[], object]) -> None:
-    """Finishes `move_newer_aside` of a process that was killed."""
+    """Completes a call of `move_newer_aside` during which the process was killed."""
     if (marker := folder / GOING_BACK_FILE).exists():
         move_newer_aside(folder, int(marker.read_text()), push)
 
@@ -398,11 +411,11 @@ def finish_going_back(folder: Path, push: Callable[[], object]) -> None:
 
 CHECKSUMS_FILE = "checksums.json"
 CHUNK_SIZE = 1 << 22
-POLL_INTERVAL = 0.05  # seconds between two checks whether a checkpoint is complete
+POLL_INTERVAL = 0.05  # seconds between checks whether a checkpoint is complete
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes size and CRC-32 of each file in a complete checkpoint `folder`."""
+    """Writes the size and the CRC-32 of each file in the folder of a complete checkpoint."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     names = sorted(path.relative_to(folder).as_posix() for path in paths)
     checksums = {
@@ -414,8 +427,8 @@ def write_checksums(folder: Path) -> None:
 def find_damage(folder: Path) -> str:
     """Checks the files of a checkpoint.
 
-    Without checksums, which are missing if the run was killed right after the save, only the
-    presence of the state and the record are checked.
+    If the run was killed right after the save, the checksums do not exist. In this case, the
+    function only checks that the state and the record exist and that the record can be read.
 
     Returns:
         A description of the damage, or an empty string.

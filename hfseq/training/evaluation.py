@@ -1,12 +1,12 @@
 """Evaluation: metrics over a whole split, and generated texts.
 
-Sums are accumulated over all batches and divided once, so metrics do not depend on the batch size.
+The numerator and the denominator of each metric are summed over all batches and divided once at the
+end. Metrics therefore do not depend on the batch size.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import math
 import time
@@ -15,16 +15,16 @@ from collections.abc import Iterable, Iterator, Sequence
 import jax
 import numpy as np
 
-from hfseq.data.batches import RowRandom
 from hfseq.errors import DataError
 from hfseq.modeling import FlaxPreTrainedModel
-from hfseq.nn import sharding, trees
-from hfseq.objectives.base import GeneratedTexts
-from hfseq.training.loader import place_batch
+from hfseq.nn import trees
+from hfseq.objectives.base import GeneratedTexts, SkippedExamplesMixin
+from hfseq.training import processes
+from hfseq.training.loader import EvaluationLoader
 from hfseq.training.setup import Run
-from hfseq.training.state import TrainState, Tree, join_frozen, to_host
+from hfseq.training.state import TrainState, Tree, join_frozen
 
-#: Prefix of the metrics by split, as v4's scripts name them.
+#: Prefix of the metric names by split, the same as in the scripts of Transformers 4.
 PREFIXES = {"validation": "eval", "test": "predict"}
 
 
@@ -34,7 +34,7 @@ class Evaluation:
 
     Attributes:
         metrics: The metrics by name, with the prefix of the split.
-        per_example: Arrays with one value per example, in the order of the split.
+        per_example: Arrays by name with one value per example, in the order of the split.
         texts: The generated texts, if the objective generates any.
         is_complete: Whether all batches were evaluated.
     """
@@ -46,10 +46,10 @@ class Evaluation:
 
 
 def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) -> Evaluation:
-    """Evaluates a split, and generates texts if the objective does so.
+    """Computes metrics on a split, and generates texts if the objective supports this.
 
-    For the test split, either metrics are computed or texts are generated. Nothing is logged or
-    saved.
+    On the test split, an objective either computes metrics or generates texts. The caller logs and
+    saves the results.
 
     Args:
         run: The run.
@@ -67,21 +67,23 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
         is_complete = limit is None or limit >= len(data)
         totals: dict[str, float] = {}
         parts: dict[str, list[np.ndarray]] = {}
-        for step in range(len(data) if limit is None else min(limit, len(data))):
-            # Masks depend only on the row of the dataset: every evaluation draws the same ones.
-            row_indices, valid = data.indices(step)
-            random = RowRandom(run.arguments.training.seed, 0, row_indices)
-            batch = run.objective.collate(data[step], random, sharding.data_shards(run.mesh))
-            device_batch = place_batch(batch, run.mesh, 1)
-            sums = jax.device_get(
-                run.eval_step(state.params, run.frozen, state.extra, device_batch)
-            )
+        loader = EvaluationLoader(data, run.objective, run.mesh, 1, run.arguments.training.seed)
+        steps = len(data) if limit is None else min(limit, len(data))
+        for step, batch, _ in loader.batches(0, steps):
+            _, valid = data.indices(step)
+            sums = jax.device_get(run.eval_step(state.params, run.frozen, state.extra, batch))
             for name in [name for name, value in sums.items() if value.ndim]:
                 parts.setdefault(name, []).append(sums.pop(name)[valid])
             totals = {name: totals.get(name, 0.0) + float(value) for name, value in sums.items()}
         rows = {name: np.concatenate(part) for name, part in parts.items()}
+        if isinstance(run.objective, SkippedExamplesMixin):
+            skipped = run.objective.skipped_examples.get(split, {})
+            for indices in processes.exchange(list(skipped)):
+                run.objective.add_skipped(split, indices)
         counts = run.data.description[split]
-        # The word count of the split is only valid for all batches. Bytes per token is a ratio.
+        # The counts describe the whole split. The number of words is therefore only used if all
+        # batches were evaluated. The numbers of bytes and tokens are always used, because metrics
+        # only depend on their ratio.
         count_names = ("words", "bytes", "tokens") if is_complete else ("bytes", "tokens")
         totals |= {name: counts[name] for name in count_names if name in counts}
         values = metrics_of(run, totals, split, is_complete) | extra_metrics(run, state)
@@ -102,12 +104,13 @@ def evaluate(run: Run, state: TrainState, split: str, limit: int | None = None) 
 def metrics_of(
     run: Run, totals: dict[str, float], split: str, is_complete: bool = True
 ) -> dict[str, float]:
-    """Returns the metrics of sums over a split, or over training steps.
+    """Computes metrics from sums over a split, or over training steps.
 
-    Without any target, all of them are NaN.
+    If the sums contain no targets, all metrics are NaN. If the objective has no labels for the
+    split, the result is empty.
 
     Raises:
-        DataError: The complete split has no targets.
+        DataError: All batches of the split were evaluated, and none contains a target.
     """
     if split != "train" and not run.objective.has_targets(split):
         return {}
@@ -116,14 +119,14 @@ def metrics_of(
         return metrics
     if split != "train" and is_complete:
         raise DataError(
-            f"the {split} split has no targets: its texts are too short, or nothing in them is "
-            "predicted. Use other data, or do not evaluate it"
+            f"the {split} split has no targets: its texts are too short, or they contain no tokens "
+            "to predict. Use other data, or do not evaluate this split"
         )
     return dict.fromkeys(metrics, math.nan)
 
 
 def extra_metrics(run: Run, state: TrainState) -> dict[str, float]:
-    """Returns the metrics that the model computes from its collections."""
+    """Returns the metrics that the model computes from its non-parameter collections."""
     if not state.extra:
         return {}
     numbers = jax.device_get(run.read_extra_metrics(state.extra))
@@ -132,24 +135,19 @@ def extra_metrics(run: Run, state: TrainState) -> dict[str, float]:
 
 @contextlib.contextmanager
 def inference_model(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTrainedModel, Tree]]:
-    """Yields the model with the current collections, and its parameters without vocabulary padding.
+    """Yields the model with the collections of `state`, and its parameters.
 
-    The collections are assigned only for the duration of the body, because the next step donates
-    their buffers. With several processes, each one runs the model independently on a single device.
+    The parameters do not contain vocabulary padding. The model has the collections of `state` only
+    while the context is active, because the next training step donates their buffers. With several
+    processes, all processes must run the model on the same inputs. The inputs are not split, so
+    every device processes all of them.
     """
     model, extra = run.model, dict(state.extra)
-    if jax.process_count() == 1:
-        # Without vocabulary padding, so that padding tokens are never generated.
-        flat = trees.flatten(join_frozen(state.params, run.frozen))
-        params: Tree = trees.unflatten(
-            {path: run.layout.cut(path, leaf) for path, leaf in flat.items()}
-        )
-    else:
-        model = copy.copy(model)
-        model.use_mesh(None)
-        extra = jax.tree.map(np.asarray, extra)  # replicated: every process has it
-        params = to_host(join_frozen(state.params, run.frozen), run.layout)
-        params, extra = jax.device_put((params, extra), jax.local_devices()[0])
+    # Without vocabulary padding, so that padding tokens are never generated.
+    flat = trees.flatten(join_frozen(state.params, run.frozen))
+    params: Tree = trees.unflatten(
+        {path: run.layout.cut(path, leaf) for path, leaf in flat.items()}
+    )
     original_extra, model.extra = model.extra, extra
     try:
         yield model, params
@@ -158,7 +156,7 @@ def inference_model(run: Run, state: TrainState) -> Iterator[tuple[FlaxPreTraine
 
 
 def select_samples(texts: GeneratedTexts, count: int) -> list[tuple[str, str, str]]:
-    """Returns `count` tuples (source, reference, hypothesis), spread evenly over the texts."""
+    """Returns up to `count` evenly spread texts as tuples (source, reference, hypothesis)."""
     rows = list(zip(texts.sources, texts.references, texts.hypotheses, strict=True))
     total = len(rows)
     indices = [i * total // count for i in range(min(count, total))] if count else []
@@ -166,7 +164,7 @@ def select_samples(texts: GeneratedTexts, count: int) -> list[tuple[str, str, st
 
 
 def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a Markdown table, as TensorBoard displays it. Without rows, it is empty."""
+    """Returns a Markdown table for TensorBoard, or an empty string if `rows` is empty."""
     cells = [[" ".join(text.replace("|", "\\|").split()) for text in row] for row in rows]
     lines = [f"| {' | '.join(line)} |" for line in (names, *cells)]
     lines.insert(1, "| --- " * len(names) + "|")

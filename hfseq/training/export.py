@@ -37,7 +37,7 @@ from hfseq.training.arguments import TrainingArguments
 from hfseq.training.checkpointer import Checkpointer, Progress
 from hfseq.training.processes import StopSignal
 from hfseq.training.setup import Run
-from hfseq.training.state import TrainState, to_host
+from hfseq.training.state import TrainState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,24 +46,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: File with the card data that is not in the log. The card can be regenerated from both.
+#: File with the data of the model card that is not in the log. The model card can be regenerated
+#: from this file and the log.
 CARD_DATA_FILE = "run.json"
 
-#: Seconds without transferred data after which a run that was stopped abandons its upload.
+#: If a signal stopped the run, its upload is abandoned after this many seconds without traffic.
 FINAL_UPLOAD_SECONDS = 30.0
 
 
 def export(run: Run, state: TrainState, folder: Path) -> None:
     """Writes weights, configuration, tokenizer and flags to `folder`, each file atomically.
 
-    All processes must call this. Process 0 writes. Each training script accepts the resulting
-    `training_args.json`.
+    All processes must call this function. Process 0 writes the files. The flags are written to
+    `training_args.json`, which can be passed to a training script in place of flags.
     """
-    params = to_host(state.params, run.layout)
+    params = {
+        path: run.layout.cut(path, leaf) for path, leaf in trees.flatten(state.params).items()
+    }
     extra = jax.tree.map(np.asarray, state.extra)  # replicated: every process has it
+    run.model.save_pretrained(
+        folder, params=trees.unflatten(params), **({"extra": extra} if extra else {})
+    )
     if jax.process_index() != 0:
         return
-    run.model.save_pretrained(folder, params=params, **({"extra": extra} if extra else {}))
     _save_tokenizer(run.tokenizer, folder)
     values = {name: v for name, v in run.arguments.as_dict().items() if v is not None}
     text = json.dumps(values, indent=4, sort_keys=True, default=str)
@@ -96,12 +101,13 @@ def _describe_tokenizer(reader: Any) -> str:
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Saves a tokenizer file by file. If that fails, existing files are kept."""
+    """Saves a tokenizer. If saving fails, existing files are kept."""
     with tempfile.TemporaryDirectory() as temporary_folder:
         try:
             tokenizer.save_pretrained(temporary_folder)
         except Exception as error:
-            # The Rust library reports errors of the operating system only in its message.
+            # The Rust library of tokenizers reports the error number of the operating system only
+            # in its message.
             if type(error) is Exception and (
                 errno_match := re.search(r"\(os error (\d+)\)", str(error))
             ):
@@ -124,7 +130,7 @@ class Publisher:
 
     Args:
         training: The training flags.
-        workspace: The output directory and its remote location.
+        workspace: The output directory, and its location in remote storage if it has one.
         checkpointer: The checkpoints of the run.
     """
 
@@ -143,12 +149,19 @@ class Publisher:
             )
 
     def upload_to_storage(self) -> None:
-        """Uploads the last save to remote storage."""
+        """Uploads new and changed files to remote storage."""
         if jax.process_index() == 0:
             self.workspace.push()
 
     def publish(self, message: str) -> None:
-        """Starts uploading the last save. Never interrupts training."""
+        """Uploads the last save to remote storage, and starts to push it to the Hub.
+
+        With `--hub_strategy end`, nothing is pushed to the Hub before the end of the run. Failed
+        uploads are logged and do not stop the run.
+
+        Args:
+            message: The commit message on the Hub.
+        """
         self.upload_to_storage()
         if self._strategy == "checkpoint":
             self._checkpointer.wait()  # otherwise the previous checkpoint would be pushed
@@ -156,10 +169,15 @@ class Publisher:
             self._pusher.push(message)
 
     def finish(self, message: str, stop: StopSignal) -> None:
-        """Uploads the final state, and reports what remains to be done if that fails.
+        """Uploads the final files, and logs how to complete the upload if it is abandoned.
 
-        If the Hub stalls (`--hub_timeout`), or at a signal, the upload is abandoned with a warning:
-        the model is on disk. A run that a signal stopped waits at most `FINAL_UPLOAD_SECONDS`.
+        The upload is abandoned with a warning after `--hub_timeout` seconds without network
+        traffic, or if a signal arrives. In both cases, the files remain on disk. If a signal has
+        already stopped the run, the limit is at most `FINAL_UPLOAD_SECONDS`.
+
+        Args:
+            message: The commit message on the Hub.
+            stop: The signal handler of the run.
 
         Raises:
             HfseqError: The Hub rejects the upload, or remote storage cannot be written.
@@ -195,16 +213,16 @@ class Publisher:
             raise error
 
 
-# -- the weights that a run leaves
+# -- the final weights
 
 
 def choose_weights(
     run: Run, state: TrainState, progress: Progress, checkpointer: Checkpointer
 ) -> TrainState | None:
-    """Returns the state with the weights to keep at the end, or `None` for the last weights.
+    """Returns the state with the final weights, or `None` if the last weights are final.
 
-    These are the weights of the best checkpoint with `load_best_model_at_end`, or the average of
-    the last checkpoints with `average_checkpoints`.
+    With `load_best_model_at_end`, the final weights are those of the best checkpoint. With
+    `average_checkpoints`, they are the average of the weights of the last checkpoints.
     """
     training = run.arguments.training
     if not training.load_best_model_at_end:
@@ -220,7 +238,7 @@ def choose_weights(
     if best != progress.step:
         best_state = checkpointer.restore(best, run.abstract_state())
     metric = training.metric_for_best_model
-    logger.info("saving the weights of step %d, the best by %s", best, metric)
+    logger.info("saving the weights of step %d, which has the best %s", best, metric)
     return best_state
 
 
@@ -229,9 +247,10 @@ def average_weights(
 ) -> TrainState | None:
     """Returns `state` with the average of the weights of the last checkpoints.
 
-    See Vaswani et al., 2017, section 6.1. Collections with statistics are averaged with the weights
-    that they describe. For collections that training overwrites (FP8 scales), the maximum is used,
-    because an average might clip. Sums are in float32, with one checkpoint in memory at a time.
+    See Vaswani et al., 2017, section 6.1. Statistics in the model's non-parameter collections are
+    averaged like the weights. FP8 scales are not averaged: their maximum is used, because large
+    values might be clipped with the average scale. Sums are computed in float32. Checkpoints are
+    loaded one at a time to save memory.
 
     Args:
         run: The run.
@@ -261,7 +280,7 @@ def average_weights(
     def added(total: jax.Array, leaf: jax.Array) -> jax.Array:
         return total + leaf.astype(total.dtype) if is_float(leaf) else leaf
 
-    def mean(total: jax.Array, like: jax.Array) -> jax.Array:  # other dtypes: the last value
+    def mean(total: jax.Array, like: jax.Array) -> jax.Array:  # integers keep the last value
         return (total / len(steps)).astype(like.dtype) if is_float(like) else total
 
     add = jax.jit(lambda total, part: jax.tree.map(added, total, part))
@@ -281,17 +300,23 @@ def average_weights(
     return dataclasses.replace(state, params=new["params"], extra=new["extra"] | largest)
 
 
-# -- results, curve, card
+# -- results, learning curve, model card
 
 
 def json_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Replaces NaN by None: JSON does not support it. Example: the correlation with a constant."""
+    """Replaces NaN and infinite metrics by None, because JSON does not support these values.
+
+    For instance, the correlation with a constant is NaN.
+    """
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def write_results(folder: Path, metrics: Mapping[str, float]) -> None:
-    """Writes `eval_results.json`, `train_results.json` and so on, with the keys of v4."""
-    folder.mkdir(parents=True, exist_ok=True)  # an evaluation-only run may create it
+    """Writes `eval_results.json`, `train_results.json` and `predict_results.json`.
+
+    The keys are the same as in Transformers 4.
+    """
+    folder.mkdir(parents=True, exist_ok=True)  # not created yet if the run only evaluates
     for split in ("eval", "train", "predict"):
         values = {
             name: value
@@ -309,7 +334,11 @@ def run_name(training: TrainingArguments) -> str:
 
 
 def draw_curve(run: Run) -> str:
-    """Draws the learning curve. Returns its file name, or an empty string without a log."""
+    """Draws the learning curve of the log.
+
+    Returns:
+        The file name of the image, or an empty string if the log does not exist or drawing fails.
+    """
     log, curve = run.folder / "metrics.jsonl", "learning_curve.png"
     if not log.exists():
         return ""
@@ -326,7 +355,8 @@ def sample_outputs(
 ) -> list[tuple[str, str]]:
     """Returns pairs of prompt and output for the model card.
 
-    They are selected from the last generated texts. Without any, the model runs on validation rows.
+    If an evaluation has generated texts, the pairs are selected from `texts`. Otherwise, the model
+    runs on rows of the validation split.
     """
     count = run.arguments.training.card_samples
     evaluation_data = run.data.evaluation if run.data else None
@@ -362,12 +392,12 @@ _NO_HYPERPARAMETERS = (
 def write_card(
     run: Run, progress: Progress, curve: str, examples: Sequence[tuple[str, str]] = ()
 ) -> None:
-    """Writes the model card and its data file. If that fails, a warning is logged.
+    """Writes the model card and its data file. If writing fails, a warning is logged.
 
     Args:
         run: The run.
         progress: The progress at the end.
-        curve: File name of the learning curve.
+        curve: The result of `draw_curve`.
         examples: The result of `sample_outputs`.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES

@@ -1,8 +1,8 @@
-"""Runs with several processes: startup, agreement on flags, and shutdown together.
+"""Runs with several processes: startup, checks that all processes agree, and shutdown.
 
-With one process, all functions do nothing. With several, all processes must call them in the same
-order. They communicate through the key-value store of jax's coordinator, which is available before
-any device is.
+With one process, the functions of this module return immediately. With several processes, all of
+them must call the functions in the same order. The processes communicate through the key-value
+store of jax's coordinator, which is available before jax initializes its devices.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
@@ -39,12 +40,13 @@ from hfseq.training.arguments import ProcessArguments
 
 logger = logging.getLogger(__name__)
 
-NO_TIMEOUT = 7 * 24 * 3600 * 1000  # milliseconds; dead processes are detected by heartbeats
+NO_TIMEOUT = 7 * 24 * 3600 * 1000  # milliseconds; heartbeats detect dead processes earlier
 POLL_INTERVAL = 1.0  # seconds between checks for an error of another process
-# The next two add up to less than half of the shortest --heartbeat_timeout, after which jax aborts.
-SHUTDOWN_SECONDS = 3.0  # seconds for the others to read the error before the coordinator ends
-LOST_CONNECTION_SECONDS = 1.0  # seconds to wait for the error of a process that ended
-FILE_VISIBILITY_SECONDS = 30.0  # seconds until other machines see a file on a network file system
+# jax aborts a process after --heartbeat_timeout seconds. The sum of the next two times must be less
+# than half of the shortest --heartbeat_timeout that is allowed.
+SHUTDOWN_SECONDS = 3.0  # time for other processes to read the error before the coordinator ends
+LOST_CONNECTION_SECONDS = 1.0  # time to wait for the error message of a process that ended
+FILE_VISIBILITY_SECONDS = 30.0  # time until a file on a network drive is visible everywhere
 FAILURE_KEY, LEAVING_KEY = "hfseq/failure", "hfseq/leaving"
 MARKER_FILE = ".hfseq-processes"
 KUBERNETES_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
@@ -58,9 +60,10 @@ _rounds = itertools.count()
 
 @contextlib.contextmanager
 def session(processes: ProcessArguments) -> Iterator[None]:
-    """Connects the processes that the flags describe, and ends them together after the body.
+    """Context manager that connects the processes of a run, and ends them together.
 
-    If one process fails, all of them end with its error.
+    At the end of the context, each process waits for the others. If one process fails, all
+    processes end with its error message.
     """
     join(processes)
     if coordination_client() is None:
@@ -97,9 +100,9 @@ def process_count() -> int:
 
 
 def _read(key: str) -> str:
-    """Returns a value from the store, or an empty string if the key or the store does not exist.
+    """Returns the value of a key, or an empty string if the key or the store does not exist.
 
-    jax itself reports the loss of the store.
+    The loss of the store is not an error here, because jax itself reports it.
     """
     try:
         return coordination_client().key_value_try_get(key)
@@ -108,7 +111,7 @@ def _read(key: str) -> str:
 
 
 def _poll(ready: Callable[[], Any], seconds: float) -> Any:
-    """Returns the first true value of `ready()` within `seconds`, or its last value."""
+    """Calls `ready()` until its value is true or `seconds` have passed, and returns the value."""
     end = time.monotonic() + seconds
     while not (value := ready()) and time.monotonic() < end:
         time.sleep(0.1)
@@ -138,7 +141,8 @@ def join(processes: ProcessArguments) -> None:
     else:
         check_port(address)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # jax's call cannot be interrupted, and would abort the process with a stack trace.
+    # jax.distributed.initialize cannot be interrupted, and aborts the process with a stack trace if
+    # it times out. The timer ends the process earlier and with a clear message.
     startup_timer = threading.Timer(
         max(started + limit - time.monotonic(), 1.0),
         exit_now,
@@ -157,8 +161,9 @@ def join(processes: ProcessArguments) -> None:
             count,
             number,
             local_device_ids=processes.devices,
-            # jax would otherwise require the package `kubernetes` and query the API server for the
-            # local devices, which it cannot provide. All values are already resolved.
+            # All values are already known. On Kubernetes, jax would still require the package
+            # `kubernetes` and ask the API server for the local devices, although the server does
+            # not know them.
             cluster_detection_method="deactivate" if KUBERNETES_VARIABLE in os.environ else None,
             initialization_timeout=2 * limit + 60,
             heartbeat_timeout_seconds=processes.heartbeat_timeout,
@@ -178,7 +183,7 @@ def join(processes: ProcessArguments) -> None:
 
 
 def resolve_cluster(processes: ProcessArguments) -> tuple[str, int, int]:
-    """Determines how the processes are connected, from flags, environment or cluster.
+    """Determines the processes of the run from the flags, the environment or the cluster.
 
     Returns:
         The address of the coordinator, the number of processes, and the index of this process.
@@ -221,13 +226,14 @@ def resolve_cluster(processes: ProcessArguments) -> tuple[str, int, int]:
                 "scripts/launch/jobset.yaml does), or install the package kubernetes"
             )
         raise UsageError(
-            f"several processes require {', '.join(missing)}: {hint} (for one process, drop the "
-            "other flags, and COORDINATOR_ADDRESS from the environment)"
+            f"runs with several processes require {', '.join(missing)}: {hint} (for a run with one "
+            "process, drop the other flags, and remove COORDINATOR_ADDRESS from the environment)"
         )
     address, count, number = str(values[0]), int(values[1]), int(values[2])
     if number >= count:
         raise UsageError(
-            f"--process_id {number}: with --num_processes {count}, use 0 to {count - 1}"
+            f"--process_id {number} is too large: with --num_processes {count}, use 0 to "
+            f"{count - 1}"
         )
     return address, count, number
 
@@ -240,7 +246,8 @@ def check_port(address: str) -> None:
     Raises:
         HfseqError: The port is in use.
     """
-    # With this variable, the port of all interfaces is irrelevant.
+    # With this variable, the coordinator does not listen on all interfaces, so the check below does
+    # not apply.
     if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
         return
     port = int(address.rpartition(":")[2])
@@ -252,8 +259,8 @@ def check_port(address: str) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise HfseqError(
-                    f"port {port} of --coordinator_address {address} is in use on this machine, "
-                    "where process 0 must listen: use a free port in all processes, and check "
+                    f"port {port} of --coordinator_address {address} is in use on this machine, so "
+                    "process 0 cannot listen on it: use a free port in all processes, and check "
                     "whether an earlier run is still active"
                 ) from error
 
@@ -300,8 +307,9 @@ def main_process_first() -> Iterator[bool]:
 def open_connections(mesh: Mesh) -> None:
     """Opens the connections between the devices of a CPU mesh, in all processes at the same time.
 
-    gloo connects devices when a group first communicates, with a timeout of 30 seconds, which
-    compiling or writing files easily exceeds. Later communication has no such timeout.
+    gloo connects the devices of a group when they communicate for the first time. This fails if a
+    process arrives more than 30 seconds after another one, for instance because it compiles a
+    program or writes files. Later communication has no such timeout.
     """
     if coordination_client() is None or jax.default_backend() != "cpu":
         return
@@ -316,7 +324,30 @@ def open_connections(mesh: Mesh) -> None:
     everywhere = jax.sharding.PartitionSpec()
     meeting = jax.jit(jax.shard_map(meet, mesh=mesh, in_specs=everywhere, out_specs=everywhere))
     barrier()
-    jax.block_until_ready(meeting(np.zeros((), np.float32)))
+    with _without_gloo_lines():
+        jax.block_until_ready(meeting(np.zeros((), np.float32)))
+
+
+@contextlib.contextmanager
+def _without_gloo_lines() -> Iterator[None]:
+    """Removes the lines that gloo prints for each connection from the standard output.
+
+    gloo is C++ code, so the output is redirected for the whole process.
+    """
+    sys.stdout.flush()
+    with tempfile.TemporaryFile() as redirected:
+        original = os.dup(1)
+        os.dup2(redirected.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(original, 1)
+            os.close(original)
+            redirected.seek(0)
+            for line in redirected:
+                if not line.startswith(b"[Gloo]"):
+                    os.write(1, line)
 
 
 # -- agreement
@@ -327,7 +358,7 @@ def check_flags_agree(
 ) -> None:
     """Checks that all processes have the same flags, objective, code and versions.
 
-    Flags that belong to a machine may differ.
+    The flags in `MACHINE_FLAGS`, which describe a machine, may differ.
 
     Args:
         flags: The flags by name.
@@ -335,7 +366,7 @@ def check_flags_agree(
         plugin_files: The files of `--plugin`.
 
     Raises:
-        UsageError: The processes differ.
+        UsageError: A value differs between the processes.
     """
     if coordination_client() is None:
         return
@@ -354,7 +385,7 @@ def check_agreement(values: Mapping[str, object], advice: str) -> None:
         advice: How to fix a difference, for the error message.
 
     Raises:
-        UsageError: The processes differ. All processes raise it.
+        UsageError: A value differs between the processes. All processes raise the error.
     """
     if (client := coordination_client()) is None:
         return
@@ -375,8 +406,79 @@ def check_agreement(values: Mapping[str, object], advice: str) -> None:
         raise UsageError(f"the processes disagree: {'; '.join(problems)}: {advice}")
 
 
+def exchange(value: Any) -> list[Any]:
+    """Sends a JSON value to all processes.
+
+    Returns:
+        The values of all processes, in the order of the processes.
+    """
+    if (client := coordination_client()) is None:
+        return [value]
+    folder = f"hfseq/exchange/{next(_rounds)}"
+    client.key_value_set(f"{folder}/{process_index()}", json.dumps(value), False)
+    return [
+        json.loads(client.blocking_key_value_get(f"{folder}/{number}", NO_TIMEOUT))
+        for number in range(process_count())
+    ]
+
+
+class SharedMaximum:
+    """Computes the maximum of numbers over all processes.
+
+    Each process may call the object in a background thread. All processes must create the object
+    and call it the same number of times, with the same names in each call.
+    """
+
+    def __init__(self) -> None:
+        self._folder, self._round = f"hfseq/maximum/{next(_rounds)}", 0
+        self._closed = threading.Event()
+
+    def __call__(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """Returns the largest number of each name in any process.
+
+        Args:
+            numbers: The numbers of this process by name.
+
+        Raises:
+            CancelledError: `close` was called while this process waited for another one.
+        """
+        client = coordination_client()
+        if client is None or not numbers:
+            return dict(numbers)
+        folder, own_index = f"{self._folder}/{self._round}", process_index()
+        result = dict(numbers)
+        if own_index:
+            client.key_value_set(f"{folder}/{own_index}", json.dumps(result), False)
+            result = json.loads(self._wait(client, f"{folder}/maximum"))
+        else:
+            for number in range(1, process_count()):
+                other = json.loads(self._wait(client, f"{folder}/{number}"))
+                result = {name: max(value, other[name]) for name, value in result.items()}
+            client.key_value_set(f"{folder}/maximum", json.dumps(result), False)
+            # All processes take part in this round, so they have read the result of the previous
+            # round.
+            if self._round:
+                client.key_value_delete(f"{self._folder}/{self._round - 1}/")
+        self._round += 1
+        return result
+
+    def _wait(self, client: Any, key: str) -> str:
+        while not self._closed.is_set():
+            try:
+                return client.blocking_key_value_get(key, 200)  # milliseconds
+            except Exception:  # a timeout, or the loss of the store, which jax itself reports
+                self._closed.wait(0.01)
+        raise CancelledError
+
+    def close(self) -> None:
+        """Cancels the calls that are waiting for other processes."""
+        self._closed.set()
+
+
 def differences(own_values: dict[str, str], other_values: dict[int, dict[str, str]]) -> list[str]:
-    """Describes how the values of other processes differ from those of process 0, once per name.
+    """Describes how the values of other processes differ from those of process 0.
+
+    Each name is reported once, for the first process whose value differs.
 
     Args:
         own_values: The values of process 0.
@@ -393,11 +495,14 @@ def differences(own_values: dict[str, str], other_values: dict[int, dict[str, st
 
 
 def program_digests(plugin_files: Sequence[str] = ()) -> dict[str, str]:
-    """Returns a digest of the code of each part of the program, with names for messages.
+    """Returns a digest of the code of each part of the program.
 
-    The parts are hfseq, installed plugins, the script (if it is a `.py` file, because entry points
-    in `bin` depend on the machine), and the plugin files. Nothing is imported. Missing
-    files are ignored.
+    The parts are hfseq, its model families, the installed plugins, the plugin files and the script.
+    The script is only included if it is a `.py` file, because entry points in `bin` depend on the
+    machine. The code is read but not imported. Missing files are ignored.
+
+    Returns:
+        The digests by the name of the part in error messages, such as "the code of hfseq".
     """
     points = metadata.entry_points(group="hfseq")
     digests = {}
@@ -422,7 +527,7 @@ def program_digests(plugin_files: Sequence[str] = ()) -> dict[str, str]:
 
 
 def files_digest(root: Path, files: Iterable[Path]) -> str:
-    """Returns a digest of the names, relative to `root`, and contents of files."""
+    """Returns a digest of the paths of files relative to `root`, and of their contents."""
     digest = blake2b(digest_size=6)
     for file in sorted(files):
         text = file.read_bytes()
@@ -431,7 +536,9 @@ def files_digest(root: Path, files: Iterable[Path]) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """Checks that files can be created in the output directory, or where it will be created.
+    """Checks that files can be created in the output directory and its checkpoint directory.
+
+    If a directory does not exist yet, its closest existing parent directory is checked.
 
     Raises:
         UsageError: The directory cannot be written.
@@ -450,10 +557,12 @@ def check_writable(folder: Path) -> None:
 
 
 def check_shared(folder: Path) -> None:
-    """Checks that all processes see the same output directory, with a temporary file of process 0.
+    """Checks that the output directory is the same in all processes.
+
+    Process 0 writes a temporary file, and the other processes check that they can read it.
 
     Raises:
-        UsageError: The directory of this process is another one.
+        UsageError: The directory of this process is not the directory of process 0.
     """
     if (client := coordination_client()) is None:
         return
@@ -488,10 +597,10 @@ def check_shared(folder: Path) -> None:
 
 @contextlib.contextmanager
 def fail_together() -> Iterator[None]:
-    """Runs the body. An exception in any process ends all processes.
+    """Context manager that ends all processes if an exception is raised in one of them.
 
-    If a connection to another process is lost, the error of that process is raised if it was
-    reported.
+    If the context fails because the connection to another process was lost, the error of the other
+    process is raised instead, provided that the other process has reported it.
     """
     finished = threading.Event()
 
@@ -505,7 +614,7 @@ def fail_together() -> Iterator[None]:
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
-    except SystemExit:  # of all processes
+    except SystemExit:  # raised in all processes
         raise
     except BaseException as error:
         finished.set()
@@ -522,12 +631,14 @@ def fail_together() -> Iterator[None]:
         )
         if connection_lost:
             text = (
-                "the connection to another process was lost, and it reported no error (killed, or "
-                f"out of memory?): check its log. jax: {first_line(error)}"
+                "the connection to another process was lost, and that process reported no error "
+                "(was it killed, or out of memory?): check its log. The error of jax is: "
+                f"{first_line(error)}"
             )
             reported = _poll(lambda: _read(FAILURE_KEY), LOST_CONNECTION_SECONDS)
             failure = json.loads(reported) if reported else {"text": text, "code": 1}
-        with contextlib.suppress(Exception):  # keep the first error; the store may be lost
+        # This fails if another process has already reported an error, or if the store is lost.
+        with contextlib.suppress(Exception):
             coordination_client().key_value_set(FAILURE_KEY, json.dumps(failure), False)
         _note_leaving()
         if process_index() == 0:  # the store ends with this process
@@ -571,8 +682,8 @@ def reached_stop_step(step: int) -> bool:
 class StopSignal:
     """Handles SIGTERM and SIGINT in its context, so that the run can stop after a step.
 
-    With several processes, one signal stops all of them after the same step. jax's preemption
-    service determines that step and handles SIGTERM; `received` is set after that step.
+    With several processes, a signal to one of them stops all of them after the same step. jax's
+    preemption service handles SIGTERM and determines this step. `received` is set after this step.
 
     Attributes:
         received: The number of the received signal, or 0.
@@ -604,9 +715,10 @@ class StopSignal:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Lets the next signal raise `KeyboardInterrupt` in the body, with `received` set."""
+        """In this context, the next signal sets `received` and raises `KeyboardInterrupt`."""
         terminate = None
-        if self._together and self._old:  # jax handles it, but no common step is needed any more
+        # Replace jax's handler, because the processes no longer need to stop at the same step.
+        if self._together and self._old:
             terminate = signal.signal(signal.SIGTERM, self._catch)
         self._at_once = True
         try:
@@ -628,6 +740,6 @@ class StopSignal:
         )
         if self._together:
             self._interrupted = True
-            os.kill(os.getpid(), signal.SIGTERM)  # to jax, which notifies the others
+            os.kill(os.getpid(), signal.SIGTERM)  # jax handles it and notifies the other processes
         else:
             self.received = number

@@ -26,13 +26,13 @@ from hfseq.training.callbacks import (
     Callback,
     CallbackFunction,
     Evaluate,
-    FiniteCheck,
     Histograms,
     InspectSharding,
     LogMetrics,
     Profile,
     Save,
     StepInfo,
+    StepResults,
     call_handlers,
     find_handlers,
     progress_bar,
@@ -64,9 +64,9 @@ class Result:
     """The result of a finished run.
 
     Attributes:
-        run: The run.
+        run: The parts of the run that did not change, such as its flags and its data.
         state: The final training state.
-        progress: The counters at the end.
+        progress: The counters at the end of the run, such as the number of steps.
         metrics: The latest value of each metric.
     """
 
@@ -77,12 +77,15 @@ class Result:
 
     @property
     def folder(self) -> Path:
-        """The folder with the model."""
+        """The output directory, which contains the trained model."""
         return self.run.folder
 
     @functools.cached_property
     def model(self) -> FlaxPreTrainedModel:
-        """The trained model, loaded from the folder. All processes must access it."""
+        """The trained model, which is loaded from `folder` when it is first accessed.
+
+        With several processes, all processes must access this attribute.
+        """
         return type(self.run.model).from_pretrained(self.folder)
 
 
@@ -95,18 +98,22 @@ def main(
 ) -> Result:
     """Trains, evaluates and predicts according to the flags.
 
-    All processes of the run must call this.
+    If the run has several processes, all of them must call this function.
 
     Args:
         arguments: The flags.
         objective: Name of the objective.
-        callbacks: Called after each step, after evaluation and before saving. See
-            `hfseq.training.callbacks`.
+        callbacks: Functions that are called after each step, or callback objects. If a step is
+            followed by an evaluation or a save, they are called after the evaluation and before the
+            checkpoint is saved. See `hfseq.training.callbacks`.
         devices: The devices to use. Default: all.
 
+    Returns:
+        The result of the run.
+
     Raises:
-        HfseqError: The flags, the data, a checkpoint or the run itself has a problem.
-        SystemExit: A signal stopped the run. Its state was saved.
+        HfseqError: The flags, the data or a checkpoint are invalid, or the run failed.
+        SystemExit: A signal stopped the run, after it saved a checkpoint.
     """
     arguments = with_data_arguments(objective, arguments)
     training = arguments.training
@@ -191,7 +198,8 @@ def _build(
 ) -> tuple[Run, TrainState, Progress]:
     """Builds the run, and restores or initializes its state.
 
-    A resumed run keeps its batch, so its progress is read before any data.
+    The progress is read first, because a resumed run keeps its global batch size, which determines
+    how the data is loaded.
     """
     training = arguments.training
     restored_from, progress = checkpointer, Progress()
@@ -218,7 +226,7 @@ def _open_trackers(run: Run, progress: Progress) -> Trackers:
 def _train(
     session: _Session, state: TrainState, callbacks: Sequence[Callback | CallbackFunction]
 ) -> TrainState:
-    """Trains with the callbacks of every run and those of the user; returns the last state."""
+    """Trains with the built-in callbacks and those of the user, and returns the last state."""
     run, training = session.run, session.training
     assert run.data is not None
     meter = session.evaluate.meter = make_meter(
@@ -230,26 +238,26 @@ def _train(
         training.peak_tflops,
     )
     log_settings(run, session.progress.step)
-    # On a CPU, each step has ended when the callbacks run.
+    # On a CPU, a step has ended before the callbacks run, so its results can be read immediately.
     delay = 0 if jax.default_backend() == "cpu" else 4
-    finite_check = FiniteCheck(session.checkpointer, delay)
+    results = StepResults(session.checkpointer, delay)
     with progress_bar(run, session.progress) as bar:
         all_callbacks = [
             Calibrate(),
             *([InspectSharding()] if training.inspect_sharding else []),
             Profile(None if jax.process_index() else training.profile, run.folder),
             Histograms(session.trackers, training.log_histograms),
-            finite_check,
-            LogMetrics(session.trackers, meter, finite_check, bar),
+            results,
+            LogMetrics(session.trackers, meter, results, bar),
             session.evaluate,
             *callbacks,
-            Save(finite_check, session.publisher, meter),
+            Save(results, session.publisher, meter),
         ]
         return train(run, state, session.progress, all_callbacks, session.stop, session.metrics)
 
 
 def log_settings(run: Run, first_step: int) -> None:
-    """Logs the values that the steps of a run use, which may be defaults or depend on the data."""
+    """Logs the settings of the training steps, including defaults and values computed from data."""
     training, model = run.arguments.training, run.arguments.model
     values = {
         name: getattr(training, name)
@@ -276,9 +284,13 @@ def log_settings(run: Run, first_step: int) -> None:
 
 
 def _finish_state(session: _Session, state: TrainState) -> TrainState:
-    """Evaluates the last weights, selects and exports the final ones, and predicts with them.
+    """Evaluates the last weights, selects the final weights, and predicts with them.
 
-    The final weights are evaluated too if they differ. Returns the final state.
+    The final weights can differ from the last ones, see `choose_weights`. In this case, they are
+    exported and evaluated too.
+
+    Returns:
+        The state with the final weights.
     """
     run, training, evaluate = session.run, session.training, session.evaluate
     info = StepInfo(run, state, session.progress, metrics=session.metrics)
@@ -299,7 +311,7 @@ def _finish_state(session: _Session, state: TrainState) -> TrainState:
 
 
 def _write_outputs(session: _Session, state: TrainState) -> None:
-    """Writes results, learning curve and model card, and uploads them."""
+    """Writes the results, the learning curve and the model card, and uploads the directory."""
     run, progress, training = session.run, session.progress, session.training
     session.checkpointer.finish(progress.best_step)
     texts = session.evaluate.texts
@@ -324,15 +336,16 @@ def train(
     stop: StopSignal,
     metrics: dict[str, float] | None = None,
 ) -> TrainState:
-    """Runs the remaining steps, until the last one or until `stop`.
+    """Runs the remaining training steps.
 
     Args:
         run: The run.
-        state: The state to start from. It is donated.
+        state: The state to start from. Its buffers are donated to the first step, so it must not be
+            used afterwards.
         progress: The counters, which are updated in place.
         callbacks: The callbacks, in the order in which they are called.
-        stop: Stops training after a step if a signal was received.
-        metrics: The metrics that callbacks read and write.
+        stop: Stops training after the current step if a signal was received.
+        metrics: The dict of metrics that callbacks read and update. Default: a new dict.
 
     Returns:
         The last state.
@@ -346,7 +359,7 @@ def train(
     )
     info = StepInfo(run, state, progress, metrics={} if metrics is None else metrics)
     info = call_handlers(find_handlers("on_train_begin", callbacks), info)
-    # Collectives of two steps at once can deadlock on a CPU.
+    # On a CPU, the collectives of two concurrent steps can deadlock. Wait for each step there.
     blocking = jax.default_backend() == "cpu"
     started, seconds = time.perf_counter(), progress.seconds
     with contextlib.closing(loader.batches(progress.step, run.total_steps)) as batches:
@@ -356,7 +369,6 @@ def train(
             if blocking:
                 jax.block_until_ready(measured)
             progress.step, progress.stream = item.step + 1, item.position
-            progress.tokens_seen += item.tokens
             progress.seconds = seconds + time.perf_counter() - started
             info = call_handlers(
                 after_step, dataclasses.replace(info, state=state, step_metrics=measured)

@@ -1,4 +1,4 @@
-"""The training state, and the pure step function that advances it."""
+"""The training state, and the pure function that performs a training step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -33,16 +31,18 @@ LossScale: TypeAlias = dict[str, jax.Array]
 class TrainState:
     """The training state, a pytree.
 
-    Checkpoints store it as a dict without the entries that are `None`.
+    Checkpoints store the state as a dict without the entries that are `None`.
 
     Attributes:
         params: The trained parameters.
         opt_state: The state of the optimizer.
-        extra: The collections other than parameters.
+        extra: The model's non-parameter collections, such as batch statistics.
         step: The number of completed steps.
-        window: Sums since the last log, so that a resumed run logs the same numbers.
-        loss_scale: The loss scale, for float16.
-        memory: The memory of the model about earlier windows, if rows are trained in windows.
+        window: The sums of losses and metrics since the last log. They are part of the state, so
+            that a resumed run logs the same numbers.
+        loss_scale: The loss scale, or `None` if the computation dtype is not float16.
+        memory: The model's memory of earlier windows, or `None` if rows are not split into windows
+            (`--update_length`).
     """
 
     params: Tree
@@ -59,17 +59,19 @@ class TrainState:
         return {name: part for name, part in parts.items() if part is not None}
 
 
-# Leaves are in the order of the dict in checkpoints.
+# The fields are sorted, so that leaves have the same order as in the dict in checkpoints.
 jax.tree_util.register_dataclass(
     TrainState, sorted(field.name for field in dataclasses.fields(TrainState)), []
 )
 
 
-#: ``step(state, frozen, batch) -> (state, step_metrics)``. ``frozen`` parameters are not trained.
+#: ``step(state, frozen, batch) -> (state, step_metrics)``. ``frozen`` contains the parameters that
+#: are not trained.
 Step: TypeAlias = Callable[[TrainState, Tree, Batch], tuple[TrainState, dict[str, jax.Array]]]
 
 
-# -- the loss scale of float16. It is small because losses are sums over thousands of targets.
+# -- the loss scale of float16. The initial scale is small, because the loss that is scaled is a sum
+# over thousands of targets.
 
 INITIAL_SCALE = 2.0**10
 MAX_SCALE = 2.0**24
@@ -84,14 +86,25 @@ def initial_loss_scale(compute_dtype: DTypeLike | None) -> LossScale | None:
 
 
 def overflowed(scale: LossScale | None, loss: jax.Array, norm: jax.Array) -> jax.Array:
-    """Returns whether gradients are not finite only because of the loss scale."""
+    """Returns whether gradients are not finite only because of the loss scale.
+
+    This is the case if the loss is finite and the scale can still be reduced.
+
+    Args:
+        scale: The loss scale, or `None`.
+        loss: The loss without the scale.
+        norm: The norm of the gradients.
+    """
     if scale is None:
         return jnp.zeros((), bool)
     return jnp.isfinite(loss) & ~jnp.isfinite(norm) & (scale["factor"] > 1)
 
 
 def update_loss_scale(scale: LossScale, overflow: jax.Array) -> LossScale:
-    """Returns the loss scale for the next step."""
+    """Returns the loss scale for the next step.
+
+    An overflow halves the scale. `GROWTH_INTERVAL` steps without an overflow double it.
+    """
     good = jnp.where(overflow, 0, scale["good_steps"] + 1)
     full = good == GROWTH_INTERVAL
     grown = jnp.where(full, jnp.minimum(2 * scale["factor"], MAX_SCALE), scale["factor"])
@@ -104,13 +117,15 @@ def update_loss_scale(scale: LossScale, overflow: jax.Array) -> LossScale:
 
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """Describes where rows are in the memory that is carried between windows.
+    """The layout of the memory that is carried between windows.
 
-    Rows are on the first axis of each array, or on the second in stacks of scanned layers.
+    The memory is a tree of arrays with one entry per row of the batch. These entries are on the
+    first axis of each array. Arrays of scanned layers are stacked over the layers, so in these
+    arrays the entries are on the second axis.
 
     Attributes:
-        rows: The number of rows.
-        windows: The number of windows per sequence.
+        rows: The number of rows of the batch.
+        windows: The number of windows per row.
         stacked: Path prefixes of scanned layers.
     """
 
@@ -119,7 +134,7 @@ class Carry:
     stacked: tuple[trees.Path, ...] = ()
 
     def _map(self, change: Callable, *trees_: Tree) -> dict:
-        """Calls `change(row_axis, *leaves)` for each path."""
+        """Calls `change(row_axis, *leaves)` for the leaves at each path of the trees."""
         flat = [trees.flatten(tree) for tree in trees_]
 
         def changed(path: trees.Path) -> Any:
@@ -129,7 +144,7 @@ class Carry:
         return trees.unflatten({path: changed(path) for path in flat[0]})
 
     def shardings(self, tree: Tree, mesh: Mesh) -> dict:
-        """Returns shardings that split the rows like those of a batch."""
+        """Returns shardings that split the memory over devices like the rows of a batch."""
 
         def one(axis: int, _: jax.Array) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*(None,) * axis, sharding.BATCH_AXES))
@@ -137,7 +152,7 @@ class Carry:
         return self._map(one, tree)
 
     def cut(self, tree: Tree, micro: int) -> dict:
-        """Splits the rows into micro-batches on a new first axis."""
+        """Splits the rows into `micro` micro-batches, which are on a new first axis."""
 
         def one(axis: int, leaf: jax.Array) -> jax.Array:
             shape = (*leaf.shape[:axis], micro, self.rows // micro, *leaf.shape[axis + 1 :])
@@ -146,7 +161,7 @@ class Carry:
         return self._map(one, tree)
 
     def join(self, tree: Tree, like: Tree) -> dict:
-        """Reverts `cut`, with the dtypes of `like`."""
+        """Reverts `cut`. The result has the shapes and dtypes of `like`."""
 
         def one(axis: int, leaf: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.moveaxis(leaf, 0, axis).reshape(old.shape).astype(old.dtype)
@@ -154,7 +169,7 @@ class Carry:
         return self._map(one, tree, like)
 
     def reset(self, tree: Tree, rows: jax.Array, fresh: Tree) -> dict:
-        """Replaces the rows where the bool array `rows` is true by those of `fresh`."""
+        """Returns `tree` with the rows of `fresh` where the boolean array `rows` is true."""
 
         def one(axis: int, leaf: jax.Array, new: jax.Array) -> jax.Array:
             shape = (1,) * axis + (-1,) + (1,) * (leaf.ndim - axis - 1)
@@ -174,15 +189,15 @@ def make_state(
     compute_dtype: DTypeLike | None = None,
     memory: Tree | None = None,
 ) -> TrainState:
-    """Returns the state of step 0.
+    """Returns the state before the first step.
 
     Args:
         params: The trained parameters.
         optimizer: The optimizer.
-        extra: The collections other than parameters.
-        sums: The names of the sums in the log window.
+        extra: The model's non-parameter collections.
+        sums: The names of the sums in `TrainState.window`.
         compute_dtype: The computation dtype. float16 requires a loss scale.
-        memory: The initial memory of earlier windows.
+        memory: The initial memory, if rows are split into windows.
     """
     return TrainState(
         params=params,
@@ -203,14 +218,14 @@ def state_shardings(
 ) -> TrainState:
     """Returns the shardings of the state.
 
-    Optimizer moments are sharded like their parameters, the memory of earlier windows like its
-    rows, and everything else is replicated.
+    Optimizer moments are sharded like their parameters. The memory of earlier windows is sharded
+    like the rows of a batch. All other arrays are replicated.
 
     Args:
         abstract: The shapes of the state.
         params: The shardings of the parameters by path.
         mesh: The device mesh.
-        carry: Describes the carried memory.
+        carry: The layout of the carried memory, if any.
     """
     shapes = {path: leaf.shape for path, leaf in trees.flatten(abstract.params).items()}
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -223,24 +238,11 @@ def state_shardings(
     )
 
 
-def to_host(params: Tree, layout: sharding.Layout) -> dict:
-    """Gathers parameters on the host, without vocabulary padding."""
-
-    def gathered(leaf: jax.Array) -> np.ndarray:
-        if not leaf.is_fully_addressable:
-            leaf = multihost_utils.process_allgather(leaf, tiled=True)
-        return np.asarray(leaf)
-
-    flat = {path: jax.tree.map(gathered, leaf) for path, leaf in trees.flatten(params).items()}
-    cut = {path: layout.cut(path, leaf) for path, leaf in flat.items()}
-    return jax.tree.map(np.asarray, trees.unflatten(cut))
-
-
 # -- the step
 
 
 def join_frozen(params: Tree, frozen: Tree) -> Tree:
-    """Returns all parameters of a model, trained and frozen ones."""
+    """Returns the trained and the frozen parameters of a model as one tree."""
     if not frozen:
         return params
     return trees.unflatten(trees.flatten(frozen) | trees.flatten(params))
@@ -258,12 +260,14 @@ def make_step(
     """Builds the training step `step(state, frozen, batch) -> (state, step_metrics)`.
 
     Losses and gradients are summed over micro-batches and devices, and divided once by the number
-    of targets, so accumulation is exact. Dropout keys depend on (seed, step, row), so masks do not
-    depend on the number of micro-batches or devices. Collections are passed from micro-batch to
-    micro-batch and finalized once per step. A skipped step does not change them.
+    of targets. The result of gradient accumulation is therefore exact. The PRNG keys for dropout
+    depend on the seed, the step and the row. Dropout masks therefore do not depend on the number of
+    micro-batches or devices.
 
-    Collections that the backward pass overwrites (FP8 scales and histories) are the same for all
-    micro-batches of a step. The maximum of their new values is kept.
+    The model's non-parameter collections are passed from micro-batch to micro-batch and finalized
+    once per step. A skipped step does not change them. FP8 scales and histories are treated
+    differently, because the backward pass overwrites them: all micro-batches of a step use the same
+    old values, and the maximum of their new values is kept.
 
     Args:
         objective: Computes the loss.
@@ -271,12 +275,15 @@ def make_step(
         optimizer: The optimizer.
         seed: Random seed for dropout.
         skip_non_finite: Whether a step with a NaN or infinite loss or gradient is skipped.
-        carry: Describes the memory that is carried between windows of rows. With it, a batch is one
-            window of its rows. Rows that start with a skipped step still start with a fresh memory.
-        calibrate: Whether the step only sets the FP8 scales from the batch, and trains nothing.
+        carry: The layout of the memory that is carried between windows, or `None` if rows are not
+            split into windows. With windows, a batch contains one window of each row. If the step
+            with the first window of a row is skipped, the memory of the row is still reset.
+        calibrate: Whether the step only sets the FP8 scales from the batch, without training.
 
     Returns:
-        The step function. The arrays of `batch` have the micro-batches on their first axis.
+        The step function. The arrays of `batch` have the micro-batches on their first axis. The
+        array "row" contains the position of each row in the batch. The optional array "tokens"
+        contains the number of tokens of each row.
     """
 
     def step(
@@ -285,6 +292,7 @@ def make_step(
         scaling = state.loss_scale
         factor = None if scaling is None else scaling["factor"]
         inputs: dict[str, Any] = dict(batch)
+        tokens = inputs.pop("tokens", jnp.zeros((), jnp.int32)).sum()
         if carry is not None:
             inputs["memory"] = carry.cut(state.memory or {}, batch["row"].shape[0])
         first_step = state.step if carry is None else state.step - state.step % carry.windows
@@ -326,7 +334,7 @@ def make_step(
         window = {name: state.window[name] + sums[name] for name in state.window}
         loss = sums["loss"] / jnp.maximum(sums["count"], 1.0)
         state = dataclasses.replace(state, **new, step=state.step + 1, window=window)
-        return state, {"loss": loss, "grad_norm": norm, "bad": ~is_good}
+        return state, {"loss": loss, "grad_norm": norm, "bad": ~is_good, "tokens": tokens}
 
     return step
 
@@ -345,10 +353,11 @@ def _gradients(
     Args:
         objective: Computes the loss.
         model: The model.
-        keys: The dropout keys of the step and of the sequence of windows.
+        keys: Two PRNG keys for dropout. The first changes in every step. The second is the same for
+            all windows of a row.
         state: The state before the step.
         frozen: Parameters that are not trained.
-        batch: The arrays and the carried memory, micro-batches on the first axis.
+        batch: The arrays and the carried memory, with the micro-batches on the first axis.
         factor: The loss scale, if any.
     """
     overwritten = model.overwrite_with_gradient
@@ -374,7 +383,8 @@ def _gradients(
         micro_batch = dict(batch)
         row_keys = batch_keys(step_key, micro_batch.pop("row"), sequence_key)
         gradient = jax.grad(loss_sum, argnums=(0, 1), has_aux=True)
-        # Gradients have the dtype of the parameters, and are summed over rows and micro-batches.
+        # Gradients have the same dtype as the parameters. It is float32 here, because gradients are
+        # sums over rows and micro-batches.
         params = trees.cast_floating(state.params, jnp.float32)
         (grads, scale_grads), (sums, extra, memory) = gradient(
             params, scales, extra, micro_batch, row_keys
@@ -395,11 +405,15 @@ def _accumulate(
         micro_step: Accepts collections and a micro-batch. Returns `(grads, sums, scales)`, the new
             collections, and the memory.
         extra: The collections before the first micro-batch.
-        batch: The arrays, micro-batches on the first axis.
+        batch: The arrays, with the micro-batches on the first axis.
 
     Returns:
-        `(grads, sums, scales)` with summed gradients, summed sums and the maximum of the scales;
-        the collections after the last micro-batch; and the memory, micro-batches on the first axis.
+        A tuple with three entries:
+
+        - `(grads, sums, scales)`. The first two are summed over the micro-batches. The scales are
+          the maximum over the micro-batches.
+        - The collections after the last micro-batch.
+        - The memory, with the micro-batches on the first axis.
     """
     first = jax.tree.map(lambda x: x[0], batch)
     if jax.tree.leaves(batch)[0].shape[0] == 1:
@@ -423,13 +437,15 @@ def _accumulate(
 def _mean_gradients(
     grads: Tree, params: Tree, divisor: jax.Array, factor: jax.Array | None
 ) -> tuple[Tree, jax.Array]:
-    """Divides summed gradients by `divisor` and the loss scale, and returns them and their norm.
+    """Divides summed gradients by `divisor` and by the loss scale `factor`.
 
-    The gradients are rounded to the dtypes of the parameters.
+    Returns:
+        The mean gradients, rounded to the dtypes of the parameters, and their norm.
     """
     mean = 1.0 / jnp.maximum(divisor, 1.0)
     scale = mean if factor is None else mean / factor
-    # Scale the norm of the sums: the norm of the scaled gradients would need them all in memory.
+    # Compute the norm of the sums and scale it. To compute the norm of the scaled gradients, all of
+    # them would have to be in memory at the same time.
     norm = optax.tree.norm(grads) * scale
     return jax.tree.map(lambda g, param: (g * scale).astype(param.dtype), grads, params), norm
 
@@ -441,10 +457,14 @@ def _where(condition: jax.Array, new: dict, old: dict) -> dict:
 def make_eval_step(
     objective: Objective, model: FlaxPreTrainedModel
 ) -> Callable[[Tree, Tree, Tree, Batch], dict[str, jax.Array]]:
-    """Builds `evaluate(params, frozen, extra, batch) -> sums`."""
+    """Builds the function `evaluate(params, frozen, extra, batch) -> sums`.
+
+    `sums` contains the loss, the number of targets and the totals of the objective by name. The
+    batch must consist of a single micro-batch.
+    """
 
     def evaluate(params: Tree, frozen: Tree, extra: Tree, batch: Batch) -> dict[str, jax.Array]:
-        batch = {name: leaf[0] for name, leaf in batch.items() if name != "row"}
+        batch = {name: leaf[0] for name, leaf in batch.items()}
         all_params = join_frozen(params, frozen)
         with nn.row_guarantees(objective.row_guarantees):
             total, count, loss_outputs = objective.loss(

@@ -13,6 +13,7 @@ from hfseq.training.processes import StopSignal
 
 CLUSTERS = (
     *("COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"),
+    *("LOCAL_DEVICE_IDS", "MASTER_ADDR", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE"),
     *("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"),
 )
 
@@ -77,6 +78,21 @@ def test_flags_and_environment_are_equivalent(monkeypatch):
     assert from_environment.address == "b:2"
 
 
+def test_variables_of_torchrun_are_used_without_others(monkeypatch):
+    values = {"MASTER_ADDR": "a", "MASTER_PORT": "5", "WORLD_SIZE": "4", "RANK": "3"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    assert not ProcessArguments().is_distributed  # set by something else
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert processes.resolve_cluster(ProcessArguments()) == ("a:5", 4, 3)
+    assert ProcessArguments().devices == [1]
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun listens on the port
+    assert processes.resolve_cluster(ProcessArguments()) == ("a:6", 4, 3)
+    monkeypatch.setenv("COORDINATOR_ADDRESS", "b:1")
+    flags = ProcessArguments(process_id=2, local_device_ids="0")
+    assert processes.resolve_cluster(flags) == ("b:1", 4, 2) and flags.devices == [0]
+
+
 def test_slurm_is_detected(monkeypatch):
     for name, value in {
         "SLURM_JOB_ID": "1",
@@ -103,7 +119,7 @@ def test_flags_do_not_reach_logs_and_cards():
         ({"distributed": True}, "Slurm, Open MPI or a Kubernetes"),
         (
             {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
-            "--process_id 2: with --num_processes 2, use 0 to 1",
+            "--process_id 2 .*with --num_processes 2, use 0 to 1",
         ),
         ({"num_processes": 0}, "--num_processes 0"),
         ({"process_id": -1}, "--process_id -1"),

@@ -26,6 +26,8 @@ OF_OBJECTIVE = {
     "span_mlm": "run_t5_mlm_flax.py",
     "translation": "run_translation_flax.py",
     "classification": "run_classification_flax.py",
+    "image_classification": "run_image_classification_flax.py",
+    "wav2vec2": "run_wav2vec2_pretrain_flax.py",
 }
 
 
@@ -112,7 +114,7 @@ def assert_same(reference_folder: Path, other: Path) -> None:
 
 
 def test_two_processes_match_one_and_only_the_first_writes(flags, train, tmp_path):
-    options = {"save_steps": 3, "eval_steps": 3}
+    options = {"save_steps": 3, "eval_steps": 3, "mesh": "fsdp=2", "card_samples": 2}
     train("one", devices=2, **options)
     texts = Processes(flags("two", **options), 2).ends(0)
     assert_same(tmp_path / "one", tmp_path / "two")
@@ -120,9 +122,14 @@ def test_two_processes_match_one_and_only_the_first_writes(flags, train, tmp_pat
     assert names == {path.name for path in (tmp_path / "two").iterdir()}
     single, two = (results(tmp_path / name)["eval_loss"] for name in ("one", "two"))
     assert single == pytest.approx(two, abs=1e-5)
+    samples = [
+        json.loads((tmp_path / name / "run.json").read_text())["sample_outputs"]
+        for name in ("one", "two")
+    ]
+    assert samples[0] == samples[1]
     assert "Step... (6 |" in texts[0] and "Step..." not in texts[1] and "Eval" not in texts[1]
     # Checkpoints can be restored by any number of processes: one resumes a run of two.
-    on = train("two", devices=4, **options | {"max_steps": 8})
+    on = train("two", devices=4, **options | {"max_steps": 8, "mesh": "fsdp=4"})
     assert on.start_step == 6 and on.progress.step == 8
 
 

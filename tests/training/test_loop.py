@@ -16,7 +16,7 @@ from hfseq.errors import CheckpointError, NonFiniteLoss, UsageError
 from hfseq.nn import trees
 from hfseq.nn.precision import FLOAT32
 from hfseq.training.arguments import TrainingArguments
-from hfseq.training.callbacks import FiniteCheck
+from hfseq.training.callbacks import StepResults
 from hfseq.training.run import log_settings
 from hfseq.training.setup import BatchPlan
 from tests.training.conftest import TINY, assert_same, losses, stop_at
@@ -298,26 +298,27 @@ def test_a_non_finite_loss_is_noticed_before_the_next_log(train, tmp_path):
 @pytest.mark.parametrize(("delay", "noticed"), [(0, 3), (2, 5)])
 def test_flag_of_a_step_is_read_after_the_delay(delay, noticed):
     kept = types.SimpleNamespace(wait_and_log_errors=lambda: None, latest_step=lambda: 2)
-    check = FiniteCheck(kept, delay)
+    check = StepResults(kept, delay)
     training = types.SimpleNamespace(on_non_finite="stop")
     run = types.SimpleNamespace(arguments=types.SimpleNamespace(training=training))
 
+    progress = types.SimpleNamespace(step=0, tokens_seen=0)
+    info = types.SimpleNamespace(run=run, progress=progress)
+
     def end(step):
-        info = types.SimpleNamespace(
-            run=run,
-            progress=types.SimpleNamespace(step=step),
-            step_metrics={"bad": np.asarray(step == 3)},
-        )
+        progress.step = step
+        info.step_metrics = {"bad": np.asarray(step == 3), "tokens": np.asarray(10)}
         check.on_step_end(info)
 
     for step in range(1, noticed):
         end(step)
     with pytest.raises(NonFiniteLoss, match="at step 3; the checkpoint of step 2 is kept"):
         end(noticed)
-    check = FiniteCheck(kept, 9)
+    assert progress.tokens_seen == 30  # of the steps that were read
+    check = StepResults(kept, 9)
     end(3)
     with pytest.raises(NonFiniteLoss, match="at step 3"):  # before a log or a checkpoint
-        check.finish()
+        check.finish(info)
 
 
 def test_on_non_finite_skip_keeps_the_state(train, caplog):
@@ -349,8 +350,9 @@ def poison_at(step, infinite_rate=False):
 
 
 @pytest.mark.slow
-def test_evaluation_alone_reads_the_saved_model(train):
+def test_evaluation_alone_reads_the_saved_model(train, capsys):
     trained = train("trained", devices=1)
+    capsys.readouterr()
     loop = train(
         "evaluated",
         devices=1,
@@ -362,6 +364,7 @@ def test_evaluation_alone_reads_the_saved_model(train):
     )
     assert loop.metrics["eval_loss"] == pytest.approx(trained.metrics["eval_loss"], rel=1e-6)
     assert [path.name for path in loop.folder.iterdir()] == ["eval_results.json"]
+    assert "Eval... (eval_loss: " in capsys.readouterr().out, "without a step"
 
 
 @pytest.mark.slow
@@ -426,7 +429,7 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(train, reference
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mesh": "data=3"}, "describes 3 devices, there are 8"),
+        ({"mesh": "data=3"}, "describes 3 devices, but there are 8"),
         ({"mesh": "data=4,tenser=2"}, "did you mean 'tensor'"),
         ({"mesh": "tensor=8", "config_overrides": f"{TINY},hidden_size=36"}, "does not divide"),
         ({"global_batch_size": 12}, "multiple of 8"),
