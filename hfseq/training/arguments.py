@@ -31,14 +31,21 @@ from hfseq.data.arguments import (
 from hfseq.errors import UsageError, did_you_mean, expand_home, first_line, redact, redact_values
 from hfseq.training import accelerator_flags
 from hfseq.training.derived_flags import DERIVED_FLAGS
+from hfseq.training.flag_names import find_hint, resolve_flags
 from hfseq.training.usage import ANY_OBJECTIVE, objective_name, usage
 
-#: Flags with which other programs accept, or request, a Hub token.
+#: Directory with the argument files of published experiments. The path `configs/NAME.yaml` refers
+#: to a file in this directory, regardless of the current directory.
+CONFIGS = Path(__file__).parents[1] / "templates" / "configs"
+#: Flags of other programs that accept or request an access token for the Hub.
 TOKEN_FLAGS = ("__token", "__hub_token", "__use_auth_token", "__push_to_hub_token")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows each flag in one spelling, and only informative defaults."""
+    """Help formatter that shows a single spelling of each flag.
+
+    It omits uninformative defaults, such as `None` and empty lists.
+    """
 
     def __init__(self, prog: str, **kwargs: Any) -> None:
         super().__init__(prog, **{"max_help_position": 32} | kwargs)
@@ -80,7 +87,7 @@ def make_parser(
         usage="%(prog)s [flags]   (--help lists them)",
     )
     for action in parser._actions:
-        # The dataclasses reject invalid choices, together with all other problems.
+        # The dataclasses check the choices, so that one error message lists all invalid values.
         action.choices = None
     return parser
 
@@ -106,35 +113,31 @@ def parse_flags(
     parser = make_parser(dataclass_types, description, program)
     for dataclass_type in dataclass_types:
         parser.set_defaults(**getattr(dataclass_type, "defaults", {}))
+    words = resolve_flags(expand_home(argv), parser)
     try:
         *parsed, remaining = parser.parse_args_into_dataclasses(
-            expand_home(argv), return_remaining_strings=True
+            words, return_remaining_strings=True
         )
     except UsageError:
         raise
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if not remaining:
-        return tuple(parsed)
-    known_flags = [f"--{name}" for name in flag_names(dataclass_types)]
-    flags = [word.partition("=")[0] for word in remaining if word.startswith("--")]
-    if not flags:
+    if remaining:
         raise UsageError(
             f"unexpected positional argument {shlex.join(remaining)}: flags begin with --, and "
             "values follow their flag"
         )
-    raise UsageError(
-        "unknown flag " + ", ".join(flag + did_you_mean(flag, known_flags) for flag in flags)
-    )
+    return tuple(parsed)
 
 
 def reject_token_flags(words: Iterable[str]) -> None:
-    """Rejects flags that pass a token: every user of the machine can read them in the process list.
+    """Rejects flags that pass an access token.
 
-    Must be called before parsing, because argparse would accept `--token` as an abbreviation.
+    All users of the machine could read the token in the process list. This function must be called
+    before parsing, because argparse would accept `--token` as the abbreviation of another flag.
 
     Raises:
-        UsageError: One of `words` is a flag for a token.
+        UsageError: One of `words` is a flag for an access token.
     """
     for word in words:
         flag = word.partition("=")[0].replace("-", "_")
@@ -157,20 +160,27 @@ def flag_names(dataclass_types: Iterable[type]) -> set[str]:
 def flags_from_file(path: Path, dataclass_types: Sequence[type]) -> list[str]:
     """Converts a YAML or JSON file of arguments to a list of flags.
 
-    YAML values are read as text, so that `no` is a language and `0123` is a name.
+    YAML values are read as text, so that `no` can be a language code and `0123` a name.
 
     Args:
-        path: The file. `.json` files are read as JSON, all others as YAML.
+        path: The file. `.json` files are read as JSON, all others as YAML. A path
+            `configs/NAME.yaml` can also refer to a file in the directory `CONFIGS`.
         dataclass_types: The dataclasses whose fields the file may contain.
 
     Raises:
         UsageError: The file cannot be read, or it contains unknown arguments.
     """
+    if path.parent.name == CONFIGS.name and not path.exists() and (CONFIGS / path.name).exists():
+        path = CONFIGS / path.name
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else _load_yaml_as_text(text)
     except OSError as error:
-        raise UsageError(f"cannot read the argument file {path}: {error.strerror}") from error
+        included = [f"configs/{file.name}" for file in sorted(CONFIGS.glob("*.yaml"))]
+        raise UsageError(
+            f"cannot read the argument file {path}: {error.strerror} (hfseq includes "
+            f"{', '.join(included)})"
+        ) from error
     except Exception as error:
         raise UsageError(f"{path} is not valid {path.suffix[1:]}: {error}") from error
     if not isinstance(values, dict):
@@ -179,7 +189,7 @@ def flags_from_file(path: Path, dataclass_types: Sequence[type]) -> list[str]:
 
 
 def _load_yaml_as_text(text: str) -> Any:
-    """Loads YAML with scalars as strings, except null."""
+    """Loads YAML. All scalars except null become strings."""
     import yaml
 
     class TextLoader(yaml.SafeLoader):
@@ -196,16 +206,16 @@ def _load_yaml_as_text(text: str) -> Any:
 def flags_from_values(
     values: Mapping[str, Any], dataclass_types: Sequence[type], prefix: str = "there are"
 ) -> list[str]:
-    """Converts values by flag name to a list of flags.
+    """Converts a mapping of flag names to values to a list of flags.
 
     Args:
-        values: The values. `None` and empty lists are left out. A dict becomes `key=value` pairs,
-            for instance for `config_overrides`.
+        values: The values by flag name. `None` and empty lists are left out. A dict becomes
+            `key=value` pairs, for instance for `config_overrides`.
         dataclass_types: The dataclasses whose fields are the allowed names.
-        prefix: Begin of the message about unknown names.
+        prefix: Beginning of the error message about unknown names.
 
     Raises:
-        UsageError: A name is unknown, or is a flag for a token, or a value is nested.
+        UsageError: A name is unknown, or it is a flag for an access token.
     """
     reject_token_flags(f"--{name}" for name in values)
     fields = {
@@ -213,18 +223,21 @@ def flags_from_values(
         for dataclass_type in dataclass_types
         for field in dataclasses.fields(dataclass_type)
     }
-    unknown = [
-        f"'{name}'{did_you_mean(str(name), fields)}" for name in values if name not in fields
-    ]
+    options = [f"--{name}" for name in fields]
+    unknown = []
+    for name, value in values.items():
+        if name not in fields:
+            hint = find_hint(str(name), "" if value is None else str(value), options)
+            unknown.append(f"'{name}'" + (f": {hint}" if hint else did_you_mean(str(name), fields)))
     if unknown:
-        raise UsageError(f"{prefix} unknown arguments: {', '.join(unknown)}")
+        raise UsageError(f"{prefix} unknown arguments: {'; '.join(unknown)}")
     flags: list[str] = []
     for name, value in values.items():
         if value in (None, []):
             continue
         if isinstance(value, dict):
             value = ",".join(f"{key}={item}" for key, item in value.items())
-        if "bool" in fields[name] and value in ("on", "off"):  # booleans in YAML
+        if "bool" in fields[name] and value in ("on", "off"):  # spellings of booleans in YAML
             value = value == "on"
         # No shell expands `~` here, and training_args.json writes the home folder as `~`.
         if isinstance(value, list):
@@ -234,20 +247,23 @@ def flags_from_values(
     return flags
 
 
-#: Environment variables that replace a missing flag, in order of preference.
+#: Environment variables that are read if a flag is missing, in order of preference.
 ENVIRONMENT_VARIABLES = {
     "coordinator_address": ("COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS"),
     "num_processes": ("NUM_PROCESSES",),
     # Kubernetes sets this in the pods of an indexed Job or JobSet.
     "process_id": ("PROCESS_ID", "JOB_COMPLETION_INDEX"),
+    "local_device_ids": ("LOCAL_DEVICE_IDS",),
 }
+#: The variables of torchrun, which are used if all of them are set.
+TORCHRUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 
 
 @dataclass
 class ProcessArguments(CheckedArguments):
-    """Flags for distributed training: how the processes of a run find each other.
+    """Flags for distributed training, with which the processes of a run find each other.
 
-    Without any of these flags, a run has one process.
+    Without these flags and their environment variables, a run has one process.
     """
 
     distributed: bool = option(
@@ -256,20 +272,24 @@ class ProcessArguments(CheckedArguments):
     coordinator_address: str | None = option(
         None,
         "host:port on which process 0 listens, e.g. node1:1234. Default: COORDINATOR_ADDRESS "
-        "from the environment.",
+        "from the environment, or the variables of torchrun.",
     )
     num_processes: PositiveInt | None = option(
         None,
         "Total number of processes, if it cannot be detected. Default: NUM_PROCESSES from the "
-        "environment.",
+        "environment, or the variables of torchrun.",
     )
-    process_id: Annotated[int, AllowedValues("0 or more, they count from 0", minimum=0)] | None = (
+    process_id: Annotated[int, AllowedValues("0 or more (IDs start at 0)", minimum=0)] | None = (
         option(
-            None, "Index of this process, starting at 0. Default: PROCESS_ID from the environment."
+            None,
+            "Index of this process, starting at 0. Default: PROCESS_ID from the environment, or "
+            "the variables of torchrun.",
         )
     )
     local_device_ids: str | None = option(
-        None, "Accelerators of this machine that this process uses, e.g. 0 or 0,1. Default: all."
+        None,
+        "Accelerators of this machine that this process uses, e.g. 0 or 0,1. Default: "
+        "LOCAL_DEVICE_IDS from the environment, the variables of torchrun, or all.",
     )
     coordinator_timeout: Annotated[int, AllowedValues("at least 1 second", minimum=1)] = option(
         300, "Seconds to wait at startup for the coordinator and the other processes."
@@ -286,7 +306,7 @@ class ProcessArguments(CheckedArguments):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether the flags or the environment ask for several processes."""
+        """Whether the flags or the environment specify several processes."""
         values = (self.address, self.num_processes, self.process_id)
         return self.distributed or any(value is not None for value in values)
 
@@ -302,8 +322,10 @@ class ProcessArguments(CheckedArguments):
     @property
     def devices(self) -> list[int] | None:
         """The IDs of the local devices of this process, if the flag is set."""
-        ids = self.local_device_ids
-        return None if ids is None else [int(part) for part in ids.split(",")]
+        ids, variable = self._flag_or_variable("local_device_ids")
+        if variable and not re.fullmatch(r"\d+(,\d+)*", ids or ""):
+            raise UsageError(f"{variable} in the environment is '{ids}': use numbers, e.g. 0,1")
+        return [int(part) for part in ids.split(",")] if ids else None
 
     def _flag_or_variable(self, flag: str) -> tuple[str | None, str | None]:
         """Returns the value of a flag or its environment variable, and the name of the variable.
@@ -315,7 +337,9 @@ class ProcessArguments(CheckedArguments):
         variable = next(
             (name for name in ENVIRONMENT_VARIABLES[flag] if os.environ.get(name)), None
         )
-        return (os.environ[variable] if variable else None), variable
+        if variable is None:
+            return torchrun_value(flag)
+        return os.environ[variable], variable
 
     def get_number(self, flag: str) -> int | None:
         """Returns `num_processes` or `process_id`, from the flag or the environment."""
@@ -327,13 +351,34 @@ class ProcessArguments(CheckedArguments):
         return None if value is None else int(value)
 
 
+def torchrun_value(flag: str) -> tuple[str | None, str | None]:
+    """Returns the value that torchrun sets for a flag, and the environment variable it comes from.
+
+    If torchrun itself listens on MASTER_PORT, the coordinator uses the next port.
+
+    Returns:
+        The value and the name of the variable. Both are `None` if torchrun did not start this
+        process.
+    """
+    environment = os.environ
+    if not all(environment.get(name) for name in TORCHRUN_VARIABLES):
+        return None, None
+    if flag == "coordinator_address":
+        port = environment["MASTER_PORT"]
+        if port.isdigit() and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            port = str(int(port) + 1)
+        return f"{environment['MASTER_ADDR']}:{port}", "MASTER_ADDR"
+    variable = {"num_processes": "WORLD_SIZE", "process_id": "RANK"}.get(flag, "LOCAL_RANK")
+    return environment[variable], variable
+
+
 FloatType = Literal["float32", "bfloat16", "float16"]
 FLOAT_TYPES: tuple[str, ...] = get_args(FloatType)
 
 
 @dataclass
 class ModelArguments(CheckedArguments):
-    """Flags for the model, configuration and tokenizer, with the names and defaults of v4."""
+    """Flags for the model, configuration and tokenizer, named as in the Transformers 4 scripts."""
 
     model_name_or_path: str | None = option(
         None,
@@ -342,15 +387,15 @@ class ModelArguments(CheckedArguments):
     )
     model_type: str | None = option(
         None,
-        "Architecture to train from scratch, e.g. bert or roberta. `hfseq plugins` lists all of "
-        "them.",
+        "Architecture to train from scratch, e.g. bert or roberta. `hfseq plugins` lists all "
+        "architectures.",
     )
     config_name: str | None = option(
         None,
         "Local directory or Hub ID of the configuration, if it differs from model_name_or_path.",
     )
     preset: str | None = option(
-        None, "Named size of the architecture for training from scratch, e.g. base or big."
+        None, "Predefined size of the architecture for training from scratch, e.g. base or big."
     )
     config_overrides: str | None = option(
         None,
@@ -366,32 +411,34 @@ class ModelArguments(CheckedArguments):
     )
     dtype: (
         Annotated[
-            FloatType, AllowedValues("float32, bfloat16 or float16, recipes have --precision")
+            FloatType, AllowedValues("float32, bfloat16 or float16 (use --precision for recipes)")
         ]
         | None
     ) = option(
         None,
-        "Computation dtype: float32, bfloat16 or float16. Older name of --precision. With an "
-        "FP8 recipe, the dtype of all operations that are not in FP8 (bfloat16 by default).",
+        "Computation dtype: float32, bfloat16 or float16. For these dtypes, --precision does the "
+        "same. With an FP8 recipe, this flag sets the dtype of all operations that are not in FP8 "
+        "(bfloat16 by default).",
     )
     precision: str | None = option(
         None,
-        "Precision recipe: float32 (default), bfloat16, float16, fp8_delayed, fp8_current, or "
-        "one from a plugin. `hfseq plugins` lists them.",
+        "Precision recipe: float32 (default), bfloat16, float16, fp8_delayed, fp8_current, or a "
+        "recipe of a plugin. `hfseq plugins` lists all recipes.",
     )
     precision_sites: str | None = option(
         None,
         "Comma-separated regular expressions for the paths of the Linear layers that use the "
-        r"precision recipe. FP8 recipes default to the transformer layers, (^|/)\d+/ .",
+        r"precision recipe. The default of FP8 recipes is (^|/)\d+/ , which matches all Linear "
+        "layers inside of transformer layers.",
     )
     fp8_amax_history_length: int | None = option(
         None,
-        "Number of steps whose largest absolute value sets the scale of fp8_delayed (1024 by "
-        "default).",
+        "Length of the history of the recipe fp8_delayed in steps (1024 by default). The scale of "
+        "an array is computed from its largest absolute value (amax) in this history.",
     )
     fp8_margin: int | None = option(
         None,
-        "Headroom above the largest absolute value in FP8 scales, as a power of two (0 by "
+        "Headroom of FP8 scales above the largest absolute value, as an exponent of two (0 by "
         "default).",
     )
     param_dtype: Literal["float32", "bfloat16"] = option(
@@ -402,8 +449,8 @@ class ModelArguments(CheckedArguments):
     )
     gradient_checkpointing: bool = option(
         False,
-        "Recompute each layer in the backward pass. Saves memory (on CPUs only with "
-        "--scan_layers) and takes about a third longer.",
+        "Recompute the activations of each layer in the backward pass. This saves memory (on CPUs "
+        "only with --scan_layers), but a step takes about a third longer.",
     )
     scan_layers: bool = option(
         False,
@@ -411,8 +458,8 @@ class ModelArguments(CheckedArguments):
     )
     attn_implementation: str | None = option(
         None,
-        "Attention implementation: auto (default), cudnn, flash, splash, explicit, xla, or one "
-        "from a plugin.",
+        "Attention implementation: auto (default), cudnn, flash, splash, explicit, xla, or an "
+        "implementation of a plugin.",
     )
     use_peft: bool = option(
         False, "Train only LoRA adapters. The result can be loaded with the peft package."
@@ -426,13 +473,13 @@ class ModelArguments(CheckedArguments):
     )
     lora_target_modules: list[str] | None = option(
         None,
-        "Modules that get an adapter: endings of module names in checkpoints (q_proj v_proj), "
-        "or all-linear. Default: those that PEFT uses for the architecture.",
+        "Modules that get an adapter: suffixes of module names in PyTorch checkpoints, e.g. q_proj "
+        "v_proj, or all-linear. Default: the modules that PEFT uses for the architecture.",
     )
     lora_modules_to_save: list[str] | None = option(
         None,
-        "Modules to train in full and save with the adapters. Newly initialized heads are "
-        "always included.",
+        "Modules that are trained in full, without an adapter, and saved together with the "
+        "adapters. Newly initialized heads are always included.",
     )
     use_rslora: bool = option(
         False, "Scale the output of an adapter by lora_alpha / sqrt(lora_r) (rank-stabilized LoRA)."
@@ -444,7 +491,7 @@ class ModelArguments(CheckedArguments):
     )
     load_in_8bit: bool = option(
         False,
-        "Store the Linear weights of the base model in int8, with one scale per feature. "
+        "Store the Linear weights of the base model in int8, with one scale per output feature. "
         "Requires --use_peft.",
     )
 
@@ -454,7 +501,10 @@ class ModelArguments(CheckedArguments):
             yield f"--dtype {self.dtype} and --precision {self.precision} disagree: use only one"
         bits = [name for name in ("load_in_4bit", "load_in_8bit") if getattr(self, name)]
         if bits and not self.use_peft:
-            yield f"--{bits[0]} quantizes a base model that is not trained: add --use_peft"
+            yield (
+                f"--{bits[0]} quantizes the base model, which then cannot be trained itself: add "
+                "--use_peft"
+            )
         if len(bits) > 1:
             yield "--load_in_4bit and --load_in_8bit exclude each other: use only one"
         if bits and self.recipe not in FLOAT_TYPES:
@@ -472,12 +522,12 @@ class ModelArguments(CheckedArguments):
 
     @property
     def recipe_compute_dtype(self) -> str | None:
-        """The computation dtype for a recipe that does not determine it."""
+        """The value of `--dtype` if the recipe is not itself a dtype, e.g. for an FP8 recipe."""
         return self.dtype if self.recipe not in FLOAT_TYPES else None
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The regular expressions of `precision_sites`. Empty for the default of the recipe."""
+        """The regular expressions of `precision_sites`. Empty to use the default of the recipe."""
         return tuple(filter(None, (self.precision_sites or "").split(",")))
 
 
@@ -499,14 +549,15 @@ Fraction = Annotated[float, AllowedValues("0 to 1", minimum=0, maximum=1)]
 class TrainingArguments(CheckedArguments):
     """Flags for training.
 
-    Names and defaults are those of the v4 scripts, or of the current `Trainer` for newer flags.
+    Names and defaults are those of the Transformers 4 scripts. Flags that these scripts do not have
+    follow the current `Trainer`.
     """
 
     output_dir: str = option("", "Directory or fsspec URL for the model, checkpoints and logs.")
     overwrite_output_dir: bool = option(
         False,
-        "Start a new run and move existing checkpoints and logs aside. Without this flag, an "
-        "existing run is resumed.",
+        "Start a new run, and move existing checkpoints and logs in output_dir aside. Without this "
+        "flag, the run in output_dir is resumed.",
     )
     do_train: bool = option(False, "Train. Without any --do_ flag, the run trains and evaluates.")
     do_eval: bool = option(
@@ -514,9 +565,9 @@ class TrainingArguments(CheckedArguments):
     )
     do_predict: bool = option(
         False,
-        "Run on the test split at the end: compute the loss (clm), generate texts "
-        "(translations, summaries, captions), or predict (classes, tags, answers, "
-        "similarities).",
+        "At the end, apply the model to the test split. Depending on the objective, this computes "
+        "the loss (clm), generates texts (translations, summaries, captions), or makes predictions "
+        "(classes, tags, answers, similarities).",
     )
     per_device_train_batch_size: PositiveInt = option(
         8, "Micro-batch size per data-parallel shard."
@@ -526,8 +577,8 @@ class TrainingArguments(CheckedArguments):
     )
     gradient_accumulation_steps: PositiveInt = option(
         1,
-        "Micro-batches per optimizer step. With the same global batch size, the result does not "
-        "depend on it.",
+        "Number of micro-batches per optimizer step. The result does not depend on this number if "
+        "the global batch size stays the same.",
     )
     global_batch_size: PositiveInt | None = option(
         None,
@@ -536,9 +587,9 @@ class TrainingArguments(CheckedArguments):
     )
     update_length: PositiveInt | None = option(
         None,
-        "Tokens of each row per optimizer step (truncated back-propagation). Rows are trained "
-        "in windows of this length, and the model's state is carried from one window to the "
-        "next.",
+        "Number of tokens of each row per optimizer step (truncated back-propagation). Rows are "
+        "trained in windows of this length, and the model's state is carried from one window to "
+        "the next.",
     )
     state_reset: StateReset = option(
         "sequence",
@@ -561,17 +612,20 @@ class TrainingArguments(CheckedArguments):
         "0.1.",
     )
     lr_constant_steps: NonNegativeInt = option(
-        0, "Number of steps at the end of the run that keep the final learning rate of the decay."
+        0,
+        "Number of steps at the end of the run with a constant learning rate. The decay then ends "
+        "before these steps, which use its final learning rate.",
     )
-    optim: str = option("adamw", "Optimizer name. `hfseq plugins` lists them.")
+    optim: str = option("adamw", "Name of the optimizer. `hfseq plugins` lists all optimizers.")
     adafactor: bool = option(False, "Same as --optim adafactor.")
     weight_decay: NonNegativeFloat = option(
         0.0, "Weight decay. Biases and normalization layers are exempt."
     )
     weight_decay_mode: WeightDecayMode = option(
         "decoupled",
-        "decoupled: weight decay is multiplied by the learning rate. absolute: each step "
-        "multiplies the parameters by 1 - weight_decay, regardless of the learning rate.",
+        "How weight decay is applied: decoupled (it is multiplied by the learning rate) or "
+        "absolute (each step multiplies the parameters by 1 - weight_decay, regardless of the "
+        "learning rate).",
     )
     adam_beta1: float = option(0.9, "Beta1 of Adam and related optimizers.")
     adam_beta2: float = option(0.999, "Beta2 of Adam and related optimizers.")
@@ -580,10 +634,10 @@ class TrainingArguments(CheckedArguments):
         0.0, "Maximum global gradient norm for clipping. 0 disables clipping."
     )
     no_decay: list[str] = option(
-        [], "Further parameters without weight decay, as regular expressions for their paths."
+        [], "Regular expressions for the paths of additional parameters without weight decay."
     )
     freeze: list[str] = option(
-        [], "Parameters that are not trained, as regular expressions for their paths."
+        [], "Regular expressions for the paths of parameters that are not trained."
     )
     num_train_epochs: float = option(3.0, "Number of training epochs. Can be fractional.")
     max_steps: int = option(
@@ -617,11 +671,11 @@ class TrainingArguments(CheckedArguments):
     )
     load_best_model_at_end: bool = option(
         False,
-        "Save the weights of the best evaluation at the end, instead of the last weights. Every "
-        "evaluation that is the best so far also saves a checkpoint.",
+        "At the end, save the weights with the best evaluation result instead of the last weights. "
+        "A checkpoint is also saved after each evaluation with the best result so far.",
     )
     average_checkpoints: PositiveInt | None = option(
-        None, "Save the average of the weights of this many last checkpoints at the end."
+        None, "At the end, save the average of the weights of the last N checkpoints."
     )
     resume_from_checkpoint: str | None = option(
         None,
@@ -638,8 +692,8 @@ class TrainingArguments(CheckedArguments):
     )
     sequence_parallel: bool = option(
         False,
-        "Also shard the hidden states between layers along their length over the tensor axis. "
-        "Saves memory.",
+        "Also shard the hidden states between layers, along their length, over the mesh axis "
+        "tensor. This saves memory.",
     )
     inspect_sharding: bool = option(
         False,
@@ -650,7 +704,8 @@ class TrainingArguments(CheckedArguments):
     )
     report_to: list[str] = option(
         ["tensorboard", "jsonl"],
-        "Trackers: tensorboard, wandb, jsonl, or one from a plugin. Or all, or none.",
+        "Trackers that record the metrics: tensorboard, wandb, jsonl, trackers of plugins, all "
+        "(every tracker whose package is installed), or none.",
     )
     log_histograms: PositiveInt | None = option(
         None,
@@ -660,8 +715,8 @@ class TrainingArguments(CheckedArguments):
     disable_tqdm: bool = option(False, "Disable the progress bar.")
     json: bool = option(
         False,
-        "At the end, print the directory, the number of steps and the metrics as a JSON object on "
-        "the standard output. Everything else is printed on the standard error output.",
+        "At the end, print the output directory, the number of steps and the metrics as a JSON "
+        "object on standard output. All other output goes to standard error.",
     )
     profile: str | None = option(
         None,
@@ -670,8 +725,9 @@ class TrainingArguments(CheckedArguments):
     )
     peak_tflops: Annotated[float, AllowedValues("a positive number", above=0)] | None = option(
         None,
-        "Peak TFLOP/s per device (on CPUs, per process) for the MFU. Default: the data sheet of "
-        "a known device, otherwise measured.",
+        "Peak TFLOP/s per device (on CPUs, per process), from which the model FLOPs utilization "
+        "(MFU) is computed. Default: the value in the data sheet of a known device, otherwise a "
+        "measurement.",
     )
     compilation_cache_dir: str | None = option(
         None,
@@ -680,8 +736,8 @@ class TrainingArguments(CheckedArguments):
     )
     accelerator_flags: str = option(
         "none",
-        "XLA flags for accelerators: recommended (for several devices; tested before use), "
-        "none, or flags in quotes.",
+        "XLA flags for accelerators: recommended (a set of flags for several devices), none, or "
+        "your own flags in quotes. They are tested before use.",
     )
     sigterm_exit_code: int = option(
         0, "Exit code after SIGTERM. With 143, schedulers such as Kubernetes restart the job."
@@ -695,20 +751,20 @@ class TrainingArguments(CheckedArguments):
     hub_private_repo: bool = option(False, "Create the repository as private.")
     hub_strategy: Literal["every_save", "end", "checkpoint"] = option(
         "every_save",
-        "When to push: every_save, end (once, at the end of training), or checkpoint (every "
-        "save, with the latest training checkpoint, to resume from elsewhere).",
+        "When to push: every_save, end (once, at the end of training), or checkpoint (at every "
+        "save, including the latest training checkpoint, so that another machine can resume).",
     )
     hub_timeout: Annotated[float, AllowedValues("a positive number", above=0)] = option(
         network.DEFAULT_STALL_TIMEOUT,
         "Seconds without transferred data after which an upload to the Hub or to a remote "
-        "output_dir is considered stalled. A finished run then exits and reports "
-        "the missing uploads.",
+        "output_dir is considered stalled. A finished run then exits, and reports the missing "
+        "uploads.",
     )
     card_license: str | None = option(
         None, "License of the model for the model card, e.g. apache-2.0."
     )
     card_language: list[str] | None = option(
-        None, "Languages of the model for the model card, as codes such as nb or en."
+        None, "Codes of the model's languages for the model card, e.g. nb or en."
     )
     card_samples: NonNegativeInt = option(
         3, "Number of sample outputs in the model card. 0 disables them."
@@ -747,12 +803,12 @@ class TrainingArguments(CheckedArguments):
         if self.lr_end_ratio and self.lr_scheduler_type not in ("linear", "cosine"):
             yield (
                 f"--lr_end_ratio {self.lr_end_ratio} only applies to linear and cosine schedules, "
-                f"not to --lr_scheduler_type {self.lr_scheduler_type}: drop one of the two"
+                f"not to --lr_scheduler_type {self.lr_scheduler_type}: drop one of the two flags"
             )
         if self.lr_constant_steps and self.lr_scheduler_type == "noam":
             yield (
-                f"--lr_constant_steps {self.lr_constant_steps}: the noam schedule has no end, use "
-                "inverse_sqrt"
+                f"--lr_constant_steps {self.lr_constant_steps}: the decay of --lr_scheduler_type "
+                "noam does not end before the end of the run. Use inverse_sqrt"
             )
         if self.state_reset != "sequence" and not self.update_length:
             yield (
@@ -808,7 +864,7 @@ class Arguments:
         model: Flags for the model, configuration and tokenizer.
         data: Flags for the data, of the class that belongs to the objective.
         training: Flags for training.
-        command: The command line, for the model card. Contains no tokens.
+        command: The command line without access tokens, for the model card.
         processes: Flags for distributed training.
     """
 
@@ -821,7 +877,7 @@ class Arguments:
     def as_dict(self) -> dict[str, Any]:
         """Returns all values except the process flags, for logs and model cards.
 
-        Tokens are removed, and the result is the same in all processes.
+        Access tokens are removed, and the result is the same in all processes.
         """
         merged: dict[str, Any] = {}
         for part in (self.model, self.data, self.training):
@@ -830,7 +886,10 @@ class Arguments:
 
 
 def with_data_arguments(objective: str, arguments: Arguments) -> Arguments:
-    """Returns the arguments with the data flags of an objective, if it is one of hfseq's."""
+    """Returns the arguments with the data flags of an objective.
+
+    For an objective of a plugin, the arguments are returned unchanged.
+    """
     if objective not in OBJECTIVES:
         return arguments
     data = convert_arguments(arguments.data, OBJECTIVES[objective])
@@ -890,7 +949,11 @@ def parse(
 
 
 def parse_values(values: Mapping[str, Any], objective: str) -> Arguments:
-    """Parses the values of flags by name, like the flags of ``hfseq train OBJECTIVE``.
+    """Parses flags that are given as a mapping instead of a command line.
+
+    Args:
+        values: The values by flag name, as for ``hfseq train OBJECTIVE``.
+        objective: Name of the objective.
 
     Raises:
         UsageError: A name is unknown, or values are invalid.
@@ -909,13 +972,13 @@ def parse_with_objective(
         argv: The flags. Default: the command line.
         objective: The objective. Default: the flag `--objective NAME`.
         program: The command before the objective, for messages and the model card. Default: the
-            script, whose name contains the objective or which has the flag `--objective`.
+            name of the script.
 
     Returns:
         The name of the objective and the arguments.
 
     Raises:
-        UsageError: No objective is given, none of this name is registered, or flags are invalid.
+        UsageError: No objective is given, it is not registered, or flags are invalid.
     """
     command_line = list(sys.argv[1:] if argv is None else argv)
     flag = ""
