@@ -3,23 +3,29 @@
 #
 #     PROJECT_ID=my-project REPO_NAME=my-repo TAG=v1 bash scripts/launch/image.sh
 #
-# VARIANT   cuda (default), cpu or tpu
-# REGION    region of the registry, us-central1
-# IMAGE_NAME, TAG   hfseq and latest
-# IMAGE     full name, for another registry (PROJECT_ID and REPO_NAME are then not needed)
-# PUSH      if empty, the image is built but not pushed
-# DRY_RUN=1 prints the commands
+# Environment variables and their defaults:
+#
+# PROJECT_ID   the Google Cloud project; default PROJECT
+# REPO_NAME    no default; the Artifact Registry repository
+# REGION       us-central1, the region of the repository
+# IMAGE_NAME   hfseq
+# TAG          latest
+# IMAGE        full name of the image in another registry; replaces the five variables above
+# VARIANT      cuda; or cpu, tpu
+# PUSH         yes; set it to an empty value to build the image without pushing it
+# DRY_RUN=1    print the commands without running them
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/launch/common.sh
 
 if [[ ${1:-} == --help ]]; then usage && exit; fi
-if [[ -z ${IMAGE:-} ]]; then
-    need PROJECT_ID "a Google Cloud project"
-    need REPO_NAME "an Artifact Registry repository: gcloud artifacts repositories create"
-    IMAGE=${REGION:-us-central1}-docker.pkg.dev/$PROJECT_ID/$REPO_NAME/${IMAGE_NAME:-hfseq}:${TAG:-latest}
-fi
+no_arguments image.sh "$@"
+variant=${VARIANT:-cuda}
+case $variant in
+cuda | cpu | tpu) ;;
+*) stop "VARIANT is '$variant': use cuda, cpu or tpu" ;;
+esac
+set_image
 
-run docker build --file scripts/launch/Dockerfile --build-arg "VARIANT=${VARIANT:-cuda}" \
-    --tag "$IMAGE" .
+run docker build --file scripts/launch/Dockerfile --build-arg "VARIANT=$variant" --tag "$IMAGE" .
 if [[ ${PUSH-yes} ]]; then run docker push "$IMAGE"; fi

@@ -7,9 +7,13 @@
 #     COORDINATOR_ADDRESS=node0:1234 NUM_PROCESSES=2 PROCESS_ID=0 \
 #         bash scripts/launch/perf.sh --device cuda        and on the other node with PROCESS_ID=1
 #
-# PEAK_TFLOPS   peak of one device, if hfseq does not know its kind (T4: 65 in float16)
-# OUTPUT_DIR    runs/perf, overwritten
-# The other variables and the flags are those of train.sh.
+# Environment variables and their defaults:
+#
+# PEAK_TFLOPS   no default; peak TFLOP/s of one device, for devices that hfseq does not know
+#               (T4: 65 in float16)
+# OUTPUT_DIR    runs/perf; the directory is overwritten
+#
+# The variables and flags of train.sh also apply.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/launch/common.sh

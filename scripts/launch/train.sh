@@ -6,13 +6,17 @@
 #     COORDINATOR_ADDRESS=node0:1234 NUM_PROCESSES=2 PROCESS_ID=0 \
 #         bash scripts/launch/train.sh --device cuda       and on the other node with PROCESS_ID=1
 #
-# TRAIN_FILE      english-spanish.csv, with one column per language
-# OUTPUT_DIR      runs/english-spanish; several nodes need a shared directory
-# WANDB_API_KEY   also log to Weights & Biases, in the project WANDB_PROJECT
-# PYTHON          python
-# DRY_RUN=1       prints the command
+# Environment variables and their defaults:
 #
-# Flags are added to the command and take precedence. To train another model, replace the command.
+# TRAIN_FILE      english-spanish.csv; needs one column per language
+# OUTPUT_DIR      runs/english-spanish; several nodes need a shared directory
+# WANDB_API_KEY   no default; if it is set, the run also logs to Weights & Biases, to the project
+#                 WANDB_PROJECT
+# PYTHON          python
+# DRY_RUN=1       print the command without running it
+#
+# Flags of train.sh are appended to the training command and override its flags. To train another model,
+# edit the command below.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/launch/common.sh
@@ -35,4 +39,4 @@ command=(
     "$@"
 )
 if [[ ${DRY_RUN:-} ]]; then run "${command[@]}" && exit; fi
-exec "${command[@]}" # signals reach Python, which saves
+exec "${command[@]}" # replace the shell, so that signals reach Python, which then saves

@@ -1,4 +1,4 @@
-"""The command of the manifests, started as Kubernetes and Slurm start it."""
+"""The commands of the launch files, started as Kubernetes, Slurm and TPU hosts start them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.launch.test_launch_scripts import stub
 from tests.support import machines
 from tests.training.conftest import losses
 from tests.training.test_distributed import free_port
@@ -209,6 +211,78 @@ def test_the_batch_file_of_slurm_starts_one_run(data, tmp_path, template):
         assert re.search(r"^train_mfu +[\d.e-]+$", text, flags=re.M)
         assert re.search(r"^train_tokens_per_second +[\d.e+]+$", text, flags=re.M)
         assert any((data / "out" / "profile").rglob("*.xplane.pb"))
+
+
+BUCKET = """
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+class Bucket(LocalFileSystem):
+    protocol = ("gs",)
+
+    def __init__(self, **options):
+        super().__init__(**options | {"auto_mkdir": True})
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return LocalFileSystem._strip_protocol(str(path).replace("gs://", "ROOT/"))
+
+fsspec.register_implementation("gs", Bucket, clobber=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_hosts_of_a_slice_write_a_bucket_through_their_share(data, tmp_path):
+    """Two hosts with separate home directories. The second run only has the files of the bucket."""
+    bin_, share, bucket = tmp_path / "bin", tmp_path / "share", tmp_path / "bucket"
+    stub(bin_ / "tmux", 'exec "${@:5}"')
+    environment = machines.environment(
+        tmp_path / "modules",
+        DRY_RUN=1,
+        SHARE="10.0.0.2:/share",
+        TPU_TYPE="v3-32",
+        PATH=f"{bin_}:{os.environ['PATH']}",
+        TRAIN_FILE=data / "english-spanish.csv",
+        OUTPUT_DIR="gs://b/run",
+    )
+    with open(tmp_path / "modules" / "sitecustomize.py", "a") as file:
+        file.write(BUCKET.replace("ROOT", str(bucket)))
+    for number in range(2):
+        home = tmp_path / f"host{number}"
+        (home / "hfseq").mkdir(parents=True)
+        (home / "hfseq" / "scripts").symlink_to(machines.ROOT / "scripts")
+        stub(home / "hfseq-env/bin/python", f'exec {sys.executable} "$@" --device cpu')
+
+    def run(steps: int) -> str:
+        flags = flags_of(
+            data, environment, *TINY, "--report_to", "jsonl", "--max_steps", str(steps)
+        )
+        words = ["bash", str(LAUNCH / "tpu.sh"), "run", "scripts/run_translation_flax.py", *flags]
+        dry_run = subprocess.run(words, env=environment, text=True, capture_output=True, check=True)
+        command = shlex.split(dry_run.stdout)[-1].removeprefix("--command=")
+        command = command.replace("/mnt/hfseq", str(share))
+        address = f"localhost:{free_port()}"
+        running = [
+            machines.start(
+                ["bash", "-c", f"cd && {command}"],
+                environment
+                | {"HOME": str(tmp_path / f"host{number}"), "PROCESS_ID": str(number)}
+                | {"COORDINATOR_ADDRESS": address, "NUM_PROCESSES": "2"},
+            )
+            for number in range(2)
+        ]
+        try:
+            machines.wait_for_all(running, 0)
+        finally:
+            log = (tmp_path / "host0" / "hfseq.log").read_text()
+            print(log)
+        return log
+
+    run(2)
+    assert losses(bucket / "b" / "run").keys() == {1, 2}
+    shutil.rmtree(share)
+    assert "resumed from step 2 of gs://b/run" in run(3)
+    assert losses(bucket / "b" / "run").keys() == {1, 2, 3}
 
 
 @pytest.mark.slow
