@@ -13,29 +13,36 @@ import numpy as np
 
 from hfseq.data.audio import AudioFile, Spectrograms
 from hfseq.data.sources import MediaSource, UnreadableError
-from hfseq.errors import UsageError
+from hfseq.errors import UsageError, optional_import
 from hfseq.generation.request import text_width
 from hfseq.pipelines.base import Options, Outputs, RejectedInput, Row, distribute
 from hfseq.pipelines.generation import GenerationPipeline
 
-#: Number of samples to whose multiples the audio of CTC models is padded.
+#: Audio for CTC models is padded to a multiple of this number of samples.
 SAMPLE_STEP = 160
+
+#: Whisper is expected to generate text for audio of at least this many seconds if any sample
+#: exceeds this absolute value (-40 dB).
+MIN_SECONDS, MIN_LEVEL = 1.0, 0.01
 
 
 class SpeechRecognition(GenerationPipeline):
     """Transcribes audio: ``{"text": …}``, with ``return_timestamps`` also ``"chunks"``.
 
     Audio is a path, the content of a file as ``bytes``, an array of samples at the model's sampling
-    rate, or a dictionary with "array" or "raw" and "sampling_rate". Audio with another rate is
-    resampled. Chunks are ``{"text", "timestamp": (start, end)}`` in seconds.
+    rate, or a dictionary with "sampling_rate" and the samples as "array" or "raw". Audio with
+    another sampling rate is resampled. Chunks are ``{"text", "timestamp": (start, end)}``, with
+    times in seconds.
 
-    - Whisper: ``return_timestamps=True`` returns segments. Audio of more than 30 seconds is read
-      window by window, with bounded memory. ``language`` and ``task`` are options of ``generate``.
-      As in Transformers, the default is beam search with five beams.
+    - Whisper: ``return_timestamps=True`` returns segments, and "word" returns words. Audio of more
+      than 30 seconds is read window by window, with bounded memory. ``language``, ``task``,
+      ``prompt_ids``, ``temperature`` and the thresholds of temperature fallback are options of
+      ``generate``. As in Transformers, the default is beam search with five beams.
     - CTC models such as wav2vec 2.0: ``return_timestamps`` is "char" or "word". With
       ``chunk_length_s``, long audio is read in chunks that overlap by ``stride_length_s`` seconds
       on each side, by default a sixth of a chunk. Models with group normalization, such as
-      wav2vec2-base, are compiled for each length of audio; chunks share one program.
+      wav2vec2-base, are compiled once for each length of audio. With chunks, almost all rows have
+      the same length, so that few programs are compiled.
 
     ``resample=False`` makes audio with another sampling rate an error. ``on_progress`` is called
     with the seconds of audio that Whisper has transcribed since the previous call.
@@ -57,11 +64,11 @@ class SpeechRecognition(GenerationPipeline):
         self.is_whisper = model.main_input_name == "input_features"
 
     def is_single_input(self, inputs: Any) -> bool:
-        """Returns whether ``inputs`` is one audio."""
+        """Returns whether ``inputs`` is one audio input."""
         return isinstance(inputs, str | bytes | Path | Mapping | np.ndarray | MediaSource)
 
     def encode(self, inputs: Sequence[Any], options: Options) -> list[list[Row] | RejectedInput]:
-        """Returns a row per audio, or per chunk. Samples are read later."""
+        """Returns one row per audio input, or per chunk. The samples are read later."""
         self._check_timestamps(options)
         rate, encoded_inputs = self.feature_extractor.sampling_rate, []
         for item in inputs:
@@ -76,7 +83,7 @@ class SpeechRecognition(GenerationPipeline):
 
     def _check_timestamps(self, options: Options) -> None:
         requested = options.get("return_timestamps")
-        valid: tuple[Any, ...] = ("char", "word") if self.is_ctc else (True,)
+        valid: tuple[Any, ...] = ("char", "word") if self.is_ctc else (True, "word")
         if not self.is_ctc and not self.is_whisper:
             valid = ()
         if requested and requested not in valid:
@@ -106,7 +113,8 @@ class SpeechRecognition(GenerationPipeline):
         length, left, right = samples(seconds), *map(samples, strides)
         if length <= left + right:
             raise UsageError(
-                f"chunk_length_s={seconds} must exceed the two strides, stride_length_s={stride}"
+                f"chunk_length_s={seconds} must exceed the sum of both strides "
+                f"(stride_length_s={stride})"
             )
         rows = []
         for start in range(0, audio.length, length - left - right):
@@ -120,14 +128,15 @@ class SpeechRecognition(GenerationPipeline):
         return rows
 
     def find_problem(self, rows: Sequence[Row]) -> str | None:
-        """Returns ``None``: the audio has been checked when it was opened."""
+        """Returns `None`, because ``encode`` has already rejected unreadable audio."""
         return None
 
     def can_share_batch(self, first: Row, row: Row, options: Options) -> bool:
-        """Returns whether both are shorter or both longer than a window of Whisper.
+        """Returns whether two rows may be in the same batch.
 
-        Group normalization includes padding in its statistics, so models that have it require rows
-        of equal length.
+        For Whisper, both must be longer than a window of 30 seconds, or both must fit into one.
+        Group normalization includes padding in its statistics, so models with group normalization
+        require rows of equal length.
         """
         if not self.is_whisper:
             lengths = [end - start for _, start, end, *_ in map(self._span, (first, row))]
@@ -141,7 +150,7 @@ class SpeechRecognition(GenerationPipeline):
         return getattr(config, "feat_extract_norm", "layer") == "group"
 
     def _span(self, row: Row) -> tuple[AudioFile, int, int, int, int]:
-        """Returns the samples of a row: the file, their start and end, and what is ignored."""
+        """Returns file, first and last sample of a row, and how many to ignore at both ends."""
         return row.metadata if self.is_ctc else (row.metadata, 0, row.metadata.length, 0, 0)
 
     def _is_long(self, audio: AudioFile) -> bool:
@@ -179,43 +188,71 @@ class SpeechRecognition(GenerationPipeline):
             return self._compiled(self.params, distribute(inputs, self.params))
         if not self.is_whisper:
             return self.generate(inputs, self.generation_options(options))
-        # Start, language, task, and "no timestamps".
-        generate_options = self.generation_options(options, prompt_length=4)
+        generate_options = self.generation_options(options, self._longest_prompt(options))
+        timestamps = options.get("return_timestamps")
         files: list[AudioFile] = inputs["audio"]
         features: Any = Spectrograms(files, self.feature_extractor)
         if not self._is_long(files[0]):
-            features = self.feature_extractor(
+            encoded = self.feature_extractor(
                 [file.read() for file in files],
                 sampling_rate=self.feature_extractor.sampling_rate,
+                return_attention_mask=True,
                 return_tensors="np",
-            )["input_features"]
-            if not options.get("return_timestamps"):
+            )
+            features = encoded["input_features"]
+            if not timestamps:
                 return self.generate(
                     {"input_features": features}, {**generate_options, "return_timestamps": False}
                 )
+            generate_options["attention_mask"] = encoded["attention_mask"]
         output: Any = self.model.generate(
             features,
             params=self.params,
             return_timestamps=True,
+            return_token_timestamps=timestamps == "word",
             return_segments=True,
-            monitor_progress=self._reporter(options.get("on_progress")),
+            monitor_progress=self._reporter(files, options.get("on_progress")),
             **generate_options,
         )
-        segments = np.empty(len(files), object)
-        segments[:] = output.segments
-        return {"segments": segments}
+        names = ("segments", "empty_windows", "languages")
+        outputs = {name: np.empty(len(files), object) for name in names}
+        for name, values in outputs.items():
+            values[:] = getattr(output, name)
+        return outputs
+
+    def _longest_prompt(self, options: Options) -> int:
+        """Returns the maximum number of tokens in the prompt of a window.
+
+        The prompt ends with four tokens: start, language, task, and "no timestamps".
+        """
+        values = {**options, **(options.get("generate_kwargs") or {})}
+        prompt_ids, condition = (
+            values.get(name) for name in ("prompt_ids", "condition_on_prev_tokens")
+        )
+        length = 4 + (0 if prompt_ids is None else len(prompt_ids))
+        if condition or getattr(self.model.generation_config, "condition_on_prev_tokens", False):
+            length += self.model.config.max_target_positions // 2
+        return length
 
     def _reporter(
-        self, on_progress: Callable[[float], None] | None
+        self, files: Sequence[AudioFile], on_progress: Callable[[float], None] | None
     ) -> Callable[[np.ndarray], None] | None:
-        """Returns a function that converts the frames of Whisper to seconds since its last call."""
+        """Returns a callback for ``generate``, or `None` without ``on_progress``.
+
+        The callback converts the positions of Whisper, in frames, to seconds. It calls
+        ``on_progress`` with the seconds that were transcribed since the previous call.
+        """
         if on_progress is None:
             return None
-        extractor, reported = self.feature_extractor, 0.0
+        frame = self.feature_extractor.hop_length / self.feature_extractor.sampling_rate
+        # The padding of short audio does not count, nor do copies that fill the batch.
+        is_first = [files.index(file) == index for index, file in enumerate(files)]
+        durations = np.array([file.seconds for file in files]) * is_first
+        reported = 0.0
 
         def report(positions: np.ndarray) -> None:
             nonlocal reported
-            seconds = float(positions.min(1).sum()) * extractor.hop_length / extractor.sampling_rate
+            seconds = float(np.minimum(positions.min(1) * frame, durations).sum())
             if seconds > reported:
                 on_progress(seconds - reported)
             reported = max(seconds, reported)
@@ -229,39 +266,136 @@ class SpeechRecognition(GenerationPipeline):
     def postprocess(
         self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
     ) -> Any:
-        """Decodes the tokens, with timestamps if the call asks for them."""
+        """Decodes the tokens, with timestamps if the option ``return_timestamps`` is set."""
         if self.is_ctc:
             return self._decode_frames(rows, outputs, options.get("return_timestamps"))
         (output,) = outputs
         if "segments" not in output:
-            prompt_ids = self._prompt_ids() if self.is_whisper else ()
-            ids = [token for token in output["sequences"][0].tolist() if token not in prompt_ids]
-            return {"text": self._decode(rows[0], ids)}
+            return {"text": self._decode(rows[0], self._new_ids(output["sequences"][0]))}
         first_timestamp_id = self.model.generation_config.no_timestamps_token_id + 1
         seconds, chunks, texts = rows[0].metadata.seconds, [], list[str]()
         for segment in output["segments"]:
-            ids = [token for token in np.asarray(segment["tokens"]).tolist()]
-            ids = [token for token in ids if token < first_timestamp_id]
-            start, end = (min(float(segment[name]), seconds) for name in ("start", "end"))
+            is_text = np.asarray(segment["tokens"]) < first_timestamp_id
+            ids = np.asarray(segment["tokens"])[is_text].tolist()
             texts.append(self._decode(rows[0], ids))
-            chunks.append({"text": texts[-1], "timestamp": (start, end)})
+            parts = [{"text": texts[-1], "timestamp": (segment["start"], segment["end"])}]
+            if "token_timestamps" in segment:
+                ends = np.asarray(segment["token_timestamps"])
+                starts = np.append(segment["start"], ends)[:-1]
+                language: Any = output["languages"]
+                parts = self._words(ids, starts[is_text], ends[is_text], language)
+            for part in parts:
+                start, end = (min(round(float(time), 2), seconds) for time in part["timestamp"])
+                chunks.append({**part, "timestamp": (start, end)})
         answer: dict[str, Any] = {"text": "".join(texts)}
         return answer | ({"chunks": chunks} if options.get("return_timestamps") else {})
 
-    def _prompt_ids(self) -> set[int]:
-        """Returns the tokens of Whisper's prompt, which some tokenizers do not mark as special."""
+    def _words(
+        self, ids: list[int], starts: np.ndarray, ends: np.ndarray, language: str | None
+    ) -> list[dict[str, Any]]:
+        """Returns the words of a segment with their times, as in Transformers.
+
+        Args:
+            ids: The text tokens of the segment.
+            starts: The start of each token in seconds.
+            ends: The end of each token in seconds.
+            language: Code of the language. Languages without spaces are split into characters.
+        """
+        from transformers.models.whisper import tokenization_whisper
+
+        special_ids = {*self.tokenizer.all_special_ids}
+        text_indices = [index for index, token in enumerate(ids) if token not in special_ids]
+        name = tokenization_whisper.LANGUAGES.get(language or "") or getattr(
+            self.tokenizer, "language", None
+        )
+        words, _, indices = tokenization_whisper._combine_tokens_into_words(
+            self.tokenizer, [ids[index] for index in text_indices], name or "english"
+        )
+        return [
+            {
+                "text": word,
+                "timestamp": (
+                    starts[text_indices[positions[0]]],
+                    ends[text_indices[positions[-1]]],
+                ),
+            }
+            for word, positions in zip(words, indices, strict=True)
+        ]
+
+    def _new_ids(self, sequence: np.ndarray) -> list[int]:
+        """Returns the generated tokens of Whisper without its prompt, or all tokens of others."""
+        ids = sequence.tolist()
+        if not self.is_whisper:
+            return ids
         config = self.model.generation_config
+        if config.decoder_start_token_id in ids:  # the tokens before are the caller's prompt_ids
+            ids = ids[ids.index(config.decoder_start_token_id) + 1 :]
+        # Some tokenizers do not mark the tokens of the prompt as special.
         maps = (getattr(config, name, None) or {} for name in ("lang_to_id", "task_to_id"))
-        ids = {token for mapping in maps for token in mapping.values()}
-        return ids | {
-            getattr(config, "no_timestamps_token_id", None),
-            config.decoder_start_token_id,
-        }
+        prompt_ids = {token for mapping in maps for token in mapping.values()}
+        prompt_ids.add(getattr(config, "no_timestamps_token_id", None))
+        return [token for token in ids if token not in prompt_ids]
+
+    def lacks_task(self, options: Options) -> bool:
+        """Returns whether the prompts of a multilingual Whisper contain no task.
+
+        Such a model expects a task, and often generates no text without it. As in Transformers,
+        ``generate`` does not add one if neither the task nor the language is set.
+        """
+        if not self.is_whisper:
+            return False
+        configs = (self.model.generation_config, self.model.config)
+        values = {**options, **(options.get("generate_kwargs") or {})}
+
+        def is_set(name: str) -> bool:
+            return bool(values.get(name) or any(getattr(config, name, None) for config in configs))
+
+        is_multilingual = getattr(configs[0], "is_multilingual", None) is not False
+        prompt_options = ("task", "language", "forced_decoder_ids")
+        return is_multilingual and is_set("task_to_id") and not any(map(is_set, prompt_options))
+
+    def _run_each(
+        self, batch: Sequence[Row], max_rows: int, options: Options
+    ) -> Sequence[Outputs | RejectedInput]:
+        """Returns the outputs for a batch, and warns about audio without text."""
+        outputs = super()._run_each(batch, max_rows, options)
+        for row, output in zip(batch, outputs, strict=True):
+            if self.is_whisper and not isinstance(output, RejectedInput):
+                row.warning = self._missing_text(row, output, options)
+        return outputs
+
+    def _missing_text(self, row: Row, output: Outputs, options: Options) -> str | None:
+        """Returns a warning if a window of audio that is not silent has no text."""
+        audio: AudioFile = row.metadata
+        windows: Any = output.get("empty_windows")
+        if windows is None:
+            values = {**options, **(options.get("generate_kwargs") or {})}
+            config = self.model.generation_config
+            may_skip = values.get(
+                "no_speech_threshold", getattr(config, "no_speech_threshold", None)
+            )
+            is_empty = not self._decode(row, self._new_ids(output["sequences"][0])).strip()
+            windows = [(0.0, audio.seconds)] if is_empty and may_skip is None else []
+        times = []
+        for start, end in windows:
+            end = min(end, audio.seconds)
+            if end - start < MIN_SECONDS:
+                continue
+            first, last = (round(time * audio.sampling_rate) for time in (start, end))
+            if np.abs(audio.read(first, last - first)).max(initial=0.0) > MIN_LEVEL:
+                times.append(f"{start:.1f}-{end:.1f} s")
+        if not times:
+            return None
+        hint = "; pass task='transcribe'" if self.lacks_task(options) else ""
+        return f"no text for {', '.join(times)}, although the audio is not silent{hint}"
 
     def _decode_frames(
         self, rows: list[Row], outputs: list[Outputs], timestamps: str | None
     ) -> dict[str, Any]:
-        """Returns the text of a CTC model's frames, without the frames that chunks share."""
+        """Returns the text of the frames of a CTC model.
+
+        Frames in which chunks overlap are only used once.
+        """
         ratio, parts = self.model.config.inputs_to_logits_ratio, []
         count_frames: Any = self.model._get_feat_extract_output_lengths  # type: ignore[attr-defined]
         for row, output in zip(rows, outputs, strict=True):
@@ -294,14 +428,14 @@ class SpeechRecognition(GenerationPipeline):
 
 
 def as_audio_source(audio: Any, sampling_rate: int) -> MediaSource:
-    """Returns the source of an audio file or of samples.
+    """Returns the source of an audio input, which may be a file or an array of samples.
 
     Args:
         audio: See :class:`SpeechRecognition`.
         sampling_rate: Sampling rate of an array, in Hz.
 
     Raises:
-        UnreadableError: The value is no audio.
+        UnreadableError: The value is not audio.
     """
     if isinstance(audio, MediaSource):
         return audio
@@ -329,17 +463,15 @@ def as_audio_source(audio: Any, sampling_rate: int) -> MediaSource:
         samples = samples.mean(int(samples.shape[0] > samples.shape[1]))
     if not samples.size:
         raise UnreadableError("it is empty")
-    try:
+    with optional_import("audio", "soundfile", "hfseq[audio]"):
         import soundfile
-    except ImportError as error:
-        raise UsageError("audio requires soundfile: pip install 'hfseq[audio]'") from error
     file = io.BytesIO()
     soundfile.write(file, samples.astype(np.float32), sampling_rate, format="WAV", subtype="FLOAT")
     return MediaSource("the samples", file.getvalue())
 
 
 def to_srt(chunks: Sequence[Mapping[str, Any]]) -> str:
-    """Returns subtitles in SubRip format for the chunks of a transcript. Empty ones are omitted."""
+    """Returns subtitles in SubRip format for a transcript. Chunks without text are omitted."""
     chunks = [chunk for chunk in chunks if chunk["text"].strip()]
     return "\n".join(
         f"{number}\n{' --> '.join(map(_time, chunk['timestamp']))}\n{chunk['text'].strip()}\n"

@@ -15,6 +15,7 @@ from hfseq.pipelines.speech import to_srt
 from tests.data.test_audio import tones
 from tests.plugins.test_whisper import ENTRIES
 from tests.support.models import whisper_config
+from tests.support.task_models import save_whisper
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -107,9 +108,50 @@ def test_the_command_writes_each_format_and_counts_broken_files(checkpoint, file
     assert main([*message, "--json", *output]) == 1 and not capfd.readouterr().out
     assert (tmp_path / "all.jsonl").read_text(encoding="utf-8") == printed
     assert main([*message, *output, "--output_dir", str(tmp_path)]) == 2
+    assert main([*message, "--no_speech_threshold", "0.6"]) == 2
+    assert "logprob_threshold" in capfd.readouterr().err
+    assert main([*message, "--prompt", "w8"]) == 2 and "--prompt" in capfd.readouterr().err
     assert lines[0] == record | {"file": lines[0]["file"]} and "error" in lines[3]
     assert main(["transcribe", str(checkpoint), str(tmp_path / "gone.wav")]) == 1
     assert "no such file or directory" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_decodes_again_and_writes_words(tmp_path, capfd):
+    from hfseq_plugins.whisper.decoding import WindowDecoder
+
+    save_whisper(tmp_path / "model")
+    soundfile.write(tmp_path / "tones.wav", tones(16000, 2.6, 0), 16000)
+    soundfile.write(tmp_path / "silence.wav", np.zeros(32000), 16000)
+    files = [str(tmp_path / "tones.wav"), str(tmp_path / "silence.wav")]
+    command, options = ["transcribe", str(tmp_path / "model")], ["--json", "--max_new_tokens", "10"]
+    prompts, temperatures = [], []
+    decode = WindowDecoder._decode_once
+
+    def record(self, states, arguments, temperature):
+        prompts.append(arguments["decoder_input_ids"][0].tolist())
+        temperatures.append(temperature)
+        return decode(self, states, arguments, temperature)
+
+    words = ["--return_timestamps", "word", "--temperature", "0", "0.5", "--logprob_threshold", "0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WindowDecoder, "_decode_once", record)
+        assert main([*command, files[0], *options, *words]) == 0
+    assert set(temperatures) == {0.0, 0.5}
+    assert all(prompt[2:] == [ENTRIES["task_to_id"]["transcribe"]] for prompt in prompts)
+    output = json.loads(capfd.readouterr().out)
+    assert "segments" not in output and len(output["words"]) > 1
+    starts = [word["start"] for word in output["words"]]
+    assert starts == sorted(starts)
+
+    path = tmp_path / "model" / "generation_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "suppress_tokens": [*range(2), *range(3, 40)]}))
+    assert main([*command, *files, *options]) == 0
+    captured = capfd.readouterr()
+    assert [json.loads(line)["text"] for line in captured.out.splitlines()] == ["", ""]
+    assert "tones.wav: no text for" in captured.err
+    assert "silence.wav" not in captured.err
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ import pytest
 from hfseq.errors import UsageError
 from hfseq.testing import check_architecture
 from hfseq.testing.case import ZERO_GRADIENTS
+from hfseq_plugins.whisper.alignment import first_columns, token_times
+from hfseq_plugins.whisper.decoding import WindowDecoder
 from hfseq_plugins.whisper.modeling import (
     FlaxWhisperForAudioClassification,
     FlaxWhisperForConditionalGeneration,
@@ -246,7 +248,160 @@ def test_short_audio_returns_segments(tmp_path):
     actual = model.generate(audio, **options)
     assert rounded_segments(actual.segments) == rounded_segments(theirs["segments"])
     with pytest.raises(UsageError, match="return_timestamps=True"):
-        model.generate(audio, return_timestamps=False, **options)
+        model.generate(spectrograms(1, 30), return_timestamps=False, **options)
+
+
+HEADS = [[0, 1], [1, 0], [1, 3]]
+#: At such a temperature, sampling selects the most probable token, as greedy search does.
+COLD = 1e-4
+#: Options, and whether a second temperature and skipped windows are expected.
+FALLBACK = {
+    "times": ({"return_token_timestamps": True}, False, False),
+    "times of beams": ({"return_token_timestamps": True, "num_beams": 3}, False, False),
+    "improbable": ({"temperature": (0.0, COLD), "logprob_threshold": -0.8}, True, False),
+    "repetitive": ({"temperature": (0.0, COLD), "compression_ratio_threshold": 0.8}, True, False),
+    "silent": (
+        {"temperature": (0.0, COLD), "logprob_threshold": 0.0, "no_speech_threshold": 0.001},
+        True,
+        True,
+    ),
+    "improbable beams": (
+        {"temperature": (0.0, COLD), "logprob_threshold": -0.5, "num_beams": 3},
+        True,
+        False,
+    ),
+    "prompted": (
+        {
+            "temperature": (0.0, COLD),
+            "logprob_threshold": -0.8,
+            "condition_on_prev_tokens": True,
+            "prompt_ids": [45, 8, 9, 10],
+            "prompt_condition_type": "all-segments",
+        },
+        True,
+        False,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FALLBACK)
+def test_fallback_and_times_match_pytorch(case, tmp_path, monkeypatch):
+    """Compares tokens, segments, times, and the values and decisions for each temperature."""
+    torch = pytest.importorskip("torch")
+    options, has_fallback, has_silence = FALLBACK[case]
+    frames, changes = (160, {"max_source_positions": 50}) if "times" in case else (100, {})
+    if "num_beams" in options and has_fallback:
+        # After the first fallback, PyTorch uses greedy search for all windows, so compare one.
+        frames = 20
+    model, audio = make_model(3, **changes), spectrograms(1, frames, 3)
+    theirs = twin(model, tmp_path)
+    decisions: list[tuple] = []
+    decide = type(theirs)._need_fallback
+
+    def record(self, tokens, outputs, index, processors, config, vocab_size, temperature):
+        result = decide(self, tokens, outputs, index, processors, config, vocab_size, temperature)
+        ratio = self._retrieve_compression_ratio(tokens, vocab_size)
+        logprob = np.nan
+        if config.logprob_threshold is not None:
+            scores = outputs[index]["scores"]
+            logprob = self._retrieve_avg_logprobs(scores, tokens, temperature)
+        decisions.append((*result, temperature or 0.0, ratio, float(logprob)))
+        return result
+
+    monkeypatch.setattr(type(theirs), "_need_fallback", record)
+    actual_decisions: list[tuple] = []
+    decode = WindowDecoder._decode_once
+
+    def record_windows(self, *arguments):
+        windows = decode(self, *arguments)
+        actual_decisions.extend(
+            (
+                *(self.fallback.fails(window), window.is_silent, window.temperature or 0.0),
+                *(window.compression_ratio, window.average_logprob),
+            )
+            for window in windows
+        )
+        return windows
+
+    monkeypatch.setattr(WindowDecoder, "_decode_once", record_windows)
+    shared = {
+        **{"language": "en", "max_new_tokens": 12, "suppress_tokens": [1]},
+        **{"return_timestamps": True, "return_segments": True},
+    }
+    for each in (model, theirs):
+        each.generation_config.alignment_heads = copy.deepcopy(HEADS)
+    mask = np.ones((1, audio.shape[2]), np.int32)
+    actual = model.generate(audio, attention_mask=mask, **shared, **options)
+    if "prompt_ids" in options:
+        options = {**options, "prompt_ids": torch.tensor(options["prompt_ids"])}
+    expected = theirs.generate(
+        torch.tensor(audio), attention_mask=torch.tensor(mask), **shared, **options
+    )
+    assert rounded_segments(actual.segments) == rounded_segments(expected["segments"])
+    assert actual.sequences.tolist() == expected["sequences"].tolist()
+    np.testing.assert_allclose(actual_decisions, decisions, atol=2e-3)
+    assert any(decision[0] for decision in decisions) == has_fallback
+    assert any(decision[1] for decision in decisions) == has_silence
+    if "return_token_timestamps" in options:
+        for mine, other in zip(actual.segments[0], expected["segments"][0], strict=True):
+            times = other["token_timestamps"].numpy()
+            np.testing.assert_allclose(mine["token_timestamps"], times, atol=1e-5)
+        assert np.ptp(actual.token_timestamps) > 0.5
+
+
+def test_only_failed_windows_are_decoded_again_with_the_same_programs(monkeypatch):
+    model = make_model(encoder_layers=1, decoder_layers=1)
+    audio = spectrograms(2)
+    batches: list[tuple] = []
+    decode = WindowDecoder._decode_once
+
+    def record(self, states, arguments, temperature):
+        windows = decode(self, states, arguments, temperature)
+        batches.append((temperature, len(states), [window.average_logprob for window in windows]))
+        return windows
+
+    monkeypatch.setattr(WindowDecoder, "_decode_once", record)
+    text = {"language": "en", "max_new_tokens": 8, "suppress_tokens": [*range(40, 64)]}
+    model.generate(audio, temperature=(0.0, 0.2), logprob_threshold=-9.0, **text)
+    ((_, _, logprobs),) = batches
+    thresholds = {"logprob_threshold": float(np.mean(logprobs))}
+    batches.clear()
+    model.generate(audio, temperature=(0.0, 0.2, 0.4), **thresholds, **text)
+    assert [(temperature, rows) for temperature, rows, _ in batches][:2] == [(0.0, 2), (0.2, 1)]
+    # A generation configuration has the same effect as arguments.
+    for name, value in {"temperature": [0.6, 0.8], "logprob_threshold": 0.0}.items():
+        setattr(model.generation_config, name, value)
+    batches.clear()
+    output = model.generate(audio[:1], **text)
+    assert [(temperature, rows) for temperature, rows, _ in batches] == [(0.6, 1), (0.8, 1)]
+    assert output.languages == ["en"] and output.empty_windows == [[]]
+    programs = model._generation_programs
+    sampling = [program for (name, *_), program in programs.items() if name == "temperature"]
+    assert [program._cache_size() for program in sampling] == [1]
+
+
+def test_dynamic_time_warping_follows_the_attention():
+    random = np.random.default_rng(0)
+    costs = random.normal(size=(4, 6))
+
+    def cheapest(i, j):
+        """Returns the cost of the cheapest path from entry (i, j), and its first columns."""
+        if (i, j) == (3, 5):
+            return costs[i, j], {i: j}
+        steps = [(i + di, j + dj) for di, dj in ((1, 1), (1, 0), (0, 1))]
+        paths = [cheapest(*step) for step in steps if step[0] < 4 and step[1] < 6]
+        cost, first = min(paths, key=lambda path: path[0])
+        return costs[i, j] + cost, {**first, i: j}
+
+    assert first_columns(costs).tolist() == [cheapest(0, 0)[1][row] for row in range(4)]
+    weights = np.full((2, 3, 60), 0.001) + random.uniform(0, 1e-4, (2, 3, 60))
+    for token, start in enumerate((0, 20, 45)):
+        weights[:, token, start : start + 15] = 0.05
+    times = token_times(weights, 7, 0.02)
+    assert np.abs(times - [0.0, 0.4, 0.9, 0.9]).max() < 0.15 and times.tolist() == sorted(times)
+    assert token_times(weights[:, :1], 7, 0.02).tolist() == [0.0, 0.0]
+    assert token_times(weights[:, :0], 7, 0.02).tolist() == [0.0]
 
 
 def test_forced_tokens_and_conflicting_options():
@@ -273,11 +428,28 @@ def test_forced_tokens_and_conflicting_options():
         ({"task": "sing"}, "no task 'sing'.*transcribe, translate"),
         ({"language": "en", "is_multilingual": False}, "is_multilingual=True"),
         ({"forced_decoder_ids": [(2, 44)]}, "forced_decoder_ids=.*must be 1, 2"),
+        ({"temperature": "hot"}, "temperature='hot' must be a number"),
+        ({"temperature": (0.0, -1.0)}, "temperature=.*-1.0.* not negative"),
+        ({"logprob_threshold": "low"}, "logprob_threshold='low'"),
+        ({"no_speech_threshold": 0.6}, "no_speech_threshold=0.6 requires logprob_threshold"),
+        ({"return_token_timestamps": True}, "needs alignment_heads"),
+        ({"prompt_condition_type": "last"}, "prompt_condition_type='last'.*all-segments"),
+        ({"prompt_condition_type": "all-segments"}, "requires condition_on_prev_tokens=True"),
+        ({"prompt_ids": [[45, 8]]}, r"prompt_ids must be .* shape \(1, 2\)"),
+        (
+            {"num_beams": 2, "num_return_sequences": 2, "return_segments": True},
+            "num_return_sequences=2 is not possible",
+        ),
     ]:
         with pytest.raises(UsageError, match=message):
             model.generate(audio, **options)
     with pytest.raises(UsageError, match="batch of one"):
         model.generate(audio[0])
+    with pytest.raises(UsageError, match="not possible under jax.jit"):
+        jax.jit(lambda x: model.generate(x, temperature=(0.0, 1.0)).sequences)(audio)
+    hidden = model.encode(audio)
+    with pytest.raises(UsageError, match="input_features instead of encoder_outputs"):
+        model.generate(encoder_outputs=hidden, return_segments=True)
     with pytest.raises(UsageError, match="attention_mask"):
         model.generate(spectrograms(2, 30))
     before_eos = FlaxWhisperForConditionalGeneration(model.config, _do_init=False)
@@ -321,5 +493,5 @@ def test_v4_module_accepts_other_audio_lengths():
     for shape in [(1, 8, 18), (1, 9, 20)]:
         with pytest.raises(UsageError, match=r"expects \(batch, 8, 20\).*feature extractor"):
             model.encode(np.zeros(shape), params=variables["params"])
-    with pytest.raises(UsageError, match="41 tokens per row.*max_target_positions"):
+    with pytest.raises(UsageError, match="41 tokens per sequence.*max_target_positions"):
         model(audio, ids(2, 41), params=variables["params"])

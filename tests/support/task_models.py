@@ -1,4 +1,4 @@
-"""Tiny random models with heads, and tokenizers, for the pipelines."""
+"""Tiny models with random weights and their tokenizers, for tests of the pipelines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAMES = {
         "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
     },
 }
-#: By directory: model class, family of the tokenizer, and configuration values.
+#: The model class, the family of the tokenizer and configuration values, by directory.
 MADE = {
     "masked": ("RobertaForMaskedLM", "roberta", {}),
     "classes": ("RobertaForSequenceClassification", "roberta", {"num_labels": 4}),
@@ -59,7 +59,7 @@ MADE = {
 
 
 def make(root: Path, name: str) -> Path:
-    """Saves a model of MADE under its name, and returns its directory."""
+    """Saves the model `name` of MADE in the directory `root / name`, which is returned."""
     variant, family, changes = MADE[name]
     texts = [text for text in TEXTS for _ in range(3)]
     extra = {"lowercase": True} if family == "bert" else {}
@@ -87,7 +87,7 @@ def make(root: Path, name: str) -> Path:
 
 
 def save_media_models(root: Path) -> None:
-    """Saves models for images and audio with random weights, their processors, and some files."""
+    """Saves models for images and audio, their processors, and some image and audio files."""
     import soundfile
     from PIL import Image
 
@@ -137,7 +137,7 @@ def save_media_models(root: Path) -> None:
 
 
 def save_whisper(folder: Path) -> None:
-    """Saves a random Whisper with windows of one second and a tokenizer of letters."""
+    """Saves a Whisper model with inputs of one second, and a tokenizer whose tokens are letters."""
     letters = [*"abcdefghijklmnopqrstuvwxyz", "\u0120"]
     names = ["<unk>", "<pad>", "</s>", "<|startoftranscript|>", *letters]
     vocabulary = {name: number for number, name in enumerate(names)}
@@ -160,6 +160,8 @@ def save_whisper(folder: Path) -> None:
         models.whisper_config(init_std=0.4, max_source_positions=50)
     )
     tokens = {"decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 1}
-    model.generation_config = transformers.GenerationConfig(**tokens, **ENTRIES)
+    model.generation_config = transformers.GenerationConfig(
+        **tokens, **ENTRIES, alignment_heads=[[0, 1], [1, 0], [1, 3]]
+    )
     model.save_pretrained(folder)
     transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(folder)

@@ -1,15 +1,15 @@
 """Generation with Whisper: prompts with language and task, timestamps, and long audio.
 
-The rules are those of PyTorch's Whisper in Transformers. Audio of up to 30 seconds takes one call
-of the generic `generate`. Longer audio is transcribed window by window. Each window starts at the
-last timestamp that closes a segment of the window before it.
+The rules are those of PyTorch's Whisper in Transformers. Audio of up to 30 seconds is transcribed
+by one call of the generic `generate`. Longer audio is transcribed in windows of 30 seconds, one
+after the other, and so is shorter audio if windows can be decoded again or if times of tokens are
+requested.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,36 +17,32 @@ import numpy as np
 
 from hfseq.errors import UsageError, did_you_mean
 from hfseq.generation.generate import Programs
-from hfseq.nn.outputs import FlaxModelOutput
+from hfseq.generation.request import Request, make_request
+from hfseq.nn import sharding
+from hfseq_plugins.whisper.decoding import (
+    ENCODER_STRIDE,
+    Fallback,
+    WindowDecoder,
+    search_options,
+)
+from hfseq_plugins.whisper.windows import (
+    FlaxWhisperOutput,
+    PreviousText,
+    WindowTranscriber,
+    cut_windows,
+)
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
+    from hfseq.generation.search import GenerativeModel
     from hfseq.modeling import FlaxSeq2SeqPreTrainedModel
 
     _Model = FlaxSeq2SeqPreTrainedModel
 else:
     _Model = object  # a mixin: subclasses also derive from a model class
 
-#: Spectrogram frames per position of the encoder's output, and seconds per timestamp token.
-ENCODER_STRIDE, TIME_PRECISION = 2, 0.02
-
-Segment = dict[str, Any]
-
-
-@dataclasses.dataclass
-class FlaxWhisperOutput(FlaxModelOutput):
-    """The transcription of audio of any length.
-
-    Attributes:
-        sequences: Tokens of all windows without prompts and EOS, `(batch, length)`, padded with
-            `pad_token_id`.
-        segments: The segments of each row. A segment is a dict with `start` and `end` in seconds
-            and `tokens`.
-    """
-
-    sequences: np.ndarray | None = None
-    segments: list[list[Segment]] | None = None
+__all__ = ["FlaxWhisperOutput", "WhisperGeneration"]
 
 
 class WhisperGeneration(_Model):
@@ -63,7 +59,13 @@ class WhisperGeneration(_Model):
         is_multilingual: bool | None = None,
         *,
         prompt_ids: Sequence[int] | None = None,
+        prompt_condition_type: str | None = None,
         condition_on_prev_tokens: bool | None = None,
+        temperature: float | Sequence[float] | None = None,
+        compression_ratio_threshold: float | None = None,
+        logprob_threshold: float | None = None,
+        no_speech_threshold: float | None = None,
+        return_token_timestamps: bool | None = None,
         return_segments: bool = False,
         attention_mask: Any = None,
         monitor_progress: Callable[[np.ndarray], None] | None = None,
@@ -72,46 +74,80 @@ class WhisperGeneration(_Model):
     ) -> Any:
         """Transcribes or translates speech.
 
-        Audio of more than 30 seconds is processed window by window, which requires timestamps.
-        The same happens with `return_segments=True` and with lazy features.
+        Audio of more than 30 seconds is processed in windows, which requires timestamps. Shorter
+        audio is also processed in this way if `temperature` is a list, if `no_speech_threshold`,
+        `return_token_timestamps` or `return_segments` is set, or if features are computed lazily.
+
+        The thresholds and `condition_on_prev_tokens` can also be set in the generation config, and
+        `temperature` if it is a list.
 
         Args:
-            input_features: Spectrograms, `(batch, mels, frames)`: an array, or an object with a
-                `window` method (:class:`hfseq.data.audio.Spectrograms`) that computes one window
-                at a time.
-            generation_config: Generation options. It is never modified. Default: the model's.
+            input_features: Spectrograms, `(batch, mels, frames)`. This is an array, or an object
+                that computes the features lazily: its method `window` returns one window
+                (:class:`hfseq.data.audio.Spectrograms`).
+            generation_config: Generation options, which are not modified. The default is the
+                generation config of the model.
             logits_processor: Additional logits processors.
-            return_timestamps: Whether to predict timestamps. Default: `True` for windows, and the
-                value in `generation_config` otherwise.
+            return_timestamps: Whether to predict timestamps. The default is `True` for long audio,
+                with `return_segments`, and for lazy features. Otherwise it is the value in
+                `generation_config`.
             task: `"transcribe"` or `"translate"`.
             language: The language of the speech as a code, an English name or a token (`"de"`,
                 `"german"`, `"<|de|>"`), or a list with one language per row. By default a
-                multilingual model detects it.
+                multilingual model detects the language.
             is_multilingual: Overrides the value in `generation_config`.
-            prompt_ids: Tokens of the text that precedes the audio.
-            condition_on_prev_tokens: Whether each window is conditioned on the text before it.
-            return_segments: Whether to return segments also for short audio.
-            attention_mask: `(batch, frames)`, 1 for the frames of each row and 0 for its padding.
-                Only used for windows.
-            monitor_progress: Called before each window, and once at the end, with an array
-                `(batch, 2)`: the processed frames and all frames of each row.
+            prompt_ids: Tokens of a text that precedes the audio, for example with names that occur
+                in it (`processor.get_prompt_ids`).
+            prompt_condition_type: How `prompt_ids` is combined with the text of previous windows if
+                `condition_on_prev_tokens` is set. With `"first-segment"`, the default, it is the
+                start of that text. With `"all-segments"`, it precedes the text in every window.
+            condition_on_prev_tokens: Whether the prompt of each window contains the text of the
+                previous windows. Text that was sampled at a temperature of 0.5 or more is not used.
+            temperature: A temperature, or a list of temperatures such as `(0.0, 0.2, 0.4, 0.6, 0.8,
+                1.0)`. 0 selects greedy search or beam search, other values select sampling. If a
+                window does not pass the thresholds, it is decoded again at the next temperature.
+                The result of the last temperature is used in any case.
+            compression_ratio_threshold: Highest ratio between the size of a window's tokens and
+                their size after compression by zlib, for example 1.35. A higher ratio is caused by
+                repetitions.
+            logprob_threshold: Lowest average log-probability of a window's tokens, for example
+                -1.0.
+            no_speech_threshold: Windows are skipped if the probability of silence is higher than
+                this value, for example 0.6, and the average log-probability is below
+                `logprob_threshold`.
+            return_token_timestamps: Whether to return the time of each token. It is derived from
+                the cross-attention of the `alignment_heads` in the generation config.
+            return_segments: Whether to return segments for short audio, too.
+            attention_mask: `(batch, frames)`, 0 for padding. It is only used if audio is processed
+                in windows: for the length of long audio and for times of tokens.
+            monitor_progress: Function that is called before each window, and once at the end. Its
+                argument is an array `(batch, 2)` with the number of processed frames and the total
+                number of frames of each row.
             params: Parameters to use instead of the model's.
             **kwargs: Other options of `generate`.
 
         Returns:
-            A :class:`FlaxWhisperOutput` for windows. Otherwise the output of the generic
-            `generate`, whose `sequences` begin with the prompt.
+            A :class:`FlaxWhisperOutput` if audio is processed in windows. Otherwise the output of
+            the generic `generate`, whose `sequences` start with the prompt.
 
         Raises:
-            UsageError: The model lacks the language, the task or timestamps, or the inputs have
-                the wrong shape.
+            UsageError: The model does not support the language, the task or timestamps, options
+                contradict each other, or the inputs have the wrong shape.
         """
         if input_features is None:
             input_features = kwargs.pop("input_ids", None)
         encoder_outputs = kwargs.get("encoder_outputs")
         if input_features is None and encoder_outputs is None:
             raise UsageError("generate: Whisper needs input_features (or encoder_outputs)")
-        options = _Options(self, generation_config, kwargs)
+        window_options = {
+            "condition_on_prev_tokens": condition_on_prev_tokens,
+            "compression_ratio_threshold": compression_ratio_threshold,
+            "logprob_threshold": logprob_threshold,
+            "no_speech_threshold": no_speech_threshold,
+        }
+        options = _Options(self, generation_config, {**kwargs, **window_options})
+        fallback = Fallback.from_options(options, temperature)
+        previous_text = PreviousText.from_options(options, prompt_ids, prompt_condition_type)
 
         window = ENCODER_STRIDE * self.config.max_source_positions
         frames = window
@@ -119,10 +155,13 @@ class WhisperGeneration(_Model):
             input_features = _checked_features(input_features)
             frames = input_features.shape[2]
             return_segments |= hasattr(input_features, "window")
-        windowed = return_segments or frames > window
+        return_segments |= frames > window
+        windowed = return_segments or fallback.is_active or bool(return_token_timestamps)
         if return_timestamps is None:
-            return_timestamps = True if windowed else bool(options("return_timestamps"))
-        _check_timestamps(options, return_timestamps, windowed, frames, window)
+            return_timestamps = return_segments or bool(options("return_timestamps"))
+        _check_timestamps(options, return_timestamps, frames, window)
+        if windowed:
+            _check_windowed(options, encoder_outputs, input_features, return_token_timestamps)
         if input_features is not None and not windowed:
             input_features = _pad_frames(input_features, window)
         rows = (input_features if encoder_outputs is None else encoder_outputs[0]).shape[0]
@@ -132,7 +171,7 @@ class WhisperGeneration(_Model):
             features = None if encoder_outputs is not None else input_features
             if windowed and features is not None:
                 first_windows = [(row, 0, window) for row in range(rows)]
-                features = _cut_windows(features, first_windows, window)
+                features = cut_windows(features, first_windows, window)
             return self.detect_language(features, encoder_outputs, params=params)
 
         prompt: Any = kwargs.get("decoder_input_ids")
@@ -144,26 +183,48 @@ class WhisperGeneration(_Model):
         if return_timestamps:
             call_options["timestamp_rules"] = _timestamp_rules(options)
 
-        def generate_text(features: Any, prompt: Any, **overrides: Any) -> Any:
+        def generate_text(features: Any = None, **overrides: Any) -> Any:
             return super(WhisperGeneration, self).generate(
                 features,
                 generation_config,
                 logits_processor=logits_processor,
-                **{**call_options, "decoder_input_ids": prompt, **overrides},
+                **{**call_options, **overrides},
             )
 
-        prefix = None if prompt_ids is None else np.asarray(prompt_ids, np.int32)
         if not windowed:
+            prefix = previous_text.prompt_ids
             if prefix is not None:
                 prompt = _prepend(prefix, prompt, rows)
-            return generate_text(input_features, prompt)
-        if condition_on_prev_tokens is None:
-            condition_on_prev_tokens = bool(options("condition_on_prev_tokens"))
-        ends = _row_ends(input_features, attention_mask, rows, frames, window)
-        transcriber = _WindowTranscriber(
-            self, options, np.asarray(prompt), prefix, condition_on_prev_tokens, generate_text
+            search = search_options(fallback.temperatures[0])
+            return generate_text(input_features, decoder_input_ids=prompt, **search)
+
+        def window_request(**overrides: Any) -> Request:
+            arguments = {**call_options, **overrides}
+            key = arguments.pop("prng_key", None)
+            arguments.pop("params")
+            arguments.pop("trace", None)
+            model = cast("GenerativeModel", self)
+            return make_request(
+                model, None, generation_config, key, params, logits_processor, arguments
+            )
+
+        decoder = WindowDecoder(
+            self,
+            options,
+            fallback,
+            np.shape(prompt)[1],
+            options("alignment_heads") if return_token_timestamps else None,
+            rows,
+            generate_text,
+            window_request,
+            kwargs.get("prng_key"),
+            params,
+            kwargs.get("extra"),
         )
-        return transcriber.transcribe(input_features, ends, monitor_progress)
+        ends = _row_ends(input_features, attention_mask, rows, frames, window)
+        audio_ends = ends if attention_mask is None else np.asarray(attention_mask).sum(-1)
+        transcriber = WindowTranscriber(self, options, decoder, np.asarray(prompt), previous_text)
+        return transcriber.transcribe(input_features, ends, audio_ends, monitor_progress)
 
     def detect_language(
         self,
@@ -175,7 +236,7 @@ class WhisperGeneration(_Model):
 
         Args:
             input_features: Spectrograms of one window, `(batch, mels, frames)`.
-            encoder_outputs: The encoder's output, as an alternative to `input_features`.
+            encoder_outputs: The output of the encoder, instead of `input_features`.
             params: Parameters to use instead of the model's.
 
         Returns:
@@ -196,11 +257,17 @@ class WhisperGeneration(_Model):
         programs = vars(self).setdefault("_generation_programs", Programs())
         key = "language", start, tuple(language_tokens), self._options
         program = programs.setdefault(key, jax.jit(choose))
-        return program(self.params if params is None else params, input_features, encoder_outputs)
+        params = self.params if params is None else params
+        tokens = program(params, input_features, encoder_outputs)
+        return tokens if isinstance(tokens, jax.core.Tracer) else sharding.replicate(tokens)
 
 
 class _Options:
-    """Looks up options: in the keywords, the passed generation config, the model's, its config."""
+    """Looks up options in several places.
+
+    These are the keyword arguments, the generation config that was passed, the generation config of
+    the model, and the configuration of the model, in this order.
+    """
 
     def __init__(self, model: Any, generation_config: Any, kwargs: Mapping[str, Any]):
         self.kwargs = kwargs
@@ -218,7 +285,7 @@ class _Options:
 
 
 def _checked_features(features: Any) -> Any:
-    """Returns spectrograms as an array (lazy ones as they are) after a check of their rank."""
+    """Returns spectrograms as an array and checks their rank. Lazy features are returned as is."""
     if not hasattr(features, "window") and not isinstance(features, jax.Array):
         features = np.asarray(features, np.float32)
     if features.ndim != 3:
@@ -241,23 +308,23 @@ def _pad_frames(features: Any, window: int) -> Any:
 def _row_ends(
     features: Any, attention_mask: Any, rows: int, frames: int, window: int
 ) -> np.ndarray:
-    """Returns the number of frames of each row, `(batch,)`."""
+    """Returns the number of frames of each row, `(batch,)`. Padding of short audio is included."""
     if hasattr(features, "ends"):
         return features.ends
+    if frames <= window:
+        return np.full(rows, frames)
     if attention_mask is not None:
         return np.asarray(attention_mask).sum(-1)
-    if rows > 1 and frames > window:
+    if rows > 1:
         raise UsageError(
-            f"generate: {rows} rows of more than 30 seconds need attention_mask, which gives their "
-            "lengths. The feature extractor returns it with return_attention_mask=True"
+            f"generate: {rows} rows of more than 30 seconds need attention_mask, which determines "
+            "their lengths. The feature extractor returns it with return_attention_mask=True"
         )
     return np.full(rows, frames)
 
 
-def _check_timestamps(
-    options: _Options, return_timestamps: bool, windowed: bool, frames: int, window: int
-) -> None:
-    if windowed and not return_timestamps:
+def _check_timestamps(options: _Options, return_timestamps: bool, frames: int, window: int) -> None:
+    if frames > window and not return_timestamps:
         raise UsageError(
             f"generate: return_timestamps=False is not possible for {frames} frames: they are "
             f"processed in windows of {window} frames, which end at timestamps. Pass "
@@ -266,6 +333,35 @@ def _check_timestamps(
     if return_timestamps and options("no_timestamps_token_id") is None:
         raise UsageError(
             "generate: return_timestamps=True needs no_timestamps_token_id in the "
+            "generation_config, as in Whisper's checkpoints"
+        )
+
+
+def _check_windowed(
+    options: _Options, encoder_outputs: Any, features: Any, return_token_timestamps: bool | None
+) -> None:
+    """Raises UsageError if audio cannot be processed in windows."""
+    reasons = (
+        "temperature as a list, no_speech_threshold, return_token_timestamps and return_segments"
+    )
+    if encoder_outputs is not None:
+        raise UsageError(
+            f"generate: {reasons} require input_features instead of encoder_outputs, because "
+            "audio is processed in windows"
+        )
+    if isinstance(features, jax.core.Tracer):
+        raise UsageError(
+            f"generate: {reasons} are not possible under jax.jit, because they process audio in "
+            "windows. Call generate outside of jit"
+        )
+    if (returned := options("num_return_sequences")) not in (None, 1):
+        raise UsageError(
+            f"generate: num_return_sequences={returned} is not possible with {reasons}, nor with "
+            "long audio, because the next window depends on the text of the previous one"
+        )
+    if return_token_timestamps and options("alignment_heads") is None:
+        raise UsageError(
+            "generate: return_token_timestamps=True needs alignment_heads in the "
             "generation_config, as in Whisper's checkpoints"
         )
 
@@ -312,7 +408,7 @@ def _decoder_prompt(
     timestamps: bool,
     detect_languages: Callable[[], jax.Array],
 ) -> Any:
-    """Returns the first tokens of each row: start, language, task, "no timestamps".
+    """Returns the prompt of each row: the tokens for start, language, task and "no timestamps".
 
     Args:
         options: The options of the call.
@@ -321,14 +417,17 @@ def _decoder_prompt(
         language: The requested language or languages, if any.
         timestamps: Whether timestamps are predicted.
         detect_languages: Predicts the language tokens of all rows. It is only called if neither
-            the arguments nor `options` name a language.
+            the arguments nor `options` specify a language.
 
     Returns:
-        int32 tokens, `(batch, length)`: a JAX array while tracing, otherwise a NumPy array.
+        Tokens, int32 `(batch, length)`, as a JAX array while tracing, otherwise as a NumPy array.
     """
     start, no_timestamps = options("decoder_start_token_id"), options("no_timestamps_token_id")
     if start is None:
-        raise UsageError("generate: Whisper needs decoder_start_token_id: pass it")
+        raise UsageError(
+            "generate: Whisper needs decoder_start_token_id. Pass it, or set it in the "
+            "generation_config"
+        )
     task = options("task") if task is None else task
     language = options("language") if language is None else language
     forced: list[int | None] = []
@@ -368,7 +467,7 @@ def _decoder_prompt(
 
 
 def _forced_tokens(options: _Options) -> list[int | None]:
-    """Returns the prompt after the start token that old checkpoints have as forced_decoder_ids."""
+    """Returns the tokens after the start token from `forced_decoder_ids` of old checkpoints."""
     pairs = options("forced_decoder_ids") or []
     if [position for position, _ in pairs] != list(range(1, len(pairs) + 1)):
         raise UsageError(
@@ -378,7 +477,7 @@ def _forced_tokens(options: _Options) -> list[int | None]:
 
 
 def _language_token(name: str, tokens: Mapping[str, int]) -> int:
-    """Returns the token of a language, given as a token, a code, or an English name."""
+    """Returns the token ID of a language. `name` is a token, a code or an English name."""
     from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
     if not isinstance(name, str):
@@ -398,211 +497,7 @@ def _language_token(name: str, tokens: Mapping[str, int]) -> int:
 
 
 def _prepend(prefix: np.ndarray, prompt: Any, rows: int) -> Any:
-    """Returns `(batch, length)`: the tokens `prefix` and then the prompt of each row."""
+    """Returns the tokens `prefix` followed by the prompt of each row, `(batch, length)`."""
     xp: Any = jnp if isinstance(prompt, jax.Array) else np
     prompt = xp.concatenate([xp.broadcast_to(prefix, (rows, len(prefix))), prompt], axis=1)
     return prompt if isinstance(prompt, jax.core.Tracer) else np.asarray(prompt)
-
-
-# -- long audio
-# ----------------------------------------------------------------------------------------
-
-
-class _WindowTranscriber:
-    """Transcribes audio window by window. Each row advances at its own pace."""
-
-    def __init__(
-        self,
-        model: Any,
-        options: _Options,
-        prompts: np.ndarray,
-        prefix: np.ndarray | None,
-        conditioned: bool,
-        generate_text: Callable[..., Any],
-    ):
-        self.prompts, self.prefix, self.conditioned = prompts, prefix, conditioned
-        self.generate_text = generate_text
-        self.window = ENCODER_STRIDE * model.config.max_source_positions
-        self.max_positions: int = model.config.max_target_positions
-        self.first_timestamp: int = options("no_timestamps_token_id") + 1
-        eos = options("eos_token_id")
-        self.eos_tokens = set(eos) if isinstance(eos, list) else {eos}
-        pad = options("pad_token_id")
-        self.pad = next(iter(self.eos_tokens)) if pad is None else pad
-        self.max_new_tokens = options("max_new_tokens")
-        self.max_length = options("max_length")
-        suppressed: Sequence[int] = options("suppress_tokens") or ()
-        self.previous_text_token = options("prev_sot_token_id")
-        if self.previous_text_token is None and len(suppressed) >= 2:
-            self.previous_text_token = suppressed[-2]
-
-    def transcribe(
-        self,
-        features: Any,
-        ends: np.ndarray,
-        monitor: Callable[[np.ndarray], None] | None = None,
-    ) -> FlaxWhisperOutput:
-        """Transcribes all rows of `features` up to their `ends` in frames, `(batch,)`."""
-        rows = len(ends)
-        segments: list[list[Segment]] = [[] for _ in range(rows)]
-        seek = np.zeros(rows, int)
-        while (active := np.flatnonzero(seek < ends)).size:
-            if monitor is not None:
-                monitor(np.stack([seek, ends], axis=1))
-            # Batch sizes are powers of two, so that few programs are compiled.
-            batch_size = min(1 << (len(active) - 1).bit_length(), rows)
-            active = np.pad(active, (0, batch_size - len(active)), mode="edge")
-            lengths = np.minimum(ends[active] - seek[active], self.window)
-            windows = [
-                (int(row), int(start), int(length))
-                for row, start, length in zip(active, seek[active], lengths, strict=True)
-            ]
-            prompt, mask = self.window_prompt([segments[row] for row in active], active)
-            masks = {} if mask is None else {"decoder_attention_mask": mask}
-            output = self.generate_text(
-                _cut_windows(features, windows, self.window),
-                prompt,
-                **self.length_options(prompt.shape[1]),
-                **masks,
-            )
-            tokens = np.asarray(output.sequences)[:, prompt.shape[1] :]
-            # Padding repeats the last active row: its last copy counts.
-            for row, index in {row: index for index, row in enumerate(active.tolist())}.items():
-                new_segments, frames = self.split_segments(
-                    self.before_eos(tokens[index]),
-                    float(seek[row]) * TIME_PRECISION / ENCODER_STRIDE,
-                    int(lengths[index]),
-                )
-                segments[row] += new_segments
-                seek[row] += frames
-        if monitor is not None:
-            monitor(np.stack([seek, ends], axis=1))
-        texts = [np.concatenate([np.zeros(0, np.int32), *_tokens(row)]) for row in segments]
-        sequences = np.full((rows, max(map(len, texts))), self.pad, np.int32)
-        for row, text in enumerate(texts):
-            sequences[row, : len(text)] = text
-        return FlaxWhisperOutput(sequences, segments)
-
-    def before_eos(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the tokens of a row before its EOS."""
-        ends = np.flatnonzero(np.isin(tokens, [*self.eos_tokens]))
-        return tokens[: ends[0]] if ends.size else tokens
-
-    def length_options(self, prompt_length: int) -> dict[str, int]:
-        """Returns the length limit of a window: max_new_tokens, or by default max_length."""
-        if self.max_new_tokens is not None:
-            if prompt_length + self.max_new_tokens > self.max_positions:
-                raise UsageError(
-                    f"generate: max_new_tokens={self.max_new_tokens} after the {prompt_length} "
-                    f"tokens of a prompt exceeds the model's {self.max_positions} positions. Use "
-                    "fewer new tokens or a shorter prompt"
-                )
-            return {"max_new_tokens": self.max_new_tokens}
-        if self.max_length is None:
-            return {"max_length": self.max_positions}
-        allowance = min(self.max_positions // 2 - 1, prompt_length)
-        return {"max_length": min(self.max_length + allowance, self.max_positions)}
-
-    def window_prompt(
-        self, previous_segments: Sequence[Sequence[Segment]], active: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Builds the prompts of the active rows.
-
-        Args:
-            previous_segments: The segments of each active row so far.
-            active: The numbers of the active rows.
-
-        Returns:
-            Tokens, `(batch, length)`, and a mask that is 0 for padding, or None without padding.
-        """
-        prompts = self.prompts[active]
-        if not self.conditioned:
-            if self.prefix is None:
-                return prompts, None
-            return _prepend(self.prefix, prompts, len(active)), None
-        first_text: list[np.ndarray] = []
-        if self.prefix is not None:  # the text before the first window
-            starts = self.prefix[0] == self.previous_text_token
-            first_text = [self.prefix[1:] if starts else self.prefix]
-        if not first_text and not previous_segments[0]:
-            return prompts, None
-        previous = self.previous_text_token
-        start = [] if previous is None else [np.asarray([previous], np.int32)]
-        texts = []
-        for segments in previous_segments:
-            # Two timestamps close a window's last segment. The second one opens the next segment.
-            parts = [
-                part[:-1] if len(part) > 2 and part[-2] >= self.first_timestamp else part
-                for part in _tokens(segments)
-            ]
-            text = np.concatenate([np.zeros(0, np.int32), *first_text, *parts])
-            texts.append(np.concatenate([*start, text[-(self.max_positions // 2 - 1) :]]))
-        width = max(map(len, texts))
-        padded = np.full((len(texts), width), self.pad, np.int32)
-        for row, text in enumerate(texts):
-            padded[row, width - len(text) :] = text
-        prompt = np.concatenate([padded, prompts], axis=1)
-        return prompt, (prompt != self.pad).astype(np.int32)
-
-    def split_segments(
-        self, tokens: np.ndarray, time: float, frames: int
-    ) -> tuple[list[Segment], int]:
-        """Splits a window's tokens into segments.
-
-        Args:
-            tokens: The tokens of the window, `(length,)`.
-            time: The start of the window in seconds.
-            frames: The length of the window in frames.
-
-        Returns:
-            The segments, and the number of frames until the start of the next window.
-        """
-        is_timestamp = tokens >= self.first_timestamp
-        # A pair of timestamps ends one segment and starts the next. A single timestamp at the end
-        # means that no speech follows it. Tokens without a pair are one segment.
-        pairs = np.flatnonzero(is_timestamp[:-1] & is_timestamp[1:]) + 1
-        if not pairs.size:
-            positions = int(frames / ENCODER_STRIDE)
-            if is_timestamp.any():
-                last = tokens[np.flatnonzero(is_timestamp)[-1]]
-                if last != self.first_timestamp:
-                    positions = int(last) - self.first_timestamp
-            end_time = time + positions * TIME_PRECISION
-            return [{"start": time, "end": end_time, "tokens": tokens}], frames
-        single_end = is_timestamp[-2:].tolist() == [False, True]
-        borders = [*pairs.tolist(), len(tokens)] if single_end else pairs.tolist()
-        if not single_end:
-            borders[-1] += 1  # the last pair stays in one segment, so that it can be recognized
-        segments: list[Segment] = []
-        start = 0
-        for border in borders:
-            part = tokens[start:border]
-            closing = part[-2 if border == borders[-1] and not single_end else -1]
-            begin, end = (int(token) - self.first_timestamp for token in (part[0], closing))
-            segments.append(
-                {
-                    "start": time + begin * TIME_PRECISION,
-                    "end": time + end * TIME_PRECISION,
-                    "tokens": part,
-                }
-            )
-            start = border
-        if single_end:
-            return segments, frames
-        return segments, (int(tokens[start - 2]) - self.first_timestamp) * ENCODER_STRIDE
-
-
-def _cut_windows(features: Any, windows: Sequence[tuple[int, int, int]], window: int) -> np.ndarray:
-    """Cuts windows, given as (row, start, frames), out of spectrograms and pads them with zeros."""
-    batch = np.zeros((len(windows), features.shape[1], window), np.float32)
-    for index, (row, start, frames) in enumerate(windows):
-        if hasattr(features, "window"):
-            part = features.window(row, start, frames)
-        else:
-            part = np.asarray(features[row, :, start : start + frames])
-        batch[index, :, : part.shape[1]] = part
-    return batch
-
-
-def _tokens(segments: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
-    return [np.asarray(segment["tokens"], np.int32) for segment in segments]

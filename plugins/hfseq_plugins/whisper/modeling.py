@@ -1,7 +1,7 @@
 """Whisper (Radford et al., 2022, https://arxiv.org/abs/2212.04356) on Flax NNX.
 
-The model is a pre-norm BART whose encoder reads spectrograms. The encoder's input always covers 30
-seconds. Attribute names match the checkpoint.
+The model is a pre-norm BART whose encoder reads spectrograms of exactly 30 seconds. Attributes are
+named as in checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hfseq_plugins.xglm.modeling import sinusoids
 
 
 class Attention(layers.Attention):
-    """BART's attention without a bias for the keys, which would not change the result."""
+    """BART's attention without a bias of the key projection, which would not change the result."""
 
     def __init__(self, config: PreTrainedConfig, heads: int, rngs: nnx.Rngs, **options: bool):
         super().__init__(config, heads, rngs, **options)
@@ -52,24 +52,30 @@ class DecoderLayer(layers.DecoderLayer):
 def sinusoidal_embedding_init(
     key: jax.Array | None, shape: tuple[int, int], dtype: DTypeLike = jnp.float32
 ) -> jax.Array:
-    """Returns sinusoids, `(length, width)`, under the name of Transformers 4. `key` is ignored."""
+    """Returns sinusoids, `(length, width)`. Transformers 4 also defines this function.
+
+    Args:
+        key: Ignored. Initializers have this argument.
+        shape: `(length, width)`.
+        dtype: The dtype.
+    """
     return jnp.asarray(sinusoids(*shape, None), dtype)
 
 
 class EncoderPositions(nn.Embed):
-    """Sinusoidal position embeddings. They are part of the checkpoint but are not trained."""
+    """Sinusoidal position embeddings, which are part of checkpoints but not trained."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         size = (config.max_source_positions, config.d_model)
         super().__init__(*size, sinusoidal_embedding_init, rngs)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """Maps positions `(...)`, counted from 0, to vectors `(..., hidden)`."""
+        """Maps position IDs, `(...)`, to embeddings, `(..., hidden)`."""
         return jax.lax.stop_gradient(super().__call__(ids))
 
 
 class DecoderPositions(nn.Embed):
-    """Learned position embeddings without reserved rows."""
+    """Learned position embeddings without the unused embeddings of BART."""
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         size = (config.max_target_positions, config.d_model)
@@ -77,7 +83,7 @@ class DecoderPositions(nn.Embed):
 
 
 class Encoder(layers.Encoder):
-    """Two convolutions, the second of which halves the length, and a stack of layers."""
+    """Two convolutions and a stack of layers. The second convolution halves the length."""
 
     layer, positions = EncoderLayer, EncoderPositions
     embedding_norm, norm_first = False, True
@@ -126,7 +132,7 @@ class Decoder(layers.Decoder):
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         super().__init__(config, rngs, own_token_embedding=True)
-        self.scale = 1.0  # PyTorch ignores scale_embedding, too
+        self.scale = 1.0  # as in PyTorch, scale_embedding is ignored
 
 
 class WhisperModule(nnx.Module):
@@ -137,8 +143,8 @@ class WhisperModule(nnx.Module):
 
     @property
     def decoder_embedding(self) -> nn.Embed:
-        """The decoder's token embeddings, which a tied head shares."""
-        return self.decoder.embed_tokens  # type: ignore[return-value]  # made by own_token_embedding
+        """The token embeddings of the decoder, which a tied head also uses."""
+        return self.decoder.embed_tokens  # type: ignore[return-value]  # not None: own_token_embedding=True
 
     def encode(
         self,
@@ -148,7 +154,7 @@ class WhisperModule(nnx.Module):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> out.FlaxModelOutput:
-        """Runs the encoder, without a mask: padding is encoded as silence."""
+        """Runs the encoder without a mask, because padding is encoded as silence."""
         return self.encoder(
             input_features,
             rngs=rngs,
@@ -209,7 +215,7 @@ class WhisperModule(nnx.Module):
 
 
 class ConditionalGeneration(heads.ModelWithHead):
-    """Encoder and decoder with a language-modeling head."""
+    """Encoder and decoder with a language modeling head."""
 
     module = WhisperModule  # type: ignore[assignment]  # not a BART module, but with its methods
 
@@ -218,7 +224,7 @@ class ConditionalGeneration(heads.ModelWithHead):
         self.lm_head = heads.untied_head(config, rngs)
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Maps hidden states to logits over the vocabulary."""
+        """Maps hidden states, `(..., hidden)`, to logits, `(..., vocab_size)`."""
         return (self.model.decoder_embedding.attend if self.lm_head is None else self.lm_head)(x)
 
     @functools.wraps(WhisperModule.decode, assigned=())
@@ -236,7 +242,10 @@ class ConditionalGeneration(heads.ModelWithHead):
 
 
 class AudioClassification(nnx.Module):
-    """A label for the audio, from the mean over positions and, optionally, over all layers."""
+    """Audio classification, from the mean of the encoder's hidden states over positions.
+
+    If `config.use_weighted_layer_sum` is set, the hidden states are a weighted mean over layers.
+    """
 
     def __init__(self, config: PreTrainedConfig, rngs: nnx.Rngs):
         self.encoder = Encoder(config, rngs)
@@ -275,7 +284,7 @@ class AudioClassification(nnx.Module):
 
 
 class FlaxWhisperPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
-    """Base of the Whisper models: configuration, checkpoint names, call signatures."""
+    """Base class of the Whisper models: configuration, checkpoint names and call signatures."""
 
     config_class = WhisperConfig
     base_model_prefix = "model"
@@ -308,10 +317,10 @@ class FlaxWhisperPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
         Args:
             input_features: Spectrograms, `(batch, mels, frames)`.
             decoder_input_ids: Target tokens, `(batch, length)`.
-            attention_mask: Ignored: the padding of audio is not masked.
-            decoder_attention_mask: `(batch, length)`.
+            attention_mask: Ignored, because the padding of audio is not masked.
+            decoder_attention_mask: Mask of the target, `(batch, length)`, 0 for padding.
             position_ids: Ignored.
-            decoder_position_ids: `(batch, length)`.
+            decoder_position_ids: Position IDs of the target, `(batch, length)`.
         """
         return super().__call__(
             input_features,
@@ -387,7 +396,7 @@ class FlaxWhisperPreTrainedModel(FlaxSeq2SeqPreTrainedModel):
         )
 
     def encoder_mask(self, attention_mask: Input, encoder_outputs: EncoderOutputs) -> None:
-        """Returns None: the decoder attends to all positions of the encoder."""
+        """Returns `None`, because the decoder attends to all positions of the encoder."""
         return None
 
 
@@ -401,13 +410,13 @@ class FlaxWhisperModel(FlaxWhisperPreTrainedModel):
 class FlaxWhisperForConditionalGeneration(
     WhisperGeneration, Seq2SeqGeneration, FlaxWhisperPreTrainedModel
 ):
-    """Whisper with its language-modeling head, for transcription and translation of speech."""
+    """Whisper with a language modeling head, for transcription and translation of speech."""
 
     module_class = ConditionalGeneration
 
 
 class FlaxWhisperForAudioClassification(FlaxWhisperPreTrainedModel):
-    """Whisper's encoder with an audio classifier."""
+    """Whisper's encoder for audio classification."""
 
     module_class = AudioClassification
     weight_aliases = {}
@@ -430,7 +439,7 @@ class FlaxWhisperForAudioClassification(FlaxWhisperPreTrainedModel):
 
         Args:
             input_features: Spectrograms, `(batch, mels, frames)`.
-            attention_mask: Ignored: the padding of audio is not masked.
+            attention_mask: Ignored, because the padding of audio is not masked.
         """
         return self.run(
             {"input_features": input_features, **inputs},

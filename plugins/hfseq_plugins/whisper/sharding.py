@@ -1,4 +1,7 @@
-"""Sharding rules of Whisper: those of BART, with convolutions split by output channels."""
+"""Sharding rules of Whisper: the rules of BART, and rules for convolutions and the classifier.
+
+Convolutions are split by output channels.
+"""
 
 from hfseq_plugins.bart import sharding
 
