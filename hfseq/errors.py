@@ -32,8 +32,10 @@ SECRET_VARIABLES = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
 )
 
-_SHORT = 6  # characters; shorter values are not secrets, and redacting them would hide words
-# Not a part of a path or of a longer name such as `hf_corpus/train.txt`.
+# Values of secret variables with at most this many characters are hardly secrets, and redacting
+# them would hide ordinary words.
+_SHORT = 6
+# Matches Hub tokens, but not parts of a path or of a longer name such as `hf_corpus/train.txt`.
 _HUB_TOKEN = re.compile(r"(?<![\w/\\-])(?<!\w\.)hf_[A-Za-z0-9]{30,}(?![\w/\\-]|\.\w)")
 _URL_USER = re.compile(r"(?<=://)[^/@\s'\"]+@")
 _URL_QUERY = re.compile(
@@ -84,7 +86,7 @@ class NonFiniteLoss(HfseqError):
 
 @contextlib.contextmanager
 def _printed_log() -> Iterator[None]:
-    """Prints the messages of hfseq's loggers. Afterwards, the loggers are as they were."""
+    """Prints the messages of hfseq's loggers during the `with` block, then restores the loggers."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     loggers = [logging.getLogger(name) for name in ("hfseq", "hfseq_plugins")]
@@ -120,7 +122,7 @@ def run_command(
         The exit code.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Texts can contain unpaired surrogates from JSON escapes, which no encoding supports.
+        # Output can contain unpaired surrogates (from JSON escapes). No encoding supports them.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _printed_log() if show_log else contextlib.nullcontext():
@@ -147,7 +149,7 @@ def run_command(
 
 
 def expand_home(words: Iterable[str]) -> list[str]:
-    """Expands `~` at the beginning of values, `--flag=~/path`, where shells do not expand it."""
+    """Expands `~` in words such as `--flag=~/path`, where shells do not expand it."""
     return [
         "=".join((flag, os.path.expanduser(value))) if flag.startswith("--") and equals else word
         for word in words
@@ -156,16 +158,17 @@ def expand_home(words: Iterable[str]) -> list[str]:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Makes this process exit within a second after its parent, for whatever reason that ended.
+    """Makes this process exit within a second after its parent process has ended.
 
-    A process that is killed cannot end its child processes itself.
+    A parent that is killed cannot end its child processes, so each child watches its parent.
 
     Args:
         parent: The ID of the parent process.
     """
 
     def watch() -> None:
-        # PR_SET_PDEATHSIG would signal the end of the thread that started this process.
+        # PR_SET_PDEATHSIG is unsuitable: Linux sends that signal when the parent's thread that
+        # started this process ends, even if the parent process continues.
         while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)
@@ -182,8 +185,9 @@ def _drop_output() -> None:
 def redact(text: str, token: str | None = None) -> str:
     """Removes secrets from a text: Hub tokens, values of secret variables, and credentials in URLs.
 
-    Secret values are only removed as whole words. A Hub token consists of `hf_` and at least 30
-    letters or digits, and is not a part of a path or of a longer name.
+    The values of the environment variables in `SECRET_VARIABLES` are only removed where they are
+    whole words. A Hub token consists of `hf_` and at least 30 letters or digits, and is not a part
+    of a path or of a longer name.
 
     Args:
         text: The text.
@@ -217,20 +221,70 @@ def redact_private(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error message, or the error type if it has none."""
+    """Returns the first line of an error message, or the error type if it has none.
+
+    If the line introduces others, as in "one of:", all lines are joined to one.
+    """
     text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    first = text.partition("\n")[0].strip()
+    if first.endswith((":", ",", "(", "[", "{")):
+        return one_line(text, 600)
+    return first or type(error).__name__
 
 
 def one_line(text: object, max_length: int = 300) -> str:
     """Joins the lines of a message, and truncates it to `max_length` characters."""
-    return " ".join(str(text).split())[:max_length]
+    line = " ".join(str(text).split())
+    return line if len(line) <= max_length else f"{line[: max_length - 3]}..."
+
+
+def import_problem(error: BaseException, packages: str | Iterable[str], requirement: str) -> str:
+    """Returns a clause about optional packages that cannot be imported.
+
+    The clause distinguishes a package that is not installed from one whose import fails, for
+    instance because a dependency of the package is missing.
+
+    Args:
+        error: The error of the import statement.
+        packages: Names of the packages in import statements.
+        requirement: What to install with pip.
+    """
+    names = [packages] if isinstance(packages, str) else list(packages)
+    cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+    clause = f"requires {' and '.join(names)}"
+    if isinstance(cause, ModuleNotFoundError):
+        if cause.name is None or cause.name.partition(".")[0] in names:
+            quote = "'" if "[" in requirement else ""
+            return f"{clause}: pip install {quote}{requirement}{quote}"
+    reason = f"{type(cause).__name__}: {first_line(cause)}"
+    return f"{clause}, whose import fails ({reason}). pip check lists unmet requirements"
+
+
+@contextlib.contextmanager
+def optional_import(
+    feature: str, packages: str | Iterable[str], requirement: str
+) -> Iterator[None]:
+    """Converts errors of the import statements in the `with` block to `UsageError`.
+
+    Args:
+        feature: What requires the packages, for the message.
+        packages: Names of the packages in import statements.
+        requirement: What to install with pip.
+    """
+    try:
+        yield
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing
+        raise UsageError(f"{feature} {import_problem(error, packages, requirement)}") from error
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """Returns a "did you mean" clause with the closest candidate, or an empty string."""
-    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    """Returns a "did you mean" clause with the closest candidate, or an empty string.
+
+    The dashes before the names of flags are not compared.
+    """
+    names = {candidate.lstrip("-"): candidate for candidate in candidates}
+    close = difflib.get_close_matches(name.lstrip("-"), list(names), n=1, cutoff=0.6)
+    return f"; did you mean '{names[close[0]]}'?" if close else ""
 
 
 def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
@@ -241,8 +295,8 @@ def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
         unique_keys: Whether duplicate keys are an error. Otherwise the last one is used.
 
     Raises:
-        json.JSONDecodeError: The text is not valid JSON or UTF-8, is nested too deeply, contains an
-            integer with thousands of digits, or, with ``unique_keys``, a duplicate key.
+        json.JSONDecodeError: The text is not valid JSON or UTF-8, is nested too deeply, or contains
+            an integer with thousands of digits. With ``unique_keys``, also for a duplicate key.
     """
 
     def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -266,9 +320,9 @@ def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
 
 @contextlib.contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
-    """Yields the path of a temporary file, which replaces `path` after the body.
+    """Yields the path of a temporary file that replaces `path` at the end of the `with` block.
 
-    If the body fails, the old file is kept and the temporary file is deleted.
+    If the block raises an error, the old file is kept and the temporary file is deleted.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
@@ -279,6 +333,6 @@ def atomic_replace(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes `text` as UTF-8. If that fails, the old file is kept."""
+    """Writes `text` to `path` as UTF-8. If writing fails, the old file is kept."""
     with atomic_replace(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

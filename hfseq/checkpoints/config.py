@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hfseq.checkpoints import files
+from hfseq.checkpoints import files, hub
+from hfseq.checkpoints.hub import check_directory
 from hfseq.checkpoints.weights import FLOAT_DTYPES, Tensor
 from hfseq.errors import (
     CheckpointError,
@@ -38,9 +39,10 @@ logger = logging.getLogger("hfseq.checkpoints.config")
 
 MAX_SIZE = 2**31 - 1  # sizes of models fit into int32
 MAX_LAYERS = 2048  # the deepest published transformers have 1,000 layers
-# Limits below which a configuration need not be proportional to its weight file:
-FREE_LAYERS = 256  # layers, which are built in negligible time
-FREE_POSITIONS = 2**20  # values in a position table
+# A model is rejected if its configuration is out of proportion to its weight file. Up to these
+# limits it is always accepted, because building it takes negligible time and memory.
+FREE_LAYERS = 256  # number of layers
+FREE_POSITIONS = 2**20  # values in the position embeddings
 FREE_NEW_VALUES = 2**24  # newly initialized values
 _SIZES = re.compile(
     r"layers?$|heads$|_size$|_dim$|positions$|position_embeddings$|buckets$|^d_|^n_|^num_"
@@ -89,7 +91,7 @@ class Source:
 
 @contextlib.contextmanager
 def wrap_read_errors(location: str) -> Iterator[None]:
-    """Converts errors that the body raises while it reads a configuration to `ConfigError`.
+    """Converts errors that the `with` block raises while it reads a configuration to `ConfigError`.
 
     Configuration classes of Transformers validate little, so they may raise any exception. Errors
     of hfseq, `ImportError` and errors for missing files keep their type.
@@ -134,9 +136,10 @@ def wrap_build_errors(location: str) -> Iterator[None]:
 
 
 def check_mapping(stored: object, location: str) -> None:
-    """Raises `ConfigError` if a configuration is not a JSON object or has special names.
+    """Raises `ConfigError` if a configuration is not a JSON object with allowed names.
 
-    Names such as ``__class__`` would replace attributes of the configuration class.
+    Names that start with ``__``, such as ``__class__``, are not allowed, because they would replace
+    attributes of the configuration class.
     """
     if not isinstance(stored, Mapping):
         raise ConfigError(f"cannot read the configuration of {location}: it is not a JSON object")
@@ -171,7 +174,7 @@ def check_numbers(config: PreTrainedConfig, location: str) -> None:
     for name, value, default in _attributes(config):
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        # A class whose own value is negative uses it as an index, or as "no limit".
+        # If the default of the class is negative, negative values are indices or mean "no limit".
         is_size = _SIZES.search(name) and not (isinstance(default, int) and default < 0)
         limit = MAX_LAYERS if _LAYERS.search(name) else MAX_SIZE
         if isinstance(value, float) and not math.isfinite(value):
@@ -187,14 +190,15 @@ def check_numbers(config: PreTrainedConfig, location: str) -> None:
 
 
 def _attributes(config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yields name, value and class default of the attributes, also of sub-configurations."""
+    """Yields the name, value and class default of all attributes, including sub-configurations."""
     for name, value in vars(config).items():
         yield name, value, getattr(type(config), name, None)
         if name in getattr(config, "sub_configs", {}) and hasattr(value, "__dict__"):
             yield from ((f"{name}.{inner}", *rest) for inner, *rest in _attributes(value))
 
 
-#: Last parts of the names of tensors in quantized checkpoints: packed weights, scales, codebooks.
+#: Matches the names of tensors that only quantized checkpoints have, such as packed weights, scales
+#: and codebooks.
 QUANTIZED_TENSORS = re.compile(
     r"(^|\.)(qweight|qzeros|g_idx|scales|zeros|weight_(packed|scale(_inv|_2)?|scales|shape|"
     r"zero_point|format|g_idx)|input_(scale|zero_point|global_scale)|weight_global_scale|absmax|"
@@ -216,10 +220,12 @@ def quantization_method(config: PreTrainedConfig) -> str | None:
 def check_quantization(
     config: PreTrainedConfig, tensors: Mapping[str, Tensor], location: str
 ) -> None:
-    """Checks that the weights of a configuration with ``quantization_config`` are dequantized.
+    """Checks that a checkpoint does not contain quantized weights.
+
+    A checkpoint with a ``quantization_config`` is accepted if its weights were dequantized.
 
     Raises:
-        WeightsError: The weights are quantized. The message names the method.
+        WeightsError: The weights are quantized. The message contains the quantization method.
     """
     method = quantization_method(config)
     if method is None:
@@ -244,7 +250,7 @@ def raise_quantized(method: str | None, names: Sequence[str], location: str) -> 
     raise WeightsError(
         f"{location} is quantized with {method or 'an unknown method'} (tensors {examples}), which "
         "hfseq does not read. Load it in Transformers, call model.dequantize() and save the "
-        "result, or use the checkpoint that it was made from"
+        "result, or use the original checkpoint that was quantized"
     )
 
 
@@ -253,8 +259,8 @@ def check_against_file(
 ) -> None:
     """Checks that the model of a configuration is not far larger than its weight file.
 
-    Building layers and position tables takes time and memory before the first missing tensor is
-    noticed.
+    Without this check, hfseq would spend time and memory on building the layers and position
+    embeddings before it could report the first missing tensor.
 
     Raises:
         WeightsError: The configuration has far more layers or positions than the weights.
@@ -267,7 +273,7 @@ def check_against_file(
             f"{len(tensors)} tensors: they are of different models"
         )
     num_values = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    # Rotary embeddings have no table.
+    # Models with rotary embeddings have no position embedding matrix.
     has_position_table = not hasattr(type(config), "rope_parameters")
     for name, positions in numbers.items():
         if not has_position_table or not name.endswith("max_position_embeddings"):
@@ -328,10 +334,11 @@ def preset_values(
 
 
 def apply_overrides(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> None:
-    """Sets values of a configuration, and the attributes that its class derives from them.
+    """Sets values of a configuration, and the attributes that its class derives from these values.
 
-    A configuration derives attributes when it is created, not when an attribute is set. For
-    example, T5's ``feed_forward_proj=gated-gelu`` makes ``is_gated_act`` true.
+    For example, T5's configuration class sets ``is_gated_act`` for
+    ``feed_forward_proj=gated-gelu``. Configuration classes derive such attributes in their
+    constructor only, so that setting ``feed_forward_proj`` later would not update them.
 
     Args:
         config: The configuration, which is modified.
@@ -356,7 +363,8 @@ def apply_overrides(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> N
     derived = {
         name: value for name, value in new_values.items() if default_values.get(name, ...) != value
     }
-    # Use the value as the class stores it: T5 interprets tie_word_embeddings differently.
+    # Set the value that the class stores for the override. T5, for example, stores another value
+    # than the given one for tie_word_embeddings.
     requested = {name: new_values.get(name, value) for name, value in overrides.items()}
     for name, value in {**requested, **derived}.items():
         setattr(config, name, value)
@@ -408,16 +416,16 @@ def load_config(
     Args:
         cls: The model class.
         source: Directory, Hub name or weight file of the model.
-        config: A configuration, or the location of one. Default: that of ``source``.
+        config: A configuration, or the location of one. Default: the configuration in ``source``.
         download: Download options.
-        kwargs: Values that override those of config.json, and other keywords.
+        kwargs: Values that override those of config.json, and other keyword arguments.
 
     Returns:
-        The configuration, and the keywords that it does not have.
+        The configuration, and the keyword arguments that are not configuration values.
 
     Raises:
-        UsageError: The configuration is of another family, or ``source`` is a weight file without
-            ``config``.
+        UsageError: The model type is not that of ``cls``, or ``source`` is a weight file and
+            ``config`` is not given.
         CheckpointError: The configuration does not exist.
         ConfigError: The configuration is not valid.
     """
@@ -427,6 +435,7 @@ def load_config(
     location = str(config or source)
     if Path(location).is_file() and not location.endswith(".json"):
         raise UsageError(f"{location} is a weight file: pass its configuration too (config=...)")
+    check_directory(location)
     require_config(location, download)
     with wrap_read_errors(location):
         stored, _ = cls.config_class.get_config_dict(location, **download)
@@ -441,7 +450,11 @@ def load_config(
 
 
 def select_sub_config(config_class: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the sub-configuration of a composite config.json for a class, or all of it."""
+    """Returns the sub-configuration for a class from a composite config.json.
+
+    If config.json is not a composite configuration, or has the model type of the class itself, it
+    is returned unchanged.
+    """
     part = stored.get(getattr(config_class, "base_config_key", "") or "")
     if stored.get("model_type") == config_class.model_type or not isinstance(part, Mapping):
         return stored
@@ -449,10 +462,11 @@ def select_sub_config(config_class: Any, stored: Mapping[str, Any]) -> Mapping[s
 
 
 def native_model_type(stored: Mapping[str, Any]) -> str | None:
-    """Returns the native model type of a config.json that also describes a stock architecture.
+    """Returns the hfseq model type of a config.json that Transformers can load as well, or `None`.
 
-    Some architectures of hfseq have a stock Transformers architecture that computes the same. Their
-    config.json describes the stock architecture, and the native one under the key ``hfseq``.
+    Some architectures of hfseq ("native") compute the same as an architecture of Transformers
+    ("stock"). Their config.json describes the stock architecture, so that Transformers can load the
+    checkpoint. Its key ``hfseq`` contains the values of the native configuration.
     """
     native = stored.get("hfseq")
     name = native.get("model_type") if isinstance(native, Mapping) else None
@@ -460,7 +474,7 @@ def native_model_type(stored: Mapping[str, Any]) -> str | None:
 
 
 def native_config_dict(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config.json of the native architecture (see docs/checkpoints.md)."""
+    """Returns the config.json of the native architecture (see `native_model_type`)."""
     native = {**stored, **stored["hfseq"]}
     del native["hfseq"]
     return native
@@ -469,8 +483,9 @@ def native_config_dict(stored: Mapping[str, Any]) -> dict[str, Any]:
 def native_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Returns the native configuration for a stock configuration with an ``hfseq`` attribute.
 
-    ``transformers.AutoConfig`` loads the stock configuration from such a directory (see
-    :func:`native_model_type`). Other configurations are returned unchanged.
+    For a checkpoint that has both configurations (see :func:`native_model_type`),
+    ``transformers.AutoConfig`` loads the stock configuration. Other configurations are returned
+    unchanged.
 
     Raises:
         UsageError: No plugin registers the native architecture.
@@ -495,24 +510,13 @@ def _check_family(cls: Any, model_type: str | None, location: str) -> None:
         )
 
 
-def check_directory(name: str) -> None:
-    """Raises `CheckpointError` if ``name`` is a path that does not exist, not a Hub name."""
-    path = os.path.expanduser(name)
-    looks_local = os.path.isabs(path) or name.startswith(".") or name.count("/") > 1
-    if looks_local and not os.path.exists(path):
-        raise CheckpointError(
-            f"directory '{name}' does not exist (in '{Path.cwd()}'). Use an existing directory or "
-            "the name of a model on the Hub, such as 'FacebookAI/roberta-base'"
-        )
-
-
 _NO_CONFIG = "{} has no config.json. Use a directory that a model was saved to"
 
 
 def require_config(location: str, download: Mapping[str, Any]) -> None:
     """Raises `CheckpointError` for a directory without config.json.
 
-    Transformers would look for a repository of this name on the Hub.
+    Without this check, Transformers would look for a Hub repository with the name of the directory.
     """
     folder = Path(location) / (download.get("subfolder") or "")
     if Path(location).is_dir() and not (folder / "config.json").is_file():
@@ -542,22 +546,20 @@ def fetcher(source: str, download: Mapping[str, Any]) -> files.Fetch:
     if Path(source).is_dir():
         folder = Path(source, download.get("subfolder") or "")
         return lambda name: str(folder / name) if (folder / name).is_file() else None
-    from hfseq.checkpoints import hub
-
     options = {name: value for name, value in download.items() if name != "proxies"}
     return hub.Repository(source, **options)
 
 
 def check_trusted_config(stored: Mapping[str, Any], trust_remote_code: bool, location: str) -> None:
-    """Checks that a configuration does not require untrusted code of the checkpoint.
+    """Checks that loading a configuration does not require untrusted code from the checkpoint.
 
     Args:
         stored: The contents of config.json.
-        trust_remote_code: Whether code of the checkpoint is trusted.
+        trust_remote_code: Whether the user trusts code from the checkpoint.
         location: Directory or Hub name, for the message.
 
     Raises:
-        ConfigError: The configuration requires untrusted code. The message lists the code.
+        ConfigError: The configuration requires untrusted code. The message lists its files.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -574,7 +576,7 @@ def auto_config(
 
     Args:
         location: Directory, JSON file or Hub name.
-        trust_remote_code: Whether code of the checkpoint may run.
+        trust_remote_code: Whether code from the checkpoint may run.
         **download: Download options.
 
     Raises:
@@ -583,6 +585,7 @@ def auto_config(
     """
     from transformers import AutoConfig, PreTrainedConfig
 
+    check_directory(location)
     try:
         with wrap_read_errors(location):
             stored, _ = PreTrainedConfig.get_config_dict(location, **download)
@@ -624,7 +627,11 @@ def read_config(location: str, download: Mapping[str, Any] | None = None) -> dic
 
 
 def model_type(stored: Mapping[str, Any]) -> str | None:
-    """Returns the model type of a config.json: the native one if it has both, or `None`."""
+    """Returns the model type of a config.json, or `None`.
+
+    If config.json also describes a native architecture (see `native_model_type`), its model type is
+    returned.
+    """
     names = (native_model_type(stored), stored.get("model_type"))
     return next((name for name in names if isinstance(name, str) and name), None)
 
@@ -641,24 +648,28 @@ _ROPE_KEYS = (
     *("global_rope_theta", "local_rope_theta", "global_attn_every_n_layers"),
 )
 _UNKNOWN_TO_4 = (
-    "config.json of this {} has no keys for Transformers 4, which cannot represent its rotary "
-    "embeddings or order of layers. Transformers 4, and converters for its keys, would compute "
-    "different outputs from these weights"
+    "config.json of this {} has no keys for Transformers 4, because that version cannot represent "
+    "the rotary embeddings or the layer order of this model. Transformers 4, and converters that "
+    "read its keys, would compute different outputs from these weights"
 )
 
 
 def write_config(config: PreTrainedConfig, folder: str | Path) -> None:
     """Writes config.json with the keys of Transformers 5 and, where they differ, of Transformers 4.
 
-    Transformers 5 only writes ``rope_parameters``. Transformers 4, and converters and servers that
-    use its keys, ignore them and fall back to the defaults of the class, which changes the outputs
-    of the model. No counterpart is needed for reading: the configuration classes of
-    Transformers 5 accept both kinds of keys. An existing file is unchanged if writing fails.
+    Transformers 5 writes the options of rotary embeddings as ``rope_parameters`` only. Transformers
+    4 ignores this key and uses the defaults of the configuration class instead, which changes the
+    outputs of the model. The same applies to converters and servers that read the keys of
+    Transformers 4. For reading, nothing has to be done: the configuration classes of Transformers 5
+    accept both kinds of keys.
+
+    An existing file is unchanged if writing fails.
     """
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         config.save_pretrained(temporary)
-        # Other files are the code of a class that was registered for saving.
+        # Files other than config.json contain the code of custom classes that the user registered
+        # with `register_for_auto_class`.
         shutil.copytree(
             temporary, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("config.json")
         )
@@ -698,10 +709,13 @@ def add_legacy_keys(config_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _legacy_rope(config_dict: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of Transformers 4 for ``rope``, or ``{}`` and a warning if it has none."""
+    """Returns the keys of Transformers 4 for the rotary embeddings ``rope``.
+
+    If Transformers 4 cannot represent them, logs a warning and returns ``{}``.
+    """
 
     def scaling(part: Mapping[str, Any]) -> dict[str, Any] | None:
-        # Includes rope_theta, which some converters read from here.
+        # Keeps rope_theta in the dictionary, because some converters read it from rope_scaling.
         return None if part["rope_type"] == "default" else dict(part)
 
     if "rope_type" in rope:

@@ -1,9 +1,9 @@
 """Downloads files from the Hugging Face Hub and pushes folders, also in the background.
 
-``huggingface_hub`` is imported inside functions. Its client retries uploads of files, but not
-commits and the creation of repositories, so that this module retries downloads and pushes itself.
-The client has no timeouts for most responses, so that this module adds them to each request.
-Tokens come from the caller, the environment or ``hf auth login``, and never appear in messages.
+``huggingface_hub`` is imported inside functions. Its client retries uploads of files, but neither
+commits nor the creation of repositories, and it has no timeouts for most responses. This module
+therefore adds its own retries and timeouts to downloads and pushes. Tokens come from the caller,
+the environment or ``hf auth login``, and never appear in messages.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ logger = logging.getLogger("hfseq.checkpoints.hub")
 
 T = TypeVar("T")
 
-#: Attempts of a push, and of a download, for which the client has its own retries.
+#: Maximum number of attempts of a push and of a download. Downloads need fewer attempts, because
+#: the client also retries them.
 PUSH_ATTEMPTS, DOWNLOAD_ATTEMPTS = 4, 2
 
-#: Maximum wait in seconds. A longer wait that the Hub requests is an error.
+#: Maximum time in seconds to wait before a retry. If the Hub requests a longer wait, the error is
+#: raised without a retry.
 MAX_RETRY_WAIT = 300.0
 
-#: Seconds without network traffic after which an attempt is abandoned and repeated.
+#: Seconds without network traffic after which an attempt is abandoned and a new one starts.
 ATTEMPT_TIMEOUT = 90.0
 
 #: HTTP status codes of errors that may be temporary.
@@ -56,11 +58,15 @@ SNAPSHOT_DIR = Path(".cache", "push")
 #: Files that a run appends to. They must not be hard-linked into a snapshot.
 APPENDED_FILES = ("*tfevents*", "*.jsonl", "*.log")
 
-#: Minimum size in bytes of hard-linked files. Smaller files are copied into a snapshot.
+#: Files above this size in bytes are hard-linked into a snapshot. Smaller files are copied.
 HARD_LINK_MIN_BYTES = 8_000_000
 
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+#: Endings of the names of files. A checkpoint with such a name is a local path.
+_FOREIGN_SUFFIXES = (".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pt", ".pth")
+_FILE_SUFFIXES = (*_FOREIGN_SUFFIXES, ".bin", ".json", ".msgpack", ".safetensors")
 
 
 class HubError(HfseqError):
@@ -68,6 +74,26 @@ class HubError(HfseqError):
 
 
 # -- finding files
+
+
+def check_directory(name: str | os.PathLike[str]) -> None:
+    """Raises `CheckpointError` if ``name`` is a path that does not exist or cannot be loaded.
+
+    Names that the Hub does not allow, and names with the ending of a file, are paths.
+    """
+    name = os.fspath(name)
+    path, is_file = os.path.expanduser(name), name.lower().endswith(_FILE_SUFFIXES)
+    if os.path.isfile(path) and path.lower().endswith(_FOREIGN_SUFFIXES):
+        problem = f"file '{name}' has a format that hfseq does not read"
+    elif os.path.exists(path) or (not is_file and _HUB_NAME.fullmatch(name)):
+        return
+    else:
+        path_type = "file" if is_file else "directory"
+        problem = f"{path_type} '{name}' does not exist (in '{Path.cwd()}')"
+    raise CheckpointError(
+        f"{problem}. Use an existing directory, such as the output directory of a run, or the name "
+        "of a model on the Hub, such as 'FacebookAI/roberta-base'"
+    )
 
 
 def resolve_file(
@@ -106,8 +132,7 @@ def resolve_file(
     if os.path.isdir(os.path.expanduser(name)):
         local = Path(name).expanduser() / path
         return str(local) if local.is_file() else None
-    if not _HUB_NAME.fullmatch(name):
-        raise CheckpointError(f"no checkpoint at '{name}': neither a directory nor a Hub name")
+    check_directory(name)
     from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
 
     cache = None if cache_dir is None else os.fspath(cache_dir)
@@ -137,7 +162,8 @@ def resolve_file(
             "download"
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        # Offline, if the configuration is cached, a file that is not cached counts as missing.
+        # In offline mode, a file that is not in the cache counts as missing from the checkpoint if
+        # the checkpoint's configuration is in the cache.
         for config in ("config.json", "adapter_config.json"):
             for file in {str(path.with_name(config)), config} - {str(path)}:
                 cached = try_to_load_from_cache(name, file, cache_dir=cache, revision=revision)
@@ -164,6 +190,7 @@ class Repository:
     """
 
     def __init__(self, name: str, **options: Any) -> None:
+        check_directory(name)
         self.name, self._options = name, options
 
     def __call__(self, filename: str) -> str | None:
@@ -173,7 +200,10 @@ class Repository:
         return resolve_file(self.name, filename, **self._options)
 
     def may_contain(self, filename: str) -> bool:
-        """Returns whether a file is in the cache, in the list of files, or the list is unknown."""
+        """Returns `False` if a file is neither in the cache nor in the repository's list of files.
+
+        If the list of files is not available, returns `True`.
+        """
         path = str(PurePosixPath(self._options.get("subfolder") or "", filename))
         return self._is_cached(path) or self._names is None or path in self._names
 
@@ -204,7 +234,7 @@ class Repository:
         except Exception as error:
             if not is_hub_error(error):
                 raise
-            return None  # the request for the file explains the problem
+            return None  # a later request for a file reports the problem
         return None if files is None else frozenset(file.rfilename for file in files)
 
 
@@ -237,7 +267,8 @@ def push_folder(
     """Pushes a complete folder as one commit, and creates the repository if necessary.
 
     Temporary failures are retried after the time that the Hub requests. Files on the Hub that are
-    not in the folder are kept. A repeated push does not send large files again that have arrived.
+    not in the folder are kept. If a push is repeated, large files that have already arrived are not
+    sent again.
 
     Args:
         folder: The folder.
@@ -266,7 +297,7 @@ def push_folder(
     api = HfApi(token=token, library_name="hfseq")
 
     def create() -> str:
-        """Creates missing repository and branch; returns the full name ("user/model")."""
+        """Creates the repository and the branch if necessary, and returns the repository's name."""
         # `None` uses the default of the organization; `False` would make the repository public.
         name = api.create_repo(repo_id, private=private or None, exist_ok=True).repo_id
         if private and not api.repo_info(name).private:
@@ -285,7 +316,8 @@ def push_folder(
             for file, path in files.items()
         ]
         if checkpoint:
-            # Remove old checkpoints: several would look like the checkpoints of a single run.
+            # Remove old checkpoints from the Hub. Otherwise checkpoints of several runs would look
+            # like those of a single run.
             remote_files = api.list_repo_files(name, revision=revision)
             old = {
                 file for file in remote_files if file.startswith(f"{CHECKPOINT_DIR}/")
@@ -325,7 +357,7 @@ def files_to_push(
     """
     if not folder.is_dir():
         raise CheckpointError(f"nothing to push: {folder} is not a directory")
-    # Only complete checkpoints are named by a number.
+    # The directory name of a complete checkpoint is a number. Other directories are incomplete.
     complete = [path for path in (folder / CHECKPOINT_DIR).glob("*") if path.name.isdecimal()]
     newest = max(complete, key=lambda path: int(path.name), default=None) if checkpoint else None
     root = folder.resolve()
@@ -336,7 +368,7 @@ def files_to_push(
             selected = allow is None or any(fnmatch(name, pattern) for pattern in allow)
         if not selected or not path.is_file():
             continue
-        # Targets of links outside the folder are not published, except in the cache of the Hub.
+        # A link could publish a file outside the folder. Only links into the Hub cache are allowed.
         target = path.resolve() if path.is_symlink() else root
         if not (target.is_relative_to(root) or target.is_relative_to(root.parents[1] / "blobs")):
             raise UsageError(
@@ -352,11 +384,12 @@ def files_to_push(
 class BackgroundPusher:
     """Pushes the saves of a training run to the Hub in a background thread, one commit per save.
 
-    ``push`` creates a snapshot of the folder in ``<folder>/.cache`` (hard links for weights, copies
-    of other files) and returns, so that the run can continue to write. During an upload only the
-    newest snapshot is queued. A failed push is logged, and the next push or ``finish`` repeats it.
-    No method raises errors of uploads. Unlike ``HfApi.run_as_future``, the thread does not keep a
-    process alive if an upload stalls.
+    ``push`` creates a snapshot of the folder in ``<folder>/.cache`` and returns, so that the run
+    can continue to write. The snapshot has hard links to weight files and copies of other files.
+    While an upload is running, only the newest snapshot waits for the next upload.
+
+    Errors of uploads are logged, not raised. The next push or ``finish`` repeats a failed push.
+    Unlike ``HfApi.run_as_future``, the thread does not keep a process alive if an upload stalls.
 
     Attributes:
         folder: The folder.
@@ -402,7 +435,7 @@ class BackgroundPusher:
                 self._thread.start()
 
     def finish(self, timeout: float | None = None) -> str | None:
-        """Waits for the pushes, and repeats the last one if it has failed.
+        """Waits until all pushes are complete, and repeats the last push if it has failed.
 
         Args:
             timeout: Seconds without network traffic after which an upload is abandoned. Default:
@@ -492,15 +525,16 @@ def push_command(
 
 
 def set_timeout(seconds: float) -> None:
-    """Sets ``--hub_timeout``, the seconds without network traffic before transfers fail."""
+    """Sets the seconds without network traffic after which transfers fail (``--hub_timeout``)."""
     network.stall_timeout = seconds
 
 
 def with_retries(call: Callable[[], T], attempts: int = PUSH_ATTEMPTS) -> T:
     """Calls a function until it succeeds.
 
-    Retries failed connections, requests without an answer, and the status codes in
-    `RETRYABLE_STATUSES`, after 1, 2, 4, ... seconds or the time that the Hub requests.
+    Failed connections, requests without a response, and responses with a status code in
+    `RETRYABLE_STATUSES` are retried after 1, 2, 4, ... seconds, or after the time that the Hub
+    requests. The error of the last attempt is raised.
 
     Args:
         call: The function.
@@ -541,13 +575,13 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _response(error: BaseException) -> Any:
-    """Returns the HTTP library's response of the first error in the chain that has one, or None."""
+    """Returns the HTTP response that an error or one of its causes contains, or `None`."""
     responses = (getattr(link, "response", None) for link in _chain(error))
     return next((response for response in responses if response is not None), None)
 
 
 def _is_connection_error(error: BaseException) -> bool:
-    # The client uses httpx or httpx2, depending on its version: compare the names of base classes.
+    # The client uses httpx or httpx2, depending on its version, so classes are compared by name.
     names = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
     return bool(names & {"TransportError", "ConnectionError", "TimeoutError"})
 
@@ -575,7 +609,7 @@ def describe_hub_error(error: BaseException) -> str:
         return f"no connection to the Hub ({one_line(root) or type(root).__name__})"
     else:
         reason = "" if root is error else f"{type(root).__name__}: {one_line(root)}"
-    if type(error) in (ValueError, RuntimeError):  # their messages include the file
+    if type(error) in (ValueError, RuntimeError):  # messages of these types contain the file name
         return f"{one_line(error)} {reason}".strip()
     return reason or one_line(error) or type(error).__name__
 

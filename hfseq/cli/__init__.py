@@ -13,6 +13,7 @@ from hfseq.cli import (
     convert,
     evaluate,
     inspect,
+    launch,
     models,
     plan,
     project,
@@ -22,15 +23,17 @@ from hfseq.cli import (
     tasks,
 )
 from hfseq.cli.text import add_json
-from hfseq.errors import UsageError, expand_home, run_command
+from hfseq.errors import expand_home, optional_import, run_command
 from hfseq.plugins import __version__
 from hfseq.training import aot
 from hfseq.training.arguments import reject_token_flags
+from hfseq.training.flag_names import resolve_flags
 
 EXAMPLES = """examples:
   hfseq quickstart                       train a small language model in a few minutes
   hfseq train --list                     list the training objectives
   hfseq train mlm --help                 show examples and flags of an objective
+  hfseq launch --help                    start several processes of a run on this machine
   hfseq tokenizer --help                 train a tokenizer on your own text
   hfseq env                              show versions, plugins and devices, for a bug report
   hfseq new my-encoder                   write my_encoder.py, a working architecture in one file
@@ -71,12 +74,10 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
 def run_completion(arguments: argparse.Namespace) -> int:
     """Prints the completion script of a shell.
 
-    Flags that accept any value complete file names.
+    For flags without a fixed set of values, the script completes file names.
     """
-    try:
+    with optional_import("completion", "shtab", "hfseq[completion]"):
         import shtab
-    except ImportError as error:
-        raise UsageError("completion requires shtab: pip install 'hfseq[completion]'") from error
 
     parser = build_parser()
     (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
@@ -98,13 +99,15 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
      quickstart.add_quickstart, quickstart.run_quickstart, "hfseq quickstart --output_dir demo"),
     ("env", "show versions, plugins and devices", project.add_env, project.run_env,
      "hfseq env --json"),
-    ("plugins", "show what each plugin registers", add_json, project.run_plugins,
+    ("plugins", "list the plugins and their registered names", add_json, project.run_plugins,
      "hfseq plugins --json"),
     ("new", "write a working architecture in one file", project.add_new, project.run_new,
      "hfseq new my-encoder"),
     ("plan", "estimate memory, communication and time of a training run, without its devices",
      plan.add_plan, plan.run_plan,
      "hfseq plan --config gpt2 --mesh data=8,fsdp=8 --devices h200:64 --length 1024"),
+    ("launch", "start several processes of a run on this machine", launch.add_launch,
+     launch.run_launch, launch.EXAMPLES),
     ("report", "show the progress or the results of a run", report.add_report, report.run_report,
      report.EXAMPLES),
     ("compare", "compare the curves and the flags of runs", report.add_compare, report.run_compare,
@@ -158,8 +161,8 @@ COMMANDS: tuple[tuple[str, str, Flags, Run, str], ...] = (
 )  # fmt: skip
 
 
-#: Commands that parse their own flags, because they have hundreds of them.
-#: Their modules are imported on use.
+#: Commands that parse their flags themselves, because they have hundreds of flags. The module of a
+#: command is only imported when the command runs.
 PROGRAMS = {
     "train": "train, fine-tune or evaluate a model",
     "tokenizer": "train a tokenizer on your own text",
@@ -195,9 +198,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_common(parser: argparse.ArgumentParser, suffix: str) -> None:
-    """Adds the flags that are allowed before and after the command.
+    """Adds the flags that are allowed both before and after the command.
 
-    The suffix keeps their values apart: argparse would keep only one of two equal names.
+    The main parser and the parser of the command therefore have the same flags. The suffix
+    distinguishes their names in the namespace. With equal names, argparse would overwrite the value
+    of the first flag.
     """
     parser.add_argument(
         "--plugin",
@@ -218,6 +223,22 @@ def _command_position(args: Sequence[str]) -> int | None:
     while position < len(args) and args[position].startswith("-"):
         position += 2 if args[position] == "--plugin" else 1
     return position if position < len(args) else None
+
+
+def _resolve(
+    args: Sequence[str], position: int | None, parser: argparse.ArgumentParser
+) -> list[str]:
+    """Spells out the flags after the command, which is at ``position``.
+
+    The flags of a program that a command runs, such as ``hfseq launch``, are not changed.
+    """
+    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    if position is None or args[position] not in commands.choices:
+        return list(args)
+    command = commands.choices[args[position]]
+    if any(action.nargs == argparse.REMAINDER for action in command._actions):
+        return list(args)
+    return [*args[: position + 1], *resolve_flags(args[position + 1 :], command)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -241,7 +262,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run() -> int:
         reject_token_flags(args)
         aot.start_quietly()
-        arguments = build_parser().parse_args(args)
+        parser = build_parser()
+        arguments = parser.parse_args(_resolve(args, position, parser))
         arguments.plugin += arguments.plugin_after
         return arguments.run(arguments)
 

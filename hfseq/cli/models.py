@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hfseq import plugins
 from hfseq.cli import flags
 from hfseq.cli.text import add_hidden_alias, colorize
-from hfseq.errors import DataError, UsageError, run_command, write_atomically
+from hfseq.errors import DataError, UsageError, first_line, run_command, write_atomically
 from hfseq.pipelines.lines import (
     LONG_LINE_POLICIES,
     BadLine,
@@ -30,6 +30,7 @@ from hfseq.pipelines.lines import (
     open_input,
     read_lines,
 )
+from hfseq.training.flag_names import resolve_flags
 
 if TYPE_CHECKING:
     from hfseq.pipelines.base import Answer
@@ -39,7 +40,7 @@ hfseq generate my-gpt2 "The law" --do_sample --temperature 0.8 --top_p 0.95 --se
 hfseq generate my-t5 --input_file questions.txt --num_beams 4 --json > answers.jsonl
 cat chapter.txt | hfseq generate my-gpt2 --whole_input --max_new_tokens 200"""
 
-#: Placeholder for a mask, which is replaced by the mask token of the tokenizer.
+#: Spelling of a mask that all models accept, for help texts.
 MASK = "<mask>"
 
 #: Options that have no effect without sampling.
@@ -51,7 +52,26 @@ TRANSLATION_OPTIONS = (
     *("length_penalty", "length_penalty_type", "source_prefix"),
 )
 
-#: Seconds without a new line after which the lines of a stream so far are processed.
+#: Flags of ``hfseq transcribe`` for temperature fallback: arguments of ``add_argument`` and help.
+FALLBACK_FLAGS: dict[str, tuple[dict[str, Any], str]] = {
+    "temperature": (
+        {"nargs": "+"},
+        "Temperatures in the order in which they are tried. 0 is greedy search or beam search; "
+        "other values select sampling.",
+    ),
+    "compression_ratio_threshold": (
+        {},
+        "Highest compression ratio of a window's tokens; repetitions increase it.",
+    ),
+    "logprob_threshold": ({}, "Lowest average log-probability of a window's tokens."),
+    "no_speech_threshold": (
+        {},
+        "Skip windows whose probability of silence is higher and whose average log-probability is "
+        "below --logprob_threshold.",
+    ),
+}
+
+#: If no new line of a stream arrives for this many seconds, the lines so far are processed.
 PAUSE = 0.1
 
 
@@ -85,7 +105,7 @@ def input_lines(
 
     Args:
         input_file: Path of the file, or ``-`` or `None` for standard input.
-        doing: Verb for the message on a terminal, e.g. ``"translating"``.
+        doing: Verb for the message if the input is typed in a terminal, e.g. ``"translating"``.
         replace: Whether to replace invalid UTF-8 by U+FFFD.
 
     Returns:
@@ -102,7 +122,10 @@ def add_fill_mask(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of ``hfseq fill-mask``."""
     parser.add_argument("model", metavar="DIR", help="Directory or Hub name of a masked LM.")
     parser.add_argument(
-        "texts", metavar="TEXT", nargs="+", help=f"Text with {MASK} for each token to predict."
+        "texts",
+        metavar="TEXT",
+        nargs="+",
+        help=f"Text with {MASK} or the model's mask token for each token to predict.",
     )
     flags.add_flag(parser, "top_k", 5, aliases=("--top",))
     flags.add_output_flags(parser.add_argument_group("output"), "Write a JSON list of all texts.")
@@ -123,18 +146,10 @@ def run_fill_mask(arguments: argparse.Namespace) -> int:
         precision=arguments.precision,
         top_k=arguments.top_k,
     )
-    if fill_mask.tokenizer.mask_token_id is None:
-        raise UsageError(
-            f"the tokenizer of {arguments.model} has no mask token: use a masked language model"
-        )
-    unmasked = [text for text in arguments.texts if MASK not in text]
-    if unmasked:
-        raise UsageError(f"no {MASK} in '{unmasked[0]}': insert {MASK} for each token to predict")
-    texts = [text.replace(MASK, fill_mask.tokenizer.mask_token) for text in arguments.texts]
-    predictions = []
+    texts, predictions = arguments.texts, []
     hidden = arguments.disable_tqdm or not sys.stderr.isatty() or len(texts) == 1
     answers = tqdm(fill_mask.stream(texts), total=len(texts), disable=hidden, unit=" texts")
-    for text, answer in zip(arguments.texts, answers, strict=True):
+    for text, answer in zip(texts, answers, strict=True):
         if answer.error is not None:
             raise UsageError(f"'{text}': {answer.error}")
         masks = answer.output
@@ -330,6 +345,13 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         help="Directory for one output file per input file. Default: standard output.",
     )
     flags.add_output_flags(group, "Write a JSON object per file, each on one line.")
+    group.add_argument(
+        "--return_timestamps",
+        choices=("segment", "word"),
+        default="segment",
+        help="Unit of subtitles and JSON: segments, or words. Words require a model with "
+        "alignment_heads in its generation_config. Default: segment.",
+    )
     group = parser.add_argument_group("speech")
     group.add_argument(
         "--language", metavar="NAME", help="Language, e.g. de or german. Default: detected."
@@ -337,7 +359,12 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--task",
         choices=("transcribe", "translate"),
-        help="Transcribe, or translate to English. Default: the model's task, usually transcribe.",
+        help="Transcribe, or translate to English. Default: the model's task, or transcribe.",
+    )
+    group.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        help="Text that precedes the audio, for example names and terms that occur in it.",
     )
     on_rate_mismatch = group.add_argument(
         "--on_rate_mismatch",
@@ -353,6 +380,20 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         "max_new_tokens",
         help_text="Maximum number of generated tokens per 30 seconds of audio.",
     )
+    group = parser.add_argument_group(
+        "temperature fallback",
+        "Windows of 30 seconds that do not pass the thresholds are decoded again at the\n"
+        "next temperature. Common values are --temperature 0 0.2 0.4 0.6 0.8 1\n"
+        "--compression_ratio_threshold 1.35 --logprob_threshold -1 --no_speech_threshold 0.6.",
+    )
+    for name, (options, text) in FALLBACK_FLAGS.items():
+        group.add_argument(f"--{name}", type=float, metavar="X", help=text, **options)
+    group.add_argument(
+        "--condition_on_prev_tokens",
+        action="store_true",
+        default=None,
+        help="Include the text of previous windows in the prompt.",
+    )
     flags.add_model_flags(parser.add_argument_group("model"), batch_size=8)
 
 
@@ -366,7 +407,7 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
 
     names, durations = find_audio(arguments.files), dict[str, float]()
     for name in names:
-        with contextlib.suppress(UnreadableError):  # the pipeline reports it
+        with contextlib.suppress(UnreadableError):  # the pipeline reports unreadable files
             durations[name] = AudioFile(name).seconds
     if arguments.output_dir and arguments.output_file:
         raise UsageError("use either --output_dir or --output_file")
@@ -379,27 +420,25 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
         precision=arguments.precision,
         batch_size=arguments.batch_size,
         resample=arguments.on_rate_mismatch == "convert",
-        generate_kwargs={
-            name: getattr(arguments, name)
-            for name in ("language", "task", "num_beams", "max_new_tokens")
-        },
     )
     hidden, failures = arguments.disable_tqdm or not sys.stderr.isatty(), 0
+    units = "words" if arguments.return_timestamps == "word" else "segments"
     bar_format = "{l_bar}{bar}| {n:.0f}/{total:.0f} s of audio [{elapsed}<{remaining}]"
     total = sum(durations.values())
     with (
         Output(arguments.output_file) as output,
         tqdm(total=total, bar_format=bar_format, disable=hidden, file=sys.stderr) as bar,
     ):
-        timestamps = {"return_timestamps": True, "on_progress": bar.update}
-        options = {**transcribe.options, **(timestamps if transcribe.is_whisper else {})}
+        options = {**transcribe.options, **_transcription_options(arguments, transcribe)}
+        if transcribe.is_whisper:
+            options["on_progress"] = bar.update
         for name, answer in zip(names, transcribe.stream(names, options=options), strict=True):
             chunks = [] if answer.error else answer.output.get("chunks", [])
             record: dict[str, Any] = {
                 "file": name,
                 "seconds": round(durations.get(name, 0.0), 3),
                 "text": "" if answer.error else answer.output["text"].strip(),
-                "segments": [
+                units: [
                     {
                         "start": round(chunk["timestamp"][0], 3),
                         "end": round(chunk["timestamp"][1], 3),
@@ -408,6 +447,8 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
                     for chunk in chunks
                 ],
             }
+            for warning in answer.warnings:
+                bar.write(f"warning: {name}: {warning}", file=sys.stderr)
             if answer.error:
                 failures += 1
                 record["error"] = answer.error
@@ -429,6 +470,43 @@ def run_transcribe(arguments: argparse.Namespace) -> int:
     if failures:
         print(f"{failures} of {len(names)} files could not be transcribed", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _transcription_options(arguments: argparse.Namespace, transcribe: Any) -> dict[str, Any]:
+    """Returns the options of the pipeline of ``hfseq transcribe``.
+
+    Raises:
+        UsageError: A flag does not apply to the model.
+    """
+    if not transcribe.is_whisper:
+        names = ("return_timestamps", "prompt", *FALLBACK_FLAGS, "condition_on_prev_tokens")
+        unused = [name for name in names if getattr(arguments, name) not in (None, "segment")]
+        if unused:
+            raise UsageError(
+                f"{', '.join(f'--{name}' for name in unused)}: only Whisper models have these "
+                f"options, but {arguments.model} is a {transcribe.model.config.model_type} model"
+            )
+    names = (
+        *("language", "task", "num_beams", "max_new_tokens", "condition_on_prev_tokens"),
+        *FALLBACK_FLAGS,
+    )
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    if transcribe.lacks_task(options):
+        options["task"] = "transcribe"
+    if arguments.prompt is not None:
+        if not hasattr(transcribe.tokenizer, "get_prompt_ids"):
+            raise UsageError(
+                f"--prompt requires a Whisper tokenizer, but {arguments.model} has a "
+                f"{type(transcribe.tokenizer).__name__}"
+            )
+        try:
+            options["prompt_ids"] = transcribe.tokenizer.get_prompt_ids(arguments.prompt)
+        except ValueError as error:  # the text contains special tokens
+            raise UsageError(f"--prompt: {first_line(error)}") from error
+    if not transcribe.is_whisper:
+        return {"generate_kwargs": options}
+    timestamps = "word" if arguments.return_timestamps == "word" else True
+    return {"generate_kwargs": options, "return_timestamps": timestamps}
 
 
 def add_caption(parser: argparse.ArgumentParser) -> None:
@@ -518,7 +596,7 @@ def _process_images(arguments: argparse.Namespace, task: str, names: Sequence[st
 
 
 def _transcript_files(names: Sequence[str], folder: Path | None, ending: str) -> dict[str, Path]:
-    """Returns the output path for each audio file. Equal stems get distinct paths."""
+    """Returns the output path for each audio file. Files with equal stems get distinct paths."""
     if folder is None:
         return {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -583,15 +661,17 @@ def add_translate(parser: argparse.ArgumentParser, aliases: bool = False) -> Non
         "--on_bad_line",
         choices=("report", "skip", "replace", "stop"),
         default="report",
-        help="Write an empty line for a line that cannot be translated and exit with code 1 "
-        "(report) or 0 (skip), replace invalid UTF-8 by U+FFFD (replace), or stop. Default: "
-        "report.",
+        help="How to handle a line that cannot be translated. report and skip write an empty line, "
+        "and exit with code 1 (report) or 0 (skip). replace translates lines with invalid UTF-8, "
+        "which it replaces by U+FFFD. stop exits at the first such line. Default: report.",
     )
 
     group = parser.add_argument_group("search")
     flags.add_generation_flag(group, "num_beams", default_text="the model's, or 4")
     flags.add_generation_flag(group, "num_return_sequences", 1)
-    flags.add_generation_flag(group, "max_new_tokens", default_text="over twice the source")
+    flags.add_generation_flag(
+        group, "max_new_tokens", default_text="slightly more than twice the source length"
+    )
     flags.add_generation_flag(group, "length_penalty")
     add_int_flags(
         group,
@@ -635,7 +715,7 @@ def script_arguments(argv: Sequence[str], description: str | None = None) -> arg
         "--plugin", action="append", metavar="FILE", default=[], help="Plugin file to load."
     )
     parser.add_argument("--debug", action="store_true", help="Show the tracebacks of errors.")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(resolve_flags(argv, parser))
     words = list(arguments.texts)
     if arguments.checkpoint_file is not None:
         words.insert(0, arguments.checkpoint_file)
@@ -674,13 +754,13 @@ def run_translate(arguments: argparse.Namespace) -> int:
     options["truncation"] = {"truncate": True, "split": "split", "error": False}[
         arguments.long_lines
     ]
-    pause = PAUSE if total is None else None  # a file has no pauses
+    pause = PAUSE if total is None else None  # regular files are read without pauses
     hidden = arguments.disable_tqdm or not sys.stderr.isatty()
     failures = truncated = count = 0
     sources: deque[str] = deque()
 
     def keep(lines: Iterable[str]) -> Iterator[str]:
-        """Stores each line until its translation arrives."""
+        """Yields the lines, and stores each line until its translation arrives."""
         for line in lines:
             sources.append(line)
             yield line

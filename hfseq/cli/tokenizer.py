@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from hfseq import plugins
-from hfseq.checkpoints.config import apply_overrides, parse_overrides, write_config
+from hfseq.checkpoints.config import (
+    apply_overrides,
+    check_directory,
+    parse_overrides,
+    write_config,
+)
 from hfseq.cli.text import print_json
 from hfseq.data.arguments import CheckedArguments, DataArguments, PositiveInt, option
-from hfseq.errors import UsageError, run_command
+from hfseq.errors import CheckpointError, UsageError, run_command
 from hfseq.training.arguments import parse_flags
 
 BATCH = 1000
@@ -32,7 +37,7 @@ A byte vocabulary needs no text:
 
 @dataclass
 class TokenizerArguments(CheckedArguments):
-    """What to train and where to save it."""
+    """Flags of ``hfseq tokenizer``: the tokenizer to train, and where to save it."""
 
     model_type: str = field(
         metadata={
@@ -95,6 +100,11 @@ def train(arguments: TokenizerArguments, data: DataArguments) -> None:
             f"--output_dir {output} already has a tokenizer; add --overwrite to replace it"
         )
     plugins.load(extra=arguments.plugin)
+    if arguments.config_name:
+        try:
+            check_directory(arguments.config_name)
+        except CheckpointError as error:
+            raise UsageError(f"--config_name {arguments.config_name}: {error}") from error
     overrides = parse_overrides(arguments.config_overrides)
     tokenizer = train_tokenizer(
         [] if arguments.algorithm == "bytes" else training_texts(data),
@@ -135,7 +145,7 @@ def training_texts(data: DataArguments) -> Iterator[list[str]]:
 
 
 def texts(dataset: Any, column: str) -> Iterator[list[str]]:
-    """Yields lists of documents, or of parts of a text without documents."""
+    """Yields lists of documents. A text that is not divided into documents is yielded in pieces."""
     if hasattr(dataset, "pieces"):
         yield from ([piece] for piece in dataset.pieces())
         return

@@ -24,9 +24,15 @@ from hfseq.pipelines.base import (
     input_text,
 )
 
+#: Spellings of a mask for all tokenizers. The mask token of the tokenizer replaces them.
+MASKS = ("<mask>", "[MASK]")
+
 
 class FillMask(Pipeline):
-    """Predicts masked tokens: the ``top_k`` most probable ones, optionally among ``targets``."""
+    """Predicts masked tokens: the ``top_k`` most probable ones, optionally among ``targets``.
+
+    A mask is the mask token of the tokenizer or one of `MASKS`.
+    """
 
     head = "ForMaskedLM"
     defaults: ClassVar = {"top_k": 5, "targets": None, "truncation": False}
@@ -42,11 +48,18 @@ class FillMask(Pipeline):
             ids = encoded["input_ids"][number]
             positions = [position for position, token in enumerate(ids) if token == mask]
             if not positions:
-                return RejectedInput(f"it contains no mask token ({self.tokenizer.mask_token})")
+                names = " or ".join(dict.fromkeys((self.tokenizer.mask_token, MASKS[0])))
+                return RejectedInput(f"it contains no mask token ({names})")
             types = encoded.get("token_type_ids")
             return [Row(ids, types and types[number], positions)]
 
-        return encode_texts(self, inputs, options.get("truncation", False), rows)
+        texts = [self._with_masks(text) if isinstance(text, str) else text for text in inputs]
+        return encode_texts(self, texts, options.get("truncation", False), rows)
+
+    def _with_masks(self, text: str) -> str:
+        for mask in MASKS:
+            text = text.replace(mask, self.tokenizer.mask_token)
+        return text
 
     def forward(self, params: Any, inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Returns the probabilities of all tokens at the masks."""
@@ -111,14 +124,15 @@ def encode_texts(
     make_rows: Any,
     pair_texts: Sequence[str] | None = None,
 ) -> list[list[Row] | RejectedInput]:
-    """Tokenizes all texts in one call.
+    """Tokenizes the texts of all inputs in one call, and returns the rows of each input.
 
     Args:
         pipeline: The pipeline.
         inputs: The inputs.
         truncation: Option of the tokenizer.
-        make_rows: Function from the tokenizer's output and the number of a text to its rows.
-        pair_texts: If given, each text is paired with each of these.
+        make_rows: Function that returns the rows of a text. Its arguments are the tokenizer's
+            output and the index of the text.
+        pair_texts: Second texts. If given, each text is paired with each of them.
     """
     texts = [input_text(text, "text") for text in inputs]
     valid_texts = [text for text in texts if not isinstance(text, RejectedInput)]
@@ -209,8 +223,9 @@ class SentenceSimilarity(Pipeline):
 class TextClassification(Pipeline):
     """Classifies a text, or a pair ``{"text": …, "text_pair": …}``.
 
-    ``top_k`` classes are returned, or all with ``None``. ``function_to_apply`` is ``softmax``,
-    ``sigmoid`` or ``none``. The default depends on the problem type of the model.
+    The ``top_k`` most probable classes are returned, or all classes for ``top_k=None``.
+    ``function_to_apply`` is ``softmax``, ``sigmoid`` or ``none``. Its default depends on the
+    problem type of the model.
     """
 
     head = "ForSequenceClassification"
@@ -262,8 +277,8 @@ def class_scores(config: Any, logits: np.ndarray, function: str | None) -> list[
     Args:
         config: The model's configuration.
         logits: The logits, `(num_labels,)`.
-        function: "softmax", "sigmoid" or "none". By default none for regression, the sigmoid for
-            several labels or a single class, and otherwise the softmax.
+        function: "softmax", "sigmoid" or "none". Default: "none" for regression, "sigmoid" for
+            multi-label classification and for a single class, and otherwise "softmax".
 
     Raises:
         UsageError: Unknown ``function``.
@@ -288,7 +303,7 @@ def class_scores(config: Any, logits: np.ndarray, function: str | None) -> list[
 
 
 def class_label(config: Any, number: int) -> str:
-    """Returns the name of a class, LABEL_0 and so on if the configuration has none."""
+    """Returns the name of a class. The default, as in Transformers, is LABEL_0 and so on."""
     return config.id2label.get(number, f"LABEL_{number}")
 
 
@@ -299,7 +314,10 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 class ZeroShotClassification(Pipeline):
-    """Classifies texts into the labels of the call with a natural language inference model."""
+    """Classifies texts with a natural language inference model.
+
+    The labels are an argument of the call.
+    """
 
     head = "ForSequenceClassification"
     defaults: ClassVar = {
@@ -334,7 +352,11 @@ class ZeroShotClassification(Pipeline):
     def postprocess(
         self, inputs: Any, rows: list[Row], outputs: list[Outputs], options: Options
     ) -> Any:
-        """Compares the entailment of all labels, or of each label with its contradiction."""
+        """Returns the labels with their scores.
+
+        The scores are the softmax of the entailment logits of all labels. With ``multi_label``, or
+        for a single label, a score is the softmax of the entailment and contradiction logits.
+        """
         labels = candidate_labels_of(options)
         logits = np.stack([output["logits"] for output in outputs]).astype(np.float64)
         label_ids = self.model.config.label2id.items()
@@ -353,10 +375,10 @@ class ZeroShotClassification(Pipeline):
 
 
 def candidate_labels_of(options: Options) -> list[str]:
-    """Returns the labels of a zero-shot task: a list, or a string with commas.
+    """Returns the candidate labels of a zero-shot task, which may be a comma-separated string.
 
     Raises:
-        UsageError: There are no labels.
+        UsageError: The option is missing or empty.
     """
     labels = options.get("candidate_labels")
     if isinstance(labels, str):
@@ -367,7 +389,7 @@ def candidate_labels_of(options: Options) -> list[str]:
 
 
 def hypotheses(labels: Sequence[str], template: str) -> list[str]:
-    """Returns the sentence of each label.
+    """Returns the hypothesis of each label, which is the template with the label inserted.
 
     Raises:
         UsageError: The template has no placeholder.
@@ -385,10 +407,10 @@ AGGREGATION_STRATEGIES = ("none", "simple", "first", "average", "max")
 class TokenClassification(Pipeline):
     """Tags the tokens of a text, or returns its entities with an ``aggregation_strategy``.
 
-    Strategies: ``simple`` merges adjacent tokens with the same tag. ``first``, ``average`` and
+    The strategy ``simple`` merges adjacent tokens with the same tag. ``first``, ``average`` and
     ``max`` assign one tag to all tokens of a word. With ``stride``, texts that are longer than the
-    model's limit are read in windows that overlap by this many tokens. With ``is_split_into_words``
-    a text is a list of words.
+    model's limit are read in windows that overlap by this many tokens. With
+    ``is_split_into_words``, a text is a list of words.
     """
 
     head = "ForTokenClassification"
@@ -541,7 +563,11 @@ class TokenClassification(Pipeline):
         return tokens
 
     def _word(self, tokens: list[dict[str, Any]], strategy: str) -> dict[str, Any]:
-        """Returns a word with the scores of its first or most certain token, or the mean scores."""
+        """Returns a word with its class probabilities.
+
+        They are those of its first token (``first``) or of its most certain token (``max``), or the
+        mean over its tokens (``average``).
+        """
         probabilities = np.stack([token["scores"] for token in tokens])
         if strategy == "average":
             scores = probabilities.mean(axis=0)
@@ -577,7 +603,7 @@ def _runs(
 ) -> list[list[dict[str, Any]]]:
     """Groups adjacent items.
 
-    An item is in the group of the previous one if ``continues`` is true.
+    An item is in the group of the previous item if ``continues(previous, item)`` is true.
     """
     runs: list[list[dict[str, Any]]] = []
     for item in items:
@@ -591,7 +617,7 @@ def _runs(
 def _one_entity(previous: dict[str, Any], entity: dict[str, Any]) -> bool:
     """Returns whether a token continues the entity of the previous token.
 
-    ``B-`` starts a new one.
+    A tag with the prefix ``B-`` starts a new entity.
     """
     begins, tag = _tag(entity["entity"])
     return not begins and tag == _tag(previous["entity"])[1]
@@ -602,7 +628,11 @@ def _tag(name: str) -> tuple[bool, str]:
 
 
 def _without_overlap(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the longest of overlapping entities, and of equally long ones the most certain."""
+    """Returns entities without overlaps, for texts that were read in overlapping windows.
+
+    Of two entities that overlap, the longer one is kept, or the more certain one if they are
+    equally long.
+    """
     selected: list[dict[str, Any]] = []
     for current in sorted(entities, key=lambda entity: entity["start"]):
         if selected and current["start"] < selected[-1]["end"]:
@@ -646,8 +676,9 @@ class QuestionAnswering(Pipeline):
         """Answers ``question`` from ``context``.
 
         Args:
-            inputs: Dicts with "question" and "context". With ``context``, the questions.
-            context: A context for all questions, or one per question.
+            inputs: One or more dictionaries with "question" and "context". If ``context`` is given,
+                one or more questions.
+            context: One context for all questions, or one context per question.
             question: One or more questions.
             **options: Options of the task.
         """
@@ -731,7 +762,8 @@ class QuestionAnswering(Pipeline):
             longest = options.get("max_answer_len", 15)
             scores = np.tril(np.triu(np.outer(*probabilities)), longest - 1)
             scores[spans[:, 0] < 0] = scores[:, spans[:, 0] < 0] = 0.0
-            count = 2 * top + 10 if aligned else top  # extended to whole words, some become equal
+            # Read more spans than necessary: some become equal when they are extended to words.
+            count = 2 * top + 10 if aligned else top
             order = np.argsort(-scores, axis=None, kind="stable")[:count]
             firsts, lasts = np.unravel_index(order, scores.shape)
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):

@@ -1,4 +1,8 @@
-"""The common part of all scripts: huge pages, flags before jax starts, log output, exit codes."""
+"""The entry point that all scripts share.
+
+It requests huge pages, validates the flags before jax is imported, shows the log, and converts
+errors to exit codes.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,8 @@ def train(
 
     Args:
         objective: Name of the objective. `None` adds the flag `--objective NAME`.
-        argv: The flags. Default: the command line.
-        program: The command, without the objective, for messages. Default: the script.
+        argv: The flags. Default: the flags of the command line.
+        program: The command without the objective, for messages. Default: the name of the script.
     """
 
     def work() -> None:
@@ -45,8 +49,9 @@ def train(
 def run(main: Callable[[], int | None]) -> int:
     """Runs `main` as a program.
 
-    On Linux, the program may restart itself once, in the same process, to request huge pages. That
-    happens before jax is imported, and only if nothing else runs in this process.
+    On Linux, the program may restart itself once to request huge pages. The restarted program runs
+    in the same process. A restart happens before jax is imported, and only if Python was started to
+    run this program.
 
     Args:
         main: The function to run. Returns an exit code, or `None` for 0.
@@ -63,12 +68,18 @@ def run(main: Callable[[], int | None]) -> int:
 
 
 def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """Returns `environ` with huge pages enabled in glibc, or `None` if that has no effect.
+    """Returns environment variables that enable huge pages, or `None` for no change.
 
-    A step on a CPU returns its large arrays to the system, and the arrays of the next step cause
-    page faults again. That takes a fifth of the time of a small model. glibc (2.35 and later) reads
-    this setting only when a process starts. An explicit setting in `GLIBC_TUNABLES`, including
-    `glibc.malloc.hugetlb=0`, and other allocators are respected.
+    On a CPU, each training step returns the memory of its large arrays to the operating system, so
+    the arrays of the next step cause page faults again. Without huge pages, these page faults take
+    a fifth of the training time of a small model. glibc 2.35 and later can use huge pages, but it
+    reads the setting only when a process starts.
+
+    The function returns `None` if huge pages are not available, if `GLIBC_TUNABLES` contains the
+    setting already (e.g. `glibc.malloc.hugetlb=0`), or if `LD_PRELOAD` may load another allocator.
+
+    Args:
+        environ: The current environment variables.
     """
     tunables = environ.get("GLIBC_TUNABLES", "")
     if TUNABLE in tunables or environ.get("LD_PRELOAD"):
@@ -86,7 +97,10 @@ def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str] | None:
 def is_main_program(argv: Sequence[str], started_with: Sequence[str]) -> bool:
     """Returns whether Python was started to run this script, without a debugger or profiler.
 
-    In tests, in notebooks and with `runpy`, the arguments of Python differ from `argv`.
+    Args:
+        argv: The arguments of the script, `sys.argv`. In tests, in notebooks and with `runpy`, they
+            differ from the end of the command line.
+        started_with: The command line with which Python was started, `sys.orig_argv`.
     """
     same_words = list(started_with[-len(argv) :]) == list(argv)
     is_traced = sys.gettrace() is not None or sys.getprofile() is not None
