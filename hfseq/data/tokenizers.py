@@ -1,4 +1,4 @@
-"""Training of tokenizers for model families, and tables derived from a tokenizer."""
+"""Training of tokenizers for model families, and properties of each token as lookup tables."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ class TokenizerFamily:
 
     Attributes:
         algorithm: Default algorithm of `train_tokenizer`.
-        first: Tokens with the ids 0, 1, ….
-        roles: Tokens by their names in Transformers, e.g. "pad_token". "unk_token" is required.
-        single: Template of the post-processor for a text.
-        pair: Template of the post-processor for a pair of texts.
-        last: Tokens with the last ids.
-        max_length: Maximum length of the tokenizer in tokens.
+        first: Special tokens with the first ids: 0, 1, ….
+        roles: Special tokens by role, e.g. `{"pad_token": "<pad>"}`. The roles are the attribute
+            names of Transformers. "unk_token" is required.
+        single: Template for a single text, in the syntax of `TemplateProcessing`.
+        pair: Template for a pair of texts.
+        last: Special tokens with the last ids.
+        max_length: Maximum length of a text in tokens.
         lstrip: Special tokens that include the space before them.
         segments: Whether the model has `token_type_ids`.
     """
@@ -97,7 +98,8 @@ T5 = TokenizerFamily(
     roles=_SENTENCE_PIECE,
     single="$A </s>",
     pair="$A </s> $B </s>",
-    last=tuple(f"<extra_id_{i}>" for i in reversed(range(100))),  # 0 has the last id, as in T5
+    # As in T5, <extra_id_0> has the last id.
+    last=tuple(f"<extra_id_{i}>" for i in reversed(range(100))),
 )
 MARIAN = TokenizerFamily(
     algorithm="unigram",
@@ -145,28 +147,28 @@ def train_tokenizer(
     normalizer: str | Normalizer | None = None,
     model_max_length: int | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Trains a tokenizer with the special tokens of a family.
+    """Trains a tokenizer with the special tokens of a model family.
 
-    The tokenizer is saved with the generic tokenizer class, because the tokenizer classes of the
-    families rebuild the tokenizer on loading and lose its normalizer, its sentinels and the space
-    before `<mask>`.
+    The tokenizer is saved with the generic tokenizer class of Transformers. The tokenizer classes
+    of the families are not used, because they rebuild the tokenizer when it is loaded. This would
+    lose its normalizer, its sentinels, and the setting that `<mask>` includes the space before it.
 
     Args:
         texts: Texts, or lists of texts.
         family: A family that plugins register ("roberta", "gpt2", …; see `register_tokenizers`).
         algorithm: "bpe" (byte-level), "unigram", "wordpiece", or "bytes" (special tokens and 256
             bytes, without training). Default: the algorithm of the family.
-        vocab_size: Number of tokens including special tokens and T5's 100 sentinels. A small corpus
-            can result in fewer.
+        vocab_size: Number of tokens, including special tokens and T5's 100 sentinels. A small
+            corpus can result in a smaller vocabulary.
         output_dir: Directory for the tokenizer. Without it nothing is saved.
-        min_frequency: Minimum frequency of merged tokens. Ignored by unigram.
+        min_frequency: Minimum frequency of merged tokens. Ignored for "unigram".
         lowercase: Whether to lowercase texts.
         normalizer: "nfc", "nfkc", "nfd", "nfkd" or an object of `tokenizers.normalizers`.
-        model_max_length: Maximum length in tokens. Default: that of the family.
+        model_max_length: Maximum length of a text in tokens. Default: the maximum of the family.
 
     Returns:
-        The tokenizer, as loaded by `AutoTokenizer.from_pretrained(output_dir)`. Its length is the
-        `vocab_size` of the model.
+        The tokenizer, as loaded by `AutoTokenizer.from_pretrained(output_dir)`. Use
+        `len(tokenizer)` as the `vocab_size` of a model.
 
     Raises:
         UsageError: The family or algorithm is unknown, or `vocab_size` is too small.
@@ -183,9 +185,9 @@ def train_tokenizer(
     if algorithm == "bytes":
         if lowercase or normalizer or spec.last or spec.single != "$A":
             raise UsageError(
-                f"a byte vocabulary does not change texts, but '{family}' adds tokens around or "
-                "after them, or --lowercase or --normalizer is given; use --model_type "
-                "vq_transformer or gpt2"
+                "a byte vocabulary does not change texts, so it does not support --lowercase, "
+                "--normalizer, or families with special tokens around a text or at the end of the "
+                f"vocabulary (the family is '{family}'); use --model_type vq_transformer or gpt2"
             )
         tokenizer = wrap_backend(byte_backend(spec.first), spec, model_max_length, verbatim=True)
     else:
@@ -242,8 +244,8 @@ def train_backend(
     least = len(spec.first) + len(spec.last) + len(options.get("initial_alphabet", ()))
     if vocab_size <= least:
         raise UsageError(
-            f"--vocab_size {vocab_size} is too small: special tokens and alphabet require more "
-            f"than {least}"
+            f"--vocab_size {vocab_size} is too small: it must be larger than the number of special "
+            f"tokens and characters of the alphabet, {least}"
         )
     special = [hf.AddedToken(t, lstrip=t in spec.lstrip, special=True) for t in spec.first]
     trainer = trainer_class(
@@ -271,15 +273,15 @@ def train_backend(
     return tokenizer
 
 
-LONGEST_WORD = 10_000  # characters; the training time is quadratic in it
+LONGEST_WORD = 10_000  # in characters; the training time is quadratic in the length of a word
 _LONG_WORD = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD + 1},}}|(?<!\s)\s{{{LONGEST_WORD + 1},}}")
 
 
 def split_long_words(texts: Iterable[str] | Iterable[list[str]]) -> Iterator[list[str]]:
-    """Yields lists of texts without words of more than `LONGEST_WORD` characters.
+    """Yields lists of texts in which words of more than `LONGEST_WORD` characters are divided.
 
-    Texts are divided within such words. Long strings without spaces, such as digits or base64, are
-    as useful for training in parts.
+    Such words are usually digits or base64, which are just as useful for training if they are
+    divided.
     """
     for batch in texts:
         parts = []
@@ -301,8 +303,8 @@ def wrap_backend(
     Args:
         backend: The trained tokenizer.
         spec: The family.
-        model_max_length: Maximum length in tokens. Default: that of the family.
-        verbatim: Whether special tokens that occur in a text are tokenized as text.
+        model_max_length: Maximum length of a text in tokens. Default: the maximum of the family.
+        verbatim: Whether special tokens that occur in a text are tokenized as ordinary text.
 
     Raises:
         UsageError: The vocabulary lacks a special token.
@@ -327,14 +329,14 @@ def wrap_backend(
 
 
 def write_v4_config(folder: Path, generic: bool = False) -> None:
-    """Makes the settings of a tokenizer that Transformers 5 saved readable for Transformers 4.
+    """Makes the saved files of a Transformers 5 tokenizer readable for Transformers 4.
 
-    Generic tokenizers get the class name that both versions know, and additional special tokens the
-    key of version 4.
+    In `tokenizer_config.json`, the class name of generic tokenizers is replaced by a name that both
+    versions support, and additional special tokens are stored under the key of version 4.
 
     Args:
         folder: Directory of the tokenizer.
-        generic: Whether to write the generic class name for any tokenizer.
+        generic: Whether to write the generic class name even if the tokenizer has its own class.
     """
     file = folder / "tokenizer_config.json"
     if not file.exists():
@@ -381,9 +383,12 @@ JOINT_FAMILY = TokenizerFamily(
     pair="$A $B </s>",
 )
 JOINT_ALGORITHMS = ("unigram", "bpe")
-PRUNED_SCORE_STEP = 1e-4  # between the scores of characters that the unigram trainer keeps
-
-SCORE_DIGITS = 6  # of a score; the varying order of additions changes the 15th digit
+# Difference between the scores of successive characters that the unigram trainer adds again after
+# pruning.
+PRUNED_SCORE_STEP = 1e-4
+# Scores are rounded to this number of decimal places, because the order of additions varies between
+# runs and changes about the 15th digit.
+SCORE_DIGITS = 6
 
 
 def train_joint_tokenizer(
@@ -395,21 +400,22 @@ def train_joint_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Trains a tokenizer with a joint vocabulary for the sentences of two languages.
 
-    The ids are `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3. A text is encoded as its tokens and `</s>`.
-    Decoding restores the text with composed characters (NFC) and single spaces. Equal texts give
-    equal vocabularies.
+    The special tokens are `<pad>` (id 0), `<s>` (1), `</s>` (2) and `<unk>` (3). `</s>` is appended
+    to every text. Decoding restores the text with composed characters (NFC) and single spaces. The
+    same texts always result in the same vocabulary.
 
     Args:
         texts: Lists of sentences, with alternating languages.
-        algorithm: "unigram" (as in SentencePiece, with `▁` for spaces; its vocabulary
-            contains every character of the texts) or "bpe" (byte-level, without unknown tokens).
-        vocab_size: Number of tokens. Few texts can result in fewer.
+        algorithm: "unigram" (as in SentencePiece, with `▁` for spaces and with every character of
+            the texts in the vocabulary) or "bpe" (byte-level, so that no token is unknown).
+        vocab_size: Number of tokens. A small corpus can result in a smaller vocabulary.
         output_dir: Directory for the tokenizer. Without it nothing is saved.
-        max_corpus_chars: Number of characters to train on.
+        max_corpus_chars: Maximum number of characters to train on.
 
     Returns:
-        The tokenizer. `AutoTokenizer.from_pretrained(output_dir)` loads the same one, whatever
-        `config.json` the directory contains. Its length is the `vocab_size` of the model.
+        The tokenizer. `AutoTokenizer.from_pretrained(output_dir)` loads the same tokenizer, even if
+        the directory contains the `config.json` of a model. Use `len(tokenizer)` as the
+        `vocab_size` of a model.
 
     Raises:
         UsageError: The algorithm is unknown, or `vocab_size` is too small.
@@ -420,7 +426,8 @@ def train_joint_tokenizer(
         raise UsageError(
             f"--tokenizer_algorithm {algorithm}: expected one of {', '.join(JOINT_ALGORITHMS)}"
         )
-    # Not NFKC, which replaces "…" by "..." and "½" by "1⁄2", unlike reference translations.
+    # NFKC is not used, because it replaces "…" by "..." and "½" by "1⁄2". Reference translations
+    # keep these characters.
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFC()])
 
     def beginning() -> Iterator[str]:
@@ -442,10 +449,11 @@ def train_joint_tokenizer(
 
 
 def _make_reproducible(backend: Tokenizer) -> Tokenizer:
-    """Sorts tokens by score and text, and removes nondeterminism from the scores.
+    """Makes a unigram vocabulary deterministic, and sorts its tokens by score and text.
 
-    The trainer adds pruned characters in the order of a hash table, with scores that increase by
-    `PRUNED_SCORE_STEP`. They all get the lowest score.
+    The trainer prunes characters from the vocabulary and adds them again at the end. The scores of
+    these characters increase by `PRUNED_SCORE_STEP` in the order of a hash table, which varies
+    between runs. This function therefore gives the lowest score to all of them.
     """
     state = json.loads(backend.to_str())
     pieces = state["model"]["vocab"]
@@ -477,15 +485,15 @@ WORD_FAMILY = TokenizerFamily(
 def train_word_tokenizer(
     texts: Iterable[str], vocab_size: int | None = None
 ) -> PreTrainedTokenizerBase:
-    """Creates a tokenizer with the most frequent words of the texts.
+    """Creates a tokenizer whose vocabulary consists of the most frequent words of the texts.
 
-    Words are sequences of letters and digits, or of other characters. The ids are `<pad>` 0,
-    `<unk>` 1, `<sep>` 2 (between the texts of a pair), followed by the words. No tokens are added
-    around a text.
+    Words are sequences of letters and digits, or of other characters except whitespace. The first
+    ids are special tokens: `<pad>` (0), `<unk>` (1) and `<sep>` (2), which is inserted between the
+    texts of a pair. No special tokens are added to a single text.
 
     Args:
         texts: The texts.
-        vocab_size: Number of tokens, by default all words.
+        vocab_size: Maximum number of tokens, including special tokens. Default: no limit.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
@@ -516,18 +524,19 @@ BATCH_PAIRS = 1000
 def load_or_train_joint_tokenizer(
     folder: Path, arguments: TranslationArguments, load: Callable[[], Mapping[str, Dataset]]
 ) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer in `folder`, which is trained first if it does not exist.
+    """Loads the tokenizer in `folder`, or trains and saves it if it does not exist.
 
     If several processes call this function, one of them trains the tokenizer.
 
     Args:
         folder: Directory of the tokenizer.
         arguments: The data flags, for algorithm and size.
-        load: Returns the pairs by split. Called only for training.
+        load: Function that returns the pairs by split. Called only if a tokenizer is trained.
     """
 
     def train(pairs: Dataset, temporary: Path) -> None:
-        # Alternating sides, so that a limit applies equally; shuffled, as files are often sorted.
+        # Source and target alternate, so that the limit of characters applies to both equally.
+        # Batches are shuffled, because files are often sorted.
         batches = -(-len(pairs) // BATCH_PAIRS)
         order = permute(np.arange(batches), batches, derive_key("vocabulary")).tolist()
         batches_in_order = (
@@ -550,16 +559,17 @@ def load_or_train(
     load: Callable[[], Mapping[str, Split]],
     train_and_save: Callable[[Split, Path], None],
 ) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer in `folder`, which is created first if it does not exist.
+    """Loads the tokenizer in `folder`, or creates and saves it if it does not exist.
 
-    If several processes call this function, one of them creates the tokenizer. The main file is
+    If several processes call this function, one of them creates the tokenizer. `tokenizer.json` is
     written last, so that an interrupted run leaves no incomplete tokenizer.
 
     Args:
         folder: Directory of the tokenizer.
         examples_name: Description of the training data, for messages.
-        load: Returns the splits. Called only if the tokenizer does not exist.
-        train_and_save: Trains on the training split and saves the tokenizer in a directory.
+        load: Function that returns the splits. Called only if the tokenizer does not exist.
+        train_and_save: Function that trains a tokenizer on the training split and saves it in a
+            directory.
 
     Raises:
         DataError: There is neither a tokenizer nor a training split.
@@ -609,8 +619,9 @@ def byte_backend(specials: Sequence[str]) -> Tokenizer:
 def byte_characters() -> list[str]:
     """Returns the character that represents each byte in byte-level vocabularies.
 
-    Visible Latin-1 characters represent themselves, other bytes are represented by the characters
-    from U+0100 (the table of GPT-2, which `tokenizers` uses).
+    This is the mapping of GPT-2, which `tokenizers` uses. Bytes that are visible Latin-1 characters
+    are represented by these characters. All other bytes are represented by the characters from
+    U+0100 on.
     """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     other_characters = count(0x100)
@@ -618,7 +629,10 @@ def byte_characters() -> list[str]:
 
 
 def byte_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
-    """Returns the id of each byte, int32 `(256,)`, or `None` if tokens may have several bytes."""
+    """Returns the token id of each byte, int32 `(256,)`, if the tokenizer has a byte vocabulary.
+
+    Returns `None` for all other tokenizers, whose tokens may consist of several bytes.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -632,7 +646,7 @@ def byte_ids(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Returns the id for padding, 0 for tokenizers without a pad token (GPT-2)."""
+    """Returns the token id for padding: the pad token, or 0 if there is none (as in GPT-2)."""
     return 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
@@ -664,8 +678,33 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfi
         )
 
 
+def fit_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Increases `vocab_size` of a new model's configuration for tokens that the tokenizer adds.
+
+    Tokenizer classes add the special tokens of their family to a vocabulary that lacks them. For
+    example, GPT-2 adds `<|endoftext|>`, and T5 adds 100 sentinels. A vocabulary with other ids that
+    exceed `vocab_size` belongs to another model, so the configuration is not changed.
+    """
+    ids = {i for i in tokenizer.get_vocab().values() if i >= config.vocab_size}
+    added_tokens = tokenizer.added_tokens_decoder
+    if not ids or not ids <= added_tokens.keys():
+        return
+    first, *more_ids = sorted(ids)
+    logger.info(
+        "increased vocab_size from %d to %d for %s%s, which the tokenizer adds to its vocabulary",
+        config.vocab_size,
+        max(ids) + 1,
+        added_tokens[first],
+        f" and {len(more_ids)} more tokens" if more_ids else "",
+    )
+    config.vocab_size = max(ids) + 1
+
+
 def special_ids(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> np.ndarray:
-    """Returns true for the ids of special tokens, bool `(size,)`; see `table_size`."""
+    """Returns a lookup table by token id: true for special tokens, bool `(size,)`.
+
+    See `table_size` for the size.
+    """
     table = np.zeros(table_size(tokenizer, size), bool)
     table[tokenizer.all_special_ids] = True
     table[[i for i, token in tokenizer.added_tokens_decoder.items() if token.special]] = True
@@ -673,10 +712,10 @@ def special_ids(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> 
 
 
 def word_start_table(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> np.ndarray:
-    """Returns true for the ids of tokens that start a word, bool `(size,)`; see `table_size`.
+    """Returns a lookup table by token id: true for tokens that start a word, bool `(size,)`.
 
-    Byte-level (`Ġ`) and SentencePiece (`▁`) vocabularies mark the space before a word, WordPiece
-    (`##`) marks tokens that do not start a word.
+    Byte-level (`Ġ`) and SentencePiece (`▁`) vocabularies mark the space before a word. WordPiece
+    vocabularies (`##`) mark tokens that do not start a word. See `table_size` for the size.
 
     Raises:
         UsageError: The vocabulary does not mark words.
@@ -694,10 +733,12 @@ def word_start_table(tokenizer: PreTrainedTokenizerBase, size: int | None = None
 
 
 def word_marks(vocabulary: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Returns the mark of a vocabulary, and the first characters of tokens that start a word.
+    """Determines how a vocabulary marks words.
 
-    The mark is "" if there is none. The first characters are empty if the mark is on tokens that do
-    not start a word (`##`).
+    Returns:
+        A pair. The first element is the mark ("Ġ", "▁" or "##"), or "" if the vocabulary does not
+        mark words. The second element contains the characters with which tokens that start a word
+        begin. It is empty for "##", because this mark is part of tokens that do not start a word.
     """
     marks = {mark: sum(token.startswith(mark) for token in vocabulary) for mark in ("Ġ", "▁", "##")}
     mark = max(marks, key=lambda candidate: marks[candidate])
@@ -708,5 +749,5 @@ def word_marks(vocabulary: Iterable[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def table_size(tokenizer: PreTrainedTokenizerBase, size: int | None) -> int:
-    """Returns the size of a table by token id: that of the tokenizer, at least `size`."""
+    """Returns the size of a lookup table: the tokenizer's largest id + 1, or `size` if larger."""
     return max(size or 0, max(tokenizer.get_vocab().values()) + 1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,7 +22,7 @@ from hfseq.checkpoints import config as config_files
 from hfseq.data.arguments import has_arrays
 from hfseq.data.batches import Batches, ContinuousBatches, WindowBatches
 from hfseq.data.streaming import StreamingBatches
-from hfseq.data.tokenizers import check_vocabulary
+from hfseq.data.tokenizers import check_vocabulary, fit_vocabulary
 from hfseq.errors import CheckpointError, UsageError, first_line
 from hfseq.modeling import lora
 from hfseq.nn import fp8, sharding, trees
@@ -39,7 +42,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Schedule length of planned runs. The optimizer state does not depend on it.
+#: Number of steps of the learning rate schedule of runs that are only planned (`hfseq plan`). The
+#: optimizer state does not depend on this number.
 PLANNED_STEPS = 1_000_000
 
 
@@ -47,10 +51,14 @@ PLANNED_STEPS = 1_000_000
 class Windows:
     """How rows are split into windows (`--update_length`).
 
+    Each step trains one window of each row in the batch. The model's memory is carried from one
+    window to the next.
+
     Attributes:
         length: Tokens per window.
         count: Windows per row.
-        streams: Whether the carried memory is never reset.
+        streams: Whether the memory is never reset (`--state_reset never`). Otherwise, it is reset
+            at the start of each row.
     """
 
     length: int
@@ -60,13 +68,13 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """The batch of a step.
+    """The size of the batch of a step.
 
     Attributes:
         rows: Rows per step, over all devices.
         micro_batches: Number of micro-batches of equal size.
         length: Tokens per row that the model processes.
-        windows: How rows are split into windows. A step then trains one window of each row.
+        windows: How rows are split into windows, or `None` if a step trains whole rows.
     """
 
     rows: int
@@ -97,7 +105,9 @@ class RunData:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """The constant part of a run. `TrainState` and `Progress` contain the rest.
+    """The parts of a run that do not change during training.
+
+    `TrainState` and `Progress` contain the parts that change.
 
     Attributes:
         arguments: The flags.
@@ -106,12 +116,12 @@ class Run:
         tokenizer: The tokenizer or processor.
         layout: The sharding of the parameters.
         data: The data, or `None` if the run is only planned.
-        batch: The batch of a step.
+        batch: The size of the batch of a step.
         optimizer: The optimizer.
         schedule: The learning rate schedule, or `None` if the run only evaluates.
-        total_steps: The number of the last step.
+        total_steps: The number of the last step, counted from 1.
         folder: The local output directory.
-        frozen: Parameters that are used, but neither trained nor saved.
+        frozen: Parameters that the model uses, but that are neither trained nor saved.
     """
 
     arguments: Arguments
@@ -134,14 +144,14 @@ class Run:
 
     @property
     def carry(self) -> Carry | None:
-        """Describes the memory that is carried between windows, or `None` without windows."""
+        """The layout of the memory that is carried between windows, or `None` without windows."""
         windows = self.batch.windows
         if windows is None:
             return None
         return Carry(self.batch.rows, windows.count, tuple(self.model.stacked_prefixes))
 
     def initial_state(self, params: Tree, extra: Tree) -> TrainState:
-        """Returns the state of step 0. Traced by jax."""
+        """Returns the state before the first step. This function is called under `jax.jit`."""
         carry, training = self.carry, self.arguments.training
         return state.make_state(
             params,
@@ -204,7 +214,7 @@ class Run:
         The state is donated.
 
         Args:
-            calibrate: Whether the step only measures FP8 scales and does not train.
+            calibrate: Whether the step only measures the FP8 scales, without training.
         """
         training = self.arguments.training
         step = state.make_step(
@@ -257,15 +267,17 @@ def build_run(
         arguments: The flags.
         objective_name: Name of the objective.
         output: The local output directory.
-        progress: The progress of the checkpoint to resume from. A resumed run keeps its batch size,
-            its windows and its collections, which are recorded here.
-        devices: The devices. Default: all. A planned run can use described devices.
-        tokenizer: Replaces the tokenizer of the flags, for planned runs.
-        config: Replaces the configuration of the flags, for planned runs.
-        with_data: Whether to load the data. Planned runs do not.
+        progress: The progress of the checkpoint to resume from, or the progress of a new run. The
+            function adds the values that must not change when the run is resumed: batch size,
+            windows and collections.
+        devices: The devices. Default: all. A run that is only planned can pass an abstract mesh,
+            which describes devices that do not have to exist.
+        tokenizer: Replaces the tokenizer of the flags, for runs that are only planned.
+        config: Replaces the configuration of the flags, for runs that are only planned.
+        with_data: Whether to load the data. Runs that are only planned do not load it.
 
     Raises:
-        UsageError: Flags, model, data and mesh do not fit together.
+        UsageError: The flags, the model, the data or the mesh are invalid, or cannot be combined.
     """
     training = arguments.training
     if isinstance(devices, AbstractMesh):
@@ -276,17 +288,22 @@ def build_run(
     objective_class = plugins.load().objectives.get(objective_name)
     if training.do_predict and not objective_class.supports_predict:
         raise UsageError(
-            f"--do_predict: '{objective_name}' training does not support a test split. Supported "
-            "are clm (its loss), classification, tagging, question answering, translation and "
-            "summarization"
+            f"--do_predict: the objective '{objective_name}' does not support a test split. A test "
+            "split is supported for clm (only the loss), classification, tagging, question "
+            "answering, translation and summarization"
         )
     if tokenizer is None:
-        with processes.main_process_first():  # process 0 may create it
-            tokenizer = load_tokenizer(arguments, objective_class, output)
+        with processes.main_process_first(), _hidden_token_warnings(arguments):
+            tokenizer = load_tokenizer(
+                arguments, objective_class, output
+            )  # process 0 may create it
     if config is None:
         if arguments.model.use_peft and not arguments.model.model_name_or_path:
-            raise UsageError("--use_peft adapts a trained model: add --model_name_or_path")
-        config = load_config(arguments, tokenizer, objective_class)
+            raise UsageError(
+                "--use_peft trains an adapter for an existing model: add --model_name_or_path"
+            )
+        with _hidden_token_warnings(arguments):
+            config = load_config(arguments, tokenizer, objective_class)
     model = build_model(arguments, config, objective_class.auto_class)
     objective = objective_class(arguments.data, tokenizer, config)
     layout = shard_model(model, mesh, training.sequence_parallel)
@@ -338,7 +355,8 @@ def restore_or_initialize(
 ) -> tuple[Run, TrainState]:
     """Restores the state from a checkpoint, or initializes it.
 
-    States are created with their sharding: no host holds all parameters or moments.
+    The arrays are created with their final sharding. No host therefore has to hold all parameters
+    or optimizer moments.
 
     Returns:
         The run, with frozen parameters if there are any, and the state.
@@ -364,8 +382,8 @@ def restore_or_initialize(
         logger.info("resumed from step %d of %s", progress.step, output_dir)
         if run.arguments.training.do_train and progress.step >= run.total_steps:
             logger.warning(
-                "nothing is trained: the checkpoint has %d steps and the run ends at step %d. "
-                "Increase --max_steps or --num_train_epochs to continue",
+                "nothing is trained: the checkpoint has %d steps, and the run ends at step %d. "
+                "Increase --max_steps or --num_train_epochs to continue training",
                 progress.step,
                 run.total_steps,
             )
@@ -389,6 +407,22 @@ def _hub_options(arguments: Arguments) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+@contextlib.contextmanager
+def _hidden_token_warnings(arguments: Arguments) -> Iterator[None]:
+    """Hides warnings about special tokens if a new model is created."""
+    config_logger = logging.getLogger("transformers.configuration_utils")
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        is_about_tokens = "integer within the vocabulary" in record.getMessage()
+        return not (is_about_tokens and weights_source(arguments) is None)
+
+    config_logger.addFilter(is_shown)
+    try:
+        yield
+    finally:
+        config_logger.removeFilter(is_shown)
+
+
 def load_tokenizer(
     arguments: Arguments, objective: type[Objective], folder: Path
 ) -> PreTrainedTokenizerBase:
@@ -397,13 +431,15 @@ def load_tokenizer(
     For an objective without text, the result is an image or audio processor.
 
     Raises:
-        UsageError: No tokenizer is given.
+        UsageError: The flags name no tokenizer, and the objective cannot create one.
         CheckpointError: The tokenizer cannot be loaded.
     """
     from transformers import AutoTokenizer
 
     model = arguments.model
     name = model.tokenizer_name or model.model_name_or_path
+    if name:
+        config_files.check_directory(name)
     processor = objective.load_processor(
         name or weights_source(arguments), arguments.data, **_hub_options(arguments)
     )
@@ -433,16 +469,19 @@ def load_config(
 ) -> PreTrainedConfig:
     """Loads or creates the configuration, and applies `--config_overrides`.
 
-    The objective can provide a default model type, and adapt the configuration and the tokenizer.
+    The objective can provide a default model type, and can change the configuration and the
+    tokenizer.
 
     Raises:
-        UsageError: Flags contradict the configuration, or the vocabulary does not fit.
+        UsageError: The flags contradict the configuration, or the vocabulary of the tokenizer does
+            not match it.
     """
     plugins.register_auto_classes()
     model, hub = arguments.model, _hub_options(arguments)
     source = weights_source(arguments)
     base, hub = base_model_of(source, hub)
-    # In an evaluation without --model_name_or_path, the output may be an adapter of a base model.
+    # Without --model_name_or_path, an evaluation uses the output directory. If it contains an
+    # adapter, the configuration is that of the base model.
     name = model.config_name or (base if base != source else model.model_name_or_path)
     if name:
         config = config_files.auto_config(name, model.trust_remote_code, **hub)
@@ -460,9 +499,14 @@ def load_config(
         config = new_config(model_type, tokenizer, model.preset)
     else:
         raise UsageError("no model: add --model_name_or_path, --config_name or --model_type")
-    if model.config_overrides:
-        config_files.apply_overrides(config, config_files.parse_overrides(model.config_overrides))
-    objective.configure(config, tokenizer, weights_source(arguments) is None)
+    overrides = config_files.parse_overrides(model.config_overrides)
+    if overrides:
+        config_files.apply_overrides(config, overrides)
+    from_scratch = source is None
+    if from_scratch and hasattr(config, "vocab_size") and hasattr(tokenizer, "get_vocab"):
+        fit_vocabulary(tokenizer, config)
+        set_special_tokens(config, tokenizer, overrides)
+    objective.configure(config, tokenizer, from_scratch)
     objective.configure_data(config, arguments.data, plugins.load())
     if hasattr(tokenizer, "get_vocab"):  # not an image or audio processor
         both = hasattr(config, "encoder") and hasattr(config, "decoder")
@@ -487,19 +531,85 @@ def new_config(
     values = dict(sizes)
     if hasattr(tokenizer, "__len__"):  # image and audio processors do not have a vocabulary
         values["vocab_size"] = len(tokenizer)
-    for role in ("pad", "bos", "eos", "cls", "sep"):
-        name = f"{role}_token_id"
-        token = getattr(tokenizer, name, None) if hasattr(config_class, name) else None
-        if token is not None:
-            values[name] = token
-    config = config_class(**values)
-    # For these, BART uses EOS by default, and Blenderbot BOS.
-    roles = {getattr(config_class, role, None): role for role in ("bos_token_id", "eos_token_id")}
-    roles.pop(None, None)
-    for name in ("decoder_start_token_id", "forced_eos_token_id"):
-        if (default := getattr(config, name, None)) in roles:
-            setattr(config, name, getattr(config, roles[default]))
+    config = config_class(**(values | special_tokens(config_class, tokenizer)))
+    set_start_tokens(config, config_class)
     return config
+
+
+def special_tokens(config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Returns the special tokens of the tokenizer, with the names that a configuration uses.
+
+    Args:
+        config: A configuration or its class. Tokens for which it has no attribute are omitted.
+        tokenizer: The tokenizer.
+
+    Returns:
+        The token IDs by attribute name, such as `pad_token_id`.
+    """
+    names = [f"{role}_token_id" for role in ("pad", "bos", "eos", "cls", "sep")]
+    values = {name: getattr(tokenizer, name, None) for name in names if hasattr(config, name)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def set_special_tokens(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, overrides: Mapping[str, Any]
+) -> None:
+    """Replaces the special tokens of a new model's configuration by those of the tokenizer.
+
+    A token is not changed if its value in the configuration is `None`, or if the value is a list of
+    several tokens that contains the token of the tokenizer.
+
+    Args:
+        config: The configuration, which is modified.
+        tokenizer: The tokenizer.
+        overrides: The values of `--config_overrides`, which take precedence.
+    """
+    previous = copy.copy(config)
+    changes = []
+    for name, value in special_tokens(config, tokenizer).items():
+        old = getattr(config, name)
+        if name in overrides or old is None or value in (old if isinstance(old, list) else [old]):
+            continue
+        changes.append(f"{name} {value} instead of {old}")
+        setattr(config, name, value)
+    if changes:
+        logger.info("the configuration uses the tokens of the tokenizer: %s", ", ".join(changes))
+        set_start_tokens(config, previous, overrides)
+    names = [name for name in config.to_dict() if name.endswith("_token_id")]
+    outside = [
+        f"{name} {value}"
+        for name in names
+        if isinstance(value := getattr(config, name), int) and value >= config.vocab_size
+    ]
+    if outside:
+        logger.warning(
+            "%s: not in the vocabulary of %d tokens. Set another token with --config_overrides",
+            ", ".join(outside),
+            config.vocab_size,
+        )
+
+
+def set_start_tokens(
+    config: PreTrainedConfig, previous: Any, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Updates `decoder_start_token_id` and `forced_eos_token_id` after special tokens have changed.
+
+    By default, these tokens are equal to another special token. For example, the decoder starts
+    with EOS in BART, with BOS in Blenderbot and with PAD in Marian. If a token was equal to another
+    special token before the change, it is set to the new value of the other token.
+
+    Args:
+        config: The configuration, which is modified.
+        previous: The configuration before its special tokens changed, or the class with the
+            defaults.
+        overrides: The values of `--config_overrides`, which take precedence.
+    """
+    names = ("pad_token_id", "bos_token_id", "eos_token_id")
+    roles = {getattr(previous, name, None): name for name in names}
+    roles.pop(None, None)
+    for name in {"decoder_start_token_id", "forced_eos_token_id"} - overrides.keys():
+        if (token := getattr(config, name, None)) in roles:
+            setattr(config, name, getattr(config, roles[token]))
 
 
 def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> FlaxPreTrainedModel:
@@ -511,7 +621,8 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
         task: The suffix of the class, e.g. "ForMaskedLM".
 
     Raises:
-        UsageError: The architecture has no such class, or the checkpoint requires other flags.
+        UsageError: The architecture has no class for the task, or the checkpoint requires other
+            flags.
     """
     spec = plugins.load().architectures.get(config.model_type)
     if task not in spec.heads:
@@ -520,7 +631,7 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
             f"(available: {', '.join(spec.heads)})"
         )
     flags, head, source = arguments.model, spec.load_head(task), weights_source(arguments)
-    # The checkpoint can determine the structure (T5: whether the head is tied).
+    # Some options depend on the weights in the checkpoint, such as whether the head of T5 is tied.
     checkpoint_options = (
         head.read_checkpoint_options(source, config, **_hub_options(arguments)) if source else {}
     )
@@ -554,7 +665,8 @@ def build_model(arguments: Arguments, config: PreTrainedConfig, task: str) -> Fl
             "--gradient_checkpointing saves little memory on a CPU without --scan_layers: XLA "
             "recomputes the layers too early"
         )
-    if source:  # inherited by fine-tuned models: suppressed tokens, max_length and so on
+    # Fine-tuned models inherit the generation settings, such as suppressed tokens and max_length.
+    if source:
         base, hub = base_model_of(source, _hub_options(arguments))
         model.load_generation_config(base, **hub)
     return model
@@ -580,12 +692,15 @@ def lora_config(flags: ModelArguments) -> lora.LoraConfig | None:
 
 
 def base_model_of(source: str | None, hub: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns the base model if `source` is an adapter, otherwise `source`, and its Hub options."""
+    """Returns the model whose configuration applies to `source`, and the Hub options for it.
+
+    This is the base model if `source` is an adapter. Otherwise, it is `source` itself.
+    """
     return lora.find_base(source, hub)[1:] if source else (source, dict(hub))
 
 
 def param_shapes(model: FlaxPreTrainedModel) -> dict[trees.Path, tuple[int, ...]]:
-    """Returns the shapes of the parameters by path, without padding."""
+    """Returns the shapes of the parameters by path, without vocabulary padding."""
     return {path: leaf.shape for path, leaf in trees.flatten(model.abstract_params).items()}
 
 
@@ -611,7 +726,7 @@ def shard_model(
 def weights_source(arguments: Arguments) -> str | None:
     """Returns the directory or Hub ID of the weights, or `None` for a new initialization.
 
-    Runs that do not train fall back to the output directory.
+    By default, a run that does not train loads the weights in its output directory.
     """
     training = arguments.training
     return arguments.model.model_name_or_path or (
@@ -622,10 +737,13 @@ def weights_source(arguments: Arguments) -> str | None:
 def make_params(
     arguments: Arguments, model: FlaxPreTrainedModel, layout: sharding.Layout
 ) -> tuple[Tree, Tree]:
-    """Loads or initializes parameters and collections with their sharding.
+    """Loads or initializes the parameters and the collections with their sharding.
 
-    No host holds a whole model: files are read by slices, and the initialization is compiled with
-    its output shardings.
+    No host has to hold the whole model. Files are read in slices, and the initialization is
+    compiled with the shardings of its outputs.
+
+    Returns:
+        The parameters, and the model's non-parameter collections.
     """
     shardings = layout.shardings(param_shapes(model))
     source, seed = weights_source(arguments), arguments.training.seed
@@ -669,10 +787,10 @@ def make_params(
 
 
 def _record_collections(model: FlaxPreTrainedModel, progress: Progress, output_dir: str) -> None:
-    """Records the sizes of the collections in the state, which a resumed run must keep.
+    """Records the sizes of the model's non-parameter collections in `progress`.
 
     Raises:
-        UsageError: They differ from those of the checkpoint.
+        UsageError: The sizes differ from the sizes in the checkpoint that the run resumes from.
     """
 
     def describe(sizes: Mapping[str, int]) -> str:
@@ -704,8 +822,9 @@ def plan_batch(
 ) -> BatchPlan:
     """Determines the batch of a step.
 
-    The global batch size is determined first and then split over processes. A resumed run keeps its
-    global batch size on any number of devices, and its windows.
+    The global batch size is determined first, and then divided by the number of devices and
+    micro-batches. A resumed run keeps its windows. It also keeps its global batch size on any
+    number of devices, unless `--global_batch_size` is set.
 
     Raises:
         UsageError: The batch cannot be split over devices and micro-batches.
@@ -767,13 +886,14 @@ def plan_windows(
     def problems() -> Iterator[str]:
         if not objective.carries_state:
             yield (
-                f"'{objective.name}' requires whole rows. Only causal language modeling "
-                "(run_clm_flax.py) can train in windows"
+                f"the objective '{objective.name}' requires whole rows. Only causal language "
+                "modeling (run_clm_flax.py) can train in windows"
             )
         if not model.fixed_state:
             yield (
                 f"'{model.config.model_type}' caches keys and values of all tokens, so it does not "
-                "have a state of fixed size to carry. Use vq_transformer, or drop the flag"
+                "have a state of fixed size that can be carried from window to window. Use "
+                "vq_transformer, or drop the flag"
             )
         try:
             jax.eval_shape(lambda: model.init_cache(1, 0))
@@ -787,17 +907,21 @@ def plan_windows(
         if length % window:
             divisors = [n for n in range(1, length + 1) if length % n == 0][-6:]
             yield (
-                f"rows of {length} tokens are not a multiple: use a divisor of the row length "
-                f"(such as {', '.join(map(str, divisors))}), or another --block_size"
+                f"rows of {length} tokens cannot be divided into windows of this length: use a "
+                f"divisor of the row length (such as {', '.join(map(str, divisors))}), or another "
+                "--block_size"
             )
         if data.streaming:
-            yield "--streaming cannot read the next window of an earlier row. Drop one of the two"
+            yield (
+                "with --streaming, the next window of an earlier row cannot be read. Drop one of "
+                "the two flags"
+            )
         if data.line_by_line:
-            yield "--line_by_line makes rows of different lengths. Drop one of the two"
+            yield "with --line_by_line, rows have different lengths. Drop one of the two flags"
         if not objective.cross_documents:
             yield (
-                "a carried state cannot separate the documents in a packed row. Add "
-                "--cross_documents (the text is one stream)"
+                "the state is carried across the documents in a packed row. Add --cross_documents "
+                "to treat the text as one stream"
             )
 
     for problem in problems():
@@ -892,7 +1016,7 @@ def _load_data(
     elif training.do_train and windows is None:
         train = Batches(rows_of("train", length), batch.rows, training.seed)
     elif training.do_train and windows:
-        if windows.streams:  # rows are one window long
+        if windows.streams:  # each row consists of one window
             train = ContinuousBatches(rows_of("train", windows.length), batch.rows, training.seed)
         else:
             rows = rows_of("train", length)
@@ -918,7 +1042,8 @@ def _load_data(
 def record_data(arguments: Arguments, data: RunData, progress: Progress) -> None:
     """Records the values that determine the order of the data.
 
-    Warns if a resumed run has other values, because rows are then repeated or left out.
+    If a resumed run has other values, a warning is logged, because some rows are then trained twice
+    or not at all.
     """
     counts = data.description.get("train", {})
     values: dict[str, Any] = {"--seed": arguments.training.seed, "row length": data.length}
@@ -957,7 +1082,8 @@ def check_best_metric(
         batches: The validation batches.
 
     Raises:
-        UsageError: The metric does not exist, or does not exist for a subset of the split.
+        UsageError: The metric is not computed, or it is not available because evaluations during
+            training use a subset of the validation split.
     """
     if batches is None:
         return
@@ -973,6 +1099,7 @@ def check_best_metric(
     available = objective.reported_metrics("validation")
     if available is not None and name not in available and not model.statistics:
         raise UsageError(
-            f"--metric_for_best_model {training.metric_for_best_model}: available are "
+            f"--metric_for_best_model {training.metric_for_best_model}: this metric is not "
+            "computed. Available metrics: "
             f"{', '.join(f'eval_{metric}' for metric in sorted(available))}"
         )

@@ -5,9 +5,10 @@
     python scripts/benchmarks/inference.py generate --model t5 --modes beam --beams 4
     python scripts/benchmarks/inference.py generate --model bart --layers 2 --rounds 3
 
-All rows generate the same number of new tokens, so both sides do the same work. Greedy and beam
-search must return the same tokens on both sides; otherwise the command reports the share of equal
-rows and fails. This module also defines the suites inference and generation of run.py.
+Every prompt is continued by the same number of new tokens, so that hfseq and PyTorch do the same
+work. In greedy and beam search, both must return the same tokens; otherwise the command reports the
+share of prompts with equal tokens and fails. This module also defines the suites inference and
+generation of run.py.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ import harness
 import training
 from harness import Case, Options, Row, Rows, Suite, Workload
 
+from hfseq.cli.text import format_seconds
 from hfseq.data.arguments import (
     AllowedValues,
     CheckedArguments,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     option,
 )
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("float32", "bfloat16")
 Precision = Annotated[Literal["float32", "bfloat16"], AllowedValues("one of float32, bfloat16")]
 PERCENTILES = (50, 90, 99)
+PROGRESS_SECONDS = 10.0  # between lines of progress
 Batch = dict[str, "np.ndarray"]
 
 
@@ -57,7 +61,7 @@ class InferenceArguments(CheckedArguments):
         "Directory or Hub name of a BERT-like encoder (default: randomly initialized BERT-base).",
     )
     precision: Precision = option(
-        "bfloat16", "bfloat16 runs and compares both precisions, float32 runs only float32."
+        "float32", "float32 runs only float32, bfloat16 runs and compares both precisions."
     )
     text: list[str] | None = option(
         None, "Input texts instead of random tokens, repeated to fill the batch."
@@ -71,6 +75,9 @@ class InferenceArguments(CheckedArguments):
     )
     num_warmup: NonNegativeInt = option(5, "Untimed warm-up runs per precision.")
     num_runs: PositiveInt = option(100, "Timed runs per precision. The precisions take turns.")
+    time_limit: PositiveFloat = option(
+        120.0, "Seconds for warm-up and timed runs. If they take longer, there are fewer runs."
+    )
     config_overrides: str | None = option(
         None, "Configuration changes to the default BERT-base, e.g. num_hidden_layers=6."
     )
@@ -101,9 +108,15 @@ def run(arguments: InferenceArguments) -> dict[str, Any]:
     """Measures and compares the precisions, prints a table, and returns the result of ``--json``.
 
     Parameters and inputs are arguments of the compiled function, so XLA cannot fold them into
-    constants. Every run waits for its result. The precisions take turns in alternating order, so
-    other load on the machine affects both equally.
+    constants. Progress is printed to stderr.
     """
+    name = arguments.model_name_or_path or ""
+    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
+        raise CheckpointError(
+            f"--model_name_or_path {name}: no such directory; pass a directory with config.json "
+            "and weights, or a name on the Hub"
+        )
+    harness.log_progress(announcement(arguments))
     import jax
     import numpy as np
 
@@ -114,17 +127,17 @@ def run(arguments: InferenceArguments) -> dict[str, Any]:
     model = models["float32"]
     batch = make_batch(arguments, model)
     calls = {name: compiled(models[name], params, batch) for name in arguments.precisions}
-    outputs = {name: np.asarray(call(), np.float32) for name, call in calls.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(-arguments.num_warmup, arguments.num_runs):
-        for name in list(calls)[:: 1 if number % 2 else -1]:
-            started = time.perf_counter()
-            calls[name]()
-            if number >= 0:
-                seconds[name].append(time.perf_counter() - started)
+    outputs = {}
+    started = time.perf_counter()
+    for name, call in calls.items():
+        outputs[name] = np.asarray(call(), np.float32)
+    plan = plan_runs(arguments, time.perf_counter() - started)
+    seconds = time_runs(calls, plan, arguments.time_limit)
     result = {
         "benchmark": "run_bert_flax",
         "options": dataclasses.asdict(arguments),
+        "num_warmup": plan[0],
+        "num_runs": len(seconds["float32"]),
         "model": {
             "class": type(model).__name__,
             "layers": model.config.num_hidden_layers,
@@ -145,8 +158,80 @@ def run(arguments: InferenceArguments) -> dict[str, Any]:
     return result
 
 
+def announcement(arguments: InferenceArguments) -> str:
+    """Returns a sentence about the runs, which is printed before jax is imported."""
+    model = arguments.model_name_or_path or "BERT-base with random weights"
+    inputs = "texts" if arguments.text or arguments.text_file else "random tokens"
+    return (
+        f"{model}, {arguments.batch_size} x {arguments.max_seq_length} tokens ({inputs}): "
+        f"{arguments.num_warmup} warm-up and {arguments.num_runs} timed runs in "
+        f"{' and '.join(arguments.precisions)}, of at most {arguments.time_limit:g} s in total "
+        "(--time_limit). Loading and compiling the model ..."
+    )
+
+
+def plan_runs(arguments: InferenceArguments, seconds: float) -> tuple[int, int]:
+    """Returns the numbers of warm-up and timed runs that fit into ``--time_limit``.
+
+    At most a tenth of the runs are warm-up runs if not all requested runs fit. At least one run is
+    timed.
+
+    Args:
+        arguments: The flags.
+        seconds: Duration of a run in each precision.
+    """
+    requested = arguments.num_warmup + arguments.num_runs
+    possible = int(arguments.time_limit / seconds)
+    warmup, runs = arguments.num_warmup, arguments.num_runs
+    if possible < requested:
+        warmup = min(warmup, possible // 10)
+        runs = min(runs, max(1, possible - warmup))
+    reason = "" if possible >= requested else f", because --time_limit is {arguments.time_limit:g}"
+    harness.log_progress(
+        f"the first run in {' and '.join(arguments.precisions)} took {format_seconds(seconds)}: "
+        f"{warmup} warm-up and {runs} timed runs will take about "
+        f"{format_seconds((warmup + runs) * seconds)}{reason}"
+    )
+    return warmup, runs
+
+
+def time_runs(
+    calls: dict[str, Callable[[], Any]], plan: tuple[int, int], time_limit: float
+) -> dict[str, list[float]]:
+    """Returns the duration of each timed run in seconds, by precision.
+
+    Every run waits for its result. The precisions take turns in alternating order, so other load on
+    the machine affects both equally.
+
+    Args:
+        calls: Functions by precision.
+        plan: Numbers of warm-up and timed runs.
+        time_limit: Seconds after which no further run starts, except the first timed run.
+    """
+    warmup, runs = plan
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    started = reported = time.perf_counter()
+    for number in range(-warmup, runs):
+        for name in list(calls)[:: 1 if number % 2 else -1]:
+            run_start = time.perf_counter()
+            calls[name]()
+            if number >= 0:
+                seconds[name].append(time.perf_counter() - run_start)
+        now = time.perf_counter()
+        if 0 <= number < runs - 1 and now - started > time_limit:
+            harness.log_progress(f"stopped after {number + 1} of {runs} runs (--time_limit)")
+            break
+        if now - reported > PROGRESS_SECONDS and number + 1 < runs:
+            remaining = (now - started) / (number + 1 + warmup) * (runs - number - 1)
+            harness.log_progress(
+                f"{number + 1 + warmup} of {warmup + runs} runs, {format_seconds(remaining)} left"
+            )
+            reported = now
+    return seconds
+
+
 def load(arguments: InferenceArguments) -> tuple[dict[str, Any], Any]:
-    """Returns one model without parameters for each precision, and the shared parameters."""
+    """Returns a model without parameters for each precision, and the parameters of all of them."""
     from hfseq import FlaxAutoModel
 
     name = arguments.model_name_or_path
@@ -154,11 +239,6 @@ def load(arguments: InferenceArguments) -> tuple[dict[str, Any], Any]:
         config = bert_base(arguments.config_overrides)
         params = FlaxAutoModel.from_config(config, seed=arguments.seed).params
     else:
-        if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
-            raise CheckpointError(
-                f"--model_name_or_path {name}: no such directory; pass a directory with "
-                "config.json and weights, or a name on the Hub"
-            )
         loaded = FlaxAutoModel.from_pretrained(str(Path(name).expanduser()))
         config, params = loaded.config, loaded.params
     if getattr(config, "is_encoder_decoder", False):
@@ -240,8 +320,8 @@ def read_texts(arguments: InferenceArguments) -> list[str] | None:
 def compiled(model: Any, params: Any, batch: Batch) -> Callable[[], Any]:
     """Returns a function that computes the hidden states, ``(rows, length, width)``, and waits.
 
-    Matrices are cast to the compute dtype once instead of in every run, which does not change the
-    results. Norms and biases keep their dtype.
+    The matrices are cast to the compute dtype once instead of in every run. This does not change
+    the results. Norms and biases keep their dtype.
     """
     import jax
 
@@ -275,10 +355,21 @@ def compare(
     batch: Batch,
     units: Sequence[str],
 ) -> dict[str, Any]:
-    """Compares the outputs and, if the device has bfloat16 units, the speed of both precisions.
+    """Compares the outputs of both precisions, and their speed if the device has bfloat16 units.
 
-    The speedup is the median over pairs of neighboring runs. Padding is excluded from the
-    comparison of outputs. Relative differences refer to the largest absolute value.
+    Padding is excluded from the comparison of outputs. Relative differences are relative to the
+    largest absolute value of the float32 outputs.
+
+    Args:
+        outputs: Hidden states by precision.
+        seconds: Seconds of all timed runs by precision. The runs of the precisions took turns.
+        batch: The inputs.
+        units: Names of the bfloat16 units of the device.
+
+    Returns:
+        The speedup of bfloat16, absolute and relative differences of the outputs, and their cosine
+        similarity. The speedup is the median of the ratios of neighboring float32 and bfloat16
+        runs. It is `None` if the device has no bfloat16 units.
     """
     import numpy as np
 
@@ -328,7 +419,7 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"{model['class']}: {model['layers']} layers, width {model['width']}, "
         f"{model['parameters'] / 1e6:.1f} M parameters ({model['weights']})",
         f"{options['batch_size']} x {options['max_seq_length']} tokens ({source}), "
-        f"{options['num_runs']} runs after {options['num_warmup']} warm-up runs",
+        f"{result['num_runs']} runs after {result['num_warmup']} warm-up runs",
         f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:g}; "
         f"{result['device']}; bfloat16 units: {', '.join(result['bfloat16_units']) or 'none'}",
         "",
@@ -390,7 +481,7 @@ def torch_inputs(batch: Batch, module: Any) -> dict[str, Any]:
 
 
 def generation_options(mode: str, beams: int, new_tokens: int) -> dict[str, Any]:
-    """Returns the arguments of ``generate`` for both sides; all rows get the same length."""
+    """Returns the arguments of ``generate``, with which all outputs have the same length."""
     modes: dict[str, dict[str, Any]] = {
         "greedy": {"do_sample": False},
         "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.95},
@@ -461,7 +552,7 @@ def torch_generate(
 
 
 def new_part(sequences: Any, new_tokens: int) -> list[int]:
-    """Returns the generated tokens of all rows as one flat list."""
+    """Returns the generated tokens of all prompts as one flat list."""
     import numpy as np
 
     return np.asarray(sequences)[:, -new_tokens:].reshape(-1).tolist()
@@ -484,9 +575,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         sizes=True,
         beams=(4, "number of beams in beam search"),
         prompt_length=(64, "tokens per prompt or source"),
-        new_tokens=(64, "tokens to generate per row"),
+        new_tokens=(64, "tokens to generate per prompt"),
         rounds=(7, "timed calls per contestant"),
-        least_agreement=(1.0, "minimum share of equal rows in greedy and beam search"),
+        least_agreement=(1.0, "minimum share of prompts with equal tokens (greedy, beam search)"),
     )
     parser.add_argument(
         "--model", default="gpt2", choices=model_names, help="model type (default: gpt2)"
@@ -530,7 +621,10 @@ def generation_case(
     title: str = "",
     **turns: int,
 ) -> Case:
-    """Returns the case of one search mode and batch size. ``title`` adds the model to its name."""
+    """Returns the case of one search mode and batch size.
+
+    If ``title`` is not empty, the name of the case begins with it.
+    """
     search, beams = (f"beam {beams}", beams) if mode == "beam" else (mode, 1)
     name = f"{search}, batch {rows}"
     return harness.comparison_case(
@@ -545,7 +639,11 @@ def generation_case(
 
 
 def agreement(rows: Sequence[Row], new_tokens: int) -> dict[str, float]:
-    """Returns the share of rows that equal those of the first contestant, by group."""
+    """Returns the share of prompts with the same tokens as for the first contestant of the group.
+
+    The result maps each group to the mean share of its other contestants. Groups of the mode
+    sampling are left out.
+    """
     import numpy as np
 
     shares = {}
@@ -558,9 +656,12 @@ def agreement(rows: Sequence[Row], new_tokens: int) -> dict[str, float]:
 
 
 def disagreements(shares: dict[str, float], least: float) -> list[str]:
-    """Returns a message for each group in which the share of equal rows is below ``least``."""
+    """Returns a message for each group in which too few prompts have equal tokens.
+
+    ``least`` is the minimum share.
+    """
     return [
-        f"{group}: only {share:.0%} of the rows equal those of PyTorch"
+        f"{group}: only {share:.0%} of the prompts have the same tokens as with PyTorch"
         for group, share in shares.items()
         if share < least
     ]
@@ -590,8 +691,8 @@ def generate(arguments: Sequence[str]) -> int:
         "remarks": [
             f"{training.model_spec(options.model).title}{harness.size_text(result['options'])}, "
             f"random weights, {options.dtype}, prompts (or sources) of {options.prompt_length} "
-            f"tokens, {options.new_tokens} new tokens per row. Rows that equal PyTorch's: "
-            f"{agreement_text or 'not compared'}."
+            f"tokens, {options.new_tokens} new tokens per prompt. Prompts with the same tokens as "
+            f"with PyTorch: {agreement_text or 'not compared'}."
         ],
     }
     return harness.publish(result, harness.section(result, COLUMNS), options.output)
@@ -648,8 +749,8 @@ def inference_problems(rows: Rows) -> list[str]:
         value, expected = row["facts"]["mean"], base["facts"]["mean"]
         if not abs(value - expected) <= tolerance[row["dtype"]] * abs(expected):
             problems.append(
-                f"{row['case']}: the mean absolute output of {row['name']} is {value:.6g}, that of "
-                f"{base['name']} {expected:.6g}"
+                f"{row['case']}: the mean absolute output of {row['name']} is {value:.6g}, but for "
+                f"{base['name']} it is {expected:.6g}"
             )
     return problems
 
@@ -735,9 +836,10 @@ def generation_cases(options: Options) -> list[Case]:
 
 INFERENCE = Suite(
     "Inference",
-    "BERT-base without a head on rows of 128 random tokens; two layers of CLIP-text-base on 77 "
-    "tokens, of ViT-base on images of 197 positions, of DistilBERT, OPT-125m and a Llama of 1B on "
-    "128 tokens. Parameters have the compute dtype on both sides. The mean absolute outputs of all "
+    "The forward pass of models without a head: BERT-base on 128 random tokens, and models with "
+    "two layers (CLIP-text-base on 77 tokens, ViT-base on images of 197 positions, DistilBERT, "
+    "OPT-125m and a Llama with the sizes of 1B on 128 tokens). The parameters have the same dtype "
+    "as the computation in hfseq and in PyTorch. The mean absolute outputs of all "
     "contestants must agree.",
     inference_cases,
     harness.DEFAULT_COLUMNS,
@@ -746,9 +848,9 @@ INFERENCE = Suite(
 )
 GENERATION = Suite(
     "Generation",
-    "`generate` of both sides with the same weights and prompts; all rows get the same number of "
-    "new tokens. The limit counts the weights and caches that each token reads. "
-    "`inference.py generate` also compares the tokens.",
+    "`generate` of hfseq and of PyTorch with the same weights and prompts. Every prompt is "
+    "continued by the same number of new tokens. The share of the limit refers to the weights and "
+    "caches that are read for each token. `inference.py generate` also compares the tokens.",
     generation_cases,
     (
         harness.CASE,

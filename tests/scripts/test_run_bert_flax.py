@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -31,6 +32,7 @@ SMALL = {
     "max_seq_length": 8,
     "num_warmup": 1,
     "num_runs": 4,
+    "precision": "bfloat16",
 }
 
 
@@ -50,8 +52,11 @@ def test_both_precisions_alternate_and_are_compared(tmp_path, capsys):
         assert row["tokens_per_second"] == pytest.approx(24e3 / row["p50_ms"])
     found = result["comparison"]
     assert 0 < found["max_absolute_difference"] < 0.1 and found["min_cosine"] > 0.999
-    shown = capsys.readouterr().out
+    shown, progress = capsys.readouterr()
     assert "p50 ms" in shown and "largest difference" in shown
+    first, second = progress.splitlines()
+    assert "3 x 8 tokens" in first and "1 warm-up and 4 timed runs in float32 and bfloat16" in first
+    assert "1 warm-up and 4 timed runs will take" in second and "--time_limit" not in second
 
 
 @pytest.mark.slow
@@ -80,6 +85,7 @@ def test_matrices_cast_beforehand_give_the_same_result():
 def test_a_trained_model_runs_on_text(trained_bert, tmp_path):
     (tmp_path / "texts.txt").write_text("A cat sat on the mat.\n\nIt was grey.\n")
     sizes = {"batch_size": 3, "max_seq_length": 8, "num_warmup": 0, "num_runs": 2}
+    sizes["precision"] = "bfloat16"
     result = inference.run(
         InferenceArguments(
             model_name_or_path=str(trained_bert), text_file=str(tmp_path / "texts.txt"), **sizes
@@ -114,6 +120,31 @@ def test_no_speed_is_claimed_without_units():
     assert found["speedup"] is None
     said = inference.verdict(found)[0]
     assert "no bfloat16 units" in said and "speed is not reported" in said and "times" not in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "plan"),
+    [(0.01, (5, 100)), (1.0, (5, 100)), (2.0, (5, 55)), (50.0, (0, 2)), (200.0, (0, 1))],
+)
+def test_slow_runs_are_fewer_and_announced(seconds, plan, capsys):
+    arguments = InferenceArguments()
+    assert arguments.precisions == ("float32",) and "float32, of at most 120 s" in (
+        inference.announcement(arguments)
+    )
+    assert inference.plan_runs(arguments, seconds) == plan
+    assert ("--time_limit is 120" in capsys.readouterr().err) == (plan != (5, 100))
+
+
+def test_runs_stop_at_the_time_limit_and_report_their_progress(monkeypatch, capsys):
+    """The machine becomes slower than the first run: each run takes a second."""
+    times = itertools.count()
+    monkeypatch.setattr(inference.time, "perf_counter", lambda: next(times))
+    calls = {name: lambda: None for name in inference.PRECISIONS}
+    seconds = inference.time_runs(calls, (2, 100), time_limit=20)
+    assert seconds == {"float32": [1, 1, 1], "bfloat16": [1, 1, 1]}
+    progress = capsys.readouterr().err
+    assert "3 of 102 runs" in progress and "stopped after 3 of 100 runs" in progress
+    assert inference.time_runs(calls, (0, 1), time_limit=0.5)["float32"] == [1]
 
 
 @pytest.mark.parametrize(

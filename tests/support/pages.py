@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import socket
@@ -15,31 +17,59 @@ ROOT = Path(__file__).resolve().parents[2]
 def code_blocks(page: Path) -> list[tuple[str, str]]:
     """Returns language and code of the ``bash`` and ``python`` blocks of a page in order.
 
-    The code starts with empty lines, so that its line numbers are those of the page.
+    Empty lines precede the code, so that the line numbers in errors are those of the page.
     """
     text = page.read_text(encoding="utf-8")
     matches = re.finditer(r"^```(bash|python)\n(.*?)^```", text, flags=re.M | re.S)
     return [(match[1], "\n" * text[: match.start(2)].count("\n") + match[2]) for match in matches]
 
 
-def run(page: Path, folder: Path, data: Path | str, shorten: bool = True) -> dict:
-    """Runs the blocks of a page in ``folder`` and returns the Python namespace.
+def shown_lines(page: Path) -> list[list[str]]:
+    """Returns the lines of output that a page shows after each code block, before the next one.
 
-    ``shorten`` limits trainings to four steps. ``$DATA`` is ``data``.
+    Output is an indented or ``text`` block. A ``text`` block that starts with a command is not.
+    """
+    text = page.read_text(encoding="utf-8")
+    _, *parts = re.split(r"^```(?:bash|python)\n.*?^```", text, flags=re.M | re.S)
+    lines_of_blocks = []
+    for part in parts:
+        blocks = [match[1] for match in re.finditer(r"^```text\n(.*?)^```", part, re.M | re.S)]
+        indented = re.findall(
+            r"^    (.+)", re.sub(r"^```.*?^```", "", part, flags=re.M | re.S), re.M
+        )
+        blocks = [block for block in blocks if not block.startswith(("python ", "hfseq "))]
+        lines_of_blocks.append([*indented, *"".join(blocks).splitlines()])
+    return lines_of_blocks
+
+
+def run(page: Path, folder: Path, data: Path | str, shorten: bool = True) -> list[str]:
+    """Runs the code blocks of a page in order.
+
+    Args:
+        page: The page.
+        folder: The working directory of the shell blocks.
+        data: The value of ``$DATA`` in shell blocks.
+        shorten: Whether training commands are limited to four steps.
+
+    Returns:
+        The output of each block.
     """
     for name in ("scripts", "docs"):
         (folder / name).symlink_to(ROOT / name)
     names: dict = {}
+    outputs = []
     for language, code in code_blocks(page):
         if language == "python":
-            exec(compile(code, page.name, "exec"), names)
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(compile(code, page.name, "exec"), names)
+            outputs.append(output.getvalue())
         else:
-            shell(shorten_code(code) if shorten else code, folder, data)
-    return names
+            outputs.append(shell(shorten_code(code) if shorten else code, folder, data))
+    return outputs
 
 
 def shorten_code(code: str) -> str:
-    """Limits the commands to four training steps and few evaluation examples."""
+    """Limits the commands to four training steps and four evaluation examples."""
     code = re.sub(r'(--max_(?:eval|test|generate)_samples[= ]"?)\d+', r"\g<1>4", code)
     code = re.sub(r'--max_steps[= ]"?\d+"?', "--max_steps 4 --max_eval_samples 4", code)
     code = re.sub(r"--do_predict(?!.*--max_test)", "--do_predict --max_test_samples 4", code)
@@ -54,8 +84,11 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def shell(code: str, folder: Path, data: Path | str) -> None:
-    """Runs a shell block on one device unless it sets XLA_FLAGS. A failure shows its output."""
+def shell(code: str, folder: Path, data: Path | str) -> str:
+    """Runs a shell block, asserts that it succeeds, and returns its output.
+
+    Programs in the block use one device, unless the block sets XLA_FLAGS.
+    """
     environment = {
         **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
         "DATA": str(data),
@@ -73,3 +106,4 @@ def shell(code: str, folder: Path, data: Path | str) -> None:
     assert process.returncode == 0, f"{code.strip()}\n{process.stdout}\n{process.stderr}"
     if os.environ.get("HFSEQ_SHOW_PAGES"):
         print(process.stdout, process.stderr, sep="\n")
+    return f"{process.stdout}\n{process.stderr}"
