@@ -13,7 +13,7 @@ import pytest
 import transformers
 
 import hfseq
-from hfseq.v4 import paths
+from hfseq.v4 import configurations, paths
 from tests.support.models import bert_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +49,8 @@ LINES = [
     "from transformers import is_flax_available; assert is_flax_available()",
     "from transformers.utils import is_flax_available; assert is_flax_available()",
     "import transformers; transformers.modeling_flax_utils.FlaxPreTrainedModel",
+    "from transformers import ViTFeatureExtractor as old; assert 'ViTImage' in old.__name__",
+    "from transformers.models.clip import CLIPFeatureExtractor",
 ]
 
 
@@ -131,8 +133,8 @@ def without_bert(monkeypatch):
             "is a module of Transformers 4 that hfseq .* does not have yet",
         ),
         (
-            "from transformers.modeling_flax_utils import overwrite_call_docstring",
-            "no equivalent of 'overwrite_call_docstring' of 'transformers.modeling_flax_utils'",
+            "from transformers.modeling_flax_utils import overwrite_call_docstrings",
+            "no equivalent of 'overwrite_call_docstrings' of 'transformers.modeling_flax_utils'",
         ),
     ],
 )
@@ -154,6 +156,85 @@ def test_an_unknown_name_suggests_a_similar_one():
         exec("from transformers import FlaxBretModel", {})
     with pytest.raises(ModuleNotFoundError, match="No module named"):
         exec("import transformers.models.zamba.modeling_flax_zamba", {})
+    with pytest.raises(ImportError, match="NNX layers of `hfseq_plugins.bert.modeling`"):
+        exec("from transformers.models.bert.modeling_flax_bert import FlaxBertLayer", {})
+    with pytest.raises(AttributeError, match="has no attribute BertFeatureExtractor"):
+        _ = transformers.BertFeatureExtractor
+
+
+#: The configurations of the parts of each configuration with a restored class method.
+PARTS = {
+    "BarkConfig": "BarkSemanticConfig BarkCoarseConfig BarkFineConfig EncodecConfig",
+    "Blip2Config": "Blip2VisionConfig Blip2QFormerConfig OPTConfig",
+    "ClvpConfig": "ClvpEncoderConfig ClvpEncoderConfig ClvpDecoderConfig",
+    "DFineConfig": "ResNetConfig",
+    "DetrConfig": "ResNetConfig",
+    "FlavaConfig": "FlavaImageConfig FlavaTextConfig FlavaMultimodalConfig "
+    "FlavaImageCodebookConfig",
+    "InstructBlipConfig": "InstructBlipVisionConfig InstructBlipQFormerConfig OPTConfig",
+    "InstructBlipVideoConfig": "InstructBlipVideoVisionConfig InstructBlipVideoQFormerConfig "
+    "OPTConfig",
+    "Mask2FormerConfig": "SwinConfig",
+    "MaskFormerConfig": "SwinConfig DetrConfig",
+    "MusicgenConfig": "T5Config EncodecConfig MusicgenDecoderConfig",
+    "MusicgenMelodyConfig": "T5Config EncodecConfig MusicgenMelodyDecoderConfig",
+    "ParakeetCTCConfig": "ParakeetEncoderConfig",
+    "RTDetrConfig": "ResNetConfig",
+    "RTDetrV2Config": "ResNetConfig",
+    "TvpConfig": "ResNetConfig",
+}
+
+
+@pytest.mark.slow
+def test_class_methods_of_configurations_are_restored():
+    restored = [row for rows in configurations.MODULES.values() for row in rows]
+    assert {name for name, _, _ in restored} == {*PARTS, "PreTrainedConfig"}
+    for name, method, fields in restored[2:]:
+        parts = [getattr(transformers, part)() for part in PARTS[name].split()]
+        config = getattr(getattr(transformers, name), method)(*parts)
+        for field, part in zip(fields.split(), parts, strict=True):
+            assert getattr(config, field).to_dict() == part.to_dict(), (name, field)
+
+
+def test_a_clip_configuration_is_built_from_those_of_its_parts():
+    text = transformers.CLIPTextConfig(hidden_size=32)
+    vision = transformers.CLIPVisionConfig(hidden_size=48)
+    config = transformers.CLIPConfig.from_text_vision_configs(text, vision, projection_dim=8)
+    assert (config.text_config.hidden_size, config.vision_config.hidden_size) == (32, 48)
+    assert config.projection_dim == 8
+    same = transformers.CLIPConfig.from_text_vision_configs(vision_config=vision, text_config=text)
+    assert same.vision_config.to_dict() == vision.to_dict()
+    owl = transformers.OwlViTConfig.from_text_vision_configs({"hidden_size": 16}, {})
+    assert owl.text_config.hidden_size == 16
+    with pytest.raises(TypeError, match="missing a required argument: 'vision_config'"):
+        transformers.CLIPConfig.from_text_vision_configs(text)
+
+
+def test_tokenizers_and_extractors_return_jax_arrays():
+    import jax
+    import numpy as np
+
+    batch = transformers.BatchEncoding({"input_ids": [[3, 4]]}, tensor_type="jax")
+    assert isinstance(batch["input_ids"], jax.Array) and batch["input_ids"].dtype == "int32"
+    extractor = transformers.Wav2Vec2FeatureExtractor()
+    features = extractor(np.zeros(90), sampling_rate=16_000, return_tensors="jax")
+    assert isinstance(features["input_values"], jax.Array)
+    names = transformers.BatchFeature({"input_ids": [[3]], "names": ["a"]}, tensor_type="jax")
+    assert names["names"] == ["a"] and isinstance(names["input_ids"], jax.Array)
+    with pytest.raises(ValueError, match="jaxx is not a valid TensorType"):
+        transformers.BatchEncoding({"input_ids": [[3, 4]]}, tensor_type="jaxx")
+    with pytest.raises(ValueError, match="the rows of input_ids have different lengths"):
+        transformers.BatchEncoding({"input_ids": [[3, 4], [5]]}, tensor_type="jax")
+
+
+def test_models_are_attributes_of_nnx_modules():
+    from flax import nnx
+
+    class Classifier(nnx.Module):
+        def __init__(self):
+            self.encoder = hfseq.FlaxBertModel(bert_config(), _do_init=False)
+
+    assert Classifier().encoder.config.model_type == "bert"
 
 
 def test_install_is_idempotent():

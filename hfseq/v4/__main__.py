@@ -1,9 +1,9 @@
 """`python -m hfseq.v4 program.py ...` runs an unmodified program for Transformers 4.
 
-The old names and modules are available to the program. Otherwise the program
-runs as with `python program.py ...`: as `__main__`, with its own arguments, its folder on the
-import path, its exit code, and a traceback that starts in the program. `-m module ...` runs a
-module.
+The names and modules of Transformers 4 are available to the program. Otherwise the program runs as
+with `python program.py ...`: as `__main__`, with its own arguments, its folder on the import path,
+its exit code, and a traceback that starts in the program. `python -m hfseq.v4 -m module ...` runs a
+module instead of a file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _run(program: Path) -> None:
 def _report(
     error_type: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    """Prints an error without the stack frames before those of the program."""
+    """Prints an error with a traceback that starts with the first stack frame of the program."""
     ours = {__file__, runpy.__file__, "<frozen runpy>"}
     while traceback is not None and traceback.tb_frame.f_code.co_filename in ours:
         traceback = traceback.tb_next

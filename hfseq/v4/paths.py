@@ -1,10 +1,13 @@
 """The import paths of Transformers 4: `from transformers import FlaxBertModel` imports from hfseq.
 
 Importing `hfseq.v4` restores the names and modules of Transformers 4's Flax code, for programs that
-cannot be edited, and lets tokenizers decode JAX arrays. Nothing is copied into transformers: its
-lazy packages ask hfseq for names that they do not have, so that nothing is imported before it is
-needed. A name that hfseq lacks too raises an ImportError that explains this, and `hasattr` returns
-False.
+cannot be edited. It also lets tokenizers and processors read and return JAX arrays (`tensors`), and
+restores class methods of configurations (`configurations`).
+
+No classes are copied into transformers. If a lazily loaded package of transformers does not have a
+name, it looks the name up in hfseq, so that classes are only imported when they are used. If hfseq
+does not have the name either, importing it raises an ImportError with an explanation, and `hasattr`
+returns False.
 """
 
 from __future__ import annotations
@@ -14,20 +17,22 @@ import importlib
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hfseq.plugins.import_hooks import find_and_wrap
 from hfseq.plugins.registry import __version__
+from hfseq.v4 import attributes, configurations, tensors
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
 else:
     Loader = object  # its module is slow to import
 
-#: Modules of Transformers 4 other than those of its families, and the modules with their names now.
+#: Maps modules of Transformers 4 to the modules of hfseq that now define their names. Modules of
+#: model families are not included.
 MODULES = {
     "hfseq.modeling_flax_pytorch_utils": "hfseq.modeling.pytorch_utils",
     "transformers.modeling_flax_pytorch_utils": "hfseq.modeling.pytorch_utils",
@@ -36,13 +41,23 @@ MODULES = {
     "transformers.models.auto.modeling_flax_auto": "hfseq.modeling.auto",
     "transformers.generation.flax_utils": "hfseq.generation",
     "transformers.generation.flax_logits_process": "hfseq.generation",
-    # before 4.25
+    # Names of these modules before Transformers 4.25.
     "transformers.generation_flax_utils": "hfseq.generation",
     "transformers.generation_flax_logits_process": "hfseq.generation",
 }
 
 #: Names of Transformers 4 that have other names in hfseq.
 _RENAMED = {"ACT2FN": "hfseq.nn.layers:ACTIVATIONS"}
+
+#: Replacements of names that hfseq does not provide, for error messages.
+_REPLACEMENTS = {
+    **dict.fromkeys(
+        ("GreedyState", "SampleState", "BeamSearchState"),
+        "`generate`, whose loop has no public state. `logits_processor=` changes the logits",
+    ),
+    "BloomGELU": "`jax.nn.gelu(x, approximate=True)`",
+    "Identity": "`lambda x, **kwargs: x`",
+}
 
 _FAMILY = re.compile(r"transformers\.models\.(\w+)\.modeling_flax_\1")
 _PACKAGE = re.compile(r"transformers(\.generation|\.models\.\w+)?")
@@ -53,15 +68,15 @@ _UTILITIES = (
     "transformers.testing_utils",
 )
 _PREFIXES = ("Flax", "FLAX_")
-
-_ARRAYS = "transformers.utils.generic"
+_DOCUMENTATION = ("_DOCSTRING", "_FOR_DOC")
+_EXTRACTOR = "FeatureExtractor"
 
 
 def install() -> None:
     """Activates the old import paths, also in packages that are already imported."""
-    for name in (_ARRAYS, *_UTILITIES):
+    for name, extend in _EXTENSIONS.items():
         if name in sys.modules:
-            _extend(sys.modules[name])
+            extend(sys.modules[name])
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -97,11 +112,16 @@ def _look_up(package: str, name: str) -> Any:
         return _get(name, package)
     if "flax" in name and _is_old_module(f"{package}.{name}"):
         return importlib.import_module(f"{package}.{name}")
+    if name.endswith(_EXTRACTOR):  # image processors had two names in Transformers 4
+        return getattr(sys.modules[package], name.removesuffix(_EXTRACTOR) + "ImageProcessor")
     raise AttributeError(name)
 
 
 class _OldModule(ModuleType):
-    """A module of Transformers 4 with the names of `targets` and of hfseq, looked up lazily."""
+    """Replaces a module of Transformers 4.
+
+    Names are looked up on first use: in `functions`, in the modules `targets`, then in hfseq.
+    """
 
     targets: Sequence[ModuleType]
 
@@ -110,6 +130,19 @@ class _OldModule(ModuleType):
             raise AttributeError(name)
         if name in _HELPERS:
             return _HELPERS[name]
+        if name == "logger":
+            from transformers.utils import logging as transformers_logging
+
+            return transformers_logging.get_logger(self.__name__)
+        if name.endswith(_DOCUMENTATION):
+            return ""  # text for docstrings
+        from hfseq.v4 import functions
+
+        if name.startswith("FLAX_") and name.endswith("_MAPPING_NAMES"):
+            return functions.mapping_names(name)
+        own_functions = functions.FUNCTIONS.get(self.__name__.rpartition(".")[2], {})
+        if name in own_functions:
+            return own_functions[name]
         for target in self.targets:
             if hasattr(target, name):
                 return getattr(target, name)
@@ -143,15 +176,16 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name == _ARRAYS or name in _UTILITIES:
-            return find_and_wrap(self, name, path, target, after_load=_extend)
+        if name in _EXTENSIONS:
+            return find_and_wrap(self, name, path, target, after_load=_EXTENSIONS[name])
         if _is_old_module(name):
-            # A package, so that missing names are looked up as submodules and this finder can
-            # explain the error.
+            # The module is declared as a package, so that Python looks up missing names as
+            # submodules. This finder then raises an error with an explanation.
             return ModuleSpec(name, _Loader(), is_package=True)
         parent, _, last = name.rpartition(".")
         if _FAMILY.fullmatch(name) and parent.rpartition(".")[2] in flax_classes().values():
-            # Without `name`: `from transformers.models.whisper import ...` would hide the error.
+            # The argument `name` is omitted. With it, Python would ignore this error in `from
+            # transformers.models.whisper import ...` and raise one without the explanation.
             raise ModuleNotFoundError(_missing_message(f"{name} is a module"))
         if _is_old_module(parent) or last.startswith(_PREFIXES) and _PACKAGE.fullmatch(parent):
             try:
@@ -186,10 +220,11 @@ class _Loader(Loader):
 
 
 def _extend(module: ModuleType) -> None:
-    """Adds the old helpers to one of `_UTILITIES`, and the old names to its lazy packages."""
-    if module.__name__ == _ARRAYS:
-        _read_jax(module)
-        return
+    """Adds the helper functions of Transformers 4 to a module in `_UTILITIES`.
+
+    If the module defines the class of lazily loaded packages, this class is also extended to look
+    up missing names in hfseq.
+    """
     for name, helper in _HELPERS.items():
         vars(module).setdefault(name, helper)
     lazy = getattr(module, "_LazyModule", None)
@@ -214,18 +249,14 @@ def _extend(module: ModuleType) -> None:
     lazy.__getattr__ = getattr_with_hfseq
 
 
-def _read_jax(module: ModuleType) -> None:
-    """Allows tokenizers to decode JAX arrays like NumPy arrays, as in Transformers 4."""
-    original = getattr(module, "_get_frameworks_and_test_func", None)
-    if original is None or hasattr(original, "__wrapped__"):
-        return
-
-    @functools.wraps(original)
-    def frameworks(value: Any) -> Any:
-        is_jax = type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
-        return {"np": lambda _: True} if is_jax else original(value)
-
-    module._get_frameworks_and_test_func = frameworks  # type: ignore[attr-defined]
+#: Functions that extend modules of transformers when they are loaded.
+_EXTENSIONS: dict[str, Callable[[ModuleType], None]] = {
+    **dict.fromkeys(_UTILITIES, _extend),
+    **dict.fromkeys(tensors.BATCHES, tensors.return_jax),
+    **dict.fromkeys(configurations.MODULES, configurations.add_methods),
+    tensors.GENERIC: tensors.read_jax,
+    attributes.BASE: attributes.register_models,
+}
 
 
 def _is_old_module(name: str) -> bool:
@@ -257,7 +288,7 @@ def flax_classes() -> dict[str, str]:
 
 
 def _get(name: str, module_name: str) -> Any:
-    """Returns what hfseq has under a name of Transformers 4.
+    """Returns the object in hfseq for a name of Transformers 4.
 
     Raises:
         AttributeError: hfseq does not have it. The message explains why.
@@ -268,9 +299,19 @@ def _get(name: str, module_name: str) -> Any:
         if name in flax_classes():
             raise AttributeError(_missing_message(f"{name} is a class")) from None
         raise AttributeError(
-            f"hfseq has no equivalent of '{name}' of '{module_name}' ({error}). See "
-            "docs/migration.md#imports"
+            f"hfseq has no equivalent of '{name}' of '{module_name}' ({error}). "
+            f"{_replacement(name, module_name)}. See docs/migration.md#the-old-import-paths"
         ) from None
+
+
+def _replacement(name: str, module_name: str) -> str:
+    """Returns a sentence that names the replacement of an object of an old module."""
+    if name in _REPLACEMENTS:
+        return f"Use {_REPLACEMENTS[name]}"
+    layers = [target for target in _hfseq_modules(module_name) if _FAMILY.fullmatch(module_name)]
+    if layers:
+        return f"If it is a layer, use the NNX layers of `{layers[0]}`"
+    return "Use the names that `hfseq` exports"
 
 
 def _missing_message(subject: str) -> str:
