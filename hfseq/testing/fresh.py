@@ -1,6 +1,7 @@
-"""The checks that compare with fresh models of PyTorch: files, initial values and dropout.
+"""Checks that compare with newly initialized PyTorch models: files, initial values and dropout.
 
-PyTorch is imported by :func:`hfseq.testing.torch.torch_model`, which skips the check without it.
+The docstring of a check states the requirement. If PyTorch is not installed,
+:func:`hfseq.testing.torch.torch_model` raises NotRun.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def fresh_torch_model(case: Case, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """Returns a new PyTorch model of the same class.
+    """Returns a newly initialized model of the PyTorch class that corresponds to the model class.
 
     Args:
-        case: The head under test.
-        seed: Seed of PyTorch.
-        **changes: Changes of the configuration.
+        case: The task head under test.
+        seed: Random seed for PyTorch.
+        **changes: Configuration attributes to change.
     """
     import torch
 
@@ -40,7 +41,7 @@ def fresh_torch_model(case: Case, seed: int = 0, **changes: Any) -> PreTrainedMo
 
 
 def torch_files(case: Case) -> None:
-    """hfseq reads the directory of a fresh PyTorch model completely, with the same outputs."""
+    """hfseq loads all tensors that a new PyTorch model saves, and computes the same outputs."""
     model = fresh_torch_model(case).eval()
     folder = case.folder / "fresh"
     model.save_pretrained(folder)
@@ -55,19 +56,19 @@ def torch_files(case: Case) -> None:
     assert_close(ours, expected, case.tolerance, "files of a fresh PyTorch model")
 
 
-#: Number of values per parameter that are compared at least, and the largest number of seeds.
+#: Number of initial values to collect for each parameter, and maximum number of seeds for that.
 VALUES, MAX_SEEDS = 4096, 32
 #: Allowed difference of means and standard deviations, in standard errors of their estimates.
 STANDARD_ERRORS = 7.0
-#: Share by which standard deviations may differ, because PyTorch sets the row of padding to zero.
+#: Relative difference of standard deviations that is always allowed.
 SMALLEST_DIFFERENCE = 0.1
 
 
 def torch_initialization(case: Case) -> None:
-    """Initial values have the mean and the standard deviation of PyTorch's.
+    """Initial values have the same mean and standard deviation as PyTorch's.
 
-    Values that are the same for every seed must be equal. Other values are collected over several
-    seeds, and their statistics may differ by `STANDARD_ERRORS` standard errors.
+    Values that do not depend on the seed must be equal. Other values are collected over several
+    seeds, and their means and standard deviations may differ by `STANDARD_ERRORS` standard errors.
     """
     smallest = min(leaf.size for leaf in trees.flatten(case.params).values())
     seeds = int(np.clip(VALUES // max(smallest, 1), 4, MAX_SEEDS))
@@ -106,7 +107,7 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> str | None:
         if not np.allclose(ours, theirs, rtol=1e-6, atol=1e-7):
             return f"{_summary(ours)} instead of {_summary(theirs)}"
         return None
-    # PyTorch sets the row of the padding token to zero, which has no effect.
+    # PyTorch sets the embedding of the padding token to zero. Leave it out, as it has no effect.
     if theirs.ndim > 2:
         rows = np.abs(theirs).max(axis=(0, *range(2, theirs.ndim))) > 0
         ours, theirs = ours[:, rows], theirs[:, rows]
@@ -130,10 +131,10 @@ DROPOUT_RATE = 0.5
 
 
 def torch_dropout(case: Case) -> None:
-    """Every dropout rate that changes PyTorch's outputs in training also changes hfseq's.
+    """Every dropout rate that changes PyTorch's outputs in training also changes hfseq's outputs.
 
-    One rate at a time is set to 0.5 and all others to 0. With all rates at 0, outputs in training
-    equal those in evaluation, unless PyTorch's do not.
+    One rate at a time is set to 0.5 and all others to 0. In addition, if all rates are 0, training
+    and evaluation mode must give equal outputs, unless the outputs differ in PyTorch too.
     """
     import torch
 
@@ -148,7 +149,7 @@ def torch_dropout(case: Case) -> None:
         raise Skipped("the configuration has no dropout rate")
     state = reference.state_dict()
     inputs = torch_inputs(case)
-    # Random masks of wav2vec 2.0 are not a dropout rate.
+    # wav2vec 2.0 masks random spans in training. Disable that, because it is not a dropout.
     masks = {"apply_spec_augment": False} if hasattr(case.config, "apply_spec_augment") else {}
 
     def torch_changes(name: str | None) -> bool:
@@ -157,7 +158,14 @@ def torch_dropout(case: Case) -> None:
         model.load_state_dict(state)
         torch.manual_seed(0)
         with torch.no_grad():
-            trained, evaluated = model.train()(**inputs), model.eval()(**inputs)
+            evaluated = model.eval()(**inputs)
+            try:
+                trained = model.train()(**inputs)
+            except RuntimeError:
+                # Weighted sums of hidden states fail in PyTorch if LayerDrop has skipped a layer.
+                if name is None:
+                    raise
+                return False
         return any(
             not torch.equal(trained[n], evaluated[n])
             for n in _tensors(trained)
