@@ -217,7 +217,8 @@ class SpeechRecognition(GenerationPipeline):
         names = ("segments", "empty_windows", "languages")
         outputs = {name: np.empty(len(files), object) for name in names}
         for name, values in outputs.items():
-            values[:] = getattr(output, name)
+            # English-only models have no languages, and values must support indexing.
+            values[:] = [value or "" for value in getattr(output, name)]
         return outputs
 
     def _longest_prompt(self, options: Options) -> int:
@@ -282,7 +283,7 @@ class SpeechRecognition(GenerationPipeline):
             if "token_timestamps" in segment:
                 ends = np.asarray(segment["token_timestamps"])
                 starts = np.append(segment["start"], ends)[:-1]
-                language: Any = output["languages"]
+                language: Any = output["languages"] or None
                 parts = self._words(ids, starts[is_text], ends[is_text], language)
             for part in parts:
                 start, end = (min(round(float(time), 2), seconds) for time in part["timestamp"])

@@ -416,6 +416,8 @@ def test_forced_tokens_and_conflicting_options():
     assert begin(3, language=["fr", "en"], return_timestamps=True) == [[3, 42, 43], [3, 40, 43]]
     forced = [(1, 41), (2, 44), (3, 47)]
     assert begin(4, forced_decoder_ids=forced) == [[3, 41, 44, 47]] * 2
+    # English-only models force only the token for "no timestamps".
+    assert begin(3, forced_decoder_ids=[(1, 47)], lang_to_id={}, task_to_id={})[0][:2] == [3, 47]
     languages = np.asarray(model.detect_language(audio))
     assert set(languages) <= {40, 41, 42} and begin(2) == [[3, token] for token in languages]
     jitted = jax.jit(lambda x: model.generate(x, max_new_tokens=2).sequences)(audio)

@@ -433,6 +433,8 @@ def _decoder_prompt(
     forced: list[int | None] = []
     if task is None and language is None:
         forced = _forced_tokens(options)
+        if forced[:1] == [no_timestamps]:  # English-only models have no language and no task
+            forced = [None, *forced]
 
     languages: Any = [token for token in forced[:1] if token is not None]
     if language is not None:
