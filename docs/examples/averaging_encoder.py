@@ -1,7 +1,7 @@
-"""An encoder that averages tokens instead of attending: a complete hfseq architecture in one file.
+"""A complete hfseq architecture in one file: an encoder that averages tokens instead of attention.
 
-Load it with `--plugin averaging_encoder.py`, or `HFSEQ_PLUGIN_FILES=averaging_encoder.py`. The
-model type `averaging` is then available in `hfseq.FlaxAutoModelForMaskedLM` and the scripts.
+Load the file with `--plugin averaging_encoder.py` or `HFSEQ_PLUGIN_FILES=averaging_encoder.py`.
+`hfseq.FlaxAutoModelForMaskedLM` and the scripts then support the model type `averaging`.
 """
 
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ class AveragingConfig(PreTrainedConfig):
 
 
 class Layer(nnx.Module):
-    """Feed-forward block on each token and the average of the tokens that are visible to it."""
+    """A feed-forward block on each token and the average of all tokens visible to it."""
 
     def __init__(self, config, rngs):
         width, init = config.hidden_size, nn.normal(config.initializer_range)
@@ -34,7 +34,8 @@ class Layer(nnx.Module):
         self.narrow = nn.Linear(4 * width, width, init, rngs)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def __call__(self, x, weights, *, rngs=None):  # x: (batch, length, hidden)
+    def __call__(self, x, weights, *, rngs=None):
+        # x: (batch, length, hidden), weights of the average: (batch, 1 or length, length)
         h = self.norm(x)
         average = jnp.broadcast_to(weights.astype(h.dtype) @ h, h.shape)
         h = nn.activation("gelu")(self.wide(jnp.concatenate([h, average], -1)))
@@ -42,7 +43,7 @@ class Layer(nnx.Module):
 
 
 class Averaging(nnx.Module):
-    """Embeddings and layers. Packed documents (`segment_ids`) are not mixed."""
+    """Embeddings and layers. `segment_ids` separates the documents of packed rows."""
 
     def __init__(self, config, rngs):
         width, init = config.hidden_size, nn.normal(config.initializer_range)
@@ -76,7 +77,7 @@ class Averaging(nnx.Module):
 
 
 class AveragingForMaskedLM(nnx.Module):
-    """Masked language model with a tied head, which only runs at `masked_positions`."""
+    """A masked language model with a tied head, which is computed only at `masked_positions`."""
 
     def __init__(self, config, rngs):
         self.averaging = Averaging(config, rngs)

@@ -1,7 +1,7 @@
-"""A classification head of one's own, on Llama.
+"""A custom classification head on Llama.
 
-The head averages the hidden states of a sentence. It shows where `num_labels` is read, which output
-class a head returns, and what it does with `segment_ids`.
+The head classifies the mean of the hidden states of a sentence. The example shows where a head
+reads `num_labels`, which output class it returns, and when it does not accept `segment_ids`.
 """
 
 import jax.numpy as jnp
@@ -24,9 +24,9 @@ class MeanPoolingClassifier(nnx.Module):
     """Classifies the mean of the hidden states of the tokens."""
 
     def __init__(self, config, rngs):
-        self.model = Decoder(config, rngs)  # under `base_model_prefix`
+        self.model = Decoder(config, rngs)  # the attribute is named like `base_model_prefix`
         self.dropout = nn.Dropout(config.classifier_dropout)
-        # `num_labels` follows `id2label` of the configuration, 1 for regression.
+        # `num_labels` is the number of entries in `id2label`. It is 1 for regression.
         init = nn.normal(config.initializer_range)
         self.score = nn.Linear(config.hidden_size, config.num_labels, init, rngs)
 
@@ -39,8 +39,8 @@ class MeanPoolingClassifier(nnx.Module):
         rngs=None,
         output_attentions=False,
         output_hidden_states=False,
-    ):  # (batch, length) each
-        # There is one label per row, so that rows are not packed: no `segment_ids`.
+    ):  # the inputs are (batch, length)
+        # Each row has one label, so rows are not packed, and `segment_ids` is not needed.
         outputs = self.model(
             input_ids,
             attention_mask,

@@ -36,7 +36,7 @@ class Layer(nnx.Module):
         self.self_attn, self.act = Attention(config, rngs), nn.activation(config.hidden_act)
         self.layer_norm1 = nn.LayerNorm(width, config.layer_norm_eps)
         self.layer_norm2 = nn.LayerNorm(width, config.layer_norm_eps)
-        # nnx.Dict: submodules with a name in the checkpoint, but without a class.
+        # nnx.Dict groups submodules under a name of the checkpoint without a separate class.
         narrow = nn.Linear(inner, width, nn.normal(inner_std(config)), rngs)
         self.mlp = nnx.Dict(fc1=nn.Linear(width, inner, wide, rngs), fc2=narrow)
 
@@ -82,7 +82,7 @@ class TextModel(nnx.Module):
         )
         states = (*layer_inputs, x) if output_hidden_states else None
         x, attentions = self.final_layer_norm(x), attentions if output_attentions else None
-        # Older configurations contain a wrong value, 2. There the end is the largest ID of a row.
+        # Older configurations contain a wrong EOS ID, 2. In their rows, EOS is the largest ID.
         ends = input_ids if self.eos == 2 else input_ids == self.eos
         pooled = jnp.take_along_axis(x, ends.argmax(-1)[:, None, None], 1)[:, 0]
         return out.FlaxBaseModelOutputWithPooling(x, pooled, states, attentions)

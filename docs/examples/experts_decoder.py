@@ -1,7 +1,7 @@
-"""Qwen 3 with experts (Yang et al., 2025, https://arxiv.org/abs/2505.09388) in one file for hfseq.
+"""Qwen3 MoE (Yang et al., 2025, https://arxiv.org/abs/2505.09388) in one file for hfseq.
 
-The experts of a layer are one parameter with a leading expert axis. `joined_weights` maps it to the
-tensors of the single experts that files contain.
+The kernels of all experts of a layer are one parameter with a leading expert axis. Checkpoints
+contain a separate tensor for each expert. `joined_weights` maps these tensors to the parameter.
 """
 
 import jax
@@ -24,7 +24,10 @@ FAMILY_OPTIONS["qwen3_moe"] = FAMILY_OPTIONS["qwen3"]
 
 
 class Experts(nnx.Module):
-    """Feed-forward blocks with a gate, one for each expert. Every expert computes every token."""
+    """The gated feed-forward blocks of all experts.
+
+    Every expert processes every token. The score of an expert is 0 for tokens that do not use it.
+    """
 
     def __init__(self, config, rngs):
         experts, width, inner = (
@@ -45,7 +48,7 @@ class Experts(nnx.Module):
 
 
 class SparseBlock(nnx.Module):
-    """Routes each token to its best experts. No token is dropped."""
+    """Routes each token to the experts with the highest probabilities. No token is dropped."""
 
     def __init__(self, config, rngs):
         self.experts_per_token, self.normalize = config.num_experts_per_tok, config.norm_topk_prob
@@ -54,7 +57,7 @@ class SparseBlock(nnx.Module):
         self.experts = Experts(config, rngs)
 
     def __call__(self, x):  # (batch, length, hidden)
-        # In half precision, close scores are rounded to the same value.
+        # The softmax is in float32, because half precision rounds close scores to the same value.
         probabilities = jax.nn.softmax(self.gate(x).astype(jnp.float32))
         best, indices = jax.lax.top_k(probabilities, self.experts_per_token)
         if self.normalize:

@@ -1,7 +1,7 @@
 """Mamba-2 (Dao and Gu, 2024, https://arxiv.org/abs/2405.21060) in one file for hfseq.
 
-The cache of a layer is a state of fixed size: the last inputs of the convolution and one matrix per
-head. The layers read the tokens one after another, and a token that the mask hides changes nothing.
+The cache of a layer has a fixed size. It contains the last inputs of the convolution and one matrix
+per head. The layers process the tokens one by one. Masked tokens do not change the cache.
 """
 
 import math
@@ -18,7 +18,7 @@ from hfseq.nn import outputs as out
 
 
 class CausalConv(nnx.Module):
-    """The parameters of a convolution over time with a filter for each channel."""
+    """The parameters of a convolution over the tokens that has one filter per channel."""
 
     def __init__(self, config, channels, rngs):
         shape = (config.conv_kernel, 1, channels)  # PyTorch: (channels, 1, taps)
@@ -27,7 +27,7 @@ class CausalConv(nnx.Module):
 
 
 class Mixer(nn.StateAttention):
-    """Selective state space: a convolution, and a recurrence with one matrix per head."""
+    """A selective state space layer: a convolution, then a recurrence with one matrix per head."""
 
     entries = ("window", "state", "position")
 
@@ -43,7 +43,7 @@ class Mixer(nn.StateAttention):
         projected = self.inner + self.channels + self.heads
         self.in_proj = nn.Linear(width, projected, init, rngs, use_bias=bias)
         self.conv1d = CausalConv(config, self.channels, rngs)
-        # Steps between the limits, uniform in the logarithm, as the inverse of the softplus
+        # Draw log-uniform time steps between the limits. `dt_bias` is their inverse softplus.
         low, high = math.log(config.time_step_min), math.log(config.time_step_max)
         step = jnp.exp(jax.random.uniform(rngs.params(), (self.heads,), minval=low, maxval=high))
         step = jnp.maximum(step, config.time_step_floor)
@@ -66,6 +66,7 @@ class Mixer(nn.StateAttention):
         }
 
     def __call__(self, x, mask, keep):  # (batch, length, hidden), (batch, length), (batch,)
+        # Rows where `keep` is False start with an empty state.
         cache = self.read_cache() or self.empty_cache(len(x), x.dtype)
         start = jax.tree.map(
             lambda a: a * keep.reshape(-1, *(1,) * (a.ndim - 1)).astype(a.dtype), cache
@@ -111,7 +112,7 @@ class Mixer(nn.StateAttention):
         return self.out_proj(self.gated_norm(y).astype(x.dtype))
 
     def gated_norm(self, y):  # (batch, length, inner)
-        """Normalizes each group of channels, with one weight per channel."""
+        """Applies RMSNorm to each group of channels. Each channel has its own weight."""
         grouped = y.reshape(*y.shape[:-1], self.groups, -1)
         variance = jnp.square(grouped).mean(-1, keepdims=True)
         grouped = grouped * jax.lax.rsqrt(variance + self.norm.epsilon)
@@ -197,10 +198,10 @@ class FlaxMamba2PreTrainedModel(FlaxPreTrainedModel):
         reset_rows=None,
         extra=None,
     ):
-        """Runs the model.
+        """Runs the model, which has no position IDs.
 
-        There are no positions, and with a cache the mask covers the new tokens only. Training in
-        windows passes `reset_rows`, which rows begin with an empty state.
+        With a cache, `attention_mask` contains the new tokens only. With `--update_length`,
+        training passes `reset_rows`, bool `(batch,)`: True for rows that start with an empty state.
         """
         inputs = {
             "input_ids": input_ids,

@@ -12,7 +12,10 @@ ATTENTION_TYPES = ("full_attention", "sliding_attention")
 
 
 def init(config, last=False):
-    """Truncated normal initializer, with a smaller deviation for projections to the residual."""
+    """Returns a truncated normal initializer.
+
+    `last` reduces the standard deviation. It is used for the last Linear layer of a block.
+    """
     std = config.initializer_range * ((2 * config.num_hidden_layers) ** -0.5 if last else 1)
     cutoff = config.initializer_cutoff_factor or 3.0
     return jax.nn.initializers.truncated_normal(std, lower=-cutoff, upper=cutoff)
@@ -46,7 +49,7 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """GeGLU (Shazeer, 2020)."""
+    """A GeGLU feed-forward block (Shazeer, 2020)."""
 
     def __init__(self, config, rngs):
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
@@ -61,7 +64,7 @@ class MLP(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Pre-norm layer. The first one has no attention norm. Most have a sliding window."""
+    """A pre-norm layer. The first layer has no attention norm. Most layers use a sliding window."""
 
     def __init__(self, config, layer_idx, rngs):
         self.attention_type = ATTENTION_TYPES.index(config.layer_types[layer_idx])
@@ -85,7 +88,7 @@ class ModernBert(nnx.Module):
         width = config.hidden_size // config.num_attention_heads
         self.rotary = tuple(nn.Rotary(config, width, name) for name in ATTENTION_TYPES)
         self.window, indices = config.sliding_window, range(config.num_hidden_layers)
-        # nnx.Dict: submodules with a name in the checkpoint, but without a class.
+        # nnx.Dict groups submodules under a name of the checkpoint without a separate class.
         words = nn.Embed(config.vocab_size, config.hidden_size, init(config), rngs)
         self.embeddings = nnx.Dict(tok_embeddings=words, norm=norm(config))
         self.drop = nn.Dropout(config.embedding_dropout)

@@ -10,7 +10,7 @@ from hfseq import FlaxPreTrainedModel, hookimpl, nn
 from hfseq.generation import CausalGeneration
 from hfseq.nn import outputs as out
 
-OFFSET = 2  # number of unused rows at the start of the position table
+OFFSET = 2  # number of unused rows at the start of the position embedding matrix
 
 
 def norm(config):

@@ -3,8 +3,8 @@
     python docs/examples/spoken_numbers.py numbers --count 1000
 
 The command writes numbers/train/*.wav and numbers/validation/*.wav, and
-numbers/{train,validation}.csv with the columns audio and text. Voices, speeds and pitches are drawn
-at random from one seed.
+numbers/{train,validation}.csv with the columns audio and text. Voices, speeds and pitches are
+random, and equal seeds give the same files.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def say(text: str, file: Path, draw: random.Random) -> None:
 
 
 def write(folder: Path, count: int, seed: int) -> None:
-    """Writes `count` audio files for training, and a tenth of that for validation."""
+    """Writes `count` audio files for training and a tenth as many for validation."""
     draw = random.Random(seed)
     for split, number in (("train", count), ("validation", max(1, count // 10))):
         (folder / split).mkdir(parents=True, exist_ok=True)

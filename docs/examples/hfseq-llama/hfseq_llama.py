@@ -12,7 +12,7 @@ from hfseq.nn import outputs as out
 
 
 class Attention(nn.CachedAttention):
-    """Grouped-query attention: several query heads share a key and value head."""
+    """Grouped-query attention, in which several query heads share a key-value head."""
 
     def __init__(self, config, rngs):
         super().__init__()
@@ -45,7 +45,7 @@ class Attention(nn.CachedAttention):
 
 
 class MLP(nnx.Module):
-    """SwiGLU (Shazeer, 2020)."""
+    """A SwiGLU feed-forward block (Shazeer, 2020)."""
 
     def __init__(self, config, rngs):
         sizes = (config.hidden_size, config.intermediate_size)
