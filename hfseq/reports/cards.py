@@ -1,6 +1,7 @@
 """The model card: training, data, hardware, results, and how to load the model.
 
-Its numbers come from the log of the run (`CardContext.with_log`), so that they always agree.
+The numbers of a card come from the log of the run (`CardContext.with_log`), so that the card and
+the log always agree.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MARKER = "<!-- This card was written by hfseq. Remove this line and it will not 
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "model_card.md.j2"
 
-#: The split of each metric prefix in the log.
+#: The split of the data that each prefix of metrics in the log belongs to.
 SPLITS = {"eval": "validation", "predict": "test"}
 
 RATES = ("tokens_per_second", "mfu")
@@ -59,7 +60,7 @@ inputs = processor(image, return_tensors="{tensors}")
 GENERATE_FROM_MEDIA = """\
 generated = model.generate(inputs["{input_name}"]){sequences}
 print(tokenizer.batch_decode(generated, skip_special_tokens=True))"""
-#: The Hub task and the code of image and audio models, by class.
+#: The Hub task of image and audio models, and the code that uses them, by class name.
 MEDIA = {
     "WhisperForConditionalGeneration": (
         "automatic-speech-recognition",
@@ -88,7 +89,8 @@ print(model(**inputs, **captions).logits_per_image)""",
 
 ENDINGS = {"ForConditionalGeneration": "ForSeq2SeqLM", "LMHeadModel": "ForCausalLM"}
 
-#: Code that loads a model, with hfseq and with transformers. `CALLS` contains the calls by head.
+#: Code that loads a model, with hfseq ("np") and with transformers ("pt"). `CALLS` contains the
+#: code that follows it, by task.
 HEADS = {
     "np": """\
 from transformers import AutoTokenizer
@@ -120,7 +122,7 @@ inputs = tokenizer.apply_chat_template(
 generated = model.generate(**inputs, max_new_tokens=40){sequences}
 answer = generated[0, inputs["input_ids"].shape[1] :].tolist()
 print(tokenizer.decode(answer, skip_special_tokens=True))"""
-#: The tag of models that sentence-transformers can load, and code that computes embeddings.
+#: The Hub tag of models that sentence-transformers can load. The code below computes embeddings.
 SENTENCE_TRANSFORMERS_TAG = "sentence-transformers"
 SENTENCE_HEADS = {
     "np": """\
@@ -181,7 +183,7 @@ def snippet(
         task: The suffix of the Auto class, e.g. "ForMaskedLM".
         name: Directory or Hub ID of the model.
         tensors: "np" for code with hfseq, "pt" for code with transformers.
-        custom_code: Whether the checkpoint contains its PyTorch classes.
+        custom_code: Whether the checkpoint contains the PyTorch code of the model.
         architecture: The class of the model. Required for image and audio models.
         chat: Whether the tokenizer has a chat template.
         sentences: Whether the directory contains the files of sentence-transformers.
@@ -246,7 +248,7 @@ class CardDataset:
 
 @dataclass(frozen=True)
 class CardResult:
-    """One number of an evaluation."""
+    """The value of one metric on one split of a dataset."""
 
     metric: str
     value: float
@@ -256,11 +258,11 @@ class CardResult:
 
 @dataclass(frozen=True)
 class TrainingNumbers:
-    """The numbers in the log of a run.
+    """Numbers that are read from the log of a run.
 
     Attributes:
         steps: The last step.
-        last: The last value of each metric.
+        last: The last value of each metric, by name.
         medians: The medians of the throughput and the MFU.
         best_eval_loss: The lowest evaluation loss.
         best_step: The step of the lowest evaluation loss.
@@ -303,16 +305,16 @@ class CardContext:
         limits: The section on limitations.
         citation: BibTeX entries.
         about: A line about the architecture.
-        findings: Markdown sections after the results.
-        extra_sections: Markdown sections before the limitations.
+        findings: Markdown text that follows the results.
+        extra_sections: Markdown sections that precede the limitations.
         description: The introduction. Default: `summary()`.
         repo_id: The Hub ID of the model.
         base_model: The model that was fine-tuned.
         pipeline_tag: Overrides the Hub task of the architecture.
         emissions_g: CO2 equivalent of the training in grams.
         emissions_source: How `emissions_g` was determined.
-        stock: Whether transformers has the architecture in PyTorch.
-        custom_code: Whether the checkpoint contains its PyTorch classes.
+        stock: Whether transformers has a PyTorch class for the architecture.
+        custom_code: Whether the checkpoint contains the PyTorch code of the model.
         adapter: A description of the LoRA adapter.
         tags: Further Hub tags.
         chat: Whether the tokenizer has a chat template.
@@ -370,13 +372,13 @@ class CardContext:
         dataset: str = "",
         split_datasets: Mapping[str, str] | None = None,
     ) -> CardContext:
-        """Returns a copy with the numbers of the log of the run.
+        """Returns a copy of the context with the numbers from the log of a run.
 
         Args:
             metrics_jsonl: The log.
             dataset: Name of the evaluation data. Default: the name of the training data.
-            split_datasets: Names of the data of the splits "validation" and "test", if they have
-                separate data.
+            split_datasets: Names of the evaluation data by split ("validation" or "test"). Required
+                only for splits whose data have a different name than `dataset`.
         """
         numbers = load_training_numbers(metrics_jsonl)
         dataset = dataset or ", ".join(data.name for data in self.datasets) or "validation data"
@@ -455,7 +457,7 @@ class CardContext:
 
     @property
     def hub_base(self) -> str | None:
-        """The Hub ID of the model that was fine-tuned, if it has one."""
+        """The Hub ID of the model that was fine-tuned, or `None` if it is not on the Hub."""
         name = self.base_model or ""
         on_hub = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) and not Path(name).exists()
         return name if on_hub else None
@@ -529,7 +531,7 @@ def load_training_numbers(metrics_jsonl: str | os.PathLike[str]) -> TrainingNumb
 def write_model_card(output_dir: str | os.PathLike[str], context: CardContext) -> Path:
     """Writes the card to README.md, or to MODEL_CARD.md if the README was written by the user.
 
-    Sections of plugins (hook `model_card_sections`) precede the limitations.
+    Plugins can add sections with the hook `model_card_sections`. These come before the limitations.
 
     Returns:
         The path of the card.
@@ -552,7 +554,7 @@ def render_model_card(context: CardContext) -> str:
         return " ".join(str("" if value is None else value).split()).replace("|", r"\|")
 
     def fence(text: str, language: str = "") -> str:
-        """Returns a code block with a fence that is longer than all backticks inside."""
+        """Returns a code block whose fence is longer than any run of backticks in the text."""
         longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
         ticks = "`" * max(3, longest + 1)
         return f"{ticks}{language}\n{text}\n{ticks}"
@@ -617,7 +619,10 @@ def render_model_card(context: CardContext) -> str:
 
 
 def shorten_paths(text: str) -> str:
-    """Removes secrets, and the directories of absolute paths, which only exist on this machine."""
+    """Removes secrets from a text, and shortens absolute paths to the name of the file.
+
+    The directories of a path exist only on this machine.
+    """
     return re.sub(r"(?<![\w:/.~-])/(?:[\w.@%+~-]+/)+([\w.@%+~-]+)", r"\1", redact_private(text))
 
 

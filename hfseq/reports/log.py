@@ -1,7 +1,8 @@
 """Summaries of the log of a run: progress, throughput, results, problems.
 
-All values come from `metrics.jsonl`, which is complete except for its last line while a run writes
-it. Flags come from the first record of a run, or from `training_args.json`.
+All values come from `metrics.jsonl`, to which a run appends one line per record. While the run is
+writing, the last line may be incomplete. The flags of a run come from its first record, or from
+`training_args.json`.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ SMALLER_IS_BETTER = ("loss", "perplexity", "word_perplexity", "bits_per_byte")
 #: Number of recent records for rates and the remaining time.
 RECENT_RECORDS = 20
 
-#: A loss is a spike if it exceeds the median of the previous ones by this share and by these nats.
+#: A loss counts as a spike if it exceeds the median of the previous SPIKE_WINDOW losses by more
+#: than SPIKE_NATS nats and by more than the fraction SPIKE_SHARE of the median.
 SPIKE_SHARE, SPIKE_NATS, SPIKE_WINDOW = 0.25, 0.5, 10
 
-#: A run without new records for this number of usual intervals, and of seconds, has ended.
+#: A run counts as ended if it has added no record for more than SILENT_INTERVALS times the median
+#: interval between records, and for more than SILENT_SECONDS seconds.
 SILENT_INTERVALS, SILENT_SECONDS = 10, 300
 
 #: Flags about paths and output, which do not affect training.
@@ -50,7 +53,7 @@ Record = dict[str, Any]
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[Record]:
-    """Returns the records of a `metrics.jsonl` in file order, without incomplete lines."""
+    """Returns the records of a `metrics.jsonl` in file order. Incomplete lines are skipped."""
     return [record for _, record in read_lines(path)]
 
 
@@ -118,7 +121,7 @@ class RunLog:
         return self.folder.resolve().name
 
     def flags(self) -> Record:
-        """Returns the flags of the run, as far as they are known."""
+        """Returns the flags of the run that the log or `training_args.json` contains."""
         flags: Record = {}
         path = self.folder / FLAGS_FILE
         if path.is_file():
@@ -136,7 +139,7 @@ class RunLog:
         return [record for record in self.records if isinstance(record.get("run"), dict)]
 
     def points(self, *names: str) -> list[tuple[int, float]]:
-        """Returns the finite (step, value) pairs of the first of `names` that is in the log."""
+        """Returns finite (step, value) pairs of the first of `names` that the log contains."""
         for name in names:
             points = [(r["step"], float(r[name])) for r in self.records if _finite(r.get(name))]
             if points:
@@ -164,7 +167,10 @@ class RunLog:
     def status(self, total: int | None, silence: float) -> str:
         """Returns "finished", "running", "stopped", or "ended".
 
-        A run without a known last step counts as ended after a long time without new records.
+        A run is "finished" if it has reached its last step, and "running" while new records appear.
+        After a long time without a new record, it is "stopped" if its last step is known. If the
+        last step is not known, it is "finished" if its directory contains result files, and
+        "ended" otherwise.
 
         Args:
             total: The last step of the run, if it is known.
@@ -184,7 +190,7 @@ class RunLog:
         )
 
     def best(self) -> Record | None:
-        """Returns the best evaluation by the metric that the run selects checkpoints with."""
+        """Returns the best evaluation, by the metric with which the run selects checkpoints."""
         flags = self.flags()
         name = flags.get("metric_for_best_model") or "eval_loss"
         name = name if str(name).startswith("eval_") else f"eval_{name}"
@@ -197,7 +203,10 @@ class RunLog:
         return best and {"metric": name, "value": best[name], "step": best["step"]}
 
     def warnings(self, status: str, total: int | None) -> Iterator[str]:
-        """Yields messages about problems: a bad or suddenly higher loss, an incomplete run or log.
+        """Yields messages about problems.
+
+        These are losses that are not finite, spikes of the loss, a run that stopped early, and an
+        incomplete last line of the log.
 
         Args:
             status: The result of `status`.
@@ -271,7 +280,10 @@ def summarize(log: RunLog, now: float | None = None) -> Record:
 
 
 def _recent(train: Sequence[Record], name: str) -> float | None:
-    """Returns the median of a rate over the last records with it, under either name."""
+    """Returns the median of a rate over the last records that contain it.
+
+    The records contain the rate as `name` or as `train_name`.
+    """
     keys = (name, f"train_{name}")
     rates = [record[key] for record in train for key in keys if _finite(record.get(key))]
     return float(median(rates[-RECENT_RECORDS:])) if rates else None
@@ -286,7 +298,10 @@ def _finite(value: Any) -> bool:
 
 
 def unique_names(logs: Sequence[RunLog]) -> dict[str, RunLog]:
-    """Returns the runs by unique names: the directory name, or as much of the path as necessary.
+    """Returns the runs by unique names.
+
+    The name of a run is the name of its directory. If several runs have the same name, the names of
+    parent directories are added.
 
     Raises:
         DataError: A run is specified twice.
@@ -301,7 +316,12 @@ def unique_names(logs: Sequence[RunLog]) -> dict[str, RunLog]:
 
 
 def compare(logs: Sequence[RunLog]) -> Record:
-    """Returns a summary of each run by name, and the flags that differ, as JSON types."""
+    """Compares several runs.
+
+    Returns:
+        Values of JSON types: a summary of each run, the flags that differ between runs, and the
+        names of the runs whose flags are unknown.
+    """
     runs = unique_names(logs)
     flags = {
         name: {key: value for key, value in log.flags().items() if value not in (None, [])}

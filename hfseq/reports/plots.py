@@ -1,4 +1,4 @@
-"""Plots of runs from their `metrics.jsonl`: the learning curve of one run, or several compared."""
+"""Plots from the `metrics.jsonl` of runs: the learning curve of a run, or several runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 TRAIN_COLOR, EVAL_COLOR, TEXT_COLOR, GRID_COLOR = "#3b76af", "#d95f30", "#333333", "#dddddd"
 DASHES = ((5, 3), (1.5, 2), (7, 2, 1.5, 2))
 
-#: Colors by Okabe and Ito for color-blind readers, dark enough for a white background.
+#: Colors that color-blind readers can distinguish (Okabe and Ito), made darker for a white
+#: background.
 RUN_COLORS = (
     "#0072b2",
     "#d55e00",
@@ -33,7 +34,7 @@ RUN_COLORS = (
     "#8f7bd6",
 )
 
-#: Validation metrics by name. The first one with several values in the log gets a panel.
+#: Validation metrics and their labels. The first one that has several values in the log is drawn.
 METRICS = {
     "eval_bleu": "BLEU",
     "eval_matthews_correlation": "Matthews correlation",
@@ -46,17 +47,19 @@ METRICS = {
 LEARNING_RATE = ("train_learning_rate", "learning_rate")
 TOKENS_SEEN = ("tokens_seen", "train_tokens_seen")
 
-#: Horizontal axes: the metrics with the values, and the label.
+#: Choices of the horizontal axis. Each value is a pair: the names of the metrics that may contain
+#: the positions on this axis, and the label of the axis.
 AXES = {
     "step": ((), "step"),
     "tokens": (TOKENS_SEEN, "tokens seen"),
     "time": (("train_runtime",), "training time"),
 }
 
-#: Number of points from which the running mean of a loss is drawn over its faint values.
+#: If a loss has at least this many values, its running mean is drawn, and the values themselves are
+#: drawn faintly in the background.
 SMOOTH_FROM = 30
 
-#: Larger values are omitted like infinite ones, because matplotlib's ticks overflow.
+#: Larger values are omitted, like infinite ones, because they overflow in matplotlib's ticks.
 DRAWABLE = 1e100
 
 Curve = tuple["np.ndarray", "np.ndarray"]
@@ -68,7 +71,10 @@ def learning_curve(
     title: str | None = None,
     baselines: Mapping[str, float] | None = None,
 ) -> Path:
-    """Draws training and validation loss and, below, a metric and the learning rate over the steps.
+    """Draws the learning curve of a run.
+
+    The upper panel shows the training and validation loss over the steps. Panels below it show a
+    validation metric and the learning rate.
 
     Values that are not finite are omitted.
 
@@ -95,7 +101,7 @@ def draw_learning_curve(
 ) -> Figure:
     """Returns the figure of the learning curve.
 
-    It does not use pyplot, so it needs no display and does not change global state.
+    The function does not use pyplot, so it needs no display and does not change global state.
     """
     import numpy as np
     from matplotlib.figure import Figure
@@ -185,7 +191,9 @@ def draw_comparison(
     x: str = "step",
     metric: str | None = None,
 ) -> Path:
-    """Draws the training losses of several runs and their evaluations as points, or one metric.
+    """Draws the losses of several runs, or one metric.
+
+    Training losses are lines and validation losses are points.
 
     Args:
         logs: The logs of the runs.
@@ -240,7 +248,7 @@ def draw_comparison(
             )
     if not panel.lines:
         metric_names = metric or "train_loss or eval_loss"
-        raise DataError(f"none of the runs has finite values of {metric_names} by {x} to draw")
+        raise DataError(f"none of the runs has finite values of {metric_names} to plot over {x}")
     panel.set_ylabel(metric or "loss (nats); points: validation", color=TEXT_COLOR)
     panel.set_xlim(left=0)
     panel.set_xlabel(AXES[x][1], color=TEXT_COLOR)
@@ -274,7 +282,8 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
-    # The same number of values on both sides: otherwise the ends of a falling curve would bend.
+    # Average the same number of values on both sides. Otherwise the ends of a falling curve would
+    # bend.
     half = np.minimum(window // 2, np.minimum(index, len(values) - 1 - index))
     return (sums[index + half + 1] - sums[index - half]) / (2 * half + 1)
 
